@@ -1,0 +1,54 @@
+"""What can go wrong, for callers who want to tell cases apart.
+
+BarnraiseError
+├── SpecError          a run's spec, or one field of it, makes no sense (also a ValueError)
+├── StateError         a state folder that is another run's, another version's, damaged, or in use
+├── TextError          text could not be prepared, or a shard is not what its digest says
+├── MessageError       a message from another machine is malformed, unsigned, altered, or not for us
+│   └── TicketError    …and the reason is its ticket
+└── CoordinatorError   a coordinator refused, with a sentence
+    └── CoordinatorGone  …or did not answer at all; nothing is lost, try again later
+
+An expected failure (a peer vanished, nobody answered) is a value where it can be one; these are for the rest. Our own
+bugs are `assert`s.
+"""
+
+
+class BarnraiseError(Exception):
+    pass
+
+
+class SpecError(BarnraiseError, ValueError):
+    """`problems` maps a field's dotted name to a sentence that says what to change."""
+
+    def __init__(self, problems: dict[str, str]):
+        self.problems = problems
+        super().__init__("; ".join(f"{field}: {sentence}" for field, sentence in problems.items()))
+
+
+class StateError(BarnraiseError):
+    pass
+
+
+class TextError(BarnraiseError):
+    pass
+
+
+class MessageError(BarnraiseError):
+    pass
+
+
+class TicketError(MessageError):
+    pass
+
+
+class CoordinatorError(BarnraiseError):
+    """`status` is the HTTP status, 0 where there was none."""
+
+    def __init__(self, sentence: str, status: int = 0):
+        self.status = status
+        super().__init__(sentence)
+
+
+class CoordinatorGone(CoordinatorError):
+    pass

@@ -1,0 +1,282 @@
+"""What a run is: the model, its text and its recipe. Immutable once launched, and named by its digest.
+
+Pure data and closed forms over the standard library: the site checks forms with this file, the planner sizes machines
+with it, and every peer lays its parameter vector out by it. No torch, no numpy.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from barnraise.errors import SpecError
+
+FORMAT = 1  # of the spec and of every update; a new format is a new run
+UNIT_BITS = 26  # the anchor's fixed point: one unit is 2**-26
+ALIGN = 64  # fragments are multiples of this many elements (fused AdamW differs in the last bits on odd tails)
+TENSOR_ALIGN = 16  # elements: every tensor starts on a 64-byte boundary
+MAX_UPDATE_UNITS = 1 << 26  # an update moves no weight by more than 1.0
+SOURCES = ("stdlib",)
+TOKENIZERS = ("bytes", "bpe")
+SCHEDULES = ("cosine", "constant")
+STRATEGIES = ("async",)
+CODECS = ("dense8",)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor lies in its fragment. `initial` is "normal", "ones" or "zeros"; `deviation` in 2**-26 units."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int  # elements from the fragment's start
+    initial: str = "zeros"
+    deviation: int = 0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """One layer: the unit of swapping, compression, transfer and digest. `size` in elements, padding included."""
+
+    index: int
+    name: str
+    slots: tuple[Slot, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A GPT as GPT-2 and GPT-3 have it: pre-LayerNorm, learned positions, GELU, head tied to the token embedding."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    vocabulary: int
+
+    @property
+    def parameters(self) -> int:
+        """Weights that are trained, without padding; the tied head counts once."""
+        return sum(slot.size for fragment in self.fragments() for slot in fragment.slots)
+
+    def fragments(self) -> tuple[Fragment, ...]:
+        """The parameter vector's layout: the embedding, one fragment a block, the final norm."""
+        narrow = self.deviation(1)
+        deep = self.deviation(2 * self.layers)  # GPT-2: what feeds the residual stream starts smaller with depth
+        d = self.width
+        embedding = [("token", (self.vocabulary, d), narrow), ("position", (self.context, d), narrow // 2)]
+        block = [
+            ("norm1.weight", (d,), "ones"),
+            ("norm1.bias", (d,), "zeros"),
+            ("qkv.weight", (3 * d, d), narrow),
+            ("qkv.bias", (3 * d,), "zeros"),
+            ("out.weight", (d, d), deep),
+            ("out.bias", (d,), "zeros"),
+            ("norm2.weight", (d,), "ones"),
+            ("norm2.bias", (d,), "zeros"),
+            ("up.weight", (4 * d, d), narrow),
+            ("up.bias", (4 * d,), "zeros"),
+            ("down.weight", (d, 4 * d), deep),
+            ("down.bias", (d,), "zeros"),
+        ]
+        final = [("norm.weight", (d,), "ones"), ("norm.bias", (d,), "zeros")]
+        named = [("embedding", embedding), *((f"block.{i}", block) for i in range(self.layers)), ("final", final)]
+        return tuple(_lay_out(index, name, tensors) for index, (name, tensors) in enumerate(named))
+
+    @staticmethod
+    def deviation(depth: int) -> int:
+        """0.02 / √depth in 2**-26 units, by integers alone."""
+        return math.isqrt((1 << 2 * UNIT_BITS) // (2500 * depth))
+
+
+def _lay_out(index: int, name: str, tensors) -> Fragment:
+    slots, offset = [], 0
+    for tensor, shape, start in tensors:
+        kind, deviation = ("normal", start) if isinstance(start, int) else (start, 0)
+        slots.append(Slot(tensor, shape, offset, kind, deviation))
+        offset = -(-(offset + math.prod(shape)) // TENSOR_ALIGN) * TENSOR_ALIGN
+    return Fragment(index, name, tuple(slots), -(-offset // ALIGN) * ALIGN)
+
+
+# Presets: (layers, width, heads, context); GPT-2 from Radford et al. 2019, GPT-3 from Brown et al. 2020, table 2.1
+# (13B there has 5140-wide layers of 40 heads; 5120 is what divides evenly and what everybody trains).
+_SHAPES = {
+    "gpt-nano": (4, 128, 4, 128),
+    "gpt-micro": (6, 256, 8, 256),
+    "gpt-mini": (8, 512, 8, 512),
+    "gpt2-124m": (12, 768, 12, 1024),
+    "gpt2-355m": (24, 1024, 16, 1024),
+    "gpt2-774m": (36, 1280, 20, 1024),
+    "gpt2-1.5b": (48, 1600, 25, 1024),
+    "gpt3-1.3b": (24, 2048, 16, 2048),
+    "gpt3-2.7b": (32, 2560, 32, 2048),
+    "gpt3-6.7b": (32, 4096, 32, 2048),
+    "gpt3-13b": (40, 5120, 40, 2048),
+    "gpt3-175b": (96, 12288, 96, 2048),
+}
+
+
+def preset(name: str, vocabulary: int | None = None) -> ModelSpec:
+    """The named model; `vocabulary` defaults to 2,048 below GPT-2 and to 50,257 from there on."""
+    if name not in _SHAPES:
+        raise SpecError({"model": f"there is no preset '{name}'; the presets are {', '.join(_SHAPES)}"})
+    return ModelSpec(*_SHAPES[name], vocabulary or (2048 if name.startswith("gpt-") else 50257))
+
+
+PRESETS = tuple(_SHAPES)
+
+
+@dataclass(frozen=True)
+class TextSpec:
+    """Where the text comes from and how it becomes tokens. The tokens themselves are named by the manifest."""
+
+    source: str = "stdlib"
+    tokenizer: str = "bpe"
+    held_out: float = 0.02  # share of the tokens kept back for validation
+    shard_tokens: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the run learns. Token counts are of the whole run's ledger unless they say otherwise."""
+
+    token_budget: int = 10_000_000
+    learning_rate: float = 1e-3
+    schedule: str = "cosine"
+    warmup_tokens: int = 20_000
+    weight_decay: float = 0.1
+    clip: float = 1.0  # gradient norm
+    step_sequences: int = 8  # sequences a worker trains on in one step
+    round_steps: int = 10  # H: local steps between two updates
+    strategy: str = "async"
+    codec: str = "dense8"
+    outer_rate: float = 0.8  # η
+    outer_momentum: float = 0.5  # μ
+    feedback_decay: float = 1.0  # β of the error feedback
+    evaluate_every: int = 20_000
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """All that a peer must know to train in a run and to judge the updates of others. Keys are hex Ed25519 keys."""
+
+    model: ModelSpec
+    text: TextSpec = field(default_factory=TextSpec)
+    recipe: Recipe = field(default_factory=Recipe)
+    seed: int = 0
+    owner: str = ""  # the key that signed the manifest
+    roots: tuple[str, ...] = ()  # the mirrors' root keys…
+    threshold: int = 1  # …and how many of them must sign
+    manifest: str = ""  # BLAKE3 of the signed manifest's body; pinned at launch
+    max_tokens_per_update: int = 1 << 26
+    verdict_horizon: int = 20  # rounds of ledger tokens an archive peer keeps updates for
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """One text for one spec: the digest of these exact bytes names the run's rules."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "RunSpec":
+        """Raises SpecError for anything that is not a sensible spec, unknown names included."""
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SpecError({"spec": f"is not JSON: {error}"}) from None
+        spec = _build(cls, raw, "")
+        if found := problems(spec):
+            raise SpecError(found)
+        return spec
+
+
+def _build(cls, raw: Any, where: str):
+    """A dataclass from plain JSON, strict about names and types."""
+    if not isinstance(raw, dict):
+        raise SpecError({where or "spec": "must be an object"})
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    if unknown := sorted(set(raw) - set(known)):
+        raise SpecError({where + str(name): "is not a field this version knows" for name in unknown})
+    values = {}
+    for name, f in known.items():
+        if name not in raw:
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+                raise SpecError({where + name: "is missing"})
+            continue
+        values[name] = _typed(f.type, raw[name], where + name)
+    return cls(**values)
+
+
+def _typed(kind: Any, value: Any, where: str):
+    if dataclasses.is_dataclass(kind):
+        return _build(kind, value, where + ".")
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind is str and isinstance(value, str):
+        return value
+    if kind == tuple[str, ...] and isinstance(value, list) and all(isinstance(v, str) for v in value):
+        return tuple(value)
+    raise SpecError({where: f"must be {'a number' if kind in (int, float) else 'text'}, not {json.dumps(value)[:40]}"})
+
+
+def problems(spec: RunSpec) -> dict[str, str]:
+    """What keeps a spec from being trained: dotted field → a sentence that says what to change. Empty when sound."""
+    model, text, recipe = spec.model, spec.text, spec.recipe
+    found: dict[str, str] = {}
+
+    def within(name: str, value: float, low: float, high: float, what: str) -> None:
+        if not (math.isfinite(value) and low <= value <= high):
+            found[name] = f"{what} must be between {low:,} and {high:,}; this is {value:,}"
+
+    def one_of(name: str, value: str, known: tuple[str, ...], what: str) -> None:
+        if value not in known:
+            found[name] = f"{what} must be one of {', '.join(known)}; '{value[:40]}' is not"
+
+    within("model.layers", model.layers, 1, 256, "the number of layers")
+    within("model.width", model.width, 16, 65_536, "the width")
+    within("model.heads", model.heads, 1, 512, "the number of heads")
+    within("model.context", model.context, 8, 16_384, "the context, in tokens,")
+    within("model.vocabulary", model.vocabulary, 256, 65_536, "the vocabulary")
+    if "model.heads" not in found and "model.width" not in found and model.width % model.heads:
+        near = [h for h in range(1, model.width + 1) if model.width % h == 0]
+        best = min(near, key=lambda h: abs(h - model.heads))
+        found["model.heads"] = f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
+    one_of("text.source", text.source, SOURCES, "the source")
+    one_of("text.tokenizer", text.tokenizer, TOKENIZERS, "the tokenizer")
+    if text.tokenizer == "bytes" and model.vocabulary != 256 and "model.vocabulary" not in found:
+        found["model.vocabulary"] = "the bytes tokenizer has 256 tokens; set the vocabulary to 256 or choose bpe"
+    if text.tokenizer == "bpe" and model.vocabulary < 300 and "model.vocabulary" not in found:
+        found["model.vocabulary"] = "bpe starts from the 256 bytes; give it a vocabulary of 300 or more"
+    within("text.held_out", text.held_out, 0.001, 0.5, "the held-out share")
+    within("text.shard_tokens", text.shard_tokens, 1 << 16, 1 << 28, "the tokens a shard")
+    within("recipe.token_budget", recipe.token_budget, 1_000, 10**15, "the token budget")
+    within("recipe.learning_rate", recipe.learning_rate, 1e-8, 1.0, "the learning rate")
+    one_of("recipe.schedule", recipe.schedule, SCHEDULES, "the schedule")
+    within("recipe.warmup_tokens", recipe.warmup_tokens, 0, 10**15, "the warm-up, in tokens,")
+    within("recipe.weight_decay", recipe.weight_decay, 0.0, 1.0, "the weight decay")
+    within("recipe.clip", recipe.clip, 1e-3, 1e6, "the gradient norm to clip at")
+    within("recipe.step_sequences", recipe.step_sequences, 1, 65_536, "the sequences a step")
+    within("recipe.round_steps", recipe.round_steps, 1, 10_000, "the steps a round")
+    one_of("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
+    one_of("recipe.codec", recipe.codec, CODECS, "the codec")
+    within("recipe.outer_rate", recipe.outer_rate, 1e-3, 10.0, "the outer rate")
+    within("recipe.outer_momentum", recipe.outer_momentum, 0.0, 0.99, "the outer momentum")
+    within("recipe.feedback_decay", recipe.feedback_decay, 0.0, 1.0, "the decay of the error feedback")
+    within("recipe.evaluate_every", recipe.evaluate_every, 1_000, 10**15, "the tokens between two validations")
+    within("seed", spec.seed, 0, 2**63 - 1, "the seed")
+    within("max_tokens_per_update", spec.max_tokens_per_update, 1, 1 << 40, "the tokens an update")
+    within("verdict_horizon", spec.verdict_horizon, 1, 100_000, "the verdict horizon, in rounds,")
+    tokens = recipe.step_sequences * model.context * recipe.round_steps
+    if tokens > spec.max_tokens_per_update and "recipe.round_steps" not in found:
+        found["recipe.round_steps"] = f"a round of {tokens:,} tokens is over the {spec.max_tokens_per_update:,} an update may hold"
+    if spec.format != FORMAT:
+        found["format"] = f"this version trains format {FORMAT}, not {spec.format}"
+    if not 1 <= spec.threshold <= max(1, len(spec.roots)):
+        found["threshold"] = "must be at least 1 and at most the number of root keys"
+    return found

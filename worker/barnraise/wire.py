@@ -1,0 +1,388 @@
+"""Every message that leaves this machine, to peers and to coordinators.
+
+Readers tolerate unknown fields (a newer version may say more) and bound everything they know: each text has a pattern
+or a length, each list a size. Weights, updates and training text never ride in a message: they are payloads between
+peers, named here only by digest. What must be believed later is `Signed`.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+PROTOCOL = 1  # peers and coordinators state N and N-1
+MAX_FRAME = 1 << 20  # bytes of one frame between peers, all told
+MAX_HEADER = 1 << 18  # …of which its JSON header
+PART = MAX_FRAME - (1 << 12)  # payload bytes a Part carries at most
+LENGTH = 4  # bytes of the big-endian header length that starts a frame
+
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # an Ed25519 public key
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # BLAKE3
+Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+Id = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUIDv7
+Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Author = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\.[0-9a-f]{16}$")]  # key.incarnation: one life of a state folder
+Sketch = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:\[\]%/_-]{1,200}$")]  # host:port or a relay's URL
+Short = Annotated[str, Field(max_length=100)]
+Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
+Loss = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]  # seconds since 1970, UTC
+Vector = Annotated[dict[Author, Count], Field(max_length=2000)]  # which updates are in: author → last seq
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Signed(Message):
+    """`body` is the JSON text of another message, kept exactly as its author signed it."""
+
+    key: Key
+    body: str = Field(max_length=200_000)
+    signature: Signature
+
+
+# ---- what gets signed ------------------------------------------------------------------------------------------
+
+
+class Role(StrEnum):
+    WORKER = "worker"  # trains
+    ARCHIVE = "archive"  # keeps updates for the verdict horizon
+
+
+class Ticket(Message):
+    """"This key may work on this run until then", by a coordinator. `volunteer` tells people apart without naming them."""
+
+    run: Id
+    peer: Key
+    machine: Id
+    volunteer: Digest
+    roles: list[Role] = Field(max_length=4)
+    issued: Time
+    expires: Time
+    mirror: Key
+
+
+class FragmentUpdate(Message):
+    """One fragment's part of an update: its payload by digest and size, and the sketch of the integers it decodes to."""
+
+    digest: Digest
+    size: Count
+    sketch: Sketch
+
+
+class Update(Message):
+    """The header an author signs. `previous` is the digest of the header before (of "" for seq 1); `total` counts the
+    author's tokens up to and including this update; `fragments` are all of the model's, in index order."""
+
+    run: Id
+    peer: Key
+    incarnation: Incarnation
+    seq: int = Field(ge=1, lt=1 << 53)
+    previous: Digest
+    tokens: Count
+    total: Count
+    fragments: list[FragmentUpdate] = Field(max_length=300)
+
+    @property
+    def author(self) -> str:
+        return f"{self.peer}.{self.incarnation}"
+
+
+class Shard(Message):
+    digest: Digest
+    tokens: Count
+
+
+class Manifest(Message):
+    """The text of a run as tokens: uint16 little-endian shards, and the tokenizer's file (none for bytes)."""
+
+    run: Id
+    vocabulary: int = Field(ge=1, le=65_536)
+    tokenizer: Digest | None
+    train: list[Shard] = Field(min_length=1, max_length=1000)
+    held_out: list[Shard] = Field(min_length=1, max_length=100)
+
+
+class Status(StrEnum):
+    """Where a run is in its life. The coordinator decides; workers obey."""
+
+    DRAFT = "draft"  # being written, or waiting for its text to be prepared
+    RECRUITING = "recruiting"  # launched: the spec is fixed; waits for enough machines
+    TRAINING = "training"
+    PAUSED = "paused"  # workers keep their state and stay connected, and take no steps
+    FINISHED = "finished"  # the budget is spent and the final checkpoint is safe
+    CANCELLED = "cancelled"
+
+
+class Peer(Message):
+    key: Key
+    addresses: list[Address] = Field(max_length=8)
+
+
+class Directive(Message):
+    """A coordinator's answer to a report. Signed, so that peers may pass revocations on."""
+
+    run: Id
+    machine: Id
+    status: Status
+    revoked: list[Key] = Field(default=[], max_length=1000)
+    prepare: bool = False  # build the text and post its manifest
+    report_every: float = Field(default=10.0, ge=0.2, le=3600)  # seconds
+    issued: Time
+
+
+class ServerTime(Message):
+    """Sent with every 401, so that a machine whose clock is wrong can sign with the server's."""
+
+    mirror: Key
+    time: Time
+
+
+# ---- between peers ---------------------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """The first frame on a connection, from both sides; nothing else is heard before it."""
+
+    type: Literal["hello"] = "hello"
+    protocols: list[int] = Field(max_length=4)
+    version: Version
+    run: Id
+    spec: Digest
+    incarnation: Incarnation
+    ticket: Signed
+    addresses: list[Address] = Field(max_length=8)
+
+
+class State(Message):
+    """Where I am: sent every few seconds and whenever it changes; the ground of anti-entropy."""
+
+    type: Literal["state"] = "state"
+    vector: Vector
+    rate: Rate  # tokens/s this worker trains at
+    complete: bool = False  # the run is over for me and I publish no more
+
+
+class Push(Message):
+    """An update's signed header. Its payloads follow as Parts."""
+
+    type: Literal["push"] = "push"
+    header: Signed
+
+
+class Ask(Message):
+    """Push me this author's updates, first to last."""
+
+    type: Literal["ask"] = "ask"
+    author: Author
+    first: int = Field(ge=1, lt=1 << 53)
+    last: int = Field(ge=1, lt=1 << 53)
+
+
+class Want(Message):
+    """Send me the blob of this digest (a payload, a shard, a snapshot's fragment) from this byte on."""
+
+    type: Literal["want"] = "want"
+    digest: Digest
+    offset: Count = 0
+
+
+class Part(Message):
+    """A piece of a blob; the frame's payload follows the header."""
+
+    type: Literal["part"] = "part"
+    digest: Digest
+    offset: Count
+    total: Count
+
+
+class Missing(Message):
+    """I do not have this blob."""
+
+    type: Literal["missing"] = "missing"
+    digest: Digest
+
+
+class CutWant(Message):
+    """Freeze the anchor at this cut (yours, when none is named) and tell me its fragments' digests."""
+
+    type: Literal["cut_want"] = "cut_want"
+    vector: Vector | None = None
+
+
+class Cut(Message):
+    """A frozen anchor: fragments by digest (int32, little-endian), and `heads`, a blob: the JSON list of the signed
+    headers of each author's last update in it."""
+
+    type: Literal["cut"] = "cut"
+    vector: Vector
+    fragments: list[Digest] = Field(max_length=300)
+    heads: Digest
+
+
+class Peers(Message):
+    type: Literal["peers"] = "peers"
+    peers: list[Peer] = Field(max_length=64)
+
+
+class Directives(Message):
+    """A coordinator's signed directive, passed on so that a revocation reaches those who cannot reach it."""
+
+    type: Literal["directives"] = "directives"
+    directive: Signed
+
+
+class Bye(Message):
+    type: Literal["bye"] = "bye"
+    reason: Short
+
+
+PeerMessage = Annotated[
+    Union[Hello, State, Push, Ask, Want, Part, Missing, CutWant, Cut, Peers, Directives, Bye],
+    Field(discriminator="type"),
+]
+peer_message: TypeAdapter = TypeAdapter(PeerMessage)
+
+
+# ---- between a worker and a coordinator (JSON over HTTPS, signed requests) -------------------------------------
+
+
+class MirrorView(Message):
+    """Who a coordinator is. `key` is its audience in requests and its signature on tickets and directives."""
+
+    key: Key
+    name: Short
+    protocols: list[int] = Field(max_length=4)
+    time: Time
+
+
+class Machine(Message):
+    """What a machine says of itself."""
+
+    hostname: Short = ""
+    system: Short = ""
+    processor: Short = ""
+    cores: int = Field(default=0, ge=0, le=100_000)
+    memory_bytes: Count = 0
+    accelerator: Short = ""
+
+
+class EnrolmentRequest(Message):
+    """Signed by the key it enrols (kind "enrolment"), so that nobody enrols a key they do not hold."""
+
+    mirror: Key
+    key: Key
+    machine: Machine
+    issued: Time
+
+
+class Enrolment(Message):
+    code: Short  # shown to the person, typed or followed in the browser
+    url: str = Field(max_length=500)
+    expires: Time
+    poll_every: float = Field(ge=0.2, le=60)
+
+
+class EnrolmentStatus(Message):
+    status: Literal["pending", "approved", "refused", "expired"]
+    machine: Id | None = None
+    person: Short = ""
+
+
+class RunView(Message):
+    """A run as its workers see it. `spec` is exact text; its digest names the rules. None of it secret."""
+
+    id: Id
+    name: Short
+    status: Status
+    spec: str = Field(max_length=16_000)
+    manifest: Signed | None = None
+
+
+class RunPage(Message):
+    runs: list[RunView] = Field(max_length=5)
+    next: Id | None = None
+
+
+class JoinRequest(Message):
+    version: Version
+    addresses: list[Address] = Field(max_length=8)
+
+
+class JoinReply(Message):
+    run: RunView
+    ticket: Signed | None  # none while the run is a draft
+    directive: Signed
+    peers: list[Peer] = Field(max_length=64)
+
+
+class Point(Message):
+    """One measured loss, in nats a token, when the ledger held so many tokens."""
+
+    kind: Literal["train", "validation"]
+    tokens: Count
+    loss: Loss
+
+
+class Activity(StrEnum):
+    PREPARING = "preparing"  # building the text, or fetching it
+    JOINING = "joining"  # fetching the anchor
+    TRAINING = "training"
+    PAUSED = "paused"
+    FINISHING = "finishing"  # budget spent; waiting until everybody has every update
+    FINISHED = "finished"  # final checkpoint whole on this machine
+    LEFT = "left"
+
+
+class Report(Message):
+    """One machine's numbers over the seconds since its report before. Totals count from the state folder's birth."""
+
+    seq: int = Field(ge=1, lt=1 << 53)
+    at: Time
+    version: Version
+    activity: Activity
+    incarnation: Incarnation
+    addresses: list[Address] = Field(max_length=8)
+    step: Count
+    tokens: Count  # published by this machine, total
+    ledger_tokens: Count  # by everybody, as far as this machine knows
+    rate: Rate  # tokens/s
+    points: list[Point] = Field(default=[], max_length=64)
+    updates_sent: Count
+    updates_received: Count
+    peers: int = Field(ge=0, le=100_000)  # connected now
+    peer_bytes_sent: Count
+    peer_bytes_received: Count
+    vector: Digest  # of the version vector's canonical JSON: peers are compared at equal ones
+    anchor: Digest | None = None  # BLAKE3 of the anchor at that vector, where it was computed
+
+
+class Reports(Message):
+    reports: list[Report] = Field(min_length=1, max_length=50)
+
+
+class ReportReply(Message):
+    """`mark`: every report up to this seq is safe at the coordinator; drop it from the spool."""
+
+    mark: Count
+    directive: Signed
+    ticket: Signed | None = None  # a fresh one, when the old one nears its end
+    peers: list[Peer] = Field(default=[], max_length=64)
+
+
+class Problem(Message):
+    """The one shape of an error. `fields` maps a field's dotted name to a sentence; `time` comes with 401s."""
+
+    error: str = Field(max_length=1000)
+    fields: Annotated[dict[Short, Short], Field(max_length=100)] = {}
+    time: Signed | None = None
+
+
+API_MESSAGES: tuple[type[Message], ...] = (
+    MirrorView, Signed, EnrolmentRequest, Enrolment, EnrolmentStatus, RunView, RunPage, JoinRequest, JoinReply, Reports,
+    ReportReply, Manifest, Problem,
+)  # fmt: skip
