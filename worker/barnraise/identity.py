@@ -19,6 +19,7 @@ from barnraise.errors import MessageError, TicketError
 from barnraise.wire import Message, Signed, Ticket
 
 REQUEST_SECONDS = 60  # a request's signature lives no longer
+CLAIMS = ("aud", "htm", "htu", "body", "iat", "exp", "jti")
 TICKET_SLACK = 2 * 3600  # clocks differ
 TICKET_ORPHAN = 14 * 86400  # …and this long past expiry while no mirror has answered for an hour
 
@@ -117,7 +118,7 @@ def check_request(token: str, audience: str, method: str, path: str, body: bytes
             public,
             algorithms=["EdDSA"],
             audience=audience,
-            options={"require": ["aud", "htm", "htu", "body", "iat", "exp", "jti"], "verify_exp": False, "verify_iat": False},
+            options={"require": list(CLAIMS), "verify_exp": False, "verify_iat": False},  # times: by `now`, below
         )
         issued, expires, jti = int(claims["iat"]), int(claims["exp"]), str(claims["jti"])
     except (jwt.InvalidTokenError, ValueError, TypeError) as error:
@@ -125,7 +126,7 @@ def check_request(token: str, audience: str, method: str, path: str, body: bytes
     if not (claims["htm"] == method and claims["htu"] == path and claims["body"] == blake3(body).hexdigest()):
         raise MessageError("the request's signature is for another request")
     if expires - issued > REQUEST_SECONDS or not issued - REQUEST_SECONDS <= now <= expires:
-        raise MessageError(f"the request was signed at {issued}, and here it is {int(now)}: use the time in this answer")
+        raise MessageError(f"the request was signed at {issued}, here it is {int(now)}: use the time in this answer")
     if not 16 <= len(jti) <= 64:
         raise MessageError("the request's jti must be 16 to 64 characters")
     return key, jti

@@ -274,7 +274,10 @@ def problems(spec: RunSpec) -> dict[str, str]:
     within("verdict_horizon", spec.verdict_horizon, 1, 100_000, "the verdict horizon, in rounds,")
     tokens = recipe.step_sequences * model.context * recipe.round_steps
     if tokens > spec.max_tokens_per_update and "recipe.round_steps" not in found:
-        found["recipe.round_steps"] = f"a round of {tokens:,} tokens is over the {spec.max_tokens_per_update:,} an update may hold"
+        limit = f"{spec.max_tokens_per_update:,}"
+        found["recipe.round_steps"] = (
+            f"a round of {tokens:,} tokens is over the {limit} an update may hold; take fewer steps"
+        )
     if spec.format != FORMAT:
         found["format"] = f"this version trains format {FORMAT}, not {spec.format}"
     if not 1 <= spec.threshold <= max(1, len(spec.roots)):

@@ -6,7 +6,7 @@ peers, named here only by digest. What must be believed later is `Signed`.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, Union
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -54,7 +54,7 @@ class Role(StrEnum):
 
 
 class Ticket(Message):
-    """"This key may work on this run until then", by a coordinator. `volunteer` tells people apart without naming them."""
+    """Says "this key may work on this run until then", by a coordinator. `volunteer` tells people apart, unnamed."""
 
     run: Id
     peer: Key
@@ -67,7 +67,7 @@ class Ticket(Message):
 
 
 class FragmentUpdate(Message):
-    """One fragment's part of an update: its payload by digest and size, and the sketch of the integers it decodes to."""
+    """One fragment's part of an update: its payload by digest and size, and the sketch of what it decodes to."""
 
     digest: Digest
     size: Count
@@ -242,7 +242,7 @@ class Bye(Message):
 
 
 PeerMessage = Annotated[
-    Union[Hello, State, Push, Ask, Want, Part, Missing, CutWant, Cut, Peers, Directives, Bye],
+    Hello | State | Push | Ask | Want | Part | Missing | CutWant | Cut | Peers | Directives | Bye,
     Field(discriminator="type"),
 ]
 peer_message: TypeAdapter = TypeAdapter(PeerMessage)
