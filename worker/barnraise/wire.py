@@ -317,6 +317,7 @@ class JoinReply(Message):
     run: RunView
     ticket: Signed | None  # none while the run is a draft
     directive: Signed
+    mark: Count = 0  # the last report of this machine in this run that the coordinator holds
     peers: list[Peer] = Field(max_length=64)
 
 

@@ -1,0 +1,215 @@
+"""Reports to the coordinator: spooled on disk, sent when it answers, dropped once it says they are safe.
+
+Training never waits for any of this. `Reporter` is a thread of its own; the loop leaves its latest numbers with
+`note`, and reads `directive` when it likes.
+"""
+
+import logging
+import random
+import sqlite3
+import threading
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from barnraise import __version__
+from barnraise.coordinator import Coordinator
+from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError
+from barnraise.identity import opened
+from barnraise.wire import Activity, Directive, Peer, Point, Report, ReportReply, Signed
+
+log = logging.getLogger("barnraise.report")
+
+SPOOLED = 100_000  # reports kept while no coordinator answers; at one in ten seconds, eleven days
+BATCH = 50
+POINTS = 64  # of one report
+SLOWEST = 60.0  # seconds between two tries at most, when nobody answers
+UNCONFIRMED = 60.0  # seconds the mark may stand still before everything above it is posted again
+ORPHANED = 3600.0  # seconds without any answer after which peers go easy on expired tickets
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What the loop knows of itself at one moment. Tokens per second; bytes and counts since the folder's birth."""
+
+    activity: Activity = Activity.PREPARING
+    incarnation: str = "0" * 16
+    addresses: tuple[str, ...] = ()
+    step: int = 0
+    tokens: int = 0
+    ledger_tokens: int = 0
+    rate: float = 0.0
+    updates_sent: int = 0
+    updates_received: int = 0
+    peers: int = 0
+    peer_bytes_sent: int = 0
+    peer_bytes_received: int = 0
+    vector: str = "0" * 64
+    anchor: str | None = None
+    points: tuple[Point, ...] = field(default=(), compare=False)  # new ones only
+
+
+class Spool:
+    """Reports that no coordinator has confirmed, in order, on disk. Numbers go on where they stopped."""
+
+    def __init__(self, path: Path):
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS report (seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL)"
+        )
+
+    def add(self, report: Report) -> None:
+        """Gives the report its number: one more than any before it, dropped ones included."""
+        self._db.execute("BEGIN IMMEDIATE")
+        seq = self._db.execute("INSERT INTO report (body) VALUES (?)", (report.model_dump_json(),)).lastrowid
+        self._db.execute("DELETE FROM report WHERE seq <= ?", (seq - SPOOLED,))
+        self._db.execute("COMMIT")
+
+    def after(self, seq: int, limit: int = BATCH) -> list[Report]:
+        """The oldest reports numbered above `seq`."""
+        rows = self._db.execute("SELECT seq, body FROM report WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
+        return [Report.model_validate_json(body).model_copy(update={"seq": seq}) for seq, body in rows.fetchall()]
+
+    @property
+    def last(self) -> int:
+        """The highest number ever given."""
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'report'").fetchone()
+        return row[0] if row else 0
+
+    def begin_after(self, mark: int) -> None:
+        """Numbers start past `mark`: in a new folder, the coordinator knows more reports than the spool does."""
+        if mark > self.last:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'report'")
+            self._db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('report', ?)", (mark,))
+            self._db.execute("COMMIT")
+
+    def drop(self, mark: int) -> None:
+        self._db.execute("DELETE FROM report WHERE seq <= ?", (mark,))
+
+    def __len__(self) -> int:
+        return self._db.execute("SELECT count(*) FROM report").fetchone()[0]
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class Reporter:
+    """Sends a report every `directive.report_every` seconds, and whatever was spooled before it.
+
+    `ticket` and `peers` are what the coordinator sent since they were last taken. `refused` is its sentence when it
+    will not have this machine in the run any more: the loop ends on it.
+    """
+
+    def __init__(self, coordinator: Coordinator, run: str, machine: str, directive: Directive, spool: Spool):
+        self.directive = directive
+        self.refused: str | None = None
+        self.ticket: Signed | None = None
+        self.signed_directive: Signed | None = None
+        self._coordinator, self._run, self._machine, self._spool = coordinator, run, machine, spool
+        self._lock = threading.Lock()
+        self._numbers = Numbers()
+        self._points: deque[Point] = deque(maxlen=4096)
+        self._peers: list[Peer] = []
+        self._posted = 0  # the last seq posted since this start; the mark lags behind it
+        self._mark = 0
+        self._heard = self._moved = coordinator.now()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="reporter", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, last: Numbers) -> None:
+        """Spools one last report and tries once, briefly, to deliver it."""
+        self.note(last)
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout=20)
+        self._spool.close()
+
+    def note(self, numbers: Numbers) -> None:
+        with self._lock:
+            self._numbers = replace(numbers, points=())
+            self._points.extend(numbers.points)
+
+    def taken_peers(self) -> list[Peer]:
+        with self._lock:
+            taken, self._peers = self._peers, []
+            return taken
+
+    @property
+    def orphaned(self) -> bool:
+        return self._coordinator.now() - self._heard > ORPHANED
+
+    def _work(self) -> None:
+        failures = 0
+        while True:
+            stopping = self._stopping
+            self._spool.add(self._report())
+            try:
+                self._deliver()
+                failures = 0
+            except CoordinatorGone as error:
+                failures += 1
+                if failures == 1:
+                    log.warning("%s; reports wait on disk", error)
+            except CoordinatorError as error:
+                log.error("the coordinator refuses this machine: %s", error)
+                self.refused = str(error)
+            if stopping:
+                return
+            every = self.directive.report_every
+            pause = min(SLOWEST, every * 2**failures) * random.uniform(0.8, 1.2) if failures else every
+            # A report is written every interval even while nobody answers, so that the chart has no hole afterwards.
+            while pause > every and not self._wake.wait(every):
+                pause -= every
+                self._spool.add(self._report())
+            self._wake.wait(max(0.0, pause))
+
+    def _report(self) -> Report:
+        with self._lock:
+            n = self._numbers
+            points = [self._points.popleft() for _ in range(min(POINTS, len(self._points)))]
+        return Report(
+            seq=1,  # the spool numbers it
+            at=self._coordinator.now(),
+            version=__version__,
+            points=points,
+            **{name: getattr(n, name) for name in Numbers.__dataclass_fields__ if name != "points"},
+        )
+
+    def _deliver(self) -> None:
+        """Posts what was not posted yet; after a restart, or when nothing was confirmed for long, all that waits.
+
+        The mark follows the coordinator's database by seconds. If it stands still, what was posted got lost behind the
+        API (its queue was restarted, say), and is posted again: the database knows each report by its number.
+        """
+        if self._posted and self._coordinator.now() - self._moved > UNCONFIRMED:
+            self._posted, self._moved = 0, self._coordinator.now()
+        while batch := self._spool.after(self._posted):
+            reply = self._coordinator.report(self._run, batch)
+            self._heard = self._coordinator.now()
+            self._take(reply)
+            if reply.mark > self._mark or reply.mark == self._spool.last:
+                self._mark, self._moved = reply.mark, self._heard
+            self._spool.drop(reply.mark)
+            self._posted = batch[-1].seq
+
+    def _take(self, reply: ReportReply) -> None:
+        try:
+            directive = opened(reply.directive, "directive", Directive, self._coordinator.mirror)
+        except MessageError as error:
+            log.error("%s", error)
+            return
+        if (
+            directive.run == self._run
+            and directive.machine == self._machine
+            and directive.issued >= self.directive.issued
+        ):
+            self.directive, self.signed_directive = directive, reply.directive
+        with self._lock:
+            self.ticket = reply.ticket or self.ticket
+            self._peers = reply.peers or self._peers
