@@ -297,6 +297,7 @@ class RunView(Message):
     """A run as its workers see it. `spec` is exact text; its digest names the rules. None of it secret."""
 
     id: Id
+    slug: Short = ""
     name: Short
     status: Status
     spec: str = Field(max_length=16_000)

@@ -1,0 +1,34 @@
+# make demo · make test: each sets up all it needs.   make demo TOKENS=300000 runs without a terminal and ends in one line of JSON.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+TOKENS ?=
+
+.PHONY: setup demo test lint clean
+
+setup: .venv/.installed frontend/dist/.built
+
+.venv/.installed: requirements.txt worker/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "Barnraise needs Python 3.11; name yours with: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable worker
+	@touch $@
+
+FRONTEND := $(shell find frontend -type f -not -path '*/node_modules/*' -not -path '*/dist/*' -not -path '*/templates/*' 2>/dev/null)
+
+frontend/dist/.built: .venv/.installed $(FRONTEND)
+	$(BIN)/python frontend/build.py
+	@touch $@
+
+demo: setup
+	@$(BIN)/python manage.py demo $(if $(TOKENS),--tokens $(TOKENS))
+
+test: setup
+	@$(BIN)/python tests/chromium.py
+	@$(BIN)/python frontend/build.py --test
+	$(BIN)/ruff check --quiet .
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv .state build frontend/dist frontend/node_modules
