@@ -1,0 +1,1 @@
+"""People, and the machines they have enrolled."""

@@ -1,0 +1,191 @@
+"""People and their machines."""
+
+import secrets
+import time
+from datetime import timedelta
+
+from django.contrib.auth.models import AbstractBaseUser, BaseUserManager, PermissionsMixin
+from django.db import IntegrityError, models, transaction
+from django.db.models.functions import Lower
+from django.utils import timezone
+from uuid6 import uuid7
+
+from barnraise import wire
+
+CODE_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ23456789"  # no vowels, nothing that looks like something else
+CODE_MINUTES = 15
+
+
+class UserManager(BaseUserManager):
+    def create_user(self, email: str, password: str | None = None, **fields) -> "User":
+        if not email:
+            raise ValueError("a person needs an e-mail address")
+        user = self.model(email=self.normalize_email(email).lower(), **fields)
+        user.set_password(password)
+        user.save()
+        return user
+
+    def create_superuser(self, email: str, password: str | None = None, **fields) -> "User":
+        return self.create_user(email, password, **{**fields, "is_staff": True, "is_superuser": True})
+
+    def get_by_natural_key(self, email: str) -> "User":
+        return self.get(email__iexact=email)
+
+
+class User(AbstractBaseUser, PermissionsMixin):
+    """A person, known by an e-mail address. `name` is what others see."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    email = models.EmailField(unique=True)
+    name = models.CharField(max_length=60, blank=True, help_text="Shown to others.")
+    is_active = models.BooleanField(default=True)
+    is_staff = models.BooleanField(default=False)
+    date_joined = models.DateTimeField(default=timezone.now)
+
+    USERNAME_FIELD = "email"
+    EMAIL_FIELD = "email"
+    REQUIRED_FIELDS = []
+    objects = UserManager()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(Lower("email"), name="one_person_an_address")]
+
+    def __str__(self) -> str:
+        return self.shown_name
+
+    @property
+    def shown_name(self) -> str:
+        """What others see: never the address."""
+        return self.name or f"volunteer {self.id.hex[-4:]}"
+
+
+class Machine(models.Model):
+    """One of a person's PCs, known by its Ed25519 key."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    key = models.CharField(max_length=64, unique=True, editable=False)
+    owner = models.ForeignKey(User, on_delete=models.CASCADE, related_name="machines")
+    hostname = models.CharField(max_length=100, blank=True)
+    system = models.CharField(max_length=100, blank=True)
+    processor = models.CharField(max_length=100, blank=True)
+    cores = models.PositiveIntegerField(default=0)
+    memory_bytes = models.BigIntegerField(default=0)
+    accelerator = models.CharField(max_length=100, blank=True)
+    enrolled = models.DateTimeField(default=timezone.now)
+    last_seen = models.DateTimeField(null=True, blank=True)
+    revoked = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-enrolled"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        return self.hostname or f"machine {self.key[:8]}"
+
+    def revoke(self) -> bool:
+        """From now on the site refuses it, and its peers hear of that. False when it was revoked before."""
+        changed = Machine.objects.filter(pk=self.pk, revoked=None).update(revoked=timezone.now()) == 1
+        self.refresh_from_db(fields=["revoked"])
+        return changed
+
+
+class Refused(Exception):
+    """A person asked for what cannot be; the text says why."""
+
+
+class Enrolment(models.Model):
+    """A machine's wish to belong to somebody, waiting for that person to approve its code in the browser."""
+
+    class Decision(models.TextChoices):
+        PENDING = "pending"
+        APPROVED = "approved"
+        REFUSED = "refused"
+
+    code = models.CharField(max_length=20, primary_key=True)
+    key = models.CharField(max_length=64, db_index=True)
+    about = models.JSONField()  # wire.Machine
+    decision = models.CharField(max_length=10, choices=Decision, default=Decision.PENDING)
+    created = models.DateTimeField(default=timezone.now)
+    expires = models.DateTimeField()
+    decided_by = models.ForeignKey(User, null=True, blank=True, on_delete=models.SET_NULL)
+    machine = models.ForeignKey(Machine, null=True, blank=True, on_delete=models.CASCADE)
+
+    class Meta:
+        ordering = ["-created"]
+
+    def __str__(self) -> str:
+        return self.code
+
+    @classmethod
+    def open(cls, request: wire.EnrolmentRequest) -> "Enrolment":
+        """A fresh code for this key; an older one that nobody decided on is void."""
+        now = timezone.now()
+        with transaction.atomic():
+            cls.objects.filter(key=request.key, decision=cls.Decision.PENDING).delete()
+            for _ in range(5):
+                text = "".join(secrets.choice(CODE_ALPHABET) for _ in range(8))
+                try:
+                    with transaction.atomic():
+                        return cls.objects.create(
+                            code=f"{text[:4]}-{text[4:]}",
+                            key=request.key,
+                            about=request.machine.model_dump(),
+                            created=now,
+                            expires=now + timedelta(minutes=CODE_MINUTES),
+                        )
+                except IntegrityError:  # the code is taken; 28**8 of them make this rare
+                    continue
+        raise AssertionError("five codes in a row were taken")
+
+    @classmethod
+    def find(cls, code: str) -> "Enrolment | None":
+        """By code as a person types it: small letters, no hyphen."""
+        text = "".join(c for c in code.upper() if c in CODE_ALPHABET)
+        return cls.objects.filter(code=f"{text[:4]}-{text[4:]}").first() if len(text) == 8 else None
+
+    @property
+    def status(self) -> str:
+        """ "pending", "approved", "refused" or "expired"."""
+        expired = self.decision == self.Decision.PENDING and timezone.now() >= self.expires
+        return "expired" if expired else str(self.decision)
+
+    def approve(self, user: User) -> Machine:
+        """The machine is this person's from now on. Raises Refused."""
+        about = wire.Machine.model_validate(self.about).model_dump()
+        with transaction.atomic():
+            self._decide(self.Decision.APPROVED, user)
+            machine, created = Machine.objects.select_for_update().get_or_create(
+                key=self.key, defaults={"owner": user, **about}
+            )
+            if machine.revoked:
+                raise Refused("this machine's key was revoked; give the machine a new key and enrol it again")
+            if machine.owner_id != user.pk:
+                raise Refused("this machine belongs to somebody else here; give it a key of its own")
+            if not created:
+                Machine.objects.filter(pk=machine.pk).update(**about)
+                machine.refresh_from_db()
+            Enrolment.objects.filter(pk=self.pk).update(machine=machine)
+        self.refresh_from_db()
+        return machine
+
+    def refuse(self, user: User) -> None:
+        """Raises Refused when it was decided before."""
+        self._decide(self.Decision.REFUSED, user)
+        self.refresh_from_db()
+
+    def _decide(self, decision: str, user: User) -> None:
+        open_still = Enrolment.objects.filter(pk=self.pk, decision=self.Decision.PENDING, expires__gt=timezone.now())
+        if open_still.update(decision=decision, decided_by=user) != 1:
+            self.refresh_from_db()
+            raise Refused(f"this code is {self.status}; run `barnraise login` on the machine for a new one")
+
+    @property
+    def expires_epoch(self) -> float:
+        return self.expires.timestamp()
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.expires_epoch - time.time())

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class Api(AppConfig):
+    name = "coordinator.api"
+    label = "api"

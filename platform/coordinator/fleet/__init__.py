@@ -1,0 +1,1 @@
+"""Which machines are in which run, alive or gone."""

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class Fleet(AppConfig):
+    name = "coordinator.fleet"
+    label = "fleet"

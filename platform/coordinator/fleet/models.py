@@ -1,0 +1,75 @@
+"""A machine's part in a run."""
+
+from datetime import timedelta
+
+from django.db import models
+from django.db.models import ExpressionWrapper, F, Q
+from django.utils import timezone
+
+from barnraise.wire import Activity
+from coordinator.accounts.models import Machine
+from coordinator.runs.models import Run
+
+MISSED = 3  # reports a machine may miss…
+GRACE = 5.0  # …and seconds more, before it counts as gone
+PEERS = 64  # hints in one reply
+
+
+class MembershipQuery(models.QuerySet):
+    def alive(self) -> "MembershipQuery":
+        every = ExpressionWrapper(
+            F("run__report_every") * MISSED * timedelta(seconds=1) + timedelta(seconds=GRACE),
+            output_field=models.DurationField(),
+        )
+        since = ExpressionWrapper(timezone.now() - every, output_field=models.DateTimeField())
+        return self.filter(last_seen__gt=since, machine__revoked=None).exclude(activity=Activity.LEFT)
+
+
+class Membership(models.Model):
+    """Numbers are from the machine's latest report that reached Postgres; `mark` is the highest report number up to
+    which Postgres holds everything."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="memberships")
+    machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="memberships")
+    joined = models.DateTimeField(default=timezone.now)
+    last_seen = models.DateTimeField(default=timezone.now)
+    addresses = models.JSONField(default=list)
+    version = models.CharField(max_length=40, blank=True)
+    activity = models.CharField(max_length=10, choices=[(a.value, a.value) for a in Activity], default="joining")
+    incarnation = models.CharField(max_length=16, blank=True)
+    ticket_expires = models.DateTimeField(null=True)
+    step = models.BigIntegerField(default=0)
+    tokens = models.BigIntegerField(default=0)
+    ledger_tokens = models.BigIntegerField(default=0)
+    rate = models.FloatField(default=0)
+    updates_sent = models.BigIntegerField(default=0)
+    updates_received = models.BigIntegerField(default=0)
+    peers = models.PositiveIntegerField(default=0)
+    peer_bytes_sent = models.BigIntegerField(default=0)
+    peer_bytes_received = models.BigIntegerField(default=0)
+    vector = models.CharField(max_length=64, blank=True)
+    anchor = models.CharField(max_length=64, blank=True)
+    mark = models.BigIntegerField(default=0)
+    latest = models.BigIntegerField(default=0)  # the highest report number whose numbers these are
+
+    objects = MembershipQuery.as_manager()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "machine"], name="one_membership_a_run")]
+        indexes = [models.Index(fields=["run", "last_seen"])]
+
+    def __str__(self) -> str:
+        return f"{self.machine} in {self.run}"
+
+    @property
+    def is_alive(self) -> bool:
+        return is_alive(self.last_seen.timestamp(), self.activity, self.run.report_every, timezone.now().timestamp())
+
+    @classmethod
+    def counted(cls, run: Run) -> "MembershipQuery":
+        return cls.objects.filter(Q(tokens__gt=0) | Q(activity=Activity.FINISHED), run=run)
+
+
+def is_alive(last_seen: float, activity: str, report_every: float, now: float) -> bool:
+    """Times in seconds since 1970. A machine that said it left is gone at once."""
+    return activity != Activity.LEFT and now - last_seen < MISSED * report_every + GRACE

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class Live(AppConfig):
+    name = "coordinator.live"
+    label = "live"

@@ -1,0 +1,29 @@
+"""This site's own key: the audience of requests and the signer of tickets, directives and times."""
+
+import time
+from functools import lru_cache
+
+from blake3 import blake3
+from django.conf import settings
+
+from barnraise.identity import Identity
+from barnraise.wire import PROTOCOL, MirrorView, ServerTime, Signed
+
+
+@lru_cache(maxsize=1)
+def identity() -> Identity:
+    return Identity.load(settings.STATE_DIR / "mirror.key")
+
+
+def view() -> MirrorView:
+    return MirrorView(key=identity().key, name=settings.MIRROR_NAME, protocols=[PROTOCOL], time=time.time())
+
+
+def signed_time() -> Signed:
+    return identity().sign("time", ServerTime(mirror=identity().key, time=time.time()))
+
+
+def volunteer(person: object) -> str:
+    """64 hex digits that tell people apart to peers, and name nobody to who lacks this mirror's secret."""
+    salt = blake3(identity().secret, derive_key_context="barnraise 2026 volunteer salt").digest()
+    return blake3(str(person).encode(), key=salt).hexdigest()

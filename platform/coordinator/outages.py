@@ -1,0 +1,69 @@
+"""What the site says when something goes wrong: on API paths always a wire.Problem, elsewhere a page."""
+
+import logging
+import sys
+
+import redis.exceptions
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import render_to_string
+
+from barnraise.wire import Problem, Signed
+
+log = logging.getLogger("coordinator")
+
+
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def problem(status: int, error: str, fields: dict[str, str] | None = None, time: Signed | None = None) -> HttpResponse:
+    """A refusal with a sentence, in the API's one shape."""
+    short = {cut(name, 100): cut(sentence, 100) for name, sentence in list((fields or {}).items())[:100]}
+    body = Problem(error=cut(error, 1000), fields=short, time=time).model_dump_json()
+    response = HttpResponse(body, status=status, content_type="application/json")
+    if status == 401:
+        response["WWW-Authenticate"] = "Barnraise"
+    if status == 503:
+        response["Retry-After"] = "5"
+    return response
+
+
+def outage(error: BaseException | None) -> str:
+    """The sentence for a database or Valkey that is gone; "" when the error is something else."""
+    while error is not None:
+        if isinstance(error, OperationalError | InterfaceError):
+            return "The site's database does not answer just now. Nothing was changed; try again in a moment."
+        if isinstance(error, redis.exceptions.ConnectionError | redis.exceptions.TimeoutError):
+            return "The site's live store does not answer just now. Nothing was changed; try again in a moment."
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def answer(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
+    if request.path.startswith("/api/"):
+        return problem(status, sentence)
+    try:
+        page = render_to_string(f"{status}.html", {"sentence": sentence})
+    except TemplateDoesNotExist:
+        return HttpResponse(sentence, status=status, content_type="text/plain; charset=utf-8")
+    return HttpResponse(page, status=status)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    return answer(request, 400, "This request makes no sense to the site. Go back and try it another way.")
+
+
+def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
+    return answer(request, 403, str(exception) or "This is not yours to do.")
+
+
+def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    return answer(request, 404, "There is nothing at this address.")
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    if sentence := outage(sys.exc_info()[1]):
+        return answer(request, 503, sentence)
+    return answer(request, 500, "The site made a mistake. It has been noted; try again in a moment.")

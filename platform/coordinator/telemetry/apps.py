@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class Telemetry(AppConfig):
+    name = "coordinator.telemetry"
+    label = "telemetry"

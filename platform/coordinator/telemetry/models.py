@@ -1,0 +1,62 @@
+"""What reports become in Postgres: sums over ten seconds, and every measured loss."""
+
+from django.db import models
+from django.utils import timezone
+
+from coordinator.fleet.models import Membership
+
+BUCKET = 10  # seconds a Rollup covers
+
+
+class Rollup(models.Model):
+    """One machine's reports of ten seconds, by the time they were measured. `rate_sum` / `reports` is the mean rate;
+    the others are how much the totals grew."""
+
+    membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="rollups")
+    bucket = models.BigIntegerField()  # seconds since 1970, a multiple of BUCKET
+    reports = models.PositiveIntegerField(default=0)
+    rate_sum = models.FloatField(default=0)
+    tokens = models.BigIntegerField(default=0)
+    updates_sent = models.BigIntegerField(default=0)
+    updates_received = models.BigIntegerField(default=0)
+    peer_bytes_sent = models.BigIntegerField(default=0)
+    peer_bytes_received = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["membership", "bucket"], name="one_rollup_a_bucket")]
+
+    def __str__(self) -> str:
+        return f"{self.membership_id} at {self.bucket}"
+
+
+class Point(models.Model):
+    """One measured loss, in nats a token; `tokens` is the ledger's count then."""
+
+    membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="points")
+    seq = models.BigIntegerField()  # of the report it came in…
+    position = models.PositiveSmallIntegerField()  # …and where in it
+    kind = models.CharField(max_length=10)  # "train" or "validation"
+    tokens = models.BigIntegerField()
+    loss = models.FloatField()
+    at = models.FloatField()  # seconds since 1970
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["membership", "seq", "position"], name="one_point_a_place")]
+        indexes = [models.Index(fields=["membership", "kind", "tokens"])]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.loss:.4f} at {self.tokens:,}"
+
+
+class Receipt(models.Model):
+    """A report that is in although one before it is missing: it lies above the mark, and must not count twice."""
+
+    membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="receipts")
+    seq = models.BigIntegerField()
+    received = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["membership", "seq"], name="one_receipt_a_report")]
+
+    def __str__(self) -> str:
+        return f"{self.membership_id} report {self.seq}"

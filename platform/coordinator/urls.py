@@ -1,0 +1,19 @@
+"""Every address of the site."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+from coordinator.api.endpoints import api
+
+handler400 = "coordinator.outages.bad_request"
+handler403 = "coordinator.outages.forbidden"
+handler404 = "coordinator.outages.not_found"
+handler500 = "coordinator.outages.server_error"
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("accounts/", include("allauth.urls")),
+    path("api/v1/", api.urls),
+    path("", include("coordinator.live.urls")),
+    path("", include("coordinator.web.urls")),
+]

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class Web(AppConfig):
+    name = "coordinator.web"
+    label = "web"
