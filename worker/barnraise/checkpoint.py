@@ -1,0 +1,169 @@
+"""Two slots on disk for this machine's state, and the finished model in Hugging Face's layout.
+
+checkpoint/{a,b}/{tensors.safetensors, manifest.json}: a save writes into `new/`, makes it durable and renames it over the *older*
+slot, so that at every instant one whole slot is on disk. `restore` reads the newest slot whose digest holds; a torn or
+bit-flipped one is named in the log and passed over. One process uses the folder (the state folder's lock sees to that).
+"""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from blake3 import blake3
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from barnraise.errors import StateError
+from barnraise.model import NORM_EPSILON, views
+from barnraise.spec import ModelSpec
+from barnraise.swap.arena import to_float
+from barnraise.wire import Author, Count, Digest, Id, Message, Update
+
+log = logging.getLogger(__name__)
+
+SLOTS = ("a", "b")
+TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
+
+
+class Mark(Message):
+    """What a checkpoint's tensors belong to. `save` fills in `order` and `digest`."""
+
+    format: Literal[1] = 1
+    run: Id
+    spec: Digest
+    step: Count  # optimizer steps taken: also the position in the data
+    seq: Count = 0  # of my last update in it, 0 before the first
+    tokens: Count = 0  # of the ledger
+    heads: dict[Author, Update] = {}  # each author's last update in the anchor
+    notes: dict[str, int | float | str] = Field(default={}, max_length=100)  # the loop's own counters
+    order: Count = 0  # grows by one a save: the newer slot has the larger
+    digest: str = ""  # BLAKE3 of this manifest without its digest, and of the tensors' file
+
+
+class Checkpoint:
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def save(self, tensors: dict[str, Tensor], mark: Mark) -> Mark:
+        """Keeps host tensors (contiguous) and their mark; returns the mark as written. The slot that was newest stays whole."""
+        newest = max(self._marks(), default=None, key=lambda found: found[1].order)
+        new = self.folder / "new"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        save_file(tensors, new / TENSORS)
+        mark = mark.model_copy(update={"order": newest[1].order + 1 if newest else 1, "digest": ""})
+        mark = mark.model_copy(update={"digest": _digest(mark, new / TENSORS)})
+        (new / MANIFEST).write_text(mark.model_dump_json())
+        for path in (new / TENSORS, new / MANIFEST, new):
+            _sync(path)
+        slot = self.folder / ("b" if newest and newest[0] == "a" else "a")
+        if slot.exists():
+            shutil.rmtree(slot)
+        new.rename(slot)
+        _sync(self.folder)
+        return mark
+
+    def restore(self) -> tuple[dict[str, Tensor], Mark] | None:
+        """The newest whole slot; None when there is none."""
+        for slot, mark in sorted(self._marks(), key=lambda found: -found[1].order):
+            path = self.folder / slot / TENSORS
+            try:
+                if _digest(mark, path) != mark.digest:
+                    raise StateError("is not what its digest says")
+                return load_file(path), mark
+            except (OSError, SafetensorError, StateError) as error:
+                log.warning("checkpoint %s is damaged (%s): trying the other", path, error)
+        return None
+
+    def _marks(self) -> list[tuple[str, Mark]]:
+        """Every slot whose manifest can be read, with its mark."""
+        found = []
+        for slot in SLOTS:
+            path = self.folder / slot / MANIFEST
+            if not path.parent.exists():
+                continue
+            try:
+                found.append((slot, Mark.model_validate_json(path.read_bytes())))
+            except (OSError, ValidationError) as error:
+                reason = f"{error.error_count()} fields are wrong" if isinstance(error, ValidationError) else error
+                log.warning("checkpoint %s is damaged (%s): trying the other", path, reason)
+        return found
+
+
+def export(folder: Path, model: ModelSpec, tensors: dict[str, Tensor], tokenizer: Path | None = None) -> None:
+    """Writes the anchor (`anchor.<i>` of Engine.state, int32) as Hugging Face's GPT-2: config.json, model.safetensors
+    and, for a BPE, tokenizer.json. Raises StateError when an anchor's fragment is missing or of another shape."""
+    named: dict[str, Tensor] = {}
+    for fragment in model.fragments():
+        units = tensors.get(f"anchor.{fragment.index}")
+        if units is None or units.shape != (fragment.size,):
+            raise StateError(f"the state has no {fragment.name} of this model to export")
+        for name, tensor in views(fragment, to_float(units)).items():
+            target, transposed = _hugging_face(fragment.name, name)
+            named[target] = (tensor.t() if transposed else tensor).contiguous().clone()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(_config(model), indent=2) + "\n")
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+_NAMES = {
+    "token": "transformer.wte.weight",
+    "position": "transformer.wpe.weight",
+    "norm.weight": "transformer.ln_f.weight",
+    "norm.bias": "transformer.ln_f.bias",
+}
+_PARTS = {"norm1": "ln_1", "qkv": "attn.c_attn", "out": "attn.c_proj", "norm2": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj"}
+
+
+def _hugging_face(fragment: str, name: str) -> tuple[str, bool]:
+    """(its name there, whether it is a Conv1D's matrix, which lies transposed)."""
+    if not fragment.startswith("block."):
+        return _NAMES[name], False
+    part, kind = name.split(".")
+    target = f"transformer.h.{fragment.removeprefix('block.')}.{_PARTS[part]}.{kind}"
+    return target, kind == "weight" and not part.startswith("norm")
+
+
+def _config(model: ModelSpec) -> dict:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": model.vocabulary,
+        "n_positions": model.context,
+        "n_ctx": model.context,
+        "n_embd": model.width,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": NORM_EPSILON,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "torch_dtype": "float32",
+    }
+
+
+def _digest(mark: Mark, tensors: Path) -> str:
+    hasher = blake3(mark.model_copy(update={"digest": ""}).model_dump_json().encode())
+    return hasher.update_mmap(tensors).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Makes a file or a folder durable. Windows cannot open a folder, and orders renames by itself."""
+    if path.is_dir() and os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDWR if path.is_file() and os.name != "posix" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
