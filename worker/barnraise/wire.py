@@ -168,10 +168,11 @@ class State(Message):
 
 
 class Push(Message):
-    """An update's signed header. Its payloads follow as Parts."""
+    """An update's signed header. Its payloads follow as Parts. `ticket` is the author's, for a peer that never met it."""
 
     type: Literal["push"] = "push"
     header: Signed
+    ticket: Signed | None = None
 
 
 class Ask(Message):

@@ -1,0 +1,150 @@
+"""The shared weights: initial integers plus every update applied, mod 2**32, in units of 2**-26.
+
+Integer addition is exact, commutative and reversible, so that peers with the same set of updates hold the same bits
+whatever the order they came in, and an update can be taken out again. The initial weights come from the run's seed by
+integer arithmetic alone: the first volunteers download nothing.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from blake3 import blake3
+
+from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
+from barnraise.wire import Update
+
+ALARM = 1 << 30  # a weight this loud (16.0) means the run has gone wrong
+_BLOCK = 1 << 20  # elements worked on at a time
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+_SPREAD = 113_512  # 2**32 over the deviation of a sum of four uniform 16-bit integers, 2**16 · √(1/3)
+
+
+def initial(fragment: Fragment, seed: int) -> torch.Tensor:
+    """int32[fragment.size] of initial weights; padding is zero.
+
+    A "normal" slot's element i is the sum of the four 16-bit quarters of mix(key + i), centred and scaled to the slot's
+    deviation (an Irwin-Hall distribution: nearly normal, never beyond 3.5 deviations), its key hashed from
+    (seed, fragment, slot).
+    """
+    units = np.zeros(fragment.size, np.int32)
+    for index, slot in enumerate(fragment.slots):
+        part = units[slot.offset : slot.offset + slot.size]
+        if slot.initial == "ones":
+            part[:] = 1 << UNIT_BITS
+        elif slot.initial == "normal":
+            key = _mix_one(_mix_one(_mix_one(seed & _MASK) ^ fragment.index) ^ index)
+            for start in range(0, slot.size, _BLOCK):
+                block = part[start : start + _BLOCK]
+                words = _mix(
+                    np.arange(start, start + block.size, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+                )
+                centred = words.view(np.uint16).reshape(-1, 4).sum(axis=1, dtype=np.int64) - 2 * 0xFFFF
+                block[:] = (centred * (slot.deviation * _SPREAD) + (1 << 31)) >> 32
+    return torch.from_numpy(units)
+
+
+def sketch(values: torch.Tensor) -> str:
+    """Σ rⱼ·uⱼ mod 2⁶⁴ over int32[n] `values`, as 16 hex digits. Linear: the sketch of a sum is the sum of the sketches.
+
+    rⱼ is odd, fixed, and looks random by position (a table's entry times a factor for each megabyte of positions).
+    Guards against accidents, not attackers: those are what signed BLAKE3 digests are for.
+    """
+    total = 0
+    array = values.numpy()
+    for block, start in enumerate(range(0, array.size, _BLOCK)):
+        part = array[start : start + _BLOCK].astype(np.int64).view(np.uint64)
+        dot = int(np.sum(part * _table()[: part.size], dtype=np.uint64))
+        total += dot * (_mix_one(_GOLDEN ^ block) | 1)
+    return f"{total & _MASK:016x}"
+
+
+def add_sketches(*sketches: str) -> str:
+    return f"{sum(int(s, 16) for s in sketches) & _MASK:016x}"
+
+
+class Anchor:
+    """The weights in `fragments` (int32 each, ours to change) and, by `heads`, whose updates they hold.
+
+    `heads` maps each author to the header of the last update applied: updates of one author go in whole and in order.
+    """
+
+    def __init__(self, fragments: list[torch.Tensor], heads: dict[str, Update] | None = None):
+        assert all(f.dtype == torch.int32 and f.dim() == 1 for f in fragments)
+        self.fragments = fragments
+        self.heads = dict(heads or {})
+
+    @classmethod
+    def initial(cls, model: ModelSpec, seed: int) -> "Anchor":
+        return cls([initial(fragment, seed) for fragment in model.fragments()])
+
+    @property
+    def vector(self) -> dict[str, int]:
+        return {author: head.seq for author, head in sorted(self.heads.items())}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that everybody spent on what is in here: the one clock all peers share."""
+        return sum(head.total for head in self.heads.values())
+
+    def add(self, index: int, units: torch.Tensor) -> None:
+        """Adds int32 units to fragment `index`, mod 2**32. `note` the header once all fragments are in."""
+        self.fragments[index].add_(units)
+
+    def subtract(self, index: int, units: torch.Tensor) -> None:
+        self.fragments[index].sub_(units)
+
+    def note(self, header: Update) -> None:
+        """All fragments of this update are in. It must be its author's next."""
+        before = self.heads.get(header.author)
+        assert header.seq == (before.seq if before else 0) + 1, f"{header.author[:8]} {header.seq} is out of order"
+        self.heads[header.author] = header
+
+    def digest(self) -> str:
+        """BLAKE3 over all fragments in order, as little-endian int32: equal on peers with equal vectors."""
+        hasher = blake3()
+        for fragment in self.fragments:
+            hasher.update(fragment_bytes(fragment))
+        return hasher.hexdigest()
+
+    def fragment_digest(self, index: int) -> str:
+        return blake3(fragment_bytes(self.fragments[index])).hexdigest()
+
+    def sketch(self, index: int) -> str:
+        """Equals the initial fragment's sketch plus those its updates' headers state, or something is damaged."""
+        return sketch(self.fragments[index])
+
+    def loudest(self) -> int:
+        """The largest |weight| in units, for the alarm over 2**30."""
+        return max(max(int(f.max()), -int(f.min())) for f in self.fragments)
+
+
+def fragment_bytes(fragment: torch.Tensor) -> memoryview:
+    """int32[n] as little-endian bytes, without a copy where the machine is little-endian."""
+    return memoryview(fragment.numpy().astype("<i4", copy=False)).cast("B")
+
+
+def fragment_from(data: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
+
+
+@cache
+def _table() -> np.ndarray:
+    return _mix(np.arange(_BLOCK, dtype=np.uint64) * np.uint64(_GOLDEN)) | np.uint64(1)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), in place over uint64."""
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def _mix_one(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
