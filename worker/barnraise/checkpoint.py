@@ -1,9 +1,9 @@
 """Two slots on disk for this machine's state, and the finished model in Hugging Face's layout.
 
-checkpoint/{a,b}/{tensors.safetensors, manifest.json}: a save writes into `new/`, makes it durable and renames it over the *older*
-slot, so that at every instant one whole slot is on disk. `restore` reads the newest slot whose digest holds; a torn or
-bit-flipped one is named in the log and passed over. One process uses the folder (the state folder's lock sees to that).
-"""
+checkpoint/{a,b}/{tensors.safetensors, manifest.json}: a save writes into `new/`, makes it durable and renames it over
+the *older* slot, so that at every instant one whole slot is on disk. `restore` reads the newest slot whose digest
+holds; a torn or bit-flipped one is named in the log and passed over. One process uses the folder (the state folder's
+lock sees to that)."""
 
 import json
 import logging
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from blake3 import blake3
-from pydantic import Field, ValidationError
-from safetensors import SafetensorError
+from pydantic import Field, FiniteFloat, ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -40,59 +39,78 @@ class Mark(Message):
     seq: Count = 0  # of my last update in it, 0 before the first
     tokens: Count = 0  # of the ledger
     heads: dict[Author, Update] = {}  # each author's last update in the anchor
-    notes: dict[str, int | float | str] = Field(default={}, max_length=100)  # the loop's own counters
+    notes: dict[str, int | FiniteFloat | str] = Field(default={}, max_length=100)  # the loop's own counters
     order: Count = 0  # grows by one a save: the newer slot has the larger
     digest: str = ""  # BLAKE3 of this manifest without its digest, and of the tensors' file
 
 
 class Checkpoint:
+    """The two slots in `folder`."""
+
     def __init__(self, folder: Path):
         self.folder = folder
+        self._whole: dict[str, Mark] | None = None  # slot → mark, digests checked once
 
     def save(self, tensors: dict[str, Tensor], mark: Mark) -> Mark:
-        """Keeps host tensors (contiguous) and their mark; returns the mark as written. The slot that was newest stays whole."""
-        newest = max(self._marks(), default=None, key=lambda found: found[1].order)
+        """Keeps host tensors (contiguous) and their mark; returns the mark as written. Never touches the newest whole
+        slot."""
+        whole = self._slots()
+        newest = max(whole, key=lambda slot: whole[slot].order, default=None)
+        target = "b" if newest == "a" else "a"
         new = self.folder / "new"
-        shutil.rmtree(new, ignore_errors=True)
+        _remove(new)
         new.mkdir(parents=True)
         save_file(tensors, new / TENSORS)
-        mark = mark.model_copy(update={"order": newest[1].order + 1 if newest else 1, "digest": ""})
+        mark = mark.model_copy(update={"order": whole[newest].order + 1 if newest else 1, "digest": ""})
         mark = mark.model_copy(update={"digest": _digest(mark, new / TENSORS)})
         (new / MANIFEST).write_text(mark.model_dump_json())
         for path in (new / TENSORS, new / MANIFEST, new):
             _sync(path)
-        slot = self.folder / ("b" if newest and newest[0] == "a" else "a")
-        if slot.exists():
-            shutil.rmtree(slot)
-        new.rename(slot)
+        whole.pop(target, None)
+        _remove(self.folder / target)
+        new.rename(self.folder / target)
         _sync(self.folder)
+        whole[target] = mark
         return mark
 
     def restore(self) -> tuple[dict[str, Tensor], Mark] | None:
         """The newest whole slot; None when there is none."""
-        for slot, mark in sorted(self._marks(), key=lambda found: -found[1].order):
-            path = self.folder / slot / TENSORS
-            try:
-                if _digest(mark, path) != mark.digest:
-                    raise StateError("is not what its digest says")
-                return load_file(path), mark
-            except (OSError, SafetensorError, StateError) as error:
-                log.warning("checkpoint %s is damaged (%s): trying the other", path, error)
-        return None
+        whole = self._slots()
+        if not whole:
+            return None
+        slot = max(whole, key=lambda slot: whole[slot].order)
+        mapped = load_file(self.folder / slot / TENSORS)
+        return {name: tensor.clone() for name, tensor in mapped.items()}, whole[slot]  # so that the file can go
 
-    def _marks(self) -> list[tuple[str, Mark]]:
-        """Every slot whose manifest can be read, with its mark."""
-        found = []
-        for slot in SLOTS:
-            path = self.folder / slot / MANIFEST
-            if not path.parent.exists():
-                continue
-            try:
-                found.append((slot, Mark.model_validate_json(path.read_bytes())))
-            except (OSError, ValidationError) as error:
-                reason = f"{error.error_count()} fields are wrong" if isinstance(error, ValidationError) else error
-                log.warning("checkpoint %s is damaged (%s): trying the other", path, reason)
-        return found
+    def _slots(self) -> dict[str, Mark]:
+        if self._whole is None:
+            self._whole = {}
+            for slot in SLOTS:
+                folder = self.folder / slot
+                if not folder.exists():
+                    continue
+                try:
+                    self._whole[slot] = _read(folder)
+                except (OSError, StateError) as error:
+                    log.warning("checkpoint slot %s is damaged and not used: %s", folder, error)
+        return self._whole
+
+
+def _read(slot: Path) -> Mark:
+    """A slot's mark, its digest checked. Raises OSError or StateError."""
+    try:
+        mark = Mark.model_validate_json((slot / MANIFEST).read_bytes())
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "its text"
+        raise StateError(f"{MANIFEST} is malformed at {where}") from None
+    if _digest(mark, slot / TENSORS) != mark.digest:
+        raise StateError("its contents are not what its digest says")
+    return mark
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def export(folder: Path, model: ModelSpec, tensors: dict[str, Tensor], tokenizer: Path | None = None) -> None:
@@ -119,7 +137,14 @@ _NAMES = {
     "norm.weight": "transformer.ln_f.weight",
     "norm.bias": "transformer.ln_f.bias",
 }
-_PARTS = {"norm1": "ln_1", "qkv": "attn.c_attn", "out": "attn.c_proj", "norm2": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj"}
+_PARTS = {
+    "norm1": "ln_1",
+    "qkv": "attn.c_attn",
+    "out": "attn.c_proj",
+    "norm2": "ln_2",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
 
 
 def _hugging_face(fragment: str, name: str) -> tuple[str, bool]:

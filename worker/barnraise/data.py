@@ -1,9 +1,9 @@
 """From source text to token shards, and from shards to batches.
 
-`prepare` runs once in a run's life, on the owner's machine: it writes uint16 little-endian shards and the tokenizer's file as
-blobs and returns the manifest that names them. `Text` reads them on every machine. Both are deterministic: the same files give the
-same digests, the same (seed, peer, step) the same batch. The site never sees any of it but the manifest.
-"""
+`prepare` runs once in a run's life, on the owner's machine: it writes uint16 little-endian shards and the tokenizer's
+file as blobs and returns the manifest that names them. `Text` reads them on every machine. Both are deterministic: the
+same files give the same digests, the same (seed, peer, step) the same batch. The site never sees any of it but the
+manifest."""
 
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -68,8 +68,8 @@ def documents(source: str) -> Iterator[bytes]:
 
 
 def split(files: list[bytes], share: float) -> tuple[list[bytes], list[bytes]]:
-    """(training, held out), both in the order given. Whole files, in the order of their contents' BLAKE3, are held out until
-    `share` of the bytes is reached; a file that would go past it is left in training. At least one each."""
+    """(training, held out), both in the order given. Whole files, in the order of their contents' BLAKE3, are held out
+    until `share` of the bytes is reached; a file that would go past it is left in training. At least one each."""
     if len(files) < 2:
         raise TextError("the source has fewer than two files, so nothing can be held out")
     left, chosen = share * sum(map(len, files)), set()
@@ -128,8 +128,8 @@ def _shards(tokens: np.ndarray, size: int, put: Callable[[bytes], str]) -> list[
 
 
 class Text:
-    """A run's tokens, memory-mapped. `locate` gives a blob's file by its digest. Raises TextError, naming the blob, for a
-    shard that is not what the manifest says: its length, its digest, or a token outside the vocabulary."""
+    """A run's tokens, memory-mapped. `locate` gives a blob's file by its digest. Raises TextError, naming the blob, for
+    a shard that is not what the manifest says: its length, its digest, or a token outside the vocabulary."""
 
     def __init__(self, manifest: Manifest, locate: Callable[[str], Path]):
         self.manifest = manifest
@@ -150,7 +150,8 @@ class Text:
         return self._train.windows((np.frombuffer(drawn, "<u8") % np.uint64(room)).tolist(), context)
 
     def held_out(self, sequences: int, context: int, at_once: int = 8) -> list[torch.Tensor]:
-        """The fixed validation set: up to `sequences` windows spread evenly, none overlapping, in batches of `at_once`."""
+        """The fixed validation set: up to `sequences` windows spread evenly, none overlapping, in batches of
+        `at_once`."""
         room = self._held_out.room(context)
         count = max(1, min(sequences, self._held_out.tokens // (context + 1)))
         begins = [i * (room - 1) // max(1, count - 1) for i in range(count)]
@@ -200,5 +201,7 @@ def _open(shard: Shard, vocabulary: int, path: Path) -> np.ndarray:
         raise TextError(f"shard {shard.digest[:8]} is not what its digest says; remove {path} to fetch it again")
     tokens = np.memmap(path, TOKEN, mode="r")
     if int(tokens.max()) >= vocabulary:
-        raise TextError(f"shard {shard.digest[:8]} has token {int(tokens.max())}, outside the vocabulary of {vocabulary:,}")
+        raise TextError(
+            f"shard {shard.digest[:8]} has token {int(tokens.max())}, outside the vocabulary of {vocabulary:,}"
+        )
     return tokens

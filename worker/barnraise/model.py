@@ -1,8 +1,9 @@
 """The GPT, architecture only: pre-LayerNorm blocks, learned positions, GELU (tanh), head tied to the token embedding.
 
 GPT-2 (Radford et al. 2019) as Hugging Face's `gpt2` computes it, without dropout. Three functions, because a layer is
-what gets swapped: `embed`, `block`, `head`. Each takes its fragment's weights as a dict of views of one flat buffer, named as
-in `ModelSpec.fragments()`. Shapes: B sequences, T tokens, d width, V vocabulary. All fp32, on whatever device the weights are.
+what gets swapped: `embed`, `block`, `head`. Each takes its fragment's weights as a dict of views of one flat buffer,
+named as in `ModelSpec.fragments()`. Shapes: B sequences, T tokens, d width, V vocabulary. All fp32, on whatever device
+the weights are.
 """
 
 import torch.nn.functional as F

@@ -98,20 +98,19 @@ class Spool:
 class Reporter:
     """Sends a report every `directive.report_every` seconds, and whatever was spooled before it.
 
-    `ticket` and `peers` are what the coordinator sent since they were last taken. `refused` is its sentence when it
-    will not have this machine in the run any more: the loop ends on it.
+    `directive` is the coordinator's latest. `refused` is its sentence when it will not have this machine in the run any
+    more: the loop ends on it.
     """
 
     def __init__(self, coordinator: Coordinator, run: str, machine: str, directive: Directive, spool: Spool):
         self.directive = directive
         self.refused: str | None = None
-        self.ticket: Signed | None = None
-        self.signed_directive: Signed | None = None
         self._coordinator, self._run, self._machine, self._spool = coordinator, run, machine, spool
         self._lock = threading.Lock()
         self._numbers = Numbers()
         self._points: deque[Point] = deque(maxlen=4096)
         self._peers: list[Peer] = []
+        self._ticket: Signed | None = None
         self._posted = 0  # the last seq posted since this start; the mark lags behind it
         self._mark = 0
         self._heard = self._moved = coordinator.now()
@@ -122,9 +121,8 @@ class Reporter:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, last: Numbers) -> None:
-        """Spools one last report and tries once, briefly, to deliver it."""
-        self.note(last)
+    def stop(self) -> None:
+        """Spools one last report of what was last noted, and tries once to deliver what waits."""
         self._stopping = True
         self._wake.set()
         self._thread.join(timeout=20)
@@ -134,6 +132,11 @@ class Reporter:
         with self._lock:
             self._numbers = replace(numbers, points=())
             self._points.extend(numbers.points)
+
+    def taken_ticket(self) -> Signed | None:
+        with self._lock:
+            taken, self._ticket = self._ticket, None
+            return taken
 
     def taken_peers(self) -> list[Peer]:
         with self._lock:
@@ -209,7 +212,7 @@ class Reporter:
             and directive.machine == self._machine
             and directive.issued >= self.directive.issued
         ):
-            self.directive, self.signed_directive = directive, reply.directive
+            self.directive = directive
         with self._lock:
-            self.ticket = reply.ticket or self.ticket
+            self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers

@@ -1,8 +1,8 @@
 """Exact-size buffers: everything a worker keeps of a fragment, each kind in one flat tensor of the fragment's size.
 
-A swap is then one copy, an optimizer step a call or two, a fragment one slice. The weights, gradient and Adam's moments lie on the
-training device (16 bytes a parameter); momentum and error feedback lie where the anchor does, on the host (8 more).
-Padding between tensors is zero and stays zero.
+A swap is then one copy, an optimizer step a call or two, a fragment one slice. The weights, gradient and Adam's moments
+lie on the training device (16 bytes a parameter); momentum and error feedback lie where the anchor does, on the host
+(8 more). Padding between tensors is zero and stays zero.
 """
 
 from dataclasses import dataclass
@@ -53,6 +53,6 @@ def _allocate(fragment: Fragment, device: torch.device) -> Layer:
     weights, gradient, m, v = (torch.zeros(fragment.size, device=device) for _ in range(4))
     parameters = {name: view.detach().requires_grad_() for name, view in views(fragment, weights).items()}
     for name, view in views(fragment, gradient).items():
-        parameters[name].grad = view  # autograd adds in place into a gradient that is there: straight into the flat buffer
+        parameters[name].grad = view  # autograd adds in place into a gradient that is there: the flat buffer
     momentum, feedback = torch.zeros(fragment.size), torch.zeros(fragment.size, dtype=torch.int32)
     return Layer(fragment, weights, gradient, m, v, momentum, feedback, parameters)

@@ -1,7 +1,8 @@
 """One machine's training: local steps on a replica, and the arithmetic between replica, anchor and updates.
 
 Everything of the model is resident here; plans that swap come behind the same methods. The anchor is handed in and only
-duck-typed: `.fragments` (int32 tensors on the host), `.add(index, units)` in place, `.note(header)`. One thread calls all of this.
+duck-typed: `.fragments` (int32 tensors on the host), `.add(index, units)` in place, `.note(header)`. One thread calls
+all of this.
 """
 
 import math
@@ -43,8 +44,8 @@ class ArrivalLike(Protocol):
 
 @dataclass(frozen=True)
 class StepStats:
-    """`loss`: nats a token before the step; `norm`: of the gradient before clipping. `abandoned`: a loss or gradient was not finite,
-    the round's progress is dropped (the replica is the anchor again) and `tokens` is 0."""
+    """`loss`: nats a token before the step; `norm`: of the gradient before clipping. `abandoned`: a loss or gradient
+    was not finite, the round's progress is dropped (the replica is the anchor again) and `tokens` is 0."""
 
     loss: float
     tokens: int
@@ -66,8 +67,8 @@ class Engine:
     # ---- training --------------------------------------------------------------------------------------------
 
     def step(self, batches: list[Tensor], rate_scale: float = 1.0) -> StepStats:
-        """One AdamW step on the mean gradient of the micro-batches (int64 [sequences, context + 1] each), clipped by its
-        global norm. `rate_scale` is what `schedule` says."""
+        """One AdamW step on the mean gradient of the micro-batches (int64 [sequences, context + 1] each), clipped by
+        its global norm. `rate_scale` is what `schedule` says."""
         started = time.perf_counter()
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
         self.arena.clear_gradients()
@@ -120,8 +121,8 @@ class Engine:
 
     @torch.no_grad()
     def add(self, arrival: ArrivalLike) -> None:
-        """Another author's update, at any moment of a round: into the anchor and the replica alike, so that their difference
-        stays this machine's own progress."""
+        """Another author's update, at any moment of a round: into the anchor and the replica alike, so that their
+        difference stays this machine's own progress."""
         for index, layer in enumerate(self.arena.layers):
             units = arrival.decode(index)
             self.anchor.add(index, units)
@@ -130,11 +131,13 @@ class Engine:
 
     @torch.no_grad()
     def harvest(self, encode: Encode, weight: float) -> Iterator[tuple[bytes, Tensor]]:
-        """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then applied to the
-        anchor and the replica. Consume it whole, then `anchor.note` the header. `weight`: this author's share, 0…1.
+        """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
+        applied to the anchor and the replica. Consume it whole, then `anchor.note` the header. `weight`: this
+        author's share, 0…1.
 
-        DESIGN section 5, "A round": Δ ← w(anchor − replica); m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit). The two are rounded apart
-        so that with β = 1 everything sent plus the residual is exactly the sum of the rounded steps."""
+        Δ ← w(anchor − replica); m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit); the update is −C(e). The
+        two are rounded apart so that with β = 1 all that was sent plus the residual is exactly the sum of the
+        rounded steps."""
         recipe = self.recipe
         for index, layer in enumerate(self.arena.layers):
             anchor = self.anchor.fragments[index]
@@ -164,8 +167,8 @@ class Engine:
     # ---- keeping ---------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """All that a restart needs besides the anchor's heads, on the host, by reference where it lies there. The replica is not
-        in it: a restart begins a round."""
+        """All that a restart needs besides the anchor's heads, on the host, by reference where it lies there. The
+        replica is not in it: a restart begins a round."""
         tensors = {"optimizer.steps": self.optimizer.steps.cpu()}
         for index, layer in enumerate(self.arena.layers):
             tensors[f"anchor.{index}"] = self.anchor.fragments[index]
@@ -174,12 +177,11 @@ class Engine:
         return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes back what `state` gave, and begins a round. Raises StateError, with nothing changed, when it does not fit."""
-        mine = self.state()
-        wrong = [name for name in mine if name not in tensors] + [name for name in tensors if name not in mine]
-        wrong += [n for n in mine if n in tensors and (mine[n].shape, mine[n].dtype) != (tensors[n].shape, tensors[n].dtype)]
-        if wrong:
-            raise StateError(f"the saved state is not of this model: {', '.join(wrong[:3])} does not fit")
+        """Takes back what `state` gave, and begins a round. Raises StateError, with nothing changed, if it does not
+        fit."""
+        mine, theirs = ({n: (t.shape, t.dtype) for n, t in kept.items()} for kept in (self.state(), tensors))
+        if wrong := sorted(name for name, _ in mine.items() ^ theirs.items()):
+            raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")
         self.optimizer.steps.copy_(tensors["optimizer.steps"])
         for index, layer in enumerate(self.arena.layers):
             self.anchor.fragments[index].copy_(tensors[f"anchor.{index}"])
@@ -189,7 +191,8 @@ class Engine:
 
 
 def accumulate(feedback: Tensor, step: Tensor, decay: float) -> None:
-    """feedback (int32 units) ← round(decay · feedback) + round(step / unit), in place, bounded. `step` (fp32) is used up."""
+    """feedback (int32 units) ← round(decay · feedback) + round(step / unit), in place, bounded; uses up `step`
+    (fp32)."""
     rounded = step.mul_(2.0**UNIT_BITS).round_().clamp_(-STEP_BOUND, STEP_BOUND).to(torch.int32)
     if decay != 1.0:
         feedback.copy_(feedback.double().mul_(decay).round_())

@@ -1,8 +1,8 @@
 """The tied head and its cross-entropy in one, a slice of rows at a time, gradient included.
 
-Logits are the largest tensor of a step (tokens × vocabulary). Here a slice of them is made, turned into its gradient in place,
-multiplied into the gradients of the stream and of the embedding, and forgotten: on a CPU the slice stays in the cache, on a GPU
-memory stays free (the idea of Liger's and Apple's "cut" cross-entropy, in plain torch).
+Logits are the largest tensor of a step (tokens × vocabulary). Here a slice of them is made, turned into its gradient in
+place, multiplied into the gradients of the stream and of the embedding, and forgotten: on a CPU the slice stays in the
+cache, on a GPU memory stays free (the idea of Liger's and Apple's "cut" cross-entropy, in plain torch).
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """AdamW (Loshchilov & Hutter 2019) over flat buffers, by torch's fused kernel; and the learning-rate schedule.
 
-Matrices and embeddings decay, norms and biases do not (GPT-3). Decay differs within one flat buffer, so the buffer is cut into
-spans of one kind, neighbours merged, and the kernel gets the list of each kind. Spans start and end on TENSOR_ALIGN
-boundaries, whole cache lines: the kernel's vector path covers every element, and its bits do not depend on the cut.
-"""
+Matrices and embeddings decay, norms and biases do not (GPT-3). Decay differs within one flat buffer, so the buffer is
+cut into spans of one kind, neighbours merged, and the kernel gets the list of each kind. Spans start and end on
+TENSOR_ALIGN boundaries, whole cache lines: the kernel's vector path covers every element, and its bits do not depend on
+the cut."""
 
 import math
 
@@ -51,12 +51,15 @@ class AdamW:
     def _cut(layer: Layer, decay: float) -> list[tuple[float, list[list[Tensor]]]]:
         buffers = (layer.weights, layer.gradient, layer.m, layer.v)
         cut = spans(layer.fragment)
-        kinds = [(kind, [[flat[begin:end] for begin, end, d in cut if d == kind] for flat in buffers]) for kind in (True, False)]
-        return [(decay if kind else 0.0, slices) for kind, slices in kinds if slices[0]]
+        calls = []
+        for kind, rate in ((True, decay), (False, 0.0)):
+            slices = [[flat[begin:end] for begin, end, decays in cut if decays == kind] for flat in buffers]
+            calls += [(rate, slices)] if slices[0] else []
+        return calls
 
     @torch.no_grad()
     def step(self, rate: float, shrink: float = 1.0) -> None:
-        """One step at learning rate `rate`, with gradients divided by `shrink` (≥ 1: clipping, inside the same pass)."""
+        """One step at learning rate `rate`, with gradients divided by `shrink` (≥ 1: clipping, in the same pass)."""
         self.steps.add_(1)
         scale = None if shrink == 1.0 else torch.tensor(shrink, device=self.steps.device)
         for decay, (weights, gradients, m, v) in self._calls:

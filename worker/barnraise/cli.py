@@ -1,0 +1,236 @@
+"""The `barnraise` command: what a volunteer types.
+
+login URL · runs · join RUN · status · export RUN FOLDER
+"""
+
+import json
+import logging
+import os
+import platform
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.table import Table
+from rich.text import Text as Line
+
+from barnraise import __version__
+from barnraise.coordinator import Coordinator
+from barnraise.errors import BarnraiseError, CoordinatorError, StateError
+from barnraise.home import Home, Membership
+from barnraise.wire import Machine
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train a GPT together, each on their own computer.")
+out = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+HomeOption = Annotated[
+    Path | None, typer.Option("--home", envvar="BARNRAISE_HOME", help="Where this machine's key and state live.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def main() -> None:
+    """Expected failures are one sentence on stderr and exit code 1; a traceback is a bug of ours."""
+    try:
+        app()
+    except BarnraiseError as error:
+        errors.print(f"[bold red]barnraise:[/] {error}", soft_wrap=True)
+        raise SystemExit(1) from None
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if show:
+        out.print(f"barnraise {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def login(
+    url: Annotated[str, typer.Argument(help="The coordinator's address, as in the browser.")],
+    name: Annotated[str, typer.Option(help="What to call this machine there.")] = "",
+    home: HomeOption = None,
+) -> None:
+    """Make this machine known to a coordinator: it shows a code, you approve it in the browser."""
+    place = Home(home or Home.default())
+    coordinator = Coordinator(url if "//" in url else f"https://{url}", place.identity)
+    mirror = coordinator.meet()
+    enrolment = coordinator.enrol(machine(name))
+    out.print(
+        f"Approve this machine on [bold]{mirror.name}[/]:\n\n  {enrolment.url}\n\n  code  [bold]{enrolment.code}[/]\n"
+    )
+    while (status := coordinator.enrolment(enrolment.code)).status == "pending":
+        time.sleep(enrolment.poll_every)
+    if status.status != "approved" or status.machine is None:
+        raise CoordinatorError(f"the code was {status.status}: run `barnraise login` again for a new one")
+    place.enrol(Membership(url=coordinator.url, mirror=mirror, machine=status.machine, person=status.person))
+    out.print(f"This machine now works for {status.person or 'you'}. Next: [bold]barnraise join RUN[/]")
+
+
+@app.command()
+def runs(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """The runs this machine could join."""
+    place = Home(home or Home.default())
+    coordinator = Coordinator.known(place.membership, place.identity)
+    found, after = [], None
+    while True:
+        page = coordinator.runs(after)
+        found += page.runs
+        if (after := page.next) is None:
+            break
+    if as_json:
+        out.print_json(json.dumps([{"id": r.id, "slug": r.slug, "name": r.name, "status": r.status} for r in found]))
+        return
+    table = Table("run", "name", "status", box=None, pad_edge=False)
+    for run in found:
+        table.add_row(run.slug or run.id, run.name, run.status)
+    out.print(table if found else "There are no runs yet.")
+
+
+@app.command()
+def join(
+    run: Annotated[str, typer.Argument(help="The run's name in its address, or its id.")],
+    home: HomeOption = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1; the best there is, if not said.")] = "",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads to train with; 0: as many as cores.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="UDP port for peers; 0: any free one.")] = 0,
+) -> None:
+    """Train in a run until it ends, or until Ctrl-C: then the work is saved, and the next join goes on from there."""
+    from barnraise.enter import enter  # torch takes seconds to import: only where it is needed
+
+    tell_logs()
+    leaving = leave_on_signals()
+    place = Home(home or Home.default())
+    out.print(f"Entering [bold]{run}[/] …")
+    entered = enter(place, run, leaving)
+    if entered is None:
+        return
+    import torch
+
+    from barnraise.run import Worker
+
+    if threads:
+        torch.set_num_threads(threads)
+    with Live(console=out, auto_refresh=False, transient=False) as live:
+        last = 0.0
+
+        def watch(status: dict[str, Any]) -> None:
+            nonlocal last
+            if out.is_terminal:
+                live.update(line(status), refresh=True)
+            elif time.monotonic() - last > 10:
+                last = time.monotonic()
+                logging.getLogger("barnraise").info("%s", line(status).plain)
+
+        worker = Worker(entered, place.identity, leaving, watch, device, port)
+        worker.work()
+    if worker.reporter.refused:
+        raise CoordinatorError(worker.reporter.refused)
+    out.print(f"{'Left' if leaving.is_set() else 'Finished'}. Everything is saved in {entered.folder.path}")
+
+
+@app.command()
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """What this machine has done in each of its runs."""
+    place = Home(home or Home.default())
+    found = []
+    for folder in place.runs():
+        path = folder / "status.json"
+        if path.exists():
+            found.append(json.loads(path.read_text()))
+    if as_json:
+        out.print_json(json.dumps(found))
+        return
+    for each in found:
+        out.print(f"[bold]{each['name']}[/]", line(each), soft_wrap=True)
+    if not found:
+        out.print("This machine has not trained yet: [bold]barnraise join RUN[/]")
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="The run's id, or its name in its address.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write config.json and model.safetensors.")],
+    home: HomeOption = None,
+) -> None:
+    """Write this machine's last checkpoint of a run for Hugging Face's GPT-2 class."""
+    from barnraise.checkpoint import Checkpoints
+    from barnraise.checkpoint import export as write
+    from barnraise.enter import remembered
+    from barnraise.spec import RunSpec
+
+    place = Home(home or Home.default())
+    kept = remembered(place, run)
+    if kept is None:
+        raise StateError(f"this machine has never worked on '{run}'")
+    saved = Checkpoints(place.path / "runs" / kept.id / "checkpoint").restore()
+    if saved is None:
+        raise StateError(f"this machine has no checkpoint of '{run}' yet")
+    write(folder, RunSpec.from_json(kept.spec).model, saved.anchor)
+    out.print(f"Wrote the weights at {sum(h.total for h in saved.heads.values()):,} tokens to {folder}")
+
+
+def machine(name: str) -> Machine:
+    """What this machine says of itself when it enrols."""
+    return Machine(
+        hostname=(name or platform.node())[:100],
+        system=f"{platform.system()} {platform.release()}"[:100],
+        processor=(platform.processor() or platform.machine())[:100],
+        cores=os.cpu_count() or 0,
+        memory_bytes=psutil.virtual_memory().total,
+        accelerator=accelerator()[:100],
+    )
+
+
+def accelerator() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def line(status: dict[str, Any]) -> Line:
+    """One live line: activity, step, loss, speed, what was sent and received."""
+    loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
+    share = min(1.0, status["ledger_tokens"] / status["token_budget"])
+    return Line.assemble(
+        (f"{status['activity']:<10}", "bold" if status["activity"] == "training" else "yellow"),
+        f" step {status['step']:>6,}  loss {loss:>6}  {status['rate']:>8,.0f} tok/s  ",
+        f"↑{status['updates_sent']:>4} ↓{status['updates_received']:>4}  {status['peers']} peers  ",
+        (f"{share:>4.0%}", "cyan"),
+    )
+
+
+def tell_logs() -> None:
+    handler: logging.Handler = RichHandler(console=errors, show_path=False, rich_tracebacks=True)
+    if not errors.is_terminal:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def leave_on_signals() -> threading.Event:
+    """Set by the first Ctrl-C (or SIGTERM); a second one ends the program at once."""
+    leaving = threading.Event()
+
+    def leave(number: int, frame: Any) -> None:
+        if leaving.is_set():
+            raise KeyboardInterrupt
+        leaving.set()
+        errors.print("Leaving: saving the round's work (again to leave at once) …")
+
+    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGTERM, leave)
+    return leaving
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""From a run's name to a place in it: its rules, its text's manifest, a ticket, a locked folder.
+
+While a run is a draft its owner's worker may be told to prepare the text; everybody else waits for the launch. A
+machine that holds a ticket enters without any coordinator, by what its folder kept of the last answer.
+"""
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from barnraise import data
+from barnraise.coordinator import Coordinator
+from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
+from barnraise.exchange.ledger import Blobs
+from barnraise.home import Folder, Home
+from barnraise.identity import digest, opened
+from barnraise.spec import RunSpec
+from barnraise.wire import Directive, JoinReply, Manifest, Peer, RunView, Signed, Status
+
+log = logging.getLogger("barnraise")
+
+JOINED = "join.json"  # in a run's folder: the last JoinReply, for the day no coordinator answers
+POLL = 1.0  # seconds between two looks at a draft, at least
+
+
+@dataclass(frozen=True)
+class Place:
+    """This machine's place in a launched run. `mark`: the last report the coordinator holds; `peers`: whom to dial."""
+
+    run: str
+    name: str
+    machine: str
+    folder: Folder
+    coordinator: Coordinator
+    spec: RunSpec
+    spec_digest: str
+    manifest: Manifest
+    ticket: Signed
+    directive: Directive
+    mark: int
+    peers: tuple[Peer, ...]
+
+
+def enter(home: Home, name: str, leaving: threading.Event) -> Place | None:
+    """Waits for the launch if need be; None when `leaving` was set meanwhile. `name`: a run's id or slug.
+
+    Raises StateError, CoordinatorError or MessageError with a sentence for the person at the keyboard.
+    """
+    membership = home.membership
+    coordinator = Coordinator.known(membership, home.identity)
+    try:
+        run = coordinator.run(name).id
+    except CoordinatorGone as error:
+        known = remembered(home, name)
+        if known is None:
+            raise
+        run = known.id
+        log.warning("%s; going on with the ticket this machine holds", error)
+    folder = home.folder(run)
+    try:
+        reply = _join(coordinator, folder, run)
+        while reply.ticket is None:
+            directive = opened(reply.directive, "directive", Directive, membership.mirror.key)
+            _ended(reply)
+            if directive.prepare and not reply.run.manifest:
+                _prepare(coordinator, folder, reply)
+            if leaving.wait(max(POLL, directive.report_every)):
+                folder.close()
+                return None
+            reply = _join(coordinator, folder, run)
+        return _placed(reply, folder, coordinator, membership.machine)
+    except BaseException:
+        folder.close()
+        raise
+
+
+def _join(coordinator: Coordinator, folder: Folder, run: str) -> JoinReply:
+    try:
+        reply = coordinator.join(run, [])
+    except CoordinatorGone:
+        path = folder.path / JOINED
+        if not path.exists():
+            raise
+        return JoinReply.model_validate_json(path.read_bytes())
+    if reply.ticket:
+        folder.keep(JOINED, reply)
+    return reply
+
+
+def remembered(home: Home, name: str) -> RunView | None:
+    """A run this machine has had a ticket for, by id or slug."""
+    for path in home.runs():
+        kept = path / JOINED
+        if kept.exists():
+            view = JoinReply.model_validate_json(kept.read_bytes()).run
+            if name in (view.id, view.slug):
+                return view
+    return None
+
+
+def _prepare(coordinator: Coordinator, folder: Folder, reply: JoinReply) -> None:
+    """Builds the draft's text into the folder's blobs and posts what came out."""
+    draft = RunSpec.from_json(reply.run.spec)
+    log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
+    blobs = Blobs(folder.path / "blobs")
+    manifest = data.prepare(draft.text, draft.model.vocabulary, reply.run.id, blobs.put)
+    try:
+        coordinator.manifest(reply.run.id, manifest)
+    except CoordinatorGone as error:
+        log.warning("%s; the manifest goes out on the next try", error)
+    except CoordinatorError as error:
+        if error.status != 409:  # another of the owner's machines was quicker
+            raise
+
+
+def _ended(reply: JoinReply) -> None:
+    if reply.run.status in (Status.FINISHED, Status.CANCELLED):
+        raise CoordinatorError(f"the run '{reply.run.name}' is {reply.run.status}: there is nothing to train")
+
+
+def _placed(reply: JoinReply, folder: Folder, coordinator: Coordinator, machine: str) -> Place:
+    """Checks by digest and signature that spec, manifest, ticket and directive hang together."""
+    run, assigned = reply.run, digest(reply.run.spec)
+    spec = RunSpec.from_json(run.spec)
+    if run.manifest is None or digest(run.manifest.body) != spec.manifest:
+        raise MessageError(f"the manifest of run '{run.name}' is not the one its spec names")
+    manifest = opened(run.manifest, "manifest", Manifest, spec.owner)
+    if manifest.run != run.id:
+        raise MessageError(f"the manifest of run '{run.name}' was made for another run")
+    directive = opened(reply.directive, "directive", Directive, coordinator.mirror)
+    if directive.run != run.id or directive.machine != machine:
+        raise MessageError(f"the coordinator's directive is for another machine or run than '{run.name}'")
+    if coordinator.mirror not in spec.roots:
+        raise StateError(f"run '{run.name}' does not list {coordinator.url} among its mirrors")
+    assert reply.ticket is not None
+    folder.pin(assigned)
+    return Place(
+        run=run.id,
+        name=run.name,
+        machine=machine,
+        folder=folder,
+        coordinator=coordinator,
+        spec=spec,
+        spec_digest=assigned,
+        manifest=manifest,
+        ticket=reply.ticket,
+        directive=directive,
+        mark=reply.mark,
+        peers=tuple(reply.peers),
+    )

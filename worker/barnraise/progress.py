@@ -1,0 +1,139 @@
+"""How far this machine has come: the figures behind its reports, its status file and its terminal line."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from barnraise.identity import digest
+from barnraise.report import Numbers
+from barnraise.wire import Activity, Point, Update
+
+log = logging.getLogger("barnraise")
+
+TELL_EVERY = 0.5  # seconds between two status files
+POINT_EVERY = 2.0  # seconds of training loss that make one point
+
+
+class Step(Protocol):
+    loss: float
+    tokens: int
+    seconds: float
+    abandoned: bool
+
+
+class Links(Protocol):
+    peers: int
+    bytes_sent: int
+    bytes_received: int
+
+
+class SharedWeights(Protocol):
+    heads: Mapping[str, Update]
+
+    @property
+    def vector(self) -> Mapping[str, int]: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    def digest(self) -> str: ...
+
+
+class Progress:
+    """Filled by the loop, read when it tells. `rate`: tokens/s, a running mean over some ten steps; losses in nats."""
+
+    def __init__(self, key: str):
+        self.key = key
+        self.activity = Activity.JOINING
+        self.step = 0
+        self.rate = 0.0
+        self.loss: float | None = None
+        self._losses: list[float] = []  # since the last point
+        self._points: list[Point] = []  # since the reporter was last told
+        self._first: tuple[int, float] | None = None  # validation: (ledger tokens, loss)
+        self._last: tuple[int, float] | None = None
+        self._digests: tuple[str, str | None] = ("0" * 64, None)  # of the version vector, and of the anchor at it
+        self._told = self._pointed = time.monotonic()
+
+    def stepped(self, stats: Step, ledger_tokens: int) -> None:
+        self.step += 1
+        if stats.abandoned:
+            log.warning("step %d gave a loss or a gradient that is not finite: its round is dropped", self.step)
+            return
+        speed = stats.tokens / stats.seconds
+        self.rate = 0.9 * self.rate + 0.1 * speed if self.rate else speed
+        self.loss = stats.loss
+        self._losses.append(stats.loss)
+        if time.monotonic() - self._pointed > POINT_EVERY:
+            self._point(ledger_tokens)
+
+    def validated(self, ledger_tokens: int, loss: float) -> None:
+        self._last = (ledger_tokens, loss)
+        self._first = self._first or self._last
+        self._points.append(Point(kind="validation", tokens=ledger_tokens, loss=loss))
+
+    def rest(self, activity: Activity) -> None:
+        """Not training now."""
+        self.activity, self.rate = activity, 0.0
+
+    def due(self, at_once: bool) -> bool:
+        """Whether it is time to tell again."""
+        if at_once or time.monotonic() - self._told >= TELL_EVERY:
+            self._told = time.monotonic()
+            return True
+        return False
+
+    def numbers(self, anchor: SharedWeights, links: Links, incarnation: str, addresses: Sequence[str]) -> Numbers:
+        """For a report; the points go with it and are not told again."""
+        vector = digest(json.dumps(dict(anchor.vector), sort_keys=True))
+        if vector != self._digests[0]:
+            self._digests = (vector, anchor.digest())
+        if self._losses and self.rate == 0.0:
+            self._point(anchor.tokens)
+        points, self._points = tuple(self._points), []
+        mine = [head for head in anchor.heads.values() if head.peer == self.key]
+        others = [head for head in anchor.heads.values() if head.peer != self.key]
+        return Numbers(
+            activity=self.activity,
+            incarnation=incarnation,
+            addresses=tuple(addresses),
+            step=self.step,
+            tokens=sum(head.total for head in mine),
+            ledger_tokens=anchor.tokens,
+            rate=self.rate,
+            updates_sent=sum(head.seq for head in mine),
+            updates_received=sum(head.seq for head in others),
+            peers=links.peers,
+            peer_bytes_sent=links.bytes_sent,
+            peer_bytes_received=links.bytes_received,
+            vector=self._digests[0],
+            anchor=self._digests[1],
+            points=points,
+        )
+
+    def status(self, numbers: Numbers) -> dict[str, Any]:
+        """The same figures for people and programs on this machine."""
+        return {
+            "at": time.time(),
+            "activity": numbers.activity,
+            "step": numbers.step,
+            "tokens": numbers.tokens,
+            "ledger_tokens": numbers.ledger_tokens,
+            "rate": numbers.rate,
+            "loss": self.loss,
+            "validation_first": self._first,
+            "validation_last": self._last,
+            "updates_sent": numbers.updates_sent,
+            "updates_received": numbers.updates_received,
+            "peers": numbers.peers,
+            "peer_bytes": numbers.peer_bytes_sent,
+            "vector": numbers.vector,
+            "anchor": numbers.anchor,
+        }
+
+    def _point(self, ledger_tokens: int) -> None:
+        mean = sum(self._losses) / len(self._losses)
+        self._points.append(Point(kind="train", tokens=ledger_tokens, loss=mean))
+        self._losses, self._pointed = [], time.monotonic()

@@ -1,0 +1,238 @@
+"""THE LOOP: one machine trains one run and trades updates with the others. The only file that knows both sides.
+
+`Worker.train` is the story; the rest puts the parts together before it and takes them apart after it. What happens
+until there is a run to train (finding it, preparing its text, its launch) is `enter.py`.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from barnraise.checkpoint import Checkpoints
+from barnraise.data import Text
+from barnraise.enter import Place
+from barnraise.exchange import codec
+from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.ledger import Blobs, Ledger
+from barnraise.exchange.node import Node
+from barnraise.exchange.transport import IrohTransport
+from barnraise.identity import Identity
+from barnraise.progress import Progress
+from barnraise.report import Reporter, Spool
+from barnraise.swap.engine import Engine
+from barnraise.swap.optimizer import schedule
+from barnraise.wire import Activity, Status
+
+log = logging.getLogger("barnraise")
+
+HELD_OUT = 64  # sequences a validation loss is taken over
+FETCH_SECONDS = 30.0
+SNAPSHOT_SECONDS = 20.0
+SETTLING = 120.0  # seconds a finished worker waits for the others to have every update
+PARTING = 5.0  # …and a leaving one for somebody to take its last
+
+
+class Worker:
+    """One machine in one run, from its state folder to its final checkpoint.
+
+    `leaving` ends it early at the next step, with everything saved; `watch` is handed the status now and then.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        identity: Identity,
+        leaving: threading.Event,
+        watch: Callable[[dict[str, Any]], None] = lambda status: None,
+        device: str = "",
+        port: int = 0,
+    ):
+        self.place, self.spec, self.leaving, self.watch = place, place.spec, leaving, watch
+        self.key, folder = identity.key, place.folder
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.blobs = Blobs(folder.path / "blobs")
+        self.ledger = Ledger(folder.path, self.blobs)
+        self.checkpoints = Checkpoints(folder.path / "checkpoint")
+        spool = Spool(folder.path / "spool.sqlite")
+        spool.begin_after(place.mark)
+        self.reporter = Reporter(place.coordinator, place.run, place.machine, place.directive, spool)
+        transport = IrohTransport(identity.secret, port)
+        self.exchange = Node(
+            self.spec,
+            place.run,
+            identity,
+            folder.label.incarnation,
+            self.ledger,
+            self.blobs,
+            transport,
+            place.ticket,
+            frozenset(self.spec.roots),
+        )
+        self.anchor = Anchor([])  # until `join` has the real one
+        self.milestone = -1
+        self.progress = Progress(self.key)
+
+    def work(self) -> None:
+        """Everything: join, train, settle, leave. Raises BarnraiseError with what a person should know."""
+        self.reporter.start()
+        try:
+            self.join()
+            if not self.leaving.is_set():
+                self.train()
+                self.settle()
+        finally:
+            self.exchange.stop()
+            self.tell(at_once=True)
+            self.reporter.stop()
+            self.ledger.close()
+            self.place.folder.close()
+
+    # ---- the story -------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        recipe, context = self.spec.recipe, self.spec.model.context
+        engine, exchange, progress = self.engine, self.exchange, self.progress
+        encode = partial(codec.encode, codec=recipe.codec)
+        while self.goes_on():
+            for _ in range(recipe.round_steps):
+                batch = self.text.batch(self.spec.seed, self.key, progress.step, recipe.step_sequences, context)
+                progress.stepped(engine.step([batch], schedule(recipe, self.anchor.tokens)), self.anchor.tokens)
+                self.trade()
+                if not self.may_step():
+                    break
+            if tokens := engine.round_tokens:
+                header = exchange.offer(engine.harvest(encode, exchange.weight(progress.rate)), tokens)
+                self.anchor.note(header)
+                self.checkpoints.save(engine.state(), progress.step, self.anchor.heads)
+            self.trade()
+
+    def trade(self) -> None:
+        """Takes what has arrived, hands out what is asked for, tells the coordinator's thread. Waits for nobody."""
+        for arrival in self.exchange.arrived():
+            self.engine.add(arrival)
+        self.exchange.serve(self.anchor)
+        self.validate()
+        self.tell()
+
+    # ---- what the loop asks itself ---------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """The run has ended, or this machine's part in it has."""
+        status = self.reporter.directive.status
+        return status in (Status.FINISHED, Status.CANCELLED) or self.reporter.refused is not None
+
+    @property
+    def spent(self) -> bool:
+        return self.anchor.tokens >= self.spec.recipe.token_budget
+
+    def goes_on(self) -> bool:
+        """Whether another round begins; waits out a pause first."""
+        return not self.spent and self.may_step()
+
+    def may_step(self) -> bool:
+        """Waits while the run is paused, trading all the while. False when the round should end here and now."""
+        while self.reporter.directive.status in (Status.PAUSED, Status.RECRUITING) and not self.reporter.refused:
+            self.progress.rest(Activity.PAUSED)
+            if self.leaving.wait(0.1):
+                break
+            self.trade()
+        self.progress.activity = Activity.TRAINING
+        return not (self.leaving.is_set() or self.over)
+
+    def validate(self, last: bool = False) -> None:
+        """The anchor's loss on the held-out text, whenever the ledger passes another `evaluate_every` tokens."""
+        milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
+        if milestone > self.milestone or last:
+            self.milestone = milestone
+            self.progress.validated(self.anchor.tokens, self.engine.evaluate(self.held_out))
+
+    # ---- before and after ------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """The anchor from the last checkpoint, the peers, or the run's seed; the text from whoever has it."""
+        kept = self.checkpoints.restore()
+        self.exchange.start(kept.vector if kept else {})
+        self.exchange.introduce(self.place.peers)
+        if kept:
+            self.anchor = Anchor(kept.anchor, dict(kept.heads))
+            self.progress.step = kept.step
+        elif cut := self.exchange.join(SNAPSHOT_SECONDS):
+            log.info("took the anchor at %s tokens from the peers", f"{cut.tokens:,}")
+            self.anchor = Anchor(cut.fragments, dict(cut.heads))
+        else:
+            self.anchor = Anchor.initial(self.spec.model, self.spec.seed)
+        self.engine = Engine(self.spec.model, self.spec.recipe, self.anchor, self.device)
+        if not kept:
+            self.checkpoints.save(self.engine.state(), 0, self.anchor.heads)
+        else:
+            self.engine.load(kept.tensors)
+            if self.exchange.published > kept.vector.get(self.exchange.author, 0):
+                self.engine.forget_feedback()
+        self.fetch_text()
+
+    def fetch_text(self) -> None:
+        manifest = self.place.manifest
+        wanted = [shard.digest for shard in (*manifest.train, *manifest.held_out)]
+        wanted += [manifest.tokenizer] if manifest.tokenizer else []
+        for each in wanted:
+            while not self.blobs.has(each) and not self.leaving.is_set():
+                self.progress.activity = Activity.PREPARING
+                if not self.exchange.fetch(each, FETCH_SECONDS):
+                    log.info("waiting for a peer that holds the text (%s)", each[:8])
+                self.tell()
+        self.text = Text(manifest, self.blobs.path)
+        self.held_out = self.text.held_out(HELD_OUT, self.spec.model.context)
+
+    def settle(self) -> None:
+        """After the last round: until the others have what this machine did, and, when the run is over, it theirs."""
+        self.exchange.complete()
+        if self.leaving.is_set():
+            self._trade_until(self.exchange.taken, PARTING)
+            self.progress.rest(Activity.LEFT)
+        else:
+            self.progress.activity = Activity.FINISHING
+            self._trade_until(self.exchange.settled, SETTLING)
+            self.validate(last=True)
+            self.progress.rest(Activity.FINISHED)
+        self.checkpoints.save(self.engine.state(), self.progress.step, self.anchor.heads)
+
+    def _trade_until(self, done: Callable[[], bool], seconds: float) -> None:
+        limit = time.monotonic() + seconds
+        while not done() and time.monotonic() < limit:
+            self.trade()
+            time.sleep(0.05)
+        self.trade()
+
+    # ---- telling ---------------------------------------------------------------------------------------------
+
+    def tell(self, at_once: bool = False) -> None:
+        """Passes figures to the reporter and the status file, and what the coordinator said to the exchange."""
+        progress, reporter, exchange = self.progress, self.reporter, self.exchange
+        if not progress.due(at_once):
+            return
+        incarnation, addresses = self.place.folder.label.incarnation, exchange.addresses
+        numbers = progress.numbers(self.anchor, exchange.stats, incarnation, addresses)
+        reporter.note(numbers)
+        exchange.announce(progress.rate)
+        exchange.introduce(reporter.taken_peers())
+        exchange.revoke(reporter.directive.revoked)
+        exchange.orphaned = reporter.orphaned
+        if ticket := reporter.taken_ticket():
+            exchange.renew(ticket)
+        status = {
+            "run": self.place.run,
+            "name": self.place.name,
+            "device": self.device,
+            "token_budget": self.spec.recipe.token_budget,
+            "coordinator_bytes": self.place.coordinator.bytes,
+            "refused": reporter.refused,
+            **progress.status(numbers),
+        }
+        self.place.folder.status(status)
+        self.watch(status)
