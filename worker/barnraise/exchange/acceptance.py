@@ -1,0 +1,62 @@
+"""Whether an update counts: a pure function of its signed bytes and the run's spec, the same on every peer for ever.
+
+A peer that refused alone would never agree with the others again, so nothing here looks at a clock, at a revocation or
+at what else has arrived: expiry and revocation gate connections only.
+"""
+
+from dataclasses import dataclass
+
+from barnraise.errors import MessageError
+from barnraise.exchange.anchor import sketch
+from barnraise.exchange.codec import decode, payload_size
+from barnraise.identity import opened
+from barnraise.spec import RunSpec
+from barnraise.wire import FragmentUpdate, Signed, Ticket, Update
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What of a run decides. `sizes`: each fragment's elements; `mirrors`: keys whose tickets count."""
+
+    run: str
+    mirrors: frozenset[str]
+    sizes: tuple[int, ...]
+    max_tokens: int
+
+    @classmethod
+    def of(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "Rules":
+        sizes = tuple(fragment.size for fragment in spec.model.fragments())
+        return cls(run, mirrors, sizes, spec.max_tokens_per_update)
+
+
+def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
+    """The update of a signed header that counts, its payloads apart. Raises MessageError with the reason."""
+    update = opened(signed, "update", Update, key=signed.key)
+    who = f"update {update.seq} of {update.peer[:8]}"
+    if update.peer != signed.key:
+        raise MessageError(f"{who} is signed by {signed.key[:8]}")
+    if update.run != rules.run:
+        raise MessageError(f"{who} is for run {update.run}, not {rules.run}")
+    if update.tokens > rules.max_tokens:
+        raise MessageError(f"{who} claims {update.tokens} tokens; the run allows {rules.max_tokens}")
+    if len(update.fragments) != len(rules.sizes):
+        raise MessageError(f"{who} has {len(update.fragments)} fragments; the model has {len(rules.sizes)}")
+    for index, (part, size) in enumerate(zip(update.fragments, rules.sizes, strict=True)):
+        if not 0 < part.size <= payload_size(size):
+            raise MessageError(f"{who} needs {part.size} bytes for fragment {index} of {size} weights")
+    if ticket is None:
+        raise MessageError(f"{who} came without a ticket of its author")
+    held = opened(ticket, "ticket", Ticket)
+    if ticket.key not in rules.mirrors or held.mirror != ticket.key:
+        raise MessageError(f"{who}: its author's ticket is signed by {ticket.key[:8]}, not a mirror of this run")
+    if held.run != rules.run or held.peer != update.peer:
+        raise MessageError(f"{who}: the ticket with it is for another run or peer")
+    return update
+
+
+def check_payload(payload: bytes, part: FragmentUpdate, size: int) -> None:
+    """Whether a payload, its digest already checked, holds `size` integers with the stated sketch. MessageError."""
+    if len(payload) != part.size:
+        raise MessageError(f"a payload is of {len(payload)} bytes, and its header says {part.size}")
+    if (found := sketch(decode(payload, size))) != part.sketch:
+        raise MessageError(f"a payload's checksum is {found}, and its header says {part.sketch}")

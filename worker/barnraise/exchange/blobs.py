@@ -1,0 +1,118 @@
+"""Files named by what is in them: update payloads, text shards, fragments of a frozen anchor.
+
+A blob appears under its name only once it is whole, checked and fsynced, so that whoever sees one may rely on it after
+a crash. One that arrives in pieces grows beside its name as `<digest>.part` and goes on from there after an
+interruption. Writers of the same blob may race: they write the same bytes.
+"""
+
+import os
+import secrets
+from enum import Enum
+from pathlib import Path
+
+from blake3 import blake3
+
+_READ = 1 << 20  # bytes hashed at a time
+
+
+class Growth(Enum):
+    """What became of a blob that a piece was added to."""
+
+    MORE = "more"  # not whole yet
+    WHOLE = "whole"  # checked, fsynced, and under its name
+    DAMAGED = "damaged"  # all bytes came and are not what the digest says; thrown away
+
+
+class Blobs:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob("*/*.new"):
+            leftover.unlink(missing_ok=True)
+
+    def path(self, digest: str) -> Path:
+        """Where a blob lies, or would. `digest` has been checked to be 64 hex digits."""
+        assert len(digest) == 64
+        return self.folder / digest[:2] / digest
+
+    def has(self, digest: str) -> bool:
+        return self.path(digest).exists()
+
+    def size(self, digest: str) -> int | None:
+        """Bytes, or None where there is no such blob."""
+        try:
+            return self.path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def read(self, digest: str, offset: int = 0, size: int = -1) -> bytes:
+        """`size` bytes from `offset` on (all by default). Raises FileNotFoundError."""
+        with self.path(digest).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def put(self, data: bytes | memoryview) -> str:
+        """Keeps bytes durably; returns their digest. What was here already is not written again."""
+        digest = blake3(data).hexdigest()
+        if not self.has(digest):
+            path = self.path(digest)
+            path.parent.mkdir(exist_ok=True)
+            fresh = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
+            with fresh.open("wb") as file:
+                file.write(data)
+            _settle(fresh, path)
+        return digest
+
+    def started(self, digest: str) -> int:
+        """Bytes here of a blob that is still arriving."""
+        try:
+            return self._part(digest).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def extend(self, digest: str, offset: int, data: bytes | memoryview, total: int) -> Growth:
+        """Adds a piece of a blob of `total` bytes. A piece that does not continue what is here is let go by."""
+        if self.has(digest):
+            return Growth.WHOLE
+        part, length = self._part(digest), self.started(digest)
+        part.parent.mkdir(exist_ok=True)
+        if offset <= length < offset + len(data) or total == 0:
+            with part.open("ab") as file:
+                file.write(data[length - offset :])
+            length = offset + len(data)
+        if length < total:
+            return Growth.MORE
+        if length > total or _digest(part) != digest:
+            part.unlink()
+            return Growth.DAMAGED
+        _settle(part, self.path(digest))
+        return Growth.WHOLE
+
+    def drop(self, digest: str) -> None:
+        """Forgets a blob, whole or in part."""
+        self.path(digest).unlink(missing_ok=True)
+        self._part(digest).unlink(missing_ok=True)
+
+    def _part(self, digest: str) -> Path:
+        return self.path(digest).with_suffix(".part")
+
+
+def _digest(path: Path) -> str:
+    hasher = blake3()
+    with path.open("rb") as file:
+        while data := file.read(_READ):
+            hasher.update(data)
+    return hasher.hexdigest()
+
+
+def _settle(fresh: Path, path: Path) -> None:
+    """The bytes first, then the name: after a crash the blob is whole or absent."""
+    with fresh.open("rb+") as file:
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    if os.name == "posix":  # elsewhere a folder cannot be opened, and a rename is durable with the file
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,32 @@
+"""One frame: a 4-byte big-endian header length, the header (a peer message as JSON), then raw payload."""
+
+from pydantic import ValidationError
+
+from barnraise.errors import MessageError
+from barnraise.wire import LENGTH, MAX_FRAME, MAX_HEADER, Message, peer_message
+
+
+def pack(message: Message, payload: bytes = b"") -> bytes:
+    """One of our own messages as a frame. It fits: every list and payload in it is bounded where it is made."""
+    header = message.model_dump_json(exclude_none=True).encode()
+    frame = len(header).to_bytes(LENGTH, "big") + header + payload
+    assert len(header) <= MAX_HEADER and len(frame) <= MAX_FRAME, f"{type(message).__name__} of {len(frame)} bytes"
+    return frame
+
+
+def unpack(frame: bytes) -> tuple[Message, memoryview]:
+    """(message, payload) of a frame from elsewhere. Raises MessageError for anything that is not one."""
+    if not LENGTH <= len(frame) <= MAX_FRAME:
+        raise MessageError(f"a frame of {len(frame)} bytes; {LENGTH} to {MAX_FRAME} are allowed")
+    length = int.from_bytes(frame[:LENGTH], "big")
+    if length > MAX_HEADER or LENGTH + length > len(frame):
+        raise MessageError(f"a frame of {len(frame)} bytes says its header has {length}")
+    try:
+        message = peer_message.validate_json(frame[LENGTH : LENGTH + length])
+    except (ValidationError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise MessageError(f"a frame's header is not a message of ours: {first}") from None
+    payload = memoryview(frame)[LENGTH + length :]
+    if payload and message.type != "part":
+        raise MessageError(f"a {message.type} carries {len(payload)} bytes of payload")
+    return message, payload
