@@ -168,7 +168,7 @@ class State(Message):
 
 
 class Push(Message):
-    """An update's signed header. Its payloads follow as Parts. `ticket` is the author's, for peers that never met it."""
+    """An update's signed header. Its payloads follow as Parts. `ticket`: the author's, for peers that never met it."""
 
     type: Literal["push"] = "push"
     header: Signed
