@@ -1,4 +1,4 @@
-"""Postgres and Valkey out of wheels, for whoever has none: started on first use, shared by processes, stopped by the last.
+"""Postgres and Valkey out of wheels: started on first use, shared by processes, stopped by the last of them.
 
 `start(state)` makes this process a user of both servers, starting what does not run; `stop(state)` ends that, and the
 last user's stop (or exit) stops the servers. A process that was killed does not count as a user; servers it left behind

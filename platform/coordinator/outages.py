@@ -1,6 +1,5 @@
 """What the site says when something goes wrong: on API paths always a wire.Problem, elsewhere a page."""
 
-import logging
 import sys
 
 import redis.exceptions
@@ -11,7 +10,12 @@ from django.template.loader import render_to_string
 
 from barnraise.wire import Problem, Signed
 
-log = logging.getLogger("coordinator")
+VALKEY_GONE = (
+    redis.exceptions.ConnectionError,  # also: still loading
+    redis.exceptions.TimeoutError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+)
 
 
 def cut(text: str, length: int) -> str:
@@ -35,7 +39,7 @@ def outage(error: BaseException | None) -> str:
     while error is not None:
         if isinstance(error, OperationalError | InterfaceError):
             return "The site's database does not answer just now. Nothing was changed; try again in a moment."
-        if isinstance(error, redis.exceptions.ConnectionError | redis.exceptions.TimeoutError):
+        if isinstance(error, VALKEY_GONE):
             return "The site's live store does not answer just now. Nothing was changed; try again in a moment."
         error = error.__cause__ or error.__context__
     return ""
@@ -67,3 +71,24 @@ def server_error(request: HttpRequest) -> HttpResponse:
     if sentence := outage(sys.exc_info()[1]):
         return answer(request, 503, sentence)
     return answer(request, 500, "The site made a mistake. It has been noted; try again in a moment.")
+
+
+class ApiShape:
+    """Django's own refusals on API paths (a method that is not allowed, a bad host) in the API's one shape."""
+
+    sync_capable = True
+    async_capable = False
+
+    def __init__(self, get_response):
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        response = self.get_response(request)
+        plain = not response.headers.get("Content-Type", "").startswith("application/json")
+        if request.path.startswith("/api/") and response.status_code >= 400 and plain:
+            allowed = response.headers.get("Allow")
+            shaped = problem(response.status_code, f"use {allowed} here" if allowed else response.reason_phrase)
+            if allowed:
+                shaped["Allow"] = allowed
+            return shaped
+        return response

@@ -1,5 +1,6 @@
 """Every address of the site."""
 
+from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
 from django.urls import include, path
 
@@ -9,6 +10,8 @@ handler400 = "coordinator.outages.bad_request"
 handler403 = "coordinator.outages.forbidden"
 handler404 = "coordinator.outages.not_found"
 handler500 = "coordinator.outages.server_error"
+
+admin.site.login = secure_admin_login(admin.site.login)  # the same door as for everybody, second factor and all
 
 urlpatterns = [
     path("admin/", admin.site.urls),

@@ -1,13 +1,157 @@
-"""The API's endpoints."""
+"""The API's endpoints. Each reads, asks the right part of the site, and answers with a message from `wire`."""
 
+import time
+from itertools import pairwise
+
+from django.http import HttpRequest
 from ninja import NinjaAPI
 
-from barnraise.wire import MirrorView
+from barnraise import wire
+from barnraise.errors import MessageError
+from barnraise.identity import opened
 from coordinator import mirror
+from coordinator.accounts.models import Enrolment, Machine
+from coordinator.api.authentication import Refusal, limit, signed_by_machine
+from coordinator.api.errors import install
+from coordinator.api.manifests import check_manifest
+from coordinator.fleet.facts import advance
+from coordinator.fleet.joining import directive, fresh_ticket, hints, join
+from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
+from coordinator.telemetry import stream
+from coordinator.telemetry.rollup import drain
 
-api = NinjaAPI(title="Barnraise", version="1", docs_url="/docs")
+PAGE = 5  # runs
+ENROLMENT_SLACK = 600  # seconds a machine's clock may differ when it enrols
+POLL_EVERY = 1.0
+
+api = NinjaAPI(
+    title="Barnraise",
+    version="1",
+    description="What workers and scripts call. Machines sign every request with their own Ed25519 key; a refusal is "
+    "always a Problem with a sentence that says what to change.",
+    docs_url="/docs",
+)
+install(api)
 
 
-@api.get("/mirror", response=MirrorView)
-def get_mirror(request):
+@api.get("/mirror", response=wire.MirrorView)
+def get_mirror(request: HttpRequest):
+    """Who this coordinator is."""
     return mirror.view()
+
+
+@api.post("/enrolments", response=wire.Enrolment)
+def open_enrolment(request: HttpRequest, signed: wire.Signed):
+    """A code for a machine's key, signed by that key; a person approves it in the browser."""
+    limit(request, "enrolments", 60, 600)
+    try:
+        asked = opened(signed, "enrolment", wire.EnrolmentRequest)
+    except MessageError as error:
+        raise Refusal(422, str(error), {"signature": str(error)}) from None
+    if asked.key != signed.key:
+        raise Refusal(422, "a machine can only enrol the key it signs with", {"key": "must be the signing key"})
+    if asked.mirror != mirror.identity().key:
+        raise Refusal(422, "this enrolment is for another coordinator", {"mirror": "must be this coordinator's key"})
+    if abs(asked.issued - time.time()) > ENROLMENT_SLACK:
+        raise Refusal(401, "the enrolment was signed at another time than now: use the time in this answer")
+    enrolment = Enrolment.open(asked)
+    url = request.build_absolute_uri(f"/machines/enrol/{enrolment.code}/")
+    return wire.Enrolment(code=enrolment.code, url=url, expires=enrolment.expires_epoch, poll_every=POLL_EVERY)
+
+
+@api.get("/enrolments/{code}", response=wire.EnrolmentStatus)
+def get_enrolment(request: HttpRequest, code: str):
+    """What became of a code."""
+    enrolment = Enrolment.find(code)
+    if enrolment is None:
+        raise Refusal(404, "there is no such code; run `barnraise login` for a new one")
+    machine = enrolment.machine
+    return wire.EnrolmentStatus(
+        status=enrolment.status,
+        machine=str(machine.pk) if machine else None,
+        person=machine.owner.shown_name if machine else "",
+    )
+
+
+@api.get("/runs", response=wire.RunPage, auth=signed_by_machine)
+def list_runs(request: HttpRequest, after: wire.Id | None = None):
+    """Runs this machine may join, newest first, five a page; `after` is the `next` of the page before."""
+    found = Run.objects.visible_to_machine(machine(request)).exclude(status__in=["finished", "cancelled"])
+    if after:
+        found = found.filter(pk__lt=after)
+    page = list(found.order_by("-pk")[: PAGE + 1])
+    following = str(page[PAGE - 1].pk) if len(page) > PAGE else None
+    return wire.RunPage(runs=[run.view() for run in page[:PAGE]], next=following)
+
+
+@api.get("/runs/{name}", response=wire.RunView, auth=signed_by_machine)
+def get_run(request: HttpRequest, name: str):
+    """A run by id or slug."""
+    return run_named(request, name).view()
+
+
+@api.post("/runs/{name}/join", response=wire.JoinReply, auth=signed_by_machine)
+def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
+    """A place in a run: a ticket for its peers (none while it is a draft), and whom to try first."""
+    run = run_named(request, name)
+    if run.is_over:
+        raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
+    membership = join(run, machine(request), asked)
+    drain(wait=True)  # a machine with a new folder numbers its reports past everything that is on its way
+    membership.refresh_from_db()
+    return wire.JoinReply(
+        run=run.view(),
+        ticket=fresh_ticket(membership, always=True),
+        directive=directive(membership),
+        peers=hints(membership),
+        mark=max(membership.mark, membership.latest),
+    )
+
+
+@api.post("/runs/{name}/manifest", response=wire.RunView, auth=signed_by_machine)
+def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
+    """The text of a draft as its owner's machine has prepared it. The launch pins it."""
+    run = run_named(request, name)
+    if machine(request).owner_id != run.owner_id:
+        raise Refusal(403, "only a machine of the run's owner may say what its text is")
+    check_manifest(run, machine(request), signed)
+    if not run.accept_manifest(signed) and (run.manifest or {}).get("body") != signed.body:
+        raise Refusal(409, f"the run {run.name} has its text already; it cannot be changed any more")
+    advance(run)
+    return run.view()
+
+
+@api.post("/runs/{name}/reports", response=wire.ReportReply, auth=signed_by_machine)
+def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
+    """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
+    run = run_named(request, name)
+    membership = Membership.objects.select_related("run", "machine").filter(run=run, machine=machine(request)).first()
+    if membership is None:
+        raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
+    numbers = [report.seq for report in sent.reports]
+    if any(a >= b for a, b in pairwise(numbers)):
+        raise Refusal(422, "reports must come in the order of their numbers", {"reports": "seq must ascend"})
+    try:
+        stream.ingest(membership, sent.reports)
+    except stream.Behind:
+        raise Refusal(503, "the site is behind with its reports; keep yours and try again in a minute") from None
+    return wire.ReportReply(
+        mark=membership.mark,
+        directive=directive(membership),
+        ticket=fresh_ticket(membership),
+        peers=hints(membership),
+    )
+
+
+def machine(request: HttpRequest) -> Machine:
+    """Who signed the request."""
+    return request.auth  # type: ignore[attr-defined]  # set by ninja from `signed_by_machine`
+
+
+def run_named(request: HttpRequest, name: str) -> Run:
+    """A run that this machine may know of. Raises Refusal."""
+    run = Run.objects.visible_to_machine(machine(request)).named(name)
+    if run is None:
+        raise Refusal(404, f"there is no run '{name[:60]}' here that this machine may see")
+    return run

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from django.db import models
-from django.db.models import ExpressionWrapper, F, Q
+from django.db.models import ExpressionWrapper, F
 from django.utils import timezone
 
 from barnraise.wire import Activity
@@ -49,6 +49,7 @@ class Membership(models.Model):
     peer_bytes_received = models.BigIntegerField(default=0)
     vector = models.CharField(max_length=64, blank=True)
     anchor = models.CharField(max_length=64, blank=True)
+    safe = models.DateTimeField(null=True)  # when it said that it holds the final checkpoint whole
     mark = models.BigIntegerField(default=0)
     latest = models.BigIntegerField(default=0)  # the highest report number whose numbers these are
 
@@ -64,10 +65,6 @@ class Membership(models.Model):
     @property
     def is_alive(self) -> bool:
         return is_alive(self.last_seen.timestamp(), self.activity, self.run.report_every, timezone.now().timestamp())
-
-    @classmethod
-    def counted(cls, run: Run) -> "MembershipQuery":
-        return cls.objects.filter(Q(tokens__gt=0) | Q(activity=Activity.FINISHED), run=run)
 
 
 def is_alive(last_seen: float, activity: str, report_every: float, now: float) -> bool:

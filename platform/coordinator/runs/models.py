@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
+import re
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -16,10 +16,12 @@ from barnraise.errors import SpecError
 from barnraise.identity import digest
 from barnraise.spec import RunSpec, problems
 from coordinator import mirror
+from coordinator.accounts.models import Machine
 from coordinator.runs import lifecycle
 from coordinator.runs.lifecycle import Facts
 
 Status = wire.Status
+ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class RunQuery(models.QuerySet):
@@ -30,12 +32,15 @@ class RunQuery(models.QuerySet):
         mine = Q(owner=user) if getattr(user, "pk", None) else Q(pk=None)
         return self.filter(mine | ~Q(spec_text=""))
 
+    def visible_to_machine(self, machine: Machine) -> "RunQuery":
+        """As `visible_to`, but a machine has no staff's eyes: of drafts it sees its owner's alone."""
+        return self.filter(Q(owner=machine.owner_id) | ~Q(spec_text=""))
+
     def named(self, name: str) -> "Run | None":
         """By id or slug."""
-        try:
-            return self.filter(Q(pk=name) | Q(slug=name)).first()
-        except (ValidationError, ValueError):
-            return self.filter(slug=name[:100]).first()
+        if not re.fullmatch(r"[0-9A-Za-z_-]{1,100}", name):
+            return None
+        return self.filter(pk=name).first() if ID.fullmatch(name) else self.filter(slug=name).first()
 
 
 class Run(models.Model):

@@ -1,0 +1,39 @@
+"""Makes sure that a person exists, with this password and a confirmed address. Run again, it changes nothing else."""
+
+from allauth.account.models import EmailAddress
+from django.core.exceptions import ValidationError
+from django.core.management.base import BaseCommand, CommandError
+from django.core.validators import validate_email
+from django.db import transaction
+
+from coordinator.accounts.models import User
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser) -> None:
+        parser.add_argument("--email", required=True)
+        parser.add_argument("--password", required=True)
+        parser.add_argument("--name", default="")
+        parser.add_argument("--staff", action="store_true", help="may use the admin, with every permission")
+
+    def handle(self, *, email: str, password: str, name: str, staff: bool, **options) -> None:
+        email = email.strip().lower()
+        try:
+            validate_email(email)
+        except ValidationError:
+            raise CommandError(f"'{email}' is not an e-mail address") from None
+        with transaction.atomic():
+            user = User.objects.filter(email__iexact=email).first() or User.objects.create_user(email, password)
+            user.name = name or user.name
+            if staff:
+                user.is_staff = user.is_superuser = True
+            if not user.check_password(password):
+                user.set_password(password)
+            user.save()
+            EmailAddress.objects.filter(user=user).exclude(email__iexact=email).update(primary=False)
+            EmailAddress.objects.update_or_create(
+                user=user, email__iexact=email, defaults={"email": email, "verified": True, "primary": True}
+            )
+        self.stdout.write(str(user.pk))

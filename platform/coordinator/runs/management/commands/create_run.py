@@ -1,0 +1,44 @@
+"""Creates a run from the command line and prints its id."""
+
+from django.core.management.base import BaseCommand, CommandError
+
+from barnraise.errors import SpecError
+from barnraise.spec import PRESETS
+from coordinator.accounts.models import User
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.models import Run
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser) -> None:
+        parser.add_argument("--owner", required=True, metavar="EMAIL")
+        parser.add_argument("--name", required=True)
+        parser.add_argument("--preset", default="gpt-nano", choices=PRESETS)
+        parser.add_argument("--tokens", help="the token budget")
+        parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
+                            help="any field of the spec, such as recipe.learning_rate=0.001; repeatable")  # fmt: skip
+        parser.add_argument("--report-every", type=float, default=10.0, help="seconds between a machine's reports")
+        parser.add_argument("--quorum", type=int, default=1, help="machines that must be alive before training starts")
+        parser.add_argument("--launch", action="store_true", help="launch it too")
+
+    def handle(self, *, owner, name, preset, tokens, fields, report_every, quorum, launch, **options) -> None:
+        user = User.objects.filter(email__iexact=owner).first()
+        if user is None:
+            raise CommandError(f"there is nobody with the address {owner}; see the command prepare_owner")
+        values = {}
+        for field in fields:
+            key, equals, value = field.partition("=")
+            if not equals:
+                raise CommandError(f"--set takes FIELD=VALUE, not '{field}'")
+            values[key.strip()] = value.strip()
+        if tokens:
+            values["recipe.token_budget"] = tokens
+        try:
+            run = Run.create(user, name, spec_from_fields(values, preset), report_every=report_every, quorum=quorum)
+        except SpecError as error:
+            raise CommandError(str(error)) from None
+        if launch:
+            run.launch()
+        self.stdout.write(str(run.pk))

@@ -1,0 +1,78 @@
+"""A run as its page shows it right now: the run's own line and a row for each machine, live over stored numbers."""
+
+import statistics
+import time
+from typing import Any
+
+from coordinator.fleet.facts import KNOWING, facts
+from coordinator.fleet.models import Membership, is_alive
+from coordinator.runs import lifecycle
+from coordinator.runs.models import Run
+from coordinator.telemetry import stream
+
+
+def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
+    """One row a machine: id, name, person, activity, alive, last_seen, version, tokens, rate (tokens/s; 0 when gone),
+    step, updates_sent, updates_received, peers, ledger_tokens, behind (tokens); and vector, anchor for `agreement`."""
+    now = time.time() if now is None else now
+    live = stream.rows(run.pk)
+    found = []
+    for member in Membership.objects.filter(run=run).select_related("machine", "machine__owner").order_by("joined"):
+        row = _stored(member)
+        newer = live.get(str(member.machine_id))
+        if newer and newer["seq"] >= member.latest:
+            row |= {k: v for k, v in newer.items() if k != "seq" and not (k == "last_seen" and v < row[k])}
+        revoked = member.machine.revoked is not None
+        row["alive"] = not revoked and is_alive(row["last_seen"], row["activity"], run.report_every, now)
+        row["rate"] = row["rate"] if row["alive"] else 0.0
+        found.append(row)
+    ledger = max(run.ledger_tokens, _ledger(found))
+    for row in found:
+        row["behind"] = max(0, ledger - row["ledger_tokens"])
+    return found
+
+
+def summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run's own line; `rows` as `workers` gave them. Times in seconds since 1970."""
+    known = facts(run)
+    return {
+        "id": str(run.pk),
+        "name": run.name,
+        "status": run.status,
+        "tokens": max(known.ledger_tokens, _ledger(rows)),
+        "budget": known.token_budget,
+        "rate": sum(row["rate"] for row in rows),
+        "started": run.started.timestamp() if run.started else None,
+        "updates": sum(row["updates_sent"] for row in rows),
+        "workers_alive": sum(row["alive"] for row in rows),
+        "agree": agreement(rows),
+        "waiting": lifecycle.waiting(run.state, known) or None,
+    }
+
+
+def agreement(rows: list[dict[str, Any]]) -> bool | None:
+    """Whether live machines that hold the same updates hold the same weights; None while no two can be compared."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        if row["alive"] and row["anchor"]:
+            groups.setdefault(row["vector"], []).append(row["anchor"])
+    comparable = [anchors for anchors in groups.values() if len(anchors) > 1]
+    return all(len(set(anchors)) == 1 for anchors in comparable) if comparable else None
+
+
+def _ledger(rows: list[dict[str, Any]]) -> int:
+    """As most live machines that work on it see it."""
+    known = [row["ledger_tokens"] for row in rows if row["alive"] and row["activity"] in KNOWING]
+    return statistics.median_high(known) if known else 0
+
+
+def _stored(member: Membership) -> dict[str, Any]:
+    kept = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received",
+            "peers", "vector", "anchor")  # fmt: skip
+    return {
+        "id": str(member.machine_id),
+        "name": member.machine.name,
+        "person": member.machine.owner.shown_name,
+        "last_seen": member.last_seen.timestamp(),
+        **{name: getattr(member, name) for name in kept},
+    }

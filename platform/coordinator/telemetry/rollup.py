@@ -1,0 +1,151 @@
+"""The queue into Postgres: rows and the high-water mark commit together, so nothing is lost and nothing counts twice.
+
+An entry leaves the queue only after its transaction has committed. Dying in between means that it is read again, and
+known by its numbers. A machine's mark is the number up to which Postgres holds *everything*; a report beyond a gap is
+kept at once and remembered by a receipt. Machines post all above a mark that stands still again, which closes gaps; one
+that stays open nevertheless (the machine lost those reports itself) is given up after ten minutes.
+"""
+
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+from django.db import DataError, IntegrityError, connection, transaction
+from django.utils import timezone
+from pydantic import ValidationError
+
+from barnraise.wire import Activity, Report
+from coordinator.fleet.models import Membership
+from coordinator.telemetry.models import BUCKET, Point, Receipt, Rollup
+from coordinator.telemetry.stream import PENDING, client
+
+log = logging.getLogger("coordinator.telemetry")
+
+LOCK = 0x62726E72  # of the one process that drains; any number will do
+ENTRIES = 1000  # a transaction
+GAP_MINUTES = 10
+WAIT_SECONDS = 5.0
+TOTALS = ("tokens", "updates_sent", "updates_received", "peer_bytes_sent", "peer_bytes_received")
+MOST = 1 << 50  # of what a total may grow by in one report: sums stay within 63 bits
+LATEST = ("version", "activity", "incarnation", "step", "tokens", "ledger_tokens", "rate", "updates_sent",
+          "updates_received", "peers", "peer_bytes_sent", "peer_bytes_received", "vector")  # fmt: skip
+
+
+def drain(*, wait: bool = False) -> int:
+    """Moves what is queued into Postgres; how many entries that were. While another process does it: 0, or `wait`."""
+    moved = 0
+    with _alone(wait) as mine:
+        while mine and (raw := client().lrange(PENDING, 0, ENTRIES - 1)):
+            with transaction.atomic():
+                _store_all(raw)
+            with client().pipeline(transaction=False) as pipe:
+                for text in raw:
+                    pipe.lrem(PENDING, 1, text)  # by value: after a restart the queue may not begin where it did
+                pipe.execute()
+            moved += len(raw)
+    return moved
+
+
+@contextmanager
+def _alone(wait: bool) -> Iterator[bool]:
+    """Whether this process drains. The lock is the session's: it outlives transactions, and dies with its process."""
+    patience = time.monotonic() + (WAIT_SECONDS if wait else 0)
+    while not (mine := _try_lock()) and time.monotonic() < patience:
+        time.sleep(0.05)
+    try:
+        yield mine
+    finally:
+        if mine:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT pg_advisory_unlock(%s)", [LOCK])
+
+
+def _try_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_try_advisory_lock(%s)", [LOCK])
+        return cursor.fetchone()[0]
+
+
+def _store_all(raw: list[str]) -> None:
+    reports: dict[int, list[Report]] = defaultdict(list)
+    received: dict[int, float] = {}
+    for text in raw:
+        try:
+            entry = json.loads(text)
+            reports[entry["membership"]] += [Report.model_validate(r) for r in entry["reports"]]
+            received[entry["membership"]] = entry["received"]
+        except (ValueError, KeyError, TypeError, ValidationError) as error:
+            log.error("an entry of the queue is unreadable and was dropped: %s: %.200s", error, text)
+    for pk in sorted(reports):  # in one order everywhere: row locks cannot meet head on
+        try:
+            with transaction.atomic():
+                store(pk, reports[pk], received[pk])
+        except (DataError, IntegrityError) as error:
+            log.error("reports of membership %s were dropped, Postgres refuses them: %s", pk, error)
+
+
+def store(pk: int, reports: list[Report], received: float) -> None:
+    """One machine's reports, in any order and any duplication, within the caller's transaction."""
+    member = Membership.objects.select_for_update(of=("self",)).filter(pk=pk).first()
+    if member is None:
+        log.info("reports of membership %s came after it was deleted", pk)
+        return
+    held = dict(member.receipts.values_list("seq", "received"))
+    fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held}
+    again = any(r.seq in held for r in reports)
+    Point.objects.bulk_create(
+        Point(membership=member, seq=r.seq, position=i, at=min(r.at, received), **p.model_dump())
+        for r in fresh.values()
+        for i, p in enumerate(r.points)
+    )
+    _add_rollups(member, [fresh[seq] for seq in sorted(fresh)], received)
+    _move_mark(member, held, set(fresh), again)
+    member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
+    member.save()
+
+
+def _add_rollups(member: Membership, reports: list[Report], received: float) -> None:
+    """Adds each report to its bucket, and takes the newest's numbers over into the membership."""
+    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for report in reports:
+        into = sums[int(min(report.at, received)) // BUCKET * BUCKET]
+        into["reports"] += 1
+        into["rate_sum"] += report.rate
+        if report.activity is Activity.FINISHED:
+            member.safe = member.safe or timezone.now()
+        if report.seq <= member.latest:  # it fills a gap: the totals of a later one already hold its own
+            continue
+        for name in TOTALS:
+            before, now = getattr(member, name), getattr(report, name)
+            into[name] += min(now - before if now >= before else now, MOST)  # less than before: a new state folder
+        for name in LATEST:
+            setattr(member, name, getattr(report, name))
+        member.anchor, member.addresses, member.latest = report.anchor or "", list(report.addresses), report.seq
+    rows = {row.bucket: row for row in Rollup.objects.filter(membership=member, bucket__in=list(sums))}
+    for bucket, grown in sums.items():
+        row = rows.setdefault(bucket, Rollup(membership=member, bucket=bucket))
+        for name, value in grown.items():
+            setattr(row, name, getattr(row, name) + (value if name == "rate_sum" else int(value)))
+        row.save()
+
+
+def _move_mark(member: Membership, held: dict[int, datetime], fresh: set[int], again: bool) -> None:
+    """`again`: the machine has posted what is held a second time, so it would have posted what is missing."""
+    beyond = fresh | set(held)
+    member.mark = _contiguous(member.mark, beyond)
+    waited = timezone.now() - min(held.values(), default=timezone.now())
+    if again and waited > timedelta(minutes=GAP_MINUTES) and (left := [seq for seq in beyond if seq > member.mark]):
+        log.warning("%s lost its reports %s to %s", member, member.mark + 1, min(left) - 1)
+        member.mark = _contiguous(min(left), beyond)
+    member.receipts.filter(seq__lte=member.mark).delete()
+    Receipt.objects.bulk_create(Receipt(membership=member, seq=seq) for seq in fresh if seq > member.mark)
+
+
+def _contiguous(mark: int, beyond: set[int]) -> int:
+    while mark + 1 in beyond:
+        mark += 1
+    return mark

@@ -1,0 +1,96 @@
+"""Reports on their way: a durable queue in Valkey, and live copies of the newest for whoever watches.
+
+    reports:pending        list: what machines posted and Postgres does not hold yet, oldest first
+    live:{run}:workers     hash: machine id → its newest numbers, as JSON
+    live:{run}:points      stream: the newest measured losses; its ids are cursors
+
+Losing all of Valkey loses nothing for good: a machine keeps every report until Postgres holds it, and posts it again.
+"""
+
+import json
+import secrets
+import time
+from functools import lru_cache
+
+import redis
+from django.conf import settings
+
+from barnraise.wire import Report
+from coordinator.fleet.models import Membership
+
+PENDING = "reports:pending"
+PENDING_MOST = 20_000  # entries; past this the site is too far behind to take more
+POINTS_KEPT = 5_000  # a run
+KEPT_SECONDS = 7 * 86_400  # live copies of a run nobody reports from any more
+
+
+@lru_cache(maxsize=1)
+def client() -> redis.Redis:
+    return redis.Redis.from_url(
+        settings.REDIS_URL, decode_responses=True, socket_timeout=5, socket_connect_timeout=2, health_check_interval=30
+    )
+
+
+def workers_key(run: object) -> str:
+    return f"live:{run}:workers"
+
+
+def points_key(run: object) -> str:
+    return f"live:{run}:points"
+
+
+class Behind(Exception):
+    """The queue is full: whatever drains it does not run."""
+
+
+def ingest(membership: Membership, reports: list[Report]) -> None:
+    """Queues what Postgres does not hold, and shows it to watchers. `reports` ascend by seq. Raises Behind."""
+    fresh = [r for r in reports if r.seq > membership.mark]
+    if not fresh:
+        return
+    if client().llen(PENDING) >= PENDING_MOST:
+        raise Behind
+    now, run, machine = time.time(), membership.run_id, str(membership.machine_id)
+    entry = {
+        "id": secrets.token_hex(8),
+        "membership": membership.pk,
+        "received": now,
+        "reports": [r.model_dump(mode="json") for r in fresh],
+    }
+    shown = client().hget(workers_key(run), machine)
+    newest = fresh[-1]
+    with client().pipeline(transaction=True) as pipe:
+        pipe.rpush(PENDING, json.dumps(entry))
+        if not shown or json.loads(shown)["seq"] < newest.seq:
+            pipe.hset(workers_key(run), machine, json.dumps(_row(newest, now)))
+        for report in fresh:
+            for point in report.points:
+                place = {"machine": machine, **point.model_dump(), "at": min(report.at, now)}
+                pipe.xadd(points_key(run), {"point": json.dumps(place)}, maxlen=POINTS_KEPT, approximate=True)
+        pipe.expire(workers_key(run), KEPT_SECONDS)
+        pipe.expire(points_key(run), KEPT_SECONDS)
+        pipe.execute()
+
+
+def _row(report: Report, now: float) -> dict:
+    """What of a report the table of workers shows."""
+    kept = ("seq", "activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received",
+            "peers", "vector", "anchor")  # fmt: skip
+    return {**report.model_dump(mode="json", include=set(kept)), "last_seen": now}
+
+
+def rows(run: object) -> dict[str, dict]:
+    """Machine id → its newest live numbers."""
+    return {machine: json.loads(row) for machine, row in client().hgetall(workers_key(run)).items()}
+
+
+def cursor(run: object) -> str:
+    """Where the stream of points ends now."""
+    last = client().xrevrange(points_key(run), count=1)
+    return last[0][0] if last else "0-0"
+
+
+def points_since(run: object, after: str, most: int = 2000) -> tuple[list[dict], str]:
+    """Points past a cursor, oldest first, each {machine, kind, tokens, loss, at}; and the cursor past them."""
+    found = client().xrange(points_key(run), min=f"({after}", count=most)
+    return [json.loads(fields["point"]) for _, fields in found], found[-1][0] if found else after

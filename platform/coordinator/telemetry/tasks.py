@@ -1,0 +1,40 @@
+"""What Celery does every few seconds. Each is safe to run twice, late, or at the same time as itself."""
+
+import logging
+from datetime import timedelta
+
+from celery import shared_task
+from django.utils import timezone
+
+from barnraise.wire import Status
+from coordinator.accounts.models import Enrolment
+from coordinator.fleet.facts import advance
+from coordinator.runs.models import Run
+from coordinator.telemetry.rollup import drain
+
+log = logging.getLogger("coordinator.telemetry")
+
+
+@shared_task(name="telemetry.rollup")
+def rollup() -> int:
+    """The queue of reports into Postgres."""
+    return drain()
+
+
+@shared_task(name="telemetry.tick")
+def tick() -> int:
+    """Every run that can change by itself, one step on. How many did."""
+    changed = 0
+    for run in Run.objects.filter(status__in=[Status.DRAFT, Status.RECRUITING, Status.TRAINING, Status.PAUSED]):
+        before = run.status
+        if advance(run):
+            changed += 1
+            log.info("run %s: %s → %s", run.slug, before, run.status)
+    return changed
+
+
+@shared_task(name="telemetry.tidy")
+def tidy() -> int:
+    """Forgets enrolments that nobody decided on, a day after they expired."""
+    old = Enrolment.objects.filter(decision=Enrolment.Decision.PENDING, expires__lt=timezone.now() - timedelta(days=1))
+    return old.delete()[0]
