@@ -3,7 +3,8 @@
 checkpoint/{a,b}/{tensors.safetensors, manifest.json}: a save writes into `new/`, makes it durable and renames it over
 the *older* slot, so that at every instant one whole slot is on disk. `restore` reads the newest slot whose digest
 holds; a torn or bit-flipped one is named in the log and passed over. One process uses the folder (the state folder's
-lock sees to that)."""
+lock sees to that).
+"""
 
 import json
 import logging
@@ -125,7 +126,8 @@ def export(folder: Path, model: ModelSpec, tensors: dict[str, Tensor], tokenizer
             target, transposed = _hugging_face(fragment.name, name)
             named[target] = (tensor.t() if transposed else tensor).contiguous().clone()
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(named, folder / "model.safetensors.new", metadata={"format": "pt"})
+    (folder / "model.safetensors.new").replace(folder / "model.safetensors")  # never half a model under that name
     (folder / "config.json").write_text(json.dumps(_config(model), indent=2) + "\n")
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / "tokenizer.json")

@@ -3,7 +3,8 @@
 `prepare` runs once in a run's life, on the owner's machine: it writes uint16 little-endian shards and the tokenizer's
 file as blobs and returns the manifest that names them. `Text` reads them on every machine. Both are deterministic: the
 same files give the same digests, the same (seed, peer, step) the same batch. The site never sees any of it but the
-manifest."""
+manifest.
+"""
 
 import sysconfig
 from collections.abc import Callable, Iterator

@@ -3,7 +3,8 @@
 Matrices and embeddings decay, norms and biases do not (GPT-3). Decay differs within one flat buffer, so the buffer is
 cut into spans of one kind, neighbours merged, and the kernel gets the list of each kind. Spans start and end on
 TENSOR_ALIGN boundaries, whole cache lines: the kernel's vector path covers every element, and its bits do not depend on
-the cut."""
+the cut.
+"""
 
 import math
 
