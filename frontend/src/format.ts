@@ -1,0 +1,49 @@
+// Numbers as the page shows them. Every function keeps the same width for neighbouring values, so that nothing jumps.
+
+const UNITS = ["", " K", " M", " B", " T", " P"];
+
+/** 1234567 → "1.23 M": three significant digits from a thousand on. */
+export function count(value: number): string {
+  if (!Number.isFinite(value)) return "–";
+  let unit = 0;
+  while (Math.abs(value) >= 999.5 && unit < UNITS.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
+  if (unit === 0) return String(Math.round(value));
+  return value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0) + UNITS[unit];
+}
+
+export function whole(value: number): string {
+  return Math.round(value).toLocaleString("en-US");
+}
+
+export function loss(value: number | undefined): string {
+  return value === undefined || !Number.isFinite(value) ? "–" : value.toFixed(3);
+}
+
+export function percent(share: number): string {
+  const value = Math.max(0, Math.min(1, share)) * 100;
+  return `${value === 0 || value === 100 ? value : value < 9.95 ? value.toFixed(1) : Math.floor(value)} %`;
+}
+
+/** Seconds → "now", "40 s", "3 min", "5 h", "12 d". */
+export function ago(seconds: number): string {
+  if (seconds < 3) return "now";
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 90 * 60) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 36 * 3600) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86_400)} d`;
+}
+
+/** Seconds → "1 h 05 min": two units at most. */
+export function duration(seconds: number): string {
+  if (!Number.isFinite(seconds)) return "–";
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 90 * 60) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 48 * 3600) {
+    const minutes = Math.round(seconds / 60);
+    return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+  }
+  return `${Math.round(seconds / 86_400)} days`;
+}

@@ -1,0 +1,55 @@
+// Tokens a second over time, all machines together.
+
+import type uPlot from "uplot";
+import { count } from "../format";
+import type { Store } from "../store";
+import type { Pair } from "../types";
+import { axis, colour, Plot } from "./plot";
+
+export class Pace {
+  private readonly plot: Plot;
+  private readonly at: HTMLElement;
+  private readonly rate: HTMLElement;
+  private points: Pair[] = [];
+
+  constructor(place: HTMLElement) {
+    this.at = place.querySelector("[data-read=at]")!;
+    this.rate = place.querySelector("[data-read=rate]")!;
+    const empty = place.querySelector<HTMLElement>("[data-empty]")!;
+    this.plot = new Plot(place.querySelector("[data-plot]")!, empty, () => options(), (index) => this.read(index));
+  }
+
+  draw(store: Store): void {
+    this.points = store.series.rate;
+    this.plot.show([this.points.map((p) => p[0]), this.points.map((p) => p[1])]);
+  }
+
+  private read(index: number | null): void {
+    const point = index === null ? this.points.at(-1) : this.points[index];
+    this.at.textContent = point ? clock(point[0]) : "–";
+    this.rate.textContent = point ? count(point[1]) : "–";
+  }
+}
+
+function clock(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+}
+
+function options(): Omit<uPlot.Options, "width" | "height"> {
+  return {
+    scales: {
+      x: { time: true, range: (_u, low, high) => [low, high > low ? high : low + 60] },
+      y: { range: (_u, _low, high) => [0, Math.max(1, high || 0) * 1.15] },
+    },
+    axes: [
+      axis({ space: 80, values: (_u, splits) => splits.map((at) => clock(at).slice(0, 5)), incrs: STEPS }),
+      axis({ values: (_u, splits) => splits.map(count), size: 52, space: 36 }),
+    ],
+    series: [
+      {},
+      { stroke: colour("--pace"), fill: colour("--pace-faint"), width: 1.5, spanGaps: true, points: { show: false } },
+    ],
+  };
+}
+
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440].map((minutes) => minutes * 60);

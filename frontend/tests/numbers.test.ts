@@ -1,0 +1,32 @@
+import { expect, test } from "vitest";
+import { ago, count, duration, percent } from "../src/format";
+import { align, smooth } from "../src/smooth";
+import type { Pair } from "../src/types";
+
+test("counts keep three digits whatever their size", () => {
+  expect([0, 7, 999, 999.6, 1000, 12_345, 999_499, 999_600, 1_234_567, 10 ** 15].map(count)).toEqual(
+    ["0", "7", "999", "1.00 K", "1.00 K", "12.3 K", "999 K", "1.00 M", "1.23 M", "1.00 P"],
+  );
+});
+
+test("shares never claim to be done before they are", () => {
+  expect([0, 0.001, 0.0994, 0.5, 0.9999, 1, 1.2].map(percent)).toEqual(["0 %", "0.1 %", "9.9 %", "50 %", "99 %", "100 %", "100 %"]);
+});
+
+test("times are said in the unit one would say them in", () => {
+  expect([0, 12, 100, 7200, 200_000].map(ago)).toEqual(["now", "12 s", "2 min", "2 h", "2 d"]);
+  expect([30, 600, 3900 * 2, 10 ** 6].map(duration)).toEqual(["30 s", "10 min", "2 h 10 min", "12 days"]);
+});
+
+test("a smoothed constant is that constant, and a step is followed", () => {
+  const flat: Pair[] = [[0, 2], [5, 2], [100, 2]];
+  expect(smooth(flat, 10).map((p) => p[1])).toEqual([2, 2, 2]);
+  const step: Pair[] = [...Array(50).keys()].map((i) => [i, i < 25 ? 4 : 2]);
+  const line = smooth(step, 3);
+  expect(line[25]![1]).toBeGreaterThan(3);
+  expect(line[49]![1]).toBeCloseTo(2, 2);
+});
+
+test("series on one axis keep gaps where they have no point", () => {
+  expect(align([[1, 10], [3, 30]], [[2, 20], [3, 31]])).toEqual([[1, 2, 3], [10, null, 30], [null, 20, 31]]);
+});

@@ -1,0 +1,137 @@
+import { describe, expect, test } from "vitest";
+import { merge, Store, thin } from "../src/store";
+import type { Delta, Pair } from "../src/types";
+import { delta, snapshot, worker } from "./frames";
+
+function point(seq: number): Delta {
+  return delta(seq, { train: [[seq * 100, 5 - seq / 10]], run: { tokens: seq * 100 } });
+}
+
+describe("the store", () => {
+  test("applies the deltas that follow a snapshot", () => {
+    const store = new Store();
+    expect(store.snapshot(snapshot(7))).toBe("applied");
+    expect(store.delta(delta(8, { run: { tokens: 2000 }, train: [[200, 4]], workers: [worker("b", 5)] }))).toBe("applied");
+    expect(store.run?.tokens).toBe(2000);
+    expect(store.run?.budget).toBe(10_000);
+    expect(store.series.train).toEqual([[100, 5], [200, 4]]);
+    expect([...store.workers.keys()]).toEqual(["a", "b"]);
+    expect(store.now).toBe(108);
+  });
+
+  test("drops what comes twice", () => {
+    const store = new Store();
+    store.snapshot(snapshot(0));
+    store.delta(point(1));
+    expect(store.delta(point(1))).toBe("stale");
+    expect(store.delta(delta(0, { run: { tokens: 1 } }))).toBe("stale");
+    expect(store.run?.tokens).toBe(100);
+    expect(store.series.train).toHaveLength(1);
+  });
+
+  test("asks for a snapshot at a gap and shows nothing from beyond it", () => {
+    const store = new Store();
+    store.snapshot(snapshot(0));
+    expect(store.delta(point(2))).toBe("gap");
+    expect(store.run?.tokens).toBe(1000);
+    expect(store.seq).toBe(0);
+    expect(store.snapshot(snapshot(2, { train: [[100, 4.9], [200, 4.8]] }))).toBe("applied");
+    expect(store.delta(point(3))).toBe("applied");
+    expect(store.series.train.map((p) => p[0])).toEqual([100, 200, 300]);
+  });
+
+  test("puts overtaken deltas back in order without a snapshot", () => {
+    const store = new Store();
+    store.snapshot(snapshot(0, { train: [] }));
+    expect(store.delta(point(3))).toBe("gap");
+    expect(store.delta(point(2))).toBe("gap");
+    expect(store.delta(point(1))).toBe("applied");
+    expect(store.seq).toBe(3);
+    expect(store.run?.tokens).toBe(300);
+    expect(store.series.train.map((p) => p[0])).toEqual([100, 200, 300]);
+  });
+
+  test("keeps deltas that come before the first snapshot and applies those it does not hold", () => {
+    const store = new Store();
+    for (const seq of [4, 5, 6]) expect(store.delta(point(seq))).toBe("gap");
+    expect(store.snapshot(snapshot(5))).toBe("applied");
+    expect(store.seq).toBe(6);
+    expect(store.run?.tokens).toBe(600);
+  });
+
+  test("a snapshot that leaves a hole before a waiting delta is still a gap", () => {
+    const store = new Store();
+    store.delta(point(9));
+    expect(store.snapshot(snapshot(5))).toBe("gap");
+    expect(store.snapshot(snapshot(9))).toBe("applied");
+  });
+
+  test("any order and any duplication of the same frames gives the same state", () => {
+    const frames = [1, 2, 3, 4, 5, 6].map(point);
+    const straight = new Store();
+    straight.snapshot(snapshot(0));
+    frames.forEach((frame) => straight.delta(frame));
+    for (let seed = 1; seed <= 50; seed++) {
+      const shuffled = [...frames, ...frames]
+        .map((frame, i) => ({ frame, at: Math.sin(seed * 1000 + i * 7) }))
+        .sort((a, b) => a.at - b.at);
+      const store = new Store();
+      store.snapshot(snapshot(0));
+      shuffled.forEach(({ frame }) => store.delta(frame));
+      expect(store.series).toEqual(straight.series);
+      expect(store.run).toEqual(straight.run);
+      expect(store.seq).toBe(6);
+    }
+  });
+
+  test("an overtaken older snapshot does not turn time back", () => {
+    const store = new Store();
+    store.snapshot(snapshot(9, { run: { ...snapshot(9).run, tokens: 900 } }));
+    expect(store.snapshot(snapshot(4))).toBe("stale");
+    expect(store.run?.tokens).toBe(900);
+  });
+
+  test("a restarted site that counts anew is believed", () => {
+    const store = new Store();
+    store.snapshot(snapshot(900));
+    expect(store.snapshot(snapshot(3, { now: 5000 }))).toBe("applied");
+    expect(store.delta(delta(4, { now: 5001, run: { tokens: 4 } }))).toBe("applied");
+    expect(store.run?.tokens).toBe(4);
+  });
+
+  test("tells its listeners once a frame, and no more once they left", () => {
+    const store = new Store();
+    let told = 0;
+    const leave = store.subscribe(() => (told += 1));
+    store.snapshot(snapshot(0));
+    store.delta(point(1));
+    store.delta(point(1));
+    leave();
+    store.delta(point(2));
+    expect(told).toBe(2);
+  });
+
+  test("does not keep more than a bounded number of early deltas", () => {
+    const store = new Store();
+    store.snapshot(snapshot(0));
+    for (let seq = 2; seq < 500; seq++) store.delta(point(seq));
+    store.delta(point(1));
+    expect(store.seq).toBe(1);
+  });
+});
+
+describe("series", () => {
+  test("a late point goes to its place and a point told twice stays once", () => {
+    const known: Pair[] = [[1, 1], [3, 3]];
+    expect(merge(known, [[2, 2], [3, 30]])).toEqual([[1, 1], [2, 2], [3, 30]]);
+  });
+
+  test("stay bounded, keep their ends and their mean", () => {
+    const points: Pair[] = Array.from({ length: 5000 }, (_, i) => [i, 1]);
+    const thinned = thin(points);
+    expect(thinned.length).toBeLessThanOrEqual(1600);
+    expect(thinned.at(-1)).toEqual([4999, 1]);
+    expect(thinned.every(([, y]) => y === 1)).toBe(true);
+    expect(thinned.every(([x], i) => i === 0 || x > thinned[i - 1]![0])).toBe(true);
+  });
+});
