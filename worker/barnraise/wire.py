@@ -41,7 +41,7 @@ class Signed(Message):
     """`body` is the JSON text of another message, kept exactly as its author signed it."""
 
     key: Key
-    body: str = Field(max_length=200_000)
+    body: str = Field(max_length=130_000)
     signature: Signature
 
 
@@ -294,19 +294,24 @@ class EnrolmentStatus(Message):
     person: Short = ""
 
 
-class RunView(Message):
-    """A run as its workers see it. `spec` is exact text; its digest names the rules. None of it secret."""
+class RunLine(Message):
+    """A run in a list."""
 
     id: Id
     slug: Short = ""
     name: Short
     status: Status
+
+
+class RunView(RunLine):
+    """A run as its workers see it. `spec` is exact text; its digest names the rules. None of it secret."""
+
     spec: str = Field(max_length=16_000)
     manifest: Signed | None = None
 
 
 class RunPage(Message):
-    runs: list[RunView] = Field(max_length=5)
+    runs: list[RunLine] = Field(max_length=100)
     next: Id | None = None
 
 

@@ -1,0 +1,163 @@
+"""`manage.py demo`: three workers train one GPT peer to peer, and a browser can watch."""
+
+import json
+import shutil
+import signal
+import time
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from coordinator.demo.stack import OWNER, Broken, Stack
+from coordinator.runs.models import Run, Status
+
+WORKERS = (1, 2, 3)
+SHOWN = 5_000_000  # tokens of a demo that nobody limits: some twenty minutes on two cores
+NAME = "Demo"
+FINISHING = 90.0  # seconds between the last worker's end and the site's word that the run is finished
+
+
+class Command(BaseCommand):
+    help = "Starts a whole platform on this machine, with a run and three workers. Ctrl-C stops all of it."
+
+    def add_arguments(self, parser) -> None:
+        parser.add_argument("--tokens", type=int, help="stop when the ledger holds so many, print one line of JSON")
+        parser.add_argument("--port", type=int, default=8000)
+
+    def handle(self, *, tokens: int | None, port: int, **options: Any) -> None:
+        if tokens is not None and tokens < 1_000:
+            raise CommandError(f"TOKENS must be 1,000 or more, not {tokens}")
+        signal.signal(signal.SIGTERM, _interrupt)
+        started = time.monotonic()
+        console = Console(highlight=False)
+        stack = Stack(settings.STATE_DIR / "demo", port)
+        try:
+            with stack:
+                self.show(stack, console, tokens, started, moved=port != stack.port and port)
+        except Broken as broken:
+            raise CommandError(str(broken)) from None
+        except KeyboardInterrupt:
+            console.print("\nStopped: every process of the demo has ended.")
+
+    def show(self, stack: Stack, console: Console, tokens: int | None, started: float, moved: int | bool) -> None:
+        if moved:
+            console.print(f"Port {moved} is taken: using {stack.port}.")
+        stack.start_site()
+        owner, password = stack.owner()
+        for stale in Run.objects.filter(owner=owner, name=NAME).exclude(status__in=(Status.FINISHED, Status.CANCELLED)):
+            stale.cancel()
+        budget = tokens or SHOWN
+        fields = {"text__tokenizer": "bytes", "recipe__token_budget": budget, "recipe__evaluate_every": 20_000}
+        run = stack.new_run(owner, NAME, **fields)
+        stack.wait_for_site()
+        url = f"{stack.url}{run.get_absolute_url()}"
+        for number in WORKERS:  # a demo is a fresh start; the machines' keys stay
+            shutil.rmtree(stack.home(number) / "runs", ignore_errors=True)
+        stack.enrol(owner, list(WORKERS))
+        for number in WORKERS:
+            stack.start_worker(number, run)
+        console.print(
+            f"\n  Watch it at   [bold]{url}[/]\n  log in as     {OWNER}  password  {password}\n", soft_wrap=True
+        )
+        console.print(f"  up in {time.monotonic() - started:.1f} s · Ctrl-C stops everything\n")
+        self.watch(stack, console, run)
+        if tokens is None:
+            console.print("The run is finished. The site stays up until Ctrl-C.")
+            while True:
+                stack.check()
+                time.sleep(0.5)
+        self.conclude(stack, run, url, started)
+
+    def watch(self, stack: Stack, console: Console, run: Run) -> None:
+        """Live lines until every worker has ended by itself."""
+        said = 0.0
+        with Live(console=console, auto_refresh=False, transient=False) as live:
+            while any(stack.family.children[f"worker-{n}"].poll() is None for n in WORKERS):
+                stack.check()
+                statuses = {n: stack.status(n, run) for n in WORKERS}
+                if console.is_terminal:
+                    live.update(_table(statuses), refresh=True)
+                elif time.monotonic() - said > 5:
+                    said = time.monotonic()
+                    for number, status in statuses.items():
+                        print(f"worker {number}: {_plain(status)}", flush=True)
+                time.sleep(0.25)
+        stack.check()
+
+    def conclude(self, stack: Stack, run: Run, url: str, started: float) -> None:
+        stack.wait(lambda: _refreshed(run).state is Status.FINISHED, "the run's finish", FINISHING)
+        statuses = [stack.status(number, run) or {} for number in WORKERS]
+        firsts = [s["validation_first"] for s in statuses if s.get("validation_first")]
+        lasts = [s["validation_last"] for s in statuses if s.get("validation_last")]
+        agree = len({(s.get("vector"), s.get("anchor")) for s in statuses}) == 1 and bool(statuses[0].get("anchor"))
+        first, last = min(firsts)[1], max(lasts)[1]
+        print(
+            json.dumps(
+                {
+                    "workers": len(statuses),
+                    "tokens": statuses[0]["ledger_tokens"],
+                    "updates": statuses[0]["updates_sent"] + statuses[0]["updates_received"],
+                    "loss_first": round(first, 4),
+                    "loss_last": round(last, 4),
+                    "agree": agree,
+                    "peer_bytes": sum(s["peer_bytes"] for s in statuses),
+                    "coordinator_bytes": sum(s["coordinator_bytes"] for s in statuses),
+                    "seconds": round(time.monotonic() - started, 1),
+                    "url": url,
+                }
+            ),
+            flush=True,
+        )
+        if not agree:
+            raise CommandError("the workers' anchors differ")
+        if not last < first:
+            raise CommandError(f"the validation loss did not fall: {first:.4f} → {last:.4f}")
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _refreshed(run: Run) -> Run:
+    run.refresh_from_db()
+    return run
+
+
+def _plain(status: dict[str, Any] | None) -> str:
+    if status is None:
+        return "starting"
+    loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
+    return (
+        f"{status['activity']}, step {status['step']:,}, loss {loss}, {status['rate']:,.0f} tokens/s, "
+        f"sent {status['updates_sent']}, received {status['updates_received']}, ledger {status['ledger_tokens']:,}"
+    )
+
+
+def _table(statuses: dict[int, dict[str, Any] | None]) -> Table:
+    table = Table(box=None, pad_edge=True)
+    table.add_column("worker")
+    for name in ("step", "loss", "validation", "tokens/s", "sent", "received", "ledger tokens"):
+        table.add_column(name, justify="right", min_width=len(name) + 2)
+    table.add_column("")
+    for number, status in statuses.items():
+        if status is None:
+            table.add_row(f"worker {number}", *[""] * 7, "starting")
+            continue
+        loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
+        valid = f"{status['validation_last'][1]:.3f}" if status["validation_last"] else "–"
+        sent, received, ledger = status["updates_sent"], status["updates_received"], status["ledger_tokens"]
+        figures = (
+            f"{status['step']:,}",
+            loss,
+            valid,
+            f"{status['rate']:,.0f}",
+            f"{sent:,}",
+            f"{received:,}",
+            f"{ledger:,}",
+        )
+        table.add_row(f"worker {number}", *figures, status["activity"])
+    return table

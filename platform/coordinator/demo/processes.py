@@ -1,0 +1,82 @@
+"""Child processes that live and die with us: each with a log of its own, none left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+from django.conf import settings
+
+PATIENCE = 15.0  # seconds a process gets to end by itself before it is killed
+
+
+class Family:
+    """`logs` holds one file a process. Children start in sessions of their own, so that a Ctrl-C at the terminal
+    reaches only us, and we end them in our order."""
+
+    def __init__(self, logs: Path):
+        self.logs = logs
+        logs.mkdir(parents=True, exist_ok=True)
+        self.children: dict[str, subprocess.Popen] = {}
+
+    def start(self, name: str, *command: str | Path, **environment: str) -> subprocess.Popen:
+        paths = os.pathsep.join(str(settings.ROOT / source) for source in ("platform", "worker"))
+        with (self.logs / f"{name}.log").open("wb") as log:
+            self.children[name] = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=settings.ROOT,
+                env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self.children[name]
+
+    def died(self) -> str | None:
+        """The name of a process that ended with an error, if one did."""
+        return next((name for name, child in self.children.items() if child.poll() not in (None, 0)), None)
+
+    def last_words(self, name: str, lines: int = 15) -> str:
+        return "\n".join((self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, *names: str) -> None:
+        """Asks these (or all, youngest first) to end, waits, and kills what has not."""
+        leaving = [
+            self.children.pop(name) for name in (names or reversed(list(self.children))) if name in self.children
+        ]
+        for child in leaving:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+        for child in leaving:
+            try:
+                child.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                _kill_all(child)
+
+    def kill(self, name: str) -> None:
+        """As a power cut would."""
+        _kill_all(self.children.pop(name))
+
+
+def _kill_all(child: subprocess.Popen) -> None:
+    """The process and what it started."""
+    if hasattr(os, "killpg"):
+        os.killpg(child.pid, signal.SIGKILL)
+    else:
+        child.kill()
+    child.wait(5)
+
+
+def free_port(wanted: int) -> int:
+    """`wanted`, or the next free one above it."""
+    for port in range(wanted, wanted + 200):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"no port from {wanted} to {wanted + 199} is free")

@@ -1,0 +1,155 @@
+"""Starts everything that `make demo` shows, and that the browser tests look at: the site, and workers as volunteers."""
+
+import json
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from django.conf import settings
+from django.core.management import call_command
+
+from coordinator import embedded, mirror
+from coordinator.accounts.models import Enrolment, Machine, User
+from coordinator.demo.processes import Family, free_port
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.models import Run
+
+OWNER = "owner@barnraise.local"
+STARTING = 60.0  # seconds a part may take to come up
+
+
+class Broken(Exception):
+    """A part of the stack did not start or died; the text says which, and its last words."""
+
+
+class Stack:
+    """`folder` holds the volunteers' homes and every log. Use as a context manager: leaving it stops everything."""
+
+    def __init__(self, folder: Path, port: int = 8000):
+        self.folder = folder
+        self.family = Family(folder / "logs")
+        self.port = free_port(port)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> "Stack":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        workers = [name for name in self.family.children if name.startswith("worker")]
+        if workers:
+            self.family.stop(*workers)
+        self.family.stop()
+        embedded.stop(settings.STATE_DIR)
+
+    # ---- the site --------------------------------------------------------------------------------------------
+
+    def start_site(self) -> None:
+        self.migrate()
+        self.start_web()
+        self.start_celery()
+
+    def migrate(self) -> None:
+        call_command("migrate", verbosity=0, interactive=False)
+
+    def start_web(self) -> None:
+        serve = ("-m", "uvicorn", "coordinator.asgi:application", "--host", "127.0.0.1", "--port", self.port)
+        self.family.start(
+            "site", sys.executable, *map(str, serve), "--no-access-log", "--timeout-graceful-shutdown", "3"
+        )
+
+    def start_celery(self) -> None:
+        """One process that works and beats: solo, because the tasks are short and a fork costs memory."""
+        celery = ("-m", "celery", "-A", "coordinator.celery:app")
+        self.family.start("celery", sys.executable, *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
+        self.family.start("beat", sys.executable, *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
+
+    def wait_for_site(self) -> None:
+        self.wait(self._site_answers, f"the site at {self.url}")
+
+    def _site_answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    # ---- people and runs -------------------------------------------------------------------------------------
+
+    def owner(self) -> tuple[User, str]:
+        """The demo's owner and the password to log in with, made once and kept in the state folder."""
+        path = settings.STATE_DIR / "demo_password"
+        password = path.read_text() if path.exists() else f"barn-{secrets.token_hex(4)}"
+        path.touch(mode=0o600)
+        path.write_text(password)
+        call_command("prepare_owner", email=OWNER, password=password, verbosity=0)
+        return User.objects.get(email=OWNER), password
+
+    def new_run(self, owner: User, name: str, **fields: Any) -> Run:
+        spec = spec_from_fields({key.replace("__", "."): value for key, value in fields.items()})
+        run = Run.create(owner, name, spec, report_every=1.0)
+        run.launch()
+        return run
+
+    # ---- volunteers ------------------------------------------------------------------------------------------
+
+    def home(self, number: int) -> Path:
+        return self.folder / f"worker-{number}"
+
+    def enrol(self, owner: User, numbers: list[int]) -> None:
+        """`barnraise login` on each machine the site does not know yet; the owner approves each code."""
+        logins = {n: self._start_login(n) for n in numbers if not self._enrolled(n)}
+        pending = set(logins)
+
+        def approved() -> bool:
+            for enrolment in Enrolment.objects.filter(decision=Enrolment.Decision.PENDING):
+                enrolment.approve(owner)
+            for number in list(pending):
+                if logins[number].poll() == 0:
+                    pending.discard(number)
+                    self.family.children.pop(f"login-{number}")
+            return not pending
+
+        self.wait(approved, "a machine's enrolment")
+
+    def _start_login(self, number: int):
+        command = ("-m", "barnraise", "login", self.url, "--name", f"volunteer-{number}", "--home", self.home(number))
+        return self.family.start(f"login-{number}", sys.executable, *map(str, command))
+
+    def _enrolled(self, number: int) -> bool:
+        try:
+            known = json.loads((self.home(number) / "coordinator.json").read_text())
+        except FileNotFoundError:
+            return False
+        ours = known["url"] == self.url and known["mirror"]["key"] == mirror.identity().key
+        return ours and Machine.objects.filter(pk=known["machine"], revoked=None).exists()
+
+    def start_worker(self, number: int, run: Run) -> None:
+        command = ("-m", "barnraise", "join", run.slug, "--home", self.home(number), "--threads", 1)
+        # OpenMP would start a thread a core in each of three workers; spinning, they take turns at slowing each other.
+        self.family.start(f"worker-{number}", sys.executable, *map(str, command), OMP_NUM_THREADS="1")
+
+    def status(self, number: int, run: Run) -> dict[str, Any] | None:
+        """What a worker last wrote of itself, None before its first word."""
+        try:
+            return json.loads((self.home(number) / "runs" / str(run.pk) / "status.json").read_text())
+        except FileNotFoundError:
+            return None
+
+    # ---- waiting ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises Broken when a process has died."""
+        if name := self.family.died():
+            raise Broken(
+                f"{name} died; its last words, of {self.family.logs / (name + '.log')}:\n{self.family.last_words(name)}"
+            )
+
+    def wait(self, done, what: str, seconds: float = STARTING) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            self.check()
+            if time.monotonic() > deadline:
+                raise Broken(f"{what} did not come up in {seconds:.0f} seconds; logs are in {self.family.logs}")
+            time.sleep(0.1)
