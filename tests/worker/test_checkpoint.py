@@ -165,7 +165,7 @@ for attempt in range(12):  # and at no place in particular, in the middle of lar
 
 
 def test_kill_9_anywhere_in_a_save_never_loses_the_newest_whole_slot(tmp_path):
-    """A child is killed at the first, second, third… file operation of a save, until one gets through; then at random."""
+    """Children die at the first, second, third… file operation of a save until one gets through; then at random."""
     roots = [str(Path(barnraise.__file__).parents[1]), str(Path(__file__).parent)]
     program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{KILLED}"
     ran = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)

@@ -36,7 +36,7 @@ class Mark(Message):
     format: Literal[1] = 1
     run: Id
     spec: Digest
-    step: Count  # optimizer steps taken: also the position in the data
+    step: Count  # the loop's steps, abandoned ones too: the position in the data
     seq: Count = 0  # of my last update in it, 0 before the first
     tokens: Count = 0  # of the ledger
     heads: dict[Author, Update] = {}  # each author's last update in the anchor
