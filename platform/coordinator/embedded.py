@@ -60,6 +60,15 @@ def start(state: Path, *, postgres: bool = True, valkey: bool = True, durable: b
     return found
 
 
+def reserve(state: Path) -> tuple[str, str]:
+    """The URLs that `start` will have for a new state folder with a short path, without starting anything yet."""
+    folder = state.resolve() / "valkey"
+    password = kept_secret(folder / "password")
+    (folder / "port").write_text(str(_free_port(0)))
+    database = f"postgresql://postgres:@/{NAME}?host={state.resolve() / 'postgres'}"
+    return database, _valkey_url(int((folder / "port").read_text()), password)
+
+
 def stop(state: Path, *, force: bool = False) -> None:
     """This process uses the servers no more; they stop when nobody does (or at once, by `force`)."""
     state = state.resolve()

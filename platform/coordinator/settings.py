@@ -110,8 +110,8 @@ TEMPLATES = [
 STATIC_URL = "/static/"
 DIST = ROOT / "frontend" / "dist"
 STATICFILES_DIRS = [DIST] if DIST.is_dir() else []
-STATIC_ROOT = STATE_DIR / "static"
-WHITENOISE_USE_FINDERS = True
+WHITENOISE_USE_FINDERS = True  # straight from where they are: there is nothing to collect
+WHITENOISE_IMMUTABLE_FILE_TEST = r"^/static/assets/.+-[0-9A-Za-z_-]{8}\.\w+$"
 WHITENOISE_AUTOREFRESH = DEBUG
 
 # People

@@ -166,7 +166,7 @@ class Run(models.Model):
 
     def accept_manifest(self, signed: wire.Signed) -> bool:
         """Only a draft takes one, and only the first."""
-        return self._change(Q(status=Status.DRAFT, manifest=None), manifest=signed.model_dump())
+        return self._change(Q(status=Status.DRAFT, manifest__isnull=True), manifest=signed.model_dump())
 
     def note_ledger(self, tokens: int) -> None:
         """The ledger only grows."""

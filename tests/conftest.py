@@ -1,0 +1,42 @@
+"""One temporary state folder for the whole session, never the repository's own.
+
+Settings are read before any test, so the servers' addresses are reserved here; the servers themselves start with the
+first test that wants a database. Processes that tests start inherit the addresses from the environment.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import django
+import pytest
+
+STATE = Path(tempfile.mkdtemp(prefix="barnraise-tests-"))
+STATE.chmod(0o755)  # an embedded Postgres runs as a user of its own where tests run as root
+os.environ["BARNRAISE_STATE"] = str(STATE)
+
+from coordinator import embedded  # noqa: E402  (the state folder must be named first)
+
+os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded.reserve(STATE)
+os.environ["DJANGO_SETTINGS_MODULE"] = "coordinator.settings"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+django.setup()
+
+
+def pytest_unconfigure(config):
+    embedded.stop(STATE, force=True)
+    shutil.rmtree(STATE, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def state() -> Path:
+    """The session's state folder, with its servers running at DATABASE_URL and REDIS_URL."""
+    found = embedded.start(STATE, durable=False)
+    assert found == (os.environ["DATABASE_URL"], os.environ["REDIS_URL"])
+    return STATE
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(state, django_db_modify_db_settings):
+    """Before Django makes its test database, there must be a server to make it in."""

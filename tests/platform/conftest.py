@@ -1,0 +1,155 @@
+"""People, machines with real keys, and runs with real manifests, against a real Postgres and Valkey."""
+
+import json
+import time
+
+import pytest
+from django.test import Client
+
+from barnraise import wire
+from barnraise.identity import Identity, digest
+
+
+class Volunteer:
+    """An enrolled machine, its key, and a client that signs as it would."""
+
+    def __init__(self, machine, identity: Identity, mirror_key: str):
+        self.machine, self.identity, self.mirror_key = machine, identity, mirror_key
+        self.client = Client()
+
+    def ask(self, method: str, path: str, message: wire.Message | None = None, **changed):
+        """A signed request. `changed`: what is signed instead of the truth (method, path, body, audience, now), a raw
+        `token`, or raw `sent` bytes."""
+        path = "/api/v1" + path
+        body = b"" if message is None else message.model_dump_json().encode()
+        body = changed.get("sent", body)
+        token = changed.get("token") or self.identity.request_token(
+            changed.get("audience", self.mirror_key),
+            changed.get("method", method),
+            changed.get("path", path),
+            changed.get("body", body),
+            changed.get("now", time.time()),
+        )
+        answer = self.client.generic(
+            method, path, body, content_type="application/json", headers={"Authorization": f"Barnraise {token}"}
+        )
+        if answer.status_code >= 400:
+            wire.Problem.model_validate_json(answer.content)  # always, and never anything else
+        return answer
+
+    def join(self, run) -> wire.JoinReply:
+        asked = wire.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
+        answer = self.ask("POST", f"/runs/{run.slug}/join", asked)
+        assert answer.status_code == 200, answer.content
+        return wire.JoinReply.model_validate_json(answer.content)
+
+    def report(self, run, *reports: wire.Report):
+        return self.ask("POST", f"/runs/{run.slug}/reports", wire.Reports(reports=list(reports)))
+
+
+@pytest.fixture
+def valkey(state):
+    """An empty Valkey."""
+    from coordinator.telemetry import stream
+
+    stream.client().flushall()
+    return stream.client()
+
+
+@pytest.fixture
+def person(db):
+    from coordinator.accounts.models import User
+
+    def make(email: str = "ada@example.org", **fields) -> User:
+        return User.objects.create_user(email, "wooden-barn-9", **fields)
+
+    return make
+
+
+@pytest.fixture
+def volunteer(db, valkey):
+    from coordinator import mirror
+    from coordinator.accounts.models import Machine
+
+    def make(owner, seed: int = 1) -> Volunteer:
+        identity = Identity(bytes([seed]) * 32)
+        machine = Machine.objects.create(key=identity.key, owner=owner, hostname=f"pc-{seed}")
+        return Volunteer(machine, identity, mirror.identity().key)
+
+    return make
+
+
+@pytest.fixture
+def draft(db):
+    from coordinator.runs.drafts import spec_from_fields
+    from coordinator.runs.models import Run
+
+    def make(owner, name: str = "A run", **fields) -> Run:
+        spec = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7})
+        return Run.create(owner, name, spec, **{"report_every": 1.0, **fields})
+
+    return make
+
+
+@pytest.fixture
+def manifest():
+    """A manifest that fits a run, or would but for the fields given."""
+
+    def make(run, **changed) -> wire.Manifest:
+        shards = {
+            "train": [wire.Shard(digest=digest("a"), tokens=9_000)],
+            "held_out": [wire.Shard(digest=digest("b"), tokens=900)],
+        }
+        fields = {"run": str(run.pk), "vocabulary": run.spec.model.vocabulary, "tokenizer": digest("t"), **shards}
+        return wire.Manifest(**{**fields, **changed})
+
+    return make
+
+
+@pytest.fixture
+def launched(draft, manifest, volunteer):
+    """(run, the owner's volunteer): launched, with its text, and training."""
+
+    def make(owner, seed: int = 1, **fields):
+        run, first = draft(owner, **fields), volunteer(owner, seed)
+        run.launch()
+        answer = first.ask("POST", f"/runs/{run.slug}/manifest", first.identity.sign("manifest", manifest(run)))
+        assert answer.status_code == 200, answer.content
+        first.join(run)
+        from coordinator.fleet.facts import advance
+
+        run.refresh_from_db()
+        advance(run)
+        assert run.state is wire.Status.TRAINING
+        return run, first
+
+    return make
+
+
+@pytest.fixture
+def numbers():
+    """A report with plausible numbers: everything grows with `seq`."""
+
+    def make(seq: int, **changed) -> wire.Report:
+        fields = {
+            "seq": seq,
+            "at": time.time(),
+            "version": "0.1",
+            "activity": wire.Activity.TRAINING,
+            "incarnation": "a" * 16,
+            "addresses": ["127.0.0.1:4000"],
+            "step": seq * 10,
+            "tokens": seq * 1000,
+            "ledger_tokens": seq * 1000,
+            "rate": 500.0,
+            "updates_sent": seq,
+            "updates_received": 0,
+            "peers": 0,
+            "peer_bytes_sent": seq * 100,
+            "peer_bytes_received": 0,
+            "vector": digest(json.dumps(seq)),
+            "points": [wire.Point(kind="train", tokens=seq * 1000, loss=5.0)],
+        }
+        return wire.Report(**{**fields, **changed})
+
+    return make
