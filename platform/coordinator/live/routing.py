@@ -1,3 +1,5 @@
-from django.urls import URLPattern
+from django.urls import path
 
-websocket_urlpatterns: list[URLPattern] = []
+from coordinator.live.consumers import RunConsumer
+
+websocket_urlpatterns = [path("ws/runs/<uuid:run>/", RunConsumer.as_asgi())]

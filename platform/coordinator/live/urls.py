@@ -1,3 +1,5 @@
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from coordinator.live import views
+
+urlpatterns = [path("live/<uuid:run>/", views.run_snapshot, name="run_snapshot")]

@@ -1,0 +1,108 @@
+"""What watchers of a run are shown, and the difference between two moments of it.
+
+    snapshot  everything, with the number of the last delta it includes
+    delta     what changed since the delta before: the run's changed values, whole rows of changed workers, new points
+
+Values are absolute and points are keyed, so applying a delta to a snapshot that already includes it changes nothing.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.core.cache import cache
+
+from coordinator.runs.models import Run
+from coordinator.telemetry import board, stream
+from coordinator.telemetry.history import history
+
+COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", "tokens", "rate", "step",
+           "updates_sent", "updates_received", "peers", "behind")  # fmt: skip
+SERIES = ("train", "validation", "rate")
+RATE_EVERY = 5  # seconds between two live points of tokens/s
+HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
+NEWEST = 500  # live points that a snapshot looks through for those that Postgres does not hold yet
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A run at one moment. `now` in seconds since 1970; `workers` by machine id."""
+
+    now: float
+    run: dict[str, Any]
+    workers: dict[str, dict[str, Any]]
+
+    @classmethod
+    def take(cls, run: Run) -> "Picture":
+        now = time.time()
+        rows = board.workers(run, now)
+        shown = {row["id"]: {name: _short(row[name]) for name in COLUMNS} for row in rows}
+        return cls(now, {name: _short(value) for name, value in board.summary(run, rows).items()}, shown)
+
+
+def sequence_key(run: object) -> str:
+    return f"live:{run}:seq"
+
+
+def snapshot(run: Run) -> dict[str, Any]:
+    """The number is read first: whatever the deltas up to it said is in what is read after."""
+    seq = int(stream.client().get(sequence_key(run.pk)) or 0)
+    picture = Picture.take(run)
+    return {
+        "type": "snapshot",
+        "seq": seq,
+        "mirror": settings.MIRROR_NAME,
+        "now": picture.now,
+        "run": picture.run,
+        "workers": list(picture.workers.values()),
+        **_past(run),
+    }
+
+
+def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `after` and the new `points` say beyond `before`; all of it when there is no before. Without its number."""
+    run, workers = (before.run, before.workers) if before else ({}, {})
+    parts: dict[str, Any] = {
+        "run": {name: value for name, value in after.run.items() if name not in run or run[name] != value},
+        "workers": [row for machine, row in after.workers.items() if workers.get(machine) != row],
+        "train": series(points, "train"),
+        "validation": series(points, "validation"),
+        "rate": _rate(before, after),
+    }
+    return {"type": "delta", "now": after.now, **{name: part for name, part in parts.items() if part}}
+
+
+def series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
+    """[[ledger tokens, mean loss]…] ascending: machines that measured at one count are one point."""
+    found: dict[int, list[float]] = {}
+    for point in points:
+        if point["kind"] == kind:
+            found.setdefault(point["tokens"], []).append(point["loss"])
+    return [[tokens, round(sum(losses) / len(losses), 5)] for tokens, losses in sorted(found.items())]
+
+
+def _past(run: Run) -> dict[str, list[list[float]]]:
+    """What Postgres holds, and past its end what is still on its way there."""
+    key = f"live:{run.pk}:history"
+    past = cache.get(key)
+    if past is None:
+        past = history(run)
+        cache.set(key, past, HISTORY_SECONDS)
+    tail = stream.client().xrevrange(stream.points_key(run.pk), count=NEWEST)
+    newest = [json.loads(fields["point"]) for _, fields in reversed(tail)]
+    for kind in ("train", "validation"):
+        last = past[kind][-1][0] if past[kind] else -1
+        past[kind] = past[kind] + [point for point in series(newest, kind) if point[0] > last]
+    return past
+
+
+def _rate(before: Picture | None, after: Picture) -> list[list[float]]:
+    slot = after.now // RATE_EVERY * RATE_EVERY
+    due = before is None or before.now < slot
+    return [[slot, after.run["rate"]]] if due and (after.run["rate"] or after.run["status"] == "training") else []
+
+
+def _short(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
