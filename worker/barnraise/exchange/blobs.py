@@ -7,6 +7,7 @@ interruption. Writers of the same blob may race: they write the same bytes.
 
 import os
 import secrets
+import shutil
 from enum import Enum
 from pathlib import Path
 
@@ -24,8 +25,11 @@ class Growth(Enum):
 
 
 class Blobs:
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, fresh: bool = False):
+        """`fresh`: empty to begin with, whatever was left there."""
         self.folder = folder
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*/*.new"):
             leftover.unlink(missing_ok=True)

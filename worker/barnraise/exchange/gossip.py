@@ -209,7 +209,7 @@ class Gossip:
     def behind(self) -> int:
         """How many updates the peers have, taken together, that we lack."""
         best: dict[str, int] = {}
-        for link in self.links.values():
+        for link in list(self.links.values()):  # other threads look too
             for author, seq in link.vector.items():
                 best[author] = max(seq, best.get(author, 0))
         return sum(max(0, seq - self.vector.get(author, 0)) for author, seq in best.items())
@@ -217,7 +217,8 @@ class Gossip:
     @property
     def settled(self) -> bool:
         """Every linked peer publishes no more and has exactly what we have. True when there is none."""
-        return all(link.spoke and link.complete and link.vector == self.vector for link in self.links.values())
+        links = list(self.links.values())
+        return all(link.spoke and link.complete and link.vector == self.vector for link in links)
 
     # ---- what follows
 

@@ -1,0 +1,185 @@
+"""Updates on their way in: a signed header, then its payloads in any order and from anybody, then the ledger.
+
+What is in the ledger and in `arrived` is whole, checked and durable. Updates that come before their author's earlier
+ones wait; how many may is bounded. Runs on the exchange's event loop; disk and arithmetic go to the `disk` thread.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import torch
+
+from barnraise.errors import MessageError
+from barnraise.exchange.acceptance import Rules, accept, check_payload
+from barnraise.exchange.blobs import Blobs, Growth
+from barnraise.exchange.codec import decode
+from barnraise.exchange.gossip import WINDOW, Gossip
+from barnraise.exchange.ledger import Ledger, Outcome
+from barnraise.wire import Part, Push, Signed, Update
+
+log = logging.getLogger("barnraise.exchange")
+
+PENDING = 512  # headers whose payloads, or predecessors, are awaited
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An update that is in the ledger and not yet in the anchor."""
+
+    header: Update
+    sizes: tuple[int, ...]
+    blobs: Blobs
+
+    def decode(self, index: int) -> torch.Tensor:
+        """int32[size] units to add to fragment `index`."""
+        return decode(self.blobs.read(self.header.fragments[index].digest), self.sizes[index])
+
+
+@dataclass
+class Pending:
+    signed: Signed
+    update: Update
+    source: str  # the peer that sent the header
+    missing: dict[str, int]  # payload digest → bytes
+    whole: bool = False  # all payloads are here and are what the header says
+
+
+class Inbox:
+    def __init__(self, rules: Rules, ledger: Ledger, gossip: Gossip, disk: Callable[..., Awaitable], blame):
+        """`disk` runs a call beside the loop; `blame(peer, reason)` is told who passed on what nobody should."""
+        self._rules, self._ledger, self._gossip, self._disk, self._blame = rules, ledger, gossip, disk, blame
+        self.arrived: deque[Arrival] = deque()
+        self.open = False  # whether whole updates go into the ledger (not while a snapshot is being fetched)
+        self._tickets = ledger.tickets()
+        self._pending: dict[tuple[str, int], Pending] = {}
+        self._wanted: dict[str, set[tuple[str, int]]] = {}
+        self._turn = asyncio.Lock()  # one update is checked and entered at a time
+
+    async def begin(self) -> None:
+        """From now on whole updates enter the ledger; those that waited do at once."""
+        self.open = True
+        for author in {author for author, _ in self._pending}:
+            await self._enter(author)
+
+    def met(self, peer: str, ticket: Signed) -> None:
+        """A peer showed its ticket: its updates can be accepted, and passed on."""
+        if self._tickets.get(peer) != ticket:
+            self._tickets[peer] = ticket
+            self._ledger.keep_ticket(peer, ticket)
+
+    def ticket(self, peer: str) -> Signed | None:
+        return self._tickets.get(peer)
+
+    def missing(self, author: str, seq: int) -> list[str] | None:
+        """Payloads still awaited of an update whose header is here; None when its header is not."""
+        pending = self._pending.get((author, seq))
+        return list(pending.missing) if pending else None
+
+    def needing(self, blob: str) -> list[tuple[str, int]]:
+        return list(self._wanted.get(blob, ()))
+
+    async def header(self, source: str, push: Push, now: float) -> Update | None:
+        """Takes a header; returns the update if it is news. Raises MessageError for one nobody should pass on."""
+        signed = push.header
+        ticket = self._tickets.get(signed.key) or push.ticket
+        update = accept(signed, ticket, self._rules)
+        self.met(update.peer, ticket)
+        author, seq = update.author, update.seq
+        outcome = self._ledger.judge(signed, update)
+        if outcome is Outcome.FORK:
+            self._cut(author, "it signed two updates with one identity")
+        if outcome is Outcome.BROKEN:
+            self._cut(author, f"its update {seq} does not continue its last")
+            raise MessageError(f"update {seq} of {update.peer[:8]} does not continue that author's last")
+        if outcome not in (Outcome.ADDED, Outcome.GAP):
+            return None
+        if (author, seq) in self._pending:
+            self._gossip.arriving(source, author, seq, now)
+            return None
+        if seq > self._ledger.head(author).seq + WINDOW or len(self._pending) >= PENDING:
+            return update  # it will be asked for when its turn comes
+        blobs = self._ledger.blobs
+        missing = {part.digest: part.size for part in update.fragments if not blobs.has(part.digest)}
+        self._pending[author, seq] = pending = Pending(signed, update, source, missing)
+        for blob in missing:
+            self._wanted.setdefault(blob, set()).add((author, seq))
+        self._gossip.arriving(source, author, seq, now)
+        if not missing:
+            await self._check(pending)
+        return update
+
+    async def part(self, source: str, part: Part, payload: memoryview, now: float) -> bool:
+        """Takes a piece of a payload; whether it was one that is awaited. Raises MessageError for a wrong one."""
+        needing = self.needing(part.digest)
+        if not needing:
+            return False
+        sizes = {self._pending[identity].missing[part.digest] for identity in needing}
+        if part.total not in sizes or part.offset + len(payload) > part.total:
+            raise MessageError(f"a piece of {part.digest[:8]} says it has {part.total} bytes; its header says {sizes}")
+        for author, seq in needing:
+            self._gossip.arriving(source, author, seq, now)
+        async with self._turn:
+            growth = await self._disk(self._ledger.blobs.extend, part.digest, part.offset, payload, part.total)
+        if growth is Growth.DAMAGED:
+            raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")
+        if growth is Growth.WHOLE:
+            for identity in self._wanted.pop(part.digest, set()):
+                pending = self._pending.get(identity)
+                if pending and pending.missing.pop(part.digest, None) is not None and not pending.missing:
+                    await self._check(pending)
+        return True
+
+    async def _check(self, pending: Pending) -> None:
+        """All payloads are here: are they what the header says?"""
+        update = pending.update
+        try:
+            async with self._turn:
+                await self._disk(self._check_payloads, update)
+        except MessageError as error:
+            self._cut(update.author, f"its update {update.seq} is not what its header says")
+            self._blame(pending.source, str(error))
+            return
+        pending.whole = True
+        self._gossip.waiting(update.author, update.seq)
+        await self._enter(update.author)
+
+    def _check_payloads(self, update: Update) -> None:
+        for part, size in zip(update.fragments, self._rules.sizes, strict=True):
+            check_payload(self._ledger.blobs.read(part.digest), part, size)
+
+    async def _enter(self, author: str) -> None:
+        """Whole updates that are next in their author's order go into the ledger, and to the loop."""
+        if not self.open:
+            return
+        async with self._turn:
+            while pending := self._pending.get((author, self._ledger.head(author).seq + 1)):
+                if not pending.whole:
+                    break
+                outcome = await self._disk(self._ledger.append, pending.signed, pending.update)
+                if outcome is not Outcome.ADDED:
+                    self._cut(author, f"its update {pending.update.seq} is {outcome.value}")
+                    return
+                self._forget(author, pending.update.seq)
+                self.arrived.append(Arrival(pending.update, self._rules.sizes, self._ledger.blobs))
+                self._gossip.holds(author, pending.update.seq)
+            head = self._ledger.head(author).seq
+            for seq in [seq for who, seq in self._pending if who == author and seq <= head]:
+                self._forget(author, seq)
+
+    def _cut(self, author: str, why: str) -> None:
+        """Nothing more is taken of this author: every peer that sees the same bytes decides the same."""
+        log.error("no more updates of %s (%s) are taken: %s", author[:8], author[-16:], why)
+        self._gossip.ban(author)
+        for seq in [seq for who, seq in self._pending if who == author]:
+            self._forget(author, seq)
+
+    def _forget(self, author: str, seq: int) -> None:
+        pending = self._pending.pop((author, seq), None)
+        for blob in pending.missing if pending else ():
+            if needing := self._wanted.get(blob):
+                needing.discard((author, seq))
+                if not needing:
+                    del self._wanted[blob]

@@ -1,0 +1,296 @@
+"""The exchange as the loop sees it: a background thread that trades finished updates with the other workers.
+
+    node = Node(spec, run, identity, incarnation, ledger, blobs, transport, ticket, mirrors)
+    snapshot = node.join(timeout)        # late? begin at the others' anchor
+    node.start(anchor.vector)
+    …for arrival in node.arrived(): …    # between steps; never blocks
+    node.offer(payloads, tokens)         # after a round; durable before anybody hears of it
+    node.stop()
+
+Everything public is called from the worker's own thread. The network runs from the first call that needs it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from barnraise.errors import StateError
+from barnraise.exchange import snapshot as snapshots
+from barnraise.exchange.acceptance import Rules
+from barnraise.exchange.anchor import sketch
+from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.hub import Hub
+from barnraise.exchange.inbox import Arrival
+from barnraise.exchange.ledger import Ledger, Outcome
+from barnraise.exchange.pace import Fellow, Pace, weight
+from barnraise.exchange.snapshot import Snapshot
+from barnraise.exchange.transport import Transport
+from barnraise.identity import Identity, digest
+from barnraise.spec import RunSpec
+from barnraise.wire import FragmentUpdate, Peer, Signed, Update
+
+log = logging.getLogger("barnraise.exchange")
+
+MAX_BLOB = 1 << 34  # bytes of a blob that is fetched by digest alone
+
+
+@dataclass(frozen=True)
+class ExchangeStats:
+    """Updates count from the ledger's birth, bytes (frames with their headers) from this node's start."""
+
+    updates_sent: int  # published by this machine, in all its incarnations
+    updates_received: int  # of others, in the ledger
+    bytes_sent: int
+    bytes_received: int
+    peers: int  # connected now
+    behind: int  # updates that connected peers have and we lack
+
+
+class Node:
+    def __init__(
+        self,
+        spec: RunSpec,
+        run: str,
+        identity: Identity,
+        incarnation: str,
+        ledger: Ledger,
+        blobs: Blobs,
+        transport: Transport,
+        ticket: Signed,
+        mirrors: frozenset[str],
+        clock: Callable[[], float] = time.time,
+        reincarnate: Callable[[], str] = lambda: secrets.token_hex(8),
+    ):
+        """`blobs` are the ledger's. `reincarnate` makes, and makes durable, a new incarnation of this state folder: it
+        is called when a peer proves that updates of ours were lost here."""
+        assert blobs.folder == ledger.blobs.folder and transport.key == identity.key
+        self._ledger, self._blobs, self._identity = ledger, blobs, identity
+        self._run, self._reincarnate = run, reincarnate
+        self.author = f"{identity.key}.{incarnation}"
+        self._naming = threading.Lock()  # an update is not signed while the author changes
+        self._hub = Hub(
+            rules=Rules.of(spec, run, mirrors),
+            spec=digest(spec.to_json()),
+            incarnation=incarnation,
+            ledger=ledger,
+            transport=transport,
+            ticket=ticket,
+            clock=clock,
+            recognised=self._recognised,
+        )
+        self._replay: list[Arrival] = []
+        self._paces: dict[str, Pace] = {}  # by peer
+        self._rate, self._complete = 0.0, False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._failure: OSError | None = None
+
+    # ---- life
+
+    def open(self) -> None:
+        """Begins to listen and to answer, if it has not yet. Raises OSError when it cannot."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="barnraise-exchange", daemon=True)
+            self._thread.start()
+            self._ready.wait()
+        if self._failure:
+            raise self._failure
+
+    def start(self, applied: dict[str, int]) -> None:
+        """Updates flow from now on. `applied`: the anchor's version vector; what the ledger has past it arrives again.
+        Raises StateError when the ledger begins after it, OSError when the transport cannot listen."""
+        self.open()
+        base, _ = self._ledger.base() or ([], [])
+        for _, update in base:
+            if applied.get(update.author, 0) < update.seq:
+                raise StateError(
+                    f"the anchor lacks updates of {update.author[:8]} before {update.seq + 1}, "
+                    "and this folder's ledger begins there: join again from an empty folder"
+                )
+        sizes = self._hub.rules.sizes
+        self._replay = [Arrival(update, sizes, self._blobs) for _, update in self._ledger.since(applied)]
+        self._await(self._hub.begin(), None)
+
+    def stop(self) -> None:
+        """Says goodbye and ends every thread. The ledger stays open. Safe to call twice."""
+        if self._thread is None:
+            return
+        self._tell(self._hub.stop)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        async def main() -> None:
+            self._loop = asyncio.get_running_loop()
+            await self._hub.run(self._ready.set)
+
+        try:
+            asyncio.run(main())
+        except OSError as error:
+            self._failure = error
+        except Exception:
+            log.critical("the exchange ended by an error of ours; training goes on alone", exc_info=True)
+            self._failure = OSError("the exchange ended by an error; see the log")
+        finally:
+            self._ready.set()
+
+    # ---- the loop's side
+
+    def arrived(self) -> list[Arrival]:
+        """Updates that came in since the last call, each author's in order. Already durable. Never blocks."""
+        arrivals, self._replay = self._replay, []
+        queue, now = self._hub.inbox.arrived, time.monotonic()
+        while queue:
+            arrival = queue.popleft()
+            self._paces.setdefault(arrival.header.peer, Pace()).note(now, arrival.header.tokens)
+            arrivals.append(arrival)
+        return arrivals
+
+    def offer(self, payloads: Iterable[tuple[bytes, torch.Tensor]], tokens: int) -> Update:
+        """Publishes one round: (payload, the integers it decodes to) of each fragment in order, taken as they come.
+
+        Files first, fsynced; then the ledger's row; only then is anybody told. Raises OSError when the disk refuses;
+        then nothing was published.
+        """
+        parts = []
+        for payload, units in payloads:
+            parts.append(FragmentUpdate(digest=self._blobs.put(payload), size=len(payload), sketch=sketch(units)))
+        with self._naming:
+            head = self._ledger.head(self.author)
+            update = Update(
+                run=self._run,
+                peer=self._identity.key,
+                incarnation=self.author.partition(".")[2],
+                seq=head.seq + 1,
+                previous=head.digest,
+                tokens=tokens,
+                total=head.total + tokens,
+                fragments=parts,
+            )
+            outcome = self._ledger.append(self._identity.sign("update", update), update)
+        assert outcome is Outcome.ADDED, outcome
+        self._tell(self._hub.published, update)
+        return update
+
+    def serve(self, anchor) -> None:
+        """Between two steps: copies the anchor if a joining peer waits for it. Costs nothing when nobody asks."""
+        if (taken := self._hub.desk.take(anchor, time.monotonic())) is not None:
+            self._tell(self._hub.frozen, *taken)
+
+    def weight(self, rate: float) -> float:
+        """This machine's share, at `rate` tokens/s, of all the training among the connected; 1 when alone."""
+        fellows = [
+            Fellow(self._paces.get(link.key, Pace()).rate(link.rate), link.since)
+            for link in list(self._hub.gossip.links.values())
+            if not link.complete
+        ]
+        return weight(rate, fellows, time.monotonic())
+
+    def announce(self, rate: float) -> None:
+        """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
+        self._rate = rate
+        self._tell(self._hub.announce, self._rate, self._complete)
+
+    def complete(self) -> None:
+        """This machine publishes no more."""
+        self._complete = True
+        self._tell(self._hub.announce, self._rate, True)
+
+    def settled(self) -> bool:
+        """Every connected peer is complete and has exactly the updates we have. True when nobody is connected."""
+        return self._hub.gossip.settled
+
+    @property
+    def stats(self) -> ExchangeStats:
+        links = list(self._hub.links.values())
+        sent, received = self._hub.past_bytes
+        vector = self._ledger.vector()
+        own = sum(seq for author, seq in vector.items() if author.startswith(self._identity.key))
+        return ExchangeStats(
+            updates_sent=own,
+            updates_received=sum(vector.values()) - own,
+            bytes_sent=sent + sum(link.channel.bytes_sent for link in links),
+            bytes_received=received + sum(link.channel.bytes_received for link in links),
+            peers=len(links),
+            behind=self._hub.gossip.behind,
+        )
+
+    # ---- who may speak
+
+    def introduce(self, peers: list[Peer]) -> None:
+        """Peers a coordinator names."""
+        self.open()
+        self._tell(self._hub.introduce, peers)
+
+    def addresses(self) -> list[str]:
+        """Where others may reach this machine, to tell a coordinator."""
+        self.open()
+        return self._hub.transport.addresses()
+
+    def renew(self, ticket: Signed) -> None:
+        self._tell(self._hub.renew, ticket)
+
+    def revoke(self, keys: Iterable[str], directive: Signed | None = None) -> None:
+        """These keys are out. `directive`: the signed proof, passed on to peers who cannot reach a coordinator."""
+        self._tell(self._hub.revoke, frozenset(keys), directive)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether no coordinator has answered for an hour: tickets then count long past their expiry."""
+        return self._hub.orphaned
+
+    @orphaned.setter
+    def orphaned(self, value: bool) -> None:
+        self._hub.orphaned = value
+
+    # ---- what is fetched
+
+    def fetch(self, digest: str, timeout: float) -> Path | None:
+        """A blob, from any peer, checked by its digest; None when nobody gave it within `timeout` seconds. Blocks."""
+        if not self._blobs.has(digest):
+            self.open()
+            self._await(self._hub.fetch(digest, timeout, None, MAX_BLOB), False)
+        return self._blobs.path(digest) if self._blobs.has(digest) else None
+
+    def join(self, timeout: float) -> Snapshot | None:
+        """The anchor to start from, if the run is under way: from the peers, or what an earlier join fetched.
+
+        None when the peers are at the start, when none answers within `timeout` seconds, and when this folder has
+        updates from the start on: then the initial weights plus the ledger are right. Blocks; call before `start`.
+        """
+        if self._ledger.vector():
+            return snapshots.base_snapshot(self._ledger)
+        self.open()
+        return self._await(snapshots.join(self._hub, timeout), None)
+
+    # ---- between the threads
+
+    def _recognised(self, update: Update) -> None:
+        """On the hub's thread: our own key signed an update we do not know. This folder is older than what it says."""
+        with self._naming:
+            if update.author == self.author and update.seq > self._ledger.head(self.author).seq:
+                incarnation = self._reincarnate()
+                log.warning("peers know updates of ours that this folder lost: it goes on as %s", incarnation)
+                self.author = f"{self._identity.key}.{incarnation}"
+                self._hub.incarnation = incarnation
+
+    def _tell(self, call: Callable, *values) -> None:
+        """Runs a call on the hub's thread; once the hub has ended there is nobody to tell."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                self._loop.call_soon_threadsafe(call, *values)
+
+    def _await(self, work, otherwise):
+        """The result of a coroutine on the hub's thread; `otherwise` when the hub ends first."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except (RuntimeError, asyncio.CancelledError):
+            return otherwise

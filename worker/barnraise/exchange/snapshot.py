@@ -1,0 +1,235 @@
+"""Joining late: the anchor at a named cut V, fetched from peers.
+
+A server copies its anchor between two steps and, when V lies behind it, takes the updates after V out again: integer
+subtraction is exact, so every honest peer makes the same bytes for the same V. The joiner asks one peer for its cut,
+the others for the same one, and compares digests: when peers of two different volunteers agree the snapshot is
+`confirmed`. The bytes then travel as blobs, checked by digest.
+"""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from barnraise.errors import MessageError
+from barnraise.exchange.anchor import fragment_bytes, fragment_from
+from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.codec import decode
+from barnraise.exchange.ledger import Ledger
+from barnraise.identity import opened
+from barnraise.wire import Cut, Signed, Update
+
+log = logging.getLogger("barnraise.exchange")
+
+PATIENCE = 30.0  # seconds a question for a cut stays open at a server
+REUSED = 30.0  # a cut this young answers whoever names none
+KEPT = 600.0  # seconds the bytes of a cut are kept for
+CUTS = 4  # …and how many cuts at most
+HEADS_BYTES = 64 << 20  # the blob of heads is no larger
+_headers = TypeAdapter(list[Signed])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An anchor to start from: int32 fragments in order, each author's last header in it, and whether peers of two
+    different volunteers agree on it."""
+
+    fragments: list[torch.Tensor]
+    heads: dict[str, Update]
+    confirmed: bool
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A copy of the anchor, made between two steps."""
+
+    vector: dict[str, int]
+    fragments: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Somebody's CutWant. `vector` None: any cut will do."""
+
+    peer: str
+    vector: dict[str, int] | None
+    until: float
+
+
+class Desk:
+    """Where peers' questions for cuts wait for the loop, and what was answered lately. Thread-safe."""
+
+    def __init__(self, ledger: Ledger):
+        self._ledger = ledger
+        self.cuts = Blobs(ledger.blobs.folder.parent / "cuts", fresh=True)
+        self._questions: list[Question] = []
+        self._lately: list[tuple[float, Cut]] = []
+        self._lock = threading.Lock()
+
+    def ask(self, question: Question, now: float) -> Cut | None:
+        """The answer, when there is one already; else the question waits for `take`."""
+        with self._lock:
+            for at, cut in reversed(self._lately):
+                if cut.vector == question.vector or (question.vector is None and now < at + REUSED):
+                    return cut
+            if len(self._questions) < 64:
+                self._questions.append(question)
+            return None
+
+    def take(self, anchor, now: float) -> tuple[Frozen, list[Question]] | None:
+        """A copy of the anchor and the questions it answers; None, at no cost, when nobody asks."""
+        if not self._questions:
+            return None
+        vector = anchor.vector
+        with self._lock:
+            open_ones = [q for q in self._questions if q.until > now]
+            ripe = [q for q in open_ones if q.vector is None or _within(q.vector, vector)]
+            self._questions = [q for q in open_ones if q not in ripe]
+        if not ripe:
+            return None
+        return Frozen(vector, [fragment.clone() for fragment in anchor.fragments]), ripe
+
+    def answer(self, frozen: Frozen, vector: dict[str, int] | None, now: float) -> Cut | None:
+        """Makes the cut at `vector` out of a copy, and its blobs. None when updates that must come out are not here."""
+        vector = frozen.vector if vector is None else vector
+        with self._lock:
+            if made := next((cut for _, cut in self._lately if cut.vector == vector), None):
+                return made
+        heads = [self._ledger.header(author, seq) for author, seq in sorted(vector.items())]
+        after = [
+            update for _, update in self._ledger.since(vector) if update.seq <= frozen.vector.get(update.author, 0)
+        ]
+        reach = sum(frozen.vector.values()) - sum(vector.values())
+        if None in heads or len(after) != reach:
+            log.info("a peer asked for a cut that reaches behind what this machine has")
+            return None
+        digests = []
+        for index, fragment in enumerate(frozen.fragments):
+            units = fragment.clone() if after else fragment
+            for update in after:
+                units -= decode(self._ledger.blobs.read(update.fragments[index].digest), units.numel())
+            digests.append(self.cuts.put(fragment_bytes(units)))
+        text = json.dumps([head.model_dump() for head in heads], separators=(",", ":"))
+        cut = Cut(vector=vector, fragments=digests, heads=self.cuts.put(text.encode()))
+        self._keep(cut, now)
+        return cut
+
+    def _keep(self, cut: Cut, now: float) -> None:
+        with self._lock:
+            kept = [(at, old) for at, old in self._lately if now < at + KEPT][-(CUTS - 1) :]
+            gone = [old for _, old in self._lately if all(old is not other for _, other in kept)]
+            self._lately = [*kept, (now, cut)]
+            alive = {blob for _, c in self._lately for blob in (*c.fragments, c.heads)}
+        for blob in {blob for c in gone for blob in (*c.fragments, c.heads)} - alive:
+            self.cuts.drop(blob)
+
+
+def _within(inner: dict[str, int], outer: dict[str, int]) -> bool:
+    return all(seq <= outer.get(author, 0) for author, seq in inner.items())
+
+
+def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Signed, Update]]:
+    """The headers in a blob of heads, when they are signed and are exactly those of `vector`. Raises MessageError."""
+    try:
+        signed = _headers.validate_json(data)
+    except ValidationError:
+        raise MessageError("a snapshot's heads are not a list of signed headers") from None
+    heads = [(header, opened(header, "update", Update, key=header.key)) for header in signed]
+    if any(update.peer != header.key or update.run != run for header, update in heads):
+        raise MessageError("a snapshot's heads are of another run, or not signed by their authors")
+    if len(heads) != len(vector) or {update.author: update.seq for _, update in heads} != vector:
+        raise MessageError("a snapshot's heads are not those of its version vector")
+    return heads
+
+
+def base_snapshot(ledger: Ledger) -> Snapshot | None:
+    """The snapshot this ledger began at, read again from its blobs; None when it began at the run's start."""
+    if (base := ledger.base()) is None:
+        return None
+    heads, digests = base
+    fragments = [fragment_from(ledger.blobs.read(fragment)) for fragment in digests]
+    return Snapshot(fragments, {update.author: update for _, update in heads}, True)
+
+
+def chosen(answers: Iterable[tuple[str, Cut]]) -> tuple[Cut, int] | None:
+    """(cut, volunteers behind it) of the answers to one vector: the one most volunteers agree on. `answers` are
+    (volunteer, cut); one volunteer's machines count once."""
+    votes: dict[tuple, tuple[Cut, set[str]]] = {}
+    for volunteer, cut in answers:
+        votes.setdefault((cut.heads, *cut.fragments), (cut, set()))[1].add(volunteer)
+    if not votes:
+        return None
+    if len(votes) > 1:
+        log.warning("peers disagree about the anchor at one version vector: %d answers", len(votes))
+    cut, volunteers = max(votes.values(), key=lambda vote: len(vote[1]))
+    return cut, len(volunteers)
+
+
+async def join(hub, timeout: float) -> Snapshot | None:
+    """Fetches a snapshot through `hub` and begins its ledger there. None when the run is at its start as far as the
+    peers say, when nobody answers in time, or when what they sent is no snapshot: then the initial weights are right.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout
+    first = await _first_cut(hub, end)
+    if first is None:
+        return None
+    asked, cut = first
+    others = [link for link in hub.links.values() if link.key != asked.key]
+    replies = await asyncio.gather(
+        *(hub.ask_cut(link.key, cut.vector, min(PATIENCE, end - loop.time())) for link in others)
+    )
+    answers = [(asked.ticket.volunteer, cut)]
+    answers += [
+        (link.ticket.volunteer, reply)
+        for link, reply in zip(others, replies, strict=True)
+        if reply is not None and reply.vector == cut.vector
+    ]
+    cut, volunteers = chosen(answers)
+    sizes = hub.rules.sizes
+    wanted = [(blob, 4 * size) for blob, size in zip(cut.fragments, sizes, strict=False)] + [(cut.heads, None)]
+    if len(cut.fragments) != len(sizes):
+        log.warning("a peer's snapshot has %d fragments; the model has %d", len(cut.fragments), len(sizes))
+        return None
+    for blob, size in wanted:
+        if not await hub.fetch(blob, end - loop.time(), size, HEADS_BYTES):
+            log.warning("the snapshot did not come whole in %.0f seconds", timeout)
+            return None
+    blobs = hub.ledger.blobs
+    try:
+        heads = read_heads(blobs.read(cut.heads), hub.rules.run, cut.vector)
+    except MessageError as error:
+        log.warning("a snapshot is refused: %s", error)
+        return None
+    if volunteers < 2:
+        log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
+    hub.ledger.rebase(heads, cut.fragments)
+    fragments = [fragment_from(blobs.read(blob)) for blob in cut.fragments]
+    return Snapshot(fragments, {update.author: update for _, update in heads}, volunteers >= 2)
+
+
+async def _first_cut(hub, end: float):
+    """(link, its cut) from the peer that has most, once there is one; None when all are at the start or time is up."""
+    loop = asyncio.get_running_loop()
+    fresh_since: float | None = None
+    while (now := loop.time()) < end:
+        spoken = [peer for peer in hub.gossip.links.values() if peer.spoke]
+        ahead = sorted((p for p in spoken if p.vector), key=lambda p: -sum(p.vector.values()))
+        for peer in ahead:
+            if link := hub.links.get(peer.key):
+                cut = await hub.ask_cut(peer.key, None, min(PATIENCE, end - loop.time()))
+                if cut is not None and cut.vector:
+                    return link, cut
+        if spoken and not ahead:
+            fresh_since = fresh_since or now
+            if now - fresh_since > 2.0:  # everyone who spoke for a while is at the start
+                return None
+        else:
+            fresh_since = None
+        await hub.pause(0.2)
+    return None
