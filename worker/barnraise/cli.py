@@ -162,20 +162,27 @@ def export(
     home: HomeOption = None,
 ) -> None:
     """Write this machine's last checkpoint of a run for Hugging Face's GPT-2 class."""
-    from barnraise.checkpoint import Checkpoints
+    from barnraise.checkpoint import Checkpoint
     from barnraise.checkpoint import export as write
     from barnraise.enter import remembered
+    from barnraise.exchange.blobs import Blobs
+    from barnraise.identity import opened
     from barnraise.spec import RunSpec
+    from barnraise.wire import Manifest
 
     place = Home(home or Home.default())
     kept = remembered(place, run)
-    if kept is None:
+    if kept is None or kept.manifest is None:
         raise StateError(f"this machine has never worked on '{run}'")
-    saved = Checkpoints(place.path / "runs" / kept.id / "checkpoint").restore()
+    state = place.path / "runs" / kept.id
+    saved = Checkpoint(state / "checkpoint").restore()
     if saved is None:
         raise StateError(f"this machine has no checkpoint of '{run}' yet")
-    write(folder, RunSpec.from_json(kept.spec).model, saved.anchor)
-    out.print(f"Wrote the weights at {sum(h.total for h in saved.heads.values()):,} tokens to {folder}")
+    tensors, mark = saved
+    tokenizer = opened(kept.manifest, "manifest", Manifest).tokenizer
+    blob = Blobs(state / "blobs").path(tokenizer) if tokenizer else None
+    write(folder, RunSpec.from_json(kept.spec).model, tensors, blob)
+    out.print(f"Wrote the weights at {mark.tokens:,} tokens to {folder}")
 
 
 def machine(name: str) -> Machine:

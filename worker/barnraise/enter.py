@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from barnraise import data
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
-from barnraise.exchange.ledger import Blobs
+from barnraise.exchange.blobs import Blobs
 from barnraise.home import Folder, Home
 from barnraise.identity import digest, opened
 from barnraise.spec import RunSpec

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from barnraise.checkpoint import Checkpoints
+from barnraise.checkpoint import Checkpoint, Mark
 from barnraise.data import Text
 from barnraise.enter import Place
 from barnraise.exchange import codec
@@ -57,7 +57,7 @@ class Worker:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.blobs = Blobs(folder.path / "blobs")
         self.ledger = Ledger(folder.path, self.blobs)
-        self.checkpoints = Checkpoints(folder.path / "checkpoint")
+        self.checkpoint = Checkpoint(folder.path / "checkpoint")
         spool = Spool(folder.path / "spool.sqlite")
         spool.begin_after(place.mark)
         self.reporter = Reporter(place.coordinator, place.run, place.machine, place.directive, spool)
@@ -101,14 +101,15 @@ class Worker:
         while self.goes_on():
             for _ in range(recipe.round_steps):
                 batch = self.text.batch(self.spec.seed, self.key, progress.step, recipe.step_sequences, context)
-                progress.stepped(engine.step([batch], schedule(recipe, self.anchor.tokens)), self.anchor.tokens)
+                rate_scale = schedule(recipe, self.anchor.tokens + engine.round_tokens)
+                progress.stepped(engine.step([batch], rate_scale), self.anchor.tokens)
                 self.trade()
                 if not self.may_step():
                     break
             if tokens := engine.round_tokens:
                 header = exchange.offer(engine.harvest(encode, exchange.weight(progress.rate)), tokens)
                 self.anchor.note(header)
-                self.checkpoints.save(engine.state(), progress.step, self.anchor.heads)
+                self.save()
             self.trade()
 
     def trade(self) -> None:
@@ -152,28 +153,42 @@ class Worker:
             self.milestone = milestone
             self.progress.validated(self.anchor.tokens, self.engine.evaluate(self.held_out))
 
+    def save(self) -> None:
+        """Once a round, right after the harvest: the replica is the anchor then, and need not be kept."""
+        mark = Mark(
+            run=self.place.run,
+            spec=self.place.spec_digest,
+            step=self.progress.step,
+            seq=self.anchor.vector.get(self.exchange.author, 0),
+            tokens=self.anchor.tokens,
+            heads=self.anchor.heads,
+        )
+        self.checkpoint.save(self.engine.state(), mark)
+
     # ---- before and after ------------------------------------------------------------------------------------
 
     def join(self) -> None:
         """The anchor from the last checkpoint, the peers, or the run's seed; the text from whoever has it."""
-        kept = self.checkpoints.restore()
-        self.exchange.start(kept.vector if kept else {})
+        kept = self.checkpoint.restore()
+        tensors, mark = kept if kept else ({}, None)
+        self.exchange.start({author: head.seq for author, head in mark.heads.items()} if mark else {})
         self.exchange.introduce(self.place.peers)
-        if kept:
-            self.anchor = Anchor(kept.anchor, dict(kept.heads))
-            self.progress.step = kept.step
+        fragments = range(len(self.spec.model.fragments()))
+        if mark:
+            self.anchor = Anchor([tensors[f"anchor.{i}"] for i in fragments], dict(mark.heads))
+            self.progress.step = mark.step
         elif cut := self.exchange.join(SNAPSHOT_SECONDS):
-            log.info("took the anchor at %s tokens from the peers", f"{cut.tokens:,}")
             self.anchor = Anchor(cut.fragments, dict(cut.heads))
+            log.info("took the anchor at %s tokens from the peers", f"{self.anchor.tokens:,}")
         else:
             self.anchor = Anchor.initial(self.spec.model, self.spec.seed)
         self.engine = Engine(self.spec.model, self.spec.recipe, self.anchor, self.device)
-        if not kept:
-            self.checkpoints.save(self.engine.state(), 0, self.anchor.heads)
+        if mark:
+            self.engine.load(tensors)
+            if self.exchange.published > mark.seq:
+                self.engine.forget_feedback()  # what it owed may have been said in the update that is newer
         else:
-            self.engine.load(kept.tensors)
-            if self.exchange.published > kept.vector.get(self.exchange.author, 0):
-                self.engine.forget_feedback()
+            self.save()
         self.fetch_text()
 
     def fetch_text(self) -> None:
@@ -200,7 +215,7 @@ class Worker:
             self._trade_until(self.exchange.settled, SETTLING)
             self.validate(last=True)
             self.progress.rest(Activity.FINISHED)
-        self.checkpoints.save(self.engine.state(), self.progress.step, self.anchor.heads)
+        self.save()
 
     def _trade_until(self, done: Callable[[], bool], seconds: float) -> None:
         limit = time.monotonic() + seconds
