@@ -16,7 +16,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -284,13 +285,20 @@ class Node:
 
     def _tell(self, call: Callable, *values) -> None:
         """Runs a call on the hub's thread; once the hub has ended there is nobody to tell."""
+        if self._thread is None:
+            self.open()
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 self._loop.call_soon_threadsafe(call, *values)
 
-    def _await(self, work, otherwise):
+    def _await(self, work: Coroutine, otherwise):
         """The result of a coroutine on the hub's thread; `otherwise` when the hub ends first."""
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except (RuntimeError, asyncio.CancelledError):
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # its loop is closed
+            work.close()
+            return otherwise
+        try:
+            return future.result()
+        except CancelledError:
             return otherwise

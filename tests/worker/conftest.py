@@ -1,0 +1,129 @@
+"""What tests of the exchange share: machines with keys and tickets on a network in memory."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from barnraise import wire
+from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.codec import encode
+from barnraise.exchange.ledger import Ledger
+from barnraise.exchange.memory import MemoryNetwork
+from barnraise.exchange.node import Node
+from barnraise.identity import Identity
+from barnraise.spec import ModelSpec, RunSpec
+
+RUN = "01890000-0000-7000-8000-000000000001"
+TINY = ModelSpec(layers=1, width=16, heads=1, context=8, vocabulary=256)
+
+
+def waits_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.01)
+
+
+class Machine:
+    """A worker without training: its updates are noise, everything else is real."""
+
+    def __init__(self, world: "World", number: int, name: str | None = None):
+        self.world, self.number = world, number
+        self.identity = Identity(bytes([number]) * 32)
+        self.folder = world.folder / (name or f"machine{number}")
+        self.incarnation = f"{number:016x}"
+        self.ticket = world.ticket(self.identity.key, volunteer=number)
+        self.open()
+
+    def open(self, **changed) -> None:
+        """As a freshly started process would: everything from the folder."""
+        self.ledger = Ledger(self.folder)
+        parts = dict(
+            spec=self.world.spec, run=RUN, identity=self.identity, incarnation=self.incarnation, ledger=self.ledger,
+            blobs=self.ledger.blobs, transport=self.world.transport(self.identity), ticket=self.ticket,
+            mirrors=frozenset([self.world.mirror.key]),
+        )  # fmt: skip
+        self.node = Node(**(parts | changed))
+        self.anchor = Anchor.initial(TINY, self.world.spec.seed)
+
+    def start(self) -> "Machine":
+        self.node.start(self.anchor.vector)
+        return self
+
+    def knows(self, *others: "Machine") -> "Machine":
+        self.node.introduce([wire.Peer(key=o.identity.key, addresses=o.node.addresses()) for o in others])
+        return self
+
+    def round(self, seed: int, tokens: int = 100) -> wire.Update:
+        """Publishes an update of noise, as the loop would: own anchor first, in integers."""
+        noise = torch.Generator().manual_seed(seed)
+
+        def payloads():
+            for index, fragment in enumerate(self.anchor.fragments):
+                values = torch.randint(-(1 << 20), 1 << 20, fragment.shape, dtype=torch.int32, generator=noise)
+                payload, sent = encode(values)
+                self.anchor.add(index, sent)
+                yield payload, sent
+
+        header = self.node.offer(payloads(), tokens)
+        self.anchor.note(header)
+        return header
+
+    def step(self) -> None:
+        """What the loop does between two steps."""
+        for arrival in self.node.arrived():
+            for index in range(len(self.anchor.fragments)):
+                self.anchor.add(index, arrival.decode(index))
+            self.anchor.note(arrival.header)
+        self.node.serve(self.anchor)
+
+    def stop(self) -> None:
+        self.node.stop()
+        self.ledger.close()
+
+
+class World:
+    def __init__(self, folder: Path):
+        self.folder, self.network = folder, MemoryNetwork()
+        self.mirror = Identity(b"m" * 32)
+        self.spec = RunSpec(model=TINY, seed=3, roots=(self.mirror.key,))
+        self.machines: list[Machine] = []
+
+    def transport(self, identity: Identity):
+        return self.network.transport(identity.key)
+
+    def ticket(self, key: str, volunteer: int = 0, expires: float | None = None, run: str = RUN, by=None):
+        by, now = by or self.mirror, time.time()
+        ticket = wire.Ticket(
+            run=run, peer=key, machine=RUN, volunteer=f"{volunteer:064x}", roles=[wire.Role.WORKER], issued=now,
+            expires=now + 86400 if expires is None else expires, mirror=by.key,
+        )  # fmt: skip
+        return by.sign("ticket", ticket)
+
+    def machine(self, number: int, name: str | None = None) -> Machine:
+        self.machines.append(Machine(self, number, name))
+        return self.machines[-1]
+
+    def agree(self, *machines: Machine, seconds: float = 20.0) -> str:
+        """Steps these machines until their anchors are the same; the digest."""
+
+        def same() -> bool:
+            for machine in machines:
+                machine.step()
+            return len({str(m.anchor.vector) for m in machines}) == 1
+
+        waits_for(same, seconds)
+        digests = {machine.anchor.digest() for machine in machines}
+        assert len(digests) == 1
+        return digests.pop()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    for machine in made.machines:
+        machine.stop()
