@@ -1,8 +1,8 @@
 """One voice a run: once a second it looks at the run and tells every watcher, in whichever process, what changed.
 
 Each process has a Broadcaster for each run that somebody watches there; a lock in Valkey decides which of them speaks.
-A new speaker cannot know what the one before it said last, so it skips a number: every watcher sees the gap and fetches a
-snapshot. A number is never used twice, even where Valkey lost its memory: they start at the clock's milliseconds.
+A new speaker cannot know what the one before it said last, so it skips a number: every watcher sees the gap and fetches
+a snapshot. A number is never used twice, even where Valkey lost its memory: they start at the clock's milliseconds.
 """
 
 import asyncio
@@ -86,17 +86,20 @@ class Watchers:
     """Who watches which run in this process; the first starts its broadcaster and the last stops it."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, tuple[asyncio.Task, set[str]]] = {}
+        self._tasks: dict[str, tuple[asyncio.Task, asyncio.Event, set[str]]] = {}
 
-    def join(self, run: str, channel: str) -> None:
-        task, channels = self._tasks.get(run, (None, set()))
+    async def join(self, run: str, channel: str) -> None:
+        """Returns once the broadcaster has looked at the run: a snapshot fetched from here on has its number."""
+        task, looked, channels = self._tasks.get(run, (None, asyncio.Event(), set()))
         if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-            task, channels = asyncio.create_task(speak(run), name=f"broadcast {run}"), set()
+            looked, channels = asyncio.Event(), set()
+            task = asyncio.create_task(speak(run, looked), name=f"broadcast {run}")
+            self._tasks[run] = task, looked, channels
         channels.add(channel)
-        self._tasks[run] = task, channels
+        await looked.wait()
 
     async def leave(self, run: str, channel: str) -> None:
-        task, channels = self._tasks.get(run, (None, set()))
+        task, _, channels = self._tasks.get(run, (None, None, set()))
         channels.discard(channel)
         if task is not None and not channels:
             del self._tasks[run]
@@ -107,7 +110,7 @@ class Watchers:
 watchers = Watchers()
 
 
-async def speak(run: str) -> None:
+async def speak(run: str, looked: asyncio.Event) -> None:
     """Until cancelled. A database or Valkey that is gone silences it; watchers notice, and it goes on by itself."""
     broadcaster, well = Broadcaster(run), True
     frame, release = database_sync_to_async(broadcaster.frame), database_sync_to_async(broadcaster.release)
@@ -126,6 +129,8 @@ async def speak(run: str) -> None:
                 well = False
             except Run.DoesNotExist:
                 return
+            finally:
+                looked.set()
             await asyncio.sleep(max(0.05, due - time.monotonic()))
     finally:
         try:

@@ -20,8 +20,8 @@ class RunConsumer(AsyncWebsocketConsumer):
             return
         await self.channel_layer.group_add(group(run), self.channel_name)
         self.run = run
+        await watchers.join(run, self.channel_name)
         await self.accept()
-        watchers.join(run, self.channel_name)
 
     async def disconnect(self, code: int) -> None:
         if self.run:

@@ -1,0 +1,250 @@
+"""Watching a run: a real Postgres, a real Valkey, and sockets on the site's own ASGI application."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from asgiref.sync import sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from django.test import Client
+
+from barnraise import wire
+from barnraise.identity import digest
+from coordinator.asgi import application
+from coordinator.live import broadcaster as live
+from coordinator.live.broadcaster import Broadcaster
+from coordinator.live.picture import COLUMNS, Picture, delta, series
+from coordinator.telemetry import board, stream
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECONDS = 8  # that a socket may take
+
+
+class Socket(ApplicationCommunicator):
+    """A browser's end of /ws/runs/{run}/, spoken to as an ASGI server would."""
+
+    def __init__(self, run: object, client: Client | None = None, origin: str = "http://localhost"):
+        headers = [(b"host", b"localhost"), (b"origin", origin.encode())]
+        if client:
+            headers.append((b"cookie", f"sessionid={client.cookies['sessionid'].value}".encode()))
+        path = f"/ws/runs/{run}/"
+        super().__init__(
+            application,
+            {"type": "websocket", "path": path, "headers": headers, "query_string": b"", "subprotocols": []},
+        )
+
+    async def connect(self) -> dict:
+        """What the site answered: websocket.accept, or websocket.close."""
+        await self.send_input({"type": "websocket.connect"})
+        return await self.receive_output(SECONDS)
+
+    async def open(self) -> "Socket":
+        assert (await self.connect())["type"] == "websocket.accept"
+        return self
+
+    async def heard(self, wanted=lambda frame: True) -> dict:
+        """The next frame that is `wanted`."""
+        while True:
+            message = await self.receive_output(SECONDS)
+            assert message["type"] == "websocket.send", message
+            if wanted(frame := json.loads(message["text"])):
+                return frame
+
+    async def leave(self) -> None:
+        await self.send_input({"type": "websocket.disconnect", "code": 1001})
+        await self.wait(SECONDS)
+
+
+async def snapshot(run, client: Client | None = None) -> dict:
+    answer = await sync_to_async((client or Client()).get)(f"/live/{run.pk}/")
+    assert answer.status_code == 200
+    return json.loads(answer.content)
+
+
+@pytest.fixture
+def training(person, launched, numbers, transactional_db):
+    """(run, its owner's volunteer, report(seq)): training, with one report in."""
+    run, volunteer = launched(person())
+
+    def report(seq: int, **changed):
+        answer = volunteer.report(run, numbers(seq, **changed))
+        assert answer.status_code == 200, answer.content
+
+    report(1)
+    return run, volunteer, report
+
+
+async def test_a_watcher_gets_a_snapshot_and_then_the_deltas_that_follow_it(training):
+    run, volunteer, report = training
+    socket = await Socket(run.pk).open()
+    first = await snapshot(run)
+    assert first["type"] == "snapshot" and first["run"]["status"] == "training"
+    assert first["run"]["tokens"] == 1000 and first["run"]["workers_alive"] == 1
+    assert first["train"] == [[1000, 5.0]]
+    (row,) = first["workers"]
+    assert set(row) == set(COLUMNS) and row["name"] == volunteer.machine.hostname and row["alive"]
+
+    point = wire.Point(kind="validation", tokens=2000, loss=4.25)
+    await sync_to_async(report)(2, points=[point])
+    news = await socket.heard(lambda frame: frame.get("validation"))
+    assert news["type"] == "delta" and news["validation"] == [[2000, 4.25]]
+    assert news["run"]["tokens"] == 2000 and "budget" not in news["run"]
+    assert [worker["id"] for worker in news["workers"]] == [str(volunteer.machine.pk)]
+    assert news["seq"] > first["seq"]
+    await socket.leave()
+
+
+async def test_numbers_have_no_gap_and_the_second_snapshot_holds_what_the_deltas_said(training):
+    run, _, report = training
+    socket = await Socket(run.pk).open()
+    first = await snapshot(run)
+    told: dict[int, float] = dict(first["train"])
+    numbers = []
+    for seq in range(2, 5):
+        await sync_to_async(report)(seq)
+        frame = await socket.heard(lambda frame: frame.get("train"))
+        numbers.append(frame["seq"])
+        told |= dict(frame["train"])
+    assert numbers == sorted(set(numbers))
+    again = await snapshot(run)
+    assert again["seq"] >= numbers[-1]
+    assert dict(again["train"]) == told == {seq * 1000: 5.0 for seq in range(1, 5)}
+    await socket.leave()
+
+
+async def test_a_new_speaker_leaves_a_gap_and_a_snapshot_closes_it(training):
+    run, _, report = training
+    before = Broadcaster(str(run.pk))
+    said = json.loads(await sync_to_async(before.frame)())
+    await sync_to_async(report)(2)
+    lost = json.loads(await sync_to_async(before.frame)())  # said just before it died; not every watcher heard it
+    assert lost["seq"] == said["seq"] + 1 and lost["train"]
+    await sync_to_async(stream.client().delete)(live.lock_key(run.pk))
+
+    after = Broadcaster(str(run.pk))
+    fresh = json.loads(await sync_to_async(after.frame)())
+    assert fresh["seq"] == lost["seq"] + 2, "watchers must see that something may be missing"
+    whole = await snapshot(run)
+    assert whole["seq"] == fresh["seq"] and [2000, 5.0] in whole["train"]
+    await sync_to_async(report)(3)
+    following = json.loads(await sync_to_async(after.frame)())
+    assert following["seq"] == whole["seq"] + 1 and following["train"] == [[3000, 5.0]]
+
+
+def test_one_process_speaks_and_another_takes_over_when_it_falls_silent(training, monkeypatch):
+    run, _, _ = training
+    monkeypatch.setattr(live, "LOCK_MILLISECONDS", 300)
+    one, two = Broadcaster(str(run.pk)), Broadcaster(str(run.pk))
+    assert one.frame() and two.frame() is None
+    wait_until(lambda: not stream.client().exists(live.lock_key(run.pk)))
+    assert two.frame() and one.frame() is None
+    one.release()
+    assert stream.client().get(live.lock_key(run.pk)) == two.token, "only the holder can release"
+    two.release()
+    assert one.frame()
+
+
+def test_numbers_go_on_rising_after_valkey_forgot_them(training):
+    run, _, _ = training
+    one = Broadcaster(str(run.pk))
+    before = json.loads(one.frame())["seq"]
+    stream.client().flushall()
+    assert json.loads(one.frame())["seq"] > before
+
+
+def test_nothing_is_said_when_nothing_happened_until_silence_would_look_like_death(training):
+    run, _, _ = training
+    one = Broadcaster(str(run.pk))
+    assert one.frame()
+    one.before = Picture(one.before.now + 60, one.before.run, one.before.workers)  # no rate point is due
+    assert one.frame() is None
+    one.spoke -= live.QUIET
+    assert json.loads(one.frame()).keys() == {"type", "now", "seq"}
+
+
+def test_a_delta_is_what_changed_and_nothing_else():
+    before = Picture(10.0, {"tokens": 1, "status": "training", "rate": 5.0}, {"a": {"id": "a", "step": 1}})
+    after = Picture(11.0, {**before.run, "tokens": 2}, {"a": {"id": "a", "step": 1}, "b": {"id": "b", "step": 0}})
+    assert delta(before, after, []) == {
+        "type": "delta", "now": 11.0, "run": {"tokens": 2}, "workers": [{"id": "b", "step": 0}],
+    }  # fmt: skip
+    assert delta(None, after, [])["run"] == after.run
+    assert delta(before, before, []) == {"type": "delta", "now": 10.0}
+
+
+def test_machines_that_measured_at_the_same_count_are_one_point():
+    points = [{"kind": "train", "tokens": t, "loss": loss} for t, loss in ((20, 4.0), (10, 5.0), (20, 3.0))]
+    assert series(points, "train") == [[10, 5.0], [20, 3.5]]
+    assert series(points, "validation") == []
+
+
+def test_the_snapshot_says_whether_machines_with_the_same_updates_agree(training, volunteer, person, numbers):
+    run, _, report = training
+    other = volunteer(person("bob@example.org"), seed=2)
+    other.join(run)
+    same = digest("vector")
+    report(2, vector=same, anchor=digest("weights"))
+    assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is None
+    other.report(run, numbers(1, vector=same, anchor=digest("weights")))
+    assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is True
+    other.report(run, numbers(2, vector=same, anchor=digest("other weights")))
+    assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is False
+    assert board.agreement([]) is None
+
+
+async def test_the_socket_of_a_draft_is_closed_to_strangers_and_open_to_its_owner(person, draft, valkey):
+    owner = await sync_to_async(person)()
+    run = await sync_to_async(draft)(owner)
+    stranger = await Socket(run.pk).open()
+    closed = await stranger.receive_output(SECONDS)
+    assert closed["type"] == "websocket.close" and closed["code"] == 4404
+    assert (await sync_to_async(Client().get)(f"/live/{run.pk}/")).status_code == 404
+
+    client = Client()
+    await sync_to_async(client.force_login)(owner)
+    socket = await Socket(run.pk, client).open()
+    assert (await socket.heard())["run"]["status"] == "draft"
+    assert (await snapshot(run, client))["run"]["status"] == "draft"
+    await socket.leave()
+
+
+async def test_the_socket_of_a_run_that_is_not_there_is_closed(valkey, db):
+    socket = await Socket("0199aaaa-0000-7000-8000-000000000000").open()
+    assert (await socket.receive_output(SECONDS))["code"] == 4404
+
+
+async def test_a_site_of_another_origin_may_not_watch_with_a_visitors_cookies(training):
+    run, _, _ = training
+    assert (await Socket(run.pk, origin="https://evil.example").connect())["type"] == "websocket.close"
+
+
+async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_speaker(training):
+    run, _, report = training
+    one, two = await Socket(run.pk).open(), await Socket(run.pk).open()
+    await sync_to_async(report)(2)
+    heard_by = await asyncio.gather(*(socket.heard(lambda frame: frame.get("train")) for socket in (one, two)))
+    assert heard_by[0] == heard_by[1]
+    await one.leave()
+    assert await sync_to_async(stream.client().exists)(live.lock_key(run.pk))
+    await two.leave()
+    assert not await sync_to_async(stream.client().exists)(live.lock_key(run.pk))
+    assert str(run.pk) not in live.watchers._tasks
+
+
+async def test_what_a_watcher_says_changes_nothing(training):
+    run, _, report = training
+    socket = await Socket(run.pk).open()
+    await socket.send_input({"type": "websocket.receive", "text": '{"type": "delta", "run": {"status": "finished"}}'})
+    await sync_to_async(report)(2)
+    assert await socket.heard(lambda frame: frame.get("train"))
+    assert (await snapshot(run))["run"]["status"] == "training"
+    await socket.leave()
+
+
+def wait_until(true, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
