@@ -15,6 +15,9 @@ import os
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from coordinator import embedded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +66,7 @@ INSTALLED_APPS = [
     "coordinator.live",
     "coordinator.api",
     "coordinator.web",
+    "coordinator.demo",
     "unfold",
     "django.contrib.admin",
     "django.contrib.auth",
@@ -140,7 +144,10 @@ LOGOUT_REDIRECT_URL = "/"
 LOGIN_URL = "account_login"
 
 # Valkey: cache, sockets, tasks
-CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+IMPATIENT = {"retry": Retry(NoBackoff(), 1), "socket_timeout": 5, "socket_connect_timeout": 2}
+CACHES = {
+    "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL, "OPTIONS": IMPATIENT}
+}
 CHANNEL_LAYERS = {
     "default": {"BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer", "CONFIG": {"hosts": [REDIS_URL]}},
 }

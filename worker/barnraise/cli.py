@@ -115,6 +115,7 @@ def join(
         return
     import torch
 
+    from barnraise.exchange.transport import IrohTransport
     from barnraise.run import Worker
 
     if threads:
@@ -130,7 +131,8 @@ def join(
                 last = time.monotonic()
                 logging.getLogger("barnraise").info("%s", line(status).plain)
 
-        worker = Worker(entered, place.identity, leaving, watch, device, port)
+        transport = IrohTransport(place.identity.secret, port=port)
+        worker = Worker(entered, place.identity, leaving, watch, device, transport)
         worker.work()
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)

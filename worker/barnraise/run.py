@@ -18,9 +18,9 @@ from barnraise.data import Text
 from barnraise.enter import Place
 from barnraise.exchange import codec
 from barnraise.exchange.anchor import Anchor
-from barnraise.exchange.ledger import Blobs, Ledger
+from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.node import Node
-from barnraise.exchange.transport import IrohTransport
+from barnraise.exchange.transport import IrohTransport, Transport
 from barnraise.identity import Identity
 from barnraise.progress import Progress
 from barnraise.report import Reporter, Spool
@@ -50,18 +50,17 @@ class Worker:
         leaving: threading.Event,
         watch: Callable[[dict[str, Any]], None] = lambda status: None,
         device: str = "",
-        port: int = 0,
+        transport: Transport | None = None,
     ):
         self.place, self.spec, self.leaving, self.watch = place, place.spec, leaving, watch
         self.key, folder = identity.key, place.folder
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.blobs = Blobs(folder.path / "blobs")
-        self.ledger = Ledger(folder.path, self.blobs)
+        self.ledger = Ledger(folder.path)
+        self.blobs = self.ledger.blobs
         self.checkpoint = Checkpoint(folder.path / "checkpoint")
         spool = Spool(folder.path / "spool.sqlite")
         spool.begin_after(place.mark)
         self.reporter = Reporter(place.coordinator, place.run, place.machine, place.directive, spool)
-        transport = IrohTransport(identity.secret, port)
         self.exchange = Node(
             self.spec,
             place.run,
@@ -69,9 +68,11 @@ class Worker:
             folder.label.incarnation,
             self.ledger,
             self.blobs,
-            transport,
+            transport or IrohTransport(identity.secret),
             place.ticket,
             frozenset(self.spec.roots),
+            clock=place.coordinator.now,
+            reincarnate=folder.reincarnate,
         )
         self.anchor = Anchor([])  # until `join` has the real one
         self.milestone = -1
@@ -169,21 +170,21 @@ class Worker:
 
     def join(self) -> None:
         """The anchor from the last checkpoint, the peers, or the run's seed; the text from whoever has it."""
-        kept = self.checkpoint.restore()
-        tensors, mark = kept if kept else ({}, None)
-        self.exchange.start({author: head.seq for author, head in mark.heads.items()} if mark else {})
-        self.exchange.introduce(self.place.peers)
-        fragments = range(len(self.spec.model.fragments()))
-        if mark:
-            self.anchor = Anchor([tensors[f"anchor.{i}"] for i in fragments], dict(mark.heads))
+        model, kept = self.spec.model, self.checkpoint.restore()
+        self.exchange.introduce(list(self.place.peers))
+        if kept:
+            tensors, mark = kept
+            self.anchor = Anchor([tensors[f"anchor.{i}"] for i in range(len(model.fragments()))], mark.heads)
             self.progress.step = mark.step
-        elif cut := self.exchange.join(SNAPSHOT_SECONDS):
-            self.anchor = Anchor(cut.fragments, dict(cut.heads))
-            log.info("took the anchor at %s tokens from the peers", f"{self.anchor.tokens:,}")
+        elif cut := self.exchange.join(SNAPSHOT_SECONDS if self.place.peers else 0.0):
+            self.anchor = Anchor(cut.fragments, cut.heads)
+            trust = "two volunteers agree on it" if cut.confirmed else "unconfirmed: no second volunteer could be asked"
+            log.info("took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust)
         else:
-            self.anchor = Anchor.initial(self.spec.model, self.spec.seed)
-        self.engine = Engine(self.spec.model, self.spec.recipe, self.anchor, self.device)
-        if mark:
+            self.anchor = Anchor.initial(model, self.spec.seed)
+        self.exchange.start(self.anchor.vector)
+        self.engine = Engine(model, self.spec.recipe, self.anchor, self.device)
+        if kept:
             self.engine.load(tensors)
             if self.exchange.published > mark.seq:
                 self.engine.forget_feedback()  # what it owed may have been said in the update that is newer
@@ -212,10 +213,20 @@ class Worker:
             self.progress.rest(Activity.LEFT)
         else:
             self.progress.activity = Activity.FINISHING
-            self._trade_until(self.exchange.settled, SETTLING)
+            self._unsettled = time.monotonic()
+            self._trade_until(self.agreed, SETTLING)
             self.validate(last=True)
             self.progress.rest(Activity.FINISHED)
         self.save()
+
+    def agreed(self) -> bool:
+        """Everybody connected has had the same updates for a second; for five, where nobody is connected."""
+        now, stats = time.monotonic(), self.exchange.stats
+        if not (
+            self.exchange.settled() and stats.updates_sent + stats.updates_received == sum(self.anchor.vector.values())
+        ):
+            self._unsettled = now
+        return now - self._unsettled > (1.0 if stats.peers else 5.0)
 
     def _trade_until(self, done: Callable[[], bool], seconds: float) -> None:
         limit = time.monotonic() + seconds
@@ -231,7 +242,7 @@ class Worker:
         progress, reporter, exchange = self.progress, self.reporter, self.exchange
         if not progress.due(at_once):
             return
-        incarnation, addresses = self.place.folder.label.incarnation, exchange.addresses
+        incarnation, addresses = self.place.folder.label.incarnation, exchange.addresses()
         numbers = progress.numbers(self.anchor, exchange.stats, incarnation, addresses)
         reporter.note(numbers)
         exchange.announce(progress.rate)

@@ -1,6 +1,8 @@
 """Starts everything that `make demo` shows, and that the browser tests look at: the site, and workers as volunteers."""
 
+import io
 import json
+import logging
 import secrets
 import sys
 import time
@@ -29,6 +31,7 @@ class Stack:
     """`folder` holds the volunteers' homes and every log. Use as a context manager: leaving it stops everything."""
 
     def __init__(self, folder: Path, port: int = 8000):
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         self.folder = folder
         self.family = Family(folder / "logs")
         self.port = free_port(port)
@@ -83,7 +86,7 @@ class Stack:
         password = path.read_text() if path.exists() else f"barn-{secrets.token_hex(4)}"
         path.touch(mode=0o600)
         path.write_text(password)
-        call_command("prepare_owner", email=OWNER, password=password, verbosity=0)
+        call_command("prepare_owner", email=OWNER, password=password, stdout=io.StringIO())
         return User.objects.get(email=OWNER), password
 
     def new_run(self, owner: User, name: str, **fields: Any) -> Run:

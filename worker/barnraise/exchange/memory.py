@@ -7,6 +7,7 @@ loops of different threads, as workers do. Everything is bounded: a sender waits
 import asyncio
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -100,7 +101,8 @@ class MemoryChannel:
         self.other: MemoryChannel = self  # set by connect
         self.bytes_sent = self.bytes_received = 0
         self.closed: str | None = None
-        self._frames: list[bytes] = []
+        self._coming: deque[bytes] = deque()  # on the line
+        self._frames: deque[bytes] = deque()
         self._under_way = 0  # bytes sent and not yet taken by the other side
         self._changed = asyncio.Event()
         self._free_at = self._due = 0.0  # loop times: when the line is free, when the last frame arrives
@@ -115,8 +117,7 @@ class MemoryChannel:
         self._free_at = max(self._free_at, loop.time()) + len(frame) / network.bandwidth
         late = RESEND if network.chance.random() < network.loss else 0.0
         self._due = max(self._due, self._free_at + network.delay + late)
-        other, due = self.other, self._due
-        _tell(other.owner.loop, lambda: other.owner.loop.call_at(due, other._arrive, frame))
+        _tell(self.other.owner.loop, self.other._expect, self._due, frame)
         self.bytes_sent += len(frame)
         await asyncio.sleep(max(0.0, self._free_at - loop.time()))
 
@@ -124,7 +125,7 @@ class MemoryChannel:
         await self._until(lambda: bool(self._frames))
         if not self._frames:
             raise ChannelClosed(self.closed)
-        frame = self._frames.pop(0)
+        frame = self._frames.popleft()
         self.bytes_received += len(frame)
         _tell(self.other.owner.loop, self.other._taken, len(frame))
         return frame
@@ -134,9 +135,14 @@ class MemoryChannel:
             self._changed.clear()
             await self._changed.wait()
 
-    def _arrive(self, frame: bytes) -> None:
-        if not self.closed:
-            self._frames.append(frame)
+    def _expect(self, due: float, frame: bytes) -> None:
+        """Timers of one moment fire in any order: the frames keep theirs here."""
+        self._coming.append(frame)
+        asyncio.get_running_loop().call_at(due, self._arrive)
+
+    def _arrive(self) -> None:
+        if self._coming:
+            self._frames.append(self._coming.popleft())
             self._changed.set()
 
     def _taken(self, size: int) -> None:
@@ -152,6 +158,8 @@ class MemoryChannel:
         _tell(other.owner.loop, lambda: other.owner.loop.call_at(self._due, other._shut, f"closed by peer: {reason}"))
 
     def _shut(self, reason: str) -> None:
+        self._frames.extend(self._coming)
+        self._coming.clear()
         self.closed = self.closed or reason
         self._changed.set()
 

@@ -209,6 +209,16 @@ class Node:
         """Every connected peer is complete and has exactly the updates we have. True when nobody is connected."""
         return self._hub.gossip.settled
 
+    def taken(self) -> bool:
+        """Some connected peer has everything this machine published. True when nobody is connected."""
+        links, last = list(self._hub.gossip.links.values()), self.published
+        return not links or any(link.vector.get(self.author, 0) >= last for link in links)
+
+    @property
+    def published(self) -> int:
+        """The seq of this incarnation's last update in the ledger; 0 before the first."""
+        return self._ledger.head(self.author).seq
+
     @property
     def stats(self) -> ExchangeStats:
         links = list(self._hub.links.values())

@@ -74,9 +74,10 @@ iroh_ffi._UniffiRustBufferBuilder.write = _write
 class IrohTransport:
     """QUIC dialled by Ed25519 key. Relays are off: peers reach each other directly or through third peers."""
 
-    def __init__(self, secret: bytes, host: str = "0.0.0.0", port: int = 0):
-        """`secret` is the machine's Ed25519 secret. `host` 127.0.0.1 keeps to this machine; port 0 takes a free one."""
-        self._secret, self._host, self._port = secret, host, port
+    def __init__(self, secret: bytes, host: str = "0.0.0.0", port: int = 0, patience: float = 10.0):
+        """`secret` is the machine's Ed25519 secret. `host` 127.0.0.1 keeps to this machine; port 0 takes a free one.
+        `patience`: seconds a dialled peer has to answer (left alone, iroh tries for 30)."""
+        self._secret, self._host, self._port, self._patience = secret, host, port, patience
         self._endpoint: iroh.Endpoint | None = None
         self._opened: asyncio.Queue[_IrohChannel] = asyncio.Queue(_WAITING)
         self._tasks: set[asyncio.Task] = set()
@@ -111,10 +112,11 @@ class IrohTransport:
         assert self._endpoint is not None
         try:
             where = iroh.EndpointAddr(iroh.EndpointId.from_string(peer.key), None, list(peer.addresses))
-            connection = await self._endpoint.connect(where, ALPN)
-            return _IrohChannel(connection, await connection.open_bi())
-        except iroh.IrohError as error:
-            raise ChannelClosed(f"no answer from {peer.key[:8]}: {error.message()}") from None
+            async with asyncio.timeout(self._patience):
+                connection = await self._endpoint.connect(where, ALPN)
+                return _IrohChannel(connection, await connection.open_bi())
+        except (iroh.IrohError, TimeoutError) as error:
+            raise ChannelClosed(f"no answer from {peer.key[:8]}: {_said(error)}") from None
 
     async def accept(self) -> Channel:
         return await self._opened.get()
