@@ -20,9 +20,12 @@ import psutil
 import psycopg
 import redis
 from filelock import FileLock
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 STARTING = 20.0  # seconds a server may take
 NAME = "barnraise"  # of the database
+AT_ONCE = Retry(NoBackoff(), 0)  # the client would otherwise wait seconds before it says that nobody is there
 
 
 def urls(state: Path) -> tuple[str, str]:
@@ -228,7 +231,7 @@ def _valkey_url(port: int, password: str) -> str:
 
 def _valkey_answers(port: int, password: str) -> bool:
     try:
-        with redis.Redis.from_url(_valkey_url(port, password), socket_timeout=2) as client:
+        with redis.Redis.from_url(_valkey_url(port, password), socket_timeout=2, retry=AT_ONCE) as client:
             return bool(client.ping())
     except redis.exceptions.RedisError:  # refused, still loading, or another's server on this port
         return False

@@ -17,7 +17,7 @@ class Volunteer:
         self.machine, self.identity, self.mirror_key = machine, identity, mirror_key
         self.client = Client()
 
-    def ask(self, method: str, path: str, message: wire.Message | None = None, **changed):
+    def ask(self, method: str, path: str, message: wire.Message | None = None, /, **changed):
         """A signed request. `changed`: what is signed instead of the truth (method, path, body, audience, now), a raw
         `token`, or raw `sent` bytes."""
         path = "/api/v1" + path
@@ -57,8 +57,11 @@ def valkey(state):
 
 
 @pytest.fixture
-def person(db):
+def person(db, settings):
+    """Passwords are hashed in no time: how slowly is Django's affair, not ours."""
     from coordinator.accounts.models import User
+
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
     def make(email: str = "ada@example.org", **fields) -> User:
         return User.objects.create_user(email, "wooden-barn-9", **fields)
@@ -95,7 +98,7 @@ def draft(db):
 def manifest():
     """A manifest that fits a run, or would but for the fields given."""
 
-    def make(run, **changed) -> wire.Manifest:
+    def make(run, /, **changed) -> wire.Manifest:
         shards = {
             "train": [wire.Shard(digest=digest("a"), tokens=9_000)],
             "held_out": [wire.Shard(digest=digest("b"), tokens=900)],

@@ -1,5 +1,6 @@
 """Who is asking: a machine, by a signature made for this one request."""
 
+import secrets
 import time
 
 from django.http import HttpRequest
@@ -40,7 +41,8 @@ def signed_by_machine(request: HttpRequest) -> Machine:
         raise Refusal(401, f"the key {key[:8]}… is not enrolled here: run `barnraise login` on this machine")
     if machine.revoked or not machine.owner.is_active:
         raise Refusal(403, f"the machine {machine.name} was revoked here; its owner can enrol it with a new key")
-    if not stream.client().set(f"jti:{key}:{jti}", 1, nx=True, ex=SPENT_SECONDS):
+    ours = secrets.token_hex(8)  # tells a retry of our own, over a connection that broke, from a replay
+    if stream.client().set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS) not in (None, ours):
         raise Refusal(401, "this request was made before; sign each one afresh")
     now = timezone.now()
     if machine.last_seen is None or (now - machine.last_seen).total_seconds() > SEEN_EVERY:

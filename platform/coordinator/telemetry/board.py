@@ -75,4 +75,5 @@ def _stored(member: Membership) -> dict[str, Any]:
         "person": member.machine.owner.shown_name,
         "last_seen": member.last_seen.timestamp(),
         **{name: getattr(member, name) for name in kept},
+        "anchor": member.anchor or None,
     }

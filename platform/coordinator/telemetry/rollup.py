@@ -76,10 +76,13 @@ def _store_all(raw: list[str]) -> None:
     for text in raw:
         try:
             entry = json.loads(text)
-            reports[entry["membership"]] += [Report.model_validate(r) for r in entry["reports"]]
-            received[entry["membership"]] = entry["received"]
+            pk, when = int(entry["membership"]), float(entry["received"])
+            parsed = [Report.model_validate(r) for r in entry["reports"]]
         except (ValueError, KeyError, TypeError, ValidationError) as error:
-            log.error("an entry of the queue is unreadable and was dropped: %s: %.200s", error, text)
+            log.error("an entry of the queue is unreadable and was dropped: %.200s: %.200s", error, text)
+            continue
+        reports[pk] += parsed
+        received[pk] = when
     for pk in sorted(reports):  # in one order everywhere: row locks cannot meet head on
         try:
             with transaction.atomic():

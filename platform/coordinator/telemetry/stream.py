@@ -14,6 +14,8 @@ from functools import lru_cache
 
 import redis
 from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from barnraise.wire import Report
 from coordinator.fleet.models import Membership
@@ -27,7 +29,11 @@ KEPT_SECONDS = 7 * 86_400  # live copies of a run nobody reports from any more
 @lru_cache(maxsize=1)
 def client() -> redis.Redis:
     return redis.Redis.from_url(
-        settings.REDIS_URL, decode_responses=True, socket_timeout=5, socket_connect_timeout=2, health_check_interval=30
+        settings.REDIS_URL,
+        decode_responses=True,
+        socket_timeout=5,
+        socket_connect_timeout=2,
+        retry=Retry(NoBackoff(), 1),  # once, for a connection that a restart cut; whoever asks should not wait for more
     )
 
 

@@ -1,0 +1,92 @@
+"""Celery as it runs: a worker and a beat of their own, on the test database."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from django.db import connection
+from django.db.models import Sum
+
+from barnraise import wire
+from coordinator.fleet.models import Membership
+from coordinator.telemetry import stream
+from coordinator.telemetry.models import Point, Rollup
+
+ROOT = Path(__file__).resolve().parents[2]
+CELERY = [sys.executable, "-m", "celery", "-A", "coordinator.celery:app"]
+
+
+@pytest.fixture
+def celery(state, transactional_db, tmp_path):
+    """Starts `celery …` against the database of this test; ends what is left of it afterwards."""
+    name = connection.settings_dict["NAME"]
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{name}").geturl()
+    paths = os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")])
+    started = []
+
+    def start(*arguments: str) -> subprocess.Popen:
+        with (tmp_path / f"celery-{len(started)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*CELERY, *arguments],
+                cwd=tmp_path,
+                env={**os.environ, "DATABASE_URL": url, "PYTHONPATH": paths},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def wait(done, seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_midway(
+    celery, person, draft, manifest, volunteer, numbers
+):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    run.launch()
+    ada.ask("POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run)))
+    ada.join(run)
+    total, batch = 1200, 5
+    for first in range(1, total + 1, batch):
+        assert ada.report(run, *(numbers(i) for i in range(first, first + batch))).status_code == 200
+    worker = celery("worker", "-P", "solo", "--loglevel", "INFO")
+    celery("beat", "--loglevel", "INFO", "--pidfile=")
+    locked = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    with connection.cursor() as cursor:
+        wait(lambda: cursor.execute(locked) or cursor.fetchone())
+    worker.send_signal(signal.SIGKILL)  # while it drains
+    worker.wait()
+    celery("worker", "-P", "solo", "--loglevel", "INFO")
+    wait(lambda: Membership.objects.get(run=run).mark == total)
+    assert Point.objects.count() == total
+    assert Rollup.objects.aggregate(reports=Sum("reports"), tokens=Sum("tokens")) == {
+        "reports": total,
+        "tokens": total * 1000,
+    }
+    wait(lambda: not stream.client().exists(stream.PENDING))
+
+    def status() -> wire.Status:
+        run.refresh_from_db()
+        return run.state
+
+    wait(lambda: status() is wire.Status.TRAINING and run.ledger_tokens == total * 1000)
