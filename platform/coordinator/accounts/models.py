@@ -171,12 +171,12 @@ class Enrolment(models.Model):
         self.refresh_from_db()
         return machine
 
-    def refuse(self, user: User) -> None:
+    def refuse(self, user: User | None = None) -> None:
         """Raises Refused when it was decided before."""
         self._decide(self.Decision.REFUSED, user)
         self.refresh_from_db()
 
-    def _decide(self, decision: str, user: User) -> None:
+    def _decide(self, decision: str, user: User | None) -> None:
         open_still = Enrolment.objects.filter(pk=self.pk, decision=self.Decision.PENDING, expires__gt=timezone.now())
         if open_still.update(decision=decision, decided_by=user) != 1:
             self.refresh_from_db()
