@@ -2,13 +2,16 @@
 
 import "./css/main.css";
 import "htmx.org";
+import { confirmations, menus } from "./confirm";
 import { copyButtons } from "./copy";
-import { themeSwitch } from "./theme";
 import { presetHints } from "./preset";
+import { themeSwitch } from "./theme";
 
 themeSwitch(document);
 copyButtons(document);
 presetHints(document);
+confirmations(document);
+menus(document);
 
 const page = document.querySelector<HTMLElement>("[data-live-run]");
 if (page) void import("./run").then(({ runPage }) => runPage(page));

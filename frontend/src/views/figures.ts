@@ -24,8 +24,11 @@ const CONTROLS: Record<string, readonly Status[]> = {
 
 export class Figures {
   private readonly places = new Map<string, HTMLElement[]>();
+  private readonly chip: HTMLElement;
+  private agree: boolean | null = null;
 
   constructor(private readonly page: HTMLElement) {
+    this.chip = page.querySelector("[data-status-chip]")!;
     for (const element of page.querySelectorAll<HTMLElement>("[data-figure]")) {
       const name = element.dataset.figure!;
       this.places.set(name, [...(this.places.get(name) ?? []), element]);
@@ -46,13 +49,15 @@ export class Figures {
     this.put("budget", count(run.budget));
     this.put("share", percent(run.tokens / run.budget));
     this.put("left", left(run));
-    this.put("agree", run.agree === null ? "–" : run.agree ? "Identical" : "Differ");
+    this.agree = run.agree ?? this.agree; // while nobody can be compared, the last verdict stands
+    this.put("agree", this.agree === null ? "–" : this.agree ? "Identical" : "Differ");
     this.put("elapsed", run.started ? duration(Math.max(0, store.now - run.started)) : "–");
     this.put("waiting", run.waiting ?? "");
     const waiting = this.page.querySelector<HTMLElement>("[data-waiting]");
     if (waiting) waiting.hidden = !run.waiting;
     this.page.dataset.status = run.status;
-    this.page.dataset.agree = String(run.agree);
+    this.page.dataset.agree = String(this.agree);
+    this.chip.dataset.status = run.status;
     for (const control of this.page.querySelectorAll<HTMLElement>("[data-control]")) {
       const requested = control.dataset.requested === "true";
       const allowed = CONTROLS[control.dataset.control!]?.includes(run.status) ?? false;

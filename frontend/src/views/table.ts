@@ -15,7 +15,6 @@ const COLUMNS: readonly [name: string, text: (worker: Worker, now: number) => st
   ["rate", (w) => (w.alive ? whole(w.rate) : "–")],
   ["sent", (w) => whole(w.updates_sent)],
   ["received", (w) => whole(w.updates_received)],
-  ["behind", (w) => whole(w.behind)],
   ["peers", (w) => (w.alive ? whole(w.peers) : "–")],
   ["version", (w) => w.version || "–"],
 ];

@@ -1,0 +1,117 @@
+"""What the templates need beyond Django: built files, the theme, drawings, and numbers as people read them."""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from django import template
+from django.conf import settings
+from django.templatetags.static import static
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from barnraise.wire import Status
+from coordinator.web import drawing
+
+register = template.Library()
+FONTS = ("besley-latin-wght-normal.woff2", "public-sans-latin-wght-normal.woff2")  # of the first screen
+
+
+class NotBuilt(Exception):
+    """frontend/dist is not there: `make setup` builds it."""
+
+
+@lru_cache(maxsize=4)
+def _manifest(path: Path, changed: int) -> dict:
+    return json.loads(path.read_text())
+
+
+def manifest() -> dict:
+    path = settings.DIST / "manifest.json"
+    try:
+        return _manifest(path, path.stat().st_mtime_ns)
+    except FileNotFoundError:
+        raise NotBuilt("the frontend is not built: run `make setup`") from None
+
+
+@register.simple_tag
+def built() -> SafeString:
+    """The page's style sheets, script and first fonts, by the hashed names Vite gave them."""
+    files = manifest()
+    entry = files["src/main.ts"]
+    fonts = [(static(part["file"]),) for name, part in files.items() if name.endswith(FONTS)]
+    styles = [(static(name),) for name in entry.get("css", [])]
+    return format_html(
+        '{}{}<script type="module" src="{}"></script>',
+        format_html_join("", '<link rel="preload" href="{}" as="font" type="font/woff2" crossorigin>', fonts),
+        format_html_join("", '<link rel="stylesheet" href="{}">', styles),
+        static(entry["file"]),
+    )
+
+
+@register.simple_tag(takes_context=True)
+def theme(context) -> SafeString:
+    """The attribute for <html> when the visitor chose a theme; the system decides otherwise."""
+    request = context.get("request")
+    chosen = request.COOKIES.get("theme") if request else None
+    return format_html(' data-theme="{}"', chosen) if chosen in ("light", "dark") else SafeString("")
+
+
+@register.simple_tag
+def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
+    """The barn, raised as far as `share` (0 to 1) says. `label` is what it says to those who do not see it."""
+    plan = drawing.frame()
+    standing = drawing.raised(float(share), len(plan.members))
+    lines = format_html_join(
+        "",
+        '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/><line class="timber" {}/></g>',
+        ((m.order, _classes(m, standing), *[_ends(m)] * 3) for m in plan.members),
+    )
+    role = format_html('role="img" aria-label="{}" data-frame', label) if label else SafeString('aria-hidden="true"')
+    return format_html('<svg class="frame" viewBox="0 0 {} {}" {}>{}</svg>', plan.width, plan.height, role, lines)
+
+
+def _classes(member: drawing.Member, standing: int) -> str:
+    return " ".join(["is-slender"] * member.slender + ["is-raised"] * (member.order < standing))
+
+
+def _ends(m: drawing.Member) -> SafeString:
+    return format_html('x1="{}" y1="{}" x2="{}" y2="{}"', m.x1, m.y1, m.x2, m.y2)
+
+
+@register.simple_tag
+def quilt(name: object) -> SafeString:
+    """The barn quilt that stands for a run, by its id."""
+    patches = format_html_join("", '<polygon class="{}" points="{}"/>', drawing.quilt(str(name)))
+    ground = SafeString('<rect class="g" width="6" height="6"/>')
+    return format_html('<svg class="quilt" viewBox="0 0 6 6" aria-hidden="true">{}{}</svg>', ground, patches)
+
+
+@register.filter
+def count(value: float) -> str:
+    """1234567 → "1.23 M": as src/format.ts."""
+    value = float(value)
+    for unit in ("", " K", " M", " B", " T"):
+        if value < 999.5:
+            digits = 0 if not unit else 2 if value < 9.995 else 1 if value < 99.95 else 0
+            return f"{value:.{digits}f}{unit}"
+        value /= 1000
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} P"
+
+
+@register.filter
+def size(value: float) -> str:
+    """Bytes in GiB or MiB."""
+    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+@register.filter
+def percent(share: float) -> str:
+    """As src/format.ts: never 100 % before it is."""
+    value = max(0.0, min(1.0, float(share))) * 100
+    return f"{value:.0f} %" if value in (0, 100) else f"{value:.1f} %" if value < 9.95 else f"{int(value)} %"
+
+
+@register.filter
+def status_word(status: str) -> str:
+    return Status(status).value.capitalize()
