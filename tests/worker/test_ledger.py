@@ -1,0 +1,242 @@
+"""The ledger, its blobs, and what makes an update count."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from blake3 import blake3
+from hypothesis import given, settings
+
+from barnraise import wire
+from barnraise.errors import MessageError, StateError
+from barnraise.exchange import blobs as blobs_module
+from barnraise.exchange.acceptance import Rules, accept, check_payload
+from barnraise.exchange.anchor import sketch
+from barnraise.exchange.blobs import Blobs, Growth
+from barnraise.exchange.codec import encode
+from barnraise.exchange.ledger import NOTHING, Head, Ledger, Outcome
+from barnraise.identity import Identity, digest
+from barnraise.spec import ModelSpec, RunSpec
+
+RUN = "01890000-0000-7000-8000-000000000001"
+OTHER_RUN = "01890000-0000-7000-8000-000000000002"
+AUTHOR, MIRROR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
+SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), roots=(MIRROR.key,))
+RULES = Rules.of(SPEC, RUN, frozenset([MIRROR.key]))
+
+
+def chain(count: int, tokens: int = 10, identity: Identity = AUTHOR, life: str = "0" * 16):
+    """`count` signed headers without fragments, each continuing the last."""
+    made, previous, total = [], NOTHING, 0
+    for seq in range(1, count + 1):
+        total += tokens
+        update = wire.Update(
+            run=RUN, peer=identity.key, incarnation=life, seq=seq, previous=previous,
+            tokens=tokens, total=total, fragments=[],
+        )  # fmt: skip
+        signed = identity.sign("update", update)
+        previous = digest(signed.body)
+        made.append((signed, update))
+    return made
+
+
+def altered(update: wire.Update, **changed):
+    update = update.model_copy(update=changed)
+    return AUTHOR.sign("update", update), update
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(tmp_path)
+    yield ledger
+    ledger.close()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=30), st.data())
+def test_any_order_and_any_duplication_of_headers_gives_one_ledger(tmp_path_factory, order, data):
+    ledger, headers = Ledger(tmp_path_factory.mktemp("ledger")), chain(6)
+    for index in [*order, *range(6)]:
+        head = ledger.head(headers[index][1].author).seq
+        outcome = ledger.append(*headers[index])
+        assert outcome is (Outcome.KNOWN if index < head else Outcome.ADDED if index == head else Outcome.GAP)
+    assert ledger.vector() == {headers[0][1].author: 6} and ledger.tokens == 60
+    assert [update.seq for _, update in ledger.since({})] == [1, 2, 3, 4, 5, 6]
+    ledger.close()
+
+
+def test_a_ledger_opened_again_holds_what_it_held(tmp_path):
+    first, headers = Ledger(tmp_path), chain(150)
+    for header in headers:
+        first.append(*header)
+    first.keep_ticket(AUTHOR.key, headers[0][0])
+    first.close()
+    again, author = Ledger(tmp_path), headers[0][1].author
+    assert again.head(author) == Head(150, digest(headers[-1][0].body), 1500)
+    assert list(again.since({author: 3})) == headers[3:]
+    assert list(again.headers(author, 10, 12)) == headers[9:12]
+    assert again.header(author, 7) == headers[6][0] and again.header(author, 151) is None
+    assert again.tickets() == {AUTHOR.key: headers[0][0]}
+    again.close()
+
+
+def test_a_header_that_does_not_continue_its_authors_last_is_broken(ledger):
+    headers = chain(3)
+    ledger.append(*headers[0])
+    assert ledger.append(*altered(headers[1][1], previous="a" * 64)) is Outcome.BROKEN
+    assert ledger.append(*altered(headers[1][1], total=99)) is Outcome.BROKEN
+    assert ledger.append(*headers[1]) is Outcome.ADDED
+
+
+def test_two_signed_updates_of_one_identity_prove_a_fork_and_end_that_author_for_good(tmp_path):
+    ledger, headers = Ledger(tmp_path), chain(3)
+    ledger.append(*headers[0])
+    ledger.append(*headers[1])
+    assert ledger.append(*altered(headers[0][1], tokens=11, total=11)) is Outcome.FORK
+    assert ledger.append(*headers[2]) is Outcome.FORK
+    other_life = chain(1, life="1" * 16)[0]
+    assert ledger.append(*other_life) is Outcome.ADDED, "another incarnation is another author"
+    ledger.close()
+    ledger = Ledger(tmp_path)
+    assert ledger.forked == {headers[0][1].author}
+    assert ledger.append(*headers[2]) is Outcome.FORK
+    ledger.close()
+
+
+def test_a_header_never_comes_before_its_payloads(ledger):
+    part = wire.FragmentUpdate(digest="a" * 64, size=3, sketch="0" * 16)
+    with pytest.raises(AssertionError, match="payloads come before"):
+        ledger.append(*altered(chain(1)[0][1], fragments=[part]))
+    assert ledger.vector() == {}
+
+
+def test_a_ledger_can_begin_at_a_snapshot_and_goes_on_from_there(tmp_path):
+    ledger, headers = Ledger(tmp_path), chain(8)
+    fragments = [ledger.blobs.put(b"one"), ledger.blobs.put(b"two")]
+    ledger.rebase([headers[4]], fragments)
+    assert ledger.append(*headers[2]) is Outcome.KNOWN
+    assert ledger.append(*headers[6]) is Outcome.GAP
+    assert ledger.append(*headers[5]) is Outcome.ADDED
+    assert ledger.tokens == 60
+    ledger.close()
+    ledger = Ledger(tmp_path)
+    assert ledger.base() == ([headers[4]], fragments)
+    assert ledger.vector() == {headers[0][1].author: 6}
+    assert ledger.header(headers[4][1].author, 5) == headers[4][0]
+    assert list(ledger.since({headers[4][1].author: 5})) == [headers[5]]
+    ledger.close()
+
+
+def test_a_damaged_or_foreign_ledger_is_refused_by_name(tmp_path):
+    (tmp_path / "ledger.sqlite").write_bytes(b"this is not a database, however long it may be" * 100)
+    with pytest.raises(StateError, match=r"ledger\.sqlite is damaged"):
+        Ledger(tmp_path)
+    newer = Ledger(tmp_path / "newer")
+    newer._db.execute("PRAGMA user_version=9")
+    newer.close()
+    with pytest.raises(StateError, match="format 9"):
+        Ledger(tmp_path / "newer")
+
+
+# ---- blobs
+
+
+def test_a_blob_in_pieces_appears_only_when_it_is_whole_and_right(tmp_path):
+    blobs, data = Blobs(tmp_path), bytes(range(256)) * 10
+    name = blake3(data).hexdigest()
+    assert blobs.extend(name, 0, data[:1000], len(data)) is Growth.MORE
+    assert not blobs.has(name) and blobs.started(name) == 1000 and blobs.size(name) is None
+    assert blobs.extend(name, 1500, data[1500:], len(data)) is Growth.MORE, "it does not continue what is here"
+    blobs = Blobs(tmp_path)  # a restart
+    assert blobs.started(name) == 1000
+    assert blobs.extend(name, 0, data[:1400], len(data)) is Growth.MORE, "an overlap continues it"
+    assert blobs.started(name) == 1400
+    assert blobs.extend(name, 1400, data[1400:], len(data)) is Growth.WHOLE
+    assert blobs.read(name) == data and blobs.read(name, 100, 5) == data[100:105]
+    assert blobs.extend(name, 0, b"late", len(data)) is Growth.WHOLE
+    assert blobs.put(data) == name and blobs.started(name) == 0
+
+
+def test_bytes_that_are_not_what_the_digest_says_are_thrown_away(tmp_path):
+    blobs = Blobs(tmp_path)
+    assert blobs.extend("a" * 64, 0, b"wrong", 5) is Growth.DAMAGED
+    assert blobs.extend("a" * 64, 0, b"far too long", 5) is Growth.DAMAGED
+    assert not blobs.has("a" * 64) and blobs.started("a" * 64) == 0
+
+
+def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
+    blobs, events = Blobs(tmp_path), []
+    fsync, replace = blobs_module.os.fsync, blobs_module.Path.replace
+    monkeypatch.setattr(blobs_module.os, "fsync", lambda fd: (events.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(blobs_module.Path, "replace", lambda a, b: (events.append("name"), replace(a, b)))
+    blobs.put(b"data")
+    assert events[:2] == ["fsync", "name"]
+
+
+def test_leftovers_of_a_crash_are_swept_and_scratch_folders_begin_empty(tmp_path):
+    blobs = Blobs(tmp_path)
+    name = blobs.put(b"kept")
+    leftover = blobs.path(name).with_name("x.new")
+    leftover.write_bytes(b"half")
+    assert Blobs(tmp_path).has(name) and not leftover.exists()
+    assert not Blobs(tmp_path, fresh=True).has(name)
+
+
+# ---- acceptance
+
+
+def ticket(peer: str = AUTHOR.key, run: str = RUN, by: Identity = MIRROR, expires: float = 1.0) -> wire.Signed:
+    body = wire.Ticket(
+        run=run, peer=peer, machine=RUN, volunteer="0" * 64, roles=[], issued=0, expires=expires, mirror=by.key
+    )
+    return by.sign("ticket", body)
+
+
+def sound() -> wire.Update:
+    parts = [wire.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in RULES.sizes]
+    return chain(1)[0][1].model_copy(update={"fragments": parts})
+
+
+def test_an_update_with_its_authors_ticket_counts_even_long_after_the_ticket_expired():
+    assert accept(AUTHOR.sign("update", sound()), ticket(expires=1.0), RULES) == sound()
+
+
+@pytest.mark.parametrize(
+    ("signed", "with_ticket", "why"),
+    [
+        (STRANGER.sign("update", sound()), ticket(), "is signed by"),
+        (AUTHOR.sign("ticket", sound()), ticket(), "signature does not match"),
+        (AUTHOR.sign("update", sound()).model_copy(update={"signature": "0" * 128}), ticket(), "signature"),
+        (altered(sound(), run=OTHER_RUN)[0], ticket(), "is for run"),
+        (altered(sound(), tokens=1 << 40)[0], ticket(), "claims"),
+        (altered(sound(), fragments=[])[0], ticket(), "fragments"),
+        (AUTHOR.sign("update", sound()), None, "without a ticket"),
+        (AUTHOR.sign("update", sound()), ticket(by=STRANGER), "not a mirror"),
+        (AUTHOR.sign("update", sound()), ticket(peer=STRANGER.key), "another run or peer"),
+        (AUTHOR.sign("update", sound()), ticket(run=OTHER_RUN), "another run or peer"),
+    ],
+)
+def test_an_update_that_does_not_count_is_refused_with_the_reason(signed, with_ticket, why):
+    with pytest.raises(MessageError, match=why):
+        accept(signed, with_ticket, RULES)
+
+
+def test_an_altered_body_is_refused():
+    signed = AUTHOR.sign("update", sound())
+    with pytest.raises(MessageError):
+        accept(signed.model_copy(update={"body": signed.body.replace('"tokens":10', '"tokens":11')}), ticket(), RULES)
+
+
+def test_a_payload_larger_than_its_fragment_could_need_is_refused():
+    parts = [part.model_copy(update={"size": 1 << 40}) for part in sound().fragments]
+    with pytest.raises(MessageError, match="bytes for fragment 0"):
+        accept(altered(sound(), fragments=parts)[0], ticket(), RULES)
+
+
+def test_a_payload_with_another_checksum_than_stated_is_refused():
+    payload, units = encode(torch.arange(100, dtype=torch.int32))
+    part = wire.FragmentUpdate(digest=digest(payload), size=len(payload), sketch=sketch(units))
+    check_payload(payload, part, 100)
+    with pytest.raises(MessageError, match="checksum"):
+        check_payload(payload, part.model_copy(update={"sketch": "f" * 16}), 100)
+    with pytest.raises(MessageError, match="bytes"):
+        check_payload(payload, part.model_copy(update={"size": 5}), 100)
