@@ -51,6 +51,7 @@ class Machine:
 
     def start(self) -> "Machine":
         self.node.start(self.anchor.vector)
+        self.step()  # what the ledger holds past the anchor comes first, own updates among it
         return self
 
     def knows(self, *others: "Machine") -> "Machine":
