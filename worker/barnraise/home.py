@@ -77,7 +77,7 @@ class Folder:
     def __init__(self, path: Path, run: str, key: str):
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(path / "lock")
+        self._lock = FileLock(path / "lock", thread_local=False)  # whichever thread closes the folder frees it
         try:
             self._lock.acquire(timeout=0)
         except Timeout:

@@ -25,6 +25,7 @@ BATCH = 50
 POINTS = 64  # of one report
 SLOWEST = 60.0  # seconds between two tries at most, when nobody answers
 UNCONFIRMED = 60.0  # seconds the mark may stand still before everything above it is posted again
+FINAL = (403, 404, 409, 410)  # answers that mean this machine has no place in the run any more
 ORPHANED = 3600.0  # seconds without any answer after which peers go easy on expired tickets
 
 
@@ -160,8 +161,10 @@ class Reporter:
                 if failures == 1:
                     log.warning("%s; reports wait on disk", error)
             except CoordinatorError as error:
-                log.error("the coordinator refuses this machine: %s", error)
-                self.refused = str(error)
+                log.error("the coordinator refuses: %s", error)
+                failures += 1
+                if error.status in FINAL:
+                    self.refused = str(error)
             if stopping:
                 return
             every = self.directive.report_every

@@ -79,7 +79,7 @@ export class LossChart {
         y: { distr: this.logarithmic ? 3 : 1, log: 2, range: (_u, low, high) => around(low, high, this.logarithmic) },
       },
       axes: [
-        axis({ values: (_u, splits) => splits.map(count), space: 90 }),
+        axis({ values: (_u, splits) => splits.map(count), space: 90, size: 30 }),
         axis({
           values: (_u, splits) => splits.map((y) => (y === null ? "" : Number(y.toFixed(2)).toString())),
           size: 44,

@@ -42,7 +42,7 @@ function options(): Omit<uPlot.Options, "width" | "height"> {
       y: { range: (_u, _low, high) => [0, Math.max(1, high || 0) * 1.15] },
     },
     axes: [
-      axis({ space: 80, values: (_u, splits) => splits.map((at) => clock(at).slice(0, 5)), incrs: STEPS }),
+      axis({ space: 80, size: 30, values: (_u, splits) => splits.map((at) => clock(at).slice(0, 5)), incrs: STEPS }),
       axis({ values: (_u, splits) => splits.map(count), size: 52, space: 36 }),
     ],
     series: [

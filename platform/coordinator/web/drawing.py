@@ -53,6 +53,8 @@ def frame() -> Drawing:
     timber((0, 0, near), (WIDTH, 0, near))
     for z in depths:
         inner = (WIDTH * 0.34, WIDTH * 0.66)
+        if 0 < z < far:
+            timber((0, 0, z), (WIDTH, 0, z))
         for x in (0.0, *inner, WIDTH):
             timber((x, 0, z), (x, EAVE, z))
         timber((0, EAVE, z), (WIDTH, EAVE, z))

@@ -6,7 +6,7 @@ from typing import Any
 from django import forms
 
 from barnraise.errors import SpecError
-from barnraise.spec import PRESETS, SOURCES, TOKENIZERS, RunSpec, preset
+from barnraise.spec import PRESETS, SCHEDULES, SOURCES, TOKENIZERS, RunSpec, preset
 from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run
 
@@ -26,7 +26,7 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "How it learns": {
         "recipe.learning_rate": ("Learning rate", "at its highest"),
-        "recipe.schedule": ("Schedule", "cosine or constant"),
+        "recipe.schedule": ("Schedule", "of the learning rate"),
         "recipe.warmup_tokens": ("Warm-up", "tokens until the learning rate is full"),
         "recipe.weight_decay": ("Weight decay", ""),
         "recipe.clip": ("Clip", "norm of the gradient"),
@@ -82,6 +82,10 @@ class RunForm(forms.Form):
             for name, (label, note) in section.items():
                 if run and name in OWN:
                     continue
+                if name == "recipe.schedule":
+                    known = [(schedule, schedule.capitalize()) for schedule in SCHEDULES]
+                    self.fields[name] = forms.ChoiceField(required=False, choices=known, label=label, help_text=note)
+                    continue
                 hint = "" if name == "seed" else str(OWN.get(name, defaults.get(name, "")))
                 self.fields[name] = _number(label, note, hint)
 
@@ -94,6 +98,8 @@ class RunForm(forms.Form):
         }
         fields["recipe.token_budget"] = fields.get("recipe.token_budget") or "2000000"
         own = self._own(cleaned)
+        if not 1 <= len(" ".join(cleaned.get("name", "").split())) <= 80:
+            self.add_error("name", "Give the run a name of 1 to 80 characters.")
         try:
             cleaned["spec"] = spec_from_fields(fields, cleaned.get("preset") or START)
         except SpecError as error:
@@ -157,17 +163,16 @@ class RunForm(forms.Form):
     def opened(self) -> bool:
         """Whether something folded away has a value or a problem."""
         folded = [field for _, fields in self.sections() for field in fields]
-        return any(field.errors or (self.run and field.value() not in (None, "")) for field in folded)
+        typed = self.data if self.is_bound else self.initial
+        return any(field.errors or typed.get(field.name) not in (None, "", SCHEDULES[0]) for field in folded)
 
     def problems(self) -> list[tuple[str, str]]:
         """(id of the field, sentence): the list above the form."""
-        return [(self[name].auto_id, next(iter(found))) for name, found in self.errors.items() if name != "__all__"]
+        return [(self[name].auto_id, next(iter(self.errors[name]))) for name in self.fields if name in self.errors]
 
 
 def _number(label: str, note: str, placeholder: str) -> forms.CharField:
     attrs = {"placeholder": placeholder, "autocomplete": "off", "class": "number-input", "inputmode": "decimal"}
-    if label in ("Schedule",):
-        attrs = {"placeholder": placeholder, "autocomplete": "off"}
     return forms.CharField(
         required=False, max_length=40, label=label, help_text=note, widget=forms.TextInput(attrs=attrs)
     )

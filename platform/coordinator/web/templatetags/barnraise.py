@@ -1,6 +1,7 @@
 """What the templates need beyond Django: built files, the theme, drawings, and numbers as people read them."""
 
 import json
+import math
 from functools import lru_cache
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
     lines = format_html_join(
         "",
         '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/><line class="timber" {}/></g>',
-        ((m.order, _classes(m, standing), *[_ends(m)] * 3) for m in plan.members),
+        ((m.order, _classes(m, standing), _ends(m), _ends(m, 5), _ends(m)) for m in plan.members),
     )
     role = format_html('role="img" aria-label="{}" data-frame', label) if label else SafeString('aria-hidden="true"')
     return format_html('<svg class="frame" viewBox="0 0 {} {}" {}>{}</svg>', plan.width, plan.height, role, lines)
@@ -75,8 +76,12 @@ def _classes(member: drawing.Member, standing: int) -> str:
     return " ".join(["is-slender"] * member.slender + ["is-raised"] * (member.order < standing))
 
 
-def _ends(m: drawing.Member) -> SafeString:
-    return format_html('x1="{}" y1="{}" x2="{}" y2="{}"', m.x1, m.y1, m.x2, m.y2)
+def _ends(m: drawing.Member, short: float = 0) -> SafeString:
+    """`short`: how far from each end the line stops; a gap around a timber must not cut those it is joined to."""
+    across, down = m.x2 - m.x1, m.y2 - m.y1
+    part = short / max(1.0, math.hypot(across, down))
+    ends = (m.x1 + across * part, m.y1 + down * part, m.x2 - across * part, m.y2 - down * part)
+    return format_html('x1="{}" y1="{}" x2="{}" y2="{}"', *(f"{end:.1f}" for end in ends))
 
 
 @register.simple_tag
