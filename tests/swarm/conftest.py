@@ -1,0 +1,167 @@
+"""Real workers without a site: the coordinator they know never answers, and training must not care."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from barnraise import data
+from barnraise.coordinator import Coordinator
+from barnraise.enter import Place
+from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.memory import MemoryNetwork
+from barnraise.home import Folder, Home
+from barnraise.identity import Identity, digest
+from barnraise.run import Worker
+from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
+from barnraise.wire import Directive, Manifest, Peer, Role, Status, Ticket
+
+RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
+NOBODY = "http://127.0.0.1:9"  # the discard port: refused at once
+MIRROR = Identity(b"m" * 32)
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> tuple[Path, Manifest]:
+    """The standard library's source by bytes, prepared once."""
+    blobs = Blobs(tmp_path_factory.mktemp("text"))
+    return blobs.folder, data.prepare(TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.put)
+
+
+class Killed(BaseException):
+    """Raised in a worker's own thread, between two steps: as near to a power cut as a thread can come."""
+
+
+@dataclass
+class Volunteer:
+    """One worker in a thread. `status` is the last it told."""
+
+    worker: Worker
+    thread: threading.Thread
+    leaving: threading.Event
+    doom: threading.Event
+    status: dict[str, Any]
+    failure: list[BaseException]
+
+    def leave(self) -> None:
+        self.leaving.set()
+        self.join()
+
+    def kill(self) -> None:
+        self.doom.set()
+        self.join()
+
+    def join(self, seconds: float = 60.0) -> None:
+        self.thread.join(seconds)
+        assert not self.thread.is_alive(), "the worker did not end"
+        if self.failure:
+            raise self.failure[0]
+
+
+class Swarm:
+    def __init__(self, folder: Path, text: tuple[Path, Manifest], recipe: Recipe):
+        self.folder, self.text, self.manifest = folder, *text
+        self.network = MemoryNetwork(bandwidth=50e6, delay=0.002, loss=0.02)
+        self.volunteers: list[Volunteer] = []
+        signed = MIRROR.sign("manifest", self.manifest)
+        self.spec = RunSpec(
+            ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=256),
+            TextSpec(tokenizer="bytes"),
+            recipe,
+            seed=7,
+            owner=MIRROR.key,
+            roots=(MIRROR.key,),
+            manifest=digest(signed.body),
+        )
+
+    def home(self, name: str, with_text: bool = True) -> Home:
+        home = Home(self.folder / name)
+        blobs = home.path / "runs" / RUN / "blobs"
+        if with_text and not blobs.exists():
+            Folder(blobs.parent, RUN, home.identity.key).close()
+            blobs.symlink_to(self.text)
+        return home
+
+    def start(self, name: str, with_text: bool = True, knows: list[str] | None = None) -> Volunteer:
+        """Enters by hand, as a machine would that holds a ticket; `knows`: whom it dials first, by name."""
+        home = self.home(name, with_text)
+        now, key = time.time(), home.identity.key
+        machine = f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}"
+        ticket = Ticket(
+            run=RUN, peer=key, machine=machine, volunteer=digest(name), roles=[Role.WORKER], issued=now,
+            expires=now + 86400, mirror=MIRROR.key,
+        )  # fmt: skip
+        coordinator = Coordinator(NOBODY, home.identity, MIRROR.key)
+        known = [Home(self.folder / other).identity.key for other in knows or []]
+        place = Place(
+            run=RUN,
+            name="a swarm",
+            machine=machine,
+            folder=home.folder(RUN),
+            coordinator=coordinator,
+            spec=self.spec,
+            spec_digest=digest(self.spec.to_json()),
+            manifest=self.manifest,
+            ticket=MIRROR.sign("ticket", ticket),
+            directive=Directive(run=RUN, machine=machine, status=Status.TRAINING, report_every=0.5, issued=now),
+            mark=0,
+            peers=tuple(Peer(key=k, addresses=[f"memory:{k[:16]}"]) for k in known),
+        )
+        leaving, doom, status, failure = threading.Event(), threading.Event(), {}, []
+
+        def watch(told: dict[str, Any]) -> None:
+            status.update(told)
+            if doom.is_set():
+                doom.clear()
+                raise Killed
+
+        worker = Worker(place, home.identity, leaving, watch, "cpu", self.network.transport(key))
+
+        def work() -> None:
+            torch.set_num_threads(1)
+            try:
+                worker.work()
+            except Killed:
+                return
+            except BaseException as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=work, name=name)
+        volunteer = Volunteer(worker, thread, leaving, doom, status, failure)
+        self.volunteers.append(volunteer)
+        thread.start()
+        return volunteer
+
+    def until(self, happened: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            for each in self.volunteers:
+                if each.failure:
+                    raise each.failure[0]
+            assert time.monotonic() < deadline, f"it did not happen: {[v.status for v in self.volunteers]}"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
+    made: list[Swarm] = []
+
+    def make(**recipe: Any) -> Swarm:
+        quick = Recipe(
+            token_budget=120_000, learning_rate=3e-3, warmup_tokens=2_000, step_sequences=8, round_steps=10,
+            evaluate_every=20_000,
+        )  # fmt: skip
+        made.append(Swarm(tmp_path, text, replace(quick, **recipe)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for volunteer in each.volunteers:
+            volunteer.leaving.set()
+        for volunteer in each.volunteers:
+            volunteer.thread.join(60)

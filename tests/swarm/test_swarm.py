@@ -1,0 +1,111 @@
+"""Workers among themselves: no coordinator answers in any of these."""
+
+import pytest
+
+from barnraise.checkpoint import Checkpoint
+from barnraise.errors import StateError
+from barnraise.exchange.blobs import Blobs
+
+TRIO = ["ada", "ben", "cleo"]
+
+
+def others(name: str) -> list[str]:
+    return [n for n in TRIO if n != name]
+
+
+def finals(volunteers) -> set[tuple[str, str]]:
+    return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
+
+
+def test_three_workers_train_one_model_and_end_with_the_same_bits(swarm):
+    run = swarm()
+    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    for volunteer in trio:
+        volunteer.join()
+    assert len(finals(trio)) == 1
+    first, last = trio[0].status["validation_first"], trio[0].status["validation_last"]
+    assert first[0] == 0 and last[0] >= 120_000
+    assert last[1] < first[1] - 1.0, "the loss must fall"
+    assert all(v.status["updates_sent"] > 0 and v.status["updates_received"] > 0 for v in trio)
+    assert len({v.status["validation_last"][1] for v in trio}) == 1, "one anchor, one loss"
+
+
+def test_one_is_killed_and_comes_back_to_its_own_state(swarm):
+    run = swarm()
+    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    run.until(lambda: all(v.status.get("ledger_tokens", 0) > 30_000 for v in trio))
+    victim = trio[1]
+    victim.kill()
+    before = victim.status["updates_sent"]
+    assert before > 0
+    back = run.start("ben", knows=others("ben"))
+    for volunteer in (trio[0], back, trio[2]):
+        volunteer.join()
+    assert len(finals([trio[0], back, trio[2]])) == 1
+    assert back.status["updates_sent"] >= before, "what it had published is still its own"
+
+
+def test_a_fourth_who_comes_late_takes_the_anchor_and_the_text_from_the_others(swarm):
+    run = swarm(token_budget=200_000)
+    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    run.until(lambda: all(v.status.get("ledger_tokens", 0) > 40_000 for v in trio))
+    late = run.start("dora", with_text=False, knows=["ada", "ben"])
+    for volunteer in [*trio, late]:
+        volunteer.join()
+    assert len(finals([*trio, late])) == 1
+    assert late.status["updates_sent"] > 0
+    assert late.status["validation_first"][0] > 0, "it began at the others' anchor, not at the seed's"
+    ours = Blobs(late.worker.place.folder.path / "blobs")
+    assert all(ours.has(shard.digest) for shard in run.manifest.train)
+
+
+def test_a_swarm_cut_in_two_goes_on_in_both_halves_and_agrees_once_healed(swarm):
+    run = swarm(token_budget=160_000)
+    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    run.until(lambda: all(v.status.get("updates_received", 0) > 2 for v in trio))
+    lonely = trio[2]
+    run.network.partition({trio[0].worker.key, trio[1].worker.key}, {lonely.worker.key})
+    at = [v.status["updates_sent"] for v in trio]
+    run.until(lambda: all(v.status["updates_sent"] > n + 1 for v, n in zip(trio, at, strict=True)))
+    assert lonely.status["peers"] == 0
+    run.network.heal()
+    for volunteer in trio:
+        volunteer.join()
+    assert len(finals(trio)) == 1
+
+
+def test_who_leaves_has_published_its_last_round_and_saved_it(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])
+    run.until(lambda: ada.status.get("updates_received", 0) > 0 and ben.status.get("updates_received", 0) > 0)
+    ben.leave()
+    assert ben.status["activity"] == "left"
+    run.until(lambda: ada.status["updates_received"] >= ben.status["updates_sent"])
+    ada.leave()
+    kept = Checkpoint(ben.worker.place.folder.path / "checkpoint").restore()
+    assert kept is not None and kept[1].seq == ben.status["updates_sent"]
+
+
+def test_a_lone_worker_trains_alone(swarm):
+    run = swarm(token_budget=30_000)
+    ada = run.start("ada")
+    ada.join()
+    assert ada.status["activity"] == "finished" and ada.status["peers"] == 0
+
+
+def test_a_state_folder_is_one_workers_and_one_runs(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada = run.start("ada")
+    with pytest.raises(StateError, match="in use by another worker"):
+        run.start("ada")
+    ada.leave()
+    home = run.home("ada")
+    other = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1c"
+    folder = home.path / "runs" / other
+    (home.path / "runs" / ada.worker.place.run).rename(folder)
+    with pytest.raises(StateError, match="holds the state of run"):
+        home.folder(other)
+    label = folder / "folder.json"
+    label.write_text(label.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(StateError, match="is of format 99"):
+        home.folder(other)
