@@ -29,6 +29,11 @@ log = logging.getLogger("barnraise.exchange")
 PATIENCE = 30.0  # seconds a question for a cut stays open at a server
 REUSED = 30.0  # a cut this young answers whoever names none
 KEPT = 600.0  # seconds the bytes of a cut are kept for
+STAGGER = 2.0  # …after which a joiner asks another peer as well
+ALL_FRESH = 2.0  # seconds for which all peers that spoke must be at the start to believe that the run is
+WITNESS = 15.0  # seconds other peers have to name the same cut
+HEARD_OF = 1.0  # seconds in which a peer tells a joiner of the others it knows
+ACQUAINTED = 5.0  # …and in which those are connected to, if they are there
 CUTS = 4  # …and how many cuts at most
 HEADS_BYTES = 64 << 20  # the blob of heads is no larger
 _headers = TypeAdapter(list[Signed])
@@ -164,8 +169,6 @@ def chosen(answers: Iterable[tuple[str, Cut]]) -> tuple[Cut, int] | None:
         votes.setdefault((cut.heads, *cut.fragments), (cut, set()))[1].add(volunteer)
     if not votes:
         return None
-    if len(votes) > 1:
-        log.warning("peers disagree about the anchor at one version vector: %d answers", len(votes))
     cut, volunteers = max(votes.values(), key=lambda vote: len(vote[1]))
     return cut, len(volunteers)
 
@@ -179,18 +182,10 @@ async def join(hub, timeout: float) -> Snapshot | None:
     first = await _first_cut(hub, end)
     if first is None:
         return None
-    asked, cut = first
-    others = [link for link in hub.links.values() if link.key != asked.key]
-    replies = await asyncio.gather(
-        *(hub.ask_cut(link.key, cut.vector, min(PATIENCE, end - loop.time())) for link in others)
-    )
-    answers = [(asked.ticket.volunteer, cut)]
-    answers += [
-        (link.ticket.volunteer, reply)
-        for link, reply in zip(others, replies, strict=True)
-        if reply is not None and reply.vector == cut.vector
-    ]
+    answers = await _witnesses(hub, *first, end)
     cut, volunteers = chosen(answers)
+    if len({(answer.heads, *answer.fragments) for _, answer in answers}) > 1:
+        log.warning("peers disagree about the anchor at one version vector; %d agree on what is taken", volunteers)
     sizes = hub.rules.sizes
     wanted = [(blob, 4 * size) for blob, size in zip(cut.fragments, sizes, strict=False)] + [(cut.heads, None)]
     if len(cut.fragments) != len(sizes):
@@ -214,22 +209,55 @@ async def join(hub, timeout: float) -> Snapshot | None:
 
 
 async def _first_cut(hub, end: float):
-    """(link, its cut) from the peer that has most, once there is one; None when all are at the start or time is up."""
+    """(link, its cut) of whoever is first to answer, or None when all are at the start or time is up. Peers that have
+    most are asked first; another joins them every few seconds, as one may be in the middle of a long step."""
     loop = asyncio.get_running_loop()
-    fresh_since: float | None = None
-    while (now := loop.time()) < end:
-        spoken = [peer for peer in hub.gossip.links.values() if peer.spoke]
-        ahead = sorted((p for p in spoken if p.vector), key=lambda p: -sum(p.vector.values()))
-        for peer in ahead:
-            if link := hub.links.get(peer.key):
-                cut = await hub.ask_cut(peer.key, None, min(PATIENCE, end - loop.time()))
-                if cut is not None and cut.vector:
-                    return link, cut
-        if spoken and not ahead:
-            fresh_since = fresh_since or now
-            if now - fresh_since > 2.0:  # everyone who spoke for a while is at the start
+    asking: dict[str, asyncio.Task] = {}
+    next_ask, fresh_since = 0.0, None
+    try:
+        while (now := loop.time()) < end:
+            spoken = [peer for peer in hub.gossip.links.values() if peer.spoke]
+            ahead = sorted((p for p in spoken if p.vector), key=lambda p: -sum(p.vector.values()))
+            for key, question in list(asking.items()):
+                if question.done():
+                    cut = question.result()
+                    if cut is not None and cut.vector and key in hub.links:
+                        return hub.links[key], cut
+                    del asking[key]  # it did not answer: it may be asked again
+            if (unasked := [p.key for p in ahead if p.key not in asking]) and now >= next_ask:
+                question = hub.ask_cut(unasked[0], None, min(PATIENCE, end - now))
+                asking[unasked[0]], next_ask = loop.create_task(question), now + STAGGER
+            fresh_since = (fresh_since or now) if spoken and not ahead else None
+            if fresh_since and now > fresh_since + ALL_FRESH:
                 return None
-        else:
-            fresh_since = None
-        await hub.pause(0.2)
-    return None
+            await hub.pause(0.05)
+        return None
+    finally:
+        for question in asking.values():
+            question.cancel()
+
+
+async def _witnesses(hub, asked, cut: Cut, end: float) -> list[tuple[str, Cut]]:
+    """(volunteer, cut) of everybody who names the same vector: until two volunteers agree, or nobody is left to ask."""
+    loop = asyncio.get_running_loop()
+    began, answers = loop.time(), [(asked.ticket.volunteer, cut)]
+    asking: dict[str, tuple[str, asyncio.Task]] = {}
+    try:
+        while (now := loop.time()) < began + min(WITNESS, (end - began) / 3):  # time to fetch must be left
+            for link in list(hub.links.values()):
+                if link.key != asked.key and link.key not in asking:
+                    question = loop.create_task(hub.ask_cut(link.key, cut.vector, min(PATIENCE, end - now)))
+                    asking[link.key] = (link.ticket.volunteer, question)
+            replies = [(who, question.result()) for who, question in asking.values() if question.done()]
+            answers = [(asked.ticket.volunteer, cut)]
+            answers += [(who, reply) for who, reply in replies if reply is not None and reply.vector == cut.vector]
+            if chosen(answers)[1] >= 2:
+                break
+            unmet = hub.gossip.known.keys() - hub.links.keys() - asking.keys()
+            if len(replies) == len(asking) and now > began + (ACQUAINTED if unmet else HEARD_OF):
+                break
+            await hub.pause(0.05)
+    finally:
+        for _, question in asking.values():
+            question.cancel()
+    return answers
