@@ -1,5 +1,7 @@
 """Real workers without a site: the coordinator they know never answers, and training must not care."""
 
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -84,7 +86,7 @@ class Swarm:
         blobs = home.path / "runs" / RUN / "blobs"
         if with_text and not blobs.exists():
             Folder(blobs.parent, RUN, home.identity.key).close()
-            blobs.symlink_to(self.text)
+            shutil.copytree(self.text, blobs, copy_function=os.link)
         return home
 
     def start(self, name: str, with_text: bool = True, knows: list[str] | None = None) -> Volunteer:

@@ -31,7 +31,7 @@ from barnraise.wire import Activity, Status
 log = logging.getLogger("barnraise")
 
 HELD_OUT = 64  # sequences a validation loss is taken over
-FETCH_SECONDS = 30.0
+FETCH_SECONDS = 5.0  # after which a fetch goes on where it stopped, and Ctrl-C is heard
 SNAPSHOT_SECONDS = 20.0
 SETTLING = 120.0  # seconds a finished worker waits for the others to have every update
 PARTING = 5.0  # …and a leaving one for somebody to take its last
@@ -191,6 +191,8 @@ class Worker:
         else:
             self.save()
         self.fetch_text()
+        if not self.leaving.is_set():
+            self.validate()  # where this machine starts, before anything of others is added
 
     def fetch_text(self) -> None:
         manifest = self.place.manifest
@@ -202,13 +204,15 @@ class Worker:
                 if not self.exchange.fetch(each, FETCH_SECONDS):
                     log.info("waiting for a peer that holds the text (%s)", each[:8])
                 self.tell()
+            if self.leaving.is_set():
+                return
         self.text = Text(manifest, self.blobs.path)
         self.held_out = self.text.held_out(HELD_OUT, self.spec.model.context)
 
     def settle(self) -> None:
-        """After the last round: until the others have what this machine did, and, when the run is over, it theirs."""
+        """After the last round: until the others have what this machine did and, when the run is finished, it theirs."""
         self.exchange.complete()
-        if self.leaving.is_set():
+        if self.leaving.is_set() or not self.spent and self.reporter.directive.status is not Status.FINISHED:
             self._trade_until(self.exchange.taken, PARTING)
             self.progress.rest(Activity.LEFT)
         else:

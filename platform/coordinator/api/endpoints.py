@@ -15,7 +15,7 @@ from coordinator.api.authentication import Refusal, limit, signed_by_machine
 from coordinator.api.errors import install
 from coordinator.api.manifests import check_manifest
 from coordinator.fleet.facts import advance
-from coordinator.fleet.joining import directive, fresh_ticket, hints, join
+from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
@@ -136,6 +136,7 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
         stream.ingest(membership, sent.reports)
     except stream.Behind:
         raise Refusal(503, "the site is behind with its reports; keep yours and try again in a minute") from None
+    moved(membership, list(sent.reports[-1].addresses))
     return wire.ReportReply(
         mark=membership.mark,
         directive=directive(membership),

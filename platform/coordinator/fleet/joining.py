@@ -23,6 +23,12 @@ def join(run: Run, machine: Machine, request: wire.JoinRequest) -> Membership:
     return membership
 
 
+def moved(membership: Membership, addresses: list[str]) -> None:
+    """Where a machine can be reached, as its newest report says: others hear of it at once, not a rollup later."""
+    if membership.addresses != addresses:
+        Membership.objects.filter(pk=membership.pk).update(addresses=addresses)
+
+
 def fresh_ticket(membership: Membership, *, always: bool = False) -> wire.Signed | None:
     """A new ticket when the last one nears its end (or always). None while the run is a draft, or over."""
     now = timezone.now()
@@ -37,7 +43,17 @@ def fresh_ticket(membership: Membership, *, always: bool = False) -> wire.Signed
 
 
 def directive(membership: Membership) -> wire.Signed:
-    return tickets.directive(membership.run, membership.machine, revoked(membership.run))
+    run, machine = membership.run, membership.machine
+    return tickets.directive(run, machine, revoked(run), prepares(membership))
+
+
+def prepares(membership: Membership) -> bool:
+    """Whether this machine should build the text: one of the owner's at a time, while the run is a draft without it."""
+    run = membership.run
+    if run.state is not wire.Status.DRAFT or run.manifest is not None or membership.machine.owner_id != run.owner_id:
+        return False
+    theirs = Membership.objects.alive().filter(run=run, machine__owner=run.owner_id).order_by("joined", "pk")
+    return theirs.first() == membership
 
 
 def revoked(run: Run) -> list[str]:

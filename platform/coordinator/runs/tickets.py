@@ -28,9 +28,7 @@ def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
     )
 
 
-def directive(run: Run, machine: Machine, revoked: list[str]) -> wire.Signed:
-    """`prepare` goes to the owner's machines while the run is a draft without a manifest."""
-    prepare = run.state is wire.Status.DRAFT and run.manifest is None and machine.owner_id == run.owner_id
+def directive(run: Run, machine: Machine, revoked: list[str], prepare: bool) -> wire.Signed:
     return mirror.identity().sign(
         "directive",
         wire.Directive(

@@ -1,0 +1,91 @@
+"""A whole site in processes of its own, a browser in front of it, and real workers beside it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page
+
+from coordinator.demo.processes import Family, free_port
+
+ROOT = Path(__file__).parents[1]
+SHOTS = ROOT / "build" / "screenshots"
+EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
+
+
+class Site:
+    """The site's processes on a database of their own. `kill` and `start` the web server as a crash and a restart."""
+
+    def __init__(self, folder: Path, database: str):
+        self.folder, self.port = folder, free_port(8400)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.family = Family(folder / "logs")
+        self.environment = {"DATABASE_URL": database, "DJANGO_SETTINGS_MODULE": "coordinator.settings"}
+        self.workers: dict[str, subprocess.Popen] = {}
+
+    def manage(self, *command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, ROOT / "manage.py", *command], env={**os.environ, **self.environment},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def start_web(self) -> None:
+        serve = ("-m", "uvicorn", "coordinator.asgi:application", "--host", "127.0.0.1", "--port", str(self.port))
+        self.family.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
+
+    def start_celery(self) -> None:
+        celery = (sys.executable, "-m", "celery", "-A", "coordinator.celery:app")
+        self.family.start("celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING", **self.environment)
+        self.family.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=", **self.environment)
+
+    def barnraise(self, name: str, *command: str) -> subprocess.Popen:
+        """The real command of a machine called `name`, as a process."""
+        home = str(self.folder / name)
+        return self.family.start(
+            f"{command[0]}-{name}", sys.executable, "-m", "barnraise", *command, "--home", home, OMP_NUM_THREADS="1"
+        )
+
+    def log(self, name: str) -> str:
+        return (self.family.logs / f"{name}.log").read_text(errors="replace")
+
+    def status(self, name: str) -> dict[str, Any]:
+        found = list((self.folder / name / "runs").glob("*/status.json"))
+        return json.loads(found[0].read_text()) if found else {}
+
+
+def until(happened: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := happened()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} seconds"
+        time.sleep(0.2)
+    return value
+
+
+def log_in(page: Page) -> None:
+    page.goto("/accounts/login/")
+    page.get_by_label("E-mail").or_(page.get_by_label("Email")).first.fill(EMAIL)
+    page.get_by_label("Password").first.fill(PASSWORD)
+    page.get_by_role("button", name=re.compile("log in|sign in", re.I)).last.click()
+    page.wait_for_url(lambda url: "/accounts/login" not in url)
+
+
+def shoot(page: Page, name: str) -> None:
+    """Both themes, wide and narrow, whole page, under build/screenshots."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    wide = page.viewport_size
+    for width in (1280, 360):
+        page.set_viewport_size({"width": width, "height": 900})
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            page.wait_for_timeout(300)  # fonts and the chart's redraw
+            page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(wide)
