@@ -1,13 +1,16 @@
-"""What a browser may load on our pages: only our own. The admin's Alpine evaluates expressions, so it may do that."""
+"""What a browser may load on our pages: our own files, and nothing inline. The admin's Alpine evaluates expressions and
+the API's documentation styles inline, so they may."""
 
 from django.http import HttpRequest, HttpResponse
 
 COMMON = (
-    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; font-src 'self' data:; "
+    "default-src 'self'; img-src 'self' data:; font-src 'self' data:; "
     "connect-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
 )
-PAGES = f"{COMMON}; script-src 'self'"
-ADMIN = f"{COMMON}; script-src 'self' 'unsafe-inline' 'unsafe-eval'"
+PAGES = f"{COMMON}; style-src 'self'; script-src 'self'"
+API = f"{COMMON}; style-src 'self' 'unsafe-inline'; script-src 'self'"
+ADMIN = f"{COMMON}; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline' 'unsafe-eval'"
+POLICIES = {"/admin/": ADMIN, "/api/": API}
 
 
 class ContentSecurityPolicy:
@@ -19,5 +22,6 @@ class ContentSecurityPolicy:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         response = self.get_response(request)
-        response.headers.setdefault("Content-Security-Policy", ADMIN if request.path.startswith("/admin/") else PAGES)
+        policy = next((policy for start, policy in POLICIES.items() if request.path.startswith(start)), PAGES)
+        response.headers.setdefault("Content-Security-Policy", policy)
         return response

@@ -8,7 +8,8 @@ import type { Store } from "../store";
 import type { Pair } from "../types";
 import { axis, colour, Plot } from "./plot";
 
-const READ_OFF = 1 / 80; // of the range of tokens, that the smoothed line looks back
+/** How far the smoothed line looks back, as a share of the range of tokens: three points' worth, within reason. */
+const readOff = (points: number) => Math.min(1 / 30, Math.max(1 / 80, 3 / points));
 
 export class LossChart {
   private readonly plot: Plot;
@@ -38,7 +39,7 @@ export class LossChart {
   draw(store: Store): void {
     const raw = store.series.train;
     const range = (raw.at(-1)?.[0] ?? 0) - (raw[0]?.[0] ?? 0);
-    this.train = smooth(raw, range * READ_OFF);
+    this.train = smooth(raw, range * readOff(raw.length));
     this.validation = store.series.validation;
     this.plot.show(align(raw, this.train, this.validation));
     this.describe(store);

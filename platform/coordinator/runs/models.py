@@ -131,7 +131,7 @@ class Run(models.Model):
             raise SpecError(found)
         pk = uuid7()
         slug = slugify(name)[:60] or "run"
-        if cls.objects.filter(slug=slug).exists():
+        if slug in PAGES or cls.objects.filter(slug=slug).exists():
             slug = f"{slug}-{pk.hex[-8:]}"
         fields = {"name": name, "draft": dataclasses.asdict(spec), "report_every": report_every, "quorum": quorum}
         return cls.objects.create(id=pk, slug=slug, owner=owner, **fields)
