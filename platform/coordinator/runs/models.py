@@ -21,6 +21,7 @@ from coordinator.runs import lifecycle
 from coordinator.runs.lifecycle import Facts
 
 Status = wire.Status
+PAGES = ("new", "estimate")  # addresses beside the runs' own
 ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
