@@ -99,7 +99,8 @@ async def test_nobody_there_is_a_closed_channel_and_not_a_crash():
     a = IrohTransport(IDENTITIES[0].secret, "127.0.0.1", patience=1.0)
     await a.start()
     try:
-        with pytest.raises(ChannelClosed, match="no answer from ffffffff"):  # an address, and another key behind it than the one that was dialled
+        # there is an address, and another key behind it than the one that is dialled
+        with pytest.raises(ChannelClosed, match="no answer from ffffffff"):
             await asyncio.wait_for(a.connect(Peer(key="f" * 64, addresses=a.addresses())), 10)
     finally:
         await a.close()

@@ -11,27 +11,26 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from barnraise import __version__, wire
+from barnraise import wire
 from barnraise.errors import MessageError, TicketError
 from barnraise.exchange import gossip as g
 from barnraise.exchange.acceptance import Rules
-from barnraise.exchange.blobs import Growth
-from barnraise.exchange.frames import pack, unpack
+from barnraise.exchange.door import Door
+from barnraise.exchange.fetch import Fetcher
+from barnraise.exchange.frames import unpack
 from barnraise.exchange.inbox import Inbox
 from barnraise.exchange.ledger import Ledger
-from barnraise.exchange.link import PIECE, Frames, Link
+from barnraise.exchange.link import Frames, Link
+from barnraise.exchange.outgoing import blob_frames, update_frames
 from barnraise.exchange.snapshot import PATIENCE, Desk, Frozen, Question
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
-from barnraise.identity import check_ticket, opened
+from barnraise.identity import opened
 
 log = logging.getLogger("barnraise.exchange")
 
-HELLO = 10.0  # seconds a peer has to introduce itself
-DIAL = 15.0  # …and to answer
-TOGETHER = 5.0  # two connections of one pair this close were dialled at once: the smaller key's stays
+DIAL = 15.0  # seconds a dialled peer has to answer
 RECHECK = 60.0  # seconds between looks at the tickets of those connected
 MAX_LINKS = 128
-STALL = 10.0  # seconds without progress after which a blob is asked of somebody else
 
 
 class Hub:
@@ -49,23 +48,23 @@ class Hub:
     ):
         """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed."""
         self.rules, self.ledger, self.transport = rules, ledger, transport
-        self.ticket, self.incarnation = ticket, incarnation
-        self.revoked: frozenset[str] = frozenset()
-        self.orphaned = False
+        self.door = Door(transport, rules, spec, incarnation, ticket, clock)
         self.rate, self.complete = 0.0, False
         self.gossip = g.Gossip(transport.key, seed=int(transport.key[:12], 16))
         self.gossip.vector = ledger.vector()
         self.links: dict[str, Link] = {}
         self.desk = Desk(ledger)
         self.past_bytes = (0, 0)  # sent, received, over channels that are closed
-        self._spec, self._clock, self._recognised = spec, clock, recognised
+        self._recognised = recognised
         self._disk = ThreadPoolExecutor(1, "barnraise-disk")
         self._slow = ThreadPoolExecutor(1, "barnraise-cuts")  # cuts of large models must not hold up updates
-        self.inbox = Inbox(rules, ledger, self.gossip, partial(self._beside, self._disk), self._blame)
+        disk = partial(self._beside, self._disk)
+        self.inbox = Inbox(rules, ledger, self.gossip, disk, self._drop)
+        self.fetcher = Fetcher(self.links, ledger.blobs, disk)
         self.inbox.met(transport.key, ticket)
-        self._fetches: dict[str, _Fetch] = {}
         self._cuts: dict[str, asyncio.Future[wire.Cut]] = {}
-        self._directive: wire.Signed | None = None
+        self._directive: wire.Signed | None = None  # the last that revoked somebody
+        self._proven: frozenset[str] = frozenset()  # keys whose revocation was passed on
         self._tasks: set[asyncio.Task] = set()
         self._greeting = 0
 
@@ -117,19 +116,19 @@ class Hub:
 
     def renew(self, ticket: wire.Signed) -> None:
         """Shows every peer our new ticket."""
-        self.ticket = ticket
+        self.door.ticket = ticket
         self.inbox.met(self.transport.key, ticket)
         for link in self.links.values():
-            link.post(self._hello())
+            link.post(self.door.hello())
 
     def revoke(self, keys: frozenset[str], directive: wire.Signed | None) -> None:
         """Drops these keys' connections and takes no new ones. A signed directive is passed on to all."""
-        fresh = keys - self.revoked
-        self.revoked |= keys
+        fresh = keys - self.door.revoked
+        self.door.revoked |= keys
         for key in fresh & set(self.links):
             self._drop(key, "its ticket was revoked")
-        if fresh and directive:
-            self._directive = directive
+        if directive and keys - self._proven:
+            self._proven, self._directive = self._proven | keys, directive
             for link in self.links.values():
                 link.post(wire.Directives(directive=directive))
 
@@ -139,31 +138,6 @@ class Hub:
 
     def poke(self) -> None:
         self._poked.set()
-
-    async def fetch(self, digest: str, timeout: float, size: int | None, at_most: int) -> bool:
-        """Gets a blob from whoever has it, checked by digest; False when nobody gave it in time."""
-        end = self._loop.time() + timeout
-        fetch = self._fetches.setdefault(digest, _Fetch(size, at_most))
-        fetch.users += 1
-        try:
-            while not self.ledger.blobs.has(digest) and self._loop.time() < end:
-                links = [link for key, link in self.links.items() if fetch.shunned.get(key, 0) < self._loop.time()]
-                if fetch.source not in self.links and links:
-                    link = min(links, key=lambda one: sum(f.source == one.key for f in self._fetches.values()))
-                    fetch.source, fetch.moved = link.key, self._loop.time()
-                    link.post(wire.Want(digest=digest, offset=self.ledger.blobs.started(digest)))
-                fetch.news.clear()
-                try:
-                    async with asyncio.timeout(max(0.01, min(1.0, end - self._loop.time()))):
-                        await fetch.news.wait()
-                except TimeoutError:
-                    if fetch.source and self._loop.time() > fetch.moved + STALL:
-                        fetch.shun(self._loop.time())
-            return self.ledger.blobs.has(digest)
-        finally:
-            fetch.users -= 1
-            if not fetch.users:
-                self._fetches.pop(digest, None)
 
     async def ask_cut(self, key: str, vector: dict[str, int] | None, timeout: float) -> wire.Cut | None:
         """One peer's cut at `vector` (its own choice if None); None when it does not answer in time."""
@@ -178,9 +152,6 @@ class Hub:
             return None
         finally:
             self._cuts.pop(key, None)
-
-    async def pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     # ---- connections
 
@@ -206,7 +177,7 @@ class Hub:
         """A connection's whole life: introductions, then messages until it ends."""
         self._greeting += 1
         try:
-            link = await self._greet(channel, dialled)
+            link = await self.door.greet(channel, dialled)
         except (MessageError, ChannelClosed, TimeoutError) as error:
             reason = "it did not introduce itself" if isinstance(error, TimeoutError) else str(error)
             log.warning("refused %s: %s", channel.peer[:8], reason)
@@ -220,56 +191,10 @@ class Hub:
         else:
             self.gossip.dial_failed(channel.peer, self._loop.time(), refused=True)
 
-    async def _greet(self, channel: Channel, dialled: bool) -> Link:
-        async with asyncio.timeout(HELLO):
-            await channel.send(pack(self._hello()))
-            hello, _ = unpack(await channel.receive())
-        if isinstance(hello, wire.Bye):
-            raise ChannelClosed(hello.reason)
-        if not isinstance(hello, wire.Hello):
-            raise MessageError(f"it said {hello.type} before hello")
-        ticket = self._checked(channel.peer, hello)
-        return Link(channel, hello, ticket, dialled, self._loop.time())
-
-    def _hello(self) -> wire.Hello:
-        return wire.Hello(
-            protocols=[wire.PROTOCOL],
-            version=__version__,
-            run=self.rules.run,
-            spec=self._spec,
-            incarnation=self.incarnation,
-            ticket=self.ticket,
-            addresses=self.transport.addresses(),
-        )
-
-    def _checked(self, peer: str, hello: wire.Hello) -> wire.Ticket:
-        """The ticket of a peer that may speak with us. Raises MessageError."""
-        if wire.PROTOCOL not in hello.protocols:
-            raise MessageError(f"it speaks protocols {hello.protocols}, and this version {wire.PROTOCOL}")
-        if hello.run != self.rules.run:
-            raise MessageError(f"it works on run {hello.run}, not {self.rules.run}")
-        if hello.spec != self._spec:
-            raise MessageError(f"it has spec {hello.spec[:8]} of this run, not {self._spec[:8]}")
-        return self._valid(peer, hello.ticket)
-
-    def _valid(self, peer: str, ticket: wire.Signed) -> wire.Ticket:
-        return check_ticket(
-            ticket,
-            run=self.rules.run,
-            peer=peer,
-            mirrors=self.rules.mirrors,
-            revoked=self.revoked,
-            now=self._clock(),
-            orphaned=self.orphaned,
-        )
-
     def _adopt(self, link: Link) -> bool:
-        """One connection a peer: a newer one takes over, but of two dialled at once the smaller key's stays."""
-        old = self.links.get(link.key)
-        if old is not None:
-            at_once = link.since - old.since < TOGETHER and old.dialled != link.dialled
-            if at_once and old.dialled == (self.transport.key < link.key):
-                self._count(link)
+        """Makes a greeted peer one of ours, unless there is a better connection to it or no room."""
+        if (old := self.links.get(link.key)) is not None:
+            if self.door.stays(old, link):
                 link.channel.close("there is a connection already")
                 return False
             old.channel.close("a newer connection took its place")
@@ -288,7 +213,7 @@ class Hub:
         return True
 
     async def _converse(self, link: Link) -> None:
-        writer = self._spawn(link.write(partial(self._update_frames, link), self._blob_frames))
+        writer = self._spawn(link.write(partial(self._update, link), self._blob))
         writer.add_done_callback(lambda task: self._written(link, task))
         try:
             while True:
@@ -322,9 +247,6 @@ class Hub:
             log.warning("dropped %s: %s", key[:8], reason)
             link.channel.close(reason)
 
-    def _blame(self, key: str, reason: str) -> None:
-        self._drop(key, reason)
-
     def _count(self, link: Link) -> None:
         sent, received = self.past_bytes
         self.past_bytes = (sent + link.channel.bytes_sent, received + link.channel.bytes_received)
@@ -357,8 +279,7 @@ class Hub:
             case wire.Missing():
                 for author, seq in self.inbox.needing(message.digest):
                     self.gossip.failed(link.key, author, seq, now)
-                if (fetch := self._fetches.get(message.digest)) and fetch.source == link.key:
-                    fetch.shun(now)
+                self.fetcher.missing(link.key, message.digest, now)
             case wire.CutWant():
                 if cut := self.desk.ask(Question(link.key, message.vector, now + PATIENCE), now):
                     link.post(cut)
@@ -370,24 +291,15 @@ class Hub:
             case wire.Directives():
                 self._direct(message.directive)
             case wire.Hello():
-                link.ticket, link.hello = self._checked(link.key, message), message
+                link.ticket, link.hello = self.door.checked(link.key, message), message
                 self.inbox.met(link.key, message.ticket)
             case wire.Bye():
                 raise ChannelClosed(message.reason)
         self.poke()
 
     async def _take(self, link: Link, part: wire.Part, payload: memoryview) -> None:
-        if fetch := self._fetches.get(part.digest):
-            if part.total > fetch.at_most or fetch.size not in (None, part.total):
-                raise MessageError(f"a blob of {part.total} bytes is not the one that was wanted")
-            fetch.moved = self._loop.time()
-            extend = self.ledger.blobs.extend
-            growth = await self._beside(self._disk, extend, part.digest, part.offset, payload, part.total)
-            if growth is Growth.DAMAGED:
-                fetch.shun(self._loop.time())
-                raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")
-            if growth is Growth.WHOLE:
-                fetch.news.set()
+        if self.fetcher.wants(part.digest):
+            await self.fetcher.take(part, payload)
         elif await self.inbox.part(link.key, part, payload, self._loop.time()):
             self.poke()
 
@@ -404,37 +316,18 @@ class Hub:
             if cut and (link := self.links.get(question.peer)):
                 link.post(cut)
 
-    def _update_frames(self, link: Link, author: str, seq: int) -> Frames:
-        """An update's header and payloads, for a peer that lacks it, read as they are sent."""
+    def _update(self, link: Link, author: str, seq: int) -> Frames:
+        def ticket(peer: str) -> wire.Signed | None:
+            return None if peer == self.transport.key else self.inbox.ticket(peer)  # ours came with our hello
 
         def lacks() -> bool:
             theirs = self.gossip.links.get(link.key)
             return theirs is not None and theirs.vector.get(author, 0) < seq
 
-        signed = self.ledger.header(author, seq)
-        update = next((update for _, update in self.ledger.headers(author, seq, seq)), None)
-        if signed is None or update is None or not lacks():
-            return
-        ticket = None if update.peer == self.transport.key else self.inbox.ticket(update.peer)
-        yield pack(wire.Push(header=signed, ticket=ticket))
-        for part in update.fragments:
-            for frame in self._blob_frames(part.digest, 0):
-                if not lacks():
-                    return
-                yield frame
+        return update_frames(self.ledger, author, seq, ticket, lacks)
 
-    def _blob_frames(self, digest: str, offset: int) -> Frames:
-        for blobs in (self.ledger.blobs, self.desk.cuts):
-            total = blobs.size(digest)
-            while total is not None and offset < total:
-                try:
-                    data = blobs.read(digest, offset, PIECE)
-                except FileNotFoundError:  # a cut that was let go of meanwhile
-                    break
-                yield pack(wire.Part(digest=digest, offset=offset, total=total), data)
-                offset += len(data)
-            if total is not None:
-                return
+    def _blob(self, digest: str, offset: int) -> Frames:
+        return blob_frames([self.ledger.blobs, self.desk.cuts], digest, offset)
 
     # ---- the clockwork
 
@@ -488,7 +381,7 @@ class Hub:
             await asyncio.sleep(RECHECK)
             for link in list(self.links.values()):
                 try:
-                    self._valid(link.key, link.hello.ticket)
+                    self.door.valid(link.key, link.hello.ticket)
                 except TicketError as error:
                     self._drop(link.key, str(error))
 
@@ -505,22 +398,3 @@ class Hub:
 
     async def _beside(self, pool: ThreadPoolExecutor, call: Callable, *values):
         return await self._loop.run_in_executor(pool, partial(call, *values))
-
-
-class _Fetch:
-    """A blob that somebody here waits for."""
-
-    def __init__(self, size: int | None, at_most: int):
-        self.size, self.at_most = size, at_most
-        self.users = 0
-        self.source: str | None = None
-        self.moved = 0.0  # loop time of the last progress
-        self.shunned: dict[str, float] = {}
-        self.news = asyncio.Event()
-
-    def shun(self, now: float) -> None:
-        """The one that was asked does not deliver; others first."""
-        if self.source:
-            self.shunned[self.source] = now + STALL
-        self.source = None
-        self.news.set()

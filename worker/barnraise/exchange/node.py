@@ -256,11 +256,11 @@ class Node:
     @property
     def orphaned(self) -> bool:
         """Whether no coordinator has answered for an hour: tickets then count long past their expiry."""
-        return self._hub.orphaned
+        return self._hub.door.orphaned
 
     @orphaned.setter
     def orphaned(self, value: bool) -> None:
-        self._hub.orphaned = value
+        self._hub.door.orphaned = value
 
     # ---- what is fetched
 
@@ -268,7 +268,7 @@ class Node:
         """A blob, from any peer, checked by its digest; None when nobody gave it within `timeout` seconds. Blocks."""
         if not self._blobs.has(digest):
             self.open()
-            self._await(self._hub.fetch(digest, timeout, None, MAX_BLOB), False)
+            self._await(self._hub.fetcher.fetch(digest, timeout, None, MAX_BLOB), False)
         return self._blobs.path(digest) if self._blobs.has(digest) else None
 
     def join(self, timeout: float) -> Snapshot | None:
@@ -291,7 +291,7 @@ class Node:
                 incarnation = self._reincarnate()
                 log.warning("peers know updates of ours that this folder lost: it goes on as %s", incarnation)
                 self.author = f"{self._identity.key}.{incarnation}"
-                self._hub.incarnation = incarnation
+                self._hub.door.incarnation = incarnation
 
     def _tell(self, call: Callable, *values) -> None:
         """Runs a call on the hub's thread; once the hub has ended there is nobody to tell."""

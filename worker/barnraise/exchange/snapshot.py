@@ -192,7 +192,7 @@ async def join(hub, timeout: float) -> Snapshot | None:
         log.warning("a peer's snapshot has %d fragments; the model has %d", len(cut.fragments), len(sizes))
         return None
     for blob, size in wanted:
-        if not await hub.fetch(blob, end - loop.time(), size, HEADS_BYTES):
+        if not await hub.fetcher.fetch(blob, end - loop.time(), size, HEADS_BYTES):
             log.warning("the snapshot did not come whole in %.0f seconds", timeout)
             return None
     blobs = hub.ledger.blobs
@@ -230,7 +230,7 @@ async def _first_cut(hub, end: float):
             fresh_since = (fresh_since or now) if spoken and not ahead else None
             if fresh_since and now > fresh_since + ALL_FRESH:
                 return None
-            await hub.pause(0.05)
+            await asyncio.sleep(0.05)
         return None
     finally:
         for question in asking.values():
@@ -256,7 +256,7 @@ async def _witnesses(hub, asked, cut: Cut, end: float) -> list[tuple[str, Cut]]:
             unmet = hub.gossip.known.keys() - hub.links.keys() - asking.keys()
             if len(replies) == len(asking) and now > began + (ACQUAINTED if unmet else HEARD_OF):
                 break
-            await hub.pause(0.05)
+            await asyncio.sleep(0.05)
     finally:
         for _, question in asking.values():
             question.cancel()

@@ -1,0 +1,83 @@
+"""Who may speak with us: introductions on both sides, tickets, and which of two connections to one peer stays."""
+
+import asyncio
+from collections.abc import Callable
+
+from barnraise import __version__, wire
+from barnraise.errors import MessageError
+from barnraise.exchange.acceptance import Rules
+from barnraise.exchange.frames import pack, unpack
+from barnraise.exchange.link import Link
+from barnraise.exchange.transport import Channel, ChannelClosed, Transport
+from barnraise.identity import check_ticket
+
+HELLO = 10.0  # seconds a peer has to introduce itself
+TOGETHER = 5.0  # two connections of one pair this close were dialled at once: the smaller key's stays
+
+
+class Door:
+    def __init__(
+        self,
+        transport: Transport,
+        rules: Rules,
+        spec: str,
+        incarnation: str,
+        ticket: wire.Signed,
+        clock: Callable[[], float],
+    ):
+        """`spec`: the spec's digest. `clock`: seconds since 1970, as the coordinators have it."""
+        self._transport, self._rules, self._spec, self._clock = transport, rules, spec, clock
+        self.incarnation, self.ticket = incarnation, ticket
+        self.revoked: frozenset[str] = frozenset()
+        self.orphaned = False  # no coordinator has answered for an hour: expired tickets count for longer
+
+    def hello(self) -> wire.Hello:
+        return wire.Hello(
+            protocols=[wire.PROTOCOL],
+            version=__version__,
+            run=self._rules.run,
+            spec=self._spec,
+            incarnation=self.incarnation,
+            ticket=self.ticket,
+            addresses=self._transport.addresses(),
+        )
+
+    async def greet(self, channel: Channel, dialled: bool) -> Link:
+        """Both sides say who they are. Raises MessageError, ChannelClosed or TimeoutError when it comes to nothing."""
+        async with asyncio.timeout(HELLO):
+            await channel.send(pack(self.hello()))
+            hello, _ = unpack(await channel.receive())
+        if isinstance(hello, wire.Bye):
+            raise ChannelClosed(hello.reason)
+        if not isinstance(hello, wire.Hello):
+            raise MessageError(f"it said {hello.type} before hello")
+        ticket = self.checked(channel.peer, hello)
+        return Link(channel, hello, ticket, dialled, asyncio.get_running_loop().time())
+
+    def checked(self, peer: str, hello: wire.Hello) -> wire.Ticket:
+        """The ticket of a peer that may speak with us. Raises MessageError."""
+        if wire.PROTOCOL not in hello.protocols:
+            raise MessageError(f"it speaks protocols {hello.protocols}, and this version {wire.PROTOCOL}")
+        if hello.run != self._rules.run:
+            raise MessageError(f"it works on run {hello.run}, not {self._rules.run}")
+        if hello.spec != self._spec:
+            raise MessageError(f"it has spec {hello.spec[:8]} of this run, not {self._spec[:8]}")
+        return self.valid(peer, hello.ticket)
+
+    def valid(self, peer: str, ticket: wire.Signed) -> wire.Ticket:
+        """The ticket, if it holds now. Raises TicketError."""
+        return check_ticket(
+            ticket,
+            run=self._rules.run,
+            peer=peer,
+            mirrors=self._rules.mirrors,
+            revoked=self.revoked,
+            now=self._clock(),
+            orphaned=self.orphaned,
+        )
+
+    def stays(self, old: Link, new: Link) -> bool:
+        """Whether `old` stays and `new` goes. A newer connection takes over, as its peer may have restarted; of two
+        that were dialled from both sides at once both sides keep the one of the smaller key."""
+        at_once = new.since - old.since < TOGETHER and old.dialled != new.dialled
+        return at_once and old.dialled == (self._transport.key < new.key)
