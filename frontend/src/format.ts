@@ -14,6 +14,12 @@ export function count(value: number): string {
   return value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0) + UNITS[unit];
 }
 
+/** As `count`, without the zeros that only keep widths alike: for the marks of an axis. */
+export function mark(value: number): string {
+  const [number, unit] = count(value).split(" ");
+  return unit ? `${Number(number)} ${unit}` : number!;
+}
+
 export function whole(value: number): string {
   return Math.round(value).toLocaleString("en-US");
 }

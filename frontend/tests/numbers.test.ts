@@ -1,11 +1,17 @@
 import { expect, test } from "vitest";
-import { ago, count, duration, percent } from "../src/format";
+import { ago, count, duration, mark, percent } from "../src/format";
 import { align, smooth } from "../src/smooth";
 import type { Pair } from "../src/types";
 
 test("counts keep three digits whatever their size", () => {
   expect([0, 7, 999, 999.6, 1000, 12_345, 999_499, 999_600, 1_234_567, 10 ** 15].map(count)).toEqual(
     ["0", "7", "999", "1.00 K", "1.00 K", "12.3 K", "999 K", "1.00 M", "1.23 M", "1.00 P"],
+  );
+});
+
+test("the marks of an axis carry no zeros they do not need", () => {
+  expect([0, 100, 500, 1500, 50_000, 100_000, 2_000_000, 1_250_000].map(mark)).toEqual(
+    ["0", "100", "500", "1.5 K", "50 K", "100 K", "2 M", "1.25 M"],
   );
 });
 

@@ -2,7 +2,7 @@
 // reads off them; validation is what the shared weights score on held-out text.
 
 import uPlot from "uplot";
-import { count, loss, percent } from "../format";
+import { count, loss, mark, percent } from "../format";
 import { align, smooth } from "../smooth";
 import type { Store } from "../store";
 import type { Pair } from "../types";
@@ -80,7 +80,7 @@ export class LossChart {
         y: { distr: this.logarithmic ? 3 : 1, log: 2, range: (_u, low, high) => around(low, high, this.logarithmic) },
       },
       axes: [
-        axis({ values: (_u, splits) => splits.map(count), space: 90, size: 30 }),
+        axis({ values: (_u, splits) => splits.map(mark), space: 90, size: 30 }),
         axis({
           values: (_u, splits) => splits.map((y) => (y === null ? "" : Number(y.toFixed(2)).toString())),
           size: 44,

@@ -1,7 +1,7 @@
 // Tokens a second over time, all machines together.
 
 import type uPlot from "uplot";
-import { count } from "../format";
+import { count, mark } from "../format";
 import type { Store } from "../store";
 import type { Pair } from "../types";
 import { axis, colour, Plot } from "./plot";
@@ -43,7 +43,7 @@ function options(): Omit<uPlot.Options, "width" | "height"> {
     },
     axes: [
       axis({ space: 80, size: 30, values: (_u, splits) => splits.map((at) => clock(at).slice(0, 5)), incrs: STEPS }),
-      axis({ values: (_u, splits) => splits.map(count), size: 52, space: 36 }),
+      axis({ values: (_u, splits) => splits.map(mark), size: 52, space: 36 }),
     ],
     series: [
       {},
