@@ -27,6 +27,7 @@ def site(state, tmp_path_factory) -> Iterator[Site]:
         connection.execute(f"CREATE DATABASE {DATABASE}")
     ours = Site(tmp_path_factory.mktemp("site"), re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", server))
     assert ours.environment["DATABASE_URL"] != server
+    ours.environment["REDIS_URL"] = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
     ours.manage("migrate", "--verbosity", "0")
     ours.manage("prepare_owner", "--email", EMAIL, "--password", PASSWORD, "--name", "Ida", "--staff")
     ours.start_web()

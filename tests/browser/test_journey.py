@@ -33,6 +33,7 @@ def test_a_run_is_raised_in_the_browser(site, page: Page):
     assert run_page.locator("tbody tr").count() == 3
     assert run_page.locator(".u-over").count() > 0, "the chart is drawn"
 
+    until(lambda: all(site.status(m).get("updates_received", 0) for m in MACHINES), "updates on every machine")
     lose_the_site_and_get_it_back(site, run_page)
     shoot(run_page, "run-training")
 

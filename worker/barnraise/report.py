@@ -110,6 +110,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._numbers = Numbers()
         self._points: deque[Point] = deque(maxlen=4096)
+        self.signed_directive: Signed | None = None  # as it came: proof, for peers that cannot reach a coordinator
         self._peers: list[Peer] = []
         self._ticket: Signed | None = None
         self._posted = 0  # the last seq posted since this start; the mark lags behind it
@@ -215,7 +216,7 @@ class Reporter:
             and directive.machine == self._machine
             and directive.issued >= self.directive.issued
         ):
-            self.directive = directive
+            self.directive, self.signed_directive = directive, reply.directive
         with self._lock:
             self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers

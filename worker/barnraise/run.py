@@ -210,9 +210,9 @@ class Worker:
         self.held_out = self.text.held_out(HELD_OUT, self.spec.model.context)
 
     def settle(self) -> None:
-        """After the last round: until the others have what this machine did and, when the run is finished, it theirs."""
+        """After the last round: until the others have what is ours and, when the run is finished, we what is theirs."""
         self.exchange.complete()
-        if self.leaving.is_set() or not self.spent and self.reporter.directive.status is not Status.FINISHED:
+        if self.leaving.is_set() or not (self.spent or self.reporter.directive.status is Status.FINISHED):
             self._trade_until(self.exchange.taken, PARTING)
             self.progress.rest(Activity.LEFT)
         else:
@@ -251,7 +251,7 @@ class Worker:
         reporter.note(numbers)
         exchange.announce(progress.rate)
         exchange.introduce(reporter.taken_peers())
-        exchange.revoke(reporter.directive.revoked)
+        exchange.revoke(reporter.directive.revoked, reporter.signed_directive)
         exchange.orphaned = reporter.orphaned
         if ticket := reporter.taken_ticket():
             exchange.renew(ticket)

@@ -16,7 +16,7 @@ from coordinator.demo.stack import OWNER, Broken, Stack
 from coordinator.runs.models import Run, Status
 
 WORKERS = (1, 2, 3)
-SHOWN = 5_000_000  # tokens of a demo that nobody limits: some twenty minutes on two cores
+SHOWN = 3_000_000  # tokens of a demo that nobody limits: some five minutes on two cores
 NAME = "Demo"
 FINISHING = 90.0  # seconds between the last worker's end and the site's word that the run is finished
 

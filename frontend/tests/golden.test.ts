@@ -1,0 +1,18 @@
+// The frames that the site promises, as files both sides read: the site's own test compares what it sends to them.
+
+import { expect, test } from "vitest";
+
+import delta from "../../tests/contract/golden/live_delta.json";
+import snapshot from "../../tests/contract/golden/live_snapshot.json";
+import { Store } from "../src/store";
+import type { Delta, Snapshot } from "../src/types";
+
+test("the page reads the golden snapshot and the golden delta that follows it", () => {
+  const store = new Store();
+  expect(store.snapshot(snapshot as unknown as Snapshot)).toBe("applied");
+  expect(store.delta(delta as unknown as Delta)).toBe("applied");
+  expect(store.run).toMatchObject({ name: "First barn", tokens: 71680, budget: 2000000, agree: true });
+  expect(store.workers.get("0192f0c1-2d3e-7f40-8a5b-000000000001")).toMatchObject({ updates_sent: 3, person: "Ada" });
+  expect(store.series.train).toEqual([[20480, 4.5], [61440, 3.25], [71680, 3.125]]);
+  expect(store.series.validation.at(-1)).toEqual([71680, 3.375]);
+});

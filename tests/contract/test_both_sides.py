@@ -1,0 +1,151 @@
+"""The golden messages, read by the two programs that exchange them: the worker's client, and the site."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from django.test import Client
+
+from barnraise import wire
+from barnraise.coordinator import Coordinator
+from barnraise.errors import CoordinatorError, CoordinatorGone
+from barnraise.identity import Identity
+
+GOLDEN = Path(__file__).parent / "golden"
+AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
+RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
+
+
+def golden(name: str) -> bytes:
+    return (GOLDEN / f"{name}.json").read_bytes()
+
+
+# ---- the worker reads what a site answers --------------------------------------------------------------------------
+
+ANSWERS = {
+    ("GET", "/mirror"): "mirror_view",
+    ("POST", "/enrolments"): "enrolment",
+    ("GET", "/enrolments/BCDF-GHJK"): "enrolment_status",
+    ("GET", "/runs"): "run_page",
+    ("GET", "/runs/first-barn"): "run_view",
+    ("POST", f"/runs/{RUN}/join"): "join_reply",
+    ("POST", f"/runs/{RUN}/manifest"): "run_view",
+    ("POST", f"/runs/{RUN}/reports"): "report_reply",
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers from the golden files, and keeps what was asked."""
+
+    asked: dict[tuple[str, str], bytes] = {}
+
+    def answer(self) -> None:
+        path = self.path.removeprefix("/api/v1")
+        self.asked[self.command, path] = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        name = ANSWERS.get((self.command, path))
+        body = golden(name or "problem")
+        if path == "/runs/endless":
+            body = b" " * (2 << 20)
+        if path == "/runs/html":
+            body = b"<html>hello</html>"
+        self.send_response(200 if name or path in ("/runs/endless", "/runs/html") else 422)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *what: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def coordinator():
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    client = Coordinator(f"http://127.0.0.1:{server.server_port}", AUTHOR, MIRROR.key, clock=lambda: 1_700_000_003.0)
+    yield client
+    client.close()
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_worker_reads_every_answer_of_a_site(coordinator):
+    assert coordinator.meet() == wire.MirrorView.model_validate_json(golden("mirror_view"))
+    machine = wire.EnrolmentRequest.model_validate_json(golden("enrolment_request")).machine
+    assert coordinator.enrol(machine) == wire.Enrolment.model_validate_json(golden("enrolment"))
+    assert coordinator.enrolment("BCDF-GHJK").status == "approved"
+    assert coordinator.runs() == wire.RunPage.model_validate_json(golden("run_page"))
+    assert coordinator.run("first-barn") == wire.RunView.model_validate_json(golden("run_view"))
+    assert coordinator.join(RUN, []) == wire.JoinReply.model_validate_json(golden("join_reply"))
+    assert coordinator.manifest(RUN, wire.Manifest.model_validate_json(golden("manifest"))).slug == "first-barn"
+    reports = wire.Reports.model_validate_json(golden("reports"))
+    assert coordinator.report(RUN, list(reports.reports)).mark == 3
+    assert json.loads(Handler.asked["POST", f"/runs/{RUN}/reports"]) == json.loads(golden("reports"))
+    assert coordinator.bytes > 0
+
+
+def test_the_worker_turns_a_refusal_into_its_sentence(coordinator):
+    with pytest.raises(CoordinatorError, match=r"must be divisible by its heads.*\n  model.heads: try 4"):
+        coordinator.run("nonsense")
+
+
+@pytest.mark.parametrize("path, why", [("endless", "was cut off"), ("html", "not Barnraise's API")])
+def test_whatever_else_answers_counts_as_nobody(coordinator, path, why):
+    with pytest.raises(CoordinatorGone, match=why):
+        coordinator.run(path)
+
+
+# ---- the site reads what a worker sends ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path, name, status",
+    [
+        ("/enrolments", "signed", 422),  # signed, but not an enrolment
+        (f"/runs/{RUN}/join", "join_request", 404),  # understood; there is just no such run here
+        (f"/runs/{RUN}/reports", "reports", 404),
+        (f"/runs/{RUN}/manifest", "signed", 404),
+    ],
+)
+def test_the_site_reads_every_request_of_a_worker(db, state, path, name, status):
+    """Read whole: the answer is about what is said, never about how."""
+    from coordinator import mirror
+    from coordinator.accounts.models import Machine, User
+
+    person = User.objects.create_user("ada@example.org", "wooden-barn-9")
+    Machine.objects.create(key=AUTHOR.key, owner=person)
+    body = golden(name)
+    token = AUTHOR.request_token(mirror.identity().key, "POST", f"/api/v1{path}", body, time.time())
+    answer = Client().generic(
+        "POST", f"/api/v1{path}", body, content_type="application/json", headers={"Authorization": f"Barnraise {token}"}
+    )
+    assert answer.status_code == status, answer.content
+    problem = wire.Problem.model_validate_json(answer.content)
+    assert not {"body", "version", "reports.0", "key"} & set(problem.fields)
+
+
+def test_the_site_speaks_of_itself_as_the_golden_file_does(db, state):
+    answer = Client().get("/api/v1/mirror").json()
+    assert set(answer) == set(json.loads(golden("mirror_view")))
+
+
+def test_live_frames_have_the_shape_the_page_reads(db, state):
+    """The page's own tests read the same two files."""
+    from coordinator.accounts.models import User
+    from coordinator.live.picture import COLUMNS, Picture, delta, snapshot
+    from coordinator.runs.drafts import spec_from_fields
+    from coordinator.runs.models import Run
+
+    owner = User.objects.create_user("ada@example.org", "wooden-barn-9")
+    run = Run.create(owner, "First barn", spec_from_fields({}))
+    told, picture = snapshot(run), Picture.take(run)
+    shown = json.loads(golden("live_snapshot"))
+    assert set(told) == set(shown) and set(told["run"]) == set(shown["run"])
+    assert list(shown["workers"][0]) == list(COLUMNS)
+    later = json.loads(golden("live_delta"))
+    assert set(delta(None, picture, [])) <= {*later, "rate"}
+    assert set(later["run"]) <= set(shown["run"])
