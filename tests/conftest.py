@@ -40,3 +40,14 @@ def state() -> Path:
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(state, django_db_modify_db_settings):
     """Before Django makes its test database, there must be a server to make it in."""
+
+
+@pytest.fixture(scope="session")
+def site(state, tmp_path_factory):
+    """A live site in processes of its own, on databases of its own, with an organiser called Ida (see live_site)."""
+    from live_site import Site
+
+    ours = Site(tmp_path_factory.mktemp("site"))
+    ours.open()
+    yield ours
+    ours.family.stop()

@@ -10,24 +10,48 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psycopg
 from playwright.sync_api import Page
 
 from coordinator.demo.processes import Family, free_port
 
 ROOT = Path(__file__).parents[1]
 SHOTS = ROOT / "build" / "screenshots"
+DATABASE = "barnraise_live"
 EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
 
 
 class Site:
     """The site's processes on a database of their own. `kill` and `start` the web server as a crash and a restart."""
 
-    def __init__(self, folder: Path, database: str):
+    def __init__(self, folder: Path):
         self.folder, self.port = folder, free_port(8400)
+        database = re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", os.environ["DATABASE_URL"])
+        valkey = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
+        assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]
         self.url = f"http://127.0.0.1:{self.port}"
         self.family = Family(folder / "logs")
-        self.environment = {"DATABASE_URL": database, "DJANGO_SETTINGS_MODULE": "coordinator.settings"}
-        self.workers: dict[str, subprocess.Popen] = {}
+        self.environment = {
+            "DATABASE_URL": database,
+            "REDIS_URL": valkey,
+            "DJANGO_SETTINGS_MODULE": "coordinator.settings",
+        }
+
+    def open(self) -> None:
+        with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {DATABASE}")
+        self.manage("migrate", "--verbosity", "0")
+        self.manage("prepare_owner", "--email", EMAIL, "--password", PASSWORD, "--name", "Ida", "--staff")
+        self.start_web()
+        self.start_celery()
+        until(self.answers, "the site")
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def manage(self, *command: str) -> str:
         done = subprocess.run(
@@ -59,6 +83,21 @@ class Site:
     def status(self, name: str) -> dict[str, Any]:
         found = list((self.folder / name / "runs").glob("*/status.json"))
         return json.loads(found[0].read_text()) if found else {}
+
+
+class Person:
+    """Somebody logged in to the site, without a browser."""
+
+    def __init__(self, site: Site):
+        self.http = httpx.Client(base_url=site.url, follow_redirects=True, headers={"Referer": site.url})
+        self.http.get("/accounts/login/")
+        page = self.post("/accounts/login/", login=EMAIL, password=PASSWORD)
+        assert "Ida" in page.text, "the login failed"
+
+    def post(self, path: str, **fields: str) -> httpx.Response:
+        answer = self.http.post(path, data={**fields, "csrfmiddlewaretoken": self.http.cookies["csrftoken"]})
+        assert answer.status_code == 200, answer.text[:500]
+        return answer
 
 
 def until(happened: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:

@@ -1,16 +1,11 @@
-"""A whole site and a browser, once for all browser tests."""
+"""A browser in front of the live site."""
 
-import os
-import re
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 from chromium import found
-from live_site import EMAIL, PASSWORD, Site
 from playwright.sync_api import Browser, Page, sync_playwright
 
-DATABASE = "barnraise_browser"
 QUIET = (
     "--no-sandbox",
     "--disable-gpu",
@@ -18,22 +13,6 @@ QUIET = (
     "--disable-component-update",
     "--no-first-run",
 )
-
-
-@pytest.fixture(scope="session")
-def site(state, tmp_path_factory) -> Iterator[Site]:
-    server = os.environ["DATABASE_URL"]
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {DATABASE}")
-    ours = Site(tmp_path_factory.mktemp("site"), re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", server))
-    assert ours.environment["DATABASE_URL"] != server
-    ours.environment["REDIS_URL"] = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
-    ours.manage("migrate", "--verbosity", "0")
-    ours.manage("prepare_owner", "--email", EMAIL, "--password", PASSWORD, "--name", "Ida", "--staff")
-    ours.start_web()
-    ours.start_celery()
-    yield ours
-    ours.family.stop()
 
 
 @pytest.fixture(scope="session")

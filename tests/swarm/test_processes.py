@@ -1,0 +1,69 @@
+"""Real workers as real processes, over iroh, with a real site: killed, restarted, joined late, left alone."""
+
+import re
+import signal
+
+import pytest
+from live_site import Person, Site, until
+
+TRIO = ("north", "east", "south")
+
+
+@pytest.fixture
+def person(site: Site) -> Person:
+    return Person(site)
+
+
+def enrol(site: Site, person: Person, machine: str) -> None:
+    login = site.barnraise(machine, "login", site.url, "--name", machine)
+    where = re.compile(r"http://[^/]+(/machines/enrol/\S+/)")
+    until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")
+    person.post(where.search(site.log(f"login-{machine}"))[1], answer="approve")
+    assert login.wait(30) == 0, site.log(f"login-{machine}")
+
+
+def sent(site: Site, machine: str) -> int:
+    return site.status(machine).get("updates_sent", 0)
+
+
+def test_a_worker_survives_a_kill_and_a_fourth_joins_late(site, person):
+    budget = ("--tokens", "450000", "--set", "recipe.learning_rate=3e-3", "--set", "text.tokenizer=bytes")
+    owner = ("--owner", "organiser@example.org", "--name", "Crossbeam", "--report-every", "1", "--launch")
+    run = site.manage("create_run", *owner, *budget).splitlines()[-1]
+    for machine in (*TRIO, "west"):
+        enrol(site, person, machine)
+    joined = {machine: site.barnraise(machine, "join", run, "--threads", "1") for machine in TRIO}
+    until(lambda: all(sent(site, m) >= 2 for m in TRIO), "two updates of each")
+
+    before = sent(site, "east")
+    site.family.kill("join-east")
+    others = {m: sent(site, m) for m in ("north", "south")}
+    until(lambda: all(sent(site, m) > n for m, n in others.items()), "the others going on")
+    joined["east"] = site.barnraise("east", "join", run, "--threads", "1")
+    joined["west"] = site.barnraise("west", "join", run, "--threads", "1")
+    until(lambda: sent(site, "east") > before, "the killed one's next update")
+
+    for machine, process in joined.items():
+        assert process.wait(150) == 0, site.log(f"join-{machine}")
+    ends = {machine: site.status(machine) for machine in joined}
+    assert len({(end["vector"], end["anchor"]) for end in ends.values()}) == 1, ends
+    assert ends["west"]["updates_sent"] > 0 and ends["west"]["validation_first"][0] > 0
+    assert "took the anchor at" in site.log("join-west")
+    first, last = ends["north"]["validation_first"][1], ends["north"]["validation_last"][1]
+    assert last < first - 1.0
+
+
+def test_ctrl_c_saves_and_leaves_and_the_site_says_so(site, person):
+    owner = ("--owner", "organiser@example.org", "--name", "Ridge", "--report-every", "1", "--launch")
+    run = site.manage("create_run", *owner, "--tokens", "5000000", "--set", "text.tokenizer=bytes").splitlines()[-1]
+    enrol(site, person, "solo")
+    worker = site.barnraise("solo", "join", run, "--threads", "1")
+    until(lambda: sent(site, "solo") >= 1, "an update")
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(20) == 0, site.log("join-solo")
+    assert "Everything is saved" in site.log("join-solo")
+
+    def machines() -> list[dict]:
+        return person.http.get(f"/live/{run}/").json()["workers"]
+
+    until(lambda: [w["activity"] for w in machines()] == ["left"], "the site's word that it left", 20)
