@@ -86,7 +86,7 @@ class Stack:
         password = path.read_text() if path.exists() else f"barn-{secrets.token_hex(4)}"
         path.touch(mode=0o600)
         path.write_text(password)
-        call_command("prepare_owner", email=OWNER, password=password, stdout=io.StringIO())
+        call_command("prepare_owner", email=OWNER, password=password, name="Demo owner", stdout=io.StringIO())
         return User.objects.get(email=OWNER), password
 
     def new_run(self, owner: User, name: str, **fields: Any) -> Run:

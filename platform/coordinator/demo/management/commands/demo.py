@@ -51,7 +51,12 @@ class Command(BaseCommand):
         for stale in Run.objects.filter(owner=owner, name=NAME).exclude(status__in=(Status.FINISHED, Status.CANCELLED)):
             stale.cancel()
         budget = tokens or SHOWN
-        fields = {"text__tokenizer": "bytes", "recipe__token_budget": budget, "recipe__evaluate_every": 20_000}
+        fields = {
+            "text__tokenizer": "bytes",
+            "recipe__token_budget": budget,
+            "recipe__learning_rate": 3e-3,
+            "recipe__evaluate_every": 20_000,
+        }
         run = stack.new_run(owner, NAME, **fields)
         stack.wait_for_site()
         url = f"{stack.url}{run.get_absolute_url()}"
