@@ -42,7 +42,10 @@ class SharedWeights(Protocol):
 
 
 class Progress:
-    """Filled by the loop, read when it tells. `rate`: tokens/s, a running mean over some ten steps; losses in nats."""
+    """Filled by the loop, read when it tells. Losses in nats.
+
+    `rate`: tokens/s by the wall clock, trading and validating included, a running mean over some twenty steps.
+    """
 
     def __init__(self, key: str):
         self.key = key
@@ -55,6 +58,8 @@ class Progress:
         self._first: tuple[int, float] | None = None  # validation: (ledger tokens, loss)
         self._last: tuple[int, float] | None = None
         self._digests: tuple[str, str | None] = ("0" * 64, None)  # of the version vector, and of the anchor at it
+        self._ended: float | None = None  # when the step before this one did
+        self._seconds = 0.0  # between the ends of two steps, a running mean
         self._told = self._pointed = time.monotonic()
 
     def stepped(self, stats: Step, ledger_tokens: int) -> None:
@@ -62,8 +67,11 @@ class Progress:
         if stats.abandoned:
             log.warning("step %d gave a loss or a gradient that is not finite: its round is dropped", self.step)
             return
-        speed = stats.tokens / stats.seconds
-        self.rate = 0.9 * self.rate + 0.1 * speed if self.rate else speed
+        now = time.monotonic()
+        seconds = now - self._ended if self._ended else stats.seconds
+        self._ended = now
+        self._seconds = 0.95 * self._seconds + 0.05 * seconds if self.rate else seconds
+        self.rate = stats.tokens / self._seconds
         self.loss = stats.loss
         self._losses.append(stats.loss)
         if time.monotonic() - self._pointed > POINT_EVERY:
@@ -76,7 +84,7 @@ class Progress:
 
     def rest(self, activity: Activity) -> None:
         """Not training now."""
-        self.activity, self.rate = activity, 0.0
+        self.activity, self.rate, self._ended = activity, 0.0, None
 
     def due(self, at_once: bool) -> bool:
         """Whether it is time to tell again."""

@@ -30,7 +30,7 @@ from barnraise.wire import Activity, Status
 
 log = logging.getLogger("barnraise")
 
-HELD_OUT = 64  # sequences a validation loss is taken over
+HELD_OUT = 32  # sequences a validation loss is taken over
 FETCH_SECONDS = 5.0  # after which a fetch goes on where it stopped, and Ctrl-C is heard
 SNAPSHOT_SECONDS = 20.0
 SETTLING = 120.0  # seconds a finished worker waits for the others to have every update

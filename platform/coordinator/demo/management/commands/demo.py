@@ -55,7 +55,7 @@ class Command(BaseCommand):
             "text__tokenizer": "bytes",
             "recipe__token_budget": budget,
             "recipe__learning_rate": 3e-3,
-            "recipe__evaluate_every": 20_000,
+            "recipe__evaluate_every": 30_000,
         }
         run = stack.new_run(owner, NAME, **fields)
         stack.wait_for_site()
