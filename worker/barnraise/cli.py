@@ -136,7 +136,8 @@ def join(
         worker.work()
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
-    out.print(f"{'Left' if leaving.is_set() else 'Finished'}. Everything is saved in {entered.folder.path}")
+    ended = "Left" if leaving.is_set() else "Finished"
+    out.print(f"{ended}. Everything is saved in {entered.folder.path}", soft_wrap=True)
 
 
 @app.command()

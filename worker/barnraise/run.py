@@ -31,7 +31,7 @@ from barnraise.wire import Activity, Status
 log = logging.getLogger("barnraise")
 
 HELD_OUT = 32  # sequences a validation loss is taken over
-FETCH_SECONDS = 5.0  # after which a fetch goes on where it stopped, and Ctrl-C is heard
+FETCH_SECONDS = 1.0  # after which a fetch goes on where it stopped; new peers and Ctrl-C are heard in between
 SNAPSHOT_SECONDS = 20.0
 SETTLING = 120.0  # seconds a finished worker waits for the others to have every update
 PARTING = 5.0  # …and a leaving one for somebody to take its last
@@ -198,11 +198,11 @@ class Worker:
         manifest = self.place.manifest
         wanted = [shard.digest for shard in (*manifest.train, *manifest.held_out)]
         wanted += [manifest.tokenizer] if manifest.tokenizer else []
-        for each in wanted:
-            while not self.blobs.has(each) and not self.leaving.is_set():
+        if missing := [each for each in wanted if not self.blobs.has(each)]:
+            log.info("fetching the text from peers: %d of %d files", len(missing), len(wanted))
+        for each in missing:
+            while not (self.leaving.is_set() or self.exchange.fetch(each, FETCH_SECONDS)):
                 self.progress.activity = Activity.PREPARING
-                if not self.exchange.fetch(each, FETCH_SECONDS):
-                    log.info("waiting for a peer that holds the text (%s)", each[:8])
                 self.tell()
             if self.leaving.is_set():
                 return
