@@ -15,8 +15,9 @@ QUIET = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For one module: Playwright keeps an event loop running in this thread, and others' tests bring their own."""
     where = found()
     assert where, "the browser tests need Chromium: `make test` installs it, or name one in $CHROMIUM"
     with sync_playwright() as playwright:
