@@ -26,7 +26,8 @@ from redis.retry import Retry
 
 STARTING = 20.0  # seconds a server may take
 NAME = "barnraise"  # of the database
-AT_ONCE = Retry(NoBackoff(), 0)  # the client would otherwise wait seconds before it says that nobody is there
+STEP = 60.0  # seconds by which a process's time of birth may seem to move: it is reckoned from the clock, which is set
+AT_ONCE = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 2}  # else it waits long before it says nobody is there
 
 
 def urls(state: Path) -> tuple[str, str]:
@@ -97,7 +98,7 @@ def _users(state: Path) -> list[int]:
         listed = json.loads((state / "services.json").read_text())
     except (FileNotFoundError, ValueError):
         return []
-    return [pid for pid, born in listed if _born(pid) == born]
+    return [pid for pid, born in listed if _is(pid, born)]
 
 
 def _write_users(state: Path, pids: list[int]) -> None:
@@ -113,6 +114,12 @@ def _born(pid: int) -> float:
         return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.NoSuchProcess:
         return 0.0
+
+
+def _is(pid: int, born: float) -> bool:
+    """Whether the process that was born then still runs, rather than another one that got its pid."""
+    now = _born(pid)
+    return now > 0 and abs(now - born) < STEP
 
 
 # ---- Postgres --------------------------------------------------------------------------------------------------
@@ -179,7 +186,12 @@ def _start_valkey(state: Path, durable: bool) -> str:
     password = kept_secret(folder / "password")
     known = folder / "port"
     port = int(known.read_text()) if known.exists() else 0
-    if port and _valkey_answers(port, password):
+    deadline = time.monotonic() + STARTING
+    while not (answers := port > 0 and _valkey_answers(folder, port, password)) and _valkey_process(folder):
+        if time.monotonic() > deadline:  # a second one on the same files would ruin them
+            raise RuntimeError(f"the embedded Valkey runs and does not answer; {folder / 'log'} says why")
+        time.sleep(0.05)
+    if answers:
         return _valkey_url(port, password)
     port = _free_port(port)
     known.write_text(str(port))
@@ -202,7 +214,7 @@ def _start_valkey(state: Path, durable: bool) -> str:
     )
     (folder / "pid").write_text(json.dumps([process.pid, _born(process.pid)]))
     deadline = time.monotonic() + STARTING
-    while not _valkey_answers(port, password):
+    while not _valkey_answers(folder, port, password):
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the embedded Valkey did not start; {folder / 'log'} says why")
         time.sleep(0.02)
@@ -211,29 +223,35 @@ def _start_valkey(state: Path, durable: bool) -> str:
 
 def stop_valkey(state: Path) -> None:
     folder = state / "valkey"
-    try:
-        pid, born = json.loads((folder / "pid").read_text())
-    except (FileNotFoundError, ValueError):
-        return
-    if _born(pid) == born:
-        process = psutil.Process(pid)
+    if process := _valkey_process(folder):
         process.terminate()
         try:
             process.wait(10)
         except psutil.TimeoutExpired:
             process.kill()
             process.wait(5)
-    (folder / "pid").unlink()
+    (folder / "pid").unlink(missing_ok=True)
+
+
+def _valkey_process(folder: Path) -> psutil.Process | None:
+    """The server that was started on this folder, where it still runs, answering or not."""
+    try:
+        pid, born = json.loads((folder / "pid").read_text())
+        process = psutil.Process(pid)
+        return process if _is(pid, born) and process.cwd() == str(folder) else None
+    except (FileNotFoundError, ValueError, psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
 
 
 def _valkey_url(port: int, password: str) -> str:
     return f"redis://:{password}@127.0.0.1:{port}/0"
 
 
-def _valkey_answers(port: int, password: str) -> bool:
+def _valkey_answers(folder: Path, port: int, password: str) -> bool:
+    """Whether this folder's own server does: a copied folder knows the port and the password of another one's."""
     try:
-        with redis.Redis.from_url(_valkey_url(port, password), socket_timeout=2, retry=AT_ONCE) as client:
-            return bool(client.ping())
+        with redis.Redis.from_url(_valkey_url(port, password), decode_responses=True, **AT_ONCE) as client:
+            return client.config_get("dir")["dir"] == str(folder)
     except redis.exceptions.RedisError:  # refused, still loading, or another's server on this port
         return False
 

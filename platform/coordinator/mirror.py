@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from blake3 import blake3
 from django.conf import settings
+from filelock import FileLock
 
 from barnraise.identity import Identity
 from barnraise.wire import PROTOCOL, MirrorView, ServerTime, Signed
@@ -12,7 +13,9 @@ from barnraise.wire import PROTOCOL, MirrorView, ServerTime, Signed
 
 @lru_cache(maxsize=1)
 def identity() -> Identity:
-    return Identity.load(settings.STATE_DIR / "mirror.key")
+    settings.STATE_DIR.mkdir(parents=True, exist_ok=True)
+    with FileLock(settings.STATE_DIR / "mirror.lock"):  # site and tasks start at once, and must not make a key each
+        return Identity.load(settings.STATE_DIR / "mirror.key")
 
 
 def view() -> MirrorView:

@@ -28,18 +28,19 @@ MIRROR_NAME = os.environ.get("BARNRAISE_NAME", "Barnraise")[:100]
 
 
 def database(url: str) -> dict:
-    """Django's form of a database URL; `?host=` names a socket folder."""
+    """Django's form of a database URL; `?host=` names a socket folder, other options (sslmode …) are libpq's."""
     parts = urlsplit(url)
     if parts.scheme not in ("postgres", "postgresql"):
         raise ValueError(f"DATABASE_URL must start with postgresql://, not {parts.scheme}://")
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": unquote(parts.path.lstrip("/")),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
-        "HOST": parse_qs(parts.query).get("host", [parts.hostname or ""])[0],
+        "HOST": options.pop("host", parts.hostname or ""),
         "PORT": str(parts.port or ""),
-        "OPTIONS": {"connect_timeout": 5},
+        "OPTIONS": {"connect_timeout": 5, **options},
     }
 
 

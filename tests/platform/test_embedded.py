@@ -1,12 +1,15 @@
 """Servers out of wheels, in a folder of their own."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import psycopg
 import pytest
 import redis
@@ -101,3 +104,82 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(folder):
     path = folder / "secret_key"
     assert embedded.kept_secret(path) == embedded.kept_secret(path)
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_server_that_does_not_answer_yet_is_not_joined_by_a_second_one_on_its_files(folder, monkeypatch):
+    monkeypatch.setattr(embedded, "STARTING", 3.0)
+    embedded.start(folder, postgres=False)
+    (pid, _) = json.loads((folder / "valkey" / "pid").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RuntimeError, match="does not answer"):
+            embedded.start(folder, postgres=False)
+        assert json.loads((folder / "valkey" / "pid").read_text())[0] == pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_clock_that_was_set_does_not_make_strangers_of_running_processes(folder, monkeypatch):
+    ours = embedded.start(folder, postgres=False)
+    process, _ = other_process(folder)
+    true = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: true(self) + 1.0)
+    embedded.stop(folder)  # the other one is still there
+    with redis.Redis.from_url(ours[1]) as valkey:
+        assert valkey.ping()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    embedded.start(folder, postgres=False)
+    embedded.stop(folder)
+    with redis.Redis.from_url(ours[1], retry=Retry(NoBackoff(), 0)) as valkey, pytest.raises(redis.ConnectionError):
+        valkey.ping()
+
+
+def test_a_copied_folder_has_servers_of_its_own(folder, tmp_path):
+    ours = embedded.start(folder, postgres=False)
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    theirs = embedded.start(copy, postgres=False)
+    assert theirs[1] != ours[1]
+    embedded.stop(copy)
+    with redis.Redis.from_url(ours[1]) as valkey:
+        assert valkey.ping()
+
+
+def test_a_folder_that_was_moved_serves_from_where_it_is(folder, tmp_path):
+    database, _ = embedded.start(folder)
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    embedded.stop(folder)
+    folder.rename(tmp_path / "moved")
+    database, url = embedded.start(tmp_path / "moved")
+    try:
+        with psycopg.connect(database) as connection:
+            assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+        with redis.Redis.from_url(url) as valkey:
+            assert valkey.ping()
+    finally:
+        embedded.stop(tmp_path / "moved", force=True)
+
+
+def test_processes_that_start_at_once_make_one_key(folder):
+    folder.mkdir()
+    make = "from coordinator import mirror; print(mirror.identity().key)"
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")]),
+        "DJANGO_SETTINGS_MODULE": "coordinator.settings",
+        "BARNRAISE_STATE": str(folder),
+    }
+    command = [sys.executable, "-c", make]
+    started = [subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE) for _ in range(4)]
+    assert len({process.communicate()[0] for process in started}) == 1
+    assert all(process.returncode == 0 for process in started)
+
+
+def test_a_database_url_keeps_what_it_says_of_the_connection():
+    from coordinator.settings import database
+
+    found = database("postgresql://ada:a%40b@db.example:6432/barn?sslmode=verify-full")
+    assert found["OPTIONS"]["sslmode"] == "verify-full" and found["PASSWORD"] == "a@b" and found["PORT"] == "6432"
+    assert database("postgresql://postgres:@/barn?host=%2Frun%2Fpg")["HOST"] == "/run/pg"

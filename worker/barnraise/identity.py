@@ -121,7 +121,7 @@ def check_request(token: str, audience: str, method: str, path: str, body: bytes
             options={"require": list(CLAIMS), "verify_exp": False, "verify_iat": False},  # times: by `now`, below
         )
         issued, expires, jti = int(claims["iat"]), int(claims["exp"]), str(claims["jti"])
-    except (jwt.InvalidTokenError, ValueError, TypeError) as error:
+    except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError) as error:
         raise MessageError(f"the request's signature is refused: {error}") from None
     if not (claims["htm"] == method and claims["htu"] == path and claims["body"] == blake3(body).hexdigest()):
         raise MessageError("the request's signature is for another request")

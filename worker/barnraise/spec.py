@@ -217,7 +217,7 @@ def _typed(kind: Any, value: Any, where: str):
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < 1e300 else math.inf
     if kind is str and isinstance(value, str):
         return value
     if kind == tuple[str, ...] and isinstance(value, list) and all(isinstance(v, str) for v in value):
@@ -231,7 +231,7 @@ def problems(spec: RunSpec) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def within(name: str, value: float, low: float, high: float, what: str) -> None:
-        if not (math.isfinite(value) and low <= value <= high):
+        if not low <= value <= high:  # nor is NaN
             found[name] = f"{what} must be between {low:,} and {high:,}; this is {value:,}"
 
     def one_of(name: str, value: str, known: tuple[str, ...], what: str) -> None:

@@ -92,6 +92,11 @@ class Machine(models.Model):
         return changed
 
 
+def _printable(value):
+    """What a machine says of itself is shown to whoever approves it: nothing in it may hide, or turn text around."""
+    return "".join(c for c in value if c.isprintable()) if isinstance(value, str) else value
+
+
 class Refused(Exception):
     """A person asked for what cannot be; the text says why."""
 
@@ -132,7 +137,7 @@ class Enrolment(models.Model):
                         return cls.objects.create(
                             code=f"{text[:4]}-{text[4:]}",
                             key=request.key,
-                            about=request.machine.model_dump(),
+                            about={name: _printable(value) for name, value in request.machine.model_dump().items()},
                             created=now,
                             expires=now + timedelta(minutes=CODE_MINUTES),
                         )

@@ -97,15 +97,15 @@ def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
     run = run_named(request, name)
     if run.is_over:
         raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
+    drain(wait=True)  # first: a goodbye that is still on its way must not come after the new arrival
     membership = join(run, machine(request), asked)
-    drain(wait=True)  # a machine with a new folder numbers its reports past everything that is on its way
-    membership.refresh_from_db()
     return wire.JoinReply(
         run=run.view(),
         ticket=fresh_ticket(membership, always=True),
         directive=directive(membership),
         peers=hints(membership),
-        mark=max(membership.mark, membership.latest),
+        # A machine with a new folder numbers its reports past all that were heard, on their way or not.
+        mark=max(membership.mark, membership.latest, stream.heard(run.pk, machine(request).pk)),
     )
 
 
@@ -117,6 +117,8 @@ def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
         raise Refusal(403, "only a machine of the run's owner may say what its text is")
     check_manifest(run, machine(request), signed)
     if not run.accept_manifest(signed) and (run.manifest or {}).get("body") != signed.body:
+        if run.manifest is None and run.state is wire.Status.DRAFT:
+            raise Refusal(409, f"the run {run.name} was edited meanwhile; prepare its text again")
         raise Refusal(409, f"the run {run.name} has its text already; it cannot be changed any more")
     advance(run)
     return run.view()

@@ -19,6 +19,10 @@ class RunAdmin(ModelAdmin):
     fields = ["name", "quorum", "report_every", "id", "slug", "owner", *STATE, "spec_digest", "spec_text", "manifest"]
     readonly_fields = ["id", "slug", "owner", *STATE, "spec_digest", "spec_text", "manifest"]
 
+    def save_model(self, request, obj, form, change) -> None:
+        """Only what was typed: the copy in hand may be older than the run's status."""
+        Run.objects.filter(pk=obj.pk).update(**{name: getattr(obj, name) for name in form.changed_data})
+
     def has_add_permission(self, request) -> bool:
         return False  # runs are made on the site, where their fields are checked
 

@@ -5,7 +5,8 @@ import json
 import re
 
 from django.conf import settings
-from django.db import models
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, models, transaction
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.text import slugify
@@ -80,6 +81,12 @@ class Run(models.Model):
     def get_absolute_url(self) -> str:
         return f"/runs/{self.slug}/"
 
+    def clean(self) -> None:
+        """For the admin's form: what it may change keeps its bounds."""
+        found = _checked(self.name, self.spec, self.report_every, self.quorum)
+        if mine := {name: found[name] for name in ("name", "report_every", "quorum") if name in found}:
+            raise ValidationError(mine)
+
     # ---- what it is ------------------------------------------------------------------------------------------
 
     @property
@@ -132,21 +139,26 @@ class Run(models.Model):
             raise SpecError(found)
         pk = uuid7()
         slug = slugify(name)[:60] or "run"
-        if slug in PAGES or cls.objects.filter(slug=slug).exists():
-            slug = f"{slug}-{pk.hex[-8:]}"
+        own = f"{slug}-{pk.hex[-8:]}"
+        if slug in PAGES or ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists():
+            slug = own
         fields = {"name": name, "draft": dataclasses.asdict(spec), "report_every": report_every, "quorum": quorum}
-        return cls.objects.create(id=pk, slug=slug, owner=owner, **fields)
+        try:
+            with transaction.atomic():
+                return cls.objects.create(id=pk, slug=slug, owner=owner, **fields)
+        except IntegrityError:  # another run of this name was made at the same moment
+            return cls.objects.create(id=pk, slug=own, owner=owner, **fields)
 
     def edit(self, name: str, spec: RunSpec) -> bool:
-        """While it is a draft nobody launched; False when it no longer is. A new text needs a new manifest."""
+        """While it is the draft that was read, and nobody launched it; else False. A new text needs a new manifest."""
         name = " ".join(name.split())
         if found := _checked(name, spec, self.report_every, self.quorum):
             raise SpecError(found)
         before = self.spec
         fields = {"name": name, "draft": dataclasses.asdict(spec)}
-        if (before.text, before.model.vocabulary) != (spec.text, spec.model.vocabulary):
+        if _prepared(before) != _prepared(spec):
             fields["manifest"] = None
-        return self._change(Q(status=Status.DRAFT, launch_requested=False), **fields)
+        return self._change(Q(status=Status.DRAFT, launch_requested=False, draft=self.draft), **fields)
 
     def launch(self) -> bool:
         """The owner is done editing. Training can start as soon as a worker has posted the manifest."""
@@ -166,8 +178,9 @@ class Run(models.Model):
         return self._control("finish", finished=timezone.now())
 
     def accept_manifest(self, signed: wire.Signed) -> bool:
-        """Only a draft takes one, and only the first."""
-        return self._change(Q(status=Status.DRAFT, manifest__isnull=True), manifest=signed.model_dump())
+        """Only the draft it was checked against takes one, and only the first."""
+        open_still = Q(status=Status.DRAFT, manifest__isnull=True, draft=self.draft)
+        return self._change(open_still, manifest=signed.model_dump())
 
     def note_ledger(self, tokens: int) -> None:
         """The ledger only grows."""
@@ -204,6 +217,11 @@ class Run(models.Model):
         changed = Run.objects.filter(condition, pk=self.pk).update(**fields) == 1
         self.refresh_from_db()
         return changed
+
+
+def _prepared(spec: RunSpec) -> tuple:
+    """What a manifest was made for, and checked against."""
+    return spec.text, spec.model.vocabulary, spec.model.context
 
 
 def _checked(name: str, spec: RunSpec, report_every: float, quorum: int) -> dict[str, str]:

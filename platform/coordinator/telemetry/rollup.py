@@ -93,7 +93,7 @@ def _store_all(raw: list[str]) -> None:
 
 def store(pk: int, reports: list[Report], received: float) -> None:
     """One machine's reports, in any order and any duplication, within the caller's transaction."""
-    member = Membership.objects.select_for_update(of=("self",)).filter(pk=pk).first()
+    member = Membership.objects.select_for_update(of=("self",)).select_related("run").filter(pk=pk).first()
     if member is None:
         log.info("reports of membership %s came after it was deleted", pk)
         return
@@ -101,7 +101,7 @@ def store(pk: int, reports: list[Report], received: float) -> None:
     fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held}
     again = any(r.seq in held for r in reports)
     Point.objects.bulk_create(
-        Point(membership=member, seq=r.seq, position=i, at=min(r.at, received), **p.model_dump())
+        Point(membership=member, seq=r.seq, position=i, at=_measured(member, r, received), **p.model_dump())
         for r in fresh.values()
         for i, p in enumerate(r.points)
     )
@@ -111,11 +111,16 @@ def store(pk: int, reports: list[Report], received: float) -> None:
     member.save()
 
 
+def _measured(member: Membership, report: Report, received: float) -> float:
+    """When, in seconds since 1970. A machine's clock may be wrong, but not by more than the run is old."""
+    return min(max(report.at, member.run.created.timestamp()), received)
+
+
 def _add_rollups(member: Membership, reports: list[Report], received: float) -> None:
     """Adds each report to its bucket, and takes the newest's numbers over into the membership."""
     sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for report in reports:
-        into = sums[int(min(report.at, received)) // BUCKET * BUCKET]
+        into = sums[int(_measured(member, report, received)) // BUCKET * BUCKET]
         into["reports"] += 1
         into["rate_sum"] += report.rate
         if report.activity is Activity.FINISHED:

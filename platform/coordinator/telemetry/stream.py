@@ -90,6 +90,12 @@ def rows(run: object) -> dict[str, dict]:
     return {machine: json.loads(row) for machine, row in client().hgetall(workers_key(run)).items()}
 
 
+def heard(run: object, machine: object) -> int:
+    """The number of a machine's newest report; 0 before the first, or once Valkey has forgotten."""
+    row = client().hget(workers_key(run), str(machine))
+    return json.loads(row)["seq"] if row else 0
+
+
 def cursor(run: object) -> str:
     """Where the stream of points ends now."""
     last = client().xrevrange(points_key(run), count=1)

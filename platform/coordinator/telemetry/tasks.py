@@ -4,6 +4,7 @@ import logging
 from datetime import timedelta
 
 from celery import shared_task
+from django.db.models import Q
 from django.utils import timezone
 
 from barnraise.wire import Status
@@ -25,7 +26,8 @@ def rollup() -> int:
 def tick() -> int:
     """Every run that can change by itself, one step on. How many did."""
     changed = 0
-    for run in Run.objects.filter(status__in=[Status.DRAFT, Status.RECRUITING, Status.TRAINING, Status.PAUSED]):
+    complete = Q(status=Status.DRAFT, launch_requested=True, manifest__isnull=False)  # other drafts wait for people
+    for run in Run.objects.filter(complete | Q(status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED])):
         before = run.status
         if advance(run):
             changed += 1

@@ -137,7 +137,7 @@ class RunForm(forms.Form):
                 own = {name: cleaned[name] for name in OWN}
                 return Run.create(owner, cleaned["name"], cleaned["spec"], **own)
             if not self.run.edit(cleaned["name"], cleaned["spec"]):
-                self.add_error(None, "The run was launched meanwhile, and can no longer be changed.")
+                self.add_error(None, "The run was launched or changed meanwhile: go back and look at it again.")
                 return None
             return self.run
         except SpecError as error:

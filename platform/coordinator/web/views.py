@@ -5,6 +5,7 @@ import uuid
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
+from django.db.models import F
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
@@ -118,7 +119,9 @@ def run_control(request: HttpRequest, slug: str, action: str) -> HttpResponse:
 @login_required
 @require_safe
 def machine_list(request: HttpRequest) -> HttpResponse:
-    machines = request.user.machines.prefetch_related("memberships__run").order_by("revoked", "-enrolled")
+    machines = request.user.machines.prefetch_related("memberships__run").order_by(
+        F("revoked").asc(nulls_first=True), "-enrolled"
+    )
     return render(request, "machines.html", {"machines": machines, "site": site(request)})
 
 
@@ -144,7 +147,7 @@ def enrol_code(request: HttpRequest) -> HttpResponse:
 @login_required
 def enrol(request: HttpRequest, code: str) -> HttpResponse:
     found = Enrolment.find(code)
-    if found is None:
+    if found is None or found.decided_by_id not in (None, request.user.pk):  # decided by somebody else: not theirs
         return render(request, "enrol_code.html", {"typed": code}, status=404)
     refusal = ""
     if request.method == "POST":
