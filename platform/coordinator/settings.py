@@ -174,7 +174,25 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 USE_I18N = False
 
-UNFOLD = {"SITE_TITLE": MIRROR_NAME, "SITE_HEADER": MIRROR_NAME, "SITE_SYMBOL": "hub"}
+_GREENS = {  # the pages' green, as the admin's accent
+    50: "oklch(97% .02 165)",
+    100: "oklch(93% .04 165)",
+    200: "oklch(88% .06 165)",
+    300: "oklch(80% .08 165)",
+    400: "oklch(68% .09 165)",
+    500: "oklch(56% .09 165)",
+    600: "oklch(46% .08 165)",
+    700: "oklch(40% .07 165)",
+    800: "oklch(34% .05 165)",
+    900: "oklch(28% .04 165)",
+    950: "oklch(22% .03 165)",
+}
+UNFOLD = {
+    "SITE_TITLE": MIRROR_NAME,
+    "SITE_HEADER": MIRROR_NAME,
+    "SITE_SYMBOL": "roofing",
+    "COLORS": {"primary": {str(step): colour for step, colour in _GREENS.items()}},
+}
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

@@ -55,6 +55,10 @@ export class Figures {
     this.put("waiting", run.waiting ?? "");
     const waiting = this.page.querySelector<HTMLElement>("[data-waiting]");
     if (waiting) waiting.hidden = !run.waiting;
+    if (this.page.dataset.status !== run.status) {
+      // what the page said when it loaded ("Training goes on.") is no longer so
+      for (const told of this.page.parentElement?.querySelectorAll(":scope > .note") ?? []) told.remove();
+    }
     this.page.dataset.status = run.status;
     this.page.dataset.agree = String(this.agree);
     this.chip.dataset.status = run.status;
