@@ -1,11 +1,13 @@
 """Child processes that live and die with us: each with a log of its own, none left behind."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 from pathlib import Path
 
+import psutil
 from django.conf import settings
 
 PATIENCE = 15.0  # seconds a process gets to end by itself before it is killed
@@ -19,6 +21,29 @@ class Family:
         self.logs = logs
         logs.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, subprocess.Popen] = {}
+        self._record = logs / "children.json"
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """Ends what an earlier family left behind when it was killed itself. A pid and its birth name a process."""
+        try:
+            known = json.loads(self._record.read_text())
+        except (FileNotFoundError, ValueError):
+            return
+        for pid, born in known:
+            try:
+                orphan = psutil.Process(pid)
+                if orphan.create_time() == born:
+                    orphan.kill()
+                    orphan.wait(5)
+            except psutil.NoSuchProcess:
+                continue
+
+    def _remember(self) -> None:
+        alive = [child.pid for child in self.children.values() if child.poll() is None]
+        fresh = self._record.with_suffix(".new")
+        fresh.write_text(json.dumps([(pid, psutil.Process(pid).create_time()) for pid in alive]))
+        fresh.replace(self._record)
 
     def start(self, name: str, *command: str | Path, **environment: str) -> subprocess.Popen:
         paths = os.pathsep.join(str(settings.ROOT / source) for source in ("platform", "worker"))
@@ -32,6 +57,7 @@ class Family:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._remember()
         return self.children[name]
 
     def died(self) -> str | None:
@@ -54,6 +80,7 @@ class Family:
                 child.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 _kill_all(child)
+        self._remember()
 
     def kill(self, name: str) -> None:
         """As a power cut would."""

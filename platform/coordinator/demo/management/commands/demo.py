@@ -31,7 +31,9 @@ class Command(BaseCommand):
     def handle(self, *, tokens: int | None, port: int, **options: Any) -> None:
         if tokens is not None and tokens < 1_000:
             raise CommandError(f"TOKENS must be 1,000 or more, not {tokens}")
-        signal.signal(signal.SIGTERM, _interrupt)
+        for name in ("SIGTERM", "SIGHUP"):  # a closed terminal stops everything too
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), _interrupt)
         started = time.monotonic()
         console = Console(highlight=False)
         stack = Stack(settings.STATE_DIR / "demo", port)
