@@ -2,19 +2,35 @@
 
 import os
 
+from asgiref.sync import sync_to_async
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from channels.security.websocket import AllowedHostsOriginValidator
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
 pages = get_asgi_application()
 
-from coordinator.live.routing import websocket_urlpatterns  # noqa: E402  (the app registry must be filled first)
+from coordinator import embedded  # noqa: E402  (the app registry must be filled first)
+from coordinator.live.routing import websocket_urlpatterns  # noqa: E402
+
+
+async def lifespan(scope: dict, receive, send) -> None:
+    """uvicorn dies of the signal that stopped it, past every atexit, so the embedded servers are left here."""
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.shutdown":
+            await sync_to_async(embedded.leave)(settings.STATE_DIR)
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
 
 application = ProtocolTypeRouter(
     {
         "http": pages,
         "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+        "lifespan": lifespan,
     }
 )

