@@ -253,6 +253,24 @@ def test_hearsay_neither_overrides_what_a_peer_says_of_itself_nor_fills_the_memo
     assert sum(isinstance(action, g.Dial) for action in me.act(10.0)) <= g.MAX_DIALLED
 
 
+def test_whom_a_coordinator_names_is_known_and_dialled_however_much_hearsay_there_is():
+    gossip = g.Gossip("0" * 64, seed=1)
+    gossip.introduce([Peer(key=f"{n:064x}", addresses=["a:1"]) for n in range(1, g.MAX_KNOWN + 50)], 0.0, vouched=False)
+    assert len(gossip.known) == g.MAX_KNOWN
+    gossip.introduce([Peer(key="f" * 64, addresses=["a:1"])], 0.0)
+    assert "f" * 64 in gossip.known and len(gossip.known) == g.MAX_KNOWN
+    first = next(action for action in gossip.act(10.0) if isinstance(action, g.Dial))
+    assert first.peer.key == "f" * 64
+
+
+def test_a_state_of_too_many_authors_tells_ever_another_part():
+    gossip = g.Gossip("0" * 64, seed=1)
+    gossip.vector = {str(n): n for n in range(g.MAX_TOLD + 100)}
+    told = [gossip.told() for _ in range(20)]
+    assert {len(each) for each in told} == {g.MAX_TOLD}
+    assert {author for each in told for author in each} == set(gossip.vector)
+
+
 def test_a_machine_does_not_dial_itself():
     me = Gossip(key_of(1), 0)
     me.introduce([Peer(key=key_of(1), addresses=["x:1"])], 0.0)

@@ -1,5 +1,8 @@
 """The ledger, its blobs, and what makes an update count."""
 
+import os
+import sqlite3
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -169,7 +172,12 @@ def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(blobs_module.os, "fsync", lambda fd: (events.append("fsync"), fsync(fd)))
     monkeypatch.setattr(blobs_module.Path, "replace", lambda a, b: (events.append("name"), replace(a, b)))
     blobs.put(b"data")
-    assert events[:2] == ["fsync", "name"]
+    assert events == [
+        "fsync",
+        "fsync",
+        "name",
+        "fsync",
+    ]  # its shelf, its bytes, its name, and the shelf again
 
 
 def test_leftovers_of_a_crash_are_swept_and_scratch_folders_begin_empty(tmp_path):
@@ -240,3 +248,36 @@ def test_a_payload_with_another_checksum_than_stated_is_refused():
         check_payload(payload, part.model_copy(update={"sketch": "f" * 16}), 100)
     with pytest.raises(MessageError, match="bytes"):
         check_payload(payload, part.model_copy(update={"size": 5}), 100)
+
+
+def test_parts_that_nobody_completes_do_not_stay_for_ever(tmp_path):
+    blobs = Blobs(tmp_path)
+    fresh, old = (blake3(data).hexdigest() for data in (b"fresh", b"old"))
+    for digest_ in (fresh, old):
+        assert blobs.extend(digest_, 0, b"x", 10) is Growth.MORE
+    os.utime(tmp_path / old[:2] / f"{old}.part", (1, 1))
+    again = Blobs(tmp_path)
+    assert (again.started(fresh), again.started(old)) == (1, 0)
+
+
+def test_a_ledger_says_whether_it_goes_on_from_an_anchor(tmp_path):
+    ledger = Ledger(tmp_path)
+    author, made = f"{AUTHOR.key}.{'0' * 16}", chain(3)
+    ledger.rebase([made[0]], [ledger.blobs.put(b"a fragment")])
+    ledger.append(*made[1])
+    assert [ledger.continues({author: seq}) for seq in (0, 1, 2, 3)] == [False, True, True, False]
+    assert ledger.last() == {author: made[1][1]}
+    ledger.close()
+
+
+def test_a_base_that_the_disk_refuses_leaves_the_ledger_empty_and_usable(tmp_path):
+    ledger = Ledger(tmp_path)
+    made, fragment = chain(1), ledger.blobs.put(b"a fragment")
+    ledger._db.execute("CREATE TRIGGER full BEFORE INSERT ON base_fragments BEGIN SELECT RAISE(ABORT, 'full'); END")
+    with pytest.raises(sqlite3.Error, match="full"):
+        ledger.rebase([made[0]], [fragment])
+    assert ledger.vector() == {} and ledger.base() is None
+    ledger._db.execute("DROP TRIGGER full")
+    ledger.rebase([made[0]], [fragment])
+    assert ledger.base() is not None
+    ledger.close()

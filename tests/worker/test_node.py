@@ -15,6 +15,7 @@ from barnraise import wire
 from barnraise.errors import StateError
 from barnraise.exchange import blobs as blobs_module
 from barnraise.exchange import hub as hub_module
+from barnraise.exchange import inbox as inbox_module
 from barnraise.exchange.anchor import sketch
 from barnraise.exchange.codec import encode
 from barnraise.exchange.frames import pack, unpack
@@ -237,6 +238,29 @@ def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
     assert a.ledger.vector() == {}
     a.round(1)
     assert a.ledger.vector() == {a.node.author: 1}
+
+
+def test_more_authors_than_a_message_holds_do_not_end_the_exchange(world, monkeypatch):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    for n in range(2100):
+        a.node._hub.gossip.vector[f"{n:064x}.{'0' * 16}"] = 1
+    a.round(1)
+    waits_for(lambda: a.node.author in b.ledger.vector())
+    assert a.node._thread.is_alive() and b.node._thread.is_alive()
+
+
+def test_an_exchange_that_breaks_while_it_runs_does_not_take_the_loop_with_it(world, monkeypatch):
+    a = world.machine(1).start()
+
+    async def broken():
+        raise OSError("the network card was pulled out")
+
+    monkeypatch.setattr(a.node._hub.transport, "close", broken)
+    a.node._tell(a.node._hub.stop)
+    a.node._thread.join()
+    a.round(1)
+    assert a.node.addresses() is not None and a.node.weight(1.0) == 1.0 and a.node.arrived() == []
 
 
 def test_a_node_that_stops_leaves_no_thread_and_may_stop_twice(world):
@@ -468,6 +492,33 @@ def test_a_stranger_with_a_good_ticket_and_sound_updates_is_welcome(world):
     assert arrival.decode(0)[:3].tolist() == [-50, -49, -48]
 
 
+def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world, monkeypatch):
+    monkeypatch.setattr(inbox_module, "PENDING_OF_ONE", 3)
+    monkeypatch.setattr(inbox_module, "STALE", 1.0)
+    a = world.machine(1).start()
+    inbox = a.node._hub.inbox
+    with stranger(world, a) as say:
+        for life in range(20):
+            say(wire.Push(header=header(world, STRANGER, incarnation=f"{life:016x}")))
+        data, _ = noise(world)[0]
+        name = blake3(data).hexdigest()
+        say(wire.Part(digest=name, offset=0, total=len(data)), data[:-1])
+        waits_for(lambda: a.ledger.blobs.started(name))
+        assert len(inbox._pending) == 3
+        b = world.machine(2).start().knows(a)
+        b.round(1)
+        world.agree(a, b)
+        time.sleep(1.1)
+        for life in range(20, 23):
+            say(wire.Push(header=header(world, STRANGER, incarnation=f"{life:016x}")))
+        waits_for(lambda: {author[-2:] for author, _ in inbox._pending} == {"14", "15", "16"})
+        inbox._cut(f"{STRANGER.key}.{20:016x}", "the test says so")
+        assert a.ledger.blobs.started(name), "others still wait for it"
+        for life in (21, 22):
+            inbox._cut(f"{STRANGER.key}.{life:016x}", "the test says so")
+        assert not a.ledger.blobs.started(name), "what nobody waits for does not stay on the disk"
+
+
 def test_pieces_nobody_asked_for_are_let_go_by(world):
     a = world.machine(1).start()
     with stranger(world, a) as say:
@@ -523,3 +574,12 @@ def test_an_anchor_older_than_its_ledgers_base_is_refused_with_a_sentence(world)
     b.ledger.rebase([(a.ledger.header(signed.author, 1), signed)], digests)
     with pytest.raises(StateError, match="join again from an empty folder"):
         b.start()
+
+
+def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_disk(world, caplog):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    name = a.ledger.blobs.put(bytes(5_000_000))
+    b.knows(a)
+    assert b.node.fetch(name, 2.0, 1000) is None
+    assert b.ledger.blobs.started(name) == 0
+    assert "is not the one that was wanted" in caplog.text

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from barnraise.errors import MessageError
+from barnraise.exchange import outgoing
 from barnraise.exchange import snapshot as snapshots
 from barnraise.exchange.anchor import Anchor, fragment_bytes
 from barnraise.exchange.snapshot import Desk, Question, chosen, read_heads
@@ -192,6 +193,43 @@ def test_serving_costs_nothing_when_nobody_asks_and_one_copy_when_many_do(world,
     assert desk.take(a.anchor, now) is None
 
 
+def test_one_copy_at_a_time_and_one_question_a_peer_whoever_asks_without_end(world):
+    a = world.machine(1).start()
+    desk, now = a.node._hub.desk, time.monotonic()
+    desk.ask(Question("b" * 64, None, now + 30), now)
+    frozen, _ = desk.take(a.anchor, now)
+    for _ in range(100):
+        desk.ask(Question("b" * 64, None, now + 30), now)
+    assert len(desk._questions) == 1
+    assert desk.take(a.anchor, now) is None, "the first copy is still being answered from"
+    del frozen
+    assert desk.take(a.anchor, now) is not None
+
+
+def test_a_fragment_larger_than_the_bound_for_heads_and_slower_than_the_timeout_still_comes(world, monkeypatch):
+    a = world.machine(1).start()
+    a.round(1)
+    largest = max(4 * fragment.numel() for fragment in a.anchor.fragments)
+    monkeypatch.setattr(snapshots, "HEADS_BYTES", largest - 1)
+    monkeypatch.setattr(snapshots, "STILL", 0.5)
+    monkeypatch.setattr(snapshots, "SLOW_LINE", 1000)
+    monkeypatch.setattr(outgoing, "PIECE", 1000)
+    world.network.bandwidth = largest / 3  # three seconds for it alone, where a join waits for two
+    with stepping(a):
+        assert joined(world.machine(2), a, timeout=2.0) is not None
+
+
+def test_a_joiner_that_gives_up_is_not_held(world):
+    a, late = world.machine(1).start(), world.machine(2)
+    a.round(1)
+    late.knows(a)  # whose loop never answers
+    leaving = threading.Event()
+    threading.Timer(0.5, leaving.set).start()
+    began = time.monotonic()
+    assert late.node.join(30.0, leaving.is_set) is None
+    assert time.monotonic() - began < 3
+
+
 def test_a_question_for_a_cut_ahead_of_the_anchor_waits_for_it_and_no_longer_than_it_may(world):
     a = world.machine(1).start()
     desk, now = Desk(a.ledger), time.monotonic()
@@ -226,6 +264,7 @@ def test_old_cuts_bytes_are_let_go_of(world):
         desk.ask(Question("b" * 64, dict(a.anchor.vector), 1e9), 1e6)
         frozen, _ = desk.take(a.anchor, 1e6)
         cuts.append(desk.answer(frozen, frozen.vector, 1e6))
+        del frozen
     assert not desk.cuts.has(cuts[0].fragments[0]) and not desk.cuts.has(cuts[0].heads)
     assert all(desk.cuts.has(blob) for cut in cuts[-snapshots.CUTS :] for blob in (*cut.fragments, cut.heads))
 

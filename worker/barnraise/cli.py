@@ -3,6 +3,7 @@
 login URL · runs · join RUN · status · export RUN FOLDER
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -18,14 +19,15 @@ import typer
 from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text as Line
 
 from barnraise import __version__
 from barnraise.coordinator import Coordinator
-from barnraise.errors import BarnraiseError, CoordinatorError, StateError
+from barnraise.errors import BarnraiseError, CoordinatorError, CoordinatorGone, StateError
 from barnraise.home import Home, Membership
-from barnraise.wire import Machine
+from barnraise.wire import EnrolmentStatus, Machine
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train a GPT together, each on their own computer.")
 out = Console(highlight=False)
@@ -41,8 +43,8 @@ def main() -> None:
     """Expected failures are one sentence on stderr and exit code 1; a traceback is a bug of ours."""
     try:
         app()
-    except BarnraiseError as error:
-        errors.print(f"[bold red]barnraise:[/] {error}", soft_wrap=True)
+    except (BarnraiseError, OSError) as error:
+        errors.print(f"[bold red]barnraise:[/] {escape(str(error))}", soft_wrap=True)
         raise SystemExit(1) from None
 
 
@@ -65,14 +67,24 @@ def login(
     mirror = coordinator.meet()
     enrolment = coordinator.enrol(machine(name))
     out.print(
-        f"Approve this machine on [bold]{mirror.name}[/]:\n\n  {enrolment.url}\n\n  code  [bold]{enrolment.code}[/]\n"
+        f"Approve this machine on [bold]{escape(mirror.name)}[/]:\n\n"
+        f"  {enrolment.url}\n\n  code  [bold]{enrolment.code}[/]\n"
     )
-    while (status := coordinator.enrolment(enrolment.code)).status == "pending":
+    while (status := answer(coordinator, enrolment.code)).status == "pending":
         time.sleep(enrolment.poll_every)
     if status.status != "approved" or status.machine is None:
         raise CoordinatorError(f"the code was {status.status}: run `barnraise login` again for a new one")
     place.enrol(Membership(url=coordinator.url, mirror=mirror, machine=status.machine, person=status.person))
-    out.print(f"This machine now works for {status.person or 'you'}. Next: [bold]barnraise join RUN[/]")
+    out.print(f"This machine now works for {escape(status.person) or 'you'}. Next: [bold]barnraise join RUN[/]")
+
+
+def answer(coordinator: Coordinator, code: str) -> EnrolmentStatus:
+    """What became of the code; a coordinator that does not answer just now has not decided."""
+    try:
+        return coordinator.enrolment(code)
+    except CoordinatorGone as error:
+        errors.print(f"{escape(str(error))}; still waiting", soft_wrap=True)
+        return EnrolmentStatus(status="pending")
 
 
 @app.command()
@@ -109,7 +121,7 @@ def join(
     tell_logs()
     leaving = leave_on_signals()
     place = Home(home or Home.default())
-    out.print(f"Entering [bold]{run}[/] …")
+    out.print(f"Entering [bold]{escape(run)}[/] …")
     entered = enter(place, run, leaving)
     if entered is None:
         return
@@ -147,13 +159,13 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     found = []
     for folder in place.runs():
         path = folder / "status.json"
-        if path.exists():
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # a crash may cut it off; no state is in it
             found.append(json.loads(path.read_text()))
     if as_json:
         out.print_json(json.dumps(found))
         return
     for each in found:
-        out.print(f"[bold]{each['name']}[/]", line(each), soft_wrap=True)
+        out.print(f"[bold]{escape(each['name'])}[/]", line(each), soft_wrap=True)
     if not found:
         out.print("This machine has not trained yet: [bold]barnraise join RUN[/]")
 

@@ -7,13 +7,16 @@ machine that holds a ticket enters without any coordinator, by what its folder k
 import logging
 import threading
 from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from barnraise import data
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.exchange.blobs import Blobs
 from barnraise.home import Folder, Home
-from barnraise.identity import digest, opened
+from barnraise.identity import check_ticket, digest, opened
 from barnraise.spec import RunSpec
 from barnraise.wire import Directive, JoinReply, Manifest, Peer, RunView, Signed, Status
 
@@ -67,7 +70,10 @@ def enter(home: Home, name: str, leaving: threading.Event) -> Place | None:
             if leaving.wait(max(POLL, directive.report_every)):
                 folder.close()
                 return None
-            reply = _join(coordinator, folder, run)
+            try:
+                reply = _join(coordinator, folder, run)
+            except CoordinatorGone as error:  # who waits for a launch waits for its coordinator, too
+                log.warning("%s; still waiting for the launch", error)
         return _placed(reply, folder, coordinator, membership.machine)
     except BaseException:
         folder.close()
@@ -81,7 +87,7 @@ def _join(coordinator: Coordinator, folder: Folder, run: str) -> JoinReply:
         path = folder.path / JOINED
         if not path.exists():
             raise
-        return JoinReply.model_validate_json(path.read_bytes())
+        return _kept(path)
     if reply.ticket:
         folder.keep(JOINED, reply)
     return reply
@@ -92,10 +98,17 @@ def remembered(home: Home, name: str) -> RunView | None:
     for path in home.runs():
         kept = path / JOINED
         if kept.exists():
-            view = JoinReply.model_validate_json(kept.read_bytes()).run
+            view = _kept(kept).run
             if name in (view.id, view.slug):
                 return view
     return None
+
+
+def _kept(path: Path) -> JoinReply:
+    try:
+        return JoinReply.model_validate_json(path.read_bytes())
+    except ValidationError:
+        raise StateError(f"{path} is damaged: remove it, and join while the coordinator answers") from None
 
 
 def _prepare(coordinator: Coordinator, folder: Folder, reply: JoinReply) -> None:
@@ -133,6 +146,8 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Coordinator, machine:
     if coordinator.mirror not in spec.roots:
         raise StateError(f"run '{run.name}' does not list {coordinator.url} among its mirrors")
     assert reply.ticket is not None
+    me, mirrors = coordinator.identity.key, frozenset(spec.roots)
+    check_ticket(reply.ticket, run=run.id, peer=me, mirrors=mirrors, revoked=frozenset(), now=0, orphaned=False)
     folder.pin(assigned)
     return Place(
         run=run.id,

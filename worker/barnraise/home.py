@@ -7,6 +7,7 @@ home/runs/<run>/…            spec.json, join.json, ledger, blobs, checkpoints,
 """
 
 import json
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -18,6 +19,8 @@ from pydantic import ValidationError
 from barnraise.errors import StateError
 from barnraise.identity import Identity
 from barnraise.wire import Id, Key, Message, MirrorView
+
+log = logging.getLogger("barnraise")
 
 FORMAT = 1  # of a run's folder
 
@@ -43,8 +46,12 @@ class Label(Message):
 
 class Home:
     def __init__(self, path: Path):
+        """Raises StateError when the key in it is damaged."""
         self.path = path
-        self.identity = Identity.load(path / "key")
+        try:
+            self.identity = Identity.load(path / "key")
+        except ValueError:
+            raise StateError(f"{path / 'key'} is damaged: remove it and run `barnraise login URL` again") from None
 
     @classmethod
     def default(cls) -> Path:
@@ -91,7 +98,8 @@ class Folder:
     def _labelled(self, run: str, key: str) -> Label:
         path = self.path / "folder.json"
         if not path.exists():
-            if foreign := sorted(p.name for p in self.path.iterdir() if p.name != "lock"):
+            ours = ("lock", "folder.json.new")  # the latter: cut off while it was made
+            if foreign := sorted(p.name for p in self.path.iterdir() if p.name not in ours):
                 raise StateError(
                     f"{self.path} has no folder.json, yet holds {', '.join(foreign[:5])}: not a run's folder"
                 )
@@ -132,10 +140,14 @@ class Folder:
         write_whole(self.path / name, message.model_dump_json(indent=1).encode())
 
     def status(self, status: dict[str, Any]) -> None:
-        """For `barnraise status` and whoever watches: replaced whole, never half-written; no state, so not fsynced."""
+        """For `barnraise status` and whoever watches: replaced whole, never half-written; no state, so not fsynced, and
+        a disk that refuses it (full, or on Windows while somebody reads) stops nobody."""
         fresh = self.path / "status.json.new"
-        fresh.write_text(json.dumps(status))
-        fresh.replace(self.path / "status.json")
+        try:
+            fresh.write_text(json.dumps(status))
+            fresh.replace(self.path / "status.json")
+        except OSError as error:
+            log.debug("status.json was not written: %s", error)
 
     def close(self) -> None:
         self._lock.release()

@@ -30,6 +30,7 @@ class Links(Protocol):
 
 
 class SharedWeights(Protocol):
+    fragments: Sequence[Any]
     heads: Mapping[str, Update]
 
     @property
@@ -96,8 +97,8 @@ class Progress:
     def numbers(self, anchor: SharedWeights, links: Links, incarnation: str, addresses: Sequence[str]) -> Numbers:
         """For a report; the points go with it and are not told again."""
         vector = digest(json.dumps(dict(anchor.vector), sort_keys=True))
-        if vector != self._digests[0]:
-            self._digests = (vector, anchor.digest())
+        if vector != self._digests[0] or self._digests[1] is None:
+            self._digests = (vector, anchor.digest() if anchor.fragments else None)  # none before it has joined
         if self._losses and self.rate == 0.0:
             self._point(anchor.tokens)
         points, self._points = tuple(self._points), []

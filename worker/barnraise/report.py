@@ -8,13 +8,16 @@ import logging
 import random
 import sqlite3
 import threading
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from barnraise import __version__
 from barnraise.coordinator import Coordinator
-from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError
+from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.identity import opened
 from barnraise.wire import Activity, Directive, Peer, Point, Report, ReportReply, Signed
 
@@ -27,6 +30,7 @@ SLOWEST = 60.0  # seconds between two tries at most, when nobody answers
 UNCONFIRMED = 60.0  # seconds the mark may stand still before everything above it is posted again
 FINAL = (403, 404, 409, 410)  # answers that mean this machine has no place in the run any more
 ORPHANED = 3600.0  # seconds without any answer after which peers go easy on expired tickets
+GOODBYE = 10.0  # seconds a leaving worker gives the coordinator to take what waits
 
 
 @dataclass(frozen=True)
@@ -54,18 +58,22 @@ class Spool:
     """Reports that no coordinator has confirmed, in order, on disk. Numbers go on where they stopped."""
 
     def __init__(self, path: Path):
+        """Raises StateError when the file is not one of ours."""
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute(
-            "CREATE TABLE IF NOT EXISTS report (seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL)"
-        )
+        try:
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS report (seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL)"
+            )
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise StateError(f"{path} cannot be used ({error}); remove it: only unsent reports are lost") from None
 
     def add(self, report: Report) -> None:
         """Gives the report its number: one more than any before it, dropped ones included."""
-        self._db.execute("BEGIN IMMEDIATE")
-        seq = self._db.execute("INSERT INTO report (body) VALUES (?)", (report.model_dump_json(),)).lastrowid
-        self._db.execute("DELETE FROM report WHERE seq <= ?", (seq - SPOOLED,))
-        self._db.execute("COMMIT")
+        with self._whole():
+            seq = self._db.execute("INSERT INTO report (body) VALUES (?)", (report.model_dump_json(),)).lastrowid
+            self._db.execute("DELETE FROM report WHERE seq <= ?", (seq - SPOOLED,))
 
     def after(self, seq: int, limit: int = BATCH) -> list[Report]:
         """The oldest reports numbered above `seq`."""
@@ -81,10 +89,21 @@ class Spool:
     def begin_after(self, mark: int) -> None:
         """Numbers start past `mark`: in a new folder, the coordinator knows more reports than the spool does."""
         if mark > self.last:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'report'")
-            self._db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('report', ?)", (mark,))
+            with self._whole():
+                self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'report'")
+                self._db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('report', ?)", (mark,))
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """One transaction: all of it or, when the disk is full, nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
             self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
 
     def drop(self, mark: int) -> None:
         self._db.execute("DELETE FROM report WHERE seq <= ?", (mark,))
@@ -115,20 +134,22 @@ class Reporter:
         self._ticket: Signed | None = None
         self._posted = 0  # the last seq posted since this start; the mark lags behind it
         self._mark = 0
-        self._heard = self._moved = coordinator.now()
+        self._heard = self._moved = time.monotonic()
         self._wake = threading.Event()
-        self._stopping = False
+        self._until: float | None = None  # when to stop trying, once stopped
         self._thread = threading.Thread(target=self._work, name="reporter", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Spools one last report of what was last noted, and tries once to deliver what waits."""
-        self._stopping = True
+        """Spools one last report of what was last noted, and tries for GOODBYE seconds to deliver what waits."""
+        self._until = time.monotonic() + GOODBYE
         self._wake.set()
-        self._thread.join(timeout=20)
-        self._spool.close()
+        if self._thread.ident is None:
+            self._spool.close()
+        else:
+            self._thread.join(timeout=GOODBYE + 1)  # one that waits for an answer is left behind: all is on disk
 
     def note(self, numbers: Numbers) -> None:
         with self._lock:
@@ -147,13 +168,19 @@ class Reporter:
 
     @property
     def orphaned(self) -> bool:
-        return self._coordinator.now() - self._heard > ORPHANED
+        return time.monotonic() - self._heard > ORPHANED
 
     def _work(self) -> None:
+        try:
+            self._report_on()
+        finally:
+            self._spool.close()
+
+    def _report_on(self) -> None:
         failures = 0
         while True:
-            stopping = self._stopping
-            self._spool.add(self._report())
+            stopping = self._wake.is_set()
+            self._keep(self._report())
             try:
                 self._deliver()
                 failures = 0
@@ -166,15 +193,25 @@ class Reporter:
                 failures += 1
                 if error.status in FINAL:
                     self.refused = str(error)
+            except sqlite3.Error as error:
+                log.error("the spool of reports cannot be used: %s", error)
+                failures += 1
             if stopping:
                 return
             every = self.directive.report_every
-            pause = min(SLOWEST, every * 2**failures) * random.uniform(0.8, 1.2) if failures else every
+            pause = backoff(every, failures)
             # A report is written every interval even while nobody answers, so that the chart has no hole afterwards.
             while pause > every and not self._wake.wait(every):
                 pause -= every
-                self._spool.add(self._report())
+                self._keep(self._report())
             self._wake.wait(max(0.0, pause))
+
+    def _keep(self, report: Report) -> None:
+        """A full disk costs this report, and neither the thread nor the training."""
+        try:
+            self._spool.add(report)
+        except sqlite3.Error as error:
+            log.error("a report could not be kept: %s", error)
 
     def _report(self) -> Report:
         with self._lock:
@@ -194,16 +231,18 @@ class Reporter:
         The mark follows the coordinator's database by seconds. If it stands still, what was posted got lost behind the
         API (its queue was restarted, say), and is posted again: the database knows each report by its number.
         """
-        if self._posted and self._coordinator.now() - self._moved > UNCONFIRMED:
-            self._posted, self._moved = 0, self._coordinator.now()
+        if self._posted and time.monotonic() - self._moved > UNCONFIRMED:
+            self._posted, self._moved = 0, time.monotonic()
         while batch := self._spool.after(self._posted):
             reply = self._coordinator.report(self._run, batch)
-            self._heard = self._coordinator.now()
+            self._heard = time.monotonic()
             self._take(reply)
             if reply.mark > self._mark or reply.mark == self._spool.last:
                 self._mark, self._moved = reply.mark, self._heard
             self._spool.drop(reply.mark)
             self._posted = batch[-1].seq
+            if self._until and time.monotonic() > self._until:
+                return
 
     def _take(self, reply: ReportReply) -> None:
         try:
@@ -220,3 +259,10 @@ class Reporter:
         with self._lock:
             self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers
+
+
+def backoff(every: float, failures: int) -> float:
+    """Seconds until the next try: the interval, doubled by each failure in a row up to SLOWEST, spread a little."""
+    if not failures:
+        return every
+    return min(SLOWEST, every * 2 ** min(failures, 16)) * random.uniform(0.8, 1.2)

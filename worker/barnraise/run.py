@@ -5,21 +5,26 @@ until there is a run to train (finding it, preparing its text, its launch) is `e
 """
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from barnraise.checkpoint import Checkpoint, Mark
 from barnraise.data import Text
 from barnraise.enter import Place
+from barnraise.errors import StateError
 from barnraise.exchange import codec
 from barnraise.exchange.anchor import Anchor
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.node import Node
+from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.transport import IrohTransport, Transport
 from barnraise.identity import Identity
 from barnraise.progress import Progress
@@ -31,8 +36,8 @@ from barnraise.wire import Activity, Status
 log = logging.getLogger("barnraise")
 
 HELD_OUT = 32  # sequences a validation loss is taken over
-FETCH_SECONDS = 1.0  # after which a fetch goes on where it stopped; new peers and Ctrl-C are heard in between
-SNAPSHOT_SECONDS = 20.0
+FETCH_SECONDS = 600.0  # after which a fetch goes on where it stopped: each new beginning costs bytes twice
+SNAPSHOT_SECONDS, SNAPSHOT_TRIES = 20.0, 6
 SETTLING = 120.0  # seconds a finished worker waits for the others to have every update
 PARTING = 5.0  # …and a leaving one for somebody to take its last
 
@@ -74,24 +79,32 @@ class Worker:
             clock=place.coordinator.now,
             reincarnate=folder.reincarnate,
         )
-        self.anchor = Anchor([])  # until `join` has the real one
+        self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
         self.milestone = -1
         self.progress = Progress(self.key)
 
     def work(self) -> None:
         """Everything: join, train, settle, leave. Raises BarnraiseError with what a person should know."""
-        self.reporter.start()
-        try:
-            self.join()
-            if not self.leaving.is_set():
-                self.train()
-                self.settle()
-        finally:
-            self.exchange.stop()
-            self.tell(at_once=True)
-            self.reporter.stop()
-            self.ledger.close()
-            self.place.folder.close()
+        with ExitStack() as leave:  # each of these, whatever became of the others
+            leave.callback(self.place.folder.close)
+            leave.callback(self.ledger.close)
+            leave.callback(self.reporter.stop)
+            try:
+                self.exchange.open()
+                leave.callback(self.tell, at_once=True)
+                leave.callback(self.exchange.stop)
+                self.tell(at_once=True)
+                self.reporter.start()
+                self.join()
+                if not self.leaving.is_set():
+                    self.train()
+                    self.settle()
+            except (OSError, sqlite3.Error, SafetensorError) as error:
+                # Whatever the disk refused was not yet told to anybody: the folder is as after a kill.
+                log.debug("the traceback, for the curious", exc_info=True)
+                raise StateError(
+                    f"stopped: {error}. What {self.place.folder.path} holds is whole; join again"
+                ) from None
 
     # ---- the story -------------------------------------------------------------------------------------------
 
@@ -170,16 +183,18 @@ class Worker:
 
     def join(self) -> None:
         """The anchor from the last checkpoint, the peers, or the run's seed; the text from whoever has it."""
-        model, kept = self.spec.model, self.checkpoint.restore()
+        model, kept = self.spec.model, self.restored()
         self.exchange.introduce(list(self.place.peers))
         if kept:
             tensors, mark = kept
             self.anchor = Anchor([tensors[f"anchor.{i}"] for i in range(len(model.fragments()))], mark.heads)
             self.progress.step = mark.step
-        elif cut := self.exchange.join(SNAPSHOT_SECONDS if self.place.peers else 0.0):
+        elif cut := self.snapshot():
             self.anchor = Anchor(cut.fragments, cut.heads)
             trust = "two volunteers agree on it" if cut.confirmed else "unconfirmed: no second volunteer could be asked"
             log.info("took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust)
+        elif self.leaving.is_set():
+            return
         else:
             self.anchor = Anchor.initial(model, self.spec.seed)
         self.exchange.start(self.anchor.vector)
@@ -194,20 +209,46 @@ class Worker:
         if not self.leaving.is_set():
             self.validate()  # where this machine starts, before anything of others is added
 
+    def restored(self) -> tuple[dict[str, torch.Tensor], Mark] | None:
+        """The last checkpoint, if the ledger goes on from it. A folder put together from two backups may hold one with
+        updates that its ledger has lost; then the ledger and the peers count, and what was ours is under a new name."""
+        kept = self.checkpoint.restore()
+        if kept is None or self.ledger.continues({author: head.seq for author, head in kept[1].heads.items()}):
+            return kept
+        log.warning("the checkpoint and the ledger of %s do not belong together: starting from the ledger", kept[1].run)
+        if mine := kept[1].heads.get(self.exchange.author):
+            self.exchange.recognised(mine)
+        return None
+
+    def snapshot(self) -> Snapshot | None:
+        """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
+        replay everything, from peers that may not have it."""
+        for _ in range(SNAPSHOT_TRIES):
+            cut = self.exchange.join(SNAPSHOT_SECONDS if self.place.peers else 0.0, self.waited)
+            if cut or self.leaving.is_set() or self.ledger.vector() or not self.exchange.stats.behind:
+                return cut
+            log.warning("the others are ahead, and their anchor has not come yet: asking again")
+        return None
+
     def fetch_text(self) -> None:
         manifest = self.place.manifest
-        wanted = [shard.digest for shard in (*manifest.train, *manifest.held_out)]
-        wanted += [manifest.tokenizer] if manifest.tokenizer else []
+        sizes = {shard.digest: 2 * shard.tokens for shard in (*manifest.train, *manifest.held_out)}
+        wanted = [*sizes, manifest.tokenizer] if manifest.tokenizer else [*sizes]
         if missing := [each for each in wanted if not self.blobs.has(each)]:
             log.info("fetching the text from peers: %d of %d files", len(missing), len(wanted))
         for each in missing:
-            while not (self.leaving.is_set() or self.exchange.fetch(each, FETCH_SECONDS)):
-                self.progress.activity = Activity.PREPARING
-                self.tell()
+            self.progress.activity = Activity.PREPARING
+            while not (self.leaving.is_set() or self.exchange.fetch(each, FETCH_SECONDS, sizes.get(each), self.waited)):
+                pass
             if self.leaving.is_set():
                 return
         self.text = Text(manifest, self.blobs.path)
         self.held_out = self.text.held_out(HELD_OUT, self.spec.model.context)
+
+    def waited(self) -> bool:
+        """Asked now and then while something is fetched: tells, hears of new peers, and says whether to give up."""
+        self.tell()
+        return self.leaving.is_set()
 
     def settle(self) -> None:
         """After the last round: until the others have what is ours and, when the run is finished, we what is theirs."""
@@ -218,7 +259,7 @@ class Worker:
         else:
             self.progress.activity = Activity.FINISHING
             self._unsettled = time.monotonic()
-            self._trade_until(self.agreed, SETTLING)
+            self._trade_until(lambda: self.leaving.is_set() or self.agreed(), SETTLING)
             self.validate(last=True)
             self.progress.rest(Activity.FINISHED)
         self.save()

@@ -8,11 +8,14 @@ interruption. Writers of the same blob may race: they write the same bytes.
 import os
 import secrets
 import shutil
+import threading
+import time
 from enum import Enum
 from pathlib import Path
 
 from blake3 import blake3
 
+KEPT = 7 * 86400.0  # seconds without a byte after which a blob that never got whole is swept at the next start
 _READ = 1 << 20  # bytes hashed at a time
 
 
@@ -28,11 +31,15 @@ class Blobs:
     def __init__(self, folder: Path, fresh: bool = False):
         """`fresh`: empty to begin with, whatever was left there."""
         self.folder = folder
+        self._growing = threading.Lock()
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob("*/*.new"):
             leftover.unlink(missing_ok=True)
+        for part in folder.glob("*/*.part"):
+            if part.stat().st_mtime < time.time() - KEPT:
+                part.unlink(missing_ok=True)
 
     def path(self, digest: str) -> Path:
         """Where a blob lies, or would. `digest` has been checked to be 64 hex digits."""
@@ -59,13 +66,20 @@ class Blobs:
         """Keeps bytes durably; returns their digest. What was here already is not written again."""
         digest = blake3(data).hexdigest()
         if not self.has(digest):
-            path = self.path(digest)
-            path.parent.mkdir(exist_ok=True)
+            path = self._shelved(digest)
             fresh = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
             with fresh.open("wb") as file:
                 file.write(data)
             _settle(fresh, path)
         return digest
+
+    def _shelved(self, digest: str) -> Path:
+        """Where a blob will lie, its folder made. The folder's own name is made durable, too: the blob is in it."""
+        path = self.path(digest)
+        if not path.parent.exists():
+            path.parent.mkdir(exist_ok=True)
+            _sync_folder(self.folder)
+        return path
 
     def started(self, digest: str) -> int:
         """Bytes here of a blob that is still arriving."""
@@ -76,10 +90,14 @@ class Blobs:
 
     def extend(self, digest: str, offset: int, data: bytes | memoryview, total: int) -> Growth:
         """Adds a piece of a blob of `total` bytes. A piece that does not continue what is here is let go by."""
+        with self._growing:
+            return self._extend(digest, offset, data, total)
+
+    def _extend(self, digest: str, offset: int, data: bytes | memoryview, total: int) -> Growth:
         if self.has(digest):
             return Growth.WHOLE
         part, length = self._part(digest), self.started(digest)
-        part.parent.mkdir(exist_ok=True)
+        self._shelved(digest)
         if offset <= length < offset + len(data) or total == 0:
             with part.open("ab") as file:
                 file.write(data[length - offset :])
@@ -96,6 +114,11 @@ class Blobs:
         """Forgets a blob, whole or in part."""
         self.path(digest).unlink(missing_ok=True)
         self._part(digest).unlink(missing_ok=True)
+
+    def abandon(self, digest: str) -> None:
+        """Forgets what has come of a blob that nobody waits for any more; a whole one stays."""
+        with self._growing:
+            self._part(digest).unlink(missing_ok=True)
 
     def _part(self, digest: str) -> Path:
         return self.path(digest).with_suffix(".part")
@@ -114,8 +137,12 @@ def _settle(fresh: Path, path: Path) -> None:
     with fresh.open("rb+") as file:
         os.fsync(file.fileno())
     fresh.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
     if os.name == "posix":  # elsewhere a folder cannot be opened, and a rename is durable with the file
-        folder = os.open(path.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:

@@ -2,6 +2,7 @@
 pieces, and go on where an interrupted fetch ended. Runs on the hub's loop."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from barnraise import wire
@@ -19,6 +20,7 @@ class _Fetch:
         self.size, self.at_most = size, at_most
         self.users = 0
         self.source: str | None = None
+        self.came = 0  # bytes
         self.moved = 0.0  # loop time of the last progress
         self.shunned: dict[str, float] = {}  # who did not deliver, until
         self.news = asyncio.Event()
@@ -37,18 +39,21 @@ class Fetcher:
         self._links, self._blobs, self._disk = links, blobs, disk
         self._fetches: dict[str, _Fetch] = {}
 
-    async def fetch(self, digest: str, timeout: float, size: int | None, at_most: int) -> bool:
-        """Gets a blob, of `size` bytes where that is known; False when nobody gave it in `timeout` seconds."""
+    async def fetch(
+        self, digest: str, timeout: float, size: int | None, at_most: int, slowest: float = math.inf
+    ) -> bool:
+        """Gets a blob, of `size` bytes where that is known; False when nobody gave it in `timeout` seconds, and one
+        more for each `slowest` bytes that came."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
         fetch = self._fetches.setdefault(digest, _Fetch(size, at_most))
         fetch.users += 1
         try:
-            while not self._blobs.has(digest) and (now := loop.time()) < end:
+            while not self._blobs.has(digest) and (now := loop.time()) < end + fetch.came / slowest:
                 self._ask(digest, fetch, now)
                 fetch.news.clear()
                 try:
-                    async with asyncio.timeout(max(0.01, min(1.0, end - now))):
+                    async with asyncio.timeout(max(0.01, min(1.0, end + fetch.came / slowest - now))):
                         await fetch.news.wait()
                 except TimeoutError:
                     if fetch.source and loop.time() > fetch.moved + STALL:
@@ -77,7 +82,7 @@ class Fetcher:
             raise MessageError(f"a blob of {part.total} bytes is not the one that was wanted")
         growth = await self._disk(self._blobs.extend, part.digest, part.offset, payload, part.total)
         now = asyncio.get_running_loop().time()
-        fetch.moved = now
+        fetch.moved, fetch.came = now, fetch.came + len(payload)
         if growth is Growth.DAMAGED:
             fetch.shun(now)
             raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")

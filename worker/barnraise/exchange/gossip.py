@@ -25,6 +25,7 @@ WINDOW = 64  # updates of one author under way at once
 PER_LINK = 64  # updates asked of one peer at once
 MAX_DIALLED = 16  # links we go and look for; others may bring more
 MAX_KNOWN = 1000
+MAX_TOLD = 2000  # authors in one State: what wire.Vector holds
 FORGET_AFTER = 8  # failed dials of a peer that only other peers speak of
 
 
@@ -125,7 +126,7 @@ class Gossip:
         """Peers to know of, from a coordinator or the peer itself (`vouched`), or hearsay, which never overrides."""
         for peer in peers:
             known = self.known.get(peer.key)
-            if peer.key == self.key or not peer.addresses or (known is None and len(self.known) >= MAX_KNOWN):
+            if peer.key == self.key or not peer.addresses or (known is None and not self._makes_room(vouched)):
                 continue
             if known is None:
                 polite = POLITE * (1 + self._random.random()) if self.key > peer.key else 0.0
@@ -134,6 +135,17 @@ class Gossip:
                 if tuple(peer.addresses) != known.addresses:
                     known.failures, known.next_dial = 0, min(known.next_dial, now + REDIAL_FIRST)
                 known.addresses, known.vouched = tuple(peer.addresses), vouched or known.vouched
+
+    def _makes_room(self, vouched: bool) -> bool:
+        """Whether one more may be known. Hearsay gives way to who is vouched for: else whoever tells us of enough
+        machines that do not exist would keep us from all that do."""
+        if len(self.known) < MAX_KNOWN:
+            return True
+        hearsay = (key for key, known in self.known.items() if not known.vouched and key not in self.links)
+        if vouched and (least := next(hearsay, None)):
+            del self.known[least]
+            return True
+        return False
 
     def linked(self, key: str, now: float) -> None:
         """A peer stands connected (anew: what the old connection had promised is void)."""
@@ -250,6 +262,12 @@ class Gossip:
         times += [flight.deadline for flight in self.flights.values()]
         return max(now, min(times))
 
+    def told(self) -> dict[str, int]:
+        """The vector for a State: whole as long as a message can hold it, then ever another part of it."""
+        if len(self.vector) <= MAX_TOLD:
+            return dict(self.vector)
+        return dict(self._random.sample(sorted(self.vector.items()), MAX_TOLD))
+
     def _dials(self, now: float) -> list[Action]:
         due = [
             key
@@ -257,6 +275,7 @@ class Gossip:
             if not known.dialling and known.next_dial <= now and key not in self.links
         ]
         self._random.shuffle(due)
+        due.sort(key=lambda key: not self.known[key].vouched)
         chosen = due[: max(0, self._room())]
         for key in chosen:
             self.known[key].dialling = True

@@ -355,7 +355,7 @@ class Hub:
             return
         match action:
             case g.TellState():
-                link.post(wire.State(vector=dict(self.gossip.vector), rate=self.rate, complete=self.complete))
+                link.post(wire.State(vector=self.gossip.told(), rate=self.rate, complete=self.complete))
             case g.TellPeers():
                 link.post(wire.Peers(peers=list(action.peers)))
             case g.PushUpdate():

@@ -23,6 +23,8 @@ from barnraise.wire import Part, Push, Signed, Update
 log = logging.getLogger("barnraise.exchange")
 
 PENDING = 512  # headers whose payloads, or predecessors, are awaited
+PENDING_OF_ONE = 2 * WINDOW  # …of one machine, in all its incarnations
+STALE = 60.0  # seconds without a byte after which one makes room for others
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Pending:
     update: Update
     source: str  # the peer that sent the header
     missing: dict[str, int]  # payload digest → bytes
+    moved: float  # loop time of its header, or of its last byte
     whole: bool = False  # all payloads are here and are what the header says
 
 
@@ -99,17 +102,30 @@ class Inbox:
         if (author, seq) in self._pending:
             self._gossip.arriving(source, author, seq, now)
             return None
-        if seq > self._ledger.head(author).seq + WINDOW or len(self._pending) >= PENDING:
+        if seq > self._ledger.head(author).seq + WINDOW or not self._room(update.peer, now):
             return update  # it will be asked for when its turn comes
         blobs = self._ledger.blobs
         missing = {part.digest: part.size for part in update.fragments if not blobs.has(part.digest)}
-        self._pending[author, seq] = pending = Pending(signed, update, source, missing)
+        self._pending[author, seq] = pending = Pending(signed, update, source, missing, now)
         for blob in missing:
             self._wanted.setdefault(blob, set()).add((author, seq))
         self._gossip.arriving(source, author, seq, now)
         if not missing:
             await self._check(pending)
         return update
+
+    def _room(self, peer: str, now: float) -> bool:
+        """Whether one more may wait. What nobody has sent a byte of for STALE seconds makes room: headers that cost
+        their author nothing must not keep everybody else's out."""
+        others = [identity for identity, each in self._pending.items() if each.update.peer == peer]
+        crowd = others if len(others) >= PENDING_OF_ONE else list(self._pending)
+        if len(others) < PENDING_OF_ONE and len(self._pending) < PENDING:
+            return True
+        oldest = min(crowd, key=lambda identity: self._pending[identity].moved)
+        if now < self._pending[oldest].moved + STALE:
+            return False
+        self._forget(*oldest)
+        return True
 
     async def part(self, source: str, part: Part, payload: memoryview, now: float) -> bool:
         """Takes a piece of a payload; whether it was one that is awaited. Raises MessageError for a wrong one."""
@@ -120,6 +136,7 @@ class Inbox:
         if part.total not in sizes or part.offset + len(payload) > part.total:
             raise MessageError(f"a piece of {part.digest[:8]} says it has {part.total} bytes; its header says {sizes}")
         for author, seq in needing:
+            self._pending[author, seq].moved = now
             self._gossip.arriving(source, author, seq, now)
         async with self._turn:
             growth = await self._disk(self._ledger.blobs.extend, part.digest, part.offset, payload, part.total)
@@ -183,3 +200,4 @@ class Inbox:
                 needing.discard((author, seq))
                 if not needing:
                     del self._wanted[blob]
+                    self._ledger.blobs.abandon(blob)

@@ -69,7 +69,8 @@ class Ledger:
             rows = self._db.execute("SELECT author, seq, digest, total FROM base").fetchall()
             rows += self._db.execute("SELECT author, MAX(seq), digest, total FROM headers GROUP BY author").fetchall()
         except sqlite3.DatabaseError as error:
-            raise StateError(f"{path} is damaged: {error}") from None
+            what_then = f"remove {folder} and join again, the others have what was published"
+            raise StateError(f"{path} is damaged ({error}): {what_then}") from None
         self._heads = {author: Head(seq, header, total) for author, seq, header, total in rows}
         self._forked = {row[0] for row in self._db.execute("SELECT author FROM forks")}
 
@@ -165,13 +166,20 @@ class Ledger:
             assert not self._heads, "only an empty ledger begins at a snapshot"
             assert all(self.blobs.has(fragment) for fragment in fragments)
             fresh = {update.author: Head(update.seq, digest(signed.body), update.total) for signed, update in heads}
+            rows = [
+                (update.author, head.seq, head.digest, head.total, signed.model_dump_json())
+                for signed, update in heads
+                if (head := fresh[update.author])
+            ]
             self._db.execute("BEGIN")
-            for signed, update in heads:
-                head = fresh[update.author]
-                row = (update.author, head.seq, head.digest, head.total, signed.model_dump_json())
-                self._db.execute("INSERT INTO base VALUES (?, ?, ?, ?, ?)", row)
-            self._db.executemany("INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments))
-            self._db.execute("COMMIT")
+            try:
+                self._db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?)", rows)
+                self._db.executemany("INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments))
+                self._db.execute("COMMIT")
+            except sqlite3.Error:  # a full disk: as if it had not been tried
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
             self._heads = fresh
 
     def base(self) -> tuple[list[tuple[Signed, Update]], list[str]] | None:
@@ -183,6 +191,21 @@ class Ledger:
             return None
         heads = [Signed.model_validate_json(row[0]) for row in rows]
         return [(signed, Update.model_validate_json(signed.body)) for signed in heads], fragments
+
+    def continues(self, vector: dict[str, int]) -> bool:
+        """Whether what is here past `vector` is all that an anchor at `vector` lacks: it begins no later than that, and
+        reaches at least as far."""
+        with self._lock:
+            based = dict(self._db.execute("SELECT author, seq FROM base").fetchall())
+            return all(seq <= vector.get(author, 0) for author, seq in based.items()) and all(
+                seq <= self.head(author).seq for author, seq in vector.items()
+            )
+
+    def last(self) -> dict[str, Update]:
+        """Each author's last update here."""
+        with self._lock:
+            kept = {author: self.header(author, seq) for author, seq in self.vector().items()}
+        return {author: Update.model_validate_json(signed.body) for author, signed in kept.items() if signed}
 
     def keep_ticket(self, peer: str, ticket: Signed) -> None:
         """Remembers an author's ticket: whoever gets its updates from here needs it to accept them."""

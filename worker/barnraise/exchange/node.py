@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from barnraise.wire import FragmentUpdate, Peer, Signed, Update
 
 log = logging.getLogger("barnraise.exchange")
 
-MAX_BLOB = 1 << 34  # bytes of a blob that is fetched by digest alone
+MAX_BLOB = 1 << 26  # bytes of a blob that is fetched by digest alone
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Node:
             transport=transport,
             ticket=ticket,
             clock=clock,
-            recognised=self._recognised,
+            recognised=self.recognised,
         )
         self._replay: list[Arrival] = []
         self._paces: dict[str, Pace] = {}  # by peer
@@ -135,11 +135,11 @@ class Node:
 
         try:
             asyncio.run(main())
-        except OSError as error:
-            self._failure = error
-        except Exception:
-            log.critical("the exchange ended by an error of ours; training goes on alone", exc_info=True)
-            self._failure = OSError("the exchange ended by an error; see the log")
+        except Exception as error:
+            if self._ready.is_set():  # it had been running: the loop must not fall with it
+                log.critical("the exchange ended by an error; training goes on alone", exc_info=True)
+            else:
+                self._failure = error if isinstance(error, OSError) else OSError(f"the exchange cannot start: {error}")
         finally:
             self._ready.set()
 
@@ -264,28 +264,32 @@ class Node:
 
     # ---- what is fetched
 
-    def fetch(self, digest: str, timeout: float) -> Path | None:
-        """A blob, from any peer, checked by its digest; None when nobody gave it within `timeout` seconds. Blocks."""
+    def fetch(
+        self, digest: str, timeout: float, size: int | None = None, given_up: Callable[[], bool] = lambda: False
+    ) -> Path | None:
+        """A blob, of `size` bytes where that is known, from any peer, checked by its digest; None when nobody gave it
+        within `timeout` seconds, or soon after `given_up` says so. Blocks, and asks `given_up` now and then."""
         if not self._blobs.has(digest):
             self.open()
-            self._await(self._hub.fetcher.fetch(digest, timeout, None, MAX_BLOB), False)
+            self._await(self._hub.fetcher.fetch(digest, timeout, size, size or MAX_BLOB), False, given_up)
         return self._blobs.path(digest) if self._blobs.has(digest) else None
 
-    def join(self, timeout: float) -> Snapshot | None:
+    def join(self, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Snapshot | None:
         """The anchor to start from, if the run is under way: from the peers, or what an earlier join fetched.
 
         None when the peers are at the start, when none answers within `timeout` seconds, and when this folder has
-        updates from the start on: then the initial weights plus the ledger are right. Blocks; call before `start`.
+        updates from the start on: then the initial weights plus the ledger are right. None, too, soon after `given_up`
+        says so. Blocks; call before `start`.
         """
         if self._ledger.vector():
             return snapshots.base_snapshot(self._ledger)
         self.open()
-        return self._await(snapshots.join(self._hub, timeout), None)
+        return self._await(snapshots.join(self._hub, timeout), None, given_up)
 
     # ---- between the threads
 
-    def _recognised(self, update: Update) -> None:
-        """On the hub's thread: our own key signed an update we do not know. This folder is older than what it says."""
+    def recognised(self, update: Update) -> None:
+        """Our own key signed an update we do not know: this folder is older than what it says. On any thread."""
         with self._naming:
             if update.author == self.author and update.seq > self._ledger.head(self.author).seq:
                 incarnation = self._reincarnate()
@@ -301,13 +305,16 @@ class Node:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 self._loop.call_soon_threadsafe(call, *values)
 
-    def _await(self, work: Coroutine, otherwise):
-        """The result of a coroutine on the hub's thread; `otherwise` when the hub ends first."""
+    def _await(self, work: Coroutine, otherwise, given_up: Callable[[], bool] = lambda: False):
+        """The result of a coroutine on the hub's thread; `otherwise` when the hub ends first, or nobody waits on."""
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:  # its loop is closed
             work.close()
             return otherwise
+        while not future.done() and not given_up():
+            wait([future], 0.1)
+        future.cancel()  # of no effect on one that is done
         try:
             return future.result()
         except CancelledError:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ HEARD_OF = 1.0  # seconds in which a peer tells a joiner of the others it knows
 ACQUAINTED = 5.0  # …and in which those are connected to, if they are there
 CUTS = 4  # …and how many cuts at most
 HEADS_BYTES = 64 << 20  # the blob of heads is no larger
+STILL = 10.0  # seconds a fragment has to come in, at least…
+SLOW_LINE = 1 << 16  # …and one more for each so many bytes that have come
 _headers = TypeAdapter(list[Signed])
 
 
@@ -74,11 +77,13 @@ class Desk:
         self.cuts = Blobs(ledger.blobs.folder.parent / "cuts", fresh=True)
         self._questions: list[Question] = []
         self._lately: list[tuple[float, Cut]] = []
+        self._copy: weakref.ref[Frozen] | None = None  # the last that was taken, while it is being answered from
         self._lock = threading.Lock()
 
     def ask(self, question: Question, now: float) -> Cut | None:
         """The answer, when there is one already; else the question waits for `take`."""
         with self._lock:
+            self._questions = [q for q in self._questions if q.peer != question.peer]  # a peer's last word counts
             for at, cut in reversed(self._lately):
                 if cut.vector == question.vector or (question.vector is None and now < at + REUSED):
                     return cut
@@ -88,8 +93,8 @@ class Desk:
 
     def take(self, anchor, now: float) -> tuple[Frozen, list[Question]] | None:
         """A copy of the anchor and the questions it answers; None, at no cost, when nobody asks."""
-        if not self._questions:
-            return None
+        if not self._questions or (self._copy is not None and self._copy() is not None):
+            return None  # one copy at a time: whoever asks without end cannot fill the memory with them
         vector = anchor.vector
         with self._lock:
             open_ones = [q for q in self._questions if q.until > now]
@@ -97,7 +102,9 @@ class Desk:
             self._questions = [q for q in open_ones if q not in ripe]
         if not ripe:
             return None
-        return Frozen(vector, [fragment.clone() for fragment in anchor.fragments]), ripe
+        frozen = Frozen(vector, [fragment.clone() for fragment in anchor.fragments])
+        self._copy = weakref.ref(frozen)
+        return frozen, ripe
 
     def answer(self, frozen: Frozen, vector: dict[str, int] | None, now: float) -> Cut | None:
         """Makes the cut at `vector` out of a copy, and its blobs. None when updates that must come out are not here."""
@@ -192,8 +199,9 @@ async def join(hub, timeout: float) -> Snapshot | None:
         log.warning("a peer's snapshot has %d fragments; the model has %d", len(cut.fragments), len(sizes))
         return None
     for blob, size in wanted:
-        if not await hub.fetcher.fetch(blob, end - loop.time(), size, HEADS_BYTES):
-            log.warning("the snapshot did not come whole in %.0f seconds", timeout)
+        patience = max(STILL, end - loop.time())  # and more for what comes, as models may be large
+        if not await hub.fetcher.fetch(blob, patience, size, size or HEADS_BYTES, SLOW_LINE):
+            log.warning("the snapshot did not come whole")
             return None
     blobs = hub.ledger.blobs
     try:
