@@ -14,6 +14,7 @@ from barnraise.identity import Identity
 from barnraise.spec import RunSpec, preset
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment
+from coordinator.telemetry import stream
 from coordinator.telemetry.history import history
 from coordinator.telemetry.rollup import drain
 
@@ -81,6 +82,15 @@ def test_a_machine_whose_clock_says_1970_does_not_stretch_the_chart(person, laun
     drain()
     ((at, _), *more) = history(run)["rate"]
     assert at >= run.created.timestamp() - 10 and len(more) <= 1
+
+
+def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(person, launched, numbers):
+    run, ada = launched(person())
+    ada.report(run, *(numbers(seq) for seq in range(1, 41)))
+    ada.report(run, numbers(41, points=[wire.Point(kind="train", tokens=2**63 - 1, loss=1.0)]))
+    drain()
+    assert [tokens for tokens, _ in history(run)["train"]] == [seq * 1000 for seq in range(1, 41)]
+    assert max(point["tokens"] for point in stream.points_since(run.pk, "0-0")[0]) == 40_000
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,11 @@ class Run(models.Model):
         return int((json.loads(self.spec_text) if self.spec_text else self.draft)["recipe"]["token_budget"])
 
     @property
+    def most_tokens(self) -> int:
+        """A loss measured past so many is a lie or a mistake, and would squeeze all others into a corner of the chart."""
+        return 2 * max(self.ledger_tokens, self.token_budget)
+
+    @property
     def is_over(self) -> bool:
         return self.state in (Status.FINISHED, Status.CANCELLED)
 

@@ -24,14 +24,12 @@ _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)
 
 def _losses(run: Run, kind: str) -> list[list[float]]:
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT max(tokens) FROM telemetry_point WHERE {_MEMBERS} AND kind = %s", [run.pk, kind])
+        points = f"telemetry_point WHERE {_MEMBERS} AND kind = %s AND tokens <= %s"
+        wanted = [run.pk, kind, run.most_tokens]
+        cursor.execute(f"SELECT max(tokens) FROM {points}", wanted)
         most = cursor.fetchone()[0]
         width = max(1, math.ceil(((most or 0) + 1) / SERIES))
-        cursor.execute(
-            f"SELECT avg(tokens), avg(loss) FROM telemetry_point WHERE {_MEMBERS} AND kind = %s "
-            "GROUP BY tokens / %s ORDER BY 1",
-            [run.pk, kind, width],
-        )
+        cursor.execute(f"SELECT avg(tokens), avg(loss) FROM {points} GROUP BY tokens / %s ORDER BY 1", [*wanted, width])
         return [[round(float(tokens)), round(loss, 5)] for tokens, loss in cursor.fetchall()]
 
 

@@ -57,6 +57,7 @@ def ingest(membership: Membership, reports: list[Report]) -> None:
     if client().llen(PENDING) >= PENDING_MOST:
         raise Behind
     now, run, machine = time.time(), membership.run_id, str(membership.machine_id)
+    most = membership.run.most_tokens
     entry = {
         "id": secrets.token_hex(8),
         "membership": membership.pk,
@@ -70,7 +71,7 @@ def ingest(membership: Membership, reports: list[Report]) -> None:
         if not shown or json.loads(shown)["seq"] < newest.seq:
             pipe.hset(workers_key(run), machine, json.dumps(_row(newest, now)))
         for report in fresh:
-            for point in report.points:
+            for point in (p for p in report.points if p.tokens <= most):
                 place = {"machine": machine, **point.model_dump(), "at": min(report.at, now)}
                 pipe.xadd(points_key(run), {"point": json.dumps(place)}, maxlen=POINTS_KEPT, approximate=True)
         pipe.expire(workers_key(run), KEPT_SECONDS)
