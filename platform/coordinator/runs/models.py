@@ -104,7 +104,7 @@ class Run(models.Model):
 
     @property
     def most_tokens(self) -> int:
-        """A loss measured past so many is a lie or a mistake, and would squeeze all others into a corner of the chart."""
+        """A loss measured past so many is a lie or a mistake, and would squeeze all others into a corner."""
         return 2 * max(self.ledger_tokens, self.token_budget)
 
     @property
