@@ -1,0 +1,126 @@
+"""What goes wrong on one machine: a full disk, a taken port, a folder from two backups, and leaving at any moment."""
+
+import asyncio
+import sqlite3
+import time
+
+import pytest
+
+from barnraise.checkpoint import Checkpoint
+from barnraise.errors import StateError
+from barnraise.exchange import blobs as blobs_module
+
+TRIGGER = "CREATE TRIGGER full BEFORE INSERT ON headers BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+
+
+def full(*paths):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["payload", "ledger", "checkpoint"])
+def test_a_full_disk_is_one_sentence_and_the_next_join_goes_on(swarm, monkeypatch, where):
+    run = swarm(token_budget=10_000_000)
+    ada = run.start("ada")
+    run.until(lambda: ada.status.get("updates_sent", 0) > 1)
+    database = ada.worker.place.folder.path / "ledger.sqlite"
+    if where == "payload":
+        monkeypatch.setattr(blobs_module, "_settle", full)
+    elif where == "ledger":
+        ada.worker.ledger._db.execute(TRIGGER)
+    else:
+        monkeypatch.setattr(ada.worker.checkpoint, "save", full)
+    with pytest.raises(StateError, match=r"stopped: .* holds is whole; join again"):
+        ada.join()
+    run.volunteers.remove(ada)
+    monkeypatch.undo()
+    with sqlite3.connect(database) as db:
+        db.execute("DROP TRIGGER IF EXISTS full")
+    back = run.start("ada")  # the folder is free, and what it holds is enough
+    sent = ada.status["updates_sent"]
+    run.until(lambda: back.status.get("updates_sent", 0) > sent)
+    back.leave()
+
+
+def test_a_port_that_is_taken_is_one_sentence(swarm):
+    run = swarm()
+    home = run.home("ada")
+    taken = run.network.transport(home.identity.key)
+    asyncio.run(taken.start())
+    ada = run.start("ada")
+    with pytest.raises(StateError, match="on this network already"):
+        ada.join()
+    home.folder(ada.worker.place.run).close()  # and the folder is free again
+
+
+def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_name(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])
+    run.until(lambda: ben.status.get("updates_sent", 0) > 2 and ada.status.get("updates_received", 0) > 2)
+    ben.leave()
+    folder = ben.worker.place.folder.path
+    for name in folder.glob("ledger.sqlite*"):
+        name.unlink()
+    before = ben.worker.exchange.author
+    back = run.start("ben", knows=["ada"])
+    run.until(lambda: back.worker.exchange.published > 1)
+    assert back.worker.exchange.author != before, "it must not sign another update under a number it has used"
+    assert not ada.worker.ledger.forked
+    run.until(lambda: ada.status["updates_received"] > ben.status["updates_sent"])
+    for volunteer in (back, ada):
+        volunteer.leave()
+
+
+def test_two_damaged_checkpoints_over_a_ledger_that_began_late_are_made_up_for(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada = run.start("ada")
+    run.until(lambda: ada.status.get("updates_sent", 0) > 2)
+    late = run.start("late", knows=["ada"])
+    run.until(lambda: late.status.get("updates_sent", 0) > 2)
+    late.leave()
+    for slot in ("a", "b"):
+        (late.worker.place.folder.path / "checkpoint" / slot / "tensors.safetensors").write_bytes(b"rot")
+    back = run.start("late", knows=["ada"])
+    sent = late.status["updates_sent"]
+    run.until(lambda: back.status.get("updates_sent", 0) > sent)
+    back.leave()
+    ada.leave()
+
+
+def test_a_worker_tells_its_own_totals_from_its_first_report_on(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada = run.start("ada")
+    run.until(lambda: ada.status.get("updates_sent", 0) > 1)
+    ada.leave()
+    back = run.start("ada")
+    run.until(lambda: back.status.get("updates_sent", 0) > ada.status["updates_sent"])
+    told = back.worker.reporter._spool.after(0)
+    tokens = [r.tokens for r in told]
+    assert tokens == sorted(tokens), "a total that falls back to zero is counted twice by whoever adds up"
+    assert all(r.anchor is None for r in told if r.activity == "joining")
+    back.leave()
+
+
+def test_ctrl_c_is_heard_while_the_anchor_is_fetched_the_text_is_waited_for_and_the_others_are_awaited(swarm):
+    run = swarm(token_budget=10_000_000)
+    waiting = run.start("ada", with_text=False)  # nobody has it
+    run.until(lambda: waiting.status.get("activity") == "preparing")
+    began = time.monotonic()
+    waiting.leave()
+    assert time.monotonic() - began < 5
+
+    joining = run.start("cleo", knows=["nobody"])
+    time.sleep(0.5)
+    began = time.monotonic()
+    joining.leave()
+    assert time.monotonic() - began < 5
+    assert Checkpoint(joining.worker.place.folder.path / "checkpoint").restore() is None
+
+
+def test_ctrl_c_is_heard_while_a_finished_worker_waits_for_one_that_is_not(swarm):
+    run = swarm(token_budget=20_000)
+    ada = run.start("ada")
+    ada.worker.agreed = lambda: False
+    run.until(lambda: ada.status.get("activity") == "finishing")
+    began = time.monotonic()
+    ada.leave()
+    assert time.monotonic() - began < 5

@@ -1,0 +1,94 @@
+"""The `barnraise` command as a person runs it: every expected failure is one sentence and exit code 1."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_coordinator import MACHINE
+from small_coordinator import Coordinator as Small
+
+from barnraise.home import Folder, Home, Membership
+from barnraise.wire import Enrolment, EnrolmentStatus, MirrorView, Problem
+
+RUN = "01890000-0000-7000-8000-000000000001"
+WORKER = Path(__file__).parents[2] / "worker"
+
+
+def barnraise(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(WORKER), "BARNRAISE_HOME": str(home), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "barnraise", *words], env=environment, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+
+
+def fails(done: subprocess.CompletedProcess[str], sentence: str) -> None:
+    assert done.returncode == 1, done
+    assert sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.startswith("barnraise: ") or "\nbarnraise: " in done.stderr
+
+
+@pytest.fixture
+def small():
+    made = Small()
+    codes = iter(["pending", "away", "approved"])
+
+    def status(body):
+        if (said := next(codes)) == "away":
+            return 503, Problem(error="the site is restarting")
+        return EnrolmentStatus(status=said, machine=MACHINE if said == "approved" else None, person="Ida [/x]")
+
+    made.routes["POST /enrolments"] = lambda body: Enrolment(
+        code="ABCD-EFGH", url=f"{made.url}/machines/ABCD-EFGH", expires=9e9, poll_every=0.2
+    )
+    made.routes["GET /enrolments/ABCD-EFGH"] = status
+    yield made
+    made.close()
+
+
+def test_login_waits_through_a_moments_outage_and_keeps_who_approved(small, tmp_path):
+    done = barnraise(tmp_path, "login", small.url)
+    assert done.returncode == 0, done.stderr
+    assert "ABCD-EFGH" in done.stdout and "Ida [/x]" in done.stdout
+    assert Home(tmp_path).membership.machine == MACHINE
+
+
+@pytest.mark.parametrize("said", ["refused", "expired"])
+def test_login_with_a_code_that_was_not_approved_says_so_and_keeps_nothing(small, tmp_path, said):
+    small.routes["GET /enrolments/ABCD-EFGH"] = lambda body: EnrolmentStatus(status=said)
+    fails(barnraise(tmp_path, "login", small.url), f"the code was {said}: run `barnraise login` again")
+    assert not (tmp_path / "coordinator.json").exists()
+
+
+def test_login_at_an_address_where_nobody_is(tmp_path):
+    fails(barnraise(tmp_path, "login", "http://127.0.0.1:9"), "does not answer")
+
+
+def test_what_needs_an_enrolled_machine_or_a_run_says_which(tmp_path):
+    fails(barnraise(tmp_path, "join", "a-run"), "this machine is not enrolled yet: run `barnraise login URL` first")
+    fails(barnraise(tmp_path, "runs"), "this machine is not enrolled yet")
+    fails(barnraise(tmp_path, "export", "a-run", str(tmp_path / "out")), "has never worked on 'a-run'")
+    assert not (tmp_path / "out").exists()
+
+
+def test_status_with_nothing_or_with_a_file_that_a_crash_cut_off(tmp_path):
+    assert "has not trained yet" in barnraise(tmp_path, "status").stdout
+    Folder(tmp_path / "runs" / RUN, RUN, Home(tmp_path).identity.key).close()
+    (tmp_path / "runs" / RUN / "status.json").write_text("")
+    done = barnraise(tmp_path, "status")
+    assert done.returncode == 0 and "has not trained yet" in done.stdout
+    assert barnraise(tmp_path, "status", "--json").stdout.strip() == "[]"
+
+
+def test_a_refusal_that_looks_like_markup_is_printed_as_it_is(small, tmp_path):
+    mirror = MirrorView(key=small.identity.key, name="small", protocols=[1], time=0)
+    Home(tmp_path).enrol(Membership(url=small.url, mirror=mirror, machine=MACHINE))
+    small.routes["GET /runs/a-run"] = lambda body: (404, Problem(error="there is no run [/bold] here"))
+    fails(barnraise(tmp_path, "join", "a-run"), "there is no run [/bold] here")
+
+
+def test_a_home_that_cannot_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    fails(barnraise(tmp_path / "file" / "home", "status"), "Not a directory")
