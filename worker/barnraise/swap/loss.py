@@ -1,7 +1,7 @@
 """The tied head and its cross-entropy in one, a slice of rows at a time, gradient included.
 
 Logits are the largest tensor of a step (tokens × vocabulary). Here a slice of them is made, turned into its gradient in
-place, multiplied into the gradients of the stream and of the embedding, and forgotten: memory stays free, and what is made
+place, multiplied into the gradients of the stream and of the embedding, and forgotten: memory stays free, and a slice
 fits a cache where the vocabulary lets it (the idea of Liger's and Apple's "cut" cross-entropy, in plain torch).
 """
 
