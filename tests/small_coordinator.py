@@ -46,8 +46,6 @@ class Coordinator:
         ours = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 status, answer = ours.answer(self.command, self.path, body, self.headers.get("Authorization", ""))
