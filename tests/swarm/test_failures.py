@@ -1,16 +1,25 @@
 """What goes wrong on one machine: a full disk, a taken port, a folder from two backups, and leaving at any moment."""
 
 import asyncio
+import shutil
 import sqlite3
 import time
 
 import pytest
 
 from barnraise.checkpoint import Checkpoint
+from barnraise.enter import DIRECTIVE
 from barnraise.errors import StateError
 from barnraise.exchange import blobs as blobs_module
+from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.ledger import Ledger
+from barnraise.identity import Identity
+from barnraise.wire import Signed
 
 TRIGGER = "CREATE TRIGGER full BEFORE INSERT ON headers BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+
+
+MIRROR = Identity(b"m" * 32)  # the swarm's
 
 
 def full(*paths):
@@ -124,3 +133,37 @@ def test_ctrl_c_is_heard_while_a_finished_worker_waits_for_one_that_is_not(swarm
     began = time.monotonic()
     ada.leave()
     assert time.monotonic() - began < 5
+
+
+def test_a_revocation_is_kept_for_the_day_no_coordinator_answers(swarm):
+    ada = swarm(token_budget=10_000_000).start("ada")
+    place, reporter = ada.worker.place, ada.worker.reporter
+    out = place.directive.model_copy(update={"revoked": ["e" * 64], "issued": time.time()})
+    reporter.directive, reporter.signed_directive = out, MIRROR.sign("directive", out)
+    kept = place.folder.path / DIRECTIVE
+    deadline = time.monotonic() + 20
+    while not kept.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ada.leave()
+    assert Signed.model_validate_json(kept.read_bytes()) == MIRROR.sign("directive", out)
+
+
+def test_a_payload_whose_bytes_changed_on_disk_never_reaches_the_anchor(swarm):
+    """The checkpoint is gone too, so the whole ledger is replayed."""
+    run = swarm(token_budget=10_000_000)
+    ada = run.start("ada")
+    run.until(lambda: ada.status.get("updates_sent", 0) >= 1)
+    ada.leave()
+    folder = ada.worker.place.folder.path
+    ledger = Ledger(folder)
+    _, first = next(ledger.since({}))
+    ledger.close()
+    path = Blobs(folder / "blobs").path(first.fragments[1].digest)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    shutil.rmtree(folder / "checkpoint")
+    back = run.start("ada")
+    back.thread.join(60)
+    assert isinstance(back.failure[0], StateError) and "is damaged" in str(back.failure.pop())

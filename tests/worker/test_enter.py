@@ -7,7 +7,7 @@ import pytest
 from small_coordinator import MACHINE, RUN
 from small_coordinator import Coordinator as Small
 
-from barnraise.enter import JOINED, enter
+from barnraise.enter import DIRECTIVE, JOINED, enter
 from barnraise.errors import BarnraiseError, CoordinatorError, CoordinatorGone, MessageError, StateError, TicketError
 from barnraise.home import Home, Membership
 from barnraise.identity import Identity, digest
@@ -79,6 +79,9 @@ def test_with_nobody_to_ask_a_machine_enters_by_what_its_folder_kept(home, site)
         assert (alone.spec, alone.manifest, alone.ticket) == (with_site.spec, with_site.manifest, with_site.ticket)
     with pytest.raises(CoordinatorGone, match="does not answer"):
         entered(home, "another-run")
+    out = Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, revoked=[STRANGER.key], issued=time.time())
+    (home.path / "runs" / RUN / DIRECTIVE).write_text(site.identity.sign("directive", out).model_dump_json())
+    assert entered(home).directive.revoked == [STRANGER.key], "who was revoked stays out"
     (home.path / "runs" / RUN / JOINED).write_text('{"run":')
     with pytest.raises(StateError, match=r"join\.json is damaged"):
         entered(home)

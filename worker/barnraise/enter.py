@@ -16,13 +16,14 @@ from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.exchange.blobs import Blobs
 from barnraise.home import Folder, Home
-from barnraise.identity import check_ticket, digest, opened
+from barnraise.identity import M, check_ticket, digest, opened
 from barnraise.spec import RunSpec
 from barnraise.wire import Directive, JoinReply, Manifest, Peer, RunView, Signed, Status
 
 log = logging.getLogger("barnraise")
 
 JOINED = "join.json"  # in a run's folder: the last JoinReply, for the day no coordinator answers
+DIRECTIVE = "directive.json"  # …and the last directive that revoked somebody: they stay out while it is away
 POLL = 1.0  # seconds between two looks at a draft, at least
 
 
@@ -87,7 +88,8 @@ def _join(coordinator: Coordinator, folder: Folder, run: str) -> JoinReply:
         path = folder.path / JOINED
         if not path.exists():
             raise
-        return _kept(path)
+        reply, newer = _kept(path), folder.path / DIRECTIVE
+        return reply.model_copy(update={"directive": _kept(newer, Signed)}) if newer.exists() else reply
     if reply.ticket:
         folder.keep(JOINED, reply)
     return reply
@@ -104,9 +106,9 @@ def remembered(home: Home, name: str) -> RunView | None:
     return None
 
 
-def _kept(path: Path) -> JoinReply:
+def _kept(path: Path, shape: type[M] = JoinReply) -> M:
     try:
-        return JoinReply.model_validate_json(path.read_bytes())
+        return shape.model_validate_json(path.read_bytes())
     except ValidationError:
         raise StateError(f"{path} is damaged: remove it, and join while the coordinator answers") from None
 

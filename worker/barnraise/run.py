@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from barnraise.checkpoint import Checkpoint, Mark
 from barnraise.data import Text
-from barnraise.enter import Place
+from barnraise.enter import DIRECTIVE, Place
 from barnraise.errors import StateError
 from barnraise.exchange import codec
 from barnraise.exchange.anchor import Anchor
@@ -81,6 +81,7 @@ class Worker:
         )
         self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
         self.milestone = -1
+        self.revoked = place.directive.revoked
         self.progress = Progress(self.key)
 
     def work(self) -> None:
@@ -292,6 +293,9 @@ class Worker:
         reporter.note(numbers)
         exchange.announce(progress.rate)
         exchange.introduce(reporter.taken_peers())
+        if reporter.signed_directive and reporter.directive.revoked != self.revoked:
+            self.revoked = reporter.directive.revoked
+            self.place.folder.keep(DIRECTIVE, reporter.signed_directive)
         exchange.revoke(reporter.directive.revoked, reporter.signed_directive)
         exchange.orphaned = reporter.orphaned
         if ticket := reporter.taken_ticket():

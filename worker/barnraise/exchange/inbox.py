@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import torch
+from blake3 import blake3
 
-from barnraise.errors import MessageError
+from barnraise.errors import MessageError, StateError
 from barnraise.exchange.acceptance import Rules, accept, check_payload
 from barnraise.exchange.blobs import Blobs, Growth
 from barnraise.exchange.codec import decode
@@ -36,8 +37,15 @@ class Arrival:
     blobs: Blobs
 
     def decode(self, index: int) -> torch.Tensor:
-        """int32[size] units to add to fragment `index`."""
-        return decode(self.blobs.read(self.header.fragments[index].digest), self.sizes[index])
+        """int32[size] units to add to fragment `index`. Raises StateError when the disk gives other bytes back."""
+        wanted = self.header.fragments[index].digest
+        payload = self.blobs.read(wanted)
+        if blake3(payload).hexdigest() != wanted:
+            what = f"update {self.header.seq} of {self.header.peer[:8]}"
+            raise StateError(
+                f"{self.blobs.path(wanted)}, a part of {what}, is damaged: join again from an empty folder"
+            )
+        return decode(payload, self.sizes[index])
 
 
 @dataclass
