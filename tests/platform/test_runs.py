@@ -170,3 +170,12 @@ def test_the_commands_make_an_owner_and_a_run(db, capsys):
     with pytest.raises(CommandError, match="nobody"):
         call_command("create_run", owner="x@example.org", name="Barn")
     assert json.loads(run.spec.to_json())["model"]["layers"] == 2
+
+
+def test_one_update_cannot_claim_a_whole_budget():
+    """Sixteen rounds' tokens, of this run's own rounds."""
+    from coordinator.runs.drafts import spec_from_fields
+
+    spec = spec_from_fields({"recipe.round_steps": "20"})
+    assert spec.max_tokens_per_update == 16 * 20 * spec.recipe.step_sequences * spec.model.context
+    assert spec_from_fields({"max_tokens_per_update": "500_000"}).max_tokens_per_update == 500_000

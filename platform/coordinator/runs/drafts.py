@@ -8,6 +8,7 @@ from typing import Any
 from barnraise.errors import SpecError
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
 
+ROUNDS = 16  # an update may claim the tokens of so many rounds: room for longer ones, none to spend a budget at once
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
 
 
@@ -41,6 +42,8 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     if "warmup_tokens" not in values["recipe"]:
         recipe = dataclasses.replace(recipe, warmup_tokens=min(recipe.warmup_tokens, max(0, recipe.token_budget // 20)))
     top.setdefault("seed", secrets.randbits(63))
+    round_tokens = max(1, recipe.step_sequences * model.context * recipe.round_steps)
+    top.setdefault("max_tokens_per_update", min(ROUNDS * round_tokens, RunSpec.max_tokens_per_update))
     spec = RunSpec(model=model, text=text, recipe=recipe, **top)
     found = {**problems(spec), **found}
     if found:
