@@ -29,6 +29,7 @@ export class Refusal extends Error {}
 
 export const SILENCE = 20_000; // ms without a frame (the site speaks every 5 s at least) before the link counts as dead
 export const PATIENCE = 1_500; // ms a late delta gets before a snapshot is fetched instead
+const SNAPSHOT_WAIT = 15_000; // a site that takes longer counts as gone
 const FIRST_WAIT = 500; // ms, doubling…
 const LONGEST_WAIT = 15_000;
 const REFUSED = new Set([4403, 4404]); // close codes that say: not for you, or not there
@@ -147,7 +148,11 @@ export function browser(run: string): Outside {
   return {
     open: () => new WebSocket(address) as unknown as Wire,
     async snapshot() {
-      const answer = await fetch(`/live/${run}/`, { headers: { Accept: "application/json" }, cache: "no-store" });
+      const answer = await fetch(`/live/${run}/`, {
+        headers: { Accept: "application/json" },
+        cache: "no-store",
+        signal: AbortSignal.timeout(SNAPSHOT_WAIT),
+      });
       if (answer.status === 403 || answer.status === 404) throw new Refusal(answer.statusText);
       if (!answer.ok) throw new Error(`the site answered ${answer.status}`);
       return (await answer.json()) as Snapshot;

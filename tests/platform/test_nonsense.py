@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import jwt
 import pytest
@@ -14,10 +15,13 @@ from barnraise.identity import Identity
 from barnraise.spec import RunSpec, preset
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 from coordinator.telemetry.history import history
 from coordinator.telemetry.rollup import drain
 
+GOLDEN_REPORTS = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
 pytestmark = pytest.mark.django_db
 WEIRD = [None, True, -1, 10**30, 1e308, float("nan"), float("inf"), "", "x" * 20_000, "\0", "\ud800", "‮", [], {}, 1.5]
 
@@ -122,3 +126,20 @@ def test_revoked_machines_come_last(person, volunteer, client):
     client.force_login(ada, backend="allauth.account.auth_backends.AuthenticationBackend")
     page = client.get("/machines/").content
     assert page.index(b"pc-2") < page.index(b"pc-1")
+
+
+def test_a_machine_that_floods_the_site_with_reports_is_told_to_wait(volunteer, person, monkeypatch):
+    """And nobody else is."""
+    from coordinator.api import endpoints
+
+    monkeypatch.setattr(endpoints, "REPORTS", 3)
+    owner = person()
+    run = Run.create(owner, "Flood", spec_from_fields({}))
+    loud, calm = volunteer(owner, 1), volunteer(owner, 2)
+    for each in (loud, calm):
+        each.join(run)
+    report = wire.Report.model_validate(json.loads(GOLDEN_REPORTS.read_text())["reports"][0])
+    answers = [loud.report(run, report.model_copy(update={"seq": n})) for n in range(1, 6)]
+    assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 2
+    assert "from this machine" in answers[-1].json()["error"]
+    assert calm.report(run, report).status_code == 200

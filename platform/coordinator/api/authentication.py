@@ -50,10 +50,12 @@ def signed_by_machine(request: HttpRequest) -> Machine:
     return machine
 
 
-def limit(request: HttpRequest, what: str, most: int, seconds: int) -> None:
-    """No more than `most` of these from one address in so many seconds. Raises Refusal."""
-    key = f"limit:{what}:{request.META.get('REMOTE_ADDR', '')}:{int(time.time()) // seconds}"
+def limit(request: HttpRequest, what: str, most: int, seconds: int, machine: Machine | None = None) -> None:
+    """No more than `most` of these from one machine, or else one address, in so many seconds. Raises Refusal."""
+    whose = machine.pk if machine else request.META.get("REMOTE_ADDR", "")
+    key = f"limit:{what}:{whose}:{int(time.time()) // seconds}"
     with stream.client().pipeline() as pipe:
         count, _ = pipe.incr(key).expire(key, seconds).execute()
     if count > most:
-        raise Refusal(429, f"too many of these from your address; try again in {seconds // 60} minutes")
+        who = "this machine" if machine else "your address"
+        raise Refusal(429, f"too many of these from {who}; try again in {max(1, seconds // 60)} minutes")

@@ -24,6 +24,9 @@ from coordinator.telemetry.rollup import drain
 PAGE = 5  # runs
 ENROLMENT_SLACK = 600  # seconds a machine's clock may differ when it enrols
 POLL_EVERY = 1.0
+REPORTS = (
+    600  # posts a machine may make in a minute: twice what the quickest run asks for, and no queue full of one's own
+)
 
 api = NinjaAPI(
     title="Barnraise",
@@ -131,6 +134,7 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
     membership = Membership.objects.select_related("run", "machine").filter(run=run, machine=machine(request)).first()
     if membership is None:
         raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
+    limit(request, "reports", REPORTS, 60, machine(request))
     numbers = [report.seq for report in sent.reports]
     if any(a >= b for a, b in pairwise(numbers)):
         raise Refusal(422, "reports must come in the order of their numbers", {"reports": "seq must ascend"})
