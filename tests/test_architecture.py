@@ -17,24 +17,33 @@ MAY_IMPORT = {
     "errors": set(),
     "spec": set(),
     "identity": set(),
+    "hardware": set(),
+    "costs": {"hardware"},
+    "limits": set(),
+    "plan": {"costs", "hardware", "limits", "swap"},  # of swap only what is pure: predicted is what will run
     "model": set(),
     "data": set(),
     "checkpoint": {"model", "swap"},
-    "swap": {"model", "data", "swap"},
+    "swap": {"costs", "hardware", "limits", "model", "plan", "swap"},
     "exchange": {"exchange"},
     "home": set(),
     "coordinator": {"home"},
     "report": {"coordinator"},
     "progress": {"report"},
     "enter": {"coordinator", "data", "exchange", "home"},
-    "run": {"checkpoint", "data", "enter", "exchange", "progress", "report", "swap"},
-    "cli": {"checkpoint", "coordinator", "enter", "exchange", "home", "run"},
+    "run": {
+        "checkpoint", "data", "enter", "exchange", "hardware", "limits", "plan", "progress", "report", "swap",
+    },
+    "cli": {
+        "checkpoint", "coordinator", "costs", "enter", "exchange", "hardware", "home", "limits", "plan", "run", "swap",
+    },
     "__main__": {"cli"},
     "__init__": set(),
 }
 WITHIN_GROUND = {"errors": set(), "spec": {"errors"}, "wire": set(), "identity": {"errors", "wire"}}
-BARE = {"spec", "model", "swap"}  # the standard library and torch alone: the engine runs on any PyTorch machine
-SITE_MAY_USE = {"wire", "errors", "identity", "spec"}  # all torch-free
+# The standard library and torch alone: the engine runs on any PyTorch machine.
+BARE = {"spec", "hardware", "costs", "limits", "plan", "model", "swap"}
+SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan"}  # all torch-free
 SITE_ORDER = ["accounts", "runs", "fleet", "telemetry"]  # each imports only what is left of it
 SITE_LEAVES = {"live", "api", "web", "demo"}  # …and these whatever they need
 
