@@ -1,0 +1,162 @@
+"""What a model costs, in closed form: FLOPs, bytes and, on a given `Hardware`, seconds. No torch, nothing measured.
+
+Notation: n = sequences · context tokens in a micro-batch, d the width, u = 4·n·d one fp32 stream [n, d] in bytes.
+Counts are of `barnraise.model`'s functions and tested against torch's own counters. With bfloat16 (`dtype`) products
+run at that dtype's rate; see each function for what is approximate there.
+"""
+
+import math
+
+from barnraise.hardware import Hardware, Rates
+from barnraise.spec import ModelSpec
+
+FP32 = 4
+LOSS_ROWS, LOSS_CPU, LOSS_GPU = 256, 1 << 20, 1 << 26  # swap/loss.py's slices; a test compares
+ADDED_BYTES = 12  # a gradient accumulated in place: read twice, written once, fp32
+
+
+# ---- work ----------------------------------------------------------------------------------------------------
+
+
+def block_parameters(model: ModelSpec) -> int:
+    return 12 * model.width**2 + 13 * model.width
+
+
+def block_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+    """Of the four products of a block's forward; the backward has twice as many."""
+    return 2 * sequences * (context or model.context) * 12 * model.width**2
+
+
+def attention_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+    """Of a causal attention's forward, counted as the half that is not masked; the backward has 2.5 times as many."""
+    return 2 * sequences * (context or model.context) ** 2 * model.width
+
+
+def head_flops(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+    """Of the logits; the backward has twice as many. The embedding is a look-up and has none."""
+    return 2 * sequences * (context or model.context) * model.width * model.vocabulary
+
+
+def parameter_bytes(model: ModelSpec) -> int:
+    """Of all fp32 weights, without padding."""
+    return FP32 * model.parameters
+
+
+# ---- memory --------------------------------------------------------------------------------------------------
+
+
+def stream_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+    """u: one fp32 [sequences, context, width], such as a block's input or its gradient."""
+    return FP32 * sequences * (context or model.context) * model.width
+
+
+def saved_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+    """What a block's forward with grad leaves allocated: for backward 15 u (norm1 1, qkv 3, mixed 1, sum 1, norm2 1, up
+    4, gelu 4), its output 1 u, the norms' means and deviations, attention's logarithms."""
+    tokens = sequences * (context or model.context)
+    return 16 * stream_bytes(model, sequences, context) + FP32 * tokens * (4 + model.heads)
+
+
+def forward_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None, threads: int = 1) -> int:
+    """A block's forward without grad, its input not counted: norm2's input and output, up and gelu."""
+    u = stream_bytes(model, sequences, context)
+    return max(10 * u, 5 * u + _attention_scratch(model, context, threads, 1))
+
+
+def backward_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None, threads: int = 1) -> int:
+    """Recompute and backward of a block; input, output's gradient, parameters and their .grad not counted. The peak is
+    where `down` has its weights' gradient made: all that is saved, gelu's gradient and that."""
+    d, u = model.width, stream_bytes(model, sequences, context)
+    small = saved_bytes(model, sequences, context) - 16 * u
+    in_attention = 11 * u + small + _attention_scratch(model, context, threads, 2)
+    return max(20 * u + small + FP32 * (4 * d * d + d), in_attention)
+
+
+def head_peak_bytes(
+    model: ModelSpec, sequences: int, context: int | None = None, device: str = "cpu", wanted: bool = True
+) -> int:
+    """The loss, with gradients (`wanted`) or without: the final norm's output, its gradient, two slabs of logits."""
+    tokens, u = sequences * (context or model.context), stream_bytes(model, sequences, context)
+    rows = min(tokens, max(LOSS_ROWS, (LOSS_CPU if device == "cpu" else LOSS_GPU) // model.vocabulary))
+    return (2 if wanted else 1) * u + 2 * FP32 * rows * model.vocabulary + 16 * tokens
+
+
+def embed_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
+    """Forward: the looked-up rows and their sum with the positions."""
+    return 2 * stream_bytes(model, sequences, context)
+
+
+def _attention_scratch(model: ModelSpec, context: int | None, threads: int, tiles: int) -> int:
+    """torch's flash attention on a CPU keeps `tiles` tiles of scores, and in forward a tile of output, a thread."""
+    length = context or model.context
+    rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
+    output = rows * (2 + model.width // model.heads) if tiles == 1 else 0
+    return FP32 * threads * (tiles * rows * min(length, 512) + output)
+
+
+# ---- seconds -------------------------------------------------------------------------------------------------
+
+
+def block_forward_seconds(
+    hw: Hardware, model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32"
+) -> float:
+    """One block over one micro-batch, with grad or without."""
+    products = block_flops(model, sequences, context) / at(hw.in_dtype(dtype).forward, model.width)
+    mixing = attention_flops(model, sequences, context) / _attention_rate(hw, model, context)
+    return products + mixing + 18 * stream_bytes(model, sequences, context) / hw.elementwise
+
+
+def block_backward_seconds(
+    hw: Hardware, model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32"
+) -> float:
+    """The gradients of one block over one micro-batch, without the recompute before."""
+    products = 2 * block_flops(model, sequences, context) / at(hw.in_dtype(dtype).backward, model.width)
+    slower = (hw.attention_backward or hw.attention) / hw.attention
+    mixing = 2.5 * attention_flops(model, sequences, context) / (_attention_rate(hw, model, context) * slower)
+    streams = 45 * stream_bytes(model, sequences, context) / hw.elementwise
+    return products + mixing + streams + ADDED_BYTES * block_parameters(model) / hw.stream
+
+
+def head_seconds(
+    hw: Hardware,
+    model: ModelSpec,
+    sequences: int,
+    context: int | None = None,
+    dtype: str = "float32",
+    wanted: bool = True,
+) -> float:
+    """The loss of one micro-batch, with gradients (`wanted`) or without."""
+    flops, rates = head_flops(model, sequences, context), hw.in_dtype(dtype)
+    logits = FP32 * sequences * (context or model.context) * model.vocabulary
+    seconds = flops / at(rates.forward, model.width) + 3 * logits / hw.elementwise
+    if wanted:
+        seconds += 2 * flops / at(rates.backward, model.width) + 2 * logits / hw.elementwise
+    return seconds
+
+
+def embed_seconds(hw: Hardware, model: ModelSpec, sequences: int, context: int | None = None) -> float:
+    """The look-up of one micro-batch forward; backward adds about as much again."""
+    return 5 * stream_bytes(model, sequences, context) / hw.elementwise
+
+
+def adam_seconds(hw: Hardware, parameters: int) -> float:
+    return parameters / hw.adam
+
+
+def at(rates: Rates, size: float) -> float:
+    """The rate at `size`: between the measured sizes along the logarithm of size, beyond them the nearest one's."""
+    (low, slow), *rest = rates
+    if size <= low:
+        return slow
+    for high, fast in rest:
+        if size <= high:
+            return slow + (fast - slow) * math.log(size / low) / math.log(high / low)
+        low, slow = high, fast
+    return slow
+
+
+def _attention_rate(hw: Hardware, model: ModelSpec, context: int | None) -> float:
+    """Forward FLOP/s: at this context, times what this head width does to it."""
+    along = at(hw.attention_contexts, context or model.context) if hw.attention_contexts else hw.attention
+    across = at(hw.attention_heads, model.width / model.heads) if hw.attention_heads else hw.attention
+    return along * across / hw.attention
