@@ -9,11 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WORKER, PLATFORM = ROOT / "worker" / "barnraise", ROOT / "platform" / "coordinator"
-GROUND = {"wire", "errors", "identity", "spec", "__init__"}  # anything may build on these
+GROUND = {"wire", "states", "errors", "identity", "spec", "__init__"}  # anything may build on these
 
 # What each module of the worker may import of the worker, besides GROUND.
 MAY_IMPORT = {
     "wire": set(),
+    "states": set(),
     "errors": set(),
     "spec": set(),
     "identity": set(),
@@ -39,8 +40,10 @@ MAY_IMPORT = {
     },
     "__main__": {"cli"},
     "__init__": set(),
-}
-WITHIN_GROUND = {"errors": set(), "spec": {"errors"}, "wire": set(), "identity": {"errors", "wire"}}
+}  # fmt: skip
+WITHIN_GROUND = {
+    "errors": set(), "spec": {"errors"}, "states": set(), "wire": {"states"}, "identity": {"errors", "wire"},
+}  # fmt: skip
 # The standard library and torch alone: the engine runs on any PyTorch machine.
 BARE = {"spec", "hardware", "costs", "limits", "plan", "model", "swap"}
 SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan"}  # all torch-free

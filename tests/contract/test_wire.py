@@ -3,6 +3,7 @@
 import json
 import types
 import typing
+from enum import StrEnum
 from pathlib import Path
 
 import annotated_types
@@ -21,7 +22,8 @@ AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
 
 def messages() -> dict[str, type[wire.Message]]:
     """Every message type that can stand alone, by the name of its golden file."""
-    parts = {wire.Message, wire.FragmentUpdate, wire.Shard, wire.Peer, wire.Point, wire.Report, wire.RunLine}
+    inner = {wire.FragmentUpdate, wire.Shard, wire.Peer, wire.PlanView, wire.Point, wire.Report, wire.RunLine}
+    parts = {wire.Message, *inner}
     found = [t for t in vars(wire).values() if isinstance(t, type) and issubclass(t, wire.Message) and t not in parts]
     return {"".join("_" + c.lower() if c.isupper() else c for c in t.__name__).lstrip("_"): t for t in found}
 
@@ -83,7 +85,11 @@ def test_a_signature_is_for_one_kind_and_one_text():
 
 # ---- the site is out of the data path ----------------------------------------------------------------------------
 
-FREE_TEXT = {"body", "spec", "name", "person", "error", "hostname", "system", "processor", "accelerator", "code", "url"}
+FREE_TEXT = {
+    "body", "spec", "name", "person", "error", "hostname", "system", "processor", "accelerator", "code", "url",
+    "sentence",
+}  # fmt: skip
+PRINTED = r"^\P{C}*$"  # a pattern that says nothing about what a text carries
 API_BYTES = 640_000  # no message of the API can be longer, however it is filled
 
 
@@ -95,7 +101,7 @@ def longest(kind: object, constraints: list[object], path: str) -> int:
         flat = [c for m in more for c in (m.metadata if isinstance(m, FieldInfo) else [m])]
         return longest(inner, [*constraints, *flat], path)
     limit = next((c.max_length for c in constraints if isinstance(c, annotated_types.MaxLen)), None)
-    pattern = next((p for c in constraints if (p := getattr(c, "pattern", None))), None)
+    pattern = next((p for c in constraints if (p := getattr(c, "pattern", PRINTED)) not in (PRINTED, None)), None)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return max(longest(a, constraints, path) for a in arguments)
@@ -115,7 +121,7 @@ def longest(kind: object, constraints: list[object], path: str) -> int:
         assert pattern or (limit is not None and limit <= 130_000), f"{path} is text without a bound"
         assert pattern or field in FREE_TEXT or limit <= 100, f"{path} could carry a payload"
         return 2 + (limit or 200)
-    if kind in (int, float, bool, type(None)) or (isinstance(kind, type) and issubclass(kind, wire.StrEnum)):
+    if kind in (int, float, bool, type(None)) or (isinstance(kind, type) and issubclass(kind, StrEnum)):
         return 25
     raise AssertionError(f"{path}: a {kind} has no place on the wire")
 
@@ -135,7 +141,15 @@ def test_peers_headers_are_bounded_too(name):
 
 
 def test_a_report_is_small():
+    """Its plan included: every one carries it, so that no lost report and no site that forgot leaves a machine bare."""
     assert len(golden("reports")) < 2_000
+
+
+def test_a_worker_without_a_plan_is_read_too():
+    old = json.loads(golden("reports"))["reports"][0]
+    del old["plan"], old["step_seconds"]
+    report = wire.Report.model_validate(old)
+    assert report.plan is None and report.step_seconds is None
 
 
 @pytest.mark.parametrize(
@@ -145,9 +159,35 @@ def test_a_report_is_small():
         {"rate": float("inf")},
         {"vector": "x" * 64},
         {"points": [{"kind": "train", "tokens": 1, "loss": -1}]},
+        {"step_seconds": -1.0},
+        {"step_seconds": float("nan")},
+        {"plan": {}},
     ],
 )
 def test_nonsense_in_a_report_is_refused(change):
     report = json.loads(golden("reports"))["reports"][0] | change
     with pytest.raises(ValidationError):
         wire.Report.model_validate(report)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": "x" * 81},
+        {"device": "GPU\0"},
+        {"sentence": "all is well\N{RIGHT-TO-LEFT OVERRIDE}"},
+        {"sentence": "x" * 301},
+        {"disk_bytes": 1 << 63},
+        {"host_bytes": -1},
+        {"groups": 0},
+        {"clipping": "some"},
+        {"crash_safety": None},
+        {"binding": "x" * 41},
+        {"predicted_seconds": float("inf")},
+    ],
+)
+def test_nonsense_in_a_plan_is_refused(change):
+    plan = json.loads(golden("reports"))["reports"][0]["plan"]
+    assert wire.PlanView.model_validate(plan | {"device": "NVIDIA GeForce RTX 4090 – № 2"})
+    with pytest.raises(ValidationError):
+        wire.PlanView.model_validate(plan | change)

@@ -4,6 +4,8 @@ import itertools
 import socket
 import sqlite3
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_coordinator import MACHINE, RUN
@@ -12,10 +14,14 @@ from small_coordinator import Coordinator as Small
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
 from barnraise.identity import Identity
+from barnraise.progress import Progress
 from barnraise.report import SLOWEST, Numbers, Reporter, Spool, backoff
-from barnraise.wire import Activity, Directive, Point, Report, Status
+from barnraise.wire import Activity, Directive, PlanView, Point, Report, Reports, Status
+
+GOLDEN = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
 
 NUMBERS = Numbers(activity=Activity.TRAINING)
+PLAN = Reports.model_validate_json(GOLDEN.read_text()).reports[0].plan
 
 
 def report(step: int) -> Report:
@@ -201,6 +207,17 @@ def test_the_last_numbers_are_delivered_on_the_way_out(small, start):
     assert small.reports[max(small.reports)].step == 77
 
 
+def test_every_report_carries_the_plan_and_the_measured_step(small, start):
+    reporter = start()
+    waits_for(lambda: small.reports)
+    assert small.reports[1].plan is None and small.reports[1].step_seconds is None
+    reporter.note(Numbers(activity=Activity.TRAINING, plan=PLAN, step_seconds=5.1))
+    seen = len(small.reports)
+    waits_for(lambda: len(small.reports) > seen + 2)
+    newest = [report for _, report in sorted(small.reports.items())[-2:]]
+    assert [(r.plan, r.step_seconds) for r in newest] == [(PLAN, 5.1)] * 2
+
+
 def test_a_coordinator_that_never_answers_does_not_hold_a_leaving_worker(small, start, monkeypatch):
     monkeypatch.setattr("barnraise.report.GOODBYE", 0.5)
     small.close()
@@ -229,6 +246,43 @@ def test_a_full_disk_costs_reports_and_not_the_thread(small, start):
 def test_a_reporter_that_was_never_started_can_be_stopped(small, tmp_path):
     first = Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, issued=0)
     Reporter(Coordinator(small.url, Identity(b"w" * 32)), RUN, MACHINE, first, Spool(tmp_path / "s.sqlite")).stop()
+
+
+# ---- the figures in it
+
+
+def progress_after(*seconds: float) -> Progress:
+    progress = Progress("a" * 64)
+    for step in seconds:
+        progress.stepped(SimpleNamespace(loss=4.0, tokens=1000, seconds=step, abandoned=False), 0)
+    return progress
+
+
+def test_a_measured_step_is_the_engines_own_time_and_a_slow_first_one_fades():
+    assert progress_after().step_seconds is None
+    assert progress_after(9.0).step_seconds == 9.0
+    assert progress_after(9.0, *[1.0] * 19).step_seconds == pytest.approx(1 + 8 / 20)
+    assert progress_after(9.0, *[1.0] * 79).step_seconds == pytest.approx(1.0, abs=0.02)
+    moved = progress_after(*[1.0] * 50, *[2.0] * 20).step_seconds
+    assert 1.5 < moved < 1.8, "some twenty steps count"
+
+
+def test_an_abandoned_step_measures_nothing():
+    progress = progress_after(1.0)
+    progress.stepped(SimpleNamespace(loss=float("nan"), tokens=1000, seconds=99.0, abandoned=True), 0)
+    assert progress.step_seconds == 1.0
+
+
+def test_the_status_file_tells_the_plan_and_what_it_came_to():
+    anchor = SimpleNamespace(fragments=(), heads={}, vector={}, tokens=0)
+    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0)
+    progress = progress_after(5.0)
+    bare = progress.status(progress.numbers(anchor, links, "0" * 16, ()))
+    assert bare["plan"] is None and bare["step_seconds"] == 5.0
+    progress.plan = PLAN
+    numbers = progress.numbers(anchor, links, "0" * 16, ())
+    assert (numbers.plan, numbers.step_seconds) == (PLAN, 5.0)
+    assert PlanView.model_validate(progress.status(numbers)["plan"]) == PLAN
 
 
 # ---- the client

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from barnraise.identity import digest
 from barnraise.report import Numbers
-from barnraise.wire import Activity, Point, Update
+from barnraise.wire import Activity, PlanView, Point, Update
 
 log = logging.getLogger("barnraise")
 
 TELL_EVERY = 0.5  # seconds between two status files
 POINT_EVERY = 2.0  # seconds of training loss that make one point
+KEPT = 0.95  # of a running mean at each step: some twenty steps count
 
 
 class Step(Protocol):
@@ -45,7 +46,8 @@ class SharedWeights(Protocol):
 class Progress:
     """Filled by the loop, read when it tells. Losses in nats.
 
-    `rate`: tokens/s by the wall clock, trading and validating included, a running mean over some twenty steps.
+    `rate`: tokens/s by the wall clock, trading and validating included. `step_seconds`: what the engine says a step
+    takes, without these. Both are running means over some twenty steps. `plan` is the loop's to set.
     """
 
     def __init__(self, key: str):
@@ -54,12 +56,15 @@ class Progress:
         self.step = 0
         self.rate = 0.0
         self.loss: float | None = None
+        self.plan: PlanView | None = None
+        self.step_seconds: float | None = None
         self._losses: list[float] = []  # since the last point
         self._points: list[Point] = []  # since the reporter was last told
         self._first: tuple[int, float] | None = None  # validation: (ledger tokens, loss)
         self._last: tuple[int, float] | None = None
         self._digests: tuple[str, str | None] = ("0" * 64, None)  # of the version vector, and of the anchor at it
         self._ended: float | None = None  # when the step before this one did
+        self._measured = 0  # steps that `step_seconds` is the mean of
         self._seconds = 0.0  # between the ends of two steps, a running mean
         self._told = self._pointed = time.monotonic()
 
@@ -71,9 +76,12 @@ class Progress:
         now = time.monotonic()
         seconds = now - self._ended if self._ended else stats.seconds
         self._ended = now
-        self._seconds = 0.95 * self._seconds + 0.05 * seconds if self.rate else seconds
+        self._seconds = KEPT * self._seconds + (1 - KEPT) * seconds if self.rate else seconds
         self.rate = stats.tokens / self._seconds
         self.loss = stats.loss
+        self._measured += 1
+        share = max(1 - KEPT, 1 / self._measured)  # a plain mean at first: the first step, slower than all, fades soon
+        self.step_seconds = (1 - share) * (self.step_seconds or 0.0) + share * stats.seconds
         self._losses.append(stats.loss)
         if time.monotonic() - self._pointed > POINT_EVERY:
             self._point(ledger_tokens)
@@ -119,6 +127,8 @@ class Progress:
             peer_bytes_received=links.bytes_received,
             vector=self._digests[0],
             anchor=self._digests[1],
+            plan=self.plan,
+            step_seconds=self.step_seconds,
             points=points,
         )
 
@@ -140,6 +150,8 @@ class Progress:
             "peer_bytes": numbers.peer_bytes_sent,
             "vector": numbers.vector,
             "anchor": numbers.anchor,
+            "plan": numbers.plan.model_dump() if numbers.plan else None,
+            "step_seconds": numbers.step_seconds,
         }
 
     def _point(self, ledger_tokens: int) -> None:

@@ -5,10 +5,11 @@ or a length, each list a size. Weights, updates and training text never ride in 
 peers, named here only by digest. What must be believed later is `Signed`.
 """
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from barnraise.states import Activity, Role, Status
 
 PROTOCOL = 1  # peers and coordinators state N and N-1
 MAX_FRAME = 1 << 20  # bytes of one frame between peers, all told
@@ -25,10 +26,12 @@ Author = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\.[0-9a-f]{16}$")]  # key.i
 Sketch = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:\[\]%/_-]{1,200}$")]  # host:port or a relay's URL
 Short = Annotated[str, Field(max_length=100)]
+Words = Annotated[str, Field(pattern=r"^\P{C}*$")]  # for people to read: nothing that hides or turns text around
 Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
 Loss = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]  # seconds since 1970, UTC
 Vector = Annotated[dict[Author, Count], Field(max_length=2000)]  # which updates are in: author → last seq
 
@@ -46,11 +49,6 @@ class Signed(Message):
 
 
 # ---- what gets signed ------------------------------------------------------------------------------------------
-
-
-class Role(StrEnum):
-    WORKER = "worker"  # trains
-    ARCHIVE = "archive"  # keeps updates for the verdict horizon
 
 
 class Ticket(Message):
@@ -105,17 +103,6 @@ class Manifest(Message):
     tokenizer: Digest | None
     train: list[Shard] = Field(min_length=1, max_length=1000)
     held_out: list[Shard] = Field(min_length=1, max_length=100)
-
-
-class Status(StrEnum):
-    """Where a run is in its life. The coordinator decides; workers obey."""
-
-    DRAFT = "draft"  # being written, or waiting for its text to be prepared
-    RECRUITING = "recruiting"  # launched: the spec is fixed; waits for enough machines
-    TRAINING = "training"
-    PAUSED = "paused"  # workers keep their state and stay connected, and take no steps
-    FINISHED = "finished"  # the budget is spent and the final checkpoint is safe
-    CANCELLED = "cancelled"
 
 
 class Peer(Message):
@@ -336,14 +323,24 @@ class Point(Message):
     loss: Loss
 
 
-class Activity(StrEnum):
-    PREPARING = "preparing"  # building the text, or fetching it
-    JOINING = "joining"  # fetching the anchor
-    TRAINING = "training"
-    PAUSED = "paused"
-    FINISHING = "finishing"  # budget spent; waiting until everybody has every update
-    FINISHED = "finished"  # final checkpoint whole on this machine
-    LEFT = "left"
+class PlanView(Message):
+    """How a machine has decided to train, for people to read."""
+
+    device: Words = Field(max_length=80)
+    device_bytes: Count  # the plan's need of each tier
+    host_bytes: Count
+    disk_bytes: Count
+    groups: int = Field(ge=1, le=100_000)  # of a step's forward pass
+    micro_batches: int = Field(ge=1, le=1_000_000)
+    micro_tokens: int = Field(ge=1, lt=1 << 53)
+    layers: int = Field(ge=1, le=100_000)
+    resident: int = Field(ge=0, le=100_000)  # layers whose training state stays in memory
+    clipping: Literal["none", "exact", "layer"]
+    crash_safety: Literal["exact", "restart", "round"]
+    binding: Words = Field(max_length=40)  # the resource that limits: "compute", "disk", "link", "optimizer"
+    predicted_seconds: Seconds  # of one step
+    disk_written_per_day: Count  # bytes
+    sentence: Words = Field(max_length=300)
 
 
 class Report(Message):
@@ -367,6 +364,8 @@ class Report(Message):
     peer_bytes_received: Count
     vector: Digest  # of the version vector's canonical JSON: peers are compared at equal ones
     anchor: Digest | None = None  # BLAKE3 of the anchor at that vector, where it was computed
+    plan: PlanView | None = None  # in every report: a lost one, or a site that forgot, costs nothing
+    step_seconds: Seconds | None = None  # of one step as measured, trading apart; a mean over some twenty
 
 
 class Reports(Message):
