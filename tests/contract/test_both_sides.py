@@ -149,3 +149,5 @@ def test_live_frames_have_the_shape_the_page_reads(db, state):
     later = json.loads(golden("live_delta"))
     assert set(delta(None, picture, [])) <= {*later, "rate"}
     assert set(later["run"]) <= set(shown["run"])
+    for plan in (*shown["plans"].values(), *later["plans"].values()):
+        assert wire.PlanView.model_validate(plan).model_dump() == plan

@@ -2,12 +2,15 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from django.test import Client
 
 from barnraise import wire
 from barnraise.identity import Identity, digest
+
+GOLDEN = Path(__file__).parents[1] / "contract" / "golden"
 
 
 class Volunteer:
@@ -127,6 +130,12 @@ def launched(draft, manifest, volunteer):
         return run, first
 
     return make
+
+
+@pytest.fixture
+def plan() -> wire.PlanView:
+    """What a machine may decide, as the golden report tells it."""
+    return wire.Reports.model_validate_json((GOLDEN / "reports.json").read_text()).reports[0].plan
 
 
 @pytest.fixture

@@ -96,6 +96,23 @@ async def test_a_watcher_gets_a_snapshot_and_then_the_deltas_that_follow_it(trai
     await socket.leave()
 
 
+async def test_a_plan_is_told_once_and_again_only_when_it_changed(training, plan):
+    run, volunteer, report = training
+    machine = str(volunteer.machine.pk)
+    assert (await snapshot(run))["plans"] == {}
+    speaker = Broadcaster(str(run.pk))
+    await sync_to_async(report)(2, plan=plan, step_seconds=5.1)
+    first = json.loads(await sync_to_async(speaker.frame)())
+    assert first["plans"] == {machine: plan.model_dump()} and first["workers"][0]["step_seconds"] == 5.1
+    await sync_to_async(report)(3, plan=plan, step_seconds=5.2)
+    second = json.loads(await sync_to_async(speaker.frame)())
+    assert "plans" not in second and second["workers"][0]["step_seconds"] == 5.2
+    changed = plan.model_copy(update={"predicted_seconds": 4.0})
+    await sync_to_async(report)(4, plan=changed, step_seconds=5.2)
+    assert json.loads(await sync_to_async(speaker.frame)())["plans"] == {machine: changed.model_dump()}
+    assert (await snapshot(run))["plans"] == {machine: changed.model_dump()}
+
+
 async def test_numbers_have_no_gap_and_the_second_snapshot_holds_what_the_deltas_said(training):
     run, _, report = training
     socket = await Socket(run.pk).open()

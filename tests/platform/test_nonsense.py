@@ -49,12 +49,12 @@ def test_no_claim_of_a_strangers_token_breaks_the_site(valkey, claim):
         assert answer.status_code == 401, (claim, value)
 
 
-def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers):
+def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan):
     run, _ = launched(quiet.machine.owner, seed=2)
     quiet.join(run)
-    honest = json.loads(wire.Reports(reports=[numbers(1)]).model_dump_json())
+    honest = json.loads(wire.Reports(reports=[numbers(1, plan=plan, step_seconds=5.0)]).model_dump_json())
     report = honest["reports"][0]
-    for place in (report, report["points"][0]):
+    for place in (report, report["points"][0], report["plan"]):
         for name in list(place):
             for value in WEIRD:
                 kept, place[name] = place[name], value

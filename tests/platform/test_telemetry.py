@@ -259,6 +259,34 @@ def test_the_table_shows_the_newest_numbers_before_postgres_has_them(person, lau
     assert not later["alive"] and later["rate"] == 0
 
 
+def test_a_machines_last_plan_stays_with_the_time_measured_under_it(person, launched, numbers, plan):
+    run, ada = launched(person())
+
+    def told() -> tuple:
+        [row] = board.workers(run)
+        return row["plan"], row["step_seconds"]
+
+    assert told() == (None, None)
+    ada.report(run, numbers(1, plan=plan, step_seconds=5.1))
+    assert told() == (plan.model_dump(), 5.1), "before Postgres has it"
+    drain()
+    stream.client().flushall()
+    assert told() == (plan.model_dump(), 5.1), "after the site forgot what it heard"
+    ada.report(run, numbers(2, step_seconds=9.0))
+    assert told() == (plan.model_dump(), 5.1), "a report without a plan changes nothing"
+    drain()
+    assert told() == (plan.model_dump(), 5.1)
+    other = plan.model_copy(update={"groups": 1})
+    ada.report(run, numbers(3, plan=other))
+    assert told() == (other.model_dump(), None), "nothing is measured under the new one yet"
+    drain()
+    member = Membership.objects.get(run=run)
+    assert (member.plan, member.step_seconds) == (other.model_dump(), None)
+    ada.report(run, numbers(5, plan=plan, step_seconds=5.0), numbers(6))
+    drain()
+    assert told() == (plan.model_dump(), 5.0)
+
+
 def test_a_replayed_old_report_does_not_turn_the_table_back(person, launched, numbers):
     run, ada = launched(person())
     ada.report(run, numbers(5))

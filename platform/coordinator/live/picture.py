@@ -1,14 +1,16 @@
 """What watchers of a run are shown, and the difference between two moments of it.
 
     snapshot  everything, with the number of the last delta it includes
-    delta     what changed since the delta before: the run's changed values, whole rows of changed workers, new points
+    delta     what changed since the delta before: the run's changed values, whole rows of changed workers, changed
+              plans, new points
 
-Values are absolute and points are keyed, so applying a delta to a snapshot that already includes it changes nothing.
+Values are absolute, plans and points are keyed, so applying a delta to a snapshot that already includes it changes
+nothing.
 """
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
@@ -19,7 +21,7 @@ from coordinator.telemetry import board, stream
 from coordinator.telemetry.history import history
 
 COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", "tokens", "rate", "step",
-           "updates_sent", "updates_received", "peers", "behind")  # fmt: skip
+           "step_seconds", "updates_sent", "updates_received", "peers", "behind")  # fmt: skip
 SERIES = ("train", "validation", "rate")
 RATE_EVERY = 5  # seconds between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
@@ -28,18 +30,21 @@ NEWEST = 500  # live points that a snapshot looks through for those that Postgre
 
 @dataclass(frozen=True)
 class Picture:
-    """A run at one moment. `now` in seconds since 1970; `workers` by machine id."""
+    """A run at one moment. `now` in seconds since 1970; `workers`, and the `plans` of those that have one, by machine
+    id: apart, because a row changes with every report and a plan hardly ever."""
 
     now: float
     run: dict[str, Any]
     workers: dict[str, dict[str, Any]]
+    plans: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def take(cls, run: Run) -> "Picture":
         now = time.time()
         rows = board.workers(run, now)
         shown = {row["id"]: {name: _short(row[name]) for name in COLUMNS} for row in rows}
-        return cls(now, {name: _short(value) for name, value in board.summary(run, rows).items()}, shown)
+        line = {name: _short(value) for name, value in board.summary(run, rows).items()}
+        return cls(now, line, shown, {row["id"]: row["plan"] for row in rows if row["plan"]})
 
 
 def sequence_key(run: object) -> str:
@@ -57,16 +62,18 @@ def snapshot(run: Run) -> dict[str, Any]:
         "now": picture.now,
         "run": picture.run,
         "workers": list(picture.workers.values()),
+        "plans": picture.plans,
         **_past(run),
     }
 
 
 def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) -> dict[str, Any]:
     """What `after` and the new `points` say beyond `before`; all of it when there is no before. Without its number."""
-    run, workers = (before.run, before.workers) if before else ({}, {})
+    run, workers, plans = (before.run, before.workers, before.plans) if before else ({}, {}, {})
     parts: dict[str, Any] = {
         "run": {name: value for name, value in after.run.items() if name not in run or run[name] != value},
         "workers": [row for machine, row in after.workers.items() if workers.get(machine) != row],
+        "plans": {machine: plan for machine, plan in after.plans.items() if plans.get(machine) != plan},
         "train": series(points, "train"),
         "validation": series(points, "validation"),
         "rate": _rate(before, after),

@@ -13,7 +13,8 @@ from coordinator.telemetry import stream
 
 def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     """One row a machine: id, name, person, activity, alive, last_seen, version, tokens, rate (tokens/s; 0 when gone),
-    step, updates_sent, updates_received, peers, ledger_tokens, behind (tokens); and vector, anchor for `agreement`."""
+    step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind (tokens), plan (a `wire.PlanView`
+    or None); and vector, anchor for `agreement`."""
     now = time.time() if now is None else now
     live = stream.rows(run.pk)
     found = []
@@ -68,7 +69,7 @@ def _ledger(rows: list[dict[str, Any]]) -> int:
 
 def _stored(member: Membership) -> dict[str, Any]:
     kept = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received",
-            "peers", "vector", "anchor")  # fmt: skip
+            "peers", "vector", "anchor", "plan", "step_seconds")  # fmt: skip
     return {
         "id": str(member.machine_id),
         "name": member.machine.name,
