@@ -33,6 +33,28 @@ export function percent(share: number): string {
   return `${value === 0 || value === 100 ? value : value < 9.95 ? value.toFixed(1) : Math.floor(value)} %`;
 }
 
+/** Seconds of one step → "85 ms", "0.25 s", "5.4 s", "3.2 min", "1.5 h". */
+export function seconds(value: number): string {
+  if (!Number.isFinite(value)) return "–";
+  if (value < 0.0995) return value > 0 && value < 0.0005 ? "<1 ms" : `${Math.round(value * 1000)} ms`;
+  if (value < 99.95) return `${value.toFixed(value < 0.995 ? 2 : 1)} s`;
+  return value < 5400 ? `${(value / 60).toFixed(1)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+/** Bytes → "412 MiB", "3.0 GiB", "1.2 TiB". */
+export function bytes(value: number): string {
+  if (value >= 2 ** 40) return `${(value / 2 ** 40).toFixed(1)} TiB`;
+  if (value >= 2 ** 30) return `${(value / 2 ** 30).toFixed(1)} GiB`;
+  return value > 0 && value < 2 ** 20 ? "<1 MiB" : `${Math.round(value / 2 ** 20)} MiB`;
+}
+
+/** How far off, as a share of what was expected → "+6 %", "−12 %". */
+export function deviation(share: number): string {
+  const value = Math.round(share * 100);
+  if (Math.abs(value) > 999) return value > 0 ? ">999 %" : "<−999 %";
+  return `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(value)} %`;
+}
+
 /** Seconds → "now", "40 s", "3 min", "5 h", "12 d". */
 export function ago(seconds: number): string {
   if (seconds < 3) return "now";

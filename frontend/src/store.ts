@@ -2,9 +2,9 @@
 //
 // A snapshot replaces everything; delta n+1 follows frame n. What comes twice is dropped, what comes early waits for the
 // one before it, and the caller is told of the gap so that it can fetch a snapshot. Applying is idempotent: points are
-// keyed by their first number, workers by id, and the run's values are absolute.
+// keyed by their first number, workers and their plans by id, and the run's values are absolute.
 
-import type { Delta, Pair, Run, Series, Snapshot, Worker } from "./types";
+import type { Delta, Pair, Plan, Plans, Run, Series, Snapshot, Worker } from "./types";
 
 export type Outcome = "applied" | "stale" | "gap";
 export type SeriesName = keyof Series;
@@ -17,6 +17,7 @@ export class Store {
   now = 0;
   run: Run | null = null;
   readonly workers = new Map<string, Worker>();
+  readonly plans = new Map<string, Plan>();
   readonly series: Series = { train: [], validation: [], rate: [] };
   private early = new Map<number, Delta>();
   private listeners = new Set<() => void>();
@@ -38,6 +39,8 @@ export class Store {
     this.run = { ...frame.run };
     this.workers.clear();
     for (const worker of frame.workers) this.workers.set(worker.id, worker);
+    this.plans.clear();
+    this.plan(frame.plans);
     for (const name of NAMES) this.series[name] = thin(merge([], frame[name]));
     this.drain();
     this.tell();
@@ -70,10 +73,15 @@ export class Store {
     this.now = frame.now;
     if (frame.run && this.run) Object.assign(this.run, frame.run);
     for (const worker of frame.workers ?? []) this.workers.set(worker.id, worker);
+    this.plan(frame.plans);
     for (const name of NAMES) {
       const fresh = frame[name];
       if (fresh?.length) this.series[name] = thin(merge(this.series[name], fresh));
     }
+  }
+
+  private plan(plans: Plans = {}): void {
+    for (const [machine, plan] of Object.entries(plans)) this.plans.set(machine, plan);
   }
 
   private tell(): void {

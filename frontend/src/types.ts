@@ -35,11 +35,40 @@ export interface Worker {
   tokens: number;
   rate: number;
   step: number;
+  /** Of one step as measured, beside what the machine's plan predicts; null until there is one. */
+  step_seconds: number | null;
   updates_sent: number;
   updates_received: number;
   peers: number;
   behind: number;
 }
+
+/** How a machine has decided to train. */
+export interface Plan {
+  device: string;
+  device_bytes: number;
+  host_bytes: number;
+  disk_bytes: number;
+  /** Of a step's forward pass. */
+  groups: number;
+  micro_batches: number;
+  micro_tokens: number;
+  layers: number;
+  /** Layers whose training state stays in memory. */
+  resident: number;
+  clipping: "none" | "exact" | "layer";
+  crash_safety: "exact" | "restart" | "round";
+  /** The resource that limits. */
+  binding: string;
+  /** Of one step. */
+  predicted_seconds: number;
+  /** Bytes. */
+  disk_written_per_day: number;
+  sentence: string;
+}
+
+/** By machine. */
+export type Plans = Record<string, Plan>;
 
 export interface Series {
   train: Pair[];
@@ -55,6 +84,7 @@ export interface Snapshot extends Series {
   now: number;
   run: Run;
   workers: Worker[];
+  plans: Plans;
 }
 
 export interface Delta extends Partial<Series> {
@@ -63,4 +93,6 @@ export interface Delta extends Partial<Series> {
   now: number;
   run?: Partial<Run>;
   workers?: Worker[];
+  /** Those that changed. */
+  plans?: Plans;
 }

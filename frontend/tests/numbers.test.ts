@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ago, count, duration, mark, percent } from "../src/format";
+import { ago, bytes, count, deviation, duration, mark, percent, seconds } from "../src/format";
 import { align, smooth } from "../src/smooth";
 import type { Pair } from "../src/types";
 
@@ -22,6 +22,24 @@ test("shares never claim to be done before they are", () => {
 test("times are said in the unit one would say them in", () => {
   expect([0, 12, 100, 7200, 200_000].map(ago)).toEqual(["now", "12 s", "2 min", "2 h", "2 d"]);
   expect([30, 600, 3900 * 2, 10 ** 6].map(duration)).toEqual(["30 s", "10 min", "2 h 10 min", "12 days"]);
+});
+
+test("a step's seconds keep the digits that tell two of them apart", () => {
+  expect([0, 0.0002, 0.0034, 0.085, 0.0996, 0.254, 1, 5.44, 61.2, 192, 5399, 5400, NaN].map(seconds)).toEqual(
+    ["0 ms", "<1 ms", "3 ms", "85 ms", "0.10 s", "0.25 s", "1.0 s", "5.4 s", "61.2 s", "3.2 min", "90.0 min", "1.5 h", "–"],
+  );
+});
+
+test("bytes are said as the form of a new run says them", () => {
+  expect([0, 5000, 30 * 2 ** 20, 3 * 2 ** 30, 18.25 * 2 ** 30, 1.24 * 2 ** 40].map(bytes)).toEqual(
+    ["0 MiB", "<1 MiB", "30 MiB", "3.0 GiB", "18.3 GiB", "1.2 TiB"],
+  );
+});
+
+test("a deviation has its sign and an end", () => {
+  expect([0.058, -0.124, 0.001, -0.001, 40, -40].map(deviation)).toEqual(
+    ["+6 %", "−12 %", "±0 %", "±0 %", ">999 %", "<−999 %"],
+  );
 });
 
 test("a smoothed constant is that constant, and a step is followed", () => {

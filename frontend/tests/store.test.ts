@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { merge, Store, thin } from "../src/store";
-import type { Delta, Pair } from "../src/types";
-import { delta, snapshot, worker } from "./frames";
+import type { Delta, Pair, Snapshot } from "../src/types";
+import { delta, plan, snapshot, worker } from "./frames";
 
 function point(seq: number): Delta {
   return delta(seq, { train: [[seq * 100, 5 - seq / 10]], run: { tokens: seq * 100 } });
@@ -17,6 +17,24 @@ describe("the store", () => {
     expect(store.series.train).toEqual([[100, 5], [200, 4]]);
     expect([...store.workers.keys()]).toEqual(["a", "b"]);
     expect(store.now).toBe(108);
+  });
+
+  test("keeps a machine's plan until another one is told, and forgets those a snapshot does not hold", () => {
+    const store = new Store();
+    store.snapshot(snapshot(0, { plans: { a: plan() } }));
+    store.delta(delta(1, { workers: [worker("a", 5)] }));
+    expect(store.plans.get("a")).toEqual(plan());
+    store.delta(delta(2, { plans: { a: plan({ groups: 1 }), b: plan() } }));
+    expect([...store.plans].map(([id, { groups }]) => [id, groups])).toEqual([["a", 1], ["b", 12]]);
+    store.snapshot(snapshot(3, { plans: { b: plan() } }));
+    expect([...store.plans.keys()]).toEqual(["b"]);
+  });
+
+  test("reads a site that speaks of no plans", () => {
+    const store = new Store();
+    const { plans: _, ...older } = snapshot(0);
+    expect(store.snapshot(older as Snapshot)).toBe("applied");
+    expect(store.plans.size).toBe(0);
   });
 
   test("drops what comes twice", () => {

@@ -1,8 +1,10 @@
-// The workers, one row each, in an order that does not depend on their numbers: rows stay where they are.
+// The workers, one row each, in an order that does not depend on their numbers: rows stay where they are. Below a row
+// its plan opens.
 
 import { ago, count, whole } from "../format";
 import type { Store } from "../store";
-import type { Worker } from "../types";
+import type { Plan, Worker } from "../types";
+import { PlanRow, predictedAndMeasured } from "./plan";
 
 const ROWS = 200; // at most; the rest is said in a sentence
 
@@ -22,58 +24,95 @@ const COLUMNS: readonly [name: string, text: (worker: Worker, now: number) => st
 interface Row {
   element: HTMLElement;
   cells: Map<string, HTMLElement>;
+  opener: HTMLButtonElement;
+  plan: PlanRow | null; // while it is open
 }
 
 export class Table {
   private readonly body: HTMLElement;
-  private readonly pattern: HTMLTemplateElement;
+  private readonly patterns: Record<"worker" | "plan", HTMLTemplateElement>;
   private readonly empty: HTMLElement;
   private readonly more: HTMLElement;
   private readonly rows = new Map<string, Row>();
+  private store: Store | null = null;
 
   constructor(place: HTMLElement) {
     this.body = place.querySelector("tbody")!;
-    this.pattern = place.querySelector("template")!;
+    this.patterns = {
+      worker: place.querySelector("template[data-pattern=worker]")!,
+      plan: place.querySelector("template[data-pattern=plan]")!,
+    };
     this.empty = place.querySelector("[data-empty]")!;
     this.more = place.querySelector("[data-more]")!;
     this.body.replaceChildren();
   }
 
   draw(store: Store): void {
+    this.store = store;
     const all = [...store.workers.values()].sort(byName);
     const shown = all.length > ROWS ? all.filter((w) => w.alive).concat(all.filter((w) => !w.alive)).slice(0, ROWS) : all;
     const most = Math.max(1, ...shown.map((w) => w.tokens));
-    const wanted = shown.map((worker) => {
+    const wanted = shown.flatMap((worker) => {
       const row = this.rows.get(worker.id) ?? this.make(worker.id);
-      this.fill(row, worker, store.now, most);
-      return row.element;
+      this.fill(row, worker, store.plans.get(worker.id), store.now, most);
+      return row.plan ? [row.element, row.plan.element] : [row.element];
     });
-    const inPlace = wanted.length === this.body.children.length && wanted.every((e, i) => e === this.body.children[i]);
-    if (!inPlace) this.body.replaceChildren(...wanted);
+    this.place(wanted);
     this.empty.hidden = all.length > 0;
     this.more.hidden = all.length <= ROWS;
     this.more.textContent = all.length > ROWS ? `…and ${whole(all.length - ROWS)} more` : "";
   }
 
+  /** Moves no row that is in its place already: moving one would take the keyboard's focus from it. */
+  private place(wanted: HTMLElement[]): void {
+    const kept = new Set<Element>(wanted);
+    for (const row of [...this.body.children]) if (!kept.has(row)) row.remove();
+    wanted.forEach((row, i) => {
+      const there = this.body.children[i];
+      if (row !== there) this.body.insertBefore(row, there ?? null);
+    });
+  }
+
   private make(id: string): Row {
-    const element = (this.pattern.content.cloneNode(true) as DocumentFragment).firstElementChild as HTMLElement;
+    const element = (this.patterns.worker.content.cloneNode(true) as DocumentFragment).firstElementChild as HTMLElement;
     const cells = new Map<string, HTMLElement>();
     for (const cell of element.querySelectorAll<HTMLElement>("[data-cell]")) cells.set(cell.dataset.cell!, cell);
-    const row = { element, cells };
+    const row: Row = { element, cells, opener: element.querySelector("[data-open]")!, plan: null };
+    row.opener.addEventListener("click", () => {
+      row.plan = row.plan ? null : new PlanRow(this.patterns.plan, `plan-${id}`);
+      if (this.store) this.draw(this.store);
+    });
     this.rows.set(id, row);
     return row;
   }
 
-  private fill({ element, cells }: Row, worker: Worker, now: number, most: number): void {
+  private fill(row: Row, worker: Worker, plan: Plan | undefined, now: number, most: number): void {
+    const { element, cells } = row;
     element.dataset.alive = String(worker.alive);
     element.dataset.activity = worker.activity;
-    for (const [name, text] of COLUMNS) {
-      const cell = cells.get(name);
-      const value = text(worker, now);
-      if (cell && cell.textContent !== value) cell.textContent = value;
-    }
+    for (const [name, text] of COLUMNS) put(cells.get(name), text(worker, now));
     cells.get("share")?.style.setProperty("--share", (worker.tokens / most).toFixed(4));
+    const [step, off, far] = predictedAndMeasured(plan, worker.step_seconds);
+    put(cells.get("step"), step);
+    put(cells.get("deviation"), off);
+    cells.get("deviation")?.toggleAttribute("data-far", far);
+    if (plan) row.plan?.fill(plan, worker);
+    else row.plan = null;
+    open(row, worker.name, plan !== undefined);
   }
+}
+
+function open({ element, opener, plan }: Row, name: string, possible: boolean): void {
+  element.classList.toggle("is-open", plan !== null);
+  opener.hidden = !possible;
+  opener.setAttribute("aria-label", `How ${name} trains`);
+  opener.setAttribute("aria-expanded", String(plan !== null));
+  if (plan) opener.setAttribute("aria-controls", plan.id);
+  else opener.removeAttribute("aria-controls");
+}
+
+function put(cell: HTMLElement | undefined, text: string): void {
+  if (cell && cell.textContent !== text) cell.textContent = text;
 }
 
 function byName(a: Worker, b: Worker): number {

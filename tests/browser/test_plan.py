@@ -1,0 +1,80 @@
+"""How a machine trains, on the run's page: machines that report without training anything tell it."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from live_site import EMAIL, log_in, shoot
+from playwright.sync_api import Page, expect
+
+from barnraise import wire
+from barnraise.coordinator import Coordinator
+from barnraise.identity import Identity
+
+GOLDEN = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
+REPORT = wire.Reports.model_validate_json(GOLDEN.read_text()).reports[0]
+GPU = {
+    "device": "NVIDIA GeForce RTX 4090 Laptop GPU", "device_bytes": 12 << 30, "host_bytes": 48 << 30,
+    "disk_bytes": 120 << 30, "predicted_seconds": 41.0, "binding": "optimizer", "clipping": "layer",
+    "crash_safety": "restart", "sentence": "50 layers in 12 groups; updating them on the CPU is what limits.",
+}  # fmt: skip
+
+
+class Teller:
+    """An enrolled machine that only tells."""
+
+    def __init__(self, site, page: Page, run: str, name: str):
+        self.coordinator = Coordinator(site.url, Identity(os.urandom(32)))
+        self.coordinator.meet()
+        page.goto(self.coordinator.enrol(wire.Machine(hostname=name)).url)
+        page.get_by_role("button", name="Approve").click()
+        expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
+        joined = self.coordinator.join(run, [])
+        self.run, self.slug, self.seq = joined.run.id, joined.run.slug, joined.mark
+
+    def tell(self, **changed) -> None:
+        self.seq += 1
+        report = REPORT.model_copy(update={"seq": self.seq, "at": time.time(), "points": [], **changed})
+        self.coordinator.report(self.run, [report])
+
+
+@pytest.fixture
+def run(site, page) -> str:
+    log_in(page)
+    return site.manage("create_run", "--owner", EMAIL, "--name", "Planned", "--report-every", "5")
+
+
+def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_measured_step(site, page: Page, run):
+    """Opened and closed by the keyboard; it stays open while the figures in it move; it fits a phone."""
+    laptop, tower, workshop = (Teller(site, page, run, name) for name in ("laptop", "tower", "workshop"))
+    laptop.tell(plan=None, step_seconds=None)
+    tower.tell(plan=REPORT.plan.model_copy(update=GPU), step_seconds=50.0)
+    workshop.tell()
+    page.goto(f"/runs/{workshop.slug}/")
+    rows = {name: page.locator("tbody tr", has_text=name) for name in ("laptop", "tower", "workshop")}
+    expect(rows["workshop"].locator(".step")).to_have_text("5.4 s / 5.1 s−6 %")
+    expect(rows["tower"].locator(".step")).to_have_text("41.0 s / 50.0 s+22 %")
+    expect(rows["tower"].locator("[data-far]")).to_have_count(1)
+    expect(rows["workshop"].locator("[data-far]")).to_have_count(0)
+    expect(rows["laptop"].locator(".step")).to_have_text("–")
+    expect(rows["laptop"].get_by_role("button")).to_have_count(0)
+
+    opener, plan = (page.get_by_role(role, name="How workshop trains") for role in ("button", "region"))
+    opener.focus()
+    page.keyboard.press("Enter")
+    expect(plan).to_contain_text(REPORT.plan.sentence)
+    expect(plan).to_contain_text("4 × 1,024 tokens")
+    expect(plan.get_by_text("GPU memory")).to_be_hidden()
+    workshop.tell(step_seconds=6.6)
+    expect(plan.locator("[data-fact=measured]")).to_have_text("6.6 s")
+    expect(opener).to_be_focused()
+    expect(opener).to_have_attribute("aria-expanded", "true")
+
+    page.get_by_role("button", name="How tower trains").click()
+    page.set_viewport_size({"width": 360, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.set_viewport_size({"width": 1280, "height": 900})
+    shoot(page, "run-plan")
+    opener.press("Space")
+    expect(plan).to_have_count(0)
