@@ -21,7 +21,9 @@ MAY_IMPORT = {
     "hardware": set(),
     "costs": {"hardware"},
     "limits": set(),
-    "plan": {"costs", "hardware", "limits", "swap"},  # of swap only what is pure: predicted is what will run
+    "plan": set(),
+    "footprint": {"costs", "plan"},
+    "planner": {"costs", "footprint", "hardware", "limits", "plan", "swap"},  # of swap what is pure
     "model": set(),
     "data": set(),
     "checkpoint": {"model", "swap"},
@@ -33,10 +35,12 @@ MAY_IMPORT = {
     "progress": {"report"},
     "enter": {"coordinator", "data", "exchange", "home"},
     "run": {
-        "checkpoint", "data", "enter", "exchange", "hardware", "limits", "plan", "progress", "report", "swap",
+        "checkpoint", "data", "enter", "exchange", "hardware", "limits", "plan", "planner", "progress",
+        "report", "swap",
     },
     "cli": {
-        "checkpoint", "coordinator", "costs", "enter", "exchange", "hardware", "home", "limits", "plan", "run", "swap",
+        "checkpoint", "coordinator", "costs", "enter", "exchange", "hardware", "home", "limits", "plan", "planner",
+        "run", "swap",
     },
     "__main__": {"cli"},
     "__init__": set(),
@@ -45,8 +49,8 @@ WITHIN_GROUND = {
     "errors": set(), "spec": {"errors"}, "states": set(), "wire": {"states"}, "identity": {"errors", "wire"},
 }  # fmt: skip
 # The standard library and torch alone: the engine runs on any PyTorch machine.
-BARE = {"spec", "hardware", "costs", "limits", "plan", "model", "swap"}
-SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan"}  # all torch-free
+BARE = {"spec", "hardware", "costs", "limits", "plan", "footprint", "planner", "model", "swap"}
+SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan", "planner"}  # torch-free
 SITE_ORDER = ["accounts", "runs", "fleet", "telemetry"]  # each imports only what is left of it
 SITE_LEAVES = {"live", "api", "web", "demo"}  # …and these whatever they need
 

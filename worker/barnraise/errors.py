@@ -3,6 +3,8 @@
 BarnraiseError
 ├── SpecError          a run's spec, or one field of it, makes no sense (also a ValueError)
 ├── StateError         a state folder that is another run's, another version's, damaged, or in use
+├── PlanError          a model does not fit into what a machine may use, with what would
+├── DamageError        what was read back from a disk is not what was written
 ├── TextError          text could not be prepared, or a shard is not what its digest says
 ├── MessageError       a message from another machine is malformed, unsigned, altered, or not for us
 │   └── TicketError    …and the reason is its ticket
@@ -27,6 +29,14 @@ class SpecError(BarnraiseError, ValueError):
 
 
 class StateError(BarnraiseError):
+    pass
+
+
+class PlanError(BarnraiseError):
+    pass
+
+
+class DamageError(BarnraiseError):
     pass
 
 

@@ -1,19 +1,20 @@
-"""Exact-size buffers: everything a worker keeps of a fragment, each kind in one flat tensor of the fragment's size.
+"""Exact-size buffers on one tier, allocated once, and how many bytes of them there are.
 
-A swap is then one copy, an optimizer step a call or two, a fragment one slice. The weights, gradient and Adam's moments
-lie on the training device (16 bytes a parameter); momentum and error feedback lie where the anchor does, on the host
-(8 more). Padding between tensors is zero and stays zero.
+Host buffers are anonymous mappings: page-aligned (O_DIRECT wants it), exactly as large as asked (torch's pinned pool
+rounds up to powers of two) and, under CUDA, registered so that copies run beside the kernels.
 """
 
-from dataclasses import dataclass
+import mmap
 
 import torch
 from torch import Tensor
 
+from barnraise.errors import StateError
 from barnraise.model import Weights, views
-from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
+from barnraise.spec import UNIT_BITS, Fragment
 
 UNIT = 2.0**-UNIT_BITS
+PAGE = 4096
 
 
 def to_float(units: Tensor) -> Tensor:
@@ -21,38 +22,82 @@ def to_float(units: Tensor) -> Tensor:
     return units.float().mul_(UNIT)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One fragment's state on this machine. All tensors flat, [fragment.size]."""
+def pages(size: int) -> int:
+    """`size` bytes rounded up to whole pages."""
+    return -(-size // PAGE) * PAGE
 
-    fragment: Fragment
-    weights: Tensor  # fp32: the replica
-    gradient: Tensor  # fp32
-    m: Tensor  # fp32: Adam's first moment
-    v: Tensor  # fp32: Adam's second moment
-    momentum: Tensor  # fp32: this author's outer momentum
-    feedback: Tensor  # int32 units: what updates have not said yet
-    parameters: Weights  # autograd leaves: views of `weights` whose .grad are views of `gradient`
+
+def aligned(size: int) -> Tensor:
+    """uint8 [size], zero, at the start of a page. For a moment: it is in nobody's books."""
+    return torch.frombuffer(mmap.mmap(-1, pages(size)), dtype=torch.uint8)[:size]
 
 
 class Arena:
-    """Every layer of a model, allocated once."""
+    """Buffers on the host (`device` None or a CPU) or on a device. `allocated`: bytes of all that were given out."""
 
-    def __init__(self, model: ModelSpec, device: torch.device):
-        self.layers = [_allocate(fragment, device) for fragment in model.fragments()]
+    def __init__(self, device: torch.device | None = None, registered: bool = False):
+        self.device = device if device is not None and device.type != "cpu" else None
+        self.registered = registered
+        self.allocated = 0
+        self._maps: list[tuple[mmap.mmap, int]] = []
 
-    @property
-    def parameters(self) -> list[Weights]:
-        return [layer.parameters for layer in self.layers]
+    def buffer(self, size: int) -> Tensor:
+        """uint8 [size], zero. Raises StateError naming what is missing."""
+        size = pages(size)
+        try:
+            buffer = torch.zeros(size, dtype=torch.uint8, device=self.device) if self.device else self._mapped(size)
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            where = f"the memory of {self.device}" if self.device else "memory"
+            held = f"{self.allocated / 1e6:,.0f} MB are held already"
+            raise StateError(f"{where} has no {size / 1e6:,.0f} MB left for the model ({held}): {error}") from None
+        self.allocated += size
+        return buffer
 
-    def clear_gradients(self) -> None:
-        torch._foreach_zero_([layer.gradient for layer in self.layers])
+    def floats(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[count] of `dtype`, zero; padded to whole pages behind."""
+        return self.buffer(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
+
+    def _mapped(self, size: int) -> Tensor:
+        mapping = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                mapping.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:  # a kernel built without: small pages are as right, and a little slower
+                self.small_pages = True
+        buffer = torch.frombuffer(mapping, dtype=torch.uint8)
+        if self.registered:
+            status = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
+            if int(status) != 0:
+                raise MemoryError(f"the system refuses to pin it (CUDA error {int(status)})")
+        self._maps.append((mapping, buffer.data_ptr()))
+        return buffer
+
+    def close(self) -> None:
+        """Unpins; the memory itself goes with the last tensor that looks at it."""
+        if self.registered:
+            for _, address in self._maps:
+                torch.cuda.cudart().cudaHostUnregister(address)
+        self._maps.clear()
 
 
-def _allocate(fragment: Fragment, device: torch.device) -> Layer:
-    weights, gradient, m, v = (torch.zeros(fragment.size, device=device) for _ in range(4))
-    parameters = {name: view.detach().requires_grad_() for name, view in views(fragment, weights).items()}
-    for name, view in views(fragment, gradient).items():
-        parameters[name].grad = view  # autograd adds in place into a gradient that is there: the flat buffer
-    momentum, feedback = torch.zeros(fragment.size), torch.zeros(fragment.size, dtype=torch.int32)
-    return Layer(fragment, weights, gradient, m, v, momentum, feedback, parameters)
+class Leaves:
+    """One fragment's weights as autograd leaves over a flat buffer, fp32 or bf16."""
+
+    def __init__(self, fragment: Fragment, flat: Tensor):
+        self.fragment, self.flat = fragment, flat
+        self.weights: Weights = {n: view.detach().requires_grad_() for n, view in views(fragment, flat).items()}
+        self._sums: Weights = {}
+        if flat.dtype != torch.float32:
+            for name, leaf in self.weights.items():
+                leaf.register_post_accumulate_grad_hook(lambda leaf, name=name: self._spill(leaf, name))
+
+    def into(self, gradient: Tensor | None) -> None:
+        """From now on backward adds to this fp32 flat buffer; None: to nothing."""
+        self._sums = views(self.fragment, gradient) if gradient is not None else {}
+        for name, leaf in self.weights.items():
+            leaf.grad = self._sums.get(name) if leaf.dtype == torch.float32 else None
+
+    def _spill(self, leaf: Tensor, name: str) -> None:
+        """A leaf's gradient has the leaf's type: sums over micro-batches want fp32."""
+        self._sums[name].add_(leaf.grad)
+        leaf.grad = None

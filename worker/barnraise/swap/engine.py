@@ -1,14 +1,15 @@
-"""One machine's training: local steps on a replica, and the arithmetic between replica, anchor and updates.
+"""One machine's training under a plan: local steps on a replica, and the arithmetic between it, anchor and updates.
 
-Everything of the model is resident here; plans that swap come behind the same methods. The anchor is handed in and only
-duck-typed: `.fragments` (int32 tensors on the host), `.add(index, units)` in place, `.note(header)`. One thread calls
-all of this.
+A step is a program of operations (`schedule.py`, `operations.py`). Between steps, `harvest`, `add`, `evaluate` and the
+rest go fragment by fragment, tile by tile, so that a model larger than memory trades and is judged like a small one.
+One thread calls all of this.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,29 +18,26 @@ from torch import Tensor
 from barnraise import model as gpt
 from barnraise.errors import StateError
 from barnraise.model import views
-from barnraise.spec import UNIT_BITS, ModelSpec, Recipe
-from barnraise.swap.arena import Arena, to_float
+from barnraise.plan import Plan
+from barnraise.spec import UNIT_BITS, Recipe
+from barnraise.swap import schedule
+from barnraise.swap.arena import to_float
 from barnraise.swap.loss import head_loss
-from barnraise.swap.optimizer import AdamW
+from barnraise.swap.moments import Moments
+from barnraise.swap.operations import ArrivalLike, Operations, Progress, Update, added, fold
+from barnraise.swap.passes import Passes
+from barnraise.swap.store import TRAINING, Shelf, Store
 
 FEEDBACK_BOUND = 1 << 30  # units, 16.0: far beyond what an update may say, and room below int32's end
 STEP_BOUND = 1 << 29
+FOLDED = 16  # updates folded in at a time: their sum stays below 2**31
+WARM_UP = 20  # steps over which a machine that lost its moments comes back to its rate
 
 Encode = Callable[[Tensor], tuple[bytes, Tensor]]  # int32 [n] → payload, and the int32 [n] it decodes to
 
 
 class AnchorLike(Protocol):
-    fragments: list[Tensor]
-
-    def add(self, index: int, units: Tensor) -> None: ...
-
     def note(self, header: Any) -> None: ...
-
-
-class ArrivalLike(Protocol):
-    header: Any
-
-    def decode(self, index: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -55,139 +53,328 @@ class StepStats:
 
 
 class Engine:
-    """`round_tokens`: trained on since the last harvest; what the next update's header states."""
+    """`store` holds the state, `anchor` is told which updates are in. `describe(progress)`: what a manifest is to say
+    that the state belongs to (asked for states on disk only). `progress`: where the state in the store stands."""
 
-    def __init__(self, model: ModelSpec, recipe: Recipe, anchor: AnchorLike, device: str = "cpu"):
-        self.model, self.recipe, self.anchor = model, recipe, anchor
-        self.device = torch.device(device)
-        self.arena = Arena(model, self.device)
-        self.optimizer = AdamW(self.arena.layers, recipe.weight_decay)
-        self.reset_round()
+    def __init__(
+        self,
+        plan: Plan,
+        recipe: Recipe,
+        store: Store,
+        anchor: AnchorLike,
+        describe: Callable[[Progress], str] = lambda progress: "",
+        progress: Progress | None = None,
+    ):
+        self.plan, self.recipe, self.store, self.anchor, self.describe = plan, recipe, store, anchor, describe
+        self.device = torch.device(plan.device)
+        self.fragments = plan.fragments
+        self.operations = Operations(plan, recipe, store, self._mark)
+        self.buffers = self.operations.buffers
+        self.anchors = self.operations.anchors
+        self.progress = progress or Progress()
+        self._arrivals: list[ArrivalLike] = []
+        self._pending: Update | None = None
+        if progress is None:
+            self.reset_round()
+        else:
+            self._mend()
 
     # ---- training --------------------------------------------------------------------------------------------
 
-    def step(self, batches: list[Tensor], rate_scale: float = 1.0) -> StepStats:
-        """One AdamW step on the mean gradient of the micro-batches (int64 [sequences, context + 1] each), clipped by
-        its global norm. `rate_scale` is what `schedule` says."""
+    @property
+    def ahead(self) -> Progress:
+        """With the step whose update is pending."""
+        return self._pending.progress if self._pending else self.progress
+
+    @property
+    def round_tokens(self) -> int:
+        """Trained on since the last harvest: what the next update's header states."""
+        return self.ahead.round_tokens
+
+    def step(self, batches: list[Tensor], rate_scale: float = 1.0, position: int = 0) -> StepStats:
+        """One AdamW step on the mean gradient of the micro-batches (int64 [sequences, context + 1] each), clipped as
+        the plan says. `rate_scale` is what `schedule` says; `position`: where in the data the next step begins.
+        Raises StateError or DamageError when a tier fails; what the manifest names is whole then."""
         started = time.perf_counter()
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
-        self.arena.clear_gradients()
-        shares = [self._backward(batch, mine / sum(tokens)) for batch, mine in zip(batches, tokens, strict=True)]
-        norms = [torch.linalg.vector_norm(layer.gradient) for layer in self.arena.layers]
-        figures = torch.stack([*shares, *norms]).tolist()  # the step's only wait for the device
-        loss = sum(figures[: len(shares)])
-        norm = math.sqrt(sum(n * n for n in figures[len(shares) :]))
+        shares = [mine / sum(tokens) for mine in tokens]
+        passes = Passes(self.plan, [batch.to(self.device) for batch in batches], shares, self.operations.lanes)
+        before, now = self._pending, self._next(rate_scale, sum(tokens), position, passes)
+        exact = self.plan.clipping == "exact"
+        update = before if exact else now
+        if update is not None:
+            update.arrivals, self._arrivals = self._arrivals[:FOLDED], self._arrivals[FOLDED:]
+            folds = bool(update.arrivals)
+        self.operations.run(partial(schedule.step, pending=before is not None), update, passes)
+        if update is not None and folds:
+            self.operations.drain()
+            self._note(update)
+        if before is not None:
+            self.progress, self._pending = before.progress, None
+        figures = [*passes.losses, *(passes.norms[i] for i in range(len(self.fragments)))]
+        figures = torch.stack([figure.to(self.device) for figure in figures]).tolist()  # the only wait for the device
+        loss = sum(figures[: len(batches)])
+        norm = math.sqrt(sum(n * n for n in figures[len(batches) :]))
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))
         if abandoned:
-            self.reset_round()  # nothing has touched the moments yet: they stay
+            self.progress = replace(self.progress, position=position)
+            self.reset_round()
+        elif exact:
+            now.shrink = max(1.0, norm / self.recipe.clip)
+            self._pending = now
+            if not self.plan.defers:
+                self.flush()
         else:
-            self.optimizer.step(self.recipe.learning_rate * rate_scale, max(1.0, norm / self.recipe.clip))
-            self.round_tokens += sum(tokens)
+            self.progress = now.progress
         return StepStats(loss, 0 if abandoned else sum(tokens), time.perf_counter() - started, norm, abandoned)
 
-    def _backward(self, batch: Tensor, share: float) -> Tensor:
-        """Adds share · gradient to the gradients; returns share · loss, on the device."""
-        batch = batch.to(self.device, non_blocking=True)
-        embedding, *blocks, final = self.arena.parameters
-        x = gpt.embed(embedding, batch[:, :-1])
-        for weights in blocks:
-            x = gpt.block(weights, x, self.model.heads)
-        loss = head_loss(final, embedding, x, batch[:, 1:]) * share
-        loss.backward()
-        return loss.detach()
+    def _next(self, rate_scale: float, tokens: int, position: int, passes: Passes) -> Update:
+        ahead = self.ahead
+        warmth = 1 - ahead.warming / (WARM_UP + 1)
+        done = Progress(position, ahead.round_tokens + tokens, ahead.updates + 1, max(0, ahead.warming - 1))
+        shrink = 1.0 if self.plan.clipping == "none" else None
+        return Update(self.recipe.learning_rate * rate_scale * warmth, done.updates, shrink, done, passes.norms)
+
+    def flush(self) -> None:
+        """Makes the pending updates now."""
+        if (update := self._pending) is not None:
+            self.operations.run(schedule.flush, update)
+            self.progress, self._pending = update.progress, None
+
+    def _mark(self, update: Update) -> str:
+        """The mark of what a running program commits: all that it folds in is in by then."""
+        self._note(update)
+        return self.describe(update.progress)
+
+    def _note(self, update: Update) -> None:
+        for arrival in update.arrivals:
+            self.anchor.note(arrival.header)
+        update.arrivals = []
+
+    # ---- trading ---------------------------------------------------------------------------------------------
+
+    def add(self, arrival: ArrivalLike) -> None:
+        """Another author's update, at any moment of a round. In memory it is folded in at once; a state on another
+        tier takes it when the next step's updates pass by (or `settle` is called)."""
+        self._arrivals.append(arrival)
+        if not (self.plan.on_disk or self.plan.staged):
+            self.settle()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """All that was added is in the anchor, and nothing is under way."""
+        self.operations.drain()
+        while arrivals := self._arrivals[:FOLDED]:
+            for i in range(len(self.fragments)):
+                units = added(self.anchors, arrivals, i)
+                for begin, end, moments, weights in self._tiles(i):
+                    fold(moments, weights, units[begin:end])
+            for arrival in arrivals:
+                self.anchor.note(arrival.header)
+            self._arrivals = self._arrivals[len(arrivals) :]
+            self.operations.forget_copies()
+            if self.plan.commits_steps and self._pending is None:
+                self.commit()
+
+    @torch.no_grad()
+    def harvest(self, encode: Encode, weight: float) -> Iterator[tuple[bytes, Tensor]]:
+        """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
+        applied to the anchor and the replica. Consume it whole, then `anchor.note` the header and `commit`. `weight`:
+        this author's share, 0…1.
+
+        Δ ← w(anchor − replica); m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit); the update is −C(e). The
+        two are rounded apart so that with β = 1 all that was sent plus the residual is exactly the sum of the
+        rounded steps."""
+        self.flush()
+        self.settle()
+        for i in range(len(self.fragments)):
+            values = self.buffers.scratch(i)
+            self._owe(i, values, weight)
+            payload, units = encode(values)
+            self._say(i, values, units)
+            yield payload, units
+        self.operations.forget_copies()
+        self.progress = replace(self.progress, round_tokens=0)
+
+    def _owe(self, i: int, values: Tensor, weight: float) -> None:
+        """What the round adds to what was owed: into the error feedback, and negated into `values` (int32 [n])."""
+        recipe, (_, a, b, c) = self.recipe, self.buffers.spares[:4] or [torch.empty(0, dtype=torch.uint8)] * 4
+        for t, (begin, end, moments, weights) in enumerate(self._tiles(i, changes=False)):
+            n = end - begin
+            anchor = self.store.tile("anchor", i, t, a)[: 4 * n].view(torch.int32)
+            raw = self.store.tile("momentum", i, t, b)
+            momentum = raw[: 4 * n].view(torch.float32)
+            delta = to_float(anchor).sub_(moments.master(weights).to(anchor.device)).mul_(weight)
+            assert torch.isfinite(delta).all(), f"the replica of {self.fragments[i].name} is not finite"
+            momentum.mul_(recipe.outer_momentum).add_(delta)
+            self.store.keep("momentum", i, t, raw)
+            step = momentum.mul(recipe.outer_momentum).add_(delta).mul_(recipe.outer_rate)
+            feedback = self.store.tile("feedback", i, t, c)[: 4 * n].view(torch.int32)
+            accumulate(feedback, step, recipe.feedback_decay)
+            torch.neg(feedback, out=values[begin:end])
+
+    def _say(self, i: int, values: Tensor, units: Tensor) -> None:
+        """`units` of `values` were said: the rest stays owed, the anchor moves, and the replica begins at it."""
+        _, a, b, _ = self.buffers.spares[:4] or [torch.empty(0, dtype=torch.uint8)] * 4
+        for t, (begin, end, moments, weights) in enumerate(self._tiles(i)):
+            n, said = end - begin, units[begin:end]
+            held = self.store.held("feedback", i)
+            raw = b[: self.plan.record("feedback", n)] if held is None else self.store.span("feedback", i, t)
+            torch.sub(said, values[begin:end], out=raw[: 4 * n].view(torch.int32))
+            self.store.keep("feedback", i, t, raw)
+            raw = self.store.tile("anchor", i, t, a)
+            anchor = raw[: 4 * n].view(torch.int32).add_(said)
+            self.store.keep("anchor", i, t, raw)
+            self._set(moments, weights, to_float(anchor))
+
+    @torch.no_grad()
+    def reset_round(self) -> None:
+        """The replica is the anchor again; what the round had learnt is dropped."""
+        self._pending = None
+        self.settle()
+        spare = self.buffers.spares[1] if self.buffers.spares else torch.empty(0, dtype=torch.uint8)
+        for i in range(len(self.fragments)):
+            for t, (begin, end, moments, weights) in enumerate(self._tiles(i, reads=False)):
+                anchor = self.store.tile("anchor", i, t, spare)[: 4 * (end - begin)].view(torch.int32)
+                self._set(moments, weights, to_float(anchor))
+        self.operations.forget_copies()
+        self.progress = replace(self.progress, round_tokens=0)
+        if self.plan.on_disk and self.store.mark is not None:
+            self.commit()
+
+    def forget_feedback(self) -> None:
+        """The ledger holds an update of mine newer than the saved feedback: what it owed may have been said already."""
+        self.store.clear("feedback")
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
         """Mean loss of the *anchor*, whatever the replica is in the middle of: peers with one anchor get one number.
 
         Layer by layer over all batches, so that one layer's weights are unpacked at a time."""
-        batches = [batch.to(self.device) for batch in batches]
+        self.settle()
+        batches = [part.to(self.device) for batch in batches for part in batch.split(self.plan.sequences)]
         embedding = self._anchored(0)
         streams = [gpt.embed(embedding, batch[:, :-1]) for batch in batches]
-        for index in range(1, len(self.arena.layers) - 1):
-            weights = self._anchored(index)
-            streams = [gpt.block(weights, stream, self.model.heads) for stream in streams]
-        final, total, count = self._anchored(-1), 0.0, 0
+        for i in self.plan.blocks:
+            weights = self._anchored(i)
+            for m, stream in enumerate(streams):
+                streams[m] = gpt.block(weights, stream, self.plan.model.heads)
+        final, total, count = self._anchored(self.plan.last), 0.0, 0
         for batch, stream in zip(batches, streams, strict=True):
             targets = batch[:, 1:]
-            total += head_loss(final, embedding, stream, targets).item() * targets.numel()
+            total += head_loss(final, embedding["token"], stream, targets).item() * targets.numel()
             count += targets.numel()
         return total / count
 
-    def _anchored(self, index: int) -> gpt.Weights:
-        return views(self.arena.layers[index].fragment, to_float(self.anchor.fragments[index].to(self.device)))
+    def _anchored(self, i: int) -> gpt.Weights:
+        return views(self.fragments[i], to_float(self.anchors[i]).to(self.device))
 
-    # ---- trading ---------------------------------------------------------------------------------------------
+    # ---- tiles between steps ---------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def add(self, arrival: ArrivalLike) -> None:
-        """Another author's update, at any moment of a round: into the anchor and the replica alike, so that their
-        difference stays this machine's own progress."""
-        for index, layer in enumerate(self.arena.layers):
-            units = arrival.decode(index)
-            self.anchor.add(index, units)
-            layer.weights.add_(to_float(units.to(self.device)))
-        self.anchor.note(arrival.header)
+    def _tiles(self, i: int, changes: bool = True, reads: bool = True) -> Iterator[tuple[int, int, Moments, Tensor]]:
+        """(begin, end, moments, weights as streamed) of fragment i's tiles; what was done to the weights is kept when
+        the next is asked for. Moments are read only where they hold half of the weights."""
+        plan, store = self.plan, self.store
+        split = plan.dtype == "bfloat16"
+        for t in range(plan.tile_count(i)):
+            begin, end = plan.bounds(i, t)
+            n = end - begin
+            raw, record = (
+                self._own("weights", i, t, 0, reads),
+                self._own("moments", i, t, 4, split and self.plan.on_disk),
+            )
+            moments = Moments.of(plan, record, n)
+            yield begin, end, moments, raw[: n * plan.streamed_bytes].view(self.buffers.dtype)
+            if changes:
+                store.keep("weights", i, t, raw)
+                if split:
+                    store.keep("moments", i, t, record)
 
-    @torch.no_grad()
-    def harvest(self, encode: Encode, weight: float) -> Iterator[tuple[bytes, Tensor]]:
-        """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
-        applied to the anchor and the replica. Consume it whole, then `anchor.note` the header. `weight`: this
-        author's share, 0…1.
+    def _own(self, kind: str, i: int, t: int, spare: int, reads: bool) -> Tensor:
+        """A tile's record; what it holds on disk only if `reads`."""
+        if self.store.held(kind, i) is not None:
+            return self.store.span(kind, i, t)
+        begin, end = self.plan.bounds(i, t)
+        into = self.buffers.spares[spare][: self.plan.record(kind, end - begin)]
+        if reads:
+            self.store.read(kind, i, t, into)
+        return into
 
-        Δ ← w(anchor − replica); m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit); the update is −C(e). The
-        two are rounded apart so that with β = 1 all that was sent plus the residual is exactly the sum of the
-        rounded steps."""
-        recipe = self.recipe
-        for index, layer in enumerate(self.arena.layers):
-            anchor = self.anchor.fragments[index]
-            delta = to_float(anchor).sub_(layer.weights.to(anchor.device)).mul_(weight)
-            assert torch.isfinite(delta).all(), f"the replica of {layer.fragment.name} is not finite"
-            layer.momentum.mul_(recipe.outer_momentum).add_(delta)
-            step = layer.momentum.mul(recipe.outer_momentum).add_(delta).mul_(recipe.outer_rate)
-            accumulate(layer.feedback, step, recipe.feedback_decay)
-            payload, units = encode(layer.feedback.neg())
-            layer.feedback.add_(units)
-            self.anchor.add(index, units)
-            layer.weights.copy_(to_float(self.anchor.fragments[index]))
-            yield payload, units
-        self.round_tokens = 0
-
-    def reset_round(self) -> None:
-        """The replica is the anchor again; what the round had learnt is dropped."""
-        for layer, units in zip(self.arena.layers, self.anchor.fragments, strict=True):
-            layer.weights.copy_(to_float(units))
-        self.round_tokens = 0
-
-    def forget_feedback(self) -> None:
-        """The ledger holds an update of mine newer than the saved feedback: what it owed may have been said already."""
-        for layer in self.arena.layers:
-            layer.feedback.zero_()
+    @staticmethod
+    def _set(moments: Moments, weights: Tensor, master: Tensor) -> None:
+        master = master.to(weights.device)
+        if moments.low is None:
+            weights.copy_(master)
+        else:
+            moments.keep(weights, master)
 
     # ---- keeping ---------------------------------------------------------------------------------------------
 
+    def commit(self, closing: bool = False) -> None:
+        """A state on disk: what is there is now the state. `closing`: with what only memory held."""
+        self.flush()
+        self.operations.drain()
+        if closing and not self.plan.commits_steps:
+            self.store.save_held()
+        held = any(self.store.held(kind, i) is not None for kind in TRAINING for i in range(len(self.fragments)))
+        self.store.commit(self.describe(self.progress), whole=closing or not held)
+
+    def _mend(self) -> None:
+        """What the manifest said is not whole begins anew: the replica at the anchor, all else at zero, as the store
+        has it then, and the moments with a warm-up."""
+        void = self.store.void
+        if void & set(TRAINING):
+            self.progress = replace(self.progress, updates=0, warming=WARM_UP)
+            self.reset_round()
+        elif void:
+            self.commit()
+        self.operations.forget_copies()
+
     def state(self) -> dict[str, Tensor]:
         """All that a restart needs besides the anchor's heads, on the host, by reference where it lies there. The
-        replica is not in it: a restart begins a round."""
-        tensors = {"optimizer.steps": self.optimizer.steps.cpu()}
-        for index, layer in enumerate(self.arena.layers):
-            tensors[f"anchor.{index}"] = self.anchor.fragments[index]
-            for kind in ("m", "v", "momentum", "feedback"):
-                tensors[f"{kind}.{index}"] = getattr(layer, kind).cpu()
+        replica is not in it: a restart begins a round. For states in memory; one on disk is its own."""
+        self.flush()
+        self.settle()
+        tensors = {"progress": torch.tensor([self.progress.updates, self.progress.warming])}
+        for i, fragment in enumerate(self.fragments):
+            m, v = Moments.of(self.plan, self.store.span("moments", i, 0), fragment.size).wide()
+            tensors |= {f"m.{i}": m.cpu(), f"v.{i}": v.cpu()}
+            for kind, shelf in self._shelves():
+                tensors[f"{kind}.{i}"] = shelf[i]
         return tensors
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Takes back what `state` gave, and begins a round. Raises StateError, with nothing changed, if it does not
-        fit."""
-        mine, theirs = ({n: (t.shape, t.dtype) for n, t in kept.items()} for kept in (self.state(), tensors))
-        if wrong := sorted(name for name, _ in mine.items() ^ theirs.items()):
+    def _shelves(self) -> list[tuple[str, Shelf]]:
+        floats = Shelf(self.store, "momentum", torch.float32)
+        return [("anchor", self.anchors), ("momentum", floats), ("feedback", Shelf(self.store, "feedback"))]
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `state` gave, of any plan, and begins a round. Raises StateError, with nothing changed, if
+        it does not fit."""
+        wanted: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
+        for i, fragment in enumerate(self.fragments):
+            wanted |= {f"{kind}.{i}": (fragment.size, torch.float32) for kind in ("m", "v", "momentum")}
+            wanted |= {f"{kind}.{i}": (fragment.size, torch.int32) for kind in ("anchor", "feedback")}
+        given = {name: (tensors[name].numel(), tensors[name].dtype) for name in tensors}
+        if wrong := sorted(name for name, _ in wanted.items() ^ given.items()):
             raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")
-        self.optimizer.steps.copy_(tensors["optimizer.steps"])
-        for index, layer in enumerate(self.arena.layers):
-            self.anchor.fragments[index].copy_(tensors[f"anchor.{index}"])
-            for kind in ("m", "v", "momentum", "feedback"):
-                getattr(layer, kind).copy_(tensors[f"{kind}.{index}"])
+        updates, warming = tensors["progress"].tolist()
+        self.progress = Progress(updates=updates, warming=warming)
+        for i in range(len(self.fragments)):
+            for kind, shelf in self._shelves():
+                shelf[i] = tensors[f"{kind}.{i}"]
+            m, v = tensors[f"m.{i}"], tensors[f"v.{i}"]
+            for t in range(self.plan.tile_count(i)):
+                begin, end = self.plan.bounds(i, t)
+                record = self._own("moments", i, t, 4, reads=False)
+                Moments.of(self.plan, record, end - begin).take(m[begin:end], v[begin:end])
+                self.store.keep("moments", i, t, record)
         self.reset_round()
+
+    def close(self) -> None:
+        """Ends the lanes. The state stays as the last commit left it."""
+        self.operations.close()
+        self.store.close()
 
 
 def accumulate(feedback: Tensor, step: Tensor, decay: float) -> None:

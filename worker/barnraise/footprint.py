@@ -1,0 +1,114 @@
+"""How many bytes a plan takes on each tier: what the store and the buffers allocate, to the page, and the activations
+of a step and of what is done between steps. Pure; tested against what is measured.
+"""
+
+from barnraise import costs
+from barnraise.plan import KINDS, Plan, pages
+
+HELD_OUT = 32  # sequences a validation loss is taken over
+ENCODED = 7  # bytes a parameter of a fragment while it is encoded: the integers, the payload, and its parts
+DECODED = 9  # …while an update is decoded and added to another
+
+
+def device_bytes(plan: Plan) -> int:
+    """Of the compute memory apart from RAM: 0 where there is none."""
+    return _compute(plan) + _states(plan, "device") + activations(plan) if plan.staged else 0
+
+
+def host_bytes(plan: Plan) -> int:
+    """Of RAM, at the worst moment."""
+    size = _states(plan, "host") + _between_tiers(plan)
+    if plan.staged:
+        return size + _waiting(plan) + between_steps(plan)
+    return size + _compute(plan) + max(activations(plan), between_steps(plan))
+
+
+def _states(plan: Plan, tier: str) -> int:
+    """Of the records a tier holds."""
+    size = 0
+    for i in range(plan.last + 1):
+        tiers = {"weights": plan.weights[i], "moments": plan.moments[i]}
+        size += sum(plan.total(kind, i) for kind in KINDS if tiers.get(kind, plan.exchange) == tier)
+    return size
+
+
+def _compute(plan: Plan) -> int:
+    """Of the slots and gradients where the blocks are computed."""
+    block = plan.fragments[1].size
+    size = plan.slots * plan.record("weights", block)
+    if plan.staged:
+        size += sum(plan.record("weights", plan.fragments[i].size) for i in _ends(plan) if plan.weights[i] != "device")
+    if any(not plan.own_gradient(i) for i in plan.blocks):
+        size += plan.gradient_slots * pages(4 * block)
+    size += sum(pages(4 * f.size) for f in plan.fragments if plan.own_gradient(f.index))
+    return size + pages(4 * plan.model.vocabulary * plan.model.width)
+
+
+def _ends(plan: Plan) -> tuple[int, int]:
+    return 0, plan.last
+
+
+def _between_tiers(plan: Plan) -> int:
+    """Of the ring, of blocks on their way from disk to a device, and of the spare tiles."""
+    size = 0
+    if plan.staged and "disk" in plan.weights:
+        size += plan.host_slots * plan.record("weights", plan.fragments[1].size)
+    if any(plan.through_ring(i) for i in range(plan.last + 1)):
+        size += plan.ring * plan.ring_bytes()
+    if plan.on_disk:
+        size += 4 * plan.record("anchor", plan.tile) + plan.record("moments", plan.tile)
+    return size
+
+
+def _waiting(plan: Plan) -> int:
+    """Of gradients and boundaries in RAM that a device handed over."""
+    size = plan.host_gradient_slots * pages(4 * plan.fragments[1].size)
+    size += sum(pages(4 * plan.fragments[i].size) for i in _ends(plan) if plan.weights[i] != "device")
+    if plan.boundaries == "host":
+        size += (plan.model.layers + 1) * plan.micro_batches * costs.stream_bytes(plan.model, plan.sequences)
+    return size
+
+
+def activations(plan: Plan, threads: int = 2) -> int:
+    """What a step's tensors take at the worst moment, besides the static buffers."""
+    model, layers = plan.model, plan.model.layers
+    stream = costs.stream_bytes(model, plan.sequences)
+    inner = 0
+    if plan.kept_inputs == "group":
+        kept = len([g for g in plan.backward_groups if g[0] < plan.last - plan.retained])
+        inner = max(len(group) for group in plan.backward_groups) - 1
+    else:
+        kept = layers - plan.retained
+    if plan.boundaries == "host":
+        kept = min(kept, 2)
+    waiting = (kept + 1) * plan.micro_batches * stream
+    graphs = plan.retained * plan.micro_batches * costs.saved_bytes(model, plan.sequences)
+    if plan.retained:
+        graphs += plan.micro_batches * stream
+    transient = max(
+        costs.head_peak_bytes(model, plan.sequences, device=plan.device),
+        costs.forward_peak_bytes(model, plan.sequences, threads=threads),
+        0 if plan.retained == layers else costs.backward_peak_bytes(model, plan.sequences, threads=threads),
+    )
+    if plan.retained:
+        saved = costs.saved_bytes(model, plan.sequences)
+        transient = max(transient, costs.backward_peak_bytes(model, plan.sequences, threads=threads) - saved)
+    tokens = 8 * plan.micro_batches * plan.sequences * (model.context + 1)
+    return waiting + inner * stream + graphs + transient + tokens
+
+
+def between_steps(plan: Plan, held_out: int = HELD_OUT, threads: int = 2) -> int:
+    """What validating, harvesting and folding in take at the worst moment, besides the static buffers."""
+    model = plan.model
+    table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
+    copied = plan.exchange == "disk"  # a fragment of the anchor is then a copy
+    streams = held_out * costs.stream_bytes(model, 1) + 8 * held_out * (model.context + 1)
+    forward = costs.forward_peak_bytes(model, plan.sequences, threads=threads)
+    head = costs.head_peak_bytes(model, plan.sequences, device=plan.device, wanted=False)
+    evaluated = max(
+        table * (2 if copied else 1),
+        table + streams + max(block * (2 if copied else 1), block + forward, head),
+    )
+    largest = max(fragment.size for fragment in plan.fragments)
+    encoded = (ENCODED + (4 if plan.staged else 0)) * largest
+    return max(evaluated, encoded, DECODED * largest)

@@ -1,0 +1,350 @@
+"""Finds the plan that trains a model fastest within what a machine may use. Pure: no torch, under a second for 175B.
+
+The search: for each size of a micro-batch, way of clipping and way of keeping inputs, states are put as near as the
+budgets let them, in the order of what they save; the candidates that look best are then run through `timeline.py`, and
+the quickest is taken. What cannot fit is refused before anything is allocated, with what would.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from barnraise import footprint
+from barnraise.errors import PlanError
+from barnraise.hardware import Hardware
+from barnraise.limits import Limits
+from barnraise.plan import Plan, tile_elements
+from barnraise.spec import PRESETS, ModelSpec, preset
+from barnraise.swap.schedule import Lane
+from barnraise.swap.timeline import Steps
+
+RESERVE = 0.15  # of the RAM, left to the system and the program where no limit says otherwise
+DEVICE_RESERVE = 0.08
+SIMULATED = 6  # candidates looked at closely
+EXACT_COSTS = 1.10  # exact clipping is given up only where it makes a step this much longer
+GROUPS = (1, 2, 4, 8)  # blocks whose inputs are computed again from one kept input
+DAY = 86_400.0
+
+
+def make_plan(
+    hardware: Hardware, model: ModelSpec, limits: Limits | None = None, step_sequences: int = 8, advise: bool = True
+) -> Plan:
+    """The quickest plan for steps of so many sequences. Raises PlanError naming the resource that is short and, with
+    `advise`, the nearest things that would fit."""
+    search = _Search(hardware, model, limits or Limits(), step_sequences)
+    found = search.best()
+    if found is None:
+        raise PlanError(search.refusal(advise))
+    return found
+
+
+class _Search:
+    def __init__(self, hardware: Hardware, model: ModelSpec, limits: Limits, step_sequences: int):
+        self.hardware, self.model, self.limits, self.step_sequences = hardware, model, limits, step_sequences
+        self.cuda = hardware.device == "cuda"
+        self.staged = self.cuda or limits.device_memory is not None
+        given = limits.memory
+        self.memory = given if given is not None else int(hardware.memory * (1 - RESERVE))
+        self.device_memory = limits.device_memory
+        if self.device_memory is None and self.cuda:
+            self.device_memory = int(hardware.device_memory * (1 - DEVICE_RESERVE))
+        self.disk = limits.disk if limits.disk is not None else int(hardware.disk * 0.95)
+        self.dtype = limits.precision
+        if self.dtype == "auto":
+            self.dtype = hardware.dtype if self.staged else "float32"
+        self.shortest: tuple[int, int, int] | None = None  # (host, device, disk) of the smallest plan tried
+
+    # ---- candidates ------------------------------------------------------------------------------------------
+
+    def best(self) -> Plan | None:
+        fitting = [plan for candidate in self._candidates() if (plan := self._filled(candidate)) is not None]
+        if not fitting:
+            return None
+        fitting.sort(key=self._estimate)
+        timed = [self._timed(plan) for plan in self._few(fitting)]
+        quickest = min(timed, key=lambda plan: plan.seconds)
+        exact = [plan for plan in timed if plan.clipping == "exact"]
+        if quickest.clipping == "layer" and exact:  # the recipe's own clipping, where it is nearly as quick
+            best_exact = min(exact, key=lambda plan: plan.seconds)
+            if best_exact.seconds <= EXACT_COSTS * quickest.seconds:
+                return best_exact
+        return quickest
+
+    @staticmethod
+    def _few(fitting: list[Plan]) -> list[Plan]:
+        """The most promising, of each way of clipping."""
+        clippings = sorted({plan.clipping for plan in fitting})
+        each = max(1, SIMULATED // len(clippings))
+        return [plan for clipping in clippings for plan in [p for p in fitting if p.clipping == clipping][:each]]
+
+    def _candidates(self) -> Iterator[Plan]:
+        """Everything at its smallest: what memory is left is given out by `_filled`."""
+        wanted, n = self.limits.clipping, self.model.layers + 2
+        clippings = ("exact", "layer") if wanted == "auto" else (wanted,)
+        sizes = [s for s in range(self.step_sequences, 0, -1) if self.step_sequences % s == 0]
+        for sequences in sizes:
+            for clipping in clippings:
+                for group in GROUPS:
+                    if group > max(1, self.model.layers // 2):
+                        continue
+                    forward = tuple(
+                        tuple(range(first, min(first + group, self.model.layers + 1)))
+                        for first in range(1, self.model.layers + 1, group)
+                    )
+                    yield Plan(
+                        model=self.model,
+                        device=self.hardware.device,
+                        dtype=self.dtype,
+                        staged=self.staged,
+                        sequences=sequences,
+                        micro_batches=self.step_sequences // sequences,
+                        forward_groups=forward,
+                        backward_groups=tuple(reversed(forward)),
+                        kept_inputs="block" if group == 1 else "group",
+                        boundaries="device",
+                        weights=("host",) * n,
+                        moments=("host",) * n,
+                        moments_bits=self.limits.moments_bits,
+                        clipping=clipping,
+                        slots=0,
+                        gradient_slots=group + 1,
+                        tile=tile_elements(self.model, whole=False),
+                    )
+
+    # ---- filling ---------------------------------------------------------------------------------------------
+
+    def _filled(self, plan: Plan) -> Plan | None:
+        """The candidate with its states as near as they fit; None where even the smallest does not."""
+        return self._in_memory(plan) or self._from_disk(plan)
+
+    def _fits(self, plan: Plan) -> bool:
+        host, device, disk = footprint.host_bytes(plan), footprint.device_bytes(plan), plan.file_bytes()
+        if self.shortest is None or host + device + disk < sum(self.shortest):
+            self.shortest = (host, device, disk)
+        return (
+            host <= self.memory
+            and disk <= self.disk
+            and (not self.staged or self.device_memory is None or device <= self.device_memory)
+        )
+
+    def _most(self, plan: Plan, high: int, change) -> Plan:
+        """`change(plan, k)` with the largest k ≤ high that fits; plan itself fits, as k = 0."""
+        low = 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(change(plan, middle)):
+                low = middle
+            else:
+                high = middle - 1
+        return change(plan, low) if low else plan
+
+    def _in_memory(self, plan: Plan) -> Plan | None:
+        layers = self.model.layers
+        plan = replace(plan, tile=tile_elements(self.model, whole=True), crash_safety="round", ring=0)
+        plan = self._windowed(plan) if self.staged else replace(plan, slots=0)
+        if not self._fits(plan):
+            if not self.cuda:
+                return None
+            plan = replace(plan, boundaries="host")
+            if not self._fits(plan):
+                return None
+        if self.cuda:
+            plan = self._most(plan, layers + 2, self._resident)
+        return self._most(plan, layers, self._retaining) if plan.kept_inputs == "block" else plan
+
+    def _windowed(self, plan: Plan) -> Plan:
+        """Slots for a group and the next; gradients on their way."""
+        group = max(len(g) for g in plan.forward_groups)
+        waits = plan.clipping == "exact" and plan.gradients == "host"
+        return replace(
+            plan,
+            slots=min(2 * group + 1, self.model.layers),
+            host_gradient_slots=self.model.layers if waits else group + 2,
+        )
+
+    def _resident(self, plan: Plan, count: int) -> Plan:
+        """`count` fragments with all their training state on the device: the ends first, then the top blocks."""
+        last = plan.last
+        order = [0, last, *range(last - 1, 0, -1)]
+        mine = set(order[:count])
+        tiers = tuple("device" if i in mine else "host" for i in range(last + 1))
+        paged = self.model.layers - len(mine - {0, last})
+        return replace(plan, weights=tiers, moments=tiers, slots=min(plan.slots, paged))
+
+    def _retaining(self, plan: Plan, count: int) -> Plan:
+        """The top blocks keep what their backward needs, as far as their weights stay where they are."""
+        if plan.staged or "disk" in plan.weights:
+            stays = [
+                i for i in plan.blocks if plan.weights[i] == "device" or (not plan.staged and plan.weights[i] == "host")
+            ]
+            top = 0
+            while top < len(stays) and plan.last - 1 - top in stays:
+                top += 1
+            count = min(count, top)
+        return replace(plan, retained=count)
+
+    def _from_disk(self, plan: Plan) -> Plan | None:
+        n, layers, last = self.model.layers + 2, self.model.layers, self.model.layers + 1
+        group = max(len(g) for g in plan.forward_groups)
+        tiles = -(-plan.fragments[1].size // plan.tile)
+        ends = lambda tier, blocks: tuple(tier if i in (0, last) else blocks for i in range(n))  # noqa: E731
+        plan = replace(
+            plan,
+            weights=ends("host", "disk"),
+            moments=("disk",) * n,
+            exchange="disk",
+            gradients="disk",
+            slots=group + 1,
+            ring=2,
+        )
+        if self.staged:
+            plan = replace(
+                plan, weights=ends("host", "host"), slots=min(2 * group + 1, layers), host_gradient_slots=group + 2
+            )
+            if not self._fits_any(plan):
+                plan = replace(plan, weights=ends("host", "disk"))
+        chosen = self._fits_any(plan)
+        if chosen is None and self.staged:
+            chosen = self._fits_any(replace(plan, boundaries="host"))
+        if chosen is None:
+            return None
+        plan = chosen
+        # What memory is left, in the order of what a byte of it saves.
+        for ring in (tiles, tiles + 2):
+            plan = self._if_fits(plan, ring=ring)
+        plan = self._if_fits(plan, slots=min(layers, 2 * group + 1))
+        if plan.clipping == "exact":
+            waiting = replace(plan, gradients="host", host_gradient_slots=layers if self.staged else 2)
+            plan = waiting if self._fits(waiting) else plan
+        plan = self._most(plan, layers, lambda p, k: replace(p, moments=_spread(p, "moments", k)))
+        if "disk" in plan.weights:
+            plan = self._most(plan, layers, lambda p, k: replace(p, weights=_spread(p, "weights", k)))
+        return self._if_fits(plan, exchange="host")
+
+    def _fits_any(self, plan: Plan) -> Plan | None:
+        wanted = self.limits.crash_safety
+        for safety in ("exact", "restart") if wanted == "auto" else (wanted,):
+            if self._fits(safe := replace(plan, crash_safety=safety)):
+                return safe
+        return None
+
+    def _if_fits(self, plan: Plan, **changes) -> Plan:
+        changed = replace(plan, **changes)
+        return changed if self._fits(changed) else plan
+
+    # ---- judging ---------------------------------------------------------------------------------------------
+
+    def _written(self, plan: Plan) -> int:
+        """Bytes to disk in a step."""
+        size = 0
+        for i in range(plan.last + 1):
+            size += plan.total("weights", i) if plan.writes_weights(i) else 0
+            size += plan.total("moments", i) if plan.writes_moments(i) else 0
+            size += plan.total("anchor", i) if plan.spilled(i) else 0
+        return size
+
+    def _estimate(self, plan: Plan) -> float:
+        """Roughly the seconds of a step: the busiest resource's."""
+        steps = Steps(plan, self.hardware)
+        compute = sum(steps.seconds(op) for op in _computing(plan))
+        read = sum(
+            (2 * plan.total("weights", i) if plan.weights[i] == "disk" else 0)
+            + (plan.total("moments", i) if plan.moments[i] == "disk" else 0)
+            + (plan.total("anchor", i) if plan.spilled(i) else 0)
+            for i in range(plan.last + 1)
+        )
+        disk = read / self.hardware.disk_read + self._written(plan) / self.hardware.disk_write
+        updates = sum(fragment.size for fragment in plan.fragments) / self.hardware.adam
+        return max(compute, disk, updates) if plan.staged else max(compute + updates, disk)
+
+    def _timed(self, plan: Plan) -> Plan:
+        steps = Steps(plan, self.hardware)
+        busy, seconds, written = steps.busy(), steps.step_seconds, self._written(plan)
+        groups = {
+            "compute": busy[Lane.COMPUTE],
+            "disk": busy[Lane.READ] + busy[Lane.WRITE],
+            "link": max(busy[Lane.IN], busy[Lane.OUT]),
+            "optimizer": busy[Lane.OPTIMIZER],
+        }
+        binding = max(groups, key=lambda name: groups[name])
+        daily = self.limits.disk_writes_per_day
+        if daily and written and seconds < (paced := written * DAY / daily):
+            seconds, binding = paced, "disk writes a day"
+        return replace(
+            plan,
+            seconds=seconds,
+            binding=binding,
+            device_bytes=footprint.device_bytes(plan),
+            host_bytes=footprint.host_bytes(plan),
+            disk_bytes=plan.file_bytes(),
+            written_per_step=written,
+            written_per_day=int(written * DAY / seconds) if written else 0,
+        )
+
+    # ---- refusing --------------------------------------------------------------------------------------------
+
+    def refusal(self, advise: bool) -> str:
+        assert self.shortest is not None
+        host, device, disk = self.shortest
+        short = []
+        if host > self.memory:
+            short.append(f"{_size(host)} of memory, and may use {_size(self.memory)}")
+        if self.device_memory is not None and device > self.device_memory:
+            short.append(f"{_size(device)} of {self.hardware.name}'s memory, and may use {_size(self.device_memory)}")
+        if disk > self.disk:
+            short.append(f"{_size(disk)} of disk, and may use {_size(self.disk)}")
+        text = f"this model does not fit: at the least it needs {'; '.join(short) or 'other limits than these'}"
+        if not advise:
+            return text
+        nearest = self._nearest()
+        return f"{text}. What would fit: {'; '.join(nearest)}" if nearest else text
+
+    def _nearest(self) -> list[str]:
+        """Up to three changes, each enough by itself."""
+        limits, found = self.limits, []
+
+        def fits(model: ModelSpec = self.model, sequences: int = self.step_sequences, **changes) -> bool:
+            changed = _Search(self.hardware, model, replace(limits, **changes), sequences)
+            return any(changed._filled(candidate) is not None for candidate in changed._candidates())
+
+        smaller = [s for s in (4, 2, 1) if s < self.step_sequences and fits(sequences=s)]
+        if smaller:
+            found.append(f"steps of {smaller[0]} sequences instead of {self.step_sequences}")
+        if limits.moments_bits == 32 and fits(moments_bits=8):
+            found.append("Adam's moments in 8 bits")
+        for name, now in (("memory", self.memory), ("device_memory", self.device_memory), ("disk", self.disk)):
+            if now is None:
+                continue
+            more = next((now * f for f in (1.25, 1.5, 2, 3, 4, 8, 16) if fits(**{name: int(now * f)})), None)
+            if more is not None:
+                found.append(f"{_size(int(more))} of {name.replace('_', ' ')}")
+        sizes = {name: preset(name).parameters for name in PRESETS}
+        mine = self.model.parameters
+        others = sorted((name for name in PRESETS if sizes[name] < mine), key=lambda name: -sizes[name])
+        other = next((name for name in others if fits(model=preset(name))), None)
+        if other:
+            found.append(f"the preset {other}")
+        return found[:3]
+
+
+def _computing(plan: Plan):
+    """One operation of each kind of computing of a step."""
+    from barnraise.swap.schedule import Kind, Op
+
+    for kind, groups in ((Kind.FORWARD, plan.forward_groups), (Kind.BACKWARD, plan.backward_groups)):
+        for group in groups:
+            yield Op(kind, Lane.COMPUTE, group)
+    yield Op(Kind.EMBED, Lane.COMPUTE, (0,))
+    yield Op(Kind.HEAD, Lane.COMPUTE, (plan.last,))
+
+
+def _spread(plan: Plan, kind: str, count: int) -> tuple[str, ...]:
+    """Tiers with `count` blocks in memory, evenly among those on disk, so that reading never piles up; the ends stay as
+    they are."""
+    layers, tiers = plan.model.layers, list(getattr(plan, kind))
+    for i in plan.blocks:
+        tiers[i] = "host" if i * count // layers > (i - 1) * count // layers else "disk"
+    return tuple(tiers)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
