@@ -26,9 +26,10 @@ def host_bytes(plan: Plan) -> int:
 def _states(plan: Plan, tier: str) -> int:
     """Of the records a tier holds."""
     size = 0
-    for i in range(plan.last + 1):
-        tiers = {"weights": plan.weights[i], "moments": plan.moments[i]}
-        size += sum(plan.total(kind, i) for kind in KINDS if tiers.get(kind, plan.exchange) == tier)
+    for kind in KINDS:
+        tiers = {"weights": plan.weights, "moments": plan.moments}.get(kind, (plan.exchange,) * (plan.last + 1))
+        size += sum(plan.total(kind, i) for i in _ends(plan) if tiers[i] == tier)
+        size += tiers[1:-1].count(tier) * plan.total(kind, 1)
     return size
 
 
@@ -40,7 +41,8 @@ def _compute(plan: Plan) -> int:
         size += sum(plan.record("weights", plan.fragments[i].size) for i in _ends(plan) if plan.weights[i] != "device")
     if any(not plan.own_gradient(i) for i in plan.blocks):
         size += plan.gradient_slots * pages(4 * block)
-    size += sum(pages(4 * f.size) for f in plan.fragments if plan.own_gradient(f.index))
+    size += sum(pages(4 * plan.fragments[i].size) for i in _ends(plan))
+    size += sum(map(plan.own_gradient, plan.blocks)) * pages(4 * block)
     return size + pages(4 * plan.model.vocabulary * plan.model.width)
 
 
@@ -65,7 +67,8 @@ def _waiting(plan: Plan) -> int:
     size = plan.host_gradient_slots * pages(4 * plan.fragments[1].size)
     size += sum(pages(4 * plan.fragments[i].size) for i in _ends(plan) if plan.weights[i] != "device")
     if plan.boundaries == "host":
-        size += (plan.model.layers + 1) * plan.micro_batches * costs.stream_bytes(plan.model, plan.sequences)
+        stream = pages(costs.stream_bytes(plan.model, plan.sequences))
+        size += (plan.model.layers + 2) * plan.micro_batches * stream
     return size
 
 

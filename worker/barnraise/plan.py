@@ -6,7 +6,7 @@ allocated, and what does not fit is refused with the nearest things that would.
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from barnraise.spec import Fragment, ModelSpec
 
@@ -148,8 +148,12 @@ class Plan:
 
     def total(self, kind: str, i: int) -> int:
         """Bytes of all of them."""
-        whole, rest = divmod(self.fragments[i].size, self.tile)
-        return self.record(kind, self.tile) * whole + (self.record(kind, rest) if rest else 0)
+        return self._totals[kind][0 if i == 0 else 2 if i == self.last else 1]
+
+    @cached_property
+    def _totals(self) -> dict[str, list[int]]:
+        """By kind: of the embedding, of a block (all are alike), of the final norm."""
+        return {kind: [sum(self.records(kind, i)) for i in (0, 1, self.last)] for kind in KINDS}
 
     def ring_bytes(self) -> int:
         """Of one buffer of the ring: what an update needs of a tile and memory does not hold."""
@@ -165,12 +169,11 @@ class Plan:
         if not self.on_disk:
             return 0
         size = 0
-        for i in range(self.last + 1):
-            for kind in KINDS:
-                size += (2 if self.two_slots(kind) else 1) * self.total(kind, i)
-            if self.spilled(i):
-                size += self.total("anchor", i)  # four bytes each
-        return size
+        for kind in KINDS:
+            slots = 2 if self.two_slots(kind) else 1
+            ends = self.total(kind, 0) + self.total(kind, self.last)
+            size += slots * (ends + self.model.layers * self.total(kind, 1))
+        return size + sum(map(self.spilled, self.blocks)) * self.total("anchor", 1)  # four bytes an element as well
 
     def two_slots(self, kind: str) -> bool:
         return self.crash_safety == "exact" or kind == "anchor"

@@ -5,7 +5,8 @@ budgets let them, in the order of what they save; the candidates that look best 
 the quickest is taken. What cannot fit is refused before anything is allocated, with what would.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from barnraise import footprint
@@ -14,7 +15,7 @@ from barnraise.hardware import Hardware
 from barnraise.limits import Limits
 from barnraise.plan import Plan, tile_elements
 from barnraise.spec import PRESETS, ModelSpec, preset
-from barnraise.swap.schedule import Lane
+from barnraise.swap.schedule import Kind, Lane, Op
 from barnraise.swap.timeline import Steps
 
 RESERVE = 0.15  # of the RAM, left to the system and the program where no limit says otherwise
@@ -51,7 +52,8 @@ class _Search:
         self.dtype = limits.precision
         if self.dtype == "auto":
             self.dtype = hardware.dtype if self.staged else "float32"
-        self.shortest: tuple[int, int, int] | None = None  # (host, device, disk) of the smallest plan tried
+        self.shortest: tuple[int, int, int] | None = None  # (host, device, disk) of the plan that came nearest
+        self.missing = math.inf  # …and how much more than there is it needs, at the worst
 
     # ---- candidates ------------------------------------------------------------------------------------------
 
@@ -114,19 +116,26 @@ class _Search:
 
     def _filled(self, plan: Plan) -> Plan | None:
         """The candidate with its states as near as they fit; None where even the smallest does not."""
-        return self._in_memory(plan) or self._from_disk(plan)
+        if (held := self._in_memory(plan)) is not None:
+            if self.cuda:
+                held = self._most(held, self.model.layers + 2, self._resident)
+            return self._most(held, self.model.layers, self._retaining) if held.kept_inputs == "block" else held
+        return self._nearer(swapped) if (swapped := self._on_disk(plan)) is not None else None
+
+    def fits(self) -> bool:
+        """Whether anything does."""
+        smallest = [plan for plan in self._candidates() if plan.sequences == 1]
+        return any(self._in_memory(plan) or self._on_disk(plan) for plan in smallest)
 
     def _fits(self, plan: Plan) -> bool:
-        host, device, disk = footprint.host_bytes(plan), footprint.device_bytes(plan), plan.file_bytes()
-        if self.shortest is None or host + device + disk < sum(self.shortest):
-            self.shortest = (host, device, disk)
-        return (
-            host <= self.memory
-            and disk <= self.disk
-            and (not self.staged or self.device_memory is None or device <= self.device_memory)
-        )
+        needs = footprint.host_bytes(plan), footprint.device_bytes(plan), plan.file_bytes()
+        budgets = self.memory, self.device_memory, self.disk
+        missing = max(need / max(1, budget) for need, budget in zip(needs, budgets, strict=True) if budget is not None)
+        if missing < self.missing:
+            self.missing, self.shortest = missing, needs
+        return missing <= 1
 
-    def _most(self, plan: Plan, high: int, change) -> Plan:
+    def _most(self, plan: Plan, high: int, change: Callable[[Plan, int], Plan]) -> Plan:
         """`change(plan, k)` with the largest k ≤ high that fits; plan itself fits, as k = 0."""
         low = 0
         while low < high:
@@ -138,18 +147,17 @@ class _Search:
         return change(plan, low) if low else plan
 
     def _in_memory(self, plan: Plan) -> Plan | None:
-        layers = self.model.layers
+        """Everything in RAM, what is computed with a window of it."""
         plan = replace(plan, tile=tile_elements(self.model, whole=True), crash_safety="round", ring=0)
-        plan = self._windowed(plan) if self.staged else replace(plan, slots=0)
-        if not self._fits(plan):
-            if not self.cuda:
-                return None
-            plan = replace(plan, boundaries="host")
-            if not self._fits(plan):
-                return None
-        if self.cuda:
-            plan = self._most(plan, layers + 2, self._resident)
-        return self._most(plan, layers, self._retaining) if plan.kept_inputs == "block" else plan
+        plan = self._windowed(plan) if self.staged else plan
+        return self._either_boundary(plan, self._fits)
+
+    def _either_boundary(self, plan: Plan, fits: Callable[[Plan], object]) -> Plan | None:
+        """With kept inputs where they are computed or, if that is on a GPU and too much, in RAM."""
+        for where in ("device", "host") if self.cuda else ("device",):
+            if fits(changed := replace(plan, boundaries=where)):
+                return changed
+        return None
 
     def _windowed(self, plan: Plan) -> Plan:
         """Slots for a group and the next; gradients on their way."""
@@ -173,48 +181,37 @@ class _Search:
     def _retaining(self, plan: Plan, count: int) -> Plan:
         """The top blocks keep what their backward needs, as far as their weights stay where they are."""
         if plan.staged or "disk" in plan.weights:
-            stays = [
-                i for i in plan.blocks if plan.weights[i] == "device" or (not plan.staged and plan.weights[i] == "host")
-            ]
-            top = 0
-            while top < len(stays) and plan.last - 1 - top in stays:
-                top += 1
+            near = "device" if plan.staged else "host"
+            top = next(
+                (k for k in range(plan.model.layers) if plan.weights[plan.last - 1 - k] != near), plan.model.layers
+            )
             count = min(count, top)
         return replace(plan, retained=count)
 
-    def _from_disk(self, plan: Plan) -> Plan | None:
-        n, layers, last = self.model.layers + 2, self.model.layers, self.model.layers + 1
-        group = max(len(g) for g in plan.forward_groups)
-        tiles = -(-plan.fragments[1].size // plan.tile)
-        ends = lambda tier, blocks: tuple(tier if i in (0, last) else blocks for i in range(n))  # noqa: E731
-        plan = replace(
-            plan,
-            weights=ends("host", "disk"),
-            moments=("disk",) * n,
-            exchange="disk",
-            gradients="disk",
-            slots=group + 1,
-            ring=2,
-        )
+    def _on_disk(self, plan: Plan) -> Plan | None:
+        """Everything on disk, at its smallest."""
+        layers, group = self.model.layers, max(len(g) for g in plan.forward_groups)
+        moments = ("disk",) * (layers + 2)
+        plan = replace(plan, moments=moments, exchange="disk", gradients="disk", slots=group + 1, ring=2)
         if self.staged:
-            plan = replace(
-                plan, weights=ends("host", "host"), slots=min(2 * group + 1, layers), host_gradient_slots=group + 2
-            )
-            if not self._fits_any(plan):
-                plan = replace(plan, weights=ends("host", "disk"))
-        chosen = self._fits_any(plan)
-        if chosen is None and self.staged:
-            chosen = self._fits_any(replace(plan, boundaries="host"))
-        if chosen is None:
-            return None
-        plan = chosen
-        # What memory is left, in the order of what a byte of it saves.
+            plan = replace(plan, slots=min(2 * group + 1, layers), host_gradient_slots=group + 2)
+        for tier in ("host", "disk") if self.staged else ("disk",):
+            placed = replace(plan, weights=("host", *[tier] * layers, "host"))
+            if (found := self._either_boundary(placed, self._fits_any)) is not None:
+                safe = self._fits_any(found)
+                assert safe is not None
+                return safe
+        return None
+
+    def _nearer(self, plan: Plan) -> Plan:
+        """What memory is left, in the order of what a byte of it saves."""
+        layers, group = self.model.layers, max(len(g) for g in plan.forward_groups)
+        tiles = -(-plan.fragments[1].size // plan.tile)
         for ring in (tiles, tiles + 2):
             plan = self._if_fits(plan, ring=ring)
         plan = self._if_fits(plan, slots=min(layers, 2 * group + 1))
         if plan.clipping == "exact":
-            waiting = replace(plan, gradients="host", host_gradient_slots=layers if self.staged else 2)
-            plan = waiting if self._fits(waiting) else plan
+            plan = self._if_fits(plan, gradients="host", host_gradient_slots=layers if self.staged else 2)
         plan = self._most(plan, layers, lambda p, k: replace(p, moments=_spread(p, "moments", k)))
         if "disk" in plan.weights:
             plan = self._most(plan, layers, lambda p, k: replace(p, weights=_spread(p, "weights", k)))
@@ -303,8 +300,7 @@ class _Search:
         limits, found = self.limits, []
 
         def fits(model: ModelSpec = self.model, sequences: int = self.step_sequences, **changes) -> bool:
-            changed = _Search(self.hardware, model, replace(limits, **changes), sequences)
-            return any(changed._filled(candidate) is not None for candidate in changed._candidates())
+            return _Search(self.hardware, model, replace(limits, **changes), sequences).fits()
 
         smaller = [s for s in (4, 2, 1) if s < self.step_sequences and fits(sequences=s)]
         if smaller:
@@ -326,10 +322,8 @@ class _Search:
         return found[:3]
 
 
-def _computing(plan: Plan):
-    """One operation of each kind of computing of a step."""
-    from barnraise.swap.schedule import Kind, Op
-
+def _computing(plan: Plan) -> Iterator[Op]:
+    """The computing of a step."""
     for kind, groups in ((Kind.FORWARD, plan.forward_groups), (Kind.BACKWARD, plan.backward_groups)):
         for group in groups:
             yield Op(kind, Lane.COMPUTE, group)

@@ -52,8 +52,11 @@ class Buffers:
         through = any(plan.through_ring(i) for i in range(plan.last + 1))
         self._ring = [store.host.buffer(plan.ring_bytes()) for _ in range(plan.ring if through else 0)]
         spare = max(plan.record("weights", plan.tile), plan.record("anchor", plan.tile))
-        self.spares = [store.host.buffer(spare) for _ in range(SPARES if plan.on_disk else 0)]
-        self.spares += [store.host.buffer(plan.record("moments", plan.tile)) for _ in self.spares[:1]]
+        sizes = [spare] * SPARES + [plan.record("moments", plan.tile)] if plan.on_disk else []
+        self._spares = [store.host.buffer(size) for size in sizes]
+        waiting = (plan.model.layers + 2) * plan.micro_batches if plan.boundaries == "host" else 0
+        stream = plan.sequences * plan.model.context * plan.model.width
+        self.streams = [store.host.floats(stream) for _ in range(waiting)]
 
     def _typed(self, raw: Tensor, n: int) -> Tensor:
         return raw[: n * self.dtype.itemsize].view(self.dtype)
@@ -110,6 +113,11 @@ class Buffers:
 
     def _floats(self, raw: Tensor, i: int) -> Tensor:
         return raw[: 4 * self.plan.fragments[i].size].view(torch.float32)
+
+    def spare(self, k: int) -> Tensor:
+        """uint8: a tile's worth of memory for what is done between steps; the last is a tile of moments. Nothing where
+        memory holds all."""
+        return self._spares[k] if self._spares else torch.empty(0, dtype=torch.uint8)
 
     def scratch(self, i: int) -> Tensor:
         """int32 [n] in memory that is free between steps."""

@@ -24,7 +24,7 @@ from barnraise.swap import schedule
 from barnraise.swap.arena import to_float
 from barnraise.swap.loss import head_loss
 from barnraise.swap.moments import Moments
-from barnraise.swap.operations import ArrivalLike, Operations, Progress, Update, added, fold
+from barnraise.swap.operations import ArrivalLike, Operations, Progress, Update, decoded
 from barnraise.swap.passes import Passes
 from barnraise.swap.store import TRAINING, Shelf, Store
 
@@ -98,7 +98,7 @@ class Engine:
         started = time.perf_counter()
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
         shares = [mine / sum(tokens) for mine in tokens]
-        passes = Passes(self.plan, [batch.to(self.device) for batch in batches], shares, self.operations.lanes)
+        passes = Passes(self.plan, [batch.to(self.device) for batch in batches], shares, self.operations.boundaries())
         before, now = self._pending, self._next(rate_scale, sum(tokens), position, passes)
         exact = self.plan.clipping == "exact"
         update = before if exact else now
@@ -166,9 +166,9 @@ class Engine:
         self.operations.drain()
         while arrivals := self._arrivals[:FOLDED]:
             for i in range(len(self.fragments)):
-                units = added(self.anchors, arrivals, i)
-                for begin, end, moments, weights in self._tiles(i):
-                    fold(moments, weights, units[begin:end])
+                units = decoded(arrivals, i)
+                for t, (_, _, moments, weights) in enumerate(self._tiles(i)):
+                    self.operations.fold(i, t, units, weights, moments)
             for arrival in arrivals:
                 self.anchor.note(arrival.header)
             self._arrivals = self._arrivals[len(arrivals) :]
@@ -198,7 +198,7 @@ class Engine:
 
     def _owe(self, i: int, values: Tensor, weight: float) -> None:
         """What the round adds to what was owed: into the error feedback, and negated into `values` (int32 [n])."""
-        recipe, (_, a, b, c) = self.recipe, self.buffers.spares[:4] or [torch.empty(0, dtype=torch.uint8)] * 4
+        recipe, (a, b, c) = self.recipe, (self.buffers.spare(k) for k in (1, 2, 3))
         for t, (begin, end, moments, weights) in enumerate(self._tiles(i, changes=False)):
             n = end - begin
             anchor = self.store.tile("anchor", i, t, a)[: 4 * n].view(torch.int32)
@@ -215,7 +215,7 @@ class Engine:
 
     def _say(self, i: int, values: Tensor, units: Tensor) -> None:
         """`units` of `values` were said: the rest stays owed, the anchor moves, and the replica begins at it."""
-        _, a, b, _ = self.buffers.spares[:4] or [torch.empty(0, dtype=torch.uint8)] * 4
+        a, b = self.buffers.spare(1), self.buffers.spare(2)
         for t, (begin, end, moments, weights) in enumerate(self._tiles(i)):
             n, said = end - begin, units[begin:end]
             held = self.store.held("feedback", i)
@@ -232,7 +232,7 @@ class Engine:
         """The replica is the anchor again; what the round had learnt is dropped."""
         self._pending = None
         self.settle()
-        spare = self.buffers.spares[1] if self.buffers.spares else torch.empty(0, dtype=torch.uint8)
+        spare = self.buffers.spare(1)
         for i in range(len(self.fragments)):
             for t, (begin, end, moments, weights) in enumerate(self._tiles(i, reads=False)):
                 anchor = self.store.tile("anchor", i, t, spare)[: 4 * (end - begin)].view(torch.int32)
@@ -295,7 +295,7 @@ class Engine:
         if self.store.held(kind, i) is not None:
             return self.store.span(kind, i, t)
         begin, end = self.plan.bounds(i, t)
-        into = self.buffers.spares[spare][: self.plan.record(kind, end - begin)]
+        into = self.buffers.spare(spare)[: self.plan.record(kind, end - begin)]
         if reads:
             self.store.read(kind, i, t, into)
         return into

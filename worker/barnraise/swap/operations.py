@@ -13,6 +13,7 @@ from barnraise.plan import Plan
 from barnraise.spec import Recipe
 from barnraise.swap import schedule
 from barnraise.swap.arena import Leaves, to_float
+from barnraise.swap.boundaries import Boundaries, HostBoundaries
 from barnraise.swap.buffers import Buffers
 from barnraise.swap.moments import Moments
 from barnraise.swap.passes import Passes
@@ -124,6 +125,12 @@ class Operations:
             for i in (0, self.plan.last):
                 if self.plan.weights[i] != "device":
                     self.buffers.end(i).flat.data.copy_(self.buffers.master(i))
+
+    def boundaries(self) -> Boundaries:
+        """For one step."""
+        if self.plan.boundaries == "host":
+            return HostBoundaries(self.lanes, self.buffers.streams)
+        return Boundaries()
 
     def close(self) -> None:
         for lane in self.lanes.values():
@@ -245,12 +252,22 @@ class Operations:
         if not arrivals:
             return
         if i not in self._units:
-            self._units[i] = added(self.anchors, arrivals, i), self.plan.tile_count(i)
+            self._units[i] = decoded(arrivals, i), self.plan.tile_count(i)
         units, left = self._units[i]
-        fold(moments, weights, units[slice(*self.plan.bounds(i, t))])
+        self.fold(i, t, units, weights, moments)
         self._units[i] = units, left - 1
         if left == 1:
             del self._units[i]
+
+    def fold(self, i: int, t: int, units: Tensor, weights: Tensor, moments: Moments) -> None:
+        """Adds a tile of int32 units [fragment] to the anchor and to the replica."""
+        begin, end = self.plan.bounds(i, t)
+        raw = self.store.tile("anchor", i, t, self.buffers.spare(1))
+        raw[: 4 * (end - begin)].view(torch.int32).add_(units[begin:end])
+        self.store.keep("anchor", i, t, raw)
+        master = moments.master(weights)
+        master.add_(to_float(units[begin:end].to(master.device)))
+        moments.keep(weights, master)
 
     def _store(self, op: Op) -> Callable[[], None]:
         (i,) = op.blocks
@@ -281,19 +298,9 @@ class Operations:
         return lambda: self.store.commit(mark)
 
 
-def added(anchors: Shelf, arrivals: list[ArrivalLike], i: int) -> Tensor:
-    """Adds all arrivals' units of fragment i to its anchor; returns their sum, int32 [n]."""
+def decoded(arrivals: list[ArrivalLike], i: int) -> Tensor:
+    """The sum of all arrivals' units of fragment i, int32 [n]."""
     units = arrivals[0].decode(i)
     for arrival in arrivals[1:]:
         units = units.add_(arrival.decode(i))
-    anchor = anchors[i]
-    anchor.add_(units)
-    anchors[i] = anchor
     return units
-
-
-def fold(moments: Moments, weights: Tensor, units: Tensor) -> None:
-    """Moves a tile's replica by int32 units."""
-    master = moments.master(weights)
-    master.add_(to_float(units.to(master.device)))
-    moments.keep(weights, master)

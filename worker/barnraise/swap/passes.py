@@ -1,7 +1,7 @@
 """Forward and backward of a group of blocks, all micro-batches, and where their inputs wait in between."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ from torch import Tensor
 from barnraise import model as gpt
 from barnraise.plan import Plan
 from barnraise.swap.arena import Leaves
+from barnraise.swap.boundaries import Boundaries
 from barnraise.swap.loss import head_step
-from barnraise.swap.tiers import Lane
 
 STREAM = -1  # the boundary that gradients travel in, on their way down
 
@@ -19,11 +19,11 @@ class Passes:
     """One step's activations and figures. `losses`: share · loss of each micro-batch, `norms`: of each fragment's
     gradient; both stay on the device."""
 
-    def __init__(self, plan: Plan, batches: Sequence[Tensor], shares: Sequence[float], lanes: Mapping[str, Lane]):
+    def __init__(self, plan: Plan, batches: Sequence[Tensor], shares: Sequence[float], boundaries: Boundaries):
         """`batches`: int64 [sequences, context + 1] each, on the device."""
         self.plan, self.heads = plan, plan.model.heads
         self.batches, self.shares = batches, shares
-        self.boundaries = HostBoundaries(lanes) if plan.boundaries == "host" else Boundaries()
+        self.boundaries = boundaries
         self.losses: list[Tensor] = []
         self.norms: dict[int, Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -68,7 +68,8 @@ class Passes:
         """`token_gradient`: fp32 [V, d], added to."""
         for m, (batch, share) in enumerate(zip(self.batches, self.shares, strict=True)):
             x = self.boundaries.pop(self.plan.last, m)
-            loss, dx = head_step(final.weights, embedding.weights["token"], x, batch[:, 1:], share, token_gradient)
+            with self._precision():
+                loss, dx = head_step(final.weights, embedding.weights["token"], x, batch[:, 1:], share, token_gradient)
             self.losses.append(loss)
             self.boundaries.put(STREAM, m, dx)
 
@@ -117,23 +118,3 @@ class Passes:
                         torch.ops.aten.embedding_dense_backward(rows, tokens.reshape(-1), count, -1, False)
                     )
             gradient["token"].add_(token_gradient)
-
-
-class Boundaries:
-    """What blocks took in, by (block, micro-batch), until backward wants it: where it was computed."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], Tensor] = {}
-
-    def put(self, i: int, m: int, x: Tensor) -> None:
-        self._kept[i, m] = x
-
-    def get(self, i: int, m: int) -> Tensor:
-        return self._kept[i, m]
-
-    def pop(self, i: int, m: int) -> Tensor:
-        return self._kept.pop((i, m))
-
-
-class HostBoundaries(Boundaries):
-    pass

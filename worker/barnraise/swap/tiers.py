@@ -36,6 +36,11 @@ class Event:
         """Whether the lane has come to it (its stream may still be at it)."""
         return self._said.is_set()
 
+    @property
+    def finished(self) -> bool:
+        """Whether it is done altogether."""
+        return self.said and (self._mark is None or self._mark.query())
+
     def done(self, mark: "torch.cuda.Event | None" = None, error: BaseException | None = None) -> None:
         self._mark, self.error = mark, error
         self._said.set()
@@ -89,6 +94,12 @@ class Lane:
         with self._more:
             self._queue.append((call, after, event, label, urgency))
             self._more.notify_all()
+        return event
+
+    def mark(self) -> Event:
+        """An event for all that an inline lane has begun."""
+        event = Event()
+        event.done(None if self.stream is None else self.stream.record_event())
         return event
 
     def settle(self) -> None:
