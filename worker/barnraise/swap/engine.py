@@ -18,7 +18,7 @@ from torch import Tensor
 from barnraise import model as gpt
 from barnraise.errors import StateError
 from barnraise.model import views
-from barnraise.plan import Plan
+from barnraise.plan import KINDS, Plan
 from barnraise.spec import UNIT_BITS, Recipe
 from barnraise.swap import schedule
 from barnraise.swap.arena import to_float
@@ -26,7 +26,7 @@ from barnraise.swap.loss import head_loss
 from barnraise.swap.moments import Moments
 from barnraise.swap.operations import ArrivalLike, Operations, Progress, Update, decoded
 from barnraise.swap.passes import Passes
-from barnraise.swap.store import TRAINING, Shelf, Store
+from barnraise.swap.store import TRADING, TRAINING, Shelf, Store
 
 FEEDBACK_BOUND = 1 << 30  # units, 16.0: far beyond what an update may say, and room below int32's end
 STEP_BOUND = 1 << 29
@@ -105,6 +105,8 @@ class Engine:
         if update is not None:
             update.arrivals, self._arrivals = self._arrivals[:FOLDED], self._arrivals[FOLDED:]
             folds = bool(update.arrivals)
+            if folds:
+                self.operations.drain()  # the anchor's free slots are only free once the last commit is made
         self.operations.run(partial(schedule.step, pending=before is not None), update, passes)
         if update is not None and folds:
             self.operations.drain()
@@ -314,8 +316,8 @@ class Engine:
         """A state on disk: what is there is now the state. `closing`: with what only memory held."""
         self.flush()
         self.operations.drain()
-        if closing and not self.plan.commits_steps:
-            self.store.save_held()
+        if not self.plan.commits_steps:
+            self.store.save_held(KINDS if closing else ("anchor", *TRADING))
         held = any(self.store.held(kind, i) is not None for kind in TRAINING for i in range(len(self.fragments)))
         self.store.commit(self.describe(self.progress), whole=closing or not held)
 

@@ -95,9 +95,9 @@ class Store:
         self.read(kind, i, t, into)
         return into
 
-    def keep(self, kind: str, i: int, t: int, data: Tensor, at_once: bool = True) -> None:
+    def keep(self, kind: str, i: int, t: int, data: Tensor) -> None:
         """A tile that was changed, where `tile` gave it: to disk, if that is its home or must follow."""
-        if self.folder is not None and (self._tier(kind, i) == "disk" or (at_once and self.plan.commits_steps)):
+        if self.folder is not None and (self._tier(kind, i) == "disk" or self.plan.commits_steps):
             self.write(kind, i, t, data)
 
     def bounds(self, kind: str, i: int, t: int) -> slice:
@@ -185,9 +185,12 @@ class Store:
 
     @property
     def layout(self) -> dict:
+        return self.layout_of(self.plan)
+
+    @staticmethod
+    def layout_of(plan: Plan) -> dict:
         """What decides, besides the model, where records lie and what is in them. Which of them memory holds does not:
         a state outlives a change of limits."""
-        plan = self.plan
         return {
             "format": FORMAT, "tile": plan.tile, "crash_safety": plan.crash_safety, "dtype": plan.dtype,
             "moments_bits": plan.moments_bits,
@@ -242,10 +245,10 @@ class Store:
                         self.read(kind, i, t, fresh)
                         into.copy_(fresh)
 
-    def save_held(self) -> None:
-        """What memory holds and no step writes goes to disk, before the last commit."""
+    def save_held(self, kinds: Sequence[str]) -> None:
+        """What memory holds of these kinds and nothing else writes goes to disk, before a commit."""
         for (kind, i), held in self._held.items():
-            for t in range(self.plan.tile_count(i)):
+            for t in range(self.plan.tile_count(i) if kind in kinds else 0):
                 self.write(kind, i, t, held[self.bounds(kind, i, t)])
 
     def allowance(self, daily: int | None) -> int | None:
