@@ -17,8 +17,10 @@ from barnraise.coordinator import Coordinator
 from barnraise.enter import Place
 from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.memory import MemoryNetwork
+from barnraise.hardware import Hardware
 from barnraise.home import Folder, Home
 from barnraise.identity import Identity, digest
+from barnraise.limits import Limits
 from barnraise.run import Worker
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.wire import Directive, Manifest, Peer, Role, Status, Ticket
@@ -26,6 +28,11 @@ from barnraise.wire import Directive, Manifest, Peer, Role, Status, Ticket
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 NOBODY = "http://127.0.0.1:9"  # the discard port: refused at once
 MIRROR = Identity(b"m" * 32)
+MACHINE = Hardware(  # nothing is measured here: a plan's arithmetic is tested elsewhere
+    device="cpu", name="a test's machine", cores=1, memory=8 << 30, device_memory=0, disk=8 << 30, dtype="float32",
+    matmul=((128, 2e10),), attention=1e10, elementwise=5e9, to_device=5e9, from_device=5e9, stream=1e10, adam=2e8,
+    disk_read=5e8, disk_write=5e8,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +96,9 @@ class Swarm:
             shutil.copytree(self.text, blobs, copy_function=os.link)
         return home
 
-    def start(self, name: str, with_text: bool = True, knows: list[str] | None = None) -> Volunteer:
+    def start(
+        self, name: str, with_text: bool = True, knows: list[str] | None = None, limits: Limits | None = None
+    ) -> Volunteer:
         """Enters by hand, as a machine would that holds a ticket; `knows`: whom it dials first, by name."""
         home = self.home(name, with_text)
         now, key = time.time(), home.identity.key
@@ -122,7 +131,8 @@ class Swarm:
                 doom.clear()
                 raise Killed
 
-        worker = Worker(place, home.identity, leaving, watch, "cpu", self.network.transport(key))
+        transport = self.network.transport(key)
+        worker = Worker(place, home.identity, leaving, MACHINE, limits, watch, transport)
 
         def work() -> None:
             torch.set_num_threads(1)

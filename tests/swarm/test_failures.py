@@ -37,7 +37,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_join_goes_on(swarm, monkeypatc
     elif where == "ledger":
         ada.worker.ledger._db.execute(TRIGGER)
     else:
-        monkeypatch.setattr(ada.worker.checkpoint, "save", full)
+        monkeypatch.setattr(ada.worker.kept.checkpoint, "save", full)
     with pytest.raises(StateError, match=r"stopped: .* holds is whole; join again"):
         ada.join()
     run.volunteers.remove(ada)

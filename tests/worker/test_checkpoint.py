@@ -17,8 +17,11 @@ from barnraise.checkpoint import MANIFEST, TENSORS, Checkpoint, Mark, export
 from barnraise.data import train_tokenizer
 from barnraise.errors import StateError
 from barnraise.exchange.anchor import Anchor
+from barnraise.plan import Plan, tile_elements
 from barnraise.spec import ModelSpec, Recipe
+from barnraise.swap.arena import to_float
 from barnraise.swap.engine import Engine
+from barnraise.swap.store import Shelf, Store
 from barnraise.wire import FragmentUpdate, Update
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
@@ -27,6 +30,19 @@ HEAD = Update(
     run=RUN, peer="a" * 64, incarnation="1" * 16, seq=3, previous="0" * 64, tokens=10, total=30,
     fragments=[FragmentUpdate(digest="d" * 64, size=5, sketch="e" * 16)],
 )  # fmt: skip
+
+
+def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
+    """An engine with all its state in memory, at the seed's weights."""
+    groups, tiers = tuple((i,) for i in range(1, model.layers + 1)), ("host",) * (model.layers + 2)
+    plan = Plan(
+        model, forward_groups=groups, backward_groups=groups[::-1], weights=tiers, moments=tiers,
+        gradient_slots=2, tile=tile_elements(model, whole=True),
+    )  # fmt: skip
+    store = Store(plan)
+    anchor = Anchor(Shelf(store, "anchor"))
+    anchor.begin(Anchor.initial(model, seed).fragments, {})
+    return Engine(plan, recipe, store, anchor)
 
 
 def mark(step: int) -> Mark:
@@ -51,11 +67,11 @@ def test_what_was_saved_comes_back(tmp_path):
 
 
 def test_an_engine_comes_back_from_disk_with_the_same_bits(tmp_path):
-    engine = Engine(TINY, Recipe(), Anchor.initial(TINY, 1))
+    engine = in_memory(TINY, Recipe(), 1)
     engine.step([torch.randint(300, (2, 17))])
     list(engine.harvest(lambda values: (b"", values // 2), 1.0))
     Checkpoint(tmp_path).save(engine.state(), mark(1))
-    again = Engine(TINY, Recipe(), Anchor.initial(TINY, 2))
+    again = in_memory(TINY, Recipe(), 2)
     again.load(Checkpoint(tmp_path).restore()[0])
     assert all(torch.equal(tensor, again.state()[name]) for name, tensor in engine.state().items())
 
@@ -203,18 +219,20 @@ def hugging_face_gpt2(config: dict, w: dict[str, torch.Tensor], tokens: torch.Te
 
 
 def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path):
-    engine = Engine(TINY, dataclasses.replace(Recipe(), learning_rate=0.03, outer_rate=1.0), Anchor.initial(TINY, 1))
+    engine = in_memory(TINY, dataclasses.replace(Recipe(), learning_rate=0.03, outer_rate=1.0), 1)
     for step in range(5):  # so that norms and biases are not what they started as
         engine.step([torch.randint(300, (4, 17), generator=torch.Generator().manual_seed(step))])
     list(engine.harvest(lambda values: (b"", values), 1.0))
     tokenizer = tmp_path / "blob"
     tokenizer.write_text(train_tokenizer([b"a file\n", b"another\n"], 300).to_str())
     export(tmp_path / "out", TINY, engine.state(), tokenizer)
+    export(tmp_path / "parts", TINY, engine.state(), shard=40_000)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     named = load_file(tmp_path / "out" / "model.safetensors")
     tokens = torch.randint(300, (3, 16), generator=torch.Generator().manual_seed(9))
     with torch.no_grad():
-        embedding, *blocks, final = engine.arena.parameters
+        anchors = zip(TINY.fragments(), engine.anchor.fragments, strict=True)
+        embedding, *blocks, final = [gpt.views(fragment, to_float(units)) for fragment, units in anchors]
         x = gpt.embed(embedding, tokens)
         for weights in blocks:
             x = gpt.block(weights, x, TINY.heads)
@@ -229,8 +247,16 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
     ]  # fmt: skip
 
 
+    index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == named.keys() and len(set(index["weight_map"].values())) > 1
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / "parts" / file)[name], named[name])
+    export(tmp_path / "parts", TINY, engine.state())
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == ["config.json", "model.safetensors"]
+
+
 def test_a_state_of_another_model_is_not_exported(tmp_path):
-    engine = Engine(TINY, Recipe(), Anchor.initial(TINY, 1))
+    engine = in_memory(TINY, Recipe(), 1)
     with pytest.raises(StateError, match=r"block\.2"):
         export(tmp_path, dataclasses.replace(TINY, layers=3), engine.state())
     assert not list(tmp_path.iterdir())

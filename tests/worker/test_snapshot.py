@@ -50,7 +50,7 @@ def joined(machine, *others, timeout: float = 30.0):
     machine.knows(*others)
     snapshot = machine.node.join(timeout)
     if snapshot is not None:
-        machine.anchor = Anchor(snapshot.fragments, snapshot.heads)
+        machine.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
     machine.start()
     return snapshot
 

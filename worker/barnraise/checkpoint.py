@@ -1,4 +1,4 @@
-"""Two slots on disk for this machine's state, and the finished model in Hugging Face's layout.
+"""Two slots on disk for a state in memory, and the finished model in Hugging Face's layout.
 
 checkpoint/{a,b}/{tensors.safetensors, manifest.json}: a save writes into `new/`, makes it durable and renames it over
 the *older* slot, so that at every instant one whole slot is on disk. `restore` reads the newest slot whose digest
@@ -8,19 +8,22 @@ lock sees to that).
 
 import json
 import logging
+import math
 import os
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from blake3 import blake3
 from pydantic import Field, FiniteFloat, ValidationError
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from barnraise.errors import StateError
 from barnraise.model import NORM_EPSILON, views
-from barnraise.spec import ModelSpec
+from barnraise.spec import Fragment, ModelSpec
 from barnraise.swap.arena import to_float
 from barnraise.wire import Author, Count, Digest, Id, Message, Update
 
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 
 SLOTS = ("a", "b")
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = 2 << 30  # bytes of an exported file, about
 
 
 class Mark(Message):
@@ -74,14 +79,23 @@ class Checkpoint:
         whole[target] = mark
         return mark
 
-    def restore(self) -> tuple[dict[str, Tensor], Mark] | None:
-        """The newest whole slot; None when there is none."""
+    @property
+    def mark(self) -> Mark | None:
+        """Of the newest whole slot."""
+        return max(self._slots().values(), key=lambda mark: mark.order, default=None)
+
+    def restore(self) -> tuple["Saved", Mark] | None:
+        """The newest whole slot; None when there is none. Its tensors can be read until the next but one save."""
         whole = self._slots()
         if not whole:
             return None
         slot = max(whole, key=lambda slot: whole[slot].order)
-        mapped = load_file(self.folder / slot / TENSORS)
-        return {name: tensor.clone() for name, tensor in mapped.items()}, whole[slot]  # so that the file can go
+        return Saved(self.folder / slot / TENSORS), whole[slot]
+
+    def clear(self) -> None:
+        """Forgets both slots."""
+        _remove(self.folder)
+        self._whole = None
 
     def _slots(self) -> dict[str, Mark]:
         if self._whole is None:
@@ -95,6 +109,27 @@ class Checkpoint:
                 except (OSError, StateError) as error:
                     log.warning("checkpoint slot %s is damaged and not used: %s", folder, error)
         return self._whole
+
+
+class Saved(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, read one at a time; the file is open only meanwhile."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        with safe_open(path, "pt") as file:
+            self._names = list(file.keys())
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with safe_open(self.path, "pt") as file:
+            return file.get_tensor(name).clone()  # a copy, so that the file can go
 
 
 def _read(slot: Path) -> Mark:
@@ -114,23 +149,79 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def export(folder: Path, model: ModelSpec, tensors: dict[str, Tensor], tokenizer: Path | None = None) -> None:
+def export(
+    folder: Path, model: ModelSpec, tensors: Mapping[str, Tensor], tokenizer: Path | None = None, shard: int = SHARD
+) -> None:
     """Writes the anchor (`anchor.<i>` of Engine.state, int32) as Hugging Face's GPT-2: config.json, model.safetensors
-    and, for a BPE, tokenizer.json. Raises StateError when an anchor's fragment is missing or of another shape."""
-    named: dict[str, Tensor] = {}
+    (in shards of some `shard` bytes, with an index, when it is larger) and, for a BPE, tokenizer.json. One fragment is
+    in memory at a time. Raises StateError when one is missing or of another shape."""
+    shapes = {each.index: _shapes(each) for each in model.fragments()}
+    shards: list[list[Fragment]] = [[]]
     for fragment in model.fragments():
-        units = tensors.get(f"anchor.{fragment.index}")
-        if units is None or units.shape != (fragment.size,):
-            raise StateError(f"the state has no {fragment.name} of this model to export")
-        for name, tensor in views(fragment, to_float(units)).items():
-            target, transposed = _hugging_face(fragment.name, name)
-            named[target] = (tensor.t() if transposed else tensor).contiguous().clone()
+        held = sum(4 * each.size for each in shards[-1])
+        if held and held + 4 * fragment.size > shard:
+            shards.append([])
+        shards[-1].append(fragment)
+        _units(tensors, fragment)  # what cannot be written whole is not begun
+    count = len(shards)
+    names = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)] if count > 1 else [SINGLE]
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(named, folder / "model.safetensors.new", metadata={"format": "pt"})
-    (folder / "model.safetensors.new").replace(folder / "model.safetensors")  # never half a model under that name
+    for name, fragments in zip(names, shards, strict=True):
+        parts = ((fragment, views(fragment, to_float(_units(tensors, fragment)))) for fragment in fragments)
+        layout = {target: shape for fragment in fragments for target, shape in shapes[fragment.index].items()}
+        _write_tensors(folder / f"{name}.new", layout, parts)
+    for old in (*folder.glob("model*.safetensors"), *folder.glob(INDEX)):
+        old.unlink()
+    for name in names:  # never half a model under these names
+        (folder / f"{name}.new").replace(folder / name)
+    if count > 1:
+        placed = {}
+        for name, fragments in zip(names, shards, strict=True):
+            placed |= {target: name for fragment in fragments for target in shapes[fragment.index]}
+        index = {"metadata": {"total_size": 4 * model.parameters}, "weight_map": placed}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(_config(model), indent=2) + "\n")
     if tokenizer is not None:
         shutil.copyfile(tokenizer, folder / "tokenizer.json")
+
+
+def _units(tensors: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
+    units = tensors.get(f"anchor.{fragment.index}")
+    if units is None or units.shape != (fragment.size,):
+        raise StateError(f"the state has no {fragment.name} of this model to export")
+    return units
+
+
+def _shapes(fragment: Fragment) -> dict[str, list[int]]:
+    """By their names there, in the order of the fragment's own."""
+    found = {}
+    for slot in fragment.slots:
+        target, transposed = _hugging_face(fragment.name, slot.name)
+        found[target] = list(reversed(slot.shape)) if transposed else list(slot.shape)
+    return found
+
+
+def _write_tensors(
+    path: Path, layout: dict[str, list[int]], parts: Iterable[tuple[Fragment, dict[str, Tensor]]]
+) -> None:
+    """A safetensors file of fp32 tensors: eight bytes of the header's length, the header as JSON, then the values. By
+    hand, because the library wants all of them in memory."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in layout.items():
+        size = 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for fragment, named in parts:
+            for name, tensor in named.items():
+                _, transposed = _hugging_face(fragment.name, name)
+                values = (tensor.t() if transposed else tensor).contiguous().numpy().astype("<f4", copy=False)
+                file.write(memoryview(values).cast("B"))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 _NAMES = {

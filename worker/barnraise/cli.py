@@ -1,6 +1,6 @@
 """The `barnraise` command: what a volunteer types.
 
-login URL · runs · join RUN · status · export RUN FOLDER
+login URL · runs · plan · limits · join RUN · status · export RUN FOLDER
 """
 
 import contextlib
@@ -27,16 +27,30 @@ from barnraise import __version__
 from barnraise.coordinator import Coordinator
 from barnraise.errors import BarnraiseError, CoordinatorError, CoordinatorGone, StateError
 from barnraise.home import Home, Membership
+from barnraise.planning import (
+    ClippingOption,
+    DeviceMemoryOption,
+    DeviceOption,
+    DiskOption,
+    EightOption,
+    HardwareOption,
+    HomeOption,
+    JsonOption,
+    MemoryOption,
+    SafetyOption,
+    ThreadsOption,
+    WritesOption,
+    limited,
+    measure,
+)
+from barnraise.planning import app as planning
 from barnraise.wire import EnrolmentStatus, Machine
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train a GPT together, each on their own computer.")
+app.add_typer(planning)
 out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
-HomeOption = Annotated[
-    Path | None, typer.Option("--home", envvar="BARNRAISE_HOME", help="Where this machine's key and state live.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def main() -> None:
@@ -111,27 +125,37 @@ def runs(home: HomeOption = None, as_json: JsonOption = False) -> None:
 def join(
     run: Annotated[str, typer.Argument(help="The run's name in its address, or its id.")],
     home: HomeOption = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1; the best there is, if not said.")] = "",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads to train with; 0: as many as cores.")] = 0,
+    device: DeviceOption = "",
+    threads: ThreadsOption = 0,
     port: Annotated[int, typer.Option(min=0, max=65535, help="UDP port for peers; 0: any free one.")] = 0,
+    memory: MemoryOption = "",
+    device_memory: DeviceMemoryOption = "",
+    disk: DiskOption = "",
+    disk_writes_per_day: WritesOption = "",
+    clipping: ClippingOption = "",
+    crash_safety: SafetyOption = "",
+    moments_8bit: EightOption = None,
+    hardware: HardwareOption = None,
 ) -> None:
-    """Train in a run until it ends, or until Ctrl-C: then the work is saved, and the next join goes on from there."""
+    """Train in a run until it ends, or until Ctrl-C: then the work is saved, and the next join goes on from there.
+
+    Limits that are given here last: see `barnraise limits`.
+    """
     from barnraise.enter import enter  # torch takes seconds to import: only where it is needed
 
     tell_logs()
     leaving = leave_on_signals()
     place = Home(home or Home.default())
+    given = memory, device_memory, disk, disk_writes_per_day
+    place.limits = limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     out.print(f"Entering [bold]{escape(run)}[/] …")
     entered = enter(place, run, leaving)
     if entered is None:
         return
-    import torch
-
     from barnraise.exchange.transport import IrohTransport
     from barnraise.run import Worker
 
-    if threads:
-        torch.set_num_threads(threads)
+    measured = measure(place, device, threads, hardware)
     with Live(console=out, auto_refresh=False, transient=False) as live:
         last = 0.0
 
@@ -144,7 +168,7 @@ def join(
                 logging.getLogger("barnraise").info("%s", line(status).plain)
 
         transport = IrohTransport(place.identity.secret, port=port)
-        worker = Worker(entered, place.identity, leaving, watch, device, transport)
+        worker = Worker(entered, place.identity, leaving, measured, limits, watch, transport)
         worker.work()
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
@@ -176,12 +200,13 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Where to write config.json and model.safetensors.")],
     home: HomeOption = None,
 ) -> None:
-    """Write this machine's last checkpoint of a run for Hugging Face's GPT-2 class."""
+    """Write this machine's last state of a run for Hugging Face's GPT-2 class."""
     from barnraise.checkpoint import Checkpoint
     from barnraise.checkpoint import export as write
     from barnraise.enter import remembered
     from barnraise.exchange.blobs import Blobs
     from barnraise.identity import opened
+    from barnraise.restore import State, state_mark
     from barnraise.spec import RunSpec
     from barnraise.wire import Manifest
 
@@ -189,15 +214,23 @@ def export(
     kept = remembered(place, run)
     if kept is None or kept.manifest is None:
         raise StateError(f"this machine has never worked on '{run}'")
-    state = place.path / "runs" / kept.id
-    saved = Checkpoint(state / "checkpoint").restore()
-    if saved is None:
-        raise StateError(f"this machine has no checkpoint of '{run}' yet")
-    tensors, mark = saved
+    folder_of_run = place.path / "runs" / kept.id
+    model = RunSpec.from_json(kept.spec).model
     tokenizer = opened(kept.manifest, "manifest", Manifest).tokenizer
-    blob = Blobs(state / "blobs").path(tokenizer) if tokenizer else None
-    write(folder, RunSpec.from_json(kept.spec).model, tensors, blob)
-    out.print(f"Wrote the weights at {mark.tokens:,} tokens to {folder}")
+    blob = Blobs(folder_of_run / "blobs").path(tokenizer) if tokenizer else None
+    if state_mark(folder_of_run / "state") is None:
+        saved = Checkpoint(folder_of_run / "checkpoint").restore()
+        if saved is None:
+            raise StateError(f"this machine has no checkpoint of '{run}' yet")
+        write(folder, model, saved[0], blob)
+        at = saved[1].tokens
+    else:
+        with contextlib.closing(place.folder(kept.id)):  # a state on disk changes under whoever reads beside a worker
+            state = State(model, folder_of_run / "state")
+            write(folder, model, state, blob)
+            at = state.mark.tokens
+            state.close()
+    out.print(f"Wrote the weights at {at:,} tokens to {folder}")
 
 
 def machine(name: str) -> Machine:

@@ -2,6 +2,8 @@
 
 home/key                     the machine's Ed25519 key
 home/coordinator.json        which coordinator knows it, and as what
+home/limits.json             how much of it a worker may use
+home/hardware.json           what it can do, as measured
 home/runs/<run>/folder.json  whose state this is: format, run, spec digest, incarnation
 home/runs/<run>/…            spec.json, join.json, ledger, blobs, checkpoints, spool, status.json
 """
@@ -10,6 +12,7 @@ import json
 import logging
 import os
 import secrets
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from pydantic import ValidationError
 
 from barnraise.errors import StateError
 from barnraise.identity import Identity
+from barnraise.limits import Limits
 from barnraise.wire import Id, Key, Message, MirrorView
 
 log = logging.getLogger("barnraise")
@@ -69,6 +73,21 @@ class Home:
 
     def enrol(self, membership: Membership) -> None:
         write_whole(self.path / "coordinator.json", membership.model_dump_json(indent=1).encode())
+
+    @property
+    def limits(self) -> Limits:
+        """What was last said; nothing said, nothing limited. Raises StateError when the file is damaged."""
+        path = self.path / "limits.json"
+        if not path.exists():
+            return Limits()
+        try:
+            return Limits(**json.loads(path.read_bytes()))
+        except (ValueError, TypeError):
+            raise StateError(f"{path} is damaged: remove it, and say the limits again") from None
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        write_whole(self.path / "limits.json", json.dumps(asdict(limits), indent=1).encode())
 
     def runs(self) -> list[Path]:
         """Folders of the runs this machine has worked on."""

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 from barnraise.identity import digest
@@ -14,6 +14,7 @@ log = logging.getLogger("barnraise")
 
 TELL_EVERY = 0.5  # seconds between two status files
 POINT_EVERY = 2.0  # seconds of training loss that make one point
+DIGEST_SHARE = 0.02  # of the time, for the anchor's digest while it changes
 KEPT = 0.95  # of a running mean at each step: some twenty steps count
 
 
@@ -31,8 +32,10 @@ class Links(Protocol):
 
 
 class SharedWeights(Protocol):
-    fragments: Sequence[Any]
     heads: Mapping[str, Update]
+
+    @property
+    def fragments(self) -> Sized: ...
 
     @property
     def vector(self) -> Mapping[str, int]: ...
@@ -63,6 +66,7 @@ class Progress:
         self._first: tuple[int, float] | None = None  # validation: (ledger tokens, loss)
         self._last: tuple[int, float] | None = None
         self._digests: tuple[str, str | None] = ("0" * 64, None)  # of the version vector, and of the anchor at it
+        self._next_digest = 0.0  # when one costs little again
         self._ended: float | None = None  # when the step before this one did
         self._measured = 0  # steps that `step_seconds` is the mean of
         self._seconds = 0.0  # between the ends of two steps, a running mean
@@ -106,7 +110,7 @@ class Progress:
         """For a report; the points go with it and are not told again."""
         vector = digest(json.dumps(dict(anchor.vector), sort_keys=True))
         if vector != self._digests[0] or self._digests[1] is None:
-            self._digests = (vector, anchor.digest() if anchor.fragments else None)  # none before it has joined
+            self._digests = (vector, self._digest(anchor))
         if self._losses and self.rate == 0.0:
             self._point(anchor.tokens)
         points, self._points = tuple(self._points), []
@@ -131,6 +135,17 @@ class Progress:
             step_seconds=self.step_seconds,
             points=points,
         )
+
+    def _digest(self, anchor: SharedWeights) -> str | None:
+        """The anchor's digest, where it is worth its time: a large one is looked at less often than it changes. None
+        before this machine has joined."""
+        now = time.monotonic()
+        ended = self.activity in (Activity.FINISHED, Activity.LEFT)
+        if not len(anchor.fragments) or not (ended or now >= self._next_digest):
+            return None
+        found = anchor.digest()
+        self._next_digest = now + (time.monotonic() - now) / DIGEST_SHARE
+        return found
 
     def status(self, numbers: Numbers) -> dict[str, Any]:
         """The same figures for people and programs on this machine."""

@@ -10,27 +10,34 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
-from barnraise.checkpoint import Checkpoint, Mark
+from barnraise.checkpoint import Mark
 from barnraise.data import Text
 from barnraise.enter import DIRECTIVE, Place
-from barnraise.errors import StateError
+from barnraise.errors import PlanError, StateError
 from barnraise.exchange import codec
-from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.anchor import Anchor, initial
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.node import Node
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.transport import IrohTransport, Transport
+from barnraise.hardware import Hardware
 from barnraise.identity import Identity
+from barnraise.limits import Limits
+from barnraise.planner import make_plan
 from barnraise.progress import Progress
 from barnraise.report import Reporter, Spool
+from barnraise.restore import Kept, notes
+from barnraise.swap import operations
 from barnraise.swap.engine import Engine
 from barnraise.swap.optimizer import schedule
+from barnraise.swap.store import Shelf
+from barnraise.view import plan_view
 from barnraise.wire import Activity, Status
 
 log = logging.getLogger("barnraise")
@@ -53,16 +60,22 @@ class Worker:
         place: Place,
         identity: Identity,
         leaving: threading.Event,
+        hardware: Hardware,
+        limits: Limits | None = None,
         watch: Callable[[dict[str, Any]], None] = lambda status: None,
-        device: str = "",
         transport: Transport | None = None,
     ):
+        """Raises PlanError, before anything is allocated or fetched, when the model does not fit."""
         self.place, self.spec, self.leaving, self.watch = place, place.spec, leaving, watch
         self.key, folder = identity.key, place.folder
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.limits = limits or Limits()
+        self.plan = make_plan(hardware, self.spec.model, self.limits, self.spec.recipe.step_sequences)
+        if (daily := self.limits.disk_writes_per_day) is not None and daily < self.plan.written_per_step:
+            need = self.plan.written_per_step / 1e9
+            raise PlanError(f"one step writes {need:,.1f} GB to disk, more than a day's {daily / 1e9:,.1f} GB")
+        self.kept = Kept(folder.path, self.plan)
         self.ledger = Ledger(folder.path)
         self.blobs = self.ledger.blobs
-        self.checkpoint = Checkpoint(folder.path / "checkpoint")
         spool = Spool(folder.path / "spool.sqlite")
         spool.begin_after(place.mark)
         self.reporter = Reporter(place.coordinator, place.run, place.machine, place.directive, spool)
@@ -80,13 +93,16 @@ class Worker:
             reincarnate=folder.reincarnate,
         )
         self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
-        self.milestone = -1
+        self.milestone, self._worn = -1, False
         self.revoked = place.directive.revoked
         self.progress = Progress(self.key)
+        self.progress.plan = plan_view(self.plan, hardware)
+        log.info("the plan: %s", self.progress.plan.sentence)
+        self._ending = ExitStack()
 
     def work(self) -> None:
         """Everything: join, train, settle, leave. Raises BarnraiseError with what a person should know."""
-        with ExitStack() as leave:  # each of these, whatever became of the others
+        with self._ending as leave:  # each of these, whatever became of the others
             leave.callback(self.place.folder.close)
             leave.callback(self.ledger.close)
             leave.callback(self.reporter.stop)
@@ -114,10 +130,11 @@ class Worker:
         engine, exchange, progress = self.engine, self.exchange, self.progress
         encode = partial(codec.encode, codec=recipe.codec)
         while self.goes_on():
-            for _ in range(recipe.round_steps):
+            while engine.round_tokens < recipe.round_steps * recipe.step_sequences * context:
                 batch = self.text.batch(self.spec.seed, self.key, progress.step, recipe.step_sequences, context)
                 rate_scale = schedule(recipe, self.anchor.tokens + engine.round_tokens)
-                progress.stepped(engine.step([batch], rate_scale), self.anchor.tokens)
+                stats = engine.step(list(batch.split(self.plan.sequences)), rate_scale, progress.step + 1)
+                progress.stepped(stats, self.anchor.tokens)
                 self.trade()
                 if not self.may_step():
                     break
@@ -153,13 +170,26 @@ class Worker:
 
     def may_step(self) -> bool:
         """Waits while the run is paused, trading all the while. False when the round should end here and now."""
-        while self.reporter.directive.status in (Status.PAUSED, Status.RECRUITING) and not self.reporter.refused:
+        waits = (Status.PAUSED, Status.RECRUITING)
+        while (worn := self.worn()) or (self.reporter.directive.status in waits and not self.reporter.refused):
             self.progress.rest(Activity.PAUSED)
-            if self.leaving.wait(0.1):
+            if self.leaving.wait(0.1) or self.over:
                 break
+            if not worn:
+                self.engine.settle()
             self.trade()
         self.progress.activity = Activity.TRAINING
         return not (self.leaving.is_set() or self.over)
+
+    def worn(self) -> bool:
+        """Whether today's allowance of disk writes is used up; tomorrow, by UTC, it is whole again."""
+        allowance = self.store.allowance(self.limits.disk_writes_per_day)
+        worn = allowance is not None and allowance < self.plan.written_per_step
+        if worn and not self._worn:
+            daily = (self.limits.disk_writes_per_day or 0) / 1e9
+            log.info("today's %.1f GB are written to disk: training goes on tomorrow (UTC), trading goes on", daily)
+        self._worn = worn
+        return worn
 
     def validate(self, last: bool = False) -> None:
         """The anchor's loss on the held-out text, whenever the ledger passes another `evaluate_every` tokens."""
@@ -168,58 +198,78 @@ class Worker:
             self.milestone = milestone
             self.progress.validated(self.anchor.tokens, self.engine.evaluate(self.held_out))
 
-    def save(self) -> None:
-        """Once a round, right after the harvest: the replica is the anchor then, and need not be kept."""
-        mark = Mark(
+    def mark(self, progress: operations.Progress) -> Mark:
+        """What the state belongs to when it stands at `progress`."""
+        return Mark(
             run=self.place.run,
             spec=self.place.spec_digest,
-            step=self.progress.step,
+            step=progress.position,
             seq=self.anchor.vector.get(self.exchange.author, 0),
             tokens=self.anchor.tokens,
             heads=self.anchor.heads,
+            notes=notes(progress),
         )
-        self.checkpoint.save(self.engine.state(), mark)
+
+    def save(self, closing: bool = False) -> None:
+        """Once a round, right after the harvest: the replica is the anchor then."""
+        self.engine.flush()
+        self.engine.settle()  # what is in the anchor and what the mark says are one
+        self.kept.save(self.engine, self.mark(self.engine.progress), closing)
 
     # ---- before and after ------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """The anchor from the last checkpoint, the peers, or the run's seed; the text from whoever has it."""
-        model, kept = self.spec.model, self.restored()
+        """The anchor from what this machine kept, the peers, or the run's seed; the text from whoever has it."""
+        mark, cut = self.restored(), None
         self.exchange.introduce(list(self.place.peers))
-        if kept:
-            tensors, mark = kept
-            self.anchor = Anchor([tensors[f"anchor.{i}"] for i in range(len(model.fragments()))], mark.heads)
-            self.progress.step = mark.step
-        elif cut := self.snapshot():
-            self.anchor = Anchor(cut.fragments, cut.heads)
+        if mark is None and (cut := self.snapshot()) is None and self.leaving.is_set():
+            return
+        self.store = self.kept.open(self.spec.recipe)
+        self.anchor = Anchor(Shelf(self.store, "anchor"), mark.heads if mark else {}, self.plan.exchange != "disk")
+        if cut:
+            self.anchor.begin(cut.fragments, cut.heads)
             trust = "two volunteers agree on it" if cut.confirmed else "unconfirmed: no second volunteer could be asked"
             log.info("took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust)
-        elif self.leaving.is_set():
-            return
-        else:
-            self.anchor = Anchor.initial(model, self.spec.seed)
+        elif mark is None:
+            self.anchor.begin((initial(each, self.spec.seed) for each in self.plan.fragments), {})
         self.exchange.start(self.anchor.vector)
-        self.engine = Engine(model, self.spec.recipe, self.anchor, self.device)
-        if kept:
-            self.engine.load(tensors)
-            if self.exchange.published > mark.seq:
-                self.engine.forget_feedback()  # what it owed may have been said in the update that is newer
-        else:
-            self.save()
+        self.settle_in(mark)
         self.fetch_text()
-        if not self.leaving.is_set():
+        if self.leaving.is_set():
+            self.save(closing=True)
+        else:
             self.validate()  # where this machine starts, before anything of others is added
 
-    def restored(self) -> tuple[dict[str, torch.Tensor], Mark] | None:
-        """The last checkpoint, if the ledger goes on from it. A folder put together from two backups may hold one with
-        updates that its ledger has lost; then the ledger and the peers count, and what was ours is under a new name."""
-        kept = self.checkpoint.restore()
-        if kept is None or self.ledger.continues({author: head.seq for author, head in kept[1].heads.items()}):
-            return kept
-        log.warning("the checkpoint and the ledger of %s do not belong together: starting from the ledger", kept[1].run)
-        if mine := kept[1].heads.get(self.exchange.author):
-            self.exchange.recognised(mine)
-        return None
+    def settle_in(self, mark: Mark | None) -> None:
+        """The engine, where the state stands."""
+        standing = self.kept.progress(self.store)
+        describe = lambda progress: self.mark(progress).model_dump_json()  # noqa: E731
+        self.engine = Engine(self.plan, self.spec.recipe, self.store, self.anchor, describe, standing)
+        self._ending.callback(self.engine.close)
+        if mark is None:
+            self.save()
+            return
+        self.progress.step = mark.step
+        if standing is None:
+            self.kept.load(self.engine)
+            self.engine.progress = replace(self.engine.progress, position=mark.step)
+        if self.exchange.published > mark.seq:
+            self.engine.forget_feedback()  # what it owed may have been said in the update that is newer
+            self.engine.reset_round()  # and what the round had learnt is in it
+
+    def restored(self) -> Mark | None:
+        """What was kept here belongs to, if the ledger goes on from it. A folder put together from two backups may hold
+        a state with updates that its ledger has lost; then the ledger and the peers count, and what was ours is under a
+        new name."""
+        mark = self.kept.mark
+        if mark is not None and not self.ledger.continues({author: head.seq for author, head in mark.heads.items()}):
+            log.warning("the state and the ledger of %s do not belong together: starting from the ledger", mark.run)
+            if mine := mark.heads.get(self.exchange.author):
+                self.exchange.recognised(mine)
+            mark = None
+        if mark is None:
+            self.kept.clear()
+        return mark
 
     def snapshot(self) -> Snapshot | None:
         """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
@@ -263,7 +313,7 @@ class Worker:
             self._trade_until(lambda: self.leaving.is_set() or self.agreed(), SETTLING)
             self.validate(last=True)
             self.progress.rest(Activity.FINISHED)
-        self.save()
+        self.save(closing=True)
 
     def agreed(self) -> bool:
         """Everybody connected has had the same updates for a second; for five, where nobody is connected."""
@@ -278,8 +328,10 @@ class Worker:
         limit = time.monotonic() + seconds
         while not done() and time.monotonic() < limit:
             self.trade()
+            self.engine.settle()
             time.sleep(0.05)
         self.trade()
+        self.engine.settle()
 
     # ---- telling ---------------------------------------------------------------------------------------------
 
@@ -303,7 +355,7 @@ class Worker:
         status = {
             "run": self.place.run,
             "name": self.place.name,
-            "device": self.device,
+            "device": self.plan.device,
             "token_budget": self.spec.recipe.token_budget,
             "coordinator_bytes": self.place.coordinator.bytes,
             "refused": reporter.refused,

@@ -5,7 +5,11 @@ whatever the order they came in, and an update can be taken out again. The initi
 integer arithmetic alone: the first volunteers download nothing.
 """
 
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -64,20 +68,45 @@ def add_sketches(*sketches: str) -> str:
     return f"{sum(int(s, 16) for s in sketches) & _MASK:016x}"
 
 
+class Fragments(Protocol):
+    """int32[n] a fragment, in index order. What is changed must be put back: a fragment may be a copy from disk."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> torch.Tensor: ...
+
+    def __setitem__(self, index: int, units: torch.Tensor, /) -> None: ...
+
+    def __iter__(self) -> Iterator[torch.Tensor]: ...
+
+
 class Anchor:
-    """The weights in `fragments` (int32 each, ours to change) and, by `heads`, whose updates they hold.
+    """The weights in `fragments` (ours to change) and, by `heads`, whose updates they hold.
 
     `heads` maps each author to the header of the last update applied: updates of one author go in whole and in order.
+    `held`: the fragments are in memory, and not read from disk at every look.
     """
 
-    def __init__(self, fragments: list[torch.Tensor], heads: dict[str, Update] | None = None):
-        assert all(f.dtype == torch.int32 and f.dim() == 1 for f in fragments)
-        self.fragments = fragments
+    def __init__(self, fragments: Fragments, heads: dict[str, Update] | None = None, held: bool = True):
+        self.fragments, self.held = fragments, held
         self.heads = dict(heads or {})
 
     @classmethod
     def initial(cls, model: ModelSpec, seed: int) -> "Anchor":
         return cls([initial(fragment, seed) for fragment in model.fragments()])
+
+    def begin(self, fragments: Iterable[torch.Tensor], heads: dict[str, Update]) -> None:
+        """Becomes what others, or the seed, say; one fragment after the other."""
+        for index, units in enumerate(fragments):
+            self.fragments[index] = units
+        self.heads = dict(heads)
+
+    def frozen(self, folder: Path) -> Sequence[torch.Tensor]:
+        """The fragments as they are now: a copy in memory, or in a file of `folder` that goes with the copy, for an
+        anchor that memory does not hold."""
+        if self.held:
+            return [fragment.clone() for fragment in self.fragments]
+        return _Copied(folder, self.fragments)
 
     @property
     def vector(self) -> dict[str, int]:
@@ -90,10 +119,10 @@ class Anchor:
 
     def add(self, index: int, units: torch.Tensor) -> None:
         """Adds int32 units to fragment `index`, mod 2**32. `note` the header once all fragments are in."""
-        self.fragments[index].add_(units)
+        self.fragments[index] = self.fragments[index].add_(units)
 
     def subtract(self, index: int, units: torch.Tensor) -> None:
-        self.fragments[index].sub_(units)
+        self.fragments[index] = self.fragments[index].sub_(units)
 
     def note(self, header: Update) -> None:
         """All fragments of this update are in. It must be its author's next."""
@@ -118,6 +147,24 @@ class Anchor:
     def loudest(self) -> int:
         """The largest |weight| in units, for the alarm over 2**30."""
         return max(max(int(f.max()), -int(f.min())) for f in self.fragments)
+
+
+class _Copied(Sequence[torch.Tensor]):
+    """Fragments in a file without a name: whatever ends this process, it is gone."""
+
+    def __init__(self, folder: Path, fragments: Iterable[torch.Tensor]):
+        self._file, self._sizes = tempfile.TemporaryFile(dir=folder), []  # noqa: SIM115 -- closed with the last reader
+        for fragment in fragments:
+            self._file.write(fragment_bytes(fragment))
+            self._sizes.append(4 * fragment.numel())
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        index = range(len(self))[index]
+        self._file.seek(sum(self._sizes[:index]))
+        return fragment_from(self._file.read(self._sizes[index]))
 
 
 def fragment_bytes(fragment: torch.Tensor) -> memoryview:

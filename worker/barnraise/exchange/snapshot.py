@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,9 +47,22 @@ class Snapshot:
     """An anchor to start from: int32 fragments in order, each author's last header in it, and whether peers of two
     different volunteers agree on it."""
 
-    fragments: list[torch.Tensor]
+    fragments: Sequence[torch.Tensor]
     heads: dict[str, Update]
     confirmed: bool
+
+
+class Fetched(Sequence[torch.Tensor]):
+    """Fragments that lie as blobs, read one at a time: a model may be larger than memory."""
+
+    def __init__(self, blobs: Blobs, digests: Sequence[str]):
+        self._blobs, self._digests = blobs, digests
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return fragment_from(self._blobs.read(self._digests[index]))
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Frozen:
     """A copy of the anchor, made between two steps."""
 
     vector: dict[str, int]
-    fragments: list[torch.Tensor]
+    fragments: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,7 @@ class Desk:
             self._questions = [q for q in open_ones if q not in ripe]
         if not ripe:
             return None
-        frozen = Frozen(vector, [fragment.clone() for fragment in anchor.fragments])
+        frozen = Frozen(vector, anchor.frozen(self.cuts.folder))
         self._copy = weakref.ref(frozen)
         return frozen, ripe
 
@@ -164,8 +177,7 @@ def base_snapshot(ledger: Ledger) -> Snapshot | None:
     if (base := ledger.base()) is None:
         return None
     heads, digests = base
-    fragments = [fragment_from(ledger.blobs.read(fragment)) for fragment in digests]
-    return Snapshot(fragments, {update.author: update for _, update in heads}, True)
+    return Snapshot(Fetched(ledger.blobs, digests), {update.author: update for _, update in heads}, True)
 
 
 def chosen(answers: Iterable[tuple[str, Cut]]) -> tuple[Cut, int] | None:
@@ -212,8 +224,7 @@ async def join(hub, timeout: float) -> Snapshot | None:
     if volunteers < 2:
         log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
     hub.ledger.rebase(heads, cut.fragments)
-    fragments = [fragment_from(blobs.read(blob)) for blob in cut.fragments]
-    return Snapshot(fragments, {update.author: update for _, update in heads}, volunteers >= 2)
+    return Snapshot(Fetched(blobs, cut.fragments), {update.author: update for _, update in heads}, volunteers >= 2)
 
 
 async def _first_cut(hub, end: float):
