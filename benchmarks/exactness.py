@@ -102,7 +102,8 @@ def swapped(model: ModelSpec, case: Case) -> Plan:
         resident(model, case.micro_batches, case.clipping),
         forward_groups=forward, backward_groups=backward,
         kept_inputs="group" if case.backward % 3 else "block",
-        slots=min(largest + 1 + case.forward % 2, model.layers), gradient_slots=largest + 1, host_gradient_slots=largest,
+        slots=min(largest + 1 + case.forward % 2, model.layers), gradient_slots=largest + 1,
+        host_gradient_slots=largest,
     )  # fmt: skip
     if case.tier == "memory":  # staged: what is copied to a GPU elsewhere is copied within RAM
         waiting = model.layers if case.clipping == "exact" else largest
@@ -159,8 +160,7 @@ def state(engine: Engine) -> list[Tensor]:
         for t in range(plan.tile_count(i)):
             begin, end = plan.bounds(i, t)
             weights, record = (
-                store.tile(kind, i, t, aligned(plan.record(kind, end - begin)))
-                for kind in ("weights", "moments")
+                store.tile(kind, i, t, aligned(plan.record(kind, end - begin))) for kind in ("weights", "moments")
             )
             moments = Moments.of(plan, record, end - begin)
             dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32

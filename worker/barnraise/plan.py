@@ -109,6 +109,31 @@ class Plan:
         """Which buffer in memory takes a block's gradient from the device."""
         return i % self.host_gradient_slots
 
+    def check(self) -> None:
+        """What the schedule takes for granted and the planner sees to."""
+        ends, moved = (self.weights[0], self.weights[-1]), [i for i in self.blocks if self.weights[i] != "device"]
+        assert "disk" not in ends, "the ends' weights are used all the time: they cannot lie on disk"
+        paged = [i for i in self.blocks if self.weights[i] == "disk" or (self.staged and i in moved)]
+        for group in (*self.forward_groups, *self.backward_groups):
+            needed = len(set(group).intersection(paged))
+            assert needed <= self.slots, f"{self.slots} slots cannot hold the {needed} blocks of a group"
+        for group in self.backward_groups:
+            pooled = sum(not self.own_gradient(i) for i in group)
+            assert pooled <= self.gradient_slots, (
+                f"{self.gradient_slots} gradient slots are too few for {pooled} blocks"
+            )
+        if not self.staged:
+            return
+        for i in moved:
+            apart = "moments of weights that come from disk to a device pass through the ring with them"
+            assert self.weights[i] != "disk" or self.moments[i] == "disk", apart
+        together = [tuple(moved)] if self.clipping == "exact" else self.backward_groups
+        for group in together:  # gradients that wait in memory at the same time
+            slots = [self.host_gradient_slot(i) for i in group if i in moved]
+            waiting = [self.host_gradient_slot(i) for i in group if i in moved and not self.spilled(i)]
+            shared = any(slots.count(slot) > 1 for slot in waiting)
+            assert not shared, f"{self.host_gradient_slots} gradient slots in memory are too few for what waits there"
+
     def through_ring(self, i: int) -> bool:
         return self.moments[i] == "disk"
 

@@ -212,8 +212,12 @@ class _Search:
         plan = self._if_fits(plan, slots=min(layers, 2 * group + 1))
         if plan.clipping == "exact":
             plan = self._if_fits(plan, gradients="host", host_gradient_slots=layers if self.staged else 2)
-        plan = self._most(plan, layers, lambda p, k: replace(p, moments=_spread(p, "moments", k)))
-        if "disk" in plan.weights:
+        if "disk" in plan.weights and self.staged:
+            plan = self._most(plan, layers, lambda p, k: replace(p, weights=_spread(p, "weights", k)))
+        spills = self.staged and plan.clipping == "exact" and plan.gradients == "disk"
+        if not spills and not (self.staged and "disk" in plan.weights):  # those come through the ring with moments
+            plan = self._most(plan, layers, lambda p, k: replace(p, moments=_spread(p, "moments", k)))
+        if "disk" in plan.weights and not self.staged:
             plan = self._most(plan, layers, lambda p, k: replace(p, weights=_spread(p, "weights", k)))
         return self._if_fits(plan, exchange="host")
 

@@ -124,6 +124,7 @@ class _Stage:
 
 class _Writer:
     def __init__(self, plan: "Plan", cached: Mapping[int, int]):
+        plan.check()
         self.plan = plan
         self.ops: list[Op] = []
         self.slot_of = dict(cached)
