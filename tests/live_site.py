@@ -18,6 +18,7 @@ from coordinator.demo.processes import Family, free_port
 
 ROOT = Path(__file__).parents[1]
 SHOTS = ROOT / "build" / "screenshots"
+MEASURED = ROOT / "build" / "hardware.json"
 DATABASE = "barnraise_live"
 EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
 
@@ -73,8 +74,9 @@ class Site:
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
         """The real command of a machine called `name`, as a process."""
         home = str(self.folder / name)
+        alike = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(MEASURED)}  # one machine, measured once for all tests
         return self.family.start(
-            f"{command[0]}-{name}", sys.executable, "-m", "barnraise", *command, "--home", home, OMP_NUM_THREADS="1"
+            f"{command[0]}-{name}", sys.executable, "-m", "barnraise", *command, "--home", home, **alike
         )
 
     def log(self, name: str) -> str:

@@ -73,13 +73,13 @@ class Volunteer:
 
 
 class Swarm:
-    def __init__(self, folder: Path, text: tuple[Path, Manifest], recipe: Recipe):
+    def __init__(self, folder: Path, text: tuple[Path, Manifest], recipe: Recipe, model: ModelSpec | None = None):
         self.folder, self.text, self.manifest = folder, *text
         self.network = MemoryNetwork(bandwidth=50e6, delay=0.002, loss=0.02)
         self.volunteers: list[Volunteer] = []
         signed = MIRROR.sign("manifest", self.manifest)
         self.spec = RunSpec(
-            ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=256),
+            model or ModelSpec(layers=2, width=32, heads=2, context=32, vocabulary=256),
             TextSpec(tokenizer="bytes"),
             recipe,
             seed=7,
@@ -163,12 +163,12 @@ class Swarm:
 def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
     made: list[Swarm] = []
 
-    def make(**recipe: Any) -> Swarm:
+    def make(model: ModelSpec | None = None, **recipe: Any) -> Swarm:
         quick = Recipe(
             token_budget=120_000, learning_rate=3e-3, warmup_tokens=2_000, step_sequences=8, round_steps=10,
             evaluate_every=20_000,
         )  # fmt: skip
-        made.append(Swarm(tmp_path, text, replace(quick, **recipe)))
+        made.append(Swarm(tmp_path, text, replace(quick, **recipe), model))
         return made[-1]
 
     yield make

@@ -98,14 +98,15 @@ class Worker:
         self.progress = Progress(self.key)
         self.progress.plan = plan_view(self.plan, hardware)
         log.info("the plan: %s", self.progress.plan.sentence)
-        self._ending = ExitStack()
+        self._opened = ExitStack()  # the state, once it is
 
     def work(self) -> None:
         """Everything: join, train, settle, leave. Raises BarnraiseError with what a person should know."""
-        with self._ending as leave:  # each of these, whatever became of the others
+        with ExitStack() as leave:  # each of these, whatever became of the others
             leave.callback(self.place.folder.close)
             leave.callback(self.ledger.close)
             leave.callback(self.reporter.stop)
+            leave.callback(self._opened.close)  # after the last word about the anchor
             try:
                 self.exchange.open()
                 leave.callback(self.tell, at_once=True)
@@ -245,7 +246,7 @@ class Worker:
         standing = self.kept.progress(self.store)
         describe = lambda progress: self.mark(progress).model_dump_json()  # noqa: E731
         self.engine = Engine(self.plan, self.spec.recipe, self.store, self.anchor, describe, standing)
-        self._ending.callback(self.engine.close)
+        self._opened.callback(self.engine.close)
         if mark is None:
             self.save()
             return

@@ -128,10 +128,27 @@ class Stack:
         ours = known["url"] == self.url and known["mirror"]["key"] == mirror.identity().key
         return ours and Machine.objects.filter(pk=known["machine"], revoked=None).exists()
 
+    @property
+    def _alike(self) -> dict[str, str]:
+        """The workers share one machine, and one measurement of it."""
+        return {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.folder / "hardware.json")}
+
+    def measure(self) -> None:
+        """Begins to measure this machine, if that was never done: while the site comes up, and before workers share
+        it."""
+        if not (self.folder / "hardware.json").exists():
+            command = ("-m", "barnraise", "plan", "--model", "gpt-nano", "--threads", "1", "--home", self.folder)
+            self.family.start("measure", sys.executable, *map(str, command), **self._alike)
+
+    def wait_for_measurement(self) -> None:
+        if "measure" in self.family.children:
+            self.wait(lambda: self.family.children["measure"].poll() == 0, "the measurement of this machine")
+            self.family.children.pop("measure")
+
     def start_worker(self, number: int, run: Run) -> None:
         command = ("-m", "barnraise", "join", run.slug, "--home", self.home(number), "--threads", 1)
         # OpenMP would start a thread a core in each of three workers; spinning, they take turns at slowing each other.
-        self.family.start(f"worker-{number}", sys.executable, *map(str, command), OMP_NUM_THREADS="1")
+        self.family.start(f"worker-{number}", sys.executable, *map(str, command), **self._alike)
 
     def status(self, number: int, run: Run) -> dict[str, Any] | None:
         """What a worker last wrote of itself, None before its first word."""

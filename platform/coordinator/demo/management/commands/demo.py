@@ -48,6 +48,7 @@ class Command(BaseCommand):
     def show(self, stack: Stack, console: Console, tokens: int | None, started: float, moved: int | bool) -> None:
         if moved:
             console.print(f"Port {moved} is taken: using {stack.port}.")
+        stack.measure()
         stack.start_site()
         owner, password = stack.owner()
         for stale in Run.objects.filter(owner=owner, name=NAME).exclude(status__in=(Status.FINISHED, Status.CANCELLED)):
@@ -65,6 +66,7 @@ class Command(BaseCommand):
         for number in WORKERS:  # a demo is a fresh start; the machines' keys stay
             shutil.rmtree(stack.home(number) / "runs", ignore_errors=True)
         stack.enrol(owner, list(WORKERS))
+        stack.wait_for_measurement()
         for number in WORKERS:
             stack.start_worker(number, run)
         console.print(

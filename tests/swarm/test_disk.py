@@ -1,0 +1,99 @@
+"""Workers whose memory is too small for the model: trained from disk, killed there, and serving from there."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import barnraise
+from barnraise.limits import Limits
+from barnraise.restore import state_mark
+from barnraise.spec import ModelSpec
+
+DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
+TIGHT = Limits(memory=5_000_000)  # bytes; in memory it takes 11 million
+
+
+def finals(volunteers) -> set[tuple[str, str]]:
+    return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
+
+
+def test_one_that_trains_from_disk_ends_with_the_same_bits_as_the_others(swarm):
+    run = swarm(DEEP, token_budget=24_000, round_steps=5)
+    roomy = run.start("ada", knows=["ben"])
+    tight = run.start("ben", knows=["ada"], limits=TIGHT)
+    for volunteer in (roomy, tight):
+        volunteer.join(120)
+    assert tight.worker.plan.on_disk and not roomy.worker.plan.on_disk
+    assert len(finals([roomy, tight])) == 1
+    assert tight.status["updates_sent"] > 0 and tight.status["updates_received"] > 0
+    assert tight.status["plan"]["crash_safety"] == "exact" and "disk" in tight.status["plan"]["sentence"]
+
+
+def test_one_on_disk_comes_late_and_is_who_the_next_one_takes_the_anchor_from(swarm):
+    run = swarm(DEEP, token_budget=10_000_000, round_steps=3)
+    first = run.start("ada")
+    run.until(lambda: first.status.get("updates_sent", 0) > 1)
+    late = run.start("ben", knows=["ada"], limits=TIGHT)
+    run.until(lambda: late.status.get("updates_sent", 0) > 0)
+    assert late.status["validation_first"][0] > 0, "it began at the other's anchor"
+    first.leave()
+    last = run.start("cleo", with_text=False, knows=["ben"])
+    run.until(lambda: last.status.get("updates_sent", 0) > 0)
+    assert last.status["validation_first"][0] > 0
+    for volunteer in (last, late):
+        volunteer.leave()
+
+
+ALONE = """
+import json, sys
+from pathlib import Path
+import torch
+from conftest import Swarm
+from test_disk import DEEP
+from barnraise.limits import Limits
+from barnraise.spec import Recipe
+from barnraise.wire import Manifest
+folder, text, manifest, limits, recipe = sys.argv[1:]
+run = Swarm(Path(folder), (Path(text), Manifest.model_validate_json(manifest)), Recipe(**json.loads(recipe)), DEEP)
+run.start("ada", limits=Limits(**json.loads(limits))).thread.join()
+"""
+
+
+@pytest.mark.parametrize("safety", ["exact", "restart"])
+def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(swarm, tmp_path, safety):
+    run = swarm(DEEP, token_budget=10_000_000, round_steps=6)
+    limits = {"memory": TIGHT.memory, "crash_safety": safety}
+    recipe = {
+        name: getattr(run.spec.recipe, name)
+        for name in ("token_budget", "learning_rate", "warmup_tokens", "step_sequences", "round_steps", "evaluate_every")
+    }
+    roots = [str(Path(barnraise.__file__).parents[1]), str(Path(__file__).parent)]
+    program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{ALONE}"
+    arguments = [str(tmp_path), str(run.text), run.manifest.model_dump_json(), json.dumps(limits), json.dumps(recipe)]
+    child = subprocess.Popen([sys.executable, "-c", program, *arguments])
+    folder = tmp_path / "ada" / "runs" / run.manifest.run
+
+    def told() -> dict:
+        path = folder / "status.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    deadline = time.monotonic() + 90
+    while told().get("updates_sent", 0) < 2:
+        assert child.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    before, mark = told(), state_mark(folder / "state")
+    assert mark is not None
+    if safety == "exact":
+        assert mark.step >= before["step"] - 1, "a crash costs the unfinished step"
+    back = run.start("ada", limits=Limits(**limits))
+    run.until(lambda: back.status.get("updates_sent", 0) > before["updates_sent"] + 1)
+    assert back.worker.engine.progress.warming == 0 if safety == "exact" else back.worker.engine.progress.updates > 0
+    assert back.status["step"] > mark.step and back.worker.plan.crash_safety == safety
+    back.leave()
