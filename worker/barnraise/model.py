@@ -53,4 +53,5 @@ def head(final: Weights, embedding: Weights, x: Tensor) -> Tensor:
 
 
 def norm(weights: Weights, name: str, x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], NORM_EPSILON)
+    scale, shift = (weights[f"{name}.{part}"].to(x.dtype) for part in ("weight", "bias"))  # x may be wider
+    return F.layer_norm(x, x.shape[-1:], scale, shift, NORM_EPSILON)
