@@ -43,6 +43,8 @@ def parameter_bytes(model: ModelSpec) -> int:
 
 
 # ---- memory --------------------------------------------------------------------------------------------------
+# Bytes torch's allocator gives out, to the byte in fp32 on a CPU. With bfloat16 weights under autocast the stream and
+# the norms stay fp32, all between is half; a library's own workspace (oneDNN, cuBLAS) is not counted there.
 
 
 def stream_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
@@ -50,44 +52,71 @@ def stream_bytes(model: ModelSpec, sequences: int, context: int | None = None) -
     return FP32 * sequences * (context or model.context) * model.width
 
 
-def saved_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
-    """What a block's forward with grad leaves allocated: for backward 15 u (norm1 1, qkv 3, mixed 1, sum 1, norm2 1, up
-    4, gelu 4), its output 1 u, the norms' means and deviations, attention's logarithms."""
-    tokens = sequences * (context or model.context)
-    return 16 * stream_bytes(model, sequences, context) + FP32 * tokens * (4 + model.heads)
-
-
-def forward_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None, threads: int = 1) -> int:
-    """A block's forward without grad, its input not counted: norm2's input and output, up and gelu."""
-    u = stream_bytes(model, sequences, context)
-    return max(10 * u, 5 * u + _attention_scratch(model, context, threads, 1))
-
-
-def backward_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None, threads: int = 1) -> int:
-    """Recompute and backward of a block; input, output's gradient, parameters and their .grad not counted. The peak is
-    where `down` has its weights' gradient made: all that is saved, gelu's gradient and that."""
+def saved_bytes(model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32") -> int:
+    """What a block's forward with grad leaves allocated: 15 u for backward (norm1 1, qkv 3, mixed 1, sum 1, norm2 1, up
+    4, gelu 4), 1 u of output, the norms' means and deviations, attention's logarithms."""
     d, u = model.width, stream_bytes(model, sequences, context)
-    small = saved_bytes(model, sequences, context) - 16 * u
-    in_attention = 11 * u + small + _attention_scratch(model, context, threads, 2)
-    return max(20 * u + small + FP32 * (4 * d * d + d), in_attention)
+    small = FP32 * sequences * (context or model.context) * (4 + model.heads)
+    return 16 * u + small if dtype == "float32" else 9 * u + small + 4 * FP32 * d  # the norms' weights in fp32
+
+
+def forward_peak_bytes(
+    model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32", threads: int = 1
+) -> int:
+    """A block's forward without grad, its input not counted: the sum, norm2, up and gelu. `threads`: of the CPU."""
+    u, scratch = stream_bytes(model, sequences, context), _attention_scratch(model, context, threads, 1)
+    return max(10 * u, 5 * u + scratch) if dtype == "float32" else max(6 * u, 7 * u // 2 + scratch)
+
+
+def backward_peak_bytes(
+    model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32", threads: int = 1
+) -> int:
+    """Recompute and backward of a block; not counted are its input, its output's gradient, parameters and their .grad.
+    The peak is where `down` has its weights' gradient made: all that is saved, gelu's gradient and that; or, with many
+    threads, within attention."""
+    d, u, saved = model.width, stream_bytes(model, sequences, context), saved_bytes(model, sequences, context, dtype)
+    scratch = _attention_scratch(model, context, threads, 2)
+    if dtype == "float32":
+        return max(saved + 4 * u + FP32 * (4 * d * d + d), saved - 5 * u + scratch)
+    return max(saved + 5 * u // 2 + FP32 // 2 * (4 * d * d + d), saved - 3 * u + scratch)
 
 
 def head_peak_bytes(
-    model: ModelSpec, sequences: int, context: int | None = None, device: str = "cpu", wanted: bool = True
+    model: ModelSpec,
+    sequences: int,
+    context: int | None = None,
+    dtype: str = "float32",
+    threads: int = 1,
+    device: str = "cpu",
+    wanted: bool = True,
 ) -> int:
-    """The loss, with gradients (`wanted`) or without: the final norm's output, its gradient, two slabs of logits."""
-    tokens, u = sequences * (context or model.context), stream_bytes(model, sequences, context)
-    rows = min(tokens, max(LOSS_ROWS, (LOSS_CPU if device == "cpu" else LOSS_GPU) // model.vocabulary))
-    return (2 if wanted else 1) * u + 2 * FP32 * rows * model.vocabulary + 16 * tokens
+    """The loss of `swap.loss`, with gradients (`wanted`) or without; its input and the table's gradient not counted.
+    Slabs of logits decide: each slice's, its softmax and the softmax before it. With few words, the norm's backward."""
+    d, words, tokens = model.width, model.vocabulary, sequences * (context or model.context)
+    u, rows = stream_bytes(model, sequences, context), min(tokens, loss_rows(words, device))
+    last, chances, norms = min(rows, tokens - rows), FP32 * tokens, 2 * FP32 * tokens  # of the norm: mean, deviation
+    if dtype == "float32":
+        slabs = FP32 * words * max(2 * rows, rows + 2 * last)
+    else:
+        part, logits = 2 * rows * d, 2 * rows * words
+        slabs = part + max(3 * logits + (logits if last else 0), logits + 2 * words * d)
+    if not wanted:
+        return u + slabs + chances
+    return max(2 * u + norms + chances + slabs, 3 * u + norms + chances + 2 * FP32 * d * (1 + threads))
+
+
+def loss_rows(vocabulary: int, device: str = "cpu") -> int:
+    """Tokens in one slice of the head."""
+    return max(LOSS_ROWS, (LOSS_CPU if device == "cpu" else LOSS_GPU) // vocabulary)
 
 
 def embed_peak_bytes(model: ModelSpec, sequences: int, context: int | None = None) -> int:
-    """Forward: the looked-up rows and their sum with the positions."""
+    """The look-up: the rows found and their sum with the positions."""
     return 2 * stream_bytes(model, sequences, context)
 
 
 def _attention_scratch(model: ModelSpec, context: int | None, threads: int, tiles: int) -> int:
-    """torch's flash attention on a CPU keeps `tiles` tiles of scores, and in forward a tile of output, a thread."""
+    """torch's flash attention on a CPU keeps `tiles` tiles of scores a thread, and in forward one of output."""
     length = context or model.context
     rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
     output = rows * (2 + model.width // model.heads) if tiles == 1 else 0
@@ -128,7 +157,9 @@ def head_seconds(
     """The loss of one micro-batch, with gradients (`wanted`) or without."""
     flops, rates = head_flops(model, sequences, context), hw.in_dtype(dtype)
     logits = FP32 * sequences * (context or model.context) * model.vocabulary
-    seconds = flops / at(rates.forward, model.width) + 3 * logits / hw.elementwise
+    usual = hw.logits and dtype == (hw.dtype if hw.device == "cuda" else "float32")
+    seconds = flops / (at(hw.logits, model.vocabulary) if usual else at(rates.forward, model.width))
+    seconds += 3 * logits / hw.elementwise
     if wanted:
         seconds += 2 * flops / at(rates.backward, model.width) + 2 * logits / hw.elementwise
     return seconds

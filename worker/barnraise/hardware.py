@@ -7,9 +7,9 @@ small JSON file. What changes between two starts (memory limits, free disk space
 import ctypes
 import dataclasses
 import errno
+import hashlib
 import json
 import logging
-import math
 import mmap
 import os
 import platform
@@ -17,11 +17,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, BinaryIO
 
 from barnraise.errors import StateError
@@ -32,9 +32,12 @@ FORMAT = 1  # of the cache; raise it with every change of what is measured
 KEEP_SECONDS = 30 * 86400
 WIDTHS = (128, 256, 512, 768, 1024, 1600, 2048, 4096)
 ROWS = 1024  # tokens in a measured product
+WIDEST_SECONDS = 0.06  # where one product takes this long, wider ones are left out
+SECONDS = 7.0  # for all rates but the disk's
 PAYS = 1.3  # a narrower dtype must be this much faster in products to be worth its bits
 CONTEXTS, HEADS = (128, 256, 512, 1024, 2048), (32, 64, 128)  # attention is measured along both, crossing at…
 CONTEXT, HEAD = 1024, 64
+VOCABULARIES = (2048, 50257)
 RAM_ELEMENTS = 1 << 25  # fp32, four buffers of 128 MiB: far beyond caches
 DISK_BYTES = 256 << 20
 DISK_SECONDS = 2.0  # a slow disk is judged by what it does in this time, each way
@@ -78,19 +81,31 @@ class Hardware:
     attention_contexts: Rates = ()  # (context, FLOP/s) with heads 64 wide
     attention_heads: Rates = ()  # (head width, FLOP/s) at a context of 1,024
     attention_backward: float = 0.0  # FLOP/s of its gradient, 2.5 x the forward's FLOPs
+    logits: Rates = ()  # (vocabulary V, FLOP/s of [256, 512] x [512, V]) in what is trained with here
 
     def in_dtype(self, dtype: str) -> Products:
         """The products' rates in `dtype`; the nearest known ones where it was not measured."""
-        found = [products for products in self.products if products.dtype == dtype]
-        return found[0] if found else Products(dtype, self.matmul, self.matmul)
+        unknown = Products(dtype, self.matmul, self.matmul)
+        return next((known for known in self.products if known.dtype == dtype), unknown)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "Hardware":
-        """Raises ValueError for anything but what `to_json` gave."""
-        return _revived(cls, json.loads(text))
+        """What `to_json` gave. Raises ValueError for other fields."""
+        raw = json.loads(text)
+        try:
+            raw["products"] = [Products(**_tuples(each)) for each in raw["products"]]
+            return cls(**_tuples(raw))
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"not a machine's measurements: {error}") from None
+
+
+def _tuples(raw: Any) -> Any:
+    if isinstance(raw, dict):
+        return {name: _tuples(value) for name, value in raw.items()}
+    return tuple(_tuples(value) for value in raw) if isinstance(raw, list) else raw
 
 
 def probe(folder: Path, device: str | None = None, cache: Path | None = None) -> Hardware:
@@ -101,12 +116,12 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
     import torch
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    _make(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(f"{folder} cannot be made: {error.strerror}") from None
     name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
-    key = {
-        "format": FORMAT, "device": device, "name": name, "threads": torch.get_num_threads(),
-        "torch": torch.__version__, "folder": str(folder.resolve()),
-    }  # fmt: skip
+    key = [FORMAT, device, name, torch.get_num_threads(), torch.__version__, str(folder.resolve())]
     found = _recall(cache, key) if cache else None
     if found is None:
         found = _measure(folder, device, name)
@@ -118,259 +133,202 @@ def probe(folder: Path, device: str | None = None, cache: Path | None = None) ->
 # ---- keeping -------------------------------------------------------------------------------------------------
 
 
-def _recall(cache: Path, key: dict[str, Any]) -> Hardware | None:
+def _recall(cache: Path, key: list[Any]) -> Hardware | None:
     if not cache.exists():
         return None
     try:
         kept = json.loads(cache.read_text())
+        if kept["digest"] != hashlib.sha256(kept["hardware"].encode()).hexdigest():
+            raise ValueError("its digest is wrong")
         if kept["key"] == key and 0 <= time.time() - kept["at"] < KEEP_SECONDS:
-            return _revived(Hardware, kept["hardware"])
-        log.info("%s is of another machine or an old day: measuring anew", cache)
-    except (OSError, ValueError, TypeError, LookupError) as error:
+            return Hardware.from_json(kept["hardware"])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         log.warning("%s is damaged (%s): measuring anew", cache, error)
     return None
 
 
-def _remember(cache: Path, key: dict[str, Any], found: Hardware) -> None:
-    kept = json.dumps({"key": key, "at": time.time(), "hardware": dataclasses.asdict(found)})
-    part = cache.with_name(cache.name + ".part")
+def _remember(cache: Path, key: list[Any], found: Hardware) -> None:
+    text = found.to_json()
+    kept = {"key": key, "at": time.time(), "hardware": text, "digest": hashlib.sha256(text.encode()).hexdigest()}
+    part = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(kept)
+        part.write_text(json.dumps(kept))
         part.replace(cache)
-    except OSError as error:  # worth 15 seconds at the next start, not this one's failure
+    except OSError as error:  # worth some seconds at the next start, not this one's failure
         log.warning("the machine's measurements cannot be kept in %s: %s", cache, error)
 
 
-def _revived(cls: Any, raw: Any) -> Any:
-    """A dataclass of numbers, names and Rates from its plain JSON. Raises ValueError for anything else."""
-    if not isinstance(raw, dict) or set(raw) != {f.name for f in dataclasses.fields(cls)}:
-        raise ValueError(f"these are not the fields of {cls.__name__}")
-    values = {}
-    for f in dataclasses.fields(cls):
-        value = raw[f.name]
-        if f.type is Rates:
-            value = tuple((int(size), _positive(rate)) for size, rate in value)
-        elif f.type == tuple[Products, ...]:
-            value = tuple(_revived(Products, each) for each in value)
-        elif f.type is float:
-            value = _positive(value)
-        elif type(value) is not f.type:
-            raise ValueError(f"{f.name} is not of its type")
-        values[f.name] = value
-    return cls(**values)
-
-
-def _positive(rate: Any) -> float:
-    if not isinstance(rate, int | float) or not 0 <= rate < math.inf:
-        raise ValueError(f"{rate!r} is not a rate")
-    return float(rate)
-
-
 # ---- measuring -----------------------------------------------------------------------------------------------
+
+Calls = dict[tuple[str, int], tuple[float, Callable[[], Any]]]  # (what, its size) → (work of a call, the call)
 
 
 def _measure(folder: Path, device: str, name: str) -> Hardware:
     import torch
 
     written, read = _disk_rates(folder)  # first: what needs no arithmetic fails at once
-    cuda = device == "cuda"
-    with torch.no_grad():
-        stream, copy, adam = _ram_rates()
-        to_device, from_device = _link_rates() if cuda else (copy, copy)
-        products = [_products(device, torch.float32)]
-        if _narrow_pays(device):
-            products.append(_products(device, torch.bfloat16))
-        dtype = products[-1].dtype
-        at = {(t, HEAD) for t in CONTEXTS} | {(CONTEXT, head) for head in HEADS}
-        attention = {point: _attention(device, dtype if cuda else "float32", *point)[0] for point in at}
-        backward = _attention(device, dtype if cuda else "float32", CONTEXT, HEAD)[1]
-        elementwise = _elementwise(device)
+    keep_freed_memory()
+    cuda, dtypes = device == "cuda", ["float32"]
+    tried = _race(_products(device, "float32", (512,)) | _products(device, "bfloat16", (512,)), device, 0.3)
+    if tried["bfloat16 forward", 512] > PAYS * tried["float32 forward", 512]:
+        dtypes.append("bfloat16")
+    usual = dtypes[-1] if cuda else "float32"
+    calls = _memory(device) | _attention(device, usual)
+    for dtype in dtypes:
+        calls |= _products(device, dtype, WIDTHS, VOCABULARIES if dtype == usual else ())
+    rates = _race(calls, device, SECONDS)
+
+    def table(what: str) -> Rates:
+        return tuple(sorted((size, rate) for (found, size), rate in rates.items() if found == what))
+
+    products = tuple(Products(dtype, table(f"{dtype} forward"), table(f"{dtype} backward")) for dtype in dtypes)
     return Hardware(
-        device=device,
-        name=name,
-        cores=torch.get_num_threads(),
-        memory=0,
+        device=device, name=name, cores=torch.get_num_threads(), memory=0, disk=0,
         device_memory=torch.cuda.get_device_properties(0).total_memory if cuda else 0,
-        disk=0,
-        dtype=dtype,
-        matmul=products[-1].forward,
-        attention=attention[CONTEXT, HEAD],
-        elementwise=elementwise,
-        to_device=to_device,
-        from_device=from_device,
-        stream=stream,
-        adam=adam,
-        disk_read=read,
-        disk_write=written,
-        products=tuple(products),
-        attention_contexts=tuple((t, attention[t, HEAD]) for t in CONTEXTS),
-        attention_heads=tuple((head, attention[CONTEXT, head]) for head in HEADS),
-        attention_backward=backward,
-    )
+        dtype=dtypes[-1], matmul=products[-1].forward, products=products, logits=table("logits"),
+        attention=rates["attention", CONTEXT], attention_backward=rates["attention backward", CONTEXT],
+        attention_contexts=table("attention"), attention_heads=table("attention by head"),
+        elementwise=rates["elementwise", 0], stream=rates["stream", 0], adam=rates["adam", 0],
+        to_device=rates["to device", 0], from_device=rates["from device", 0], disk_read=read, disk_write=written,
+    )  # fmt: skip
 
 
-def _seconds(call: Callable[[], Any], device: str = "cpu", budget: float = 0.2) -> float:
-    """The median duration of a call: at least 3 after a first one that does not count, more while `budget` lasts."""
+def _race(calls: Calls, device: str, seconds: float) -> dict[tuple[str, int], float]:
+    """Work a second of each call at its best. They take turns, for some rounds, so that another program's visit slows
+    each a little while and none throughout: it should not be remembered for 30 days."""
     import torch
 
-    def once() -> float:
+    def duration(call: Callable[[], Any], times: int = 1) -> float:
         begun = time.perf_counter()
-        call()
+        for _ in range(times):
+            call()
         if device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - begun
+        return (time.perf_counter() - begun) / times
 
-    first = once()
-    found = [once() for _ in range(3)] if first < 4 * budget else [once()]
-    while sum(found) < budget and len(found) < 100:
-        found.append(once())
-    return median(found)
+    best = dict.fromkeys(calls, float("inf"))
+    deadline, rounds = time.perf_counter() + seconds, 0
+    with torch.no_grad():
+        while rounds < 2 or time.perf_counter() < deadline:
+            for what, (_, call) in calls.items():
+                took = duration(call)
+                times = 1 + int(0.002 / took) if device == "cuda" else 1  # to start a kernel takes longer than many run
+                again = 5 if took < 0.02 else 0
+                best[what] = min(took, best[what], *(duration(call, times) for _ in range(again)))
+            rounds += 1
+    return {what: work / best[what] for what, (work, _) in calls.items()}
 
 
-def _products(device: str, dtype: Any, seconds: float = 2.5) -> Products:
-    """Widths ascending, for about `seconds`: a slow machine gets a shorter table."""
+def _products(device: str, dtype: str, widths: Sequence[int], vocabularies: Sequence[int] = ()) -> Calls:
+    """A block's, of a slow machine the narrower ones alone; and the head's, a slice of rows with all words."""
     import torch
     from torch.nn.functional import linear
 
-    forward, backward = [], []
-    deadline = time.perf_counter() + seconds
-    for d in WIDTHS:
-        x, dy = (torch.randn(ROWS, width, device=device, dtype=dtype) for width in (d, 4 * d))
-        w, bias = torch.randn(4 * d, d, device=device, dtype=dtype), torch.randn(4 * d, device=device, dtype=dtype)
+    calls: Calls = {}
+    like = {"device": device, "dtype": getattr(torch, dtype)}
+    for d in widths:
+        x, dy = torch.randn(ROWS, d, **like), torch.randn(ROWS, 4 * d, **like)
+        w, bias = torch.randn(4 * d, d, **like), torch.randn(4 * d, **like)
         flops = 2 * ROWS * d * 4 * d
-        if forward and time.perf_counter() + 5 * 3 * flops / forward[-1][1] > deadline:
+        calls[f"{dtype} forward", d] = flops, partial(linear, x, w, bias)
+        calls[f"{dtype} backward", d] = 2 * flops, lambda x=x, w=w, dy=dy: (dy @ w, dy.t() @ x)
+        begun = time.perf_counter()
+        linear(x, w, bias).sum().item()
+        if time.perf_counter() - begun > WIDEST_SECONDS:
             break
-        forward.append((d, flops / _seconds(lambda x=x, w=w, b=bias: linear(x, w, b), device, 0.05)))
-        backward.append((d, 2 * flops / _seconds(lambda x=x, w=w, dy=dy: (dy @ w, dy.t() @ x), device, 0.1)))
-    return Products(str(dtype).removeprefix("torch."), tuple(forward), tuple(backward))
+    for words in vocabularies:
+        x, w = torch.randn(256, 512, **like), torch.randn(words, 512, **like)
+        calls["logits", words] = 2 * x.numel() * words, partial(linear, x, w)
+    return calls
 
 
-def _narrow_pays(device: str) -> bool:
-    import torch
-    from torch.nn.functional import linear
-
-    def rate(dtype: Any) -> float:
-        x, w = (torch.randn(ROWS, 512, device=device).to(dtype) for _ in range(2))
-        return 1 / _seconds(lambda: linear(x, w), device, 0.05)
-
-    return rate(torch.bfloat16) > PAYS * rate(torch.float32)
-
-
-def _attention(device: str, dtype: str, context: int, head: int) -> tuple[float, float]:
-    """FLOP/s forward and backward, of tensors that lie as the model's do."""
+def _attention(device: str, dtype: str) -> Calls:
+    """Over tensors that lie as the model's do."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    heads, sequences = 512 // head, max(1, 2048 // context)
-    shape = sequences, context, 3, heads, head
-    qkv = torch.randn(shape, device=device, dtype=getattr(torch, dtype)).requires_grad_()
-    dy = torch.randn(sequences, heads, context, head, device=device, dtype=qkv.dtype)
-
-    def forward() -> Any:
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        return scaled_dot_product_attention(query, key, value, is_causal=True)
-
-    flops = 2 * sequences * heads * context * context * head
-    there = _seconds(forward, device, 0.05)
-    with torch.enable_grad():
-        query, key, value = (part.detach().requires_grad_() for part in qkv.permute(2, 0, 3, 1, 4).unbind(0))
-        y = scaled_dot_product_attention(query, key, value, is_causal=True)
-    leaves = query, key, value
-    back = _seconds(lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True), device, 0.1)
-    return flops / there, 2.5 * flops / back
+    attend, calls = partial(scaled_dot_product_attention, is_causal=True), {}
+    points = [("attention", t, HEAD, t) for t in CONTEXTS] + [("attention by head", h, h, CONTEXT) for h in HEADS]
+    for what, size, head, context in points:
+        shape = max(1, 2048 // context), context, 3, 512 // head, head
+        qkv = torch.randn(shape, device=device, dtype=getattr(torch, dtype)).permute(2, 0, 3, 1, 4)
+        flops = 2 * shape[0] * context * context * 512
+        calls[what, size] = flops, partial(attend, *qkv.unbind(0))
+        if (what, size) == ("attention", CONTEXT):
+            leaves = [part.requires_grad_() for part in qkv.detach().unbind(0)]
+            y = attend(*leaves)
+            gradient = partial(torch.autograd.grad, y, leaves, torch.randn_like(y), retain_graph=True)
+            calls["attention backward", size] = 2.5 * flops, gradient
+    return calls
 
 
-def _elementwise(device: str) -> float:
-    """A block's own mix, 72 bytes an element of the stream: two layer norms, two residual adds, a gelu four wide."""
+def _memory(device: str) -> Calls:
+    """What memory binds: triad and AdamW in RAM, beyond every cache; copies; and a block's elementwise mix, 72 bytes an
+    element of the stream: two layer norms, two residual adds, a gelu four wide."""
     import torch
     from torch.nn.functional import gelu, layer_norm
 
-    x, ones = torch.randn(ROWS, 768, device=device), torch.ones(768, device=device)
-    wide = torch.randn(ROWS, 4 * 768, device=device)
+    def mapped() -> Any:  # in pages as the engine's own: large ones where the system has them
+        pages = mmap.mmap(-1, 4 * RAM_ELEMENTS)
+        if Path("/sys/kernel/mm/transparent_hugepage").exists():
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(pages, dtype=torch.float32).fill_(1e-3)  # untouched ones are all one page of zeros
+
+    a, b, c, d = (mapped() for _ in range(4))
+    host, there, steps = a, b, torch.ones(())
+    if device == "cuda":
+        host, there = a.pin_memory(), a.to(device)
+    x, wide, ones = (torch.randn(*shape, device=device) for shape in ((ROWS, 768), (ROWS, 4 * 768), (768,)))
 
     def mix() -> None:
         layer_norm(layer_norm(x, (768,), ones, ones) + x, (768,), ones, ones) + x
         gelu(wide, approximate="tanh")
 
-    return 72 * x.numel() / _seconds(mix, device)
-
-
-def _ram_rates() -> tuple[float, float, float]:
-    """Triad in bytes moved a second, memcpy in bytes copied, AdamW in parameters; none leaves room for a cache."""
-    import torch
-
-    a, b, c, d = (torch.zeros(RAM_ELEMENTS) for _ in range(4))
-    size = a.numel() * a.element_size()
-    triad = _seconds(lambda: torch.add(b, c, alpha=3.0, out=a))
-    copy = _seconds(lambda: a.copy_(b))
-    steps = torch.ones(())
-
-    def adam() -> None:
-        torch._fused_adamw_(
-            [a], [b], [c], [d], [], [steps], lr=1e-3, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
-            amsgrad=False, maximize=False,
-        )  # fmt: skip
-
-    return 3 * size / triad, size / copy, a.numel() / _seconds(adam)
-
-
-def _link_rates() -> tuple[float, float]:
-    import torch
-
-    host = torch.empty(RAM_ELEMENTS, pin_memory=True)
-    device = torch.empty(RAM_ELEMENTS, device="cuda")
-    size = host.numel() * host.element_size()
-    to = _seconds(lambda: device.copy_(host, non_blocking=True), "cuda")
-    back = _seconds(lambda: host.copy_(device, non_blocking=True), "cuda")
-    return size / to, size / back
+    rates = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
+    adam = partial(torch._fused_adamw_, [a], [b], [c], [d], [], [steps], **rates, amsgrad=False, maximize=False)
+    return {
+        ("stream", 0): (12 * RAM_ELEMENTS, lambda: torch.add(b, c, alpha=3.0, out=a)),
+        ("adam", 0): (RAM_ELEMENTS, adam),
+        ("to device", 0): (4 * RAM_ELEMENTS, lambda: there.copy_(host, non_blocking=True)),
+        ("from device", 0): (4 * RAM_ELEMENTS, lambda: host.copy_(there, non_blocking=True)),
+        ("elementwise", 0): (72 * x.numel(), mix),
+    }
 
 
 # ---- the disk ------------------------------------------------------------------------------------------------
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateError(f"{folder} cannot be made: {error.strerror}") from None
-
-
 def _disk_rates(folder: Path) -> tuple[float, float]:
     """Bytes/s written and read, one request of 8 MiB after another, past the page cache where the system lets us."""
     path = folder / f"probe-{os.getpid()}.scratch"
+    block = mmap.mmap(-1, REQUEST)  # page-aligned, as O_DIRECT wants it
+    block.write(os.urandom(REQUEST))  # zeros would flatter a disk that compresses
     try:
-        block = mmap.mmap(-1, REQUEST)  # page-aligned, as O_DIRECT wants it
-        block.write(os.urandom(REQUEST))  # zeros would flatter a disk that compresses
-        with _uncached(path, create=True) as file:
-            done, seconds = _stream(lambda: file.write(block), file, sync=True)
-        with _uncached(path, create=False) as file:
-            got, waited = _stream(lambda: file.readinto(block), file, sync=False)
-        return done / seconds, got / waited
+        try:
+            with _uncached(path, "wb") as file:
+                written = _rate(lambda: file.write(block), lambda: os.fsync(file.fileno()))
+            with _uncached(path, "rb") as file:
+                return written, _rate(lambda: file.readinto(block), lambda: None)
+        finally:
+            path.unlink(missing_ok=True)
     except OSError as error:
         need = f"{DISK_BYTES >> 20} MiB free and the right to write"
         raise StateError(f"{folder} cannot be measured ({error.strerror}): it needs {need}") from None
-    finally:
-        path.unlink(missing_ok=True)
 
 
-def _stream(request: Callable[[], int], file: BinaryIO, sync: bool) -> tuple[int, float]:
+def _rate(request: Callable[[], int], finish: Callable[[], Any]) -> float:
     done, begun = 0, time.perf_counter()
-    while done < DISK_BYTES and time.perf_counter() - begun < DISK_SECONDS:
-        moved = request()
-        if not moved:
-            break
+    while done < DISK_BYTES and time.perf_counter() - begun < DISK_SECONDS and (moved := request()):
         done += moved
-    if sync:
-        os.fsync(file.fileno())
-    return done, time.perf_counter() - begun
+    finish()
+    return done / (time.perf_counter() - begun)
 
 
 @contextmanager
-def _uncached(path: Path, create: bool) -> Iterator[BinaryIO]:
+def _uncached(path: Path, mode: str) -> Iterator[BinaryIO]:
     """The file, unbuffered; past the page cache by O_DIRECT or F_NOCACHE where there is one and the file system takes
     it, else with its pages dropped first (its writes are fsynced by the caller)."""
-    mode = "wb" if create else "rb"
     with _open(path, mode) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -383,12 +341,11 @@ def _uncached(path: Path, create: bool) -> Iterator[BinaryIO]:
 
 def _open(path: Path, mode: str) -> BinaryIO:
     direct = getattr(os, "O_DIRECT", 0)
-    if direct:
-        try:
-            return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags | direct, 0o600))
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # which says: not on this file system
-                raise
+    try:
+        return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags | direct, 0o600))
+    except OSError as error:
+        if not direct or error.errno != errno.EINVAL:  # which says: not on this file system
+            raise
     return path.open(mode, buffering=0)
 
 
@@ -409,7 +366,6 @@ def memory_bytes() -> int:
 
 def cgroup_limits(mine: Path, root: Path) -> list[int]:
     """The memory limits of this process's control group and of those around it, version 1 and 2; none outside Linux.
-
     Inside a container the paths may be of the host and not be there: then the root's own limit counts."""
     if not mine.exists():
         return []
@@ -420,20 +376,25 @@ def cgroup_limits(mine: Path, root: Path) -> list[int]:
             continue
         base, file = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
         here = base / path.lstrip("/")
-        for group in [here, *here.parents]:
-            if group.is_relative_to(base) and (limit := group / file).exists():
-                text = limit.read_text().strip()
-                found += [int(text)] if text.isdigit() else []  # "max"
-    return found
+        limits = [group / file for group in [here, *here.parents] if group.is_relative_to(base)]
+        found += [limit.read_text().strip() for limit in limits if limit.exists()]
+    return [int(text) for text in found if text.isdigit()]  # else "max"
+
+
+def keep_freed_memory() -> None:
+    """Has the C library hold on to what is freed from now on. glibc returns blocks of over 32 MiB at once, and touching
+    a page anew can cost more than computing on it (1.4 ms a MiB in a virtual machine, measured). The probe and the
+    engine both want this; other C libraries are left alone."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.malloc_trim(0)  # what lies about from before
+        for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1), (-8, 1)):  # M_MMAP_THRESHOLD, M_TRIM_…, M_ARENA_MAX
+            libc.mallopt(option, value)
 
 
 def _cpu_name() -> str:
     if sys.platform == "darwin":
-        told = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
-        return told.stdout.strip() or platform.machine()
+        asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    named = [line for line in info.read_text().splitlines() if "model name" in line] if info.exists() else []
+    return named[0].partition(":")[2].strip() if named else platform.processor() or platform.machine()
