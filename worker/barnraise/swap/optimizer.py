@@ -1,18 +1,19 @@
 """AdamW (Loshchilov & Hutter 2019) over flat buffers, by torch's fused kernel; and the learning-rate schedule.
 
-Matrices and embeddings decay, norms and biases do not (GPT-3). Decay differs within one flat buffer, so the buffer is
+Matrices and embeddings decay, norms and biases do not (GPT-3). Decay differs within one flat buffer, so a buffer is
 cut into spans of one kind, neighbours merged, and the kernel gets the list of each kind. Spans start and end on
 TENSOR_ALIGN boundaries, whole cache lines: the kernel's vector path covers every element, and its bits do not depend on
-the cut.
+the cut. So any tile of a fragment can be stepped by itself, wherever it lies.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from barnraise.spec import Fragment, Recipe
-from barnraise.swap.arena import Layer
+from barnraise.spec import ALIGN, Fragment, Recipe
+from barnraise.swap.crew import BLOCK, Scratch, in_tiles
 
 BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8  # GPT-3's
 WARMUP_FROM = 0.1  # the ledger's clock moves a round at a time: a rate of zero would waste the whole first round
@@ -41,42 +42,91 @@ def spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
     return found
 
 
+@dataclass(frozen=True)
+class Step:
+    """One AdamW step of one fragment, to be made on its tiles in any order, on any thread."""
+
+    cut: list[tuple[int, int, bool]]  # spans
+    count: Tensor  # fp32 scalar: of the fragment's steps, with this one
+    rate: float
+    decay: float
+    scale: Tensor | None  # fp32 scalar that divides the gradient
+
+    @classmethod
+    def of(
+        cls, fragment: Fragment, begin: int, flat: Tensor, *,
+        steps: int | Tensor, rate: float, decay: float, shrink: float = 1.0,
+    ) -> "Step":  # fmt: skip
+        """For the tile at `begin` that `flat` is of. `steps`: this step's number, from 1. `shrink` ≥ 1: what clipping
+        divides the gradient by, in the same pass."""
+        end, device = begin + flat.numel(), flat.device
+        assert begin % ALIGN == 0 and end % ALIGN == 0 and end <= fragment.size, f"[{begin}, {end}) is no tile"
+        assert shrink >= 1.0, f"clipping does not stretch: {shrink}"
+        cut = spans(fragment) if decay else [(0, fragment.size, False)]
+        count = torch.as_tensor(steps, dtype=torch.float32, device=device)
+        return cls(cut, count, rate, decay, None if shrink == 1.0 else torch.tensor(shrink, device=device))
+
+    def apply(self, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
+        """In place, fp32 [n] each; a gradient that is divided is left divided."""
+        end, flats = begin + weights.numel(), (weights, gradient, m, v)
+        mine = [span for span in self.cut if span[0] < end and begin < span[1]]
+        for kind in {decays for _, _, decays in mine}:
+            pieces = [slice(max(a, begin) - begin, min(b, end) - begin) for a, b, decays in mine if decays == kind]
+            self._call(self.decay if kind else 0.0, *([flat[piece] for piece in pieces] for flat in flats))
+
+    def _call(self, decay: float, weights: list[Tensor], gradients: list[Tensor], m: list[Tensor], v: list[Tensor]):
+        torch._fused_adamw_(
+            weights,
+            gradients,
+            m,
+            v,
+            [],
+            [self.count] * len(weights),
+            lr=self.rate,
+            beta1=BETA1,
+            beta2=BETA2,
+            weight_decay=decay,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=self.scale,
+        )
+
+
+def update(
+    fragment: Fragment, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor, *,
+    steps: int | Tensor, rate: float, decay: float, shrink: float = 1.0,
+) -> None:  # fmt: skip
+    """One step, in place, of the tile [begin, begin + n) of a fragment: fp32 [n] each, begin and n multiples of ALIGN.
+    The same bits for every cut into tiles and every number of threads. `steps`: this step's number, from 1; `decay`: of
+    what decays; `shrink` ≥ 1 divides the gradient, which is left divided."""
+    step = Step.of(fragment, begin, weights, steps=steps, rate=rate, decay=decay, shrink=shrink)
+    in_tiles(lambda _, offset, *tile: step.apply(begin + offset, *tile), weights, gradient, m, v)
+
+
+def sum_of_squares(gradient: Tensor) -> Tensor:
+    """fp32 [n] → fp64 scalar, the same bits on any number of threads. Blocks in fp32, their sums in fp64: torch's norm,
+    on a CPU one sum in fp32, is off by a few in a thousand after 38 million elements, and by the threads' number."""
+    sums = torch.empty(-(-gradient.numel() // BLOCK), device=gradient.device)
+
+    def work(scratch: Scratch, _: int, gradient: Tensor, sums: Tensor) -> None:
+        squares = torch.mul(gradient, gradient, out=scratch.a)
+        torch.sum(squares.view(sums.numel(), -1), 1, out=sums)
+
+    in_tiles(work, gradient, sums)
+    return torch.stack([part.sum() for part in sums.double().split(1 << 14)]).sum()  # torch shares no sum this short
+
+
 class AdamW:
-    """Steps the layers' `weights` by their `gradient`, keeping moments in their `m` and `v`."""
+    """Steps whole layers: their flat `weights` by their `gradient`, keeping moments in their `m` and `v`."""
 
-    def __init__(self, layers: list[Layer], decay: float):
+    def __init__(self, layers: list, decay: float):
+        self.layers, self.decay = layers, decay
         self.steps = torch.zeros((), device=layers[0].weights.device)  # fp32, where the kernel wants it
-        self._calls = [call for layer in layers for call in self._cut(layer, decay)]
 
-    @staticmethod
-    def _cut(layer: Layer, decay: float) -> list[tuple[float, list[list[Tensor]]]]:
-        buffers = (layer.weights, layer.gradient, layer.m, layer.v)
-        cut = spans(layer.fragment)
-        calls = []
-        for kind, rate in ((True, decay), (False, 0.0)):
-            slices = [[flat[begin:end] for begin, end, decays in cut if decays == kind] for flat in buffers]
-            calls += [(rate, slices)] if slices[0] else []
-        return calls
-
-    @torch.no_grad()
     def step(self, rate: float, shrink: float = 1.0) -> None:
-        """One step at learning rate `rate`, with gradients divided by `shrink` (≥ 1: clipping, in the same pass)."""
+        """One step at learning rate `rate`, with gradients divided by `shrink` (≥ 1)."""
         self.steps.add_(1)
-        scale = None if shrink == 1.0 else torch.tensor(shrink, device=self.steps.device)
-        for decay, (weights, gradients, m, v) in self._calls:
-            torch._fused_adamw_(
-                weights,
-                gradients,
-                m,
-                v,
-                [],
-                [self.steps] * len(weights),
-                lr=rate,
-                beta1=BETA1,
-                beta2=BETA2,
-                weight_decay=decay,
-                eps=EPSILON,
-                amsgrad=False,
-                maximize=False,
-                grad_scale=scale,
-            )
+        how = {"steps": self.steps, "rate": rate, "decay": self.decay, "shrink": shrink}
+        for layer in self.layers:
+            update(layer.fragment, 0, layer.weights, layer.gradient, layer.m, layer.v, **how)
