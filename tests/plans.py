@@ -1,13 +1,80 @@
 """Plans and engines by hand, as tests of the engine want them; what "the same bits" means is the benchmark's word."""
 
+import dataclasses
+import hashlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
+import torch
+
+from barnraise.exchange.anchor import Anchor, initial
+from barnraise.plan import Plan
+from barnraise.spec import ModelSpec, Recipe
+from barnraise.swap.engine import Engine
+from barnraise.swap.operations import Progress
+from barnraise.swap.store import Shelf, Store
+
 _PATH = Path(__file__).parents[1] / "benchmarks" / "exactness.py"
-_spec = importlib.util.spec_from_file_location("exactness", _PATH)
-exactness = sys.modules.setdefault("exactness", importlib.util.module_from_spec(_spec))
-if not hasattr(exactness, "compare"):
+if (exactness := sys.modules.get("exactness")) is None:
+    _spec = importlib.util.spec_from_file_location("exactness", _PATH)
+    exactness = sys.modules["exactness"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(exactness)
 
 groups, resident, from_disk = exactness.groups, exactness.resident, exactness.from_disk
+
+TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
+RECIPE = Recipe(learning_rate=3e-3, clip=1.0)
+
+
+def tiny_plan(kind: str = "resident", model: ModelSpec = TINY, **more) -> Plan:
+    """ "resident", "staged", "exact", "restart" or "staged disk"."""
+    plan = dataclasses.replace(resident(model), sequences=8, slots=1, host_gradient_slots=model.layers)
+    if kind == "staged":
+        plan = dataclasses.replace(plan, staged=True)
+    elif kind != "resident":
+        plan = from_disk(plan, restart=kind == "restart", staged=kind == "staged disk", tile=4096)
+    return dataclasses.replace(plan, **more)
+
+
+def engine_of(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -> Engine:
+    """On a fresh state, or on the one that is in the folder."""
+    store = Store(plan, folder if plan.on_disk else None)
+    shelf, fresh = Shelf(store, "anchor"), store.mark is None
+    for fragment in plan.fragments if fresh else ():
+        shelf[fragment.index] = initial(fragment, 11)
+    engine = Engine(
+        plan, recipe, store, Anchor(shelf),
+        describe=lambda progress: json.dumps(dataclasses.asdict(progress)),
+        progress=None if fresh else Progress(**json.loads(store.mark)),
+    )  # fmt: skip
+    if fresh and plan.on_disk:
+        engine.commit()
+    return engine
+
+
+def some_text(sequences: int = 4, seed: int = 0, model: ModelSpec = TINY) -> torch.Tensor:
+    """Text with something to learn: each token is the one before plus one."""
+    return exactness.text(model, sequences, seed)
+
+
+def weights_of(engine: Engine) -> list[torch.Tensor]:
+    """fp32 copies of the replica's fragments, updates that were pending included."""
+    return exactness.state(engine)[::3]
+
+
+def shelf(engine: Engine, kind: str) -> list[torch.Tensor]:
+    """Copies of what is kept of "anchor", "momentum" or "feedback"."""
+    engine.settle()
+    dtype = torch.float32 if kind == "momentum" else torch.int32
+    return [tensor.clone() for tensor in Shelf(engine.store, kind, dtype)]
+
+
+def bits(engine: Engine) -> str:
+    """One digest of all state: replica, moments, and what is traded."""
+    hasher = hashlib.blake2b()
+    traded = [tensor for kind in ("anchor", "momentum", "feedback") for tensor in shelf(engine, kind)]
+    for tensor in exactness.state(engine) + traded:
+        hasher.update(tensor.numpy().tobytes())
+    return hasher.hexdigest()
