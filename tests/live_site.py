@@ -74,7 +74,7 @@ class Site:
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
         """The real command of a machine called `name`, as a process."""
         home = str(self.folder / name)
-        alike = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(MEASURED)}  # one machine, measured once for all tests
+        alike = {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(MEASURED)}  # one machine, measured once
         return self.family.start(
             f"{command[0]}-{name}", sys.executable, "-m", "barnraise", *command, "--home", home, **alike
         )

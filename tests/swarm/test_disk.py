@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import barnraise
+from barnraise.errors import PlanError
 from barnraise.limits import Limits
 from barnraise.restore import state_mark
 from barnraise.spec import ModelSpec
@@ -49,6 +51,25 @@ def test_one_on_disk_comes_late_and_is_who_the_next_one_takes_the_anchor_from(sw
         volunteer.leave()
 
 
+def test_one_that_has_written_its_share_of_the_day_pauses_and_trades_on(swarm, caplog):
+    run = swarm(DEEP, token_budget=10_000_000, round_steps=3)
+    tight = run.start("ben", limits=replace(TIGHT, disk_writes_per_day=60_000_000))
+    run.until(lambda: tight.status.get("activity") == "paused")
+    assert tight.status["step"] > 0 and "written to disk: training goes on tomorrow" in caplog.text
+    other = run.start("ada", knows=["ben"])
+    run.until(lambda: tight.worker.exchange.stats.updates_received > 1)  # in its ledger; in its anchor tomorrow
+    assert tight.worker.store.written_today < 60_000_000
+    for volunteer in (other, tight):
+        volunteer.leave()
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_anything_is_made(swarm):
+    run = swarm(DEEP)
+    with pytest.raises(PlanError, match="does not fit: at the least it needs"):
+        run.start("ada", limits=Limits(memory=100_000))
+    assert not (run.folder / "ada" / "runs" / run.manifest.run / "ledger.sqlite").exists()
+
+
 ALONE = """
 import json, sys
 from pathlib import Path
@@ -68,13 +89,10 @@ run.start("ada", limits=Limits(**json.loads(limits))).thread.join()
 def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(swarm, tmp_path, safety):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=6)
     limits = {"memory": TIGHT.memory, "crash_safety": safety}
-    recipe = {
-        name: getattr(run.spec.recipe, name)
-        for name in ("token_budget", "learning_rate", "warmup_tokens", "step_sequences", "round_steps", "evaluate_every")
-    }
     roots = [str(Path(barnraise.__file__).parents[1]), str(Path(__file__).parent)]
     program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{ALONE}"
-    arguments = [str(tmp_path), str(run.text), run.manifest.model_dump_json(), json.dumps(limits), json.dumps(recipe)]
+    recipe = json.dumps(asdict(run.spec.recipe))
+    arguments = [str(tmp_path), str(run.text), run.manifest.model_dump_json(), json.dumps(limits), recipe]
     child = subprocess.Popen([sys.executable, "-c", program, *arguments])
     folder = tmp_path / "ada" / "runs" / run.manifest.run
 

@@ -1,5 +1,6 @@
 """The `barnraise` command as a person runs it: every expected failure is one sentence and exit code 1."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,8 +9,13 @@ from pathlib import Path
 import pytest
 from small_coordinator import MACHINE
 from small_coordinator import Coordinator as Small
+from typer.testing import CliRunner
 
+from barnraise import cli, planning
+from barnraise.errors import PlanError, SpecError, StateError
+from barnraise.hardware import Hardware
 from barnraise.home import Folder, Home, Membership
+from barnraise.limits import Limits
 from barnraise.wire import Enrolment, EnrolmentStatus, MirrorView, Problem
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -92,3 +98,61 @@ def test_a_refusal_that_looks_like_markup_is_printed_as_it_is(small, tmp_path):
 def test_a_home_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     fails(barnraise(tmp_path / "file" / "home", "status"), "Not a directory")
+
+
+# ---- plans and limits --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch) -> Path:
+    """A machine whose rates nobody has to measure, in a home."""
+    machine = Hardware(
+        device="cpu", name="a [small] machine", cores=2, memory=8 << 30, device_memory=0, disk=100 << 30,
+        dtype="float32", matmul=((768, 1e11),), attention=5e10, elementwise=1e10, to_device=1e10, from_device=1e10,
+        stream=2e10, adam=5e8, disk_read=2e9, disk_write=1e9,
+    )  # fmt: skip
+    monkeypatch.setattr(planning, "measure", lambda *where: machine)
+    return tmp_path
+
+
+def planned(home: Path, *words: str) -> str:
+    done = CliRunner().invoke(cli.app, ["plan", "--home", str(home), *words], env={"COLUMNS": "100"})
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_plan_says_what_lies_where_and_how_long_a_step_takes(measured):
+    said = planned(measured, "--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB")
+    assert "a [small] machine" in said and "tokens/s" in said and "what limits" in said
+    assert "disk read" in said and "compute" in said and "feedback" in said
+    told = json.loads(planned(measured, "--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB", "--json"))
+    assert told["host_bytes"] <= 4e9 and told["disk_bytes"] <= 90e9 and told["seconds"] > 0
+    assert sum(sum(row.values()) for row in told["state_bytes"].values()) >= 20 * 1_557_611_200
+
+
+def test_a_gpu_that_is_not_there_is_assumed_and_said_to_be(measured):
+    words = ("--model", "gpt3-6.7b", "--memory", "64GB", "--disk", "500GB", "--device-memory", "24GB")
+    said = planned(measured, *words, "--device", "cuda")
+    assert "an assumed GPU" in said and "60 TFLOP/s" in said and "are assumed" in said
+    assert "--device cuda assumes a GPU" in planned(measured, *words)
+
+
+def test_what_cannot_be_planned_is_one_sentence(measured):
+    with pytest.raises(SpecError, match="there is no preset 'gpt-5'; the presets are gpt-nano"):
+        planned(measured, "--model", "gpt-5")
+    with pytest.raises(PlanError, match=r"does not fit: .* What would fit: "):
+        planned(measured, "--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "10GB")
+    with pytest.raises(StateError, match="'much' is not a size"):
+        planned(measured, "--model", "gpt2-1.5b", "--memory", "much")
+
+
+def test_limits_last_until_they_are_lifted(tmp_path):
+    assert barnraise(tmp_path, "limits", "--memory", "4GB", "--moments-8bit", "--clipping", "layer").returncode == 0
+    assert Home(tmp_path).limits == Limits(memory=4 * 10**9, moments_bits=8, clipping="layer")
+    done = barnraise(tmp_path, "limits", "--memory", "auto", "--disk", "1TB", "--json")
+    assert json.loads(done.stdout)["memory"] is None and Home(tmp_path).limits.disk == 10**12
+    fails(barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
+    (tmp_path / "limits.json").write_text("{")
+    fails(barnraise(tmp_path, "limits"), "is damaged")

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from django.conf import settings
 from django.core.management import call_command
+from django.utils import timezone
 
 from coordinator import embedded, mirror
 from coordinator.accounts.models import Enrolment, Machine, User
@@ -106,7 +107,8 @@ class Stack:
         pending = set(logins)
 
         def approved() -> bool:
-            for enrolment in Enrolment.objects.filter(decision=Enrolment.Decision.PENDING):
+            waiting = Enrolment.objects.filter(decision=Enrolment.Decision.PENDING, expires__gt=timezone.now())
+            for enrolment in waiting:  # and not those that a demo which was killed left behind
                 enrolment.approve(owner)
             for number in list(pending):
                 if logins[number].poll() == 0:
