@@ -1,0 +1,234 @@
+"""The swap engine against its targets, on this machine: `make bench-swap`, `python benchmarks/swap.py --only xl`.
+
+    exact       swapped runs have the bits of unswapped ones
+    memory      peaks of each tier against the plan's
+    xl          GPT-2 XL in 4 GB
+    efficiency  tokens/s from disk and from RAM over those of the same model with everything where it is computed
+    plan_error  predicted against measured seconds of a step
+    adam        AdamW's rate over what memory streams
+    peers       FSDP2 and DeepSpeed ZeRO-3, both with CPU offload
+
+Prints tables as it goes and one JSON object as its last line. Leave the machine alone meanwhile.
+"""
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import exactness
+import peers
+import swap_memory
+import swap_xl
+import torch
+from swap_child import BUILD, Child, turns
+
+from barnraise.errors import PlanError
+from barnraise.hardware import Hardware, probe
+from barnraise.limits import Limits
+from barnraise.plan import Plan
+from barnraise.planner import make_plan
+from barnraise.spec import ModelSpec, preset
+
+GB = 10**9
+QUICK_STRIDE = 47  # of the product of cases: prime to all its factors, so that every grouping, tier… comes up
+
+
+def machine() -> Hardware:
+    """Measured now: yesterday's rates, or those of a busy minute, would be no fair prediction."""
+    return probe(BUILD, "cpu")
+
+
+# ---- exact ---------------------------------------------------------------------------------------------------------
+
+
+def agrees(case: exactness.Case) -> tuple[exactness.Case, bool]:
+    return case, exactness.compare(case)
+
+
+def one_thread() -> None:
+    sys.setswitchinterval(1e-4)  # a tiny model is all Python
+    torch.set_num_threads(1)
+    tempfile.tempdir = str(BUILD)
+
+
+def exact(quick: bool) -> bool:
+    """Whether all cases have the bits of their reference."""
+    cases = list(exactness.cases())
+    if quick:
+        cases = cases[::QUICK_STRIDE]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    workers = max(1, min(os.cpu_count() or 1, 8))
+    wrong = []
+    with multiprocessing.get_context("spawn").Pool(workers, one_thread) as pool:
+        for done, (case, good) in enumerate(pool.imap_unordered(agrees, cases, chunksize=8), 1):
+            if not good:
+                wrong.append(case)
+                print(f"  differs: {case}")
+            if done % max(1, len(cases) // 8) == 0:
+                print(f"  {done:,} of {len(cases):,} cases, {len(wrong)} differ", flush=True)
+    return not wrong
+
+
+# ---- speed ---------------------------------------------------------------------------------------------------------
+
+
+def resident(plan: Plan) -> Plan:
+    """The same micro-batches, clipping and recompute with everything where it is computed."""
+    bare = exactness.resident(plan.model, clipping=plan.clipping, sequences=plan.sequences)
+    return replace(bare, micro_batches=plan.micro_batches)
+
+
+def efficiency(quick: bool) -> dict[str, float]:
+    """Tokens/s over those of the resident plan."""
+    model, sequences = preset("gpt-mini" if quick else "gpt2-124m"), 4
+    model, hardware = replace(model, context=512), machine()
+    disk = least(hardware, model, sequences)
+    again = replace(disk, sequences=1, micro_batches=sequences) if disk.sequences == 1 else disk
+    ram = staged(again)
+    with Child(again) as one, Child(resident(again)) as two, Child(ram) as three:
+        seconds = turns([one, two, three], 3 if quick else 5)
+    tokens = sequences * model.context
+    for name, mine in zip(("from disk", "resident", "staged from RAM"), seconds, strict=True):
+        print(f"  {name:16} {tokens / mine:8,.1f} tokens/s  ({mine:.2f} s a step of {tokens:,} tokens)", flush=True)
+    return {"ram": round(seconds[1] / seconds[2], 4), "disk": round(seconds[1] / seconds[0], 4)}
+
+
+def least(hardware: Hardware, model: ModelSpec, sequences: int, **limits: object) -> Plan:
+    """With as little memory as there is a plan for: all that can be is on disk."""
+    memory = 12 * model.vocabulary * model.width  # the table, its gradient, and the head's
+    while memory < hardware.memory:
+        try:
+            return make_plan(hardware, model, Limits(memory=memory, **limits), sequences, advise=False)
+        except PlanError:
+            memory = int(memory * 1.05)
+    return make_plan(hardware, model, Limits(**limits), sequences)
+
+
+def staged(plan: Plan) -> Plan:
+    """The same in RAM, with the layers computed in a few buffers of their own."""
+    waits, layers = plan.clipping == "exact", plan.model.layers
+    slots = {"slots": 3, "gradient_slots": 2, "host_gradient_slots": layers if waits else 3}
+    return replace(resident(plan), staged=True, **slots)
+
+
+def plan_error(quick: bool) -> dict[str, float]:
+    """The worst |predicted / measured − 1| of a step."""
+    models = (("gpt-micro", 256), ("gpt-mini", 512)) if quick else (("gpt2-124m", 512), ("gpt2-355m", 512))
+    steps, errors = (3, []) if quick else (5, [])
+    for name, context in models:
+        model = replace(preset(name), context=context)
+        for where, plan in budgets(machine(), model):
+            with Child(plan) as child:
+                child.ask("steps", count=1)
+                seen = median(child.ask("steps", count=steps)["seconds"])
+            errors.append(plan.seconds / seen - 1)
+            print(
+                f"  {name:10} {where:28} predicted {plan.seconds:6.2f} s  measured {seen:6.2f} s  {errors[-1]:+.1%}",
+                flush=True,
+            )
+    return {"worst": round(max(map(abs, errors)), 4)}
+
+
+def budgets(hardware: Hardware, model: ModelSpec, sequences: int = 2) -> list[tuple[str, Plan]]:
+    """Everything in RAM; half of the moments on disk; all of it."""
+    roomy = make_plan(hardware, model, Limits(), sequences)
+    tight = least(hardware, model, sequences)
+    between = make_plan(hardware, model, Limits(memory=(tight.host_bytes + 24 * model.parameters)), sequences)
+    return [("in RAM", roomy), (f"{between.host_bytes / 1e9:.1f} GB and disk", between), ("from disk", tight)]
+
+
+# ---- others --------------------------------------------------------------------------------------------------------
+
+
+def adam(quick: bool) -> dict[str, float]:
+    import adam as rates
+
+    found = rates.measure()
+    return {name: round(found[name], 4) for name in ("of_stream", "of_stream_split")}
+
+
+def against_peers(quick: bool) -> dict[str, dict]:
+    """{peer: {"ratio": our tokens/s over theirs, "memory_ratio": their peak over ours}}; ours takes its turns between
+    theirs. Memory is of whole processes."""
+    name, micro_tokens, micro_batches, steps = ("gpt-mini", 512, 2, 4) if quick else ("gpt2-124m", 1024, 2, 6)
+    model = preset(name)
+    sequences = micro_tokens // model.context
+    limits = Limits(memory=28 * model.parameters // 2 + (10**8 if quick else 4 * 10**8), clipping="exact")
+    plan = make_plan(machine(), model, limits, sequences * micro_batches)
+    recast = replace(plan, sequences=sequences, micro_batches=micro_batches)
+    found: dict[str, dict] = {}
+    with Child(recast) as child:
+        child.ask("steps", count=1)
+        ours = []
+        for peer in ("fsdp2", "deepspeed"):
+            ours += child.ask("steps", count=max(2, steps // 2))["seconds"]
+            try:
+                theirs = peers.measure(peer, name, micro_tokens, micro_batches, steps)
+            except peers.PeerError as error:
+                print(f"  {peer}: {error}")
+                found[peer] = {"ratio": None, "memory_ratio": None, "why": str(error)}
+                continue
+            ours += child.ask("steps", count=max(2, steps // 2))["seconds"]
+            found[peer] = {"theirs": theirs["tokens_per_second"], "memory": theirs["peak_rss_mb"] * 1.048576}
+        memory = child.ask("peak")["resident"] / 1e6
+    speed = micro_tokens * micro_batches / median(ours)
+    print(f"  {'ours':12} {speed:8,.1f} tokens/s {memory:8,.0f} MB")
+    for peer, its in found.items():
+        if "theirs" in its:
+            print(f"  {peer:12} {its['theirs']:8,.1f} tokens/s {its['memory']:8,.0f} MB", flush=True)
+            found[peer] = {
+                "ratio": round(speed / its["theirs"], 4),
+                "memory_ratio": round(its["memory"] / memory, 4),
+            }
+    return found
+
+
+PARTS: dict[str, Callable[[bool], object]] = {
+    "exact": exact,
+    "memory": lambda quick: swap_memory.measure(machine(), quick),
+    "xl": lambda quick: swap_xl.measure(machine(), quick),
+    "efficiency": efficiency,
+    "plan_error": plan_error,
+    "adam": adam,
+    "peers": against_peers,
+}
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--only", choices=PARTS, action="append", help="one part; may be given again")
+    asked.add_argument("--quick", action="store_true", help="smaller models, fewer steps: 5 minutes")
+    given = asked.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is on disk goes
+    begun, found, failed = time.perf_counter(), {}, False
+    for part in given.only or PARTS:
+        print(part, flush=True)
+        started = time.perf_counter()
+        try:
+            found[part] = PARTS[part](given.quick)
+        except Exception as error:  # the others may still be measured
+            traceback.print_exc()
+            found[part], failed = {"error": f"{type(error).__name__}: {error}"}, True
+        print(f"  {json.dumps(found[part])} in {time.perf_counter() - started:.0f} s", flush=True)
+    found |= {
+        "machine": f"{machine().name}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "quick": given.quick,
+        "seconds": round(time.perf_counter() - begun),
+    }
+    print(json.dumps(found))
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
