@@ -114,7 +114,8 @@ class Engine:
         if before is not None:
             self.progress, self._pending = before.progress, None
         figures = [*passes.losses, *(passes.norms[i] for i in range(len(self.fragments)))]
-        figures = torch.stack([figure.to(self.device) for figure in figures]).tolist()  # the only wait for the device
+        # The step's only wait for the device.
+        figures = torch.stack([figure.double().to(self.device) for figure in figures]).tolist()
         loss = sum(figures[: len(batches)])
         norm = math.sqrt(sum(n * n for n in figures[len(batches) :]))
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))

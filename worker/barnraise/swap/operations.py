@@ -16,6 +16,7 @@ from barnraise.swap.arena import Leaves, to_float
 from barnraise.swap.boundaries import Boundaries, HostBoundaries
 from barnraise.swap.buffers import Buffers
 from barnraise.swap.moments import Moments
+from barnraise.swap.optimizer import sum_of_squares
 from barnraise.swap.passes import Passes
 from barnraise.swap.schedule import Hazards, Kind, Op
 from barnraise.swap.store import Shelf, Store
@@ -194,7 +195,7 @@ class Operations:
 
     def _norm(self, op: Op) -> Callable[[], None]:
         (i,), (slot,), norms = op.blocks, op.gradients, self.passes.norms
-        return lambda: norms.update({i: torch.linalg.vector_norm(self.buffers.gradient(i, slot))})
+        return lambda: norms.update({i: sum_of_squares(self.buffers.gradient(i, slot)).sqrt_()})
 
     def _offload(self, op: Op) -> Callable[[], None]:
         (i,), (slot,) = op.blocks, op.gradients

@@ -1,0 +1,102 @@
+"""Draws docs/swap-trace.png: the lanes of one real step from disk, as they ran.
+
+python benchmarks/trace.py [--model gpt2-124m] [--memory 1400MB] [--out docs/swap-trace.png]
+"""
+
+import argparse
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+import torch
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.patches import Patch
+
+from barnraise.exchange.anchor import Anchor, initial
+from barnraise.hardware import probe
+from barnraise.limits import Limits, parse_bytes
+from barnraise.planner import make_plan
+from barnraise.spec import Recipe, preset
+from barnraise.swap.engine import Engine
+from barnraise.swap.schedule import Kind, Lane, Op
+from barnraise.swap.store import Shelf, Store
+
+COLOURS = {
+    Kind.FORWARD: "#4c78a8", Kind.BACKWARD: "#1f4e79", Kind.HEAD: "#72b7b2", Kind.EMBED: "#9ecae9",
+    Kind.EMBED_BACKWARD: "#9ecae9", Kind.UPDATE: "#f58518", Kind.NORM: "#bab0ac", Kind.READ: "#54a24b",
+    Kind.FETCH: "#88d27a", Kind.WRITE: "#b279a2", Kind.STORE: "#d6a5c9", Kind.SPILL: "#e45756", Kind.LOAD: "#54a24b",
+    Kind.OFFLOAD: "#e45756", Kind.COMMIT: "#000000",
+}  # fmt: skip
+LANES = [Lane.READ, Lane.IN, Lane.COMPUTE, Lane.OUT, Lane.OPTIMIZER, Lane.WRITE]
+
+
+def recorded(model_name: str, memory: int, folder: Path) -> list[tuple[str, Op, float, float]]:
+    """(lane, operation, began, ended) of the third step, in seconds."""
+    model = replace(preset(model_name), context=512)
+    hardware = probe(folder, cache=Path("build/hardware.json"))
+    plan = make_plan(hardware, model, Limits(memory=memory, clipping="exact"), 4)
+    store = Store(plan, folder if plan.on_disk else None)
+    shelf = Shelf(store, "anchor")
+    for i, fragment in enumerate(model.fragments()):
+        shelf[i] = initial(fragment, 1)
+    engine = Engine(plan, Recipe(), store, Anchor(shelf))
+    spans: list[tuple[str, Op, float, float]] = []
+    for lane in engine.operations.lanes.values():
+        lane.watch = lambda name, op, began, ended: spans.append((name, op, began, ended))
+    stir = torch.Generator().manual_seed(0)
+    for step in range(3):
+        spans.clear()
+        batch = torch.randint(model.vocabulary, (4, model.context + 1), generator=stir)
+        engine.step(list(batch.split(plan.sequences)), position=step + 1)
+    engine.close()
+    return [span for span in spans if isinstance(span[1], Op)]
+
+
+def draw(spans: list[tuple[str, Op, float, float]], out: Path) -> None:
+    start = min(began for _, _, began, _ in spans)
+    used = [lane for lane in LANES if any(name == lane for name, *_ in spans)]
+    figure, axes = plt.subplots(figsize=(12, 0.8 + 0.62 * len(used)), dpi=130)
+    for row, lane in enumerate(reversed(used)):
+        for name, op, began, ended in spans:
+            if name == lane:
+                axes.broken_barh(
+                    [(began - start, max(ended - began, 0.002))],
+                    (row - 0.38, 0.76),
+                    color=COLOURS[op.kind],
+                    linewidth=0,
+                )
+    axes.set_yticks(range(len(used)), [str(lane) for lane in reversed(used)])
+    axes.set_xlabel("seconds")
+    axes.set_xlim(0, max(ended for *_, ended in spans) - start)
+    kinds = [kind for kind in COLOURS if any(op.kind is kind for _, op, *_ in spans)]
+    patches = [Patch(color=COLOURS[kind], label=str(kind)) for kind in kinds]
+    axes.legend(
+        handles=patches, ncol=len(kinds), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8
+    )
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="gpt2-124m")
+    parser.add_argument("--memory", default="1400MB")
+    parser.add_argument("--out", type=Path, default=Path("docs/swap-trace.png"))
+    given = parser.parse_args()
+    Path("build").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="trace-", dir="build"))
+    try:
+        draw(recorded(given.model, parse_bytes(given.memory), folder), given.out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"drew {given.out}")
+
+
+if __name__ == "__main__":
+    main()
