@@ -46,6 +46,8 @@ class Site:
         self.manage("prepare_owner", "--email", EMAIL, "--password", PASSWORD, "--name", "Ida", "--staff")
         self.start_web()
         self.start_celery()
+        measured = self.barnraise("anybody", "plan", "--model", "gpt-nano", "--threads", "1")  # before workers share it
+        assert measured.wait(120) == 0, self.log("plan-anybody")
         until(self.answers, "the site")
 
     def answers(self) -> bool:
