@@ -8,10 +8,11 @@ machine without a GPU runs the very same lanes, without streams.
 import contextlib
 import errno
 import os
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -227,7 +228,8 @@ class Disk:
         """Fills uint8 [n] from `offset`, both multiples of a page. Raises OSError."""
         view = memoryview(into.numpy())
         while len(view):
-            got = self._read(view[:REQUEST], offset)
+            with self._named():
+                got = self._read(view[:REQUEST], offset)
             if got <= 0:
                 raise OSError(errno.EIO, f"{self.path} ends at {offset}")
             offset, view = offset + got, view[got:]
@@ -235,8 +237,17 @@ class Disk:
     def write(self, offset: int, data: Tensor) -> None:
         view = memoryview(data.numpy())
         while len(view):
-            put = self._write(view[:REQUEST], offset)
+            with self._named():
+                put = self._write(view[:REQUEST], offset)
             offset, view = offset + put, view[put:]
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Failures of an open file do not say which it was."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), str(self.path)) from None
 
     if hasattr(os, "preadv"):
 
@@ -273,4 +284,10 @@ def named(error: BaseException, what: str) -> BarnraiseError:
     """A failure as a sentence about the resource that failed."""
     if isinstance(error, BarnraiseError):
         return error
-    return StateError(f"{what}: {getattr(error, 'strerror', None) or error}")
+    told = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in told:
+        asked = re.search(r"allocate (\d+) bytes", told)
+        need = f" ({int(asked[1]) / 1e6:,.0f} MB more)" if asked else ""
+        told = f"there is not as much memory left as it needs{need}; another program may have taken it"
+    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return StateError(f"{what}: {told}{where}")
