@@ -115,18 +115,3 @@ def sum_of_squares(gradient: Tensor) -> Tensor:
 
     in_tiles(work, gradient, sums)
     return torch.stack([part.sum() for part in sums.double().split(1 << 14)]).sum()  # torch shares no sum this short
-
-
-class AdamW:
-    """Steps whole layers: their flat `weights` by their `gradient`, keeping moments in their `m` and `v`."""
-
-    def __init__(self, layers: list, decay: float):
-        self.layers, self.decay = layers, decay
-        self.steps = torch.zeros((), device=layers[0].weights.device)  # fp32, where the kernel wants it
-
-    def step(self, rate: float, shrink: float = 1.0) -> None:
-        """One step at learning rate `rate`, with gradients divided by `shrink` (≥ 1)."""
-        self.steps.add_(1)
-        how = {"steps": self.steps, "rate": rate, "decay": self.decay, "shrink": shrink}
-        for layer in self.layers:
-            update(layer.fragment, 0, layer.weights, layer.gradient, layer.m, layer.v, **how)
