@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from hypothesis import strategies as st
 
 from barnraise.exchange.anchor import Anchor, initial
 from barnraise.plan import Plan
@@ -78,3 +79,37 @@ def bits(engine: Engine) -> str:
     for tensor in exactness.state(engine) + traded:
         hasher.update(tensor.numpy().tobytes())
     return hasher.hexdigest()
+
+
+@st.composite
+def any_plan(draw) -> Plan:
+    """Any plan that the schedule promises to obey."""
+    layers = draw(st.integers(1, 12))
+    cuts = st.integers(0, (1 << layers - 1) - 1)
+    forward, backward = groups(layers, draw(cuts)), groups(layers, draw(cuts))[::-1]
+    largest = max(len(group) for group in (*forward, *backward))
+    staged, clipping = draw(st.booleans()), draw(st.sampled_from(["none", "exact", "layer"]))
+    safety = draw(st.sampled_from(["round", "exact", "restart"]))
+    gradients = draw(st.sampled_from(["host", "disk"])) if safety != "round" else "host"
+    near = ["host", "device"] if staged else ["host"]
+    tiers = st.sampled_from(near if safety == "round" else [*near, "disk"])
+    ends = [draw(st.sampled_from(near)) for _ in range(2)]
+    weights = (ends[0], *(draw(tiers) for _ in range(layers)), ends[1])
+    spills = staged and clipping == "exact" and gradients == "disk"
+
+    def moments(i: int, tier: str) -> str:
+        if safety == "round" or (staged and tier == "device"):
+            return tier
+        if staged and (tier == "disk" or (spills and 0 < i <= layers)):
+            return "disk"
+        return draw(st.sampled_from(["host", "disk"]))
+
+    waits = staged and clipping == "exact" and gradients == "host"
+    return Plan(
+        model=ModelSpec(layers, width=16, heads=1, context=8, vocabulary=256), staged=staged, micro_batches=2,
+        forward_groups=forward, backward_groups=backward, retained=draw(st.integers(0, layers)), clipping=clipping,
+        weights=weights, moments=tuple(moments(i, tier) for i, tier in enumerate(weights)), gradients=gradients,
+        crash_safety=safety, slots=largest + draw(st.integers(0, 3)), host_slots=draw(st.integers(1, 3)),
+        gradient_slots=largest + draw(st.integers(0, 2)), ring=draw(st.integers(1, 4)), tile=2048,
+        host_gradient_slots=layers if waits else largest + draw(st.integers(0, 2)),
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import from_disk, groups, resident
+from plans import any_plan, from_disk, resident
 
 from barnraise.plan import Plan
 from barnraise.spec import ModelSpec
@@ -15,40 +15,6 @@ from barnraise.swap import schedule
 from barnraise.swap.schedule import Hazards, Kind, Lane, Op
 
 STEPS = 3
-
-
-@st.composite
-def plans(draw) -> Plan:
-    """Any plan that the schedule promises to obey."""
-    layers = draw(st.integers(1, 12))
-    cuts = st.integers(0, (1 << layers - 1) - 1)
-    forward, backward = groups(layers, draw(cuts)), groups(layers, draw(cuts))[::-1]
-    largest = max(len(group) for group in (*forward, *backward))
-    staged, clipping = draw(st.booleans()), draw(st.sampled_from(["none", "exact", "layer"]))
-    safety = draw(st.sampled_from(["round", "exact", "restart"]))
-    gradients = draw(st.sampled_from(["host", "disk"])) if safety != "round" else "host"
-    near = ["host", "device"] if staged else ["host"]
-    tiers = st.sampled_from(near if safety == "round" else [*near, "disk"])
-    ends = [draw(st.sampled_from(near)) for _ in range(2)]
-    weights = (ends[0], *(draw(tiers) for _ in range(layers)), ends[1])
-    spills = staged and clipping == "exact" and gradients == "disk"
-
-    def moments(i: int, tier: str) -> str:
-        if safety == "round" or (staged and tier == "device"):
-            return tier
-        if staged and (tier == "disk" or (spills and 0 < i <= layers)):
-            return "disk"
-        return draw(st.sampled_from(["host", "disk"]))
-
-    waits = staged and clipping == "exact" and gradients == "host"
-    return Plan(
-        model=ModelSpec(layers, width=16, heads=1, context=8, vocabulary=256), staged=staged, micro_batches=2,
-        forward_groups=forward, backward_groups=backward, retained=draw(st.integers(0, layers)), clipping=clipping,
-        weights=weights, moments=tuple(moments(i, tier) for i, tier in enumerate(weights)), gradients=gradients,
-        crash_safety=safety, slots=largest + draw(st.integers(0, 3)), host_slots=draw(st.integers(1, 3)),
-        gradient_slots=largest + draw(st.integers(0, 2)), ring=draw(st.integers(1, 4)), tile=2048,
-        host_gradient_slots=layers if waits else largest + draw(st.integers(0, 2)),
-    )  # fmt: skip
 
 
 def programs(plan: Plan, steps: int = STEPS) -> list[tuple[str, tuple[Op, ...]]]:
@@ -261,7 +227,7 @@ class Token(int):
 
 
 @settings(max_examples=150, deadline=None)
-@given(plan=plans())
+@given(plan=any_plan())
 def test_run_in_order_whatever_an_operation_needs_is_where_it_looks_for_it(plan):
     machine = Machine(plan)
     for parts in numbered(plan):
@@ -270,7 +236,7 @@ def test_run_in_order_whatever_an_operation_needs_is_where_it_looks_for_it(plan)
 
 
 @settings(max_examples=150, deadline=None)
-@given(plan=plans(), seed=st.integers(0, 2**32))
+@given(plan=any_plan(), seed=st.integers(0, 2**32))
 def test_whatever_order_the_lanes_come_to_it_is_as_right_as_the_programs(plan, seed):
     machine, work = Machine(plan), numbered(plan)
     for n in legal_order([ops for _, ops in programs(plan)], random.Random(seed)):
@@ -289,7 +255,7 @@ def finished(plan: Plan, machine: Machine) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(plan=plans())
+@given(plan=any_plan())
 def test_a_step_passes_every_block_once_up_and_once_down(plan):
     for what, ops in programs(plan):
         kinds = [op.kind for op in ops]
@@ -312,7 +278,7 @@ def test_a_step_passes_every_block_once_up_and_once_down(plan):
 
 
 @settings(max_examples=100, deadline=None)
-@given(plan=plans())
+@given(plan=any_plan())
 def test_every_tile_that_memory_does_not_hold_is_fetched_updated_and_stored_in_this_order(plan):
     for _, ops in programs(plan):
         of: dict[tuple[int, int], list[Kind]] = defaultdict(list)
@@ -326,7 +292,7 @@ def test_every_tile_that_memory_does_not_hold_is_fetched_updated_and_stored_in_t
 
 
 @settings(max_examples=100, deadline=None)
-@given(plan=plans())
+@given(plan=any_plan())
 def test_exact_clipping_steps_nothing_before_the_last_gradient_and_a_commit_is_the_last_write(plan):
     for what, ops in programs(plan):
         order = [op.kind for op in ops]
@@ -343,7 +309,7 @@ def test_exact_clipping_steps_nothing_before_the_last_gradient_and_a_commit_is_t
 
 
 @settings(max_examples=60, deadline=None)
-@given(plan=plans())
+@given(plan=any_plan())
 def test_no_buffer_is_named_that_the_plan_has_not(plan):
     for _, ops in programs(plan):
         for op in ops:
