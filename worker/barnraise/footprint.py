@@ -85,19 +85,24 @@ def activations(plan: Plan, threads: int = 2) -> int:
     if plan.boundaries == "host":
         kept = min(kept, 2)
     waiting = (kept + 1) * plan.micro_batches * stream
-    graphs = plan.retained * plan.micro_batches * costs.saved_bytes(model, plan.sequences)
+    saved = costs.saved_bytes(model, plan.sequences)
+    graphs = plan.retained * plan.micro_batches * saved
     if plan.retained:
         graphs += plan.micro_batches * stream
-    transient = max(
+    backward = costs.backward_peak_bytes(model, plan.sequences, threads=threads)
+    with_graphs = graphs + max(
         costs.head_peak_bytes(model, plan.sequences, device=plan.device),
         costs.forward_peak_bytes(model, plan.sequences, threads=threads),
-        0 if plan.retained == layers else costs.backward_peak_bytes(model, plan.sequences, threads=threads),
+        backward - saved if plan.retained else 0,
     )
-    if plan.retained:
-        saved = costs.saved_bytes(model, plan.sequences)
-        transient = max(transient, costs.backward_peak_bytes(model, plan.sequences, threads=threads) - saved)
+    again = 0  # blocks that compute again do so when the graphs above them are gone, but for those of their own group
+    for group in plan.backward_groups:
+        mine = sum(i >= plan.last - plan.retained for i in group)
+        if mine < len(group):
+            again = max(again, backward + mine * plan.micro_batches * saved)
+    transient = max(with_graphs, again)
     tokens = 8 * plan.micro_batches * plan.sequences * (model.context + 1)
-    return waiting + inner * stream + graphs + transient + tokens
+    return waiting + inner * stream + transient + tokens
 
 
 def between_steps(plan: Plan, held_out: int = HELD_OUT, threads: int = 2) -> int:
