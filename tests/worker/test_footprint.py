@@ -1,0 +1,93 @@
+"""What a plan is said to take on each tier, against what the store and the buffers allocate and what a step has torch
+allocate, by the allocator's own record."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from allocated import peak_allocated
+from hypothesis import given, settings
+from plans import RECIPE, any_plan, engine_of, resident, some_text, tiny_plan
+
+from barnraise import footprint
+from barnraise.exchange.codec import encode
+from barnraise.spec import ModelSpec
+from barnraise.swap.buffers import Buffers
+from barnraise.swap.store import STATE, Store
+
+
+def static_host(plan) -> int:
+    """Of RAM, without what comes and goes."""
+    moving = footprint.between_steps(plan)
+    if not plan.staged:
+        moving = max(moving, footprint.activations(plan))
+    return footprint.host_bytes(plan) - moving - (footprint.THREADS + 1) * footprint.SCRATCH
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=any_plan())
+def test_the_store_and_the_buffers_allocate_to_the_byte_what_the_plan_says(plan, tmp_path_factory):
+    for more in ({}, {"moments_bits": 8}, {"dtype": "bfloat16"}, {"exchange": "disk"} if plan.on_disk else {}):
+        asked = replace(plan, **more)
+        folder = tmp_path_factory.mktemp("state") if plan.on_disk else None
+        store = Store(asked, folder)
+        Buffers(asked, store)
+        on_device = store.device.allocated
+        if asked.staged:
+            assert on_device == footprint.device_bytes(asked) - footprint.activations(asked)
+        else:
+            assert on_device == 0
+        assert store.host.allocated == static_host(asked)
+        if folder:
+            assert (folder / STATE).stat().st_size == asked.file_bytes()
+        store.close()
+
+
+SHAPES = [
+    ModelSpec(layers=4, width=128, heads=4, context=64, vocabulary=512),
+    ModelSpec(layers=6, width=96, heads=2, context=128, vocabulary=2048),
+    ModelSpec(layers=2, width=256, heads=8, context=32, vocabulary=300),
+]
+KEEPING = [dict(), dict(retained=2), dict(kept_inputs="group"), dict(boundaries="host", staged=True, slots=1)]
+
+
+def shaped(model: ModelSpec, micro_batches: int, **more):
+    plan = resident(model, micro_batches, **{"sequences": 4, "host_gradient_slots": model.layers, **more})
+    if plan.kept_inputs == "group":
+        pairs = tuple((i, i + 1) for i in range(1, model.layers + 1, 2))
+        plan = replace(plan, forward_groups=pairs, backward_groups=pairs[::-1], gradient_slots=3)
+    return plan
+
+
+@pytest.mark.parametrize("more", KEEPING, ids=str)
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("model", SHAPES, ids=["d128", "d96", "d256"])
+def test_a_steps_tensors_take_no_more_than_is_said_and_the_whole_not_five_percent_less(model, micro_batches, more):
+    plan = shaped(model, micro_batches, **more)
+    engine = engine_of(plan, recipe=RECIPE)
+    batches = list(some_text(4 * micro_batches, model=model).split(4))
+    engine.step(batches)  # the first makes what is made once
+    measured = peak_allocated(lambda: engine.step(batches))
+    said = footprint.activations(plan, threads=torch.get_num_threads())
+    whole = engine.store.host.allocated + engine.store.device.allocated
+    engine.close()
+    assert measured <= said, f"{measured - said:,} bytes more than was said"
+    assert whole + said <= (whole + measured) * 1.05, f"{said:,} were said, {measured:,} taken"
+
+
+@pytest.mark.parametrize("kind", ["resident", "exact"])
+@pytest.mark.parametrize("model", SHAPES, ids=["d128", "d96", "d256"])
+def test_what_is_done_between_steps_takes_no_more_than_is_said(model, kind, tmp_path):
+    plan = tiny_plan(kind, model, **({} if kind == "resident" else {"tile": 1 << 15}))
+    engine = engine_of(plan, tmp_path)
+    engine.step([some_text(4, model=model)])
+    held_out = [some_text(footprint.HELD_OUT, model=model)]
+    said = footprint.between_steps(plan)
+    for call in (
+        lambda: engine.evaluate(held_out),
+        lambda: [None for _ in engine.harvest(encode, 1.0)],
+        engine.reset_round,
+    ):
+        measured = peak_allocated(call)
+        assert measured <= said, f"{measured - said:,} bytes more than was said"
+    engine.close()
