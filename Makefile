@@ -1,10 +1,11 @@
-# make demo · make test: each sets up all it needs.   make demo TOKENS=300000 runs without a terminal and ends in one line of JSON.
+# make demo · make test · make bench-swap: each sets up all it needs.   make demo TOKENS=300000 runs without a terminal and ends in one line of JSON.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 TOKENS ?=
+QUICK ?=
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test bench-swap bench-swap-cuda lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -29,6 +30,13 @@ test: setup
 	@$(BIN)/python frontend/build.py --test
 	$(BIN)/ruff check --quiet .
 	$(BIN)/python -m pytest
+
+# The swap engine against its targets, 40 minutes; QUICK=1: 5 minutes. Leave the machine alone meanwhile.
+bench-swap: .venv/.installed
+	@$(BIN)/python benchmarks/swap.py $(if $(QUICK),--quick)
+
+bench-swap-cuda: .venv/.installed
+	@$(BIN)/python benchmarks/swap_cuda.py $(if $(QUICK),--quick)
 
 clean:
 	rm -rf .venv .state build frontend/dist frontend/node_modules

@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from statistics import median
 
 import exactness
@@ -43,8 +44,9 @@ GB = 10**9
 QUICK_STRIDE = 47  # of the product of cases: prime to all its factors, so that every grouping, tier… comes up
 
 
+@cache
 def machine() -> Hardware:
-    """Measured now: yesterday's rates, or those of a busy minute, would be no fair prediction."""
+    """Measured in this run: yesterday's rates would be no fair prediction."""
     return probe(BUILD, "cpu")
 
 
@@ -127,6 +129,7 @@ def plan_error(quick: bool) -> dict[str, float]:
     steps, errors = (3, []) if quick else (5, [])
     for name, context in models:
         model = replace(preset(name), context=context)
+        machine.cache_clear()  # a machine that others share is another one after ten minutes
         for where, plan in budgets(machine(), model):
             with Child(plan) as child:
                 child.ask("steps", count=1)

@@ -26,7 +26,8 @@ BUILD = ROOT / "build" / "bench"
 PATIENCE = 3600.0  # seconds without an answer: it is stuck
 SEED, RATE = 11, 3e-4
 
-sys.path[:0] = [str(ROOT / "worker"), str(ROOT / "tests"), str(Path(__file__).parent)]
+PATHS = [str(ROOT / "worker"), str(Path(__file__).parent), str(Path(__file__).parent / "peers")]
+sys.path[:0] = PATHS[:2]
 
 
 class ChildError(Exception):
@@ -41,7 +42,7 @@ class Child:
 
     def __init__(
         self, plan: Any, threads: int | None = None, traced: bool = False, through: Sequence[str] = (),
-        data_limit: int | None = None, rate: float = RATE,
+        data_limit: int | None = None, device_limit: int | None = None, rate: float = RATE,
     ):  # fmt: skip
         BUILD.mkdir(parents=True, exist_ok=True)
         self.plan, self.folder = plan, Path(tempfile.mkdtemp(prefix="state-", dir=BUILD))
@@ -51,9 +52,9 @@ class Child:
             stdout=subprocess.PIPE,
             env=os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
         )
-        given = {"plan": plan, "folder": self.folder, "traced": traced, "data_limit": data_limit, "rate": rate}
+        limits = {"data_limit": data_limit, "device_limit": device_limit}
         try:
-            self.begun = self.ask("begin", **given)
+            self.begun = self.ask("begin", plan=plan, folder=self.folder, traced=traced, rate=rate, **limits)
         except BaseException:
             self.__exit__()
             raise
@@ -127,11 +128,14 @@ class Payloads:
 class Trainee:
     """What a child does when asked; every method's result goes into JSON."""
 
-    def begin(self, plan: Any, folder: Path, traced: bool, data_limit: int | None, rate: float) -> dict:
-        """`data_limit`: bytes of private memory, where there is no cgroup to keep it in."""
+    def begin(
+        self, plan: Any, folder: Path, traced: bool, rate: float, data_limit: int | None, device_limit: int | None
+    ) -> dict:
+        """`data_limit`: bytes of private memory, where there is no cgroup to keep it in; `device_limit`: of a GPU's."""
         if data_limit is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (data_limit, data_limit))
         started = time.perf_counter()
+        import torch
         from exactness import Known
         from peers import batches
 
@@ -139,6 +143,9 @@ class Trainee:
         from barnraise.swap.engine import Engine
         from barnraise.swap.store import Shelf, Store
 
+        if device_limit is not None:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, device_limit / total))
         if traced:
             _trace()
         self.plan, self.folder = plan, folder
@@ -180,7 +187,16 @@ class Trainee:
     def _harvest(self) -> None:
         from barnraise.exchange.codec import encode
 
-        for payload, units in self.engine.harvest(encode, 1.0):
+        def coded(values: Any) -> Any:
+            if traced:
+                self._enter("encode")
+            found = encode(values)
+            if traced:
+                self._enter("harvest")
+            return found
+
+        traced = tracemalloc.is_tracing()
+        for payload, units in self.engine.harvest(coded, 1.0):
             del payload, units
         if self.plan.on_disk:
             self.engine.commit()
@@ -200,32 +216,49 @@ class Trainee:
 
     def allocated(self, steps: int) -> dict:
         """The most bytes at once, besides the static buffers: of "steps", and of each thing done between them."""
-        from torch.profiler import ProfilerActivity, profile, record_function
+        from torch.profiler import ProfilerActivity, profile
 
-        parts = {"steps": lambda: self.steps(steps), "add": self._add, "harvest": self._harvest, "judge": self._judge}
-        beside = {}
+        self._beside: dict[str, int] = {}
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-            for name, part in parts.items():
-                with record_function(f"part {name}"):
-                    tracemalloc.start()
-                    part()
-                    beside[name] = tracemalloc.get_traced_memory()[1]  # payloads, and what numpy decodes
-                    tracemalloc.stop()
+            for name, part in {
+                "steps": lambda: self.steps(steps), "add": self._add, "harvest": self._harvest, "judge": self._judge,
+            }.items():  # fmt: skip
+                self._enter(name)
+                part()
+            self._enter("end")
+        tracemalloc.stop()
+        self._beside["end"] = 0
         events = sorted(record.profiler.kineto_results.events(), key=lambda event: event.start_ns())
         found, part, now = {}, "", 0
         for event in events:
             if event.name().startswith("part "):
                 part = event.name().removeprefix("part ")
-                found[part] = now
+                found[part] = max(found.get(part, 0), now)
             elif event.name() == "[memory]":
                 now += event.nbytes()
                 found[part] = max(found[part], now)
-        return {name: most + (beside[name] if name != "steps" else 0) for name, most in found.items()}
+        return {name: most + (self._beside[name] if name != "steps" else 0) for name, most in found.items()}
+
+    def _enter(self, name: str) -> None:
+        """What is allocated from here on is this part's; payloads and what numpy decodes are counted beside torch."""
+        from torch.profiler import record_function
+
+        if tracemalloc.is_tracing():
+            self._beside[self._part] = max(self._beside.get(self._part, 0), tracemalloc.get_traced_memory()[1])
+            tracemalloc.reset_peak()
+        else:
+            tracemalloc.start()
+        with record_function(f"part {name}"):
+            pass
+        self._part = name
 
     def peak(self) -> dict:
-        """Bytes: the most this process had in memory since it began."""
+        """Bytes: the most this process had in memory since it began, and torch on a GPU."""
+        import torch
+
         lines = Path("/proc/self/status").read_text().splitlines()
-        return {"resident": int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024}
+        resident = int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+        return {"resident": resident, "device": torch.cuda.max_memory_allocated() if self.plan.device == "cuda" else 0}
 
 
 def initial(fragment: Any) -> Any:

@@ -19,6 +19,7 @@ from barnraise.planner import make_plan
 from barnraise.spec import preset
 
 LIMIT = 4 * 10**9
+RATE = 1e-4
 PLANNED = 34 * 10**8  # the rest is the program's own: torch, Python
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -54,7 +55,7 @@ def confined(limit: int) -> Iterator[tuple[list[str], int | None, str]]:
 def measure(hardware: Hardware, quick: bool = False) -> dict:
     """{"steps", "loss_first", "loss_last", "peak_mb", …}; {"why"} where the disk has no room."""
     model = replace(preset("gpt2-1.5b"), context=128 if quick else 256)
-    sequences, steps = (1, 2) if quick else (2, 6)
+    sequences, steps = (1, 3) if quick else (2, 6)
     limits = Limits(memory=PLANNED, crash_safety="restart")
     need = make_plan(replace(hardware, disk=10**15), model, limits, sequences).disk_bytes
     if hardware.disk * 0.95 < need:
@@ -62,7 +63,10 @@ def measure(hardware: Hardware, quick: bool = False) -> dict:
         print(f"  not measured: {why}")
         return {"why": why}
     plan = make_plan(hardware, model, limits, sequences)
-    with confined(LIMIT) as (through, data_limit, how), Child(plan, through=through, data_limit=data_limit) as child:
+    with (
+        confined(LIMIT) as (through, data_limit, how),
+        Child(plan, through=through, data_limit=data_limit, rate=RATE) as child,
+    ):
         tokens = sequences * model.context
         print(f"  {model.parameters / 1e9:.2f} B parameters, {tokens:,} tokens a step, {LIMIT / 1e9:g} GB by {how}")
         print(f"  plan: {plan.host_bytes / 1e9:.2f} GB of memory, {plan.disk_bytes / 1e9:.1f} GB of disk", end="")

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from barnraise import model as gpt
-from barnraise.exchange.anchor import Anchor
-from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, Recipe, preset
+from barnraise.exchange.anchor import initial
+from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, preset
 from barnraise.swap import loss as loss_module
-from barnraise.swap.engine import Engine
-from barnraise.swap.loss import head_loss
+from barnraise.swap.arena import Leaves, to_float
+from barnraise.swap.loss import head_loss, head_step
 
 TOLERANCE = 2e-5
 TINY = ModelSpec(layers=2, width=32, heads=4, context=24, vocabulary=301)
@@ -70,18 +70,39 @@ class PlainGPT(nn.Module):
         return found
 
 
-def engine_and_plain(spec: ModelSpec, device: str = "cpu") -> tuple[Engine, PlainGPT]:
-    """The same weights in both, stirred so that no norm or bias sits at its special initial value."""
-    engine, plain = Engine(spec, Recipe(), Anchor.initial(spec, 7), device), PlainGPT(spec).to(device)
-    theirs = plain.by_slot()
-    stir = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for layer in engine.arena.layers:
-            for name, view in gpt.views(layer.fragment, layer.weights).items():
-                view.add_(torch.randn(view.shape, generator=stir).to(device) * 0.05)
-                theirs.pop(f"{layer.fragment.name}/{name}").copy_(view)
-    assert not theirs
-    return engine, plain
+class Flat(list):
+    """The fragments' leaves over flat buffers with gradients, and the same weights in a plain GPT: stirred, so that no
+    norm or bias sits at its special initial value."""
+
+    def __init__(self, spec: ModelSpec, device: str = "cpu"):
+        self.spec, self.plain = spec, PlainGPT(spec).to(device)
+        self.table = torch.zeros(spec.vocabulary, spec.width, device=device)  # the head's share of the table's gradient
+        self.gradients: list[torch.Tensor] = []
+        theirs, stir = self.plain.by_slot(), torch.Generator().manual_seed(3)
+        for fragment in spec.fragments():
+            leaves = Leaves(fragment, to_float(initial(fragment, 7)).to(device))
+            self.gradients.append(torch.zeros(fragment.size, device=device))
+            leaves.into(self.gradients[-1])
+            self.append(leaves)
+            with torch.no_grad():
+                for name, view in leaves.weights.items():
+                    view.add_(torch.randn(view.shape, generator=stir).to(device) * 0.05)
+                    theirs.pop(f"{fragment.name}/{name}").copy_(view)
+        assert not theirs
+
+    def stream(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = gpt.embed(self[0].weights, tokens)
+        for leaves in self[1:-1]:
+            x = gpt.block(leaves.weights, x, self.spec.heads)
+        return x
+
+    def backward(self, batch: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+        """share · loss; the gradients are added to the leaves'."""
+        x = self.stream(batch[:, :-1])
+        loss, dx = head_step(self[-1].weights, self[0].weights["token"], x, batch[:, 1:], share, self.table)
+        x.backward(dx)
+        self[0].weights["token"].grad.add_(self.table)
+        return loss
 
 
 def some_text(spec: ModelSpec, sequences: int = 3, seed: int = 0) -> torch.Tensor:
@@ -95,75 +116,67 @@ def close(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
 @pytest.mark.parametrize("spec", [TINY, PADDED])
 @pytest.mark.parametrize("device", DEVICES)
 def test_logits_loss_and_every_gradient_match_a_plain_torch_gpt(spec, device):
-    engine, plain = engine_and_plain(spec, device)
-    batch = some_text(spec).to(device)
-    logits = plain(batch[:, :-1])
+    model, batch = Flat(spec, device), some_text(spec).to(device)
+    logits = model.plain(batch[:, :-1])
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     expected.backward()
     with torch.no_grad():
-        embedding, *blocks, final = engine.arena.parameters
-        x = gpt.embed(embedding, batch[:, :-1])
-        for weights in blocks:
-            x = gpt.block(weights, x, spec.heads)
-        assert close(gpt.head(final, embedding, x), logits)
-    stats = engine.step([batch], rate_scale=0.0)
-    assert stats.loss == pytest.approx(expected.item(), rel=1e-5)
-    theirs = plain.by_slot()
-    for layer in engine.arena.layers:
-        for name, gradient in gpt.views(layer.fragment, layer.gradient).items():
-            clipped = theirs[f"{layer.fragment.name}/{name}"].grad / max(1.0, stats.norm / engine.recipe.clip)
-            assert close(gradient, clipped), f"{layer.fragment.name}/{name}"
+        assert close(gpt.head(model[-1].weights, model[0].weights, model.stream(batch[:, :-1])), logits)
+    assert model.backward(batch).item() == pytest.approx(expected.item(), rel=1e-5)
+    theirs = model.plain.by_slot()
+    for leaves in model:
+        for name, weight in leaves.weights.items():
+            assert close(weight.grad, theirs[f"{leaves.fragment.name}/{name}"].grad), f"{leaves.fragment.name}/{name}"
 
 
 def test_a_shorter_sequence_than_the_context_is_read_from_the_first_position():
-    engine, plain = engine_and_plain(TINY)
-    batch = some_text(TINY)[:, :10]
-    expected = nn.functional.cross_entropy(plain(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
-    assert engine.step([batch]).loss == pytest.approx(expected.item(), rel=1e-5)
+    model, batch = Flat(TINY), some_text(TINY)[:, :10]
+    expected = nn.functional.cross_entropy(model.plain(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+    assert model.backward(batch).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 72, 1000])
 def test_the_sliced_cross_entropy_matches_the_whole_one_however_it_is_sliced(rows, monkeypatch):
     monkeypatch.setattr(loss_module, "CPU_SLICE", rows * TINY.vocabulary)
     monkeypatch.setattr(loss_module, "ROWS", 1)
-    engine, _ = engine_and_plain(TINY)
-    final, embedding = engine.arena.parameters[-1], engine.arena.parameters[0]
     targets = some_text(TINY)[:, 1:]
-    gradients = []
+    found = []
     for sliced in (True, False):
-        engine.arena.clear_gradients()
+        model = Flat(TINY)
         x = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        final, token = model[-1].weights, model[0].weights["token"]
         if sliced:
-            value = head_loss(final, embedding, x, targets)
+            value, dx = head_step(final, token, x, targets, 0.25, model.table)
+            assert head_loss(final, token, x, targets).item() == pytest.approx(4 * value.item(), rel=1e-6)
         else:
-            value = nn.functional.cross_entropy(gpt.head(final, embedding, x).flatten(0, 1), targets.flatten())
-        (3 * value).backward()
-        gradients.append((value.detach(), x.grad, embedding["token"].grad.clone(), final["norm.weight"].grad.clone()))
-    assert all(close(mine, theirs) for mine, theirs in zip(*gradients, strict=True))
+            value = nn.functional.cross_entropy(gpt.head(final, model[0].weights, x).flatten(0, 1), targets.flatten())
+            value = 0.25 * value
+            value.backward()
+            dx, model.table = x.grad, token.grad
+        found.append((value.detach(), dx, model.table, final["norm.weight"].grad, final["norm.bias"].grad))
+    assert all(close(mine, theirs) for mine, theirs in zip(*found, strict=True))
 
 
 def test_a_hopeless_prediction_has_a_finite_loss_and_a_broken_one_does_not():
     final = {"norm.weight": torch.full((4,), 1e4), "norm.bias": torch.zeros(4)}
-    embedding = {"token": torch.tensor([[1.0, 1, -1, -1], [-1.0, -1, 1, 1]])}
+    token = torch.tensor([[1.0, 1, -1, -1], [-1.0, -1, 1, 1]])
     x = torch.tensor([[[1.0, 1, -1, -1]]])
-    assert 80 < head_loss(final, embedding, x, torch.tensor([[1]])).item() < 90
-    assert head_loss(final, embedding, x * torch.nan, torch.tensor([[1]])).isnan()
+    assert 80 < head_loss(final, token, x, torch.tensor([[1]])).item() < 90
+    assert head_loss(final, token, x * torch.nan, torch.tensor([[1]])).isnan()
 
 
 @pytest.mark.parametrize("spec", [TINY, PADDED, preset("gpt-nano")])
-def test_each_fragment_lies_in_one_flat_buffer_and_its_padding_stays_zero(spec):
-    engine = Engine(spec, Recipe(), Anchor.initial(spec, 0))
-    engine.step([some_text(spec, 2)])
-    for layer, fragment in zip(engine.arena.layers, spec.fragments(), strict=True):
-        inside = torch.zeros(fragment.size, dtype=torch.bool)
-        for slot in fragment.slots:
+def test_each_fragment_lies_in_one_flat_buffer_and_its_padding_has_no_gradient(spec):
+    model = Flat(spec)
+    model.backward(some_text(spec, 2))
+    for leaves, gradient in zip(model, model.gradients, strict=True):
+        inside, weights = torch.zeros(leaves.fragment.size, dtype=torch.bool), leaves.flat
+        for slot in leaves.fragment.slots:
             inside[slot.offset : slot.offset + slot.size] = True
             assert slot.offset % TENSOR_ALIGN == 0
-            parameter = layer.parameters[slot.name]
-            assert parameter.data_ptr() == layer.weights.data_ptr() + 4 * slot.offset
-            assert parameter.grad.data_ptr() == layer.gradient.data_ptr() + 4 * slot.offset
-        for kind in ("weights", "gradient", "m", "v", "momentum", "feedback"):
-            flat = getattr(layer, kind)
-            assert flat.shape == (fragment.size,) and fragment.size % ALIGN == 0
-            assert flat.data_ptr() % 64 == 0, "every tensor starts on a 64-byte boundary"
-            assert not flat[~inside].any(), f"{kind} of {fragment.name}"
+            weight = leaves.weights[slot.name]
+            assert weight.data_ptr() == weights.data_ptr() + 4 * slot.offset
+            assert weight.grad.data_ptr() == gradient.data_ptr() + 4 * slot.offset
+        for flat in (weights, gradient):
+            assert flat.shape == (leaves.fragment.size,) and leaves.fragment.size % ALIGN == 0
+            assert not flat[~inside].any(), leaves.fragment.name

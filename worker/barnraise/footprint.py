@@ -6,8 +6,12 @@ from barnraise import costs
 from barnraise.plan import KINDS, Plan, pages
 
 HELD_OUT = 32  # sequences a validation loss is taken over
-ENCODED = 7  # bytes a parameter of a fragment while it is encoded: the integers, the payload, and its parts
+OWED = 12  # bytes an element of a tile while a round's step is added to what is owed
+ENCODED = 7  # …of a fragment while it is encoded: the integers, the payload, and its parts…
+ENCODING, ENCODED_AT_ONCE = 24, 1 << 20  # …and of the elements the codec is at
 DECODED = 9  # …while an update is decoded and added to another
+THREADS = 2  # of the CPU
+SCRATCH = 20 << 18  # bytes a thread that updates and takes norms (swap/crew.py); the caller's own is one of them
 
 
 def device_bytes(plan: Plan) -> int:
@@ -17,7 +21,7 @@ def device_bytes(plan: Plan) -> int:
 
 def host_bytes(plan: Plan) -> int:
     """Of RAM, at the worst moment."""
-    size = _states(plan, "host") + _between_tiers(plan)
+    size = _states(plan, "host") + _between_tiers(plan) + (THREADS + 1) * SCRATCH
     if plan.staged:
         return size + _waiting(plan) + between_steps(plan)
     return size + _compute(plan) + max(activations(plan), between_steps(plan))
@@ -72,7 +76,7 @@ def _waiting(plan: Plan) -> int:
     return size
 
 
-def activations(plan: Plan, threads: int = 2) -> int:
+def activations(plan: Plan, threads: int = THREADS) -> int:
     """What a step's tensors take at the worst moment, besides the static buffers."""
     model, layers = plan.model, plan.model.layers
     stream = costs.stream_bytes(model, plan.sequences)
@@ -105,7 +109,7 @@ def activations(plan: Plan, threads: int = 2) -> int:
     return waiting + inner * stream + transient + tokens
 
 
-def between_steps(plan: Plan, held_out: int = HELD_OUT, threads: int = 2) -> int:
+def between_steps(plan: Plan, held_out: int = HELD_OUT, threads: int = THREADS) -> int:
     """What validating, harvesting and folding in take at the worst moment, besides the static buffers."""
     model = plan.model
     table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
@@ -118,5 +122,6 @@ def between_steps(plan: Plan, held_out: int = HELD_OUT, threads: int = 2) -> int
         table + streams + max(block * (2 if copied else 1), block + forward, head),
     )
     largest = max(fragment.size for fragment in plan.fragments)
-    encoded = (ENCODED + (4 if plan.staged else 0)) * largest
-    return max(evaluated, encoded, DECODED * largest)
+    encoded = ENCODED * largest + ENCODING * min(largest, ENCODED_AT_ONCE)
+    harvested = max(encoded, OWED * min(plan.tile, largest)) + (4 * largest if plan.staged else 0)
+    return max(evaluated, harvested, DECODED * largest)

@@ -172,6 +172,7 @@ class Engine:
                 units = decoded(arrivals, i)
                 for t, (_, _, moments, weights) in enumerate(self._tiles(i)):
                     self.operations.fold(i, t, units, weights, moments)
+                del units  # before the next fragment's are made
             for arrival in arrivals:
                 self.anchor.note(arrival.header)
             self._arrivals = self._arrivals[len(arrivals) :]
@@ -196,6 +197,7 @@ class Engine:
             payload, units = encode(values)
             self._say(i, values, units)
             yield payload, units
+            del payload, units  # before the next fragment's are made
         self.operations.forget_copies()
         self.progress = replace(self.progress, round_tokens=0)
 
@@ -262,6 +264,7 @@ class Engine:
             weights = self._anchored(i)
             for m, stream in enumerate(streams):
                 streams[m] = gpt.block(weights, stream, self.plan.model.heads)
+            del weights, stream
         final, total, count = self._anchored(self.plan.last), 0.0, 0
         for batch, stream in zip(batches, streams, strict=True):
             targets = batch[:, 1:]
