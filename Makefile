@@ -29,7 +29,8 @@ test: setup
 	@$(BIN)/python tests/chromium.py
 	@$(BIN)/python frontend/build.py --test
 	$(BIN)/ruff check --quiet .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 tests/worker
+	$(BIN)/python -m pytest --ignore tests/worker
 
 # The swap engine against its targets, 40 minutes; QUICK=1: 5 minutes. Leave the machine alone meanwhile.
 bench-swap: .venv/.installed

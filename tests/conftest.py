@@ -6,7 +6,9 @@ first test that wants a database. Processes that tests start inherit the address
 
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import django
@@ -27,6 +29,14 @@ django.setup()
 def pytest_unconfigure(config):
     embedded.stop(STATE, force=True)
     shutil.rmtree(STATE, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def torch_threads() -> Iterator[None]:
+    """What one test does to torch's threads is not the next one's."""
+    yield
+    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != (usual := int(os.environ["OMP_NUM_THREADS"])):
+        torch.set_num_threads(usual)
 
 
 @pytest.fixture(scope="session")

@@ -246,7 +246,6 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
         "config.json", "model.safetensors", "tokenizer.json",
     ]  # fmt: skip
 
-
     index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == named.keys() and len(set(index["weight_map"].values())) > 1
     for name, file in index["weight_map"].items():

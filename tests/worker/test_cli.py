@@ -136,7 +136,7 @@ def test_a_gpu_that_is_not_there_is_assumed_and_said_to_be(measured):
     words = ("--model", "gpt3-6.7b", "--memory", "64GB", "--disk", "500GB", "--device-memory", "24GB")
     said = planned(measured, *words, "--device", "cuda")
     assert "an assumed GPU" in said and "60 TFLOP/s" in said and "are assumed" in said
-    assert "--device cuda assumes a GPU" in planned(measured, *words)
+    assert "--device cuda assumes a GPU" in " ".join(planned(measured, *words).split())  # wherever its lines end
 
 
 def test_what_cannot_be_planned_is_one_sentence(measured):

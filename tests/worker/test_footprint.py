@@ -12,6 +12,7 @@ from plans import RECIPE, any_plan, engine_of, resident, some_text, tiny_plan
 from barnraise import footprint
 from barnraise.exchange.codec import encode
 from barnraise.spec import ModelSpec
+from barnraise.swap import crew
 from barnraise.swap.buffers import Buffers
 from barnraise.swap.store import STATE, Store
 
@@ -21,7 +22,7 @@ def static_host(plan) -> int:
     moving = footprint.between_steps(plan)
     if not plan.staged:
         moving = max(moving, footprint.activations(plan))
-    return footprint.host_bytes(plan) - moving - (footprint.THREADS + 1) * footprint.SCRATCH
+    return footprint.host_bytes(plan) - moving - plan.threads * footprint.scratch_bytes(plan)
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,6 +44,18 @@ def test_the_store_and_the_buffers_allocate_to_the_byte_what_the_plan_says(plan,
         store.close()
 
 
+@pytest.mark.parametrize("coded", [{}, {"moments_bits": 8}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_scratch_that_is_counted_is_that_of_the_longest_tile_there_is(threads, coded, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert (footprint.CPU_TILE, footprint.GPU_TILE, footprint.BLOCK) == (crew.TILE, crew.DEVICE_TILE, crew.BLOCK)
+    for model in (*SHAPES, ModelSpec(layers=1, width=512, heads=8, context=8, vocabulary=256)):
+        plan, sizes = resident(model, threads=threads, **coded), []
+        for fragment in plan.fragments:
+            crew.in_tiles(lambda _, __, tile, sizes=sizes: sizes.append(tile.numel()), torch.empty(fragment.size))
+        assert footprint.scratch_bytes(plan) == (20 if coded else 4) * max(sizes)
+
+
 SHAPES = [
     ModelSpec(layers=4, width=128, heads=4, context=64, vocabulary=512),
     ModelSpec(layers=6, width=96, heads=2, context=128, vocabulary=2048),
@@ -52,7 +65,10 @@ KEEPING = [dict(), dict(retained=2), dict(kept_inputs="group"), dict(boundaries=
 
 
 def shaped(model: ModelSpec, micro_batches: int, **more):
-    plan = resident(model, micro_batches, **{"sequences": 4, "host_gradient_slots": model.layers, **more})
+    threads = torch.get_num_threads()
+    plan = resident(
+        model, micro_batches, **{"sequences": 4, "threads": threads, "host_gradient_slots": model.layers, **more}
+    )
     if plan.kept_inputs == "group":
         pairs = tuple((i, i + 1) for i in range(1, model.layers + 1, 2))
         plan = replace(plan, forward_groups=pairs, backward_groups=pairs[::-1], gradient_slots=3)
@@ -68,7 +84,7 @@ def test_a_steps_tensors_take_no_more_than_is_said_and_the_whole_not_five_percen
     batches = list(some_text(4 * micro_batches, model=model).split(4))
     engine.step(batches)  # the first makes what is made once
     measured = peak_allocated(lambda: engine.step(batches))
-    said = footprint.activations(plan, threads=torch.get_num_threads())
+    said = footprint.activations(plan)
     whole = engine.store.host.allocated + engine.store.device.allocated
     engine.close()
     assert measured <= said, f"{measured - said:,} bytes more than was said"

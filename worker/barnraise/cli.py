@@ -52,7 +52,6 @@ out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 
-
 def main() -> None:
     """Expected failures are one sentence on stderr and exit code 1; a traceback is a bug of ours."""
     try:

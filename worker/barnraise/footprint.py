@@ -10,21 +10,36 @@ OWED = 12  # bytes an element of a tile while a round's step is added to what is
 ENCODED = 7  # …of a fragment while it is encoded: the integers, the payload, and its parts…
 ENCODING, ENCODED_AT_ONCE = 24, 1 << 20  # …and of the elements the codec is at
 DECODED = 9  # …while an update is decoded and added to another
-THREADS = 2  # of the CPU
-SCRATCH = 20 << 18  # bytes a thread that updates and takes norms (swap/crew.py); the caller's own is one of them
+CPU_TILE, GPU_TILE, BLOCK = (
+    1 << 18,
+    1 << 22,
+    2048,
+)  # elements a thread updates at a time: swap/crew.py's; a test compares
 
 
 def device_bytes(plan: Plan) -> int:
     """Of the compute memory apart from RAM: 0 where there is none."""
-    return _compute(plan) + _states(plan, "device") + activations(plan) if plan.staged else 0
+    if not plan.staged:
+        return 0
+    scratch = scratch_bytes(plan, plan.device) if plan.device != "cpu" else 0
+    return _compute(plan) + _states(plan, "device") + scratch + activations(plan)
 
 
 def host_bytes(plan: Plan) -> int:
     """Of RAM, at the worst moment."""
-    size = _states(plan, "host") + _between_tiers(plan) + (THREADS + 1) * SCRATCH
+    size = _states(plan, "host") + _between_tiers(plan) + plan.threads * scratch_bytes(plan)
     if plan.staged:
         return size + _waiting(plan) + between_steps(plan)
     return size + _compute(plan) + max(activations(plan), between_steps(plan))
+
+
+def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
+    """Of one thread that takes norms and makes updates: a buffer as long as its tile, or five where state is coded."""
+    threads, most = (plan.threads, CPU_TILE) if device == "cpu" else (1, GPU_TILE)
+    largest = max(fragment.size for fragment in plan.fragments) // BLOCK
+    tile = min(most, max(1, -(-largest // threads)) * BLOCK)
+    coded = plan.dtype != "float32" or plan.moments_bits != 32
+    return (20 if coded else 4) * tile
 
 
 def _states(plan: Plan, tier: str) -> int:
@@ -76,7 +91,7 @@ def _waiting(plan: Plan) -> int:
     return size
 
 
-def activations(plan: Plan, threads: int = THREADS) -> int:
+def activations(plan: Plan) -> int:
     """What a step's tensors take at the worst moment, besides the static buffers."""
     model, layers = plan.model, plan.model.layers
     stream = costs.stream_bytes(model, plan.sequences)
@@ -93,10 +108,10 @@ def activations(plan: Plan, threads: int = THREADS) -> int:
     graphs = plan.retained * plan.micro_batches * saved
     if plan.retained:
         graphs += plan.micro_batches * stream
-    backward = costs.backward_peak_bytes(model, plan.sequences, threads=threads)
+    backward = costs.backward_peak_bytes(model, plan.sequences, threads=plan.threads)
     with_graphs = graphs + max(
         costs.head_peak_bytes(model, plan.sequences, device=plan.device),
-        costs.forward_peak_bytes(model, plan.sequences, threads=threads),
+        costs.forward_peak_bytes(model, plan.sequences, threads=plan.threads),
         backward - saved if plan.retained else 0,
     )
     again = 0  # blocks that compute again do so when the graphs above them are gone, but for those of their own group
@@ -109,13 +124,13 @@ def activations(plan: Plan, threads: int = THREADS) -> int:
     return waiting + inner * stream + transient + tokens
 
 
-def between_steps(plan: Plan, held_out: int = HELD_OUT, threads: int = THREADS) -> int:
+def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
     """What validating, harvesting and folding in take at the worst moment, besides the static buffers."""
     model = plan.model
     table, block = 4 * plan.fragments[0].size, 4 * plan.fragments[1].size
     copied = plan.exchange == "disk"  # a fragment of the anchor is then a copy
     streams = held_out * costs.stream_bytes(model, 1) + 8 * held_out * (model.context + 1)
-    forward = costs.forward_peak_bytes(model, plan.sequences, threads=threads)
+    forward = costs.forward_peak_bytes(model, plan.sequences, threads=plan.threads)
     head = costs.head_peak_bytes(model, plan.sequences, device=plan.device, wanted=False)
     evaluated = max(
         table * (2 if copied else 1),

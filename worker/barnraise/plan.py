@@ -29,6 +29,7 @@ class Plan:
 
     model: ModelSpec
     device: str = "cpu"  # "cpu" or "cuda"
+    threads: int = 2  # of the CPU
     dtype: str = "float32"  # what is streamed and multiplied: "bfloat16" splits the master copy
     staged: bool = False  # the device has memory of its own
     sequences: int = 1  # of a micro-batch

@@ -95,6 +95,7 @@ class _Search:
                     yield Plan(
                         model=self.model,
                         device=self.hardware.device,
+                        threads=max(1, self.hardware.cores),
                         dtype=self.dtype,
                         staged=self.staged,
                         sequences=sequences,

@@ -17,28 +17,40 @@ from torch import Tensor
 BLOCK = 2048  # elements: tiles begin on multiples of it
 TILE = 1 << 18  # elements: as many as a cache may hold; with fewer, Python and its lock would count
 DEVICE_TILE = 1 << 22  # on a GPU, which wants few large calls
-SCRATCH_BYTES = 20 * TILE  # a thread; none of it is there before it is used
 
 
 class Scratch:
-    """Buffers, fp32 [n] each, and views of the fourth; what is in them when work begins is nobody's."""
+    """Buffers of one thread, fp32 [n] each and views of them, there once they are asked for; what is in them when work
+    begins is nobody's."""
 
-    def __init__(self, *flats: Tensor):
-        self._flats = flats
-        self.a, self.b, self.c, d, self.e = flats
-        self.ints = d.view(torch.int32)
-        self.shorts, self.spare = d.view(torch.int16).chunk(2)  # [n] each
-        self.halves = self.shorts.view(torch.float16)
+    def __init__(self, n: int, flats: dict[str, Tensor], device: torch.device):
+        self._n, self._flats, self._device = n, flats, device
 
-    @classmethod
-    def new(cls, n: int, device: torch.device) -> "Scratch":
-        return cls(*(torch.empty(n, device=device) for _ in range(5)))
+    def _flat(self, name: str) -> Tensor:
+        if name not in self._flats or self._flats[name].numel() < self._n:
+            self._flats[name] = torch.empty(self._n, device=self._device)
+        return self._flats[name][: self._n]
 
-    def cut(self, n: int) -> "Scratch":
-        return self if n == self.a.numel() else Scratch(*(flat[:n] for flat in self._flats))
+    a, b, c, e = (property(lambda self, name=name: self._flat(name)) for name in "abce")
+
+    @property
+    def ints(self) -> Tensor:
+        return self._flat("d").view(torch.int32)
+
+    @property
+    def shorts(self) -> Tensor:
+        return self._flat("d").view(torch.int16)[: self._n]
+
+    @property
+    def spare(self) -> Tensor:
+        return self._flat("d").view(torch.int16)[self._n :]
+
+    @property
+    def halves(self) -> Tensor:
+        return self.shorts.view(torch.float16)
 
 
-_own = threading.local()  # each thread's scratch, by device
+_own = threading.local()  # each thread's buffers, by device and name
 
 
 def in_tiles(work: Callable[..., None], *flats: Tensor) -> None:
@@ -71,9 +83,7 @@ def in_tiles(work: Callable[..., None], *flats: Tensor) -> None:
 
 
 def _scratch(device: torch.device, n: int) -> Scratch:
-    if device not in _own.__dict__:
-        _own.__dict__[device] = Scratch.new(TILE if device.type == "cpu" else DEVICE_TILE, device)
-    return _own.__dict__[device].cut(n)
+    return Scratch(n, _own.__dict__.setdefault(device, {}), device)
 
 
 @functools.cache
