@@ -215,13 +215,14 @@ class Trainee:
         return {}
 
     def allocated(self, steps: int) -> dict:
-        """The most bytes at once, besides the static buffers: of "steps", and of each thing done between them."""
+        """The most bytes at once, besides the static buffers: of "steps", and of each thing done between them. What is
+        made once and stays is "kept", and in all of them."""
         from torch.profiler import ProfilerActivity, profile
 
         self._beside: dict[str, int] = {}
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
             for name, part in {
-                "steps": lambda: self.steps(steps), "add": self._add, "harvest": self._harvest, "judge": self._judge,
+                "first": lambda: self.steps(2), "steps": lambda: self.steps(steps), "add": self._add, "harvest": self._harvest, "judge": self._judge,
             }.items():  # fmt: skip
                 self._enter(name)
                 part()
@@ -229,15 +230,17 @@ class Trainee:
         tracemalloc.stop()
         self._beside["end"] = 0
         events = sorted(record.profiler.kineto_results.events(), key=lambda event: event.start_ns())
-        found, part, now = {}, "", 0
+        found, part, now, kept = {}, "", 0, 0
         for event in events:
             if event.name().startswith("part "):
                 part = event.name().removeprefix("part ")
                 found[part] = max(found.get(part, 0), now)
+                kept = now if part == "steps" else kept
             elif event.name() == "[memory]":
                 now += event.nbytes()
                 found[part] = max(found[part], now)
-        return {name: most + (self._beside[name] if name != "steps" else 0) for name, most in found.items()}
+        beside = self._beside | {"first": 0, "steps": 0}
+        return {name: most + beside[name] for name, most in found.items()} | {"kept": kept}
 
     def _enter(self, name: str) -> None:
         """What is allocated from here on is this part's; payloads and what numpy decodes are counted beside torch."""

@@ -41,11 +41,12 @@ def measure(hardware: Hardware, quick: bool = False) -> dict:
     for name, plan in plans(hardware, quick):
         with Child(plan, traced=True) as child:
             child.ask("receive")
-            moving = child.ask("allocated", steps=2)
-            held = child.begun["held"]
+            moving = child.ask("allocated", steps=1)
+            held, kept = child.begun["held"], moving.pop("kept")
         if plan.staged:
+            passes = max(moving.pop("first"), moving.pop("steps"))
             tiers = {
-                "device": (held["device"] + moving.pop("steps"), plan.device_bytes),
+                "device": (held["device"] + passes - kept, plan.device_bytes),
                 "host": (held["host"] + max(moving.values()), plan.host_bytes),
             }
         else:

@@ -12,7 +12,7 @@ from barnraise import costs
 from barnraise import model as gpt
 from barnraise.hardware import Hardware, Products
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap import loss
+from barnraise.swap import arena, loss
 
 SHAPES = [  # width, heads, sequences, context
     (128, 4, 8, 128), (128, 2, 2, 1024), (256, 8, 3, 256), (512, 8, 4, 512), (768, 12, 1, 1024), (768, 12, 2, 1024),
@@ -136,12 +136,15 @@ def test_many_threads_have_scratch_of_their_own():
 
 def test_the_heads_slices_are_those_of_the_loss():
     assert (costs.LOSS_ROWS, costs.LOSS_CPU, costs.LOSS_GPU) == (loss.ROWS, loss.CPU_SLICE, loss.GPU_SLICE)
+    assert (costs.LOSS_WORDS, costs.SPILLED) == (loss.WORDS, arena.SPILLED)
 
 
 def test_half_as_many_bits_take_less_memory():
     model = preset("gpt2-355m")
-    for predicted in (costs.saved_bytes, costs.forward_peak_bytes, costs.backward_peak_bytes, costs.head_peak_bytes):
+    for predicted in (costs.saved_bytes, costs.forward_peak_bytes, costs.backward_peak_bytes):
         assert predicted(model, 2, dtype="bfloat16") < predicted(model, 2)
+    on_a_gpu = {"device": "cuda"}  # a CPU makes fp32 copies of the logits
+    assert costs.head_peak_bytes(model, 2, dtype="bfloat16", **on_a_gpu) < costs.head_peak_bytes(model, 2, **on_a_gpu)
 
 
 # ---- seconds -------------------------------------------------------------------------------------------------

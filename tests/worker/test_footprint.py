@@ -62,6 +62,7 @@ SHAPES = [
     ModelSpec(layers=2, width=256, heads=8, context=32, vocabulary=300),
 ]
 KEEPING = [dict(), dict(retained=2), dict(kept_inputs="group"), dict(boundaries="host", staged=True, slots=1)]
+KEEPING += [dict(dtype="bfloat16", staged=True, slots=2), dict(dtype="bfloat16", staged=True, slots=2, retained=2)]
 
 
 def shaped(model: ModelSpec, micro_batches: int, **more):
@@ -91,10 +92,11 @@ def test_a_steps_tensors_take_no_more_than_is_said_and_the_whole_not_five_percen
     assert whole + said <= (whole + measured) * 1.05, f"{said:,} were said, {measured:,} taken"
 
 
-@pytest.mark.parametrize("kind", ["resident", "exact"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["resident", "staged", "exact", "staged disk"])
 @pytest.mark.parametrize("model", SHAPES, ids=["d128", "d96", "d256"])
-def test_what_is_done_between_steps_takes_no_more_than_is_said(model, kind, tmp_path):
-    plan = tiny_plan(kind, model, **({} if kind == "resident" else {"tile": 1 << 15}))
+def test_what_is_done_between_steps_takes_no_more_than_is_said(model, kind, dtype, tmp_path):
+    plan = tiny_plan(kind, model, dtype=dtype, **({"tile": 1 << 15} if "disk" in kind or kind == "exact" else {}))
     engine = engine_of(plan, tmp_path)
     engine.step([some_text(4, model=model)])
     held_out = [some_text(footprint.HELD_OUT, model=model)]

@@ -11,7 +11,8 @@ from barnraise.hardware import Hardware, Rates
 from barnraise.spec import ModelSpec
 
 FP32 = 4
-LOSS_ROWS, LOSS_CPU, LOSS_GPU = 256, 1 << 20, 1 << 26  # swap/loss.py's slices; a test compares
+LOSS_ROWS, LOSS_WORDS, LOSS_CPU, LOSS_GPU = 256, 1 << 13, 1 << 20, 1 << 26  # swap/loss.py's slices; a test compares
+SPILLED = 1 << 18  # swap/arena.py's; a test compares
 ADDED_BYTES = 12  # a gradient accumulated in place: read twice, written once, fp32
 
 
@@ -78,7 +79,8 @@ def backward_peak_bytes(
     scratch = _attention_scratch(model, context, threads, 2)
     if dtype == "float32":
         return max(saved + 4 * u + FP32 * (4 * d * d + d), saved - 5 * u + scratch)
-    return max(saved + 5 * u // 2 + FP32 // 2 * (4 * d * d + d), saved - 3 * u + scratch)
+    added = FP32 * min(4 * d * d, SPILLED)  # to the gradient so far, which is fp32
+    return max(saved + 5 * u // 2 + FP32 // 2 * (4 * d * d + d) + added, saved - 3 * u + scratch)
 
 
 def head_peak_bytes(
@@ -98,8 +100,10 @@ def head_peak_bytes(
     if dtype == "float32":
         slabs = FP32 * words * max(2 * rows, rows + 2 * last)
     else:
-        part, logits = 2 * rows * d, 2 * rows * words
-        slabs = part + max(3 * logits + (logits if last else 0), logits + 2 * words * d)
+        part, logits = 2 * rows * d + 2 * FP32 * d, 2 * rows * words  # and the norm's weights in fp32
+        added = 6 * min(words, LOSS_WORDS) * d if wanted else 0  # to the table's gradient: as made, and in fp32
+        softmax = (5 if device == "cpu" else 3) * logits  # a CPU's needs the logits in fp32
+        slabs = part + max(softmax + (logits if last else 0), logits + added)
     if not wanted:
         return u + slabs + chances
     return max(2 * u + norms + chances + slabs, 3 * u + norms + chances + 2 * FP32 * d * (1 + threads))

@@ -9,6 +9,7 @@ HELD_OUT = 32  # sequences a validation loss is taken over
 OWED = 12  # bytes an element of a tile while a round's step is added to what is owed
 ENCODED = 7  # …of a fragment while it is encoded: the integers, the payload, and its parts…
 ENCODING, ENCODED_AT_ONCE = 24, 1 << 20  # …and of the elements the codec is at
+SAID, ANCHORED = 5, 4  # …while the update, its payload too, goes into the anchor, and of a tile of the replica
 DECODED = 9  # …while an update is decoded and added to another
 CPU_TILE, GPU_TILE, BLOCK = (
     1 << 18,
@@ -104,14 +105,15 @@ def activations(plan: Plan) -> int:
     if plan.boundaries == "host":
         kept = min(kept, 2)
     waiting = (kept + 1) * plan.micro_batches * stream
-    saved = costs.saved_bytes(model, plan.sequences)
+    as_planned = {"dtype": plan.dtype}
+    saved = costs.saved_bytes(model, plan.sequences, **as_planned)
     graphs = plan.retained * plan.micro_batches * saved
     if plan.retained:
         graphs += plan.micro_batches * stream
-    backward = costs.backward_peak_bytes(model, plan.sequences, threads=plan.threads)
+    backward = costs.backward_peak_bytes(model, plan.sequences, threads=plan.threads, **as_planned)
     with_graphs = graphs + max(
-        costs.head_peak_bytes(model, plan.sequences, device=plan.device),
-        costs.forward_peak_bytes(model, plan.sequences, threads=plan.threads),
+        costs.head_peak_bytes(model, plan.sequences, device=plan.device, **as_planned),
+        costs.forward_peak_bytes(model, plan.sequences, threads=plan.threads, **as_planned),
         backward - saved if plan.retained else 0,
     )
     again = 0  # blocks that compute again do so when the graphs above them are gone, but for those of their own group
@@ -138,5 +140,6 @@ def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
     )
     largest = max(fragment.size for fragment in plan.fragments)
     encoded = ENCODED * largest + ENCODING * min(largest, ENCODED_AT_ONCE)
-    harvested = max(encoded, OWED * min(plan.tile, largest)) + (4 * largest if plan.staged else 0)
+    said = SAID * largest + ANCHORED * min(plan.tile, largest)
+    harvested = max(encoded, OWED * min(plan.tile, largest), said) + (4 * largest if plan.staged else 0)
     return max(evaluated, harvested, DECODED * largest)

@@ -4,7 +4,9 @@ Host buffers are anonymous mappings: page-aligned (O_DIRECT wants it), exactly a
 rounds up to powers of two) and, under CUDA, registered so that copies run beside the kernels.
 """
 
+import ctypes
 import mmap
+import os
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from barnraise.spec import UNIT_BITS, Fragment
 
 UNIT = 2.0**-UNIT_BITS
 PAGE = 4096
+SPILLED = 1 << 18  # elements of a bf16 gradient added at a time: a CPU makes an fp32 copy of them
 
 
 def to_float(units: Tensor) -> Tensor:
@@ -30,6 +33,13 @@ def pages(size: int) -> int:
 def aligned(size: int) -> Tensor:
     """uint8 [size], zero, at the start of a page. For a moment: it is in nobody's books."""
     return torch.frombuffer(mmap.mmap(-1, pages(size)), dtype=torch.uint8)[:size]
+
+def give_back() -> None:
+    """To the system what the allocator holds and nobody uses: where a step's tensors lay, what is done between steps
+    would lie beside. Only glibc keeps so much (300 MB of GPT-2 124M's) and can be asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 class Arena:
@@ -99,5 +109,7 @@ class Leaves:
 
     def _spill(self, leaf: Tensor, name: str) -> None:
         """A leaf's gradient has the leaf's type: sums over micro-batches want fp32."""
-        self._sums[name].add_(leaf.grad)
+        sums, made = (flat.reshape(-1).split(SPILLED) for flat in (self._sums[name], leaf.grad))
+        for total, part in zip(sums, made, strict=True):
+            total.add_(part)
         leaf.grad = None

@@ -21,7 +21,7 @@ from barnraise.model import views
 from barnraise.plan import KINDS, Plan
 from barnraise.spec import UNIT_BITS, Recipe
 from barnraise.swap import schedule
-from barnraise.swap.arena import to_float
+from barnraise.swap.arena import give_back, to_float
 from barnraise.swap.loss import head_loss
 from barnraise.swap.moments import Moments
 from barnraise.swap.operations import ArrivalLike, Operations, Progress, Update, decoded
@@ -191,6 +191,7 @@ class Engine:
         rounded steps."""
         self.flush()
         self.settle()
+        give_back()
         for i in range(len(self.fragments)):
             values = self.buffers.scratch(i)
             self._owe(i, values, weight)
@@ -273,6 +274,7 @@ class Engine:
         return total / count
 
     def _anchored(self, i: int) -> gpt.Weights:
+        give_back()
         return views(self.fragments[i], to_float(self.anchors[i]).to(self.device))
 
     # ---- tiles between steps ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from barnraise.model import Weights, norm
 
 CPU_SLICE = 1 << 20  # logits at a time: 4 MiB…
 GPU_SLICE = 1 << 26
+WORDS = 1 << 13  # whose gradients are made at a time where they are not fp32: they need a copy that is
 ROWS = 256  # …but never fewer tokens: each slice reads the whole table, and with 50,257 × 768 of it that decides
 
 
@@ -57,5 +58,7 @@ def _sweep(
             else:
                 slab = slab.to(token.dtype)
                 dx[begin : begin + at_once] = slab @ token
-                dtoken.add_(slab.t() @ part)
+                for first in range(0, vocabulary, WORDS):
+                    words = slice(first, first + WORDS)
+                    dtoken[words].add_(slab[:, words].t() @ part)
     return chances.clamp_min_(torch.finfo(torch.float32).tiny).log_().mean().neg_()  # at most 87 nats; nan stays nan

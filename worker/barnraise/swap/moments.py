@@ -42,12 +42,7 @@ class Moments:
         """AdamW on the tile that begins at element `begin` of its fragment; `how` as in `optimizer.update`."""
         if self.scales is not None:
             eight = precision.Moments8(self.m, self.v, self.scales[0], self.scales[1])
-            if self.low is None:
-                precision.update_8bit(fragment, begin, weights, gradient, eight, **how)
-            else:
-                master = self.master(weights)
-                precision.update_8bit(fragment, begin, master, gradient, eight, **how)
-                self.keep(weights, master)
+            precision.update_8bit(fragment, begin, weights, gradient, eight, low=self.low, **how)
         elif self.low is not None:
             precision.update_split(fragment, begin, weights, self.low, gradient, self.m, self.v, **how)
         else:
@@ -60,9 +55,7 @@ class Moments:
     def keep(self, weights: Tensor, master: Tensor) -> None:
         """Takes back a master that was changed."""
         if self.low is not None:
-            high, low = precision.split(master)
-            weights.copy_(high)
-            self.low.copy_(low)
+            precision.split(master, out=(weights, self.low))
 
     def wide(self) -> tuple[Tensor, Tensor]:
         """m and v in fp32: by reference where they are so."""

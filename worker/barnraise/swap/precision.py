@@ -49,10 +49,9 @@ class Moments8:
 # ---- halves --------------------------------------------------------------------------------------------------------
 
 
-def split(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """fp32 [n] → bfloat16 [n] and int16 [n]."""
-    high = torch.empty_like(weights, dtype=torch.bfloat16)
-    low = torch.empty_like(weights, dtype=torch.int16)
+def split(weights: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """fp32 [n] → bfloat16 [n] and int16 [n], in `out` if given."""
+    high, low = out or (torch.empty_like(weights, dtype=dtype) for dtype in (torch.bfloat16, torch.int16))
     in_tiles(_split, weights, high, low)
     return high, low
 
