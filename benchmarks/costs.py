@@ -19,7 +19,9 @@ from barnraise import costs
 from barnraise import model as gpt
 from barnraise.hardware import keep_freed_memory, probe
 from barnraise.spec import ModelSpec, preset
+from barnraise.swap.arena import Leaves
 from barnraise.swap.loss import head_step
+from barnraise.swap.passes import Finish
 
 SHAPES = (  # model, sequences of its context
     ("gpt2-124m", 1), ("gpt2-124m", 2), ("gpt2-355m", 1), ("gpt-mini", 4), ("gpt-micro", 8), ("gpt2-1.5b", 1),
@@ -37,29 +39,28 @@ def seconds(call: Callable[[], Any]) -> float:
     return sorted(found)[len(found) // 4]  # as the probe does
 
 
-def leaves(model: ModelSpec, index: int) -> gpt.Weights:
+def leaves(model: ModelSpec, index: int) -> Leaves:
     fragment = model.fragments()[index]
-    flat, gradient = torch.randn(fragment.size).mul_(0.02), torch.zeros(fragment.size)
-    found = {name: view.detach().requires_grad_() for name, view in gpt.views(fragment, flat).items()}
-    for name, view in gpt.views(fragment, gradient).items():
-        found[name].grad = view
+    found = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
+    found.into(torch.zeros(fragment.size))
     return found
 
 
 def measured(model: ModelSpec, sequences: int) -> dict[str, float]:
     """Seconds of a block's forward, of its recompute and backward, of the head's step."""
-    weights, x = leaves(model, 1), torch.randn(sequences, model.context, model.width)
+    mine, x = leaves(model, 1), torch.randn(sequences, model.context, model.width)
     dy = torch.randn_like(x)
 
     def forward() -> None:
         with torch.no_grad():
-            gpt.block(weights, x, model.heads)
+            gpt.block(mine.weights, x, model.heads)
 
     def backward() -> None:
-        gpt.block(weights, x.detach().requires_grad_(), model.heads).backward(dy)
+        leaf = x.detach().requires_grad_()
+        Finish.apply(*gpt.begin(mine.weights, leaf, model.heads), mine, False).backward(dy)
 
     found = {"forward": seconds(forward), "backward": seconds(backward)}
-    final, token = leaves(model, -1), leaves(model, 0)["token"].detach()
+    final, token = leaves(model, -1).weights, leaves(model, 0).weights["token"].detach()
     targets, gradient = torch.randint(model.vocabulary, x.shape[:2]), torch.zeros_like(token)
     found["head"] = seconds(lambda: head_step(final, token, x, targets, 1.0, gradient))
     return found
@@ -78,7 +79,8 @@ def main() -> None:
         forward = costs.block_forward_seconds(hw, model, sequences)
         predicted = {
             "forward": forward,
-            "backward": forward + costs.block_backward_seconds(hw, model, sequences),
+            "backward": costs.block_again_seconds(hw, model, sequences)
+            + costs.block_backward_seconds(hw, model, sequences),
             "head": costs.head_seconds(hw, model, sequences),
         }
         for part, seen in measured(model, sequences).items():

@@ -166,7 +166,9 @@ def against_peers(quick: bool) -> dict[str, dict]:
     name, micro_tokens, micro_batches, steps = ("gpt-mini", 512, 2, 4) if quick else ("gpt2-124m", 1024, 2, 6)
     model = preset(name)
     sequences = micro_tokens // model.context
-    limits = Limits(memory=28 * model.parameters // 2 + (10**8 if quick else 4 * 10**8), clipping="exact")
+    # As the peers: state in RAM and nothing written to disk for a crash; what is only traded is on disk.
+    memory = 16 * model.parameters + (3 * 10**8 if quick else 7 * 10**8)
+    limits = Limits(memory=memory, clipping="exact", crash_safety="restart")
     plan = make_plan(machine(), model, limits, sequences * micro_batches)
     recast = replace(plan, sequences=sequences, micro_batches=micro_batches)
     found: dict[str, dict] = {}

@@ -222,7 +222,8 @@ class Trainee:
         self._beside: dict[str, int] = {}
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
             for name, part in {
-                "first": lambda: self.steps(2), "steps": lambda: self.steps(steps), "add": self._add, "harvest": self._harvest, "judge": self._judge,
+                "first": lambda: self.steps(2), "steps": lambda: self.steps(steps),
+                "add": self._add, "harvest": self._harvest, "judge": self._judge,
             }.items():  # fmt: skip
                 self._enter(name)
                 part()

@@ -13,7 +13,7 @@ from barnraise.spec import ModelSpec
 FP32 = 4
 LOSS_ROWS, LOSS_WORDS, LOSS_CPU, LOSS_GPU = 256, 1 << 13, 1 << 20, 1 << 26  # swap/loss.py's slices; a test compares
 SPILLED = 1 << 18  # swap/arena.py's; a test compares
-ADDED_BYTES = 12  # a gradient accumulated in place: read twice, written once, fp32
+ADDED_BYTES = 12  # a gradient that was made and then added: read twice, written once, fp32; all but `down`'s are
 
 
 # ---- work ----------------------------------------------------------------------------------------------------
@@ -73,14 +73,15 @@ def backward_peak_bytes(
     model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32", threads: int = 1
 ) -> int:
     """Recompute and backward of a block; not counted are its input, its output's gradient, parameters and their .grad.
-    The peak is where `down` has its weights' gradient made: all that is saved, gelu's gradient and that; or, with many
-    threads, within attention."""
+    The peak is at gelu, with the gradients on both its sides; or where `up` has its weights' gradient made; or, with
+    many threads, within attention. The output is not there: nobody computes it again."""
     d, u, saved = model.width, stream_bytes(model, sequences, context), saved_bytes(model, sequences, context, dtype)
     scratch = _attention_scratch(model, context, threads, 2)
     if dtype == "float32":
-        return max(saved + 4 * u + FP32 * (4 * d * d + d), saved - 5 * u + scratch)
-    added = FP32 * min(4 * d * d, SPILLED)  # to the gradient so far, which is fp32
-    return max(saved + 5 * u // 2 + FP32 // 2 * (4 * d * d + d) + added, saved - 3 * u + scratch)
+        return max(saved + 3 * u + FP32 * d, saved - 4 * u + FP32 * (4 * d * d + 4 * d + 1), saved - 6 * u + scratch)
+    added = min(4 * d * d, SPILLED)  # to the gradient so far, which is fp32
+    down = saved + 3 * u // 2 + (FP32 + 2) * added
+    return max(down, saved - 5 * u // 2 + 2 * (4 * d * d + 4 * d) + FP32 * added, saved - 4 * u + scratch)
 
 
 def head_peak_bytes(
@@ -139,6 +140,14 @@ def block_forward_seconds(
     return products + mixing + 18 * stream_bytes(model, sequences, context) / hw.elementwise
 
 
+def block_again_seconds(
+    hw: Hardware, model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32"
+) -> float:
+    """The recompute before a block's backward: a forward without its last product, which nobody needs."""
+    spared = block_flops(model, sequences, context) / 3 / at(hw.in_dtype(dtype).forward, model.width)
+    return block_forward_seconds(hw, model, sequences, context, dtype) - spared
+
+
 def block_backward_seconds(
     hw: Hardware, model: ModelSpec, sequences: int, context: int | None = None, dtype: str = "float32"
 ) -> float:
@@ -147,7 +156,7 @@ def block_backward_seconds(
     slower = (hw.attention_backward or hw.attention) / hw.attention
     mixing = 2.5 * attention_flops(model, sequences, context) / (_attention_rate(hw, model, context) * slower)
     streams = 45 * stream_bytes(model, sequences, context) / hw.elementwise
-    return products + mixing + streams + ADDED_BYTES * block_parameters(model) / hw.stream
+    return products + mixing + streams + ADDED_BYTES * 2 / 3 * block_parameters(model) / hw.stream
 
 
 def head_seconds(

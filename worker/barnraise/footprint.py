@@ -114,7 +114,7 @@ def activations(plan: Plan) -> int:
     with_graphs = graphs + max(
         costs.head_peak_bytes(model, plan.sequences, device=plan.device, **as_planned),
         costs.forward_peak_bytes(model, plan.sequences, threads=plan.threads, **as_planned),
-        backward - saved if plan.retained else 0,
+        backward - saved + stream if plan.retained else 0,
     )
     again = 0  # blocks that compute again do so when the graphs above them are gone, but for those of their own group
     for group in plan.backward_groups:

@@ -1,9 +1,10 @@
 """The GPT, architecture only: pre-LayerNorm blocks, learned positions, GELU (tanh), head tied to the token embedding.
 
 GPT-2 (Radford et al. 2019) as Hugging Face's `gpt2` computes it, without dropout. Three functions, because a layer is
-what gets swapped: `embed`, `block`, `head`. Each takes its fragment's weights as a dict of views of one flat buffer,
-named as in `ModelSpec.fragments()`. Shapes: B sequences, T tokens, d width, V vocabulary. All fp32, on whatever device
-the weights are.
+what gets swapped: `embed`, `block`, `head`; a block comes in two parts, because who computes it again for its backward
+needs only the first. Each takes its fragment's weights as a dict of views of one flat buffer, named as in
+`ModelSpec.fragments()`. Shapes: B sequences, T tokens, d width, V vocabulary. All fp32, on whatever device the weights
+are.
 """
 
 import torch.nn.functional as F
@@ -29,8 +30,18 @@ def embed(weights: Weights, tokens: Tensor) -> Tensor:
 
 def block(weights: Weights, x: Tensor, heads: int) -> Tensor:
     """One layer: [B, T, d] → [B, T, d]."""
+    return finish(weights, *begin(weights, x, heads))
+
+
+def begin(weights: Weights, x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """All of a layer but its last product: the stream after attention [B, T, d], and [B, T, 4d] for `finish`."""
     x = x + attention(weights, norm(weights, "norm1", x), heads)
-    return x + feed_forward(weights, norm(weights, "norm2", x))
+    return x, widen(weights, norm(weights, "norm2", x))
+
+
+def finish(weights: Weights, x: Tensor, wide: Tensor) -> Tensor:
+    """The layer's end, which its backward does not need: [B, T, d], [B, T, 4d] → [B, T, d]."""
+    return x + F.linear(wide, weights["down.weight"], weights["down.bias"])
 
 
 def attention(weights: Weights, x: Tensor, heads: int) -> Tensor:
@@ -42,9 +53,9 @@ def attention(weights: Weights, x: Tensor, heads: int) -> Tensor:
     return F.linear(mixed.transpose(1, 2).reshape(b, t, d), weights["out.weight"], weights["out.bias"])
 
 
-def feed_forward(weights: Weights, x: Tensor) -> Tensor:
-    wide = F.gelu(F.linear(x, weights["up.weight"], weights["up.bias"]), approximate="tanh")
-    return F.linear(wide, weights["down.weight"], weights["down.bias"])
+def widen(weights: Weights, x: Tensor) -> Tensor:
+    """The feed-forward's hidden values: [B, T, d] → [B, T, 4d]."""
+    return F.gelu(F.linear(x, weights["up.weight"], weights["up.bias"]), approximate="tanh")
 
 
 def head(final: Weights, embedding: Weights, x: Tensor) -> Tensor:

@@ -218,6 +218,7 @@ class _Search:
         spills = self.staged and plan.clipping == "exact" and plan.gradients == "disk"
         if not spills and not (self.staged and "disk" in plan.weights):  # those come through the ring with moments
             plan = self._most(plan, layers, lambda p, k: replace(p, moments=_spread(p, "moments", k)))
+            plan = self._if_fits(plan, moments=("host", *plan.moments[1:-1], "host"))
         if "disk" in plan.weights and not self.staged:
             plan = self._most(plan, layers, lambda p, k: replace(p, weights=_spread(p, "weights", k)))
         return self._if_fits(plan, exchange="host")

@@ -34,6 +34,7 @@ def aligned(size: int) -> Tensor:
     """uint8 [size], zero, at the start of a page. For a moment: it is in nobody's books."""
     return torch.frombuffer(mmap.mmap(-1, pages(size)), dtype=torch.uint8)[:size]
 
+
 def give_back() -> None:
     """To the system what the allocator holds and nobody uses: where a step's tensors lay, what is done between steps
     would lie beside. Only glibc keeps so much (300 MB of GPT-2 124M's) and can be asked."""
@@ -106,6 +107,20 @@ class Leaves:
         self._sums = views(self.fragment, gradient) if gradient is not None else {}
         for name, leaf in self.weights.items():
             leaf.grad = self._sums.get(name) if leaf.dtype == torch.float32 else None
+
+    def add(self, name: str, left: Tensor, right: Tensor) -> None:
+        """To the gradient of `name`, a matrix: leftᵀ · right, of [n, rows] and [n, columns]."""
+        sums = self._sums[name]
+        if right.dtype == torch.float32:
+            sums.addmm_(left.t(), right)
+            return
+        rows = max(1, SPILLED // right.shape[1])
+        for total, part in zip(sums.split(rows), left.split(rows, dim=1), strict=True):
+            total.add_(part.t() @ right)
+
+    def add_vector(self, name: str, made: Tensor) -> None:
+        """…of `name`, a vector."""
+        self._sums[name].add_(made)
 
     def _spill(self, leaf: Tensor, name: str) -> None:
         """A leaf's gradient has the leaf's type: sums over micro-batches want fp32."""

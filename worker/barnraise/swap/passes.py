@@ -15,6 +15,27 @@ from barnraise.swap.loss import head_step
 STREAM = -1  # the boundary that gradients travel in, on their way down
 
 
+class Finish(torch.autograd.Function):
+    """The end of a block for its backward, which needs none of its results: where the stream is not `wanted`, it is not
+    computed (a twelfth of a step's products), and there is no memory behind what stands for it. The last matrix's
+    gradient is added in place."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, wide: Tensor, leaves: Leaves, wanted: bool) -> Tensor:
+        ctx.save_for_backward(wide)
+        ctx.leaves = leaves
+        return gpt.finish(leaves.weights, x, wide) if wanted else x.new_empty(1).expand_as(x)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (wide,), leaves = ctx.saved_tensors, ctx.leaves
+        weight, rows = leaves.weights["down.weight"], dy.reshape(-1, dy.shape[-1])
+        leaves.add_vector("down.bias", rows.sum(0))
+        rows = rows.to(weight.dtype)
+        leaves.add("down.weight", rows, wide.reshape(-1, wide.shape[-1]))
+        return dy, (rows @ weight).view_as(wide), None, None
+
+
 class Passes:
     """One step's activations and figures. `losses`: share · loss of each micro-batch, `norms`: of each fragment's
     gradient; both stay on the device."""
@@ -40,6 +61,11 @@ class Passes:
         with self._precision():
             return gpt.block(leaves.weights, x, self.heads)
 
+    def _graph(self, leaves: Leaves, leaf: Tensor, wanted: bool) -> Tensor:
+        """What a block's backward starts from; its stream only if `wanted`."""
+        with torch.enable_grad(), self._precision():
+            return Finish.apply(*gpt.begin(leaves.weights, leaf, self.heads), leaves, wanted)
+
     def embed(self, embedding: Leaves) -> None:
         with torch.no_grad():
             for m, batch in enumerate(self.batches):
@@ -53,8 +79,7 @@ class Passes:
             for i, mine in zip(group, leaves, strict=True):
                 if i >= self._first_retained:
                     leaf = x.detach().requires_grad_()
-                    with torch.enable_grad():
-                        y = self._block(mine, leaf)
+                    y = self._graph(mine, leaf, wanted=True)
                     self._graphs[i, m] = leaf, y
                     x = y.detach()
                     continue
@@ -84,8 +109,7 @@ class Passes:
                     leaf, y = self._graphs.pop((i, m))
                 else:
                     leaf = inputs.pop(i).detach().requires_grad_()
-                    with torch.enable_grad():
-                        y = self._block(of[i], leaf)
+                    y = self._graph(of[i], leaf, wanted=False)
                 y.backward(dy)
                 dy = leaf.grad
                 del leaf, y

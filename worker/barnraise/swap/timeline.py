@@ -119,10 +119,10 @@ class Steps:
             case Kind.BACKWARD:
                 forward = costs.block_forward_seconds(hw, model, plan.sequences, dtype=plan.dtype)
                 backward = costs.block_backward_seconds(hw, model, plan.sequences, dtype=plan.dtype)
+                anew = costs.block_again_seconds(hw, model, plan.sequences, dtype=plan.dtype)
                 recomputed = sum(i < again for i in op.blocks)
-                if plan.kept_inputs == "group":
-                    recomputed += max(0, recomputed - 1)
-                return plan.micro_batches * (recomputed * forward + len(op.blocks) * backward)
+                whole = max(0, recomputed - 1) if plan.kept_inputs == "group" else 0  # for the inputs of others
+                return plan.micro_batches * (whole * forward + recomputed * anew + len(op.blocks) * backward)
             case Kind.HEAD:
                 return plan.micro_batches * costs.head_seconds(hw, model, plan.sequences, dtype=plan.dtype)
             case Kind.NORM:
