@@ -20,7 +20,7 @@ from barnraise.swap.timeline import Steps
 
 RESERVE = 0.15  # of the RAM, left to the system and the program where no limit says otherwise
 DEVICE_RESERVE = 0.08
-SIMULATED = 6  # candidates looked at closely
+SIMULATED = 12  # candidates looked at closely
 EXACT_COSTS = 1.10  # exact clipping is given up only where it makes a step this much longer
 GROUPS = (1, 2, 4, 8)  # blocks whose inputs are computed again from one kept input
 DAY = 86_400.0
@@ -58,7 +58,7 @@ class _Search:
     # ---- candidates ------------------------------------------------------------------------------------------
 
     def best(self) -> Plan | None:
-        fitting = [plan for candidate in self._candidates() if (plan := self._filled(candidate)) is not None]
+        fitting = [plan for candidate in self._candidates() for plan in self._filled(candidate)]
         if not fitting:
             return None
         fitting.sort(key=self._estimate)
@@ -115,13 +115,18 @@ class _Search:
 
     # ---- filling ---------------------------------------------------------------------------------------------
 
-    def _filled(self, plan: Plan) -> Plan | None:
-        """The candidate with its states as near as they fit; None where even the smallest does not."""
-        if (held := self._in_memory(plan)) is not None:
-            if self.cuda:
-                held = self._most(held, self.model.layers + 2, self._resident)
-            return self._most(held, self.model.layers, self._retaining) if held.kept_inputs == "block" else held
-        return self._nearer(swapped) if (swapped := self._on_disk(plan)) is not None else None
+    def _filled(self, plan: Plan) -> list[Plan]:
+        """The candidate with its states as near as they fit; nothing where even the smallest does not."""
+        if (held := self._in_memory(plan)) is None:
+            return [self._nearer(swapped)] if (swapped := self._on_disk(plan)) is not None else []
+        ways = [held]
+        if self.cuda:  # what is resident is updated there, and then not beside what is computed
+            most = self._most(held, self.model.layers + 2, self._resident)
+            some = {most.weights.count("device") * quarters // 4 for quarters in (1, 2, 3)} - {0}
+            ways += [most, *filter(self._fits, (self._resident(held, count) for count in sorted(some)))]
+        if held.kept_inputs == "block":
+            ways = [self._most(way, self.model.layers, self._retaining) for way in ways]
+        return ways
 
     def fits(self) -> bool:
         """Whether anything does."""
