@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
 
 from barnraise import costs
 from barnraise import model as gpt
-from barnraise.hardware import keep_freed_memory, probe
+from barnraise.hardware import keep_freed_memory
+from barnraise.probe import probe
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.arena import Leaves
 from barnraise.swap.loss import head_step

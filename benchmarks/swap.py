@@ -34,10 +34,11 @@ import torch
 from swap_child import BUILD, Child, turns
 
 from barnraise.errors import PlanError
-from barnraise.hardware import Hardware, probe
+from barnraise.hardware import Hardware
 from barnraise.limits import Limits
 from barnraise.plan import Plan
 from barnraise.planner import make_plan
+from barnraise.probe import probe
 from barnraise.spec import ModelSpec, preset
 
 GB = 10**9

@@ -22,9 +22,10 @@ import torch
 from swap_child import BUILD, PATHS, Child, ChildError
 
 from barnraise.errors import PlanError
-from barnraise.hardware import Hardware, probe
+from barnraise.hardware import Hardware
 from barnraise.limits import Limits
 from barnraise.planner import make_plan
+from barnraise.probe import probe
 from barnraise.spec import ModelSpec, preset
 
 GB = 10**9

@@ -17,9 +17,9 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
 from barnraise.exchange.anchor import Anchor, initial
-from barnraise.hardware import probe
 from barnraise.limits import Limits, parse_bytes
 from barnraise.planner import make_plan
+from barnraise.probe import probe
 from barnraise.spec import Recipe, preset
 from barnraise.swap.engine import Engine
 from barnraise.swap.schedule import Kind, Lane, Op

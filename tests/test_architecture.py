@@ -40,7 +40,8 @@ MAY_IMPORT = {
         "checkpoint", "data", "enter", "exchange", "hardware", "limits", "plan", "planner", "progress",
         "report", "restore", "swap", "view",
     },
-    "planning": {"hardware", "home", "limits", "planner", "view"},
+    "probe": {"hardware", "swap"},
+    "planning": {"hardware", "home", "limits", "planner", "probe", "view"},
     "cli": {"checkpoint", "coordinator", "enter", "exchange", "home", "planning", "restore", "run"},
     "__main__": {"cli"},
     "__init__": set(),
@@ -49,7 +50,7 @@ WITHIN_GROUND = {
     "errors": set(), "spec": {"errors"}, "states": set(), "wire": {"states"}, "identity": {"errors", "wire"},
 }  # fmt: skip
 # The standard library and torch alone: the engine runs on any PyTorch machine.
-BARE = {"spec", "hardware", "costs", "limits", "plan", "footprint", "planner", "model", "swap"}
+BARE = {"spec", "hardware", "probe", "costs", "limits", "plan", "footprint", "planner", "model", "swap"}
 SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan", "planner"}  # torch-free
 SITE_ORDER = ["accounts", "runs", "fleet", "telemetry"]  # each imports only what is left of it
 SITE_LEAVES = {"live", "api", "web", "demo"}  # …and these whatever they need

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from barnraise import costs
 from barnraise import model as gpt
-from barnraise.hardware import Hardware, Products
+from barnraise.hardware import Hardware, Products, Updates
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap import arena, loss
 from barnraise.swap.arena import Leaves
@@ -201,3 +201,11 @@ def test_attention_goes_at_the_rate_of_its_context_and_head():
 
 def test_a_step_of_adam_is_counted_in_parameters():
     assert math.isclose(costs.adam_seconds(PLAIN, 124_000_000), 0.124)
+
+
+def test_a_step_of_adam_goes_at_the_rate_of_its_form_and_place():
+    forms = (Updates("host", "bfloat16", 8, 2e8), Updates("device", "bfloat16", 8, 2e10))
+    machine = dataclasses.replace(PLAIN, updates=forms)
+    assert math.isclose(costs.adam_seconds(machine, 10**8, "bfloat16", 8), 0.5)
+    assert math.isclose(costs.adam_seconds(machine, 10**8, "bfloat16", 8, "device"), 0.005)
+    assert costs.adam_seconds(machine, 10**8) == costs.adam_seconds(PLAIN, 10**8)

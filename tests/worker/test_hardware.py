@@ -13,26 +13,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from barnraise import hardware
+from barnraise import probe as probing
 from barnraise.errors import StateError
-from barnraise.hardware import Hardware, Products, cgroup_limits, memory_bytes, probe
+from barnraise.hardware import Hardware, Products, Updates, cgroup_limits, memory_bytes
+from barnraise.probe import probe
 
 
 @pytest.fixture
 def quick(monkeypatch):
     """The whole probe, of small things: what it does, not how long a machine takes."""
-    monkeypatch.setattr(hardware, "WIDTHS", (64, 128))
-    monkeypatch.setattr(hardware, "CONTEXTS", (128, 1024))
-    monkeypatch.setattr(hardware, "VOCABULARIES", (100, 300))
-    monkeypatch.setattr(hardware, "SECONDS", 0.5)
-    monkeypatch.setattr(hardware, "RAM_ELEMENTS", 1 << 18)
-    monkeypatch.setattr(hardware, "DISK_BYTES", 16 << 20)
+    monkeypatch.setattr(probing, "WIDTHS", (64, 128))
+    monkeypatch.setattr(probing, "CONTEXTS", (128, 1024))
+    monkeypatch.setattr(probing, "VOCABULARIES", (100, 300))
+    monkeypatch.setattr(probing, "SECONDS", 0.5)
+    monkeypatch.setattr(probing, "RAM_ELEMENTS", 1 << 18)
+    monkeypatch.setattr(probing, "DISK_BYTES", 16 << 20)
 
 
 SEEN = Hardware(
     device="cpu", name="a machine", cores=2, memory=0, device_memory=0, disk=0, dtype="float32",
     matmul=((128, 1e11), (1024, 2e11)), attention=1e11, elementwise=1e10, to_device=1e10, from_device=1e10,
     stream=2e10, adam=1e9, disk_read=1e9, disk_write=1e9, products=(Products("float32", ((1, 1.0),), ((1, 0.5),)),),
+    updates=(Updates("host", "float32", 8, 3e8),),
 )  # fmt: skip
 
 
@@ -40,7 +42,7 @@ SEEN = Hardware(
 def measured(monkeypatch):
     """How often the machine was measured; what is found stands fast, and at once."""
     times = []
-    monkeypatch.setattr(hardware, "_measure", lambda *_given: (times.append(1), SEEN)[1])
+    monkeypatch.setattr(probing, "_measure", lambda *_given: (times.append(1), SEEN)[1])
     return times
 
 
@@ -55,6 +57,8 @@ def test_a_probe_finds_every_rate_and_leaves_nothing_behind(quick, tmp_path):
     assert found.products[0].dtype == "float32" and found.products[-1].forward == found.matmul
     assert [context for context, _ in found.attention_contexts] == [128, 1024]
     assert [words for words, _ in found.logits] == [100, 300]
+    forms = {(each.where, each.dtype, each.bits) for each in found.updates if each.rate > 0}
+    assert forms == {("host", dtype, bits) for dtype in ("float32", "bfloat16") for bits in (8, 32)}
     assert found.memory > 1 << 28 and found.disk > 0
     assert not list((tmp_path / "state").iterdir())
 
@@ -64,6 +68,11 @@ def test_it_survives_json():
     for damaged in ("", "[]", "{}", SEEN.to_json().replace('"adam"', '"eve"')):
         with pytest.raises(ValueError):
             Hardware.from_json(damaged)
+
+
+def test_a_form_of_update_that_was_not_measured_goes_at_the_plain_ones_rate():
+    assert SEEN.update_rate("host", "float32", 8) == 3e8
+    assert SEEN.update_rate("device", "float32", 8) == SEEN.update_rate("host", "bfloat16", 8) == SEEN.adam
 
 
 def test_its_fields_are_there_without_torch():
@@ -82,7 +91,7 @@ def test_what_was_measured_is_kept(measured, tmp_path):
 def test_free_disk_space_is_never_an_old_figure(measured, tmp_path, monkeypatch):
     cache = tmp_path / "hardware.json"
     probe(tmp_path, cache=cache)
-    monkeypatch.setattr(hardware, "memory_bytes", lambda: 12345)
+    monkeypatch.setattr(probing, "memory_bytes", lambda: 12345)
     assert probe(tmp_path, cache=cache).memory == 12345
     assert len(measured) == 1
 
@@ -175,7 +184,7 @@ def test_a_disk_that_fails_to_sync_is_named_and_left_clean(tmp_path, monkeypatch
     def fail(_number: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(hardware, "DISK_BYTES", 16 << 20)
+    monkeypatch.setattr(probing, "DISK_BYTES", 16 << 20)
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(StateError, match="Input/output error"):
         probe(tmp_path)
@@ -190,9 +199,9 @@ def test_a_file_system_without_direct_access_is_measured_plainly(tmp_path, monke
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return through(path, flags, *rest, **named)
 
-    monkeypatch.setattr(hardware, "DISK_BYTES", 16 << 20)
+    monkeypatch.setattr(probing, "DISK_BYTES", 16 << 20)
     monkeypatch.setattr(os, "open", without)
-    written, read = hardware._disk_rates(tmp_path)
+    written, read = probing._disk_rates(tmp_path)
     assert written > 0 and read > 0
     assert not list(tmp_path.iterdir())
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 import barnraise
 from barnraise import footprint, planner
 from barnraise.errors import PlanError, StateError
-from barnraise.hardware import Hardware
+from barnraise.hardware import Hardware, Updates
 from barnraise.limits import Limits, parse_bytes
 from barnraise.planner import make_plan
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap import schedule
+from barnraise.swap import schedule, timeline
 
 GB = 10**9
 PC = Hardware(
@@ -29,6 +29,10 @@ PC = Hardware(
 CARD = replace(
     PC, device="cuda", name="a GPU", device_memory=24 * GB, memory=64 * GB, dtype="bfloat16", matmul=((1024, 8e13),),
     attention=3e13, elementwise=8e11, to_device=2.4e10, from_device=2.4e10, disk=4000 * GB,
+    updates=(
+        Updates("host", "bfloat16", 32, 4e8), Updates("host", "bfloat16", 8, 1.5e8),
+        Updates("device", "bfloat16", 32, 1e10), Updates("device", "bfloat16", 8, 6e9),
+    ),
 )  # fmt: skip
 MODELS = ("gpt-nano", "gpt-mini", "gpt2-124m", "gpt2-1.5b", "gpt3-6.7b")
 
@@ -40,6 +44,7 @@ def machines(draw) -> tuple[Hardware, ModelSpec, Limits, int]:
     machine = replace(
         base, adam=base.adam * rate(), disk_read=base.disk_read * rate(), disk_write=base.disk_write * rate(),
         to_device=base.to_device * rate(), elementwise=base.elementwise * rate(),
+        updates=tuple(replace(each, rate=each.rate * rate()) for each in base.updates),
     )  # fmt: skip
     size = model.parameters
     limits = Limits(
@@ -150,18 +155,50 @@ def test_a_model_twice_the_size_of_memory_lies_on_disk_with_what_helps_most_in_m
     assert tight.crash_safety == "restart" and tight.disk_bytes < plan.disk_bytes
 
 
-def test_planning_for_175_billion_parameters_is_a_few_simulations_and_no_more(monkeypatch):
+@pytest.mark.parametrize("memory", [2000 * GB, 512 * GB], ids=["memory", "disk"])
+def test_planning_for_175_billion_parameters_is_a_few_simulations_of_few_operations(monkeypatch, memory):
     """Counted and not timed: what it costs is schedules written and run."""
     programs = []
     whole = schedule.step
-    monkeypatch.setattr(schedule, "step", lambda *a, **k: programs.append(1) or whole(*a, **k))
-    big = replace(CARD, memory=2000 * GB, disk=20_000 * GB, device_memory=80 * GB)
+
+    def written(*args, **kwargs):
+        programs.append(len((program := whole(*args, **kwargs)).ops))
+        return program
+
+    monkeypatch.setattr(schedule, "step", written)
+    big = replace(CARD, memory=memory, disk=20_000 * GB, device_memory=80 * GB)
     plan = make_plan(big, preset("gpt3-175b"), Limits(), 8)
     assert plan.model.layers == 96 and len(programs) <= 3 * planner.SIMULATED
+    assert max(programs) <= 96 * (3 * timeline.TILES + 16), "tiles are told apart no finer than an eighth of a block"
     programs.clear()
     with pytest.raises(PlanError, match="does not fit"):
         make_plan(PC, preset("gpt3-175b"), Limits())
     assert len(programs) == 0, "a refusal simulates nothing"
+
+
+@pytest.mark.parametrize("clipping", ["exact", "layer"])
+@pytest.mark.parametrize("merged", [2, 5])
+def test_a_step_takes_as_long_with_tiles_merged_to_predict_it(monkeypatch, clipping, merged):
+    """Within 3 %: prediction need not tell every tile apart."""
+    limits = Limits(memory=30 * GB, clipping=clipping)
+    plan = make_plan(replace(CARD, device_memory=8 * GB), preset("gpt3-6.7b"), limits, 8)
+    assert plan.on_disk and plan.tile_count(1) == timeline.TILES * 2 - 3
+    monkeypatch.setattr(timeline, "TILES", plan.tile_count(1))
+    whole = timeline.Steps(plan, CARD).step_seconds
+    monkeypatch.setattr(timeline, "TILES", -(-plan.tile_count(1) // merged))
+    assert timeline.Steps(plan, CARD).step_seconds == pytest.approx(whole, rel=0.03)
+
+
+def test_what_updates_cost_in_their_form_and_place_counts():
+    """A card with room to spare keeps the state of what it would else wait for the host to update."""
+    card, asked = replace(CARD, device_memory=40 * GB), preset("gpt2-1.5b")
+    plan = make_plan(card, asked, Limits(clipping="exact"), 8)
+    slow = replace(
+        card, updates=tuple(replace(u, rate=u.rate / (50 if u.where == "device" else 1)) for u in card.updates)
+    )
+    other = make_plan(slow, asked, Limits(clipping="exact"), 8)
+    assert plan.weights.count("device") > other.weights.count("device")
+    assert plan.seconds < other.seconds
 
 
 def test_planning_needs_no_torch():

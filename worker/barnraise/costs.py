@@ -183,8 +183,8 @@ def embed_seconds(hw: Hardware, model: ModelSpec, sequences: int, context: int |
     return 5 * stream_bytes(model, sequences, context) / hw.elementwise
 
 
-def adam_seconds(hw: Hardware, parameters: int) -> float:
-    return parameters / hw.adam
+def adam_seconds(hw: Hardware, parameters: int, dtype: str = "float32", bits: int = 32, where: str = "host") -> float:
+    return parameters / hw.update_rate(where, dtype, bits)
 
 
 def at(rates: Rates, size: float) -> float:

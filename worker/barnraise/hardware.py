@@ -1,47 +1,17 @@
-"""What a machine can do, measured: rates of arithmetic, memory, links and disk. The planner's one view of a machine.
-
-`Hardware` is plain data and imports without torch; `probe` measures it in under 20 seconds and keeps the result in a
-small JSON file. What changes between two starts (memory limits, free disk space) is looked up anew each time.
+"""A machine: what it can do, as `probe.py` measured it, and how much memory it has. The planner's one view of it; plain
+data, without torch.
 """
 
 import ctypes
 import dataclasses
-import errno
-import hashlib
 import json
-import logging
-import mmap
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from barnraise.errors import StateError
-
-log = logging.getLogger("barnraise")
-
-FORMAT = 1  # of the cache; raise it with every change of what is measured
-KEEP_SECONDS = 30 * 86400
-WIDTHS = (128, 256, 512, 768, 1024, 1600, 2048, 4096)
-ROWS = 1024  # tokens in a measured product
-WIDEST_SECONDS = 0.06  # where one product takes this long, wider ones are left out
-SECONDS = 7.0  # for all rates but the disk's
-PAYS = 1.3  # a narrower dtype must be this much faster in products to be worth its bits
-CONTEXTS, HEADS = (128, 256, 512, 1024, 2048), (32, 64, 128)  # attention is measured along both, crossing at…
-CONTEXT, HEAD = 1024, 64
-VOCABULARIES = (2048, 50257)
-RAM_ELEMENTS = 1 << 25  # fp32, four buffers of 128 MiB: far beyond caches
-DISK_BYTES = 256 << 20
-DISK_SECONDS = 2.0  # a slow disk is judged by what it does in this time, each way
-REQUEST = 8 << 20
+from typing import Any
 
 Rates = tuple[tuple[int, float], ...]  # (a size, a rate at it), ascending in size
 
@@ -54,6 +24,16 @@ class Products:
     dtype: str
     forward: Rates
     backward: Rates
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Parameters/s of AdamW over weights streamed in `dtype` and moments of so many bits."""
+
+    where: str  # "host", with all threads, or "device"
+    dtype: str
+    bits: int
+    rate: float
 
 
 @dataclass(frozen=True)
@@ -74,7 +54,7 @@ class Hardware:
     to_device: float  # B/s, host → device, pinned (on a CPU: memcpy within RAM)
     from_device: float
     stream: float  # B/s, STREAM-triad-like RAM rate with all threads
-    adam: float  # parameters/s of fused fp32 AdamW in RAM, all threads (28 bytes a parameter)
+    adam: float  # parameters/s of fp32 AdamW in RAM, all threads (28 bytes a parameter)
     disk_read: float  # B/s past the page cache, multi-megabyte requests
     disk_write: float
     products: tuple[Products, ...] = ()  # every dtype that was measured, float32 first
@@ -82,11 +62,17 @@ class Hardware:
     attention_heads: Rates = ()  # (head width, FLOP/s) at a context of 1,024
     attention_backward: float = 0.0  # FLOP/s of its gradient, 2.5 x the forward's FLOPs
     logits: Rates = ()  # (vocabulary V, FLOP/s of [256, 512] x [512, V]) in what is trained with here
+    updates: tuple[Updates, ...] = ()  # in every form; `adam` is the host's of fp32
 
     def in_dtype(self, dtype: str) -> Products:
         """The products' rates in `dtype`; the nearest known ones where it was not measured."""
         unknown = Products(dtype, self.matmul, self.matmul)
         return next((known for known in self.products if known.dtype == dtype), unknown)
+
+    def update_rate(self, where: str, dtype: str, bits: int) -> float:
+        """Parameters/s; plain fp32's in RAM where it was not measured."""
+        form = where, dtype, bits
+        return next((u.rate for u in self.updates if (u.where, u.dtype, u.bits) == form), self.adam)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -97,6 +83,7 @@ class Hardware:
         raw = json.loads(text)
         try:
             raw["products"] = [Products(**_tuples(each)) for each in raw["products"]]
+            raw["updates"] = [Updates(**each) for each in raw["updates"]]
             return cls(**_tuples(raw))
         except (TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"not a machine's measurements: {error}") from None
@@ -106,250 +93,6 @@ def _tuples(raw: Any) -> Any:
     if isinstance(raw, dict):
         return {name: _tuples(value) for name, value in raw.items()}
     return tuple(_tuples(value) for value in raw) if isinstance(raw, list) else raw
-
-
-def probe(folder: Path, device: str | None = None, cache: Path | None = None) -> Hardware:
-    """Measures this machine: `device` ("cpu" or "cuda"; what torch finds by default), its RAM, and the disk under
-    `folder`, where a scratch file of 256 MiB comes and goes. `cache`: a JSON file to keep the result in, believed for
-    30 days while device, threads, torch and folder are the same. Raises StateError when the folder cannot hold the
-    scratch file."""
-    import torch
-
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateError(f"{folder} cannot be made: {error.strerror}") from None
-    name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
-    key = [FORMAT, device, name, torch.get_num_threads(), torch.__version__, str(folder.resolve())]
-    found = _recall(cache, key) if cache else None
-    if found is None:
-        found = _measure(folder, device, name)
-        if cache:
-            _remember(cache, key, found)
-    return dataclasses.replace(found, memory=memory_bytes(), disk=shutil.disk_usage(folder).free)
-
-
-# ---- keeping -------------------------------------------------------------------------------------------------
-
-
-def _recall(cache: Path, key: list[Any]) -> Hardware | None:
-    if not cache.exists():
-        return None
-    try:
-        kept = json.loads(cache.read_text())
-        if kept["digest"] != hashlib.sha256(kept["hardware"].encode()).hexdigest():
-            raise ValueError("its digest is wrong")
-        if kept["key"] == key and 0 <= time.time() - kept["at"] < KEEP_SECONDS:
-            return Hardware.from_json(kept["hardware"])
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        log.warning("%s is damaged (%s): measuring anew", cache, error)
-    return None
-
-
-def _remember(cache: Path, key: list[Any], found: Hardware) -> None:
-    text = found.to_json()
-    kept = {"key": key, "at": time.time(), "hardware": text, "digest": hashlib.sha256(text.encode()).hexdigest()}
-    part = cache.with_name(f"{cache.name}.{os.getpid()}")
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(kept))
-        part.replace(cache)
-    except OSError as error:  # worth some seconds at the next start, not this one's failure
-        log.warning("the machine's measurements cannot be kept in %s: %s", cache, error)
-
-
-# ---- measuring -----------------------------------------------------------------------------------------------
-
-Calls = dict[tuple[str, int], tuple[float, Callable[[], Any]]]  # (what, its size) → (work of a call, the call)
-
-
-def _measure(folder: Path, device: str, name: str) -> Hardware:
-    import torch
-
-    written, read = _disk_rates(folder)  # first: what needs no arithmetic fails at once
-    keep_freed_memory()
-    cuda, dtypes = device == "cuda", ["float32"]
-    tried = _race(_products(device, "float32", (512,)) | _products(device, "bfloat16", (512,)), device, 0.3)
-    if tried["bfloat16 forward", 512] > PAYS * tried["float32 forward", 512]:
-        dtypes.append("bfloat16")
-    usual = dtypes[-1] if cuda else "float32"
-    calls = _memory(device) | _attention(device, usual)
-    for dtype in dtypes:
-        calls |= _products(device, dtype, WIDTHS, VOCABULARIES if dtype == usual else ())
-    rates = _race(calls, device, SECONDS)
-
-    def table(what: str) -> Rates:
-        return tuple(sorted((size, rate) for (found, size), rate in rates.items() if found == what))
-
-    products = tuple(Products(dtype, table(f"{dtype} forward"), table(f"{dtype} backward")) for dtype in dtypes)
-    return Hardware(
-        device=device, name=name, cores=torch.get_num_threads(), memory=0, disk=0,
-        device_memory=torch.cuda.get_device_properties(0).total_memory if cuda else 0,
-        dtype=dtypes[-1], matmul=products[-1].forward, products=products, logits=table("logits"),
-        attention=rates["attention", CONTEXT], attention_backward=rates["attention backward", CONTEXT],
-        attention_contexts=table("attention"), attention_heads=table("attention by head"),
-        elementwise=rates["elementwise", 0], stream=rates["stream", 0], adam=rates["adam", 0],
-        to_device=rates["to device", 0], from_device=rates["from device", 0], disk_read=read, disk_write=written,
-    )  # fmt: skip
-
-
-def _race(calls: Calls, device: str, seconds: float) -> dict[tuple[str, int], float]:
-    """Work a second of each call at its best. They take turns, for some rounds, so that another program's visit slows
-    each a little while and none throughout: it should not be remembered for 30 days."""
-    import torch
-
-    def duration(call: Callable[[], Any], times: int = 1) -> float:
-        begun = time.perf_counter()
-        for _ in range(times):
-            call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / times
-
-    best = dict.fromkeys(calls, float("inf"))
-    deadline, rounds = time.perf_counter() + seconds, 0
-    with torch.no_grad():
-        while rounds < 2 or time.perf_counter() < deadline:
-            for what, (_, call) in calls.items():
-                took = duration(call)
-                times = 1 + int(0.002 / took) if device == "cuda" else 1  # to start a kernel takes longer than many run
-                again = 5 if took < 0.02 else 0
-                best[what] = min(took, best[what], *(duration(call, times) for _ in range(again)))
-            rounds += 1
-    return {what: work / best[what] for what, (work, _) in calls.items()}
-
-
-def _products(device: str, dtype: str, widths: Sequence[int], vocabularies: Sequence[int] = ()) -> Calls:
-    """A block's, of a slow machine the narrower ones alone; and the head's, a slice of rows with all words."""
-    import torch
-    from torch.nn.functional import linear
-
-    calls: Calls = {}
-    like = {"device": device, "dtype": getattr(torch, dtype)}
-    for d in widths:
-        x, dy = torch.randn(ROWS, d, **like), torch.randn(ROWS, 4 * d, **like)
-        w, bias = torch.randn(4 * d, d, **like), torch.randn(4 * d, **like)
-        flops = 2 * ROWS * d * 4 * d
-        calls[f"{dtype} forward", d] = flops, partial(linear, x, w, bias)
-        calls[f"{dtype} backward", d] = 2 * flops, lambda x=x, w=w, dy=dy: (dy @ w, dy.t() @ x)
-        begun = time.perf_counter()
-        linear(x, w, bias).sum().item()
-        if time.perf_counter() - begun > WIDEST_SECONDS:
-            break
-    for words in vocabularies:
-        x, w = torch.randn(256, 512, **like), torch.randn(words, 512, **like)
-        calls["logits", words] = 2 * x.numel() * words, partial(linear, x, w)
-    return calls
-
-
-def _attention(device: str, dtype: str) -> Calls:
-    """Over tensors that lie as the model's do."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    attend, calls = partial(scaled_dot_product_attention, is_causal=True), {}
-    points = [("attention", t, HEAD, t) for t in CONTEXTS] + [("attention by head", h, h, CONTEXT) for h in HEADS]
-    for what, size, head, context in points:
-        shape = max(1, 2048 // context), context, 3, 512 // head, head
-        qkv = torch.randn(shape, device=device, dtype=getattr(torch, dtype)).permute(2, 0, 3, 1, 4)
-        flops = 2 * shape[0] * context * context * 512
-        calls[what, size] = flops, partial(attend, *qkv.unbind(0))
-        if (what, size) == ("attention", CONTEXT):
-            leaves = [part.requires_grad_() for part in qkv.detach().unbind(0)]
-            y = attend(*leaves)
-            gradient = partial(torch.autograd.grad, y, leaves, torch.randn_like(y), retain_graph=True)
-            calls["attention backward", size] = 2.5 * flops, gradient
-    return calls
-
-
-def _memory(device: str) -> Calls:
-    """What memory binds: triad and AdamW in RAM, beyond every cache; copies; and a block's elementwise mix, 72 bytes an
-    element of the stream: two layer norms, two residual adds, a gelu four wide."""
-    import torch
-    from torch.nn.functional import gelu, layer_norm
-
-    def mapped() -> Any:  # in pages as the engine's own: large ones where the system has them
-        pages = mmap.mmap(-1, 4 * RAM_ELEMENTS)
-        if Path("/sys/kernel/mm/transparent_hugepage").exists():
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(pages, dtype=torch.float32).fill_(1e-3)  # untouched ones are all one page of zeros
-
-    a, b, c, d = (mapped() for _ in range(4))
-    host, there, steps = a, b, torch.ones(())
-    if device == "cuda":
-        host, there = a.pin_memory(), a.to(device)
-    x, wide, ones = (torch.randn(*shape, device=device) for shape in ((ROWS, 768), (ROWS, 4 * 768), (768,)))
-
-    def mix() -> None:
-        layer_norm(layer_norm(x, (768,), ones, ones) + x, (768,), ones, ones) + x
-        gelu(wide, approximate="tanh")
-
-    rates = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
-    adam = partial(torch._fused_adamw_, [a], [b], [c], [d], [], [steps], **rates, amsgrad=False, maximize=False)
-    return {
-        ("stream", 0): (12 * RAM_ELEMENTS, lambda: torch.add(b, c, alpha=3.0, out=a)),
-        ("adam", 0): (RAM_ELEMENTS, adam),
-        ("to device", 0): (4 * RAM_ELEMENTS, lambda: there.copy_(host, non_blocking=True)),
-        ("from device", 0): (4 * RAM_ELEMENTS, lambda: host.copy_(there, non_blocking=True)),
-        ("elementwise", 0): (72 * x.numel(), mix),
-    }
-
-
-# ---- the disk ------------------------------------------------------------------------------------------------
-
-
-def _disk_rates(folder: Path) -> tuple[float, float]:
-    """Bytes/s written and read, one request of 8 MiB after another, past the page cache where the system lets us."""
-    path = folder / f"probe-{os.getpid()}.scratch"
-    block = mmap.mmap(-1, REQUEST)  # page-aligned, as O_DIRECT wants it
-    block.write(os.urandom(REQUEST))  # zeros would flatter a disk that compresses
-    try:
-        try:
-            with _uncached(path, "wb") as file:
-                written = _rate(lambda: file.write(block), lambda: os.fsync(file.fileno()))
-            with _uncached(path, "rb") as file:
-                return written, _rate(lambda: file.readinto(block), lambda: None)
-        finally:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        need = f"{DISK_BYTES >> 20} MiB free and the right to write"
-        raise StateError(f"{folder} cannot be measured ({error.strerror}): it needs {need}") from None
-
-
-def _rate(request: Callable[[], int], finish: Callable[[], Any]) -> float:
-    done, begun = 0, time.perf_counter()
-    while done < DISK_BYTES and time.perf_counter() - begun < DISK_SECONDS and (moved := request()):
-        done += moved
-    finish()
-    return done / (time.perf_counter() - begun)
-
-
-@contextmanager
-def _uncached(path: Path, mode: str) -> Iterator[BinaryIO]:
-    """The file, unbuffered; past the page cache by O_DIRECT or F_NOCACHE where there is one and the file system takes
-    it, else with its pages dropped first (its writes are fsynced by the caller)."""
-    with _open(path, mode) as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if sys.platform == "darwin":
-            import fcntl
-
-            fcntl.fcntl(file.fileno(), fcntl.F_NOCACHE, 1)
-        yield file
-
-
-def _open(path: Path, mode: str) -> BinaryIO:
-    direct = getattr(os, "O_DIRECT", 0)
-    try:
-        return open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags | direct, 0o600))
-    except OSError as error:
-        if not direct or error.errno != errno.EINVAL:  # which says: not on this file system
-            raise
-    return path.open(mode, buffering=0)
-
-
-# ---- the machine ---------------------------------------------------------------------------------------------
 
 
 def memory_bytes() -> int:
@@ -391,7 +134,7 @@ def keep_freed_memory() -> None:
             libc.mallopt(option, value)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     if sys.platform == "darwin":
         asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or platform.machine()

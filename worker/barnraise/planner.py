@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from barnraise import footprint
+from barnraise import costs, footprint
 from barnraise.errors import PlanError
 from barnraise.hardware import Hardware
 from barnraise.limits import Limits
@@ -22,6 +22,7 @@ RESERVE = 0.15  # of the RAM, left to the system and the program where no limit 
 DEVICE_RESERVE = 0.08
 SIMULATED = 12  # candidates looked at closely
 EXACT_COSTS = 1.10  # exact clipping is given up only where it makes a step this much longer
+RESIDENTS = 12  # steps in how many fragments stay on the device
 GROUPS = (1, 2, 4, 8)  # blocks whose inputs are computed again from one kept input
 DAY = 86_400.0
 
@@ -121,9 +122,10 @@ class _Search:
             return [self._nearer(swapped)] if (swapped := self._on_disk(plan)) is not None else []
         ways = [held]
         if self.cuda:  # what is resident is updated there, and then not beside what is computed
-            most = self._most(held, self.model.layers + 2, self._resident)
-            some = {most.weights.count("device") * quarters // 4 for quarters in (1, 2, 3)} - {0}
-            ways += [most, *filter(self._fits, (self._resident(held, count) for count in sorted(some)))]
+            n = self.model.layers + 2
+            most = self._most(held, n, self._resident)
+            some = sorted({n * k // RESIDENTS for k in range(1, RESIDENTS)} - {0})  # whatever fits: the same with more
+            ways += [most, *filter(self._fits, (self._resident(held, count) for count in some))]
         if held.kept_inputs == "block":
             ways = [self._most(way, self.model.layers, self._retaining) for way in ways]
         return ways
@@ -261,8 +263,14 @@ class _Search:
             for i in range(plan.last + 1)
         )
         disk = read / self.hardware.disk_read + self._written(plan) / self.hardware.disk_write
-        updates = sum(fragment.size for fragment in plan.fragments) / self.hardware.adam
-        return max(compute, disk, updates) if plan.staged else max(compute + updates, disk)
+        moved = {"host": 0, "device": 0}
+        for fragment, tier in zip(plan.fragments, plan.weights, strict=True):
+            moved["device" if tier == "device" else "host"] += fragment.size
+        here, there = (
+            costs.adam_seconds(self.hardware, moved[where], plan.dtype, plan.moments_bits, where) for where in moved
+        )
+        compute += there if plan.staged else here
+        return max(compute, disk, here) if plan.staged else max(compute, disk)
 
     def _timed(self, plan: Plan) -> Plan:
         steps = Steps(plan, self.hardware)

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from barnraise.hardware import Hardware, probe
+from barnraise.hardware import Hardware
 from barnraise.home import Home
 from barnraise.limits import Limits, parse_bytes
+from barnraise.probe import probe
 
 app = typer.Typer()
 out = Console(highlight=False)

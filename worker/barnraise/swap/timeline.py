@@ -3,7 +3,7 @@ from `costs` in place of the work. Pure.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from barnraise.plan import Plan
 
 COMMIT_SECONDS = 0.01  # two flushes of a disk's cache
+TILES = 8  # of a block are told apart, as the tiles of a smaller model are; a block of GPT-3 175B has 108
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,20 @@ def simulate(programs: Sequence[Sequence[Op]], seconds: Callable[[Op], float], e
     return done
 
 
+def _coarse(plan: "Plan") -> "Plan":
+    """The plan with tiles that stand for several of its own where blocks have many, in a ring of about as many bytes:
+    what one overlaps with hardly depends on it, and how long this takes does."""
+    merged = -(-plan.tile_count(1) // TILES)
+    if merged == 1:
+        return plan
+    return replace(plan, tile=plan.tile * merged, ring=max(2, plan.ring // merged) if plan.ring else 0)
+
+
 class Steps:
     """A plan's steps in their stride on `hardware`."""
 
     def __init__(self, plan: "Plan", hardware: Hardware):
-        self.plan, self.hardware = plan, hardware
+        self.plan, self.hardware = _coarse(plan), hardware
         self._known: dict[Any, float] = {}
 
     @cached_property
@@ -57,7 +67,9 @@ class Steps:
         """Of one step, after a first; begins at 0 with its own first computation's wait."""
         first = schedule.step(self.plan)
         second = schedule.step(self.plan, pending=self.plan.defers, cached=first.cached)
-        third = schedule.step(self.plan, pending=self.plan.defers, cached=second.cached)
+        third = second
+        if second.cached != first.cached:
+            third = schedule.step(self.plan, pending=self.plan.defers, cached=second.cached)
         before, mine = simulate([second.ops, third.ops], self.seconds, eager=self.plan.device == "cuda")
         start = self._end(before)
         return [Span(s.op, s.begin - start, s.end - start) for s in mine]
@@ -76,7 +88,7 @@ class Steps:
         plan = self.plan
         if plan.clipping != "exact" or plan.defers:
             return 0.0
-        return sum(costs.adam_seconds(self.hardware, fragment.size) for fragment in plan.fragments)
+        return sum(self._update(i, plan.fragments[i].size) for i in range(plan.last + 1))
 
     def busy(self) -> dict[Lane, float]:
         """Seconds each lane works in a step."""
@@ -87,7 +99,10 @@ class Steps:
         return found
 
     def seconds(self, op: Op) -> float:
-        key = (op.kind, op.lane, len(op.blocks), op.blocks[:1] if op.kind is not Kind.FORWARD else op.blocks, op.tile)
+        plan, i = self.plan, op.blocks[0] if op.blocks else 0
+        blocks_are_alike = op.kind is not Kind.BACKWARD and 0 < i < plan.last
+        which = (len(op.blocks), plan.weights[i], plan.spilled(i)) if blocks_are_alike else op.blocks
+        key = (op.kind, which, op.tile, op.ring >= 0)
         if key not in self._known:
             self._known[key] = self._seconds(op)
         return self._known[key]
@@ -131,10 +146,15 @@ class Steps:
                 begin, end = (
                     plan.bounds(op.blocks[0], op.tile) if op.tile >= 0 else (0, plan.fragments[op.blocks[0]].size)
                 )
-                return costs.adam_seconds(hw, end - begin)
+                return self._update(op.blocks[0], end - begin)
             case Kind.COMMIT:
                 return COMMIT_SECONDS
         raise AssertionError(op)
+
+    def _update(self, i: int, elements: int) -> float:
+        plan = self.plan
+        where = "device" if plan.weights[i] == "device" else "host"
+        return costs.adam_seconds(self.hardware, elements, plan.dtype, plan.moments_bits, where)
 
     def _tile_bytes(self, op: Op, back: bool = False) -> int:
         """Of what passes through the ring with one tile, to memory or `back`."""
