@@ -6,9 +6,10 @@ from barnraise import costs
 from barnraise.plan import KINDS, Plan, pages
 
 HELD_OUT = 32  # sequences a validation loss is taken over
-OWED = 12  # bytes an element of a tile while a round's step is added to what is owed
+TAKEN = 4  # bytes an element of a fragment's integers while who took them holds them, and the next are made
+OWED = 16  # …of a tile while a round's step is added to what is owed
 ENCODED = 7  # …of a fragment while it is encoded: the integers, the payload, and its parts…
-ENCODING, ENCODED_AT_ONCE = 24, 1 << 20  # …and of the elements the codec is at
+ENCODING, ENCODED_AT_ONCE = 32, 1 << 17  # …and of the elements the codec is at
 DECODED = 9  # …while an update is decoded and added to another
 CPU_TILE, GPU_TILE, BLOCK = (
     1 << 18,
@@ -138,5 +139,5 @@ def between_steps(plan: Plan, held_out: int = HELD_OUT) -> int:
     )
     largest = max(fragment.size for fragment in plan.fragments)
     encoded = ENCODED * largest + ENCODING * min(largest, ENCODED_AT_ONCE)
-    harvested = max(encoded, OWED * min(plan.tile, largest)) + (4 * largest if plan.staged else 0)
+    harvested = TAKEN * largest + max(encoded, OWED * min(plan.tile, largest)) + (4 * largest if plan.staged else 0)
     return max(evaluated, harvested, DECODED * largest)
