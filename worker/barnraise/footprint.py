@@ -6,9 +6,9 @@ from barnraise import costs
 from barnraise.plan import KINDS, Plan, pages
 
 HELD_OUT = 32  # sequences a validation loss is taken over
-OWED = 12  # bytes an element of a tile while a round's step is added to what is owed
+OWED = 16  # bytes an element of a tile while a round's step is added to what is owed
 ENCODED = 7  # …of a fragment while it is encoded: the integers, the payload, and its parts…
-ENCODING, ENCODED_AT_ONCE = 24, 1 << 20  # …and of the elements the codec is at
+ENCODING, ENCODED_AT_ONCE = 32, 1 << 17  # …and of the elements the codec is at
 SAID, ANCHORED = 5, 4  # …while the update, its payload too, goes into the anchor, and of a tile of the replica
 DECODED = 9  # …while an update is decoded and added to another
 CPU_TILE, GPU_TILE, BLOCK = (

@@ -7,6 +7,7 @@ with it, and every peer lays its parameter vector out by it. No torch, no numpy.
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,9 @@ SOURCES = ("stdlib",)
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")
 STRATEGIES = ("async",)
-CODECS = ("dense8",)
+# What an author says of an update: all values, or the largest so many of each chunk of 4096, in 2, 4 or 8 bits.
+_KEPT = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # 1…4095
+CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_KEPT})x(?P<bits>[248])", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -264,7 +267,10 @@ def problems(spec: RunSpec) -> dict[str, str]:
     within("recipe.step_sequences", recipe.step_sequences, 1, 65_536, "the sequences a step")
     within("recipe.round_steps", recipe.round_steps, 1, 10_000, "the steps a round")
     one_of("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
-    one_of("recipe.codec", recipe.codec, CODECS, "the codec")
+    if not CODEC.fullmatch(recipe.codec):
+        found["recipe.codec"] = (
+            f"the codec must be dense8, dense4, dense2, or one like top64x2; '{recipe.codec[:40]}' is not"
+        )
     within("recipe.outer_rate", recipe.outer_rate, 1e-3, 10.0, "the outer rate")
     within("recipe.outer_momentum", recipe.outer_momentum, 0.0, 0.99, "the outer momentum")
     within("recipe.feedback_decay", recipe.feedback_decay, 0.0, 1.0, "the decay of the error feedback")

@@ -164,6 +164,7 @@ class Node:
         parts = []
         for payload, units in payloads:
             parts.append(FragmentUpdate(digest=self._blobs.put(payload), size=len(payload), sketch=sketch(units)))
+            del payload, units  # before the next fragment's are made
         with self._naming:
             head = self._ledger.head(self.author)
             update = Update(

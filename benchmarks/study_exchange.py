@@ -1,0 +1,97 @@
+"""What the exchange costs in loss, and saves in bytes: `make study-exchange`, docs/benchmarks/exchange_study.md.
+
+Machines are virtual, in one process; codec, anchor, feedback and schedule are the worker's own. Each training's result
+is a line in build/study/results.jsonl: a study that was ended goes on where it stopped. Prints a line as each training
+ends, then writes the document with what there is, and one JSON object as its last line. `--quick`: a few minutes, of
+which nothing is written into the document. `--report`: the document from what there is.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "worker"), str(Path(__file__).parent)]
+
+import study_report  # noqa: E402
+from study_baselines import diloco, parallel  # noqa: E402
+from study_case import Case  # noqa: E402
+from study_model import FOLDER, prepare_text  # noqa: E402
+from study_peers import ours  # noqa: E402
+from study_plan import Plan, Results  # noqa: E402
+
+KINDS = {"ours": ours, "diloco": diloco, "parallel": parallel, "alone": parallel}
+
+
+def train(case: Case) -> dict:
+    begun = time.perf_counter()
+    found = KINDS[case.kind](case)
+    return {"case": asdict(case), **found, "seconds": round(time.perf_counter() - begun, 1)}
+
+
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def read(path: Path) -> Results:
+    """Every whole line; one that a kill cut short, or of another version, is made again."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            line = json.loads(text)
+            Case.read(line["case"])
+        except (ValueError, TypeError):
+            print(f"not a result of this version: {text[:60]}…")
+        else:
+            lines.append(line)
+    return Results(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the exchange costs in loss, and what it saves in bytes.")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--report", action="store_true", help="no training: the document from what there is")
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no training after so many")
+    asked = parser.parse_args()
+    plan = Plan(short=102_400, long=204_800, quick=True) if asked.quick else Plan()
+    path = FOLDER / ("quick.jsonl" if asked.quick else "results.jsonl")
+    prepare_text()
+    if asked.quick:
+        path.unlink(missing_ok=True)
+    found, end = read(path), time.monotonic() + 60 * asked.minutes
+    if not asked.report:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(asked.processes, spawn, one_thread) as pool:
+            for stage in plan.stages():
+                missing = [case for case in dict.fromkeys(stage(found)) if not found.has(case)]
+                run(pool, missing, asked.processes, found, path, end)
+    if not asked.quick:
+        study_report.write(plan, found)
+    print(json.dumps(study_report.figures(plan, found)))
+
+
+def run(pool: Executor, missing: list[Case], at_once: int, found: Results, path: Path, end: float) -> None:
+    """Trains what is missing, a line each; begins nothing once `end` has come."""
+    going: set[Future] = set()
+    while going or (missing and time.monotonic() < end):
+        while missing and len(going) < at_once and time.monotonic() < end:
+            going.add(pool.submit(train, missing.pop(0)))
+        done, going = wait(going, return_when=FIRST_COMPLETED)
+        for line in (each.result() for each in done):
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            found.add(line)
+            print(f"  {line['loss']}  {line['seconds']:5.0f} s  {Case.read(line['case'])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

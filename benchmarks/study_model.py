@@ -1,0 +1,142 @@
+"""What the study trains: a byte-level GPT of 0.63 M parameters on the standard library's source, in one flat buffer."""
+
+from functools import cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from blake3 import blake3
+from torch import Tensor
+
+from barnraise import data
+from barnraise import model as gpt
+from barnraise.exchange.anchor import initial
+from barnraise.spec import ModelSpec, Recipe, TextSpec
+from barnraise.swap.optimizer import Step, schedule
+from barnraise.wire import Manifest
+
+MODEL = ModelSpec(layers=3, width=128, heads=4, context=64, vocabulary=256)
+SEQUENCES = 8  # of a replica's step
+STEP_TOKENS = SEQUENCES * MODEL.context
+FRAGMENTS = MODEL.fragments()
+ENDS = [0, *accumulate(fragment.size for fragment in FRAGMENTS)]
+PIECES = [slice(begin, end) for begin, end in pairwise(ENDS)]
+SIZE = ENDS[-1]
+CLIP, DECAY, WARM_UP = 1.0, 0.1, 20
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "study"
+RUN = "01890000-0000-7000-8000-000000000001"
+
+
+def initial_units(seed: int) -> Tensor:
+    """int32 [SIZE]: the anchor at the start."""
+    return torch.cat([initial(fragment, seed) for fragment in FRAGMENTS])
+
+
+def prepare_text() -> None:
+    """Once: shards and their manifest under build/study."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+
+    def put(blob: bytes) -> str:
+        name = blake3(blob).hexdigest()
+        (FOLDER / name).write_bytes(blob)
+        return name
+
+    manifest = data.prepare(TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, put)
+    (FOLDER / "manifest.json").write_text(manifest.model_dump_json())
+
+
+@cache
+def text() -> data.Text:
+    manifest = Manifest.model_validate_json((FOLDER / "manifest.json").read_text())
+    return data.Text(manifest, lambda digest: FOLDER / digest)
+
+
+def batch(seed: int, replica: int, step: int) -> Tensor:
+    """int64 [SEQUENCES, context + 1]: the same whatever the kind of training."""
+    return text().batch(seed, str(replica), step, SEQUENCES, MODEL.context)
+
+
+def rate_scale(tokens: float, budget: int) -> float:
+    """A cosine after a twentieth of warm-up."""
+    return schedule(Recipe(token_budget=budget, warmup_tokens=budget // 20), int(tokens))
+
+
+class Replica:
+    """Weights, their gradient, and the inner optimizer's moments: fp32 [SIZE] each."""
+
+    def __init__(self, optimizer: str = "adamw"):
+        self.flat, self.gradient, self.m, self.v = (torch.zeros(SIZE) for _ in range(4))
+        self.optimizer, self.steps, self.warming = optimizer, 0, 0
+        self._weights = [_leaves(i, self.flat, self.gradient) for i in range(len(FRAGMENTS))]
+
+    def learn(self, tokens: Tensor) -> float:
+        """The gradient of a batch, clipped; its loss."""
+        self.gradient.zero_()
+        found = _loss(self._weights, tokens)
+        found.backward()
+        self.gradient.div_(max(1.0, float(self.gradient.norm()) / CLIP))
+        return found.item()
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """With the gradient there is. A replica that is `warming` comes to its rate over WARM_UP steps."""
+        self.steps += 1
+        rate *= 1 - self.warming / (WARM_UP + 1)
+        self.warming = max(0, self.warming - 1)
+        for fragment, piece in zip(FRAGMENTS, PIECES, strict=True):
+            parts = [buffer[piece] for buffer in (self.flat, self.gradient, self.m, self.v)]
+            if self.optimizer == "muon" and fragment.name.startswith("block"):
+                _muon(fragment, *parts[:3], rate)
+            else:
+                Step.of(fragment, 0, parts[0], steps=self.steps, rate=rate, decay=DECAY).apply(0, *parts)
+
+    @torch.no_grad()
+    def validate(self, flat: Tensor, sequences: int) -> float:
+        """The loss of other weights, the same windows each time. Leaves the replica's own as they are."""
+        own, self.flat[:] = self.flat.clone(), flat
+        losses = [_loss(self._weights, tokens).item() for tokens in _held_out(sequences)]
+        self.flat[:] = own
+        return sum(losses) / len(losses)
+
+
+@cache
+def _held_out(sequences: int) -> list[Tensor]:
+    return text().held_out(sequences, MODEL.context, at_once=64)
+
+
+def _leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt.Weights:
+    """A fragment's tensors, in `flat`, whose gradients come to lie in `gradient`."""
+    found = {}
+    gradients = gpt.views(FRAGMENTS[i], gradient[PIECES[i]])
+    for name, view in gpt.views(FRAGMENTS[i], flat[PIECES[i]]).items():
+        found[name] = view.detach().requires_grad_()
+        found[name].grad = gradients[name]
+    return found
+
+
+def _loss(weights: list[gpt.Weights], tokens: Tensor) -> Tensor:
+    x = gpt.embed(weights[0], tokens[:, :-1])
+    for block in weights[1:-1]:
+        x = gpt.block(block, x, MODEL.heads)
+    return F.cross_entropy(gpt.head(weights[-1], weights[0], x).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _muon(fragment, flat: Tensor, gradient: Tensor, m: Tensor, rate: float) -> None:
+    """Muon (Jordan et al. 2024) of a block's matrices, with the scale of Liu et al. 2025 (so that AdamW's rates fit);
+    norms and biases go by the sign of their momentum."""
+    m.mul_(0.95).add_(gradient)
+    nesterov = gradient.add(m, alpha=0.95)
+    for slot in fragment.slots:
+        at = slice(slot.offset, slot.offset + slot.size)
+        if len(slot.shape) < 2:
+            flat[at].sub_(nesterov[at].sign(), alpha=0.2 * rate)
+            continue
+        matrix = nesterov[at].view(slot.shape)
+        wide = matrix if slot.shape[0] <= slot.shape[1] else matrix.T
+        x = wide / (wide.norm() + 1e-7)
+        for _ in range(5):
+            square = x @ x.T
+            x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+        x = x if slot.shape[0] <= slot.shape[1] else x.T
+        flat[at].mul_(1 - rate * DECAY).sub_(x.reshape(-1), alpha=0.2 * rate * max(slot.shape) ** 0.5)

@@ -1,0 +1,269 @@
+"""Ours: machines that take single steps on a virtual clock, never wait, and trade integer updates that come late.
+
+Codec, int32 anchor, the error feedback's arithmetic and the schedule are the worker's own. The clock's unit is a step
+of a machine of average speed, so that all machines together take `replicas` steps in one, and a round lasts H.
+What a machine knows is what it could: the tokens of updates it has, the speeds that the others announce, the time.
+"""
+
+import heapq
+import random
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from study_baselines import FINAL, Curve, finished
+from study_case import Case
+from study_model import PIECES, SIZE, STEP_TOKENS, Replica, batch, initial_units, rate_scale
+from torch import Tensor
+
+from barnraise.exchange.codec import encode
+from barnraise.swap.arena import to_float
+from barnraise.swap.engine import accumulate
+
+GUESSED = 3  # updates of one machine that may be thought under way
+RAMP = 3  # rounds over which a late joiner comes to its weight
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An update on its way: the int32 [SIZE] it decodes to."""
+
+    author: int
+    window: int  # the round of its author's clock that it ends
+    units: Tensor
+    tokens: int
+
+
+class Machine:
+    """One volunteer's: replica, anchor, momentum, error feedback."""
+
+    def __init__(self, case: Case, number: int, speed: float, begins: float):
+        self.case, self.number, self.speed, self.begins = case, number, speed, begins
+        self.replica = Replica(case.optimizer)
+        self.anchor = initial_units(case.seed)
+        self.momentum, self.feedback = torch.zeros(SIZE), torch.zeros(SIZE, dtype=torch.int32)
+        self.start = to_float(self.anchor)
+        self.replica.flat.copy_(self.start)
+        self.held: dict[int, int] = defaultdict(int)  # tokens of each author in the anchor
+        self.last: dict[int, Tensor] = {}  # each author's last update that came
+        self.seen: dict[int, int] = {}  # the window that it ended
+        self.guesses: dict[tuple[int, int], Tensor] = {}
+        self.own: deque[tuple[int, Tensor]] = deque(maxlen=GUESSED + 1)  # (window, update)
+        self.data_step = self.round_steps = self.rounds = 0
+
+    # ---- between the rounds' ends
+
+    def step(self, share: float, budget: int, owed: float) -> None:
+        """`share`: of all tokens a second, this machine's; `owed`: tokens thought to be under way to it."""
+        mine = self.round_steps * STEP_TOKENS
+        tokens = sum(self.held.values()) + mine
+        if self.case.clock == "expected":
+            tokens += owed + mine * (1 / share - 1)  # the others go on meanwhile, each at its rate
+        self.replica.learn(batch(self.case.seed, self.number, self.data_step))
+        self.replica.step(self.case.rate * rate_scale(tokens, budget))
+        self.data_step, self.round_steps = self.data_step + 1, self.round_steps + 1
+
+    def receive(self, sent: Sent) -> None:
+        self.anchor += sent.units
+        self.held[sent.author] += sent.tokens
+        update = to_float(sent.units)
+        self.last[sent.author], self.seen[sent.author] = update, sent.window
+        guess = self.guesses.pop((sent.author, sent.window), None)
+        if self.case.fold == "now":
+            moved = update if guess is None else update - guess
+            self.replica.flat += moved
+            self.start += moved
+
+    # ---- a round's end
+
+    def harvest(self, window: int, share: float, done: float) -> tuple[Sent, int]:
+        """Ends the round: the update and its payloads' bytes. `done`: of the training, 0…1. As `Engine.harvest`."""
+        case = self.case
+        end = case.momentum if case.momentum_end is None else case.momentum_end
+        momentum = case.momentum + (end - case.momentum) * done
+        weight = (share if case.weights == "rate" else 1 / case.replicas) * self.ramp
+        delta = (self.start - self.replica.flat).mul_(weight)
+        self.momentum.mul_(momentum).add_(delta)
+        accumulate(self.feedback, (delta + momentum * self.momentum).mul_(case.outer_rate), case.decay)
+        units, size = torch.empty(SIZE, dtype=torch.int32), 0
+        for piece in PIECES:
+            payload, units[piece] = encode(-self.feedback[piece], case.form)
+            size += len(payload)
+        self.feedback += units
+        sent = Sent(self.number, window, units, self.round_steps * STEP_TOKENS)
+        self.anchor += units
+        self.held[self.number] += sent.tokens
+        self.own.append((window, to_float(units)))
+        self.round_steps, self.rounds = 0, self.rounds + 1
+        return sent, size
+
+    @property
+    def ramp(self) -> float:
+        return min(1.0, (self.rounds + 1) / RAMP) if self.begins else 1.0
+
+    def begin(self, missing: list[tuple[int, int, float]]) -> None:
+        """The next round: from the anchor and, for each (author, window, ratio) that is missing, a guess."""
+        self.start = to_float(self.anchor)
+        self.guesses = {}
+        if self.case.guess != "none":
+            for author, window, ratio in missing:
+                self.guesses[author, window] = guess = self.guess(author, window, ratio)
+                self.start += guess
+        self.replica.flat.copy_(self.start)
+
+    def guess(self, author: int, window: int, ratio: float) -> Tensor:
+        """What `author`, whose updates are `ratio` times this machine's, may have sent at the end of `window`."""
+        if self.case.guess == "last" and author in self.last:
+            return self.last[author]
+        if self.case.guess == "momentum":  # a steady one's next: (1 − μ)m is its Δ
+            return self.momentum * (-self.case.outer_rate * ratio)
+        same = self.own if self.case.windows else [self.own[-1]]
+        near = min(same, key=lambda entry: abs(entry[0] - window))
+        return near[1] * ratio
+
+
+class World:
+    """All machines, the clock, and what is under way."""
+
+    def __init__(self, case: Case):
+        self.case, dice = case, random.Random(case.seed)
+        speeds = case.speeds or (1.0,) * case.replicas
+        assert len(speeds) == case.replicas
+        mean = sum(speeds) / len(speeds)
+        self.length = case.tokens / (case.replicas * STEP_TOKENS)  # of the whole training, on the clock
+        joins = case.joins or (0.0,) * case.replicas
+        self.machines = [Machine(case, i, speed / mean, joins[i] * self.length) for i, speed in enumerate(speeds)]
+        self.curve, self.bytes, self.steps, self.updates = Curve(case.tokens), 0, 0, 0
+        self.dice, self._serial, self._queue = dice, count(), []
+        self.phase = [0.0 if case.windows else dice.random() * case.steps for _ in speeds]
+        for i, machine in enumerate(self.machines):
+            self._at(machine.begins + dice.random() * 0.01 + 1 / machine.speed, "step", i)
+            if machine.begins:
+                self._at(machine.begins, "join", i)
+
+    def _at(self, time: float, kind: str, i: int, sent: Sent | None = None) -> None:
+        heapq.heappush(self._queue, (time, next(self._serial), kind, i, sent))
+
+    # ---- what a machine can know
+
+    def share(self, machine: Machine, now: float) -> float:
+        return machine.speed / sum(m.speed for m in self.machines if m.begins <= now)
+
+    def window(self, machine: Machine, now: float) -> int:
+        """How many rounds have ended by now: by the one clock, or a machine's own."""
+        if self.case.windows:
+            return int(now / self.case.steps + 1e-6)
+        return machine.rounds
+
+    def missing(self, mine: Machine, window: int, now: float) -> list[tuple[int, int, float]]:
+        """(author, window, its size over one of mine) of what mine has not and others have sent, as far as the clock
+        tells."""
+        case, found = self.case, []
+        for other in self.machines:
+            if other is mine or other.begins > now or not case.delay:
+                continue
+            ratio = other.speed / mine.speed
+            ratio = (ratio if case.weights == "rate" else 1.0) * (ratio if case.windows else 1.0)
+            if case.windows:
+                first = self.window(other, other.begins)
+                since = max(mine.seen.get(other.number, first), window - GUESSED, first)
+                found += [(other.number, w, ratio) for w in range(since + 1, window + 1)]
+            else:
+                found.append((other.number, mine.seen.get(other.number, 0) + 1, ratio))
+        return found
+
+    # ---- the clock
+
+    def run(self) -> dict:
+        budget = self.case.tokens
+        goal = budget // STEP_TOKENS
+        while self.steps < goal:
+            now, _, kind, i, sent = heapq.heappop(self._queue)
+            machine = self.machines[i]
+            if kind == "arrive":
+                if machine.begins <= now:
+                    machine.receive(sent)
+                continue
+            if kind == "join":
+                self._join(machine, now)
+                continue
+            share = self.share(machine, now)
+            machine.step(share, budget, self._owed(machine, now))
+            self.steps += 1
+            if self._ends(machine, now):
+                self._trade(machine, now)
+            self._at(now + 1 / machine.speed, "step", i)
+            self.curve.note(self.steps * STEP_TOKENS, self._validate)
+            if self.steps % 50 == 0 and not torch.isfinite(machine.replica.flat).all():
+                return finished(self.curve, float("nan"), bytes=self.bytes, tokens=self.steps * STEP_TOKENS)
+        return self._settle()
+
+    def _owed(self, machine: Machine, now: float) -> float:
+        """Tokens of updates that the machine thinks under way to it: since each other's last, at its rate."""
+        if machine.case.clock != "expected":
+            return 0.0
+        began = now - machine.round_steps / machine.speed  # what went on since is counted by the share
+        owed = 0.0
+        for other in self.machines:
+            if other is not machine and other.begins <= now:
+                owed += max(0.0, (began - other.begins) * other.speed * STEP_TOKENS - machine.held[other.number])
+        return owed
+
+    def _ends(self, machine: Machine, now: float) -> bool:
+        if self.case.windows:  # with the first step that ends after the window does
+            return int(now / self.case.steps + 1e-6) > int((now - 1 / machine.speed) / self.case.steps + 1e-6)
+        return machine.round_steps + (self.phase[machine.number] if not machine.rounds else 0) >= self.case.steps
+
+    def _trade(self, machine: Machine, now: float) -> None:
+        sent, size = machine.harvest(*self._round(machine, now))
+        self.bytes, self.updates = self.bytes + size, self.updates + 1
+        for other in range(len(self.machines)):
+            if other != machine.number:
+                late = self.case.delay * self.case.steps * (0.75 + 0.5 * self.dice.random())
+                self._at(now + late, "arrive", other, sent)
+        if self.case.delay:
+            machine.begin(self.missing(machine, sent.window, now))
+        else:  # what others send at this very moment is not there yet; it comes during the first step
+            machine.begin([])
+
+    def _round(self, machine: Machine, now: float) -> tuple[int, float, float]:
+        window = self.window(machine, now) if self.case.windows else machine.rounds + 1
+        return window, self.share(machine, now), min(1.0, self.steps * STEP_TOKENS / self.case.tokens)
+
+    def _join(self, machine: Machine, now: float) -> None:
+        """From the first machine's anchor as it is; its updates that are under way come to the joiner from others."""
+        source = self.machines[0]
+        machine.anchor = source.anchor.clone()
+        machine.held, machine.seen = source.held.copy(), source.seen.copy()
+        machine.seen[source.number] = self.window(source, now)
+        machine.last, machine.replica.warming = dict(source.last), 20
+        self._queue = [event for event in self._queue if event[2:4] != ("arrive", machine.number)]
+        heapq.heapify(self._queue)
+        for at, _, kind, i, sent in list(self._queue):
+            if kind == "arrive" and i == source.number:
+                self._at(at, "arrive", machine.number, sent)
+        machine.begin([])
+
+    def _validate(self, sequences: int) -> float:
+        machine = self.machines[0]
+        return machine.replica.validate(to_float(machine.anchor), sequences)
+
+    def _settle(self) -> dict:
+        """Everybody's last round and all that is under way: then all anchors are one, bit for bit."""
+        under_way = [(i, sent) for _, _, kind, i, sent in self._queue if kind == "arrive"]
+        for machine in self.machines:
+            if machine.round_steps:
+                sent, size = machine.harvest(*self._round(machine, self.length))
+                self.bytes, self.updates = self.bytes + size, self.updates + 1
+                under_way += [(i, sent) for i in range(len(self.machines)) if i != machine.number]
+        for i, sent in under_way:
+            self.machines[i].receive(sent)
+        agree = all(torch.equal(self.machines[0].anchor, machine.anchor) for machine in self.machines)
+        assert agree, "machines with the same updates differ"
+        tokens = self.steps * STEP_TOKENS
+        return finished(self.curve, self._validate(FINAL), bytes=self.bytes, tokens=tokens, updates=self.updates)
+
+
+def ours(case: Case) -> dict:
+    return World(case).run()

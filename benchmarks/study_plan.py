@@ -1,0 +1,146 @@
+"""Which trainings the study makes, in stages: a later one takes what an earlier one found.
+
+First the inner rate of each kind and the outer ones of DiLoCo, so that what ours is held against is tuned. Then ours,
+one factor at a time. Then the frontier, long, with two seeds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from study_case import Case
+
+SHORT, LONG = 1_024_000, 8_192_000  # tokens
+SPEEDS = (1.0, 2.0, 4.0, 7.0)
+KINDS = ("ours", "parallel", "diloco", "alone")
+RATES = (1e-3, 2e-3, 4e-3)
+OURS = Case()  # what the sweep turns around, but for the inner rate
+CHOSEN = Case()  # what the frontier is made with, but for the inner rate
+
+
+class Results:
+    """What has been measured: a case's key → its line."""
+
+    def __init__(self, lines: list[dict]):
+        self.by_key = {Case.read(line["case"]).key: line for line in lines}
+
+    def add(self, line: dict) -> None:
+        self.by_key[Case.read(line["case"]).key] = line
+
+    def has(self, case: Case) -> bool:
+        return case.key in self.by_key
+
+    def loss(self, case: Case) -> float:
+        """Infinite for what diverged. Raises KeyError for what is not measured."""
+        return self.by_key[case.key]["loss"] or float("inf")
+
+    def line(self, case: Case) -> dict | None:
+        return self.by_key.get(case.key)
+
+    def best(self, cases: list[Case]) -> Case:
+        """Of those that are measured; the first when none is."""
+        measured = [case for case in cases if self.has(case)]
+        return min(measured, key=self.loss) if measured else cases[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    short: int = SHORT
+    long: int = LONG
+    quick: bool = False
+
+    def stages(self) -> list[Callable[[Results], list[Case]]]:
+        if self.quick:
+            return [self.quickly]
+        return [self.rates, self.wider, self.outer, lambda found: self.flat(self.factors(found)), self.far, self.again]
+
+    # ---- tuning what ours is held against
+
+    def rates(self, found: Results) -> list[Case]:
+        return [replace(OURS, kind=kind, tokens=self.short, rate=rate) for kind in KINDS for rate in RATES]
+
+    def wider(self, found: Results) -> list[Case]:
+        """Twice the highest rate of each kind that did best with it."""
+        kinds = [[case for case in self.rates(found) if case.kind == kind] for kind in KINDS]
+        best = [found.best(cases) for cases in kinds]
+        return [replace(case, rate=2 * case.rate) for case in best if case.rate == max(RATES)]
+
+    def tuned(self, found: Results, kind: str, **more) -> Case:
+        """The best of a kind's short trainings so far, with some things changed."""
+        cases = [case for case in self.rates(found) + self.wider(found) if case.kind == kind]
+        if kind == "diloco":
+            cases += self.outer(found)
+        return replace(found.best(cases), **more)
+
+    def outer(self, found: Results) -> list[Case]:
+        """DiLoCo's own rate and momentum: the paper's, the pilot's, and around them."""
+        rate = found.best([c for c in self.rates(found) + self.wider(found) if c.kind == "diloco"]).rate
+        pairs = [(0.7, 0.9), (0.8, 0.7), (1.0, 0.5), (1.0, 0.0)]
+        base = Case(kind="diloco", tokens=self.short, rate=rate)
+        return [replace(base, outer_rate=eta, momentum=mu) for eta, mu in pairs]
+
+    # ---- ours, one factor at a time
+
+    def factors(self, found: Results) -> dict[str, list[Case]]:
+        """Factor → its cases, the unchanged one first."""
+        base = self.tuned(found, "ours")
+        thin = replace(base, form="top64x2")
+        with_ = lambda case, **changes: replace(case, **changes)  # noqa: E731
+        uneven = with_(base, speeds=SPEEDS)
+        forms = ("dense8", "dense2", "top256x4", "top256x2", "top64x2")
+        return {
+            "form": [base, *(with_(base, form=form) for form in forms)],
+            "delay": [base, *(with_(base, delay=delay) for delay in (0.0, 1.6))],
+            "guess": [base, *(with_(base, guess=guess) for guess in ("none", "last", "momentum"))],
+            "windows": [base, with_(base, windows=False), with_(base, windows=False, guess="none")],
+            "fold": [base, with_(base, fold="round", guess="none")],
+            "clock": [base, with_(base, clock="ledger")],
+            "outer": [
+                base,
+                *(with_(base, momentum=mu) for mu in (0.0, 0.3, 0.7)),
+                with_(base, momentum=0.9, outer_rate=0.6),
+                *(with_(base, outer_rate=eta) for eta in (0.6, 1.0)),
+                with_(base, momentum=0.7, momentum_end=0.2),
+            ],
+            "H": [base, *(with_(base, steps=steps) for steps in (2, 5, 10, 40, 80))],
+            "decay": [thin, with_(thin, decay=0.95), with_(thin, momentum=0.0)],
+            "speeds": [
+                base, uneven, with_(uneven, weights="even"), with_(uneven, windows=False),
+            ],
+            "replicas": [with_(base, replicas=r) for r in (1, 2, 4, 8)],
+            "joiners": [base, with_(base, joins=(0.0, 0.0, 0.25, 0.5))],
+            "optimizer": [base, with_(base, optimizer="muon")],
+        }  # fmt: skip
+
+    @staticmethod
+    def flat(factors: dict[str, list[Case]]) -> list[Case]:
+        return list(dict.fromkeys(case for cases in factors.values() for case in cases))
+
+    # ---- the frontier
+
+    def chosen(self, found: Results, **more) -> Case:
+        return replace(CHOSEN, rate=self.tuned(found, "ours").rate, tokens=self.long, **more)
+
+    def far(self, found: Results) -> list[Case]:
+        """Seed 0: what counts most first. Data parallel at a lower rate too, as a long training may want it."""
+        ours = self.chosen(found)
+        kinds = ("parallel", "diloco", "alone")
+        parallel, diloco, alone = (self.tuned(found, kind, tokens=self.long) for kind in kinds)
+        lower = replace(parallel, rate=parallel.rate / 2)
+        return [ours, diloco, parallel, lower, alone, replace(ours, delay=0.0), replace(ours, speeds=SPEEDS)]
+
+    def again(self, found: Results) -> list[Case]:
+        """Seed 1 of what the figures are made of."""
+        return [replace(self.best_far(found, kind), seed=1) for kind in ("ours", "diloco", "parallel")]
+
+    def best_far(self, found: Results, kind: str) -> Case:
+        """The long training of a kind, with the rate that served it best."""
+        case = self.chosen(found) if kind == "ours" else self.tuned(found, kind, tokens=self.long)
+        return found.best([case, replace(case, rate=case.rate / 2)])
+
+    # ---- a few minutes
+
+    def quickly(self, found: Results) -> list[Case]:
+        """One training of each kind: shows that all of it runs, and little else."""
+        ours = self.chosen(found)
+        others = [self.best_far(found, kind) for kind in ("diloco", "parallel", "alone")]
+        return [ours, *others, replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), replace(ours, form="top64x2")]
