@@ -146,10 +146,15 @@ class Hello(Message):
 
 
 class State(Message):
-    """Where I am: sent every few seconds and whenever it changes; the ground of anti-entropy."""
+    """Where I am: sent every few seconds and whenever it changes; the ground of anti-entropy. Of updates up to `gone` I
+    have the headers alone; those up to `spare` are here or on their way: push them no more, announce what is new."""
 
     type: Literal["state"] = "state"
     vector: Vector
+    gone: Vector = {}
+    spare: Vector = {}
+    whole: bool = True  # else: what changed since the last
+    links: Count = 0  # that I have
     rate: Rate  # tokens/s this worker trains at
     complete: bool = False  # the run is over for me and I publish no more
 

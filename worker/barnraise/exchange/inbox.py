@@ -15,9 +15,10 @@ from blake3 import blake3
 
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.acceptance import Rules, accept, check_payload
+from barnraise.exchange.asking import WINDOW
 from barnraise.exchange.blobs import Blobs, Growth
 from barnraise.exchange.codec import decode
-from barnraise.exchange.gossip import WINDOW, Gossip
+from barnraise.exchange.gossip import Gossip
 from barnraise.exchange.ledger import Ledger, Outcome
 from barnraise.wire import Part, Push, Signed, Update
 
@@ -105,19 +106,19 @@ class Inbox:
         if outcome is Outcome.BROKEN:
             self._cut(author, f"its update {seq} does not continue its last")
             raise MessageError(f"update {seq} of {update.peer[:8]} does not continue that author's last")
-        if outcome not in (Outcome.ADDED, Outcome.GAP):
-            return None
-        if (author, seq) in self._pending:
-            self._gossip.arriving(source, author, seq, now)
+        if outcome is Outcome.KNOWN or (author, seq) in self._pending:
+            self._gossip.pushed(source, author, seq, now)
+        if outcome not in (Outcome.ADDED, Outcome.GAP) or (author, seq) in self._pending:
             return None
         if seq > self._ledger.head(author).seq + WINDOW or not self._room(update.peer, now):
+            self._gossip.spare(source, author, seq)
             return update  # it will be asked for when its turn comes
         blobs = self._ledger.blobs
         missing = {part.digest: part.size for part in update.fragments if not blobs.has(part.digest)}
         self._pending[author, seq] = pending = Pending(signed, update, source, missing, now)
         for blob in missing:
             self._wanted.setdefault(blob, set()).add((author, seq))
-        self._gossip.arriving(source, author, seq, now)
+        self._gossip.pushed(source, author, seq, now)
         if not missing:
             await self._check(pending)
         return update

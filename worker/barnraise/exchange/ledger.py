@@ -192,6 +192,11 @@ class Ledger:
         heads = [Signed.model_validate_json(row[0]) for row in rows]
         return [(signed, Update.model_validate_json(signed.body)) for signed in heads], fragments
 
+    def gone(self) -> dict[str, int]:
+        """Of each author, the last update whose payloads are not here though its header's seq is covered."""
+        with self._lock:
+            return dict(self._db.execute("SELECT author, seq FROM base").fetchall())
+
     def continues(self, vector: dict[str, int]) -> bool:
         """Whether what is here past `vector` is all that an anchor at `vector` lacks: it begins no later than that, and
         reaches at least as far."""

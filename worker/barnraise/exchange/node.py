@@ -236,6 +236,10 @@ class Node:
 
     # ---- who may speak
 
+    def cap(self, uplink: float) -> None:
+        """Payloads leave at no more than `uplink` bytes/s, peers by turns. inf: as fast as the lines take them."""
+        self._hub.turns.rate = uplink
+
     def introduce(self, peers: list[Peer]) -> None:
         """Peers a coordinator names."""
         self.open()

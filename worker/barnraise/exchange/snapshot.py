@@ -244,7 +244,7 @@ async def _first_cut(hub, end: float):
                         return hub.links[key], cut
                     del asking[key]  # it did not answer: it may be asked again
             if (unasked := [p.key for p in ahead if p.key not in asking]) and now >= next_ask:
-                question = hub.ask_cut(unasked[0], None, min(PATIENCE, end - now))
+                question = hub.cuts.ask(unasked[0], None, min(PATIENCE, end - now))
                 asking[unasked[0]], next_ask = loop.create_task(question), now + STAGGER
             fresh_since = (fresh_since or now) if spoken and not ahead else None
             if fresh_since and now > fresh_since + ALL_FRESH:
@@ -265,14 +265,14 @@ async def _witnesses(hub, asked, cut: Cut, end: float) -> list[tuple[str, Cut]]:
         while (now := loop.time()) < began + min(WITNESS, (end - began) / 3):  # time to fetch must be left
             for link in list(hub.links.values()):
                 if link.key != asked.key and link.key not in asking:
-                    question = loop.create_task(hub.ask_cut(link.key, cut.vector, min(PATIENCE, end - now)))
+                    question = loop.create_task(hub.cuts.ask(link.key, cut.vector, min(PATIENCE, end - now)))
                     asking[link.key] = (link.ticket.volunteer, question)
             replies = [(who, question.result()) for who, question in asking.values() if question.done()]
             answers = [(asked.ticket.volunteer, cut)]
             answers += [(who, reply) for who, reply in replies if reply is not None and reply.vector == cut.vector]
             if chosen(answers)[1] >= 2:
                 break
-            unmet = hub.gossip.known.keys() - hub.links.keys() - asking.keys()
+            unmet = hub.gossip.circle.known.keys() - hub.links.keys() - asking.keys()
             if len(replies) == len(asking) and now > began + (ACQUAINTED if unmet else HEARD_OF):
                 break
             await asyncio.sleep(0.05)

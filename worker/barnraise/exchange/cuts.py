@@ -1,0 +1,53 @@
+"""Cuts of the anchor between peers: our questions and their answers, and the reverse. Runs on the hub's loop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from barnraise import wire
+from barnraise.exchange.link import Link
+from barnraise.exchange.snapshot import PATIENCE, Desk, Frozen, Question
+from barnraise.exchange.transport import ChannelClosed
+
+
+class Cuts:
+    def __init__(self, links: dict[str, Link], desk: Desk, slow: Callable[..., Awaitable]):
+        """`links` is the hub's own table, by key; `slow` runs a call beside the loop, however long it takes."""
+        self._links, self._desk, self._slow = links, desk, slow
+        self._asked: dict[str, asyncio.Future[wire.Cut]] = {}
+
+    async def ask(self, key: str, vector: dict[str, int] | None, timeout: float) -> wire.Cut | None:
+        """One peer's cut at `vector` (its own choice if None); None when it does not answer in time."""
+        if key not in self._links or timeout <= 0:
+            return None
+        self._asked[key] = answer = asyncio.get_running_loop().create_future()
+        self._links[key].post(wire.CutWant(vector=vector))
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except (TimeoutError, ChannelClosed):
+            return None
+        finally:
+            if self._asked.get(key) is answer:
+                del self._asked[key]
+
+    def came(self, key: str, cut: wire.Cut) -> None:
+        if (answer := self._asked.get(key)) and not answer.done():
+            answer.set_result(cut)
+
+    def left(self, key: str) -> None:
+        """This peer is gone, and answers nothing any more."""
+        if (answer := self._asked.get(key)) and not answer.done():
+            answer.set_exception(ChannelClosed("it left"))
+
+    def wanted(self, key: str, vector: dict[str, int] | None, now: float) -> None:
+        """A peer asks us: at once if there is an answer already, else when the loop has copied its anchor."""
+        if cut := self._desk.ask(Question(key, vector, now + PATIENCE), now):
+            self._links[key].post(cut)
+
+    async def answer(self, frozen: Frozen, questions: list[Question]) -> None:
+        """The loop copied its anchor for these questions."""
+        for question in questions:
+            now = asyncio.get_running_loop().time()
+            cut = await self._slow(self._desk.answer, frozen, question.vector, now)
+            if cut and (link := self._links.get(question.peer)):
+                link.post(cut)
