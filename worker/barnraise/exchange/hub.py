@@ -21,9 +21,11 @@ from barnraise.exchange.door import Door
 from barnraise.exchange.fetch import Fetcher
 from barnraise.exchange.frames import unpack
 from barnraise.exchange.inbox import Inbox
+from barnraise.exchange.keeper import Keeper
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.link import Frames, Link
 from barnraise.exchange.outgoing import blob_frames, update_frames
+from barnraise.exchange.overtaken import Overtaken
 from barnraise.exchange.rates import Turns
 from barnraise.exchange.snapshot import Desk, Frozen, Question
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
@@ -48,8 +50,10 @@ class Hub:
         ticket: wire.Signed,
         clock: Callable[[], float],
         recognised: Callable[[wire.Update], None],
+        archive: int | None = None,
     ):
-        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed."""
+        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed. `archive`: rounds
+        for which all payloads are kept, where that is its role."""
         self.rules, self.ledger, self.transport = rules, ledger, transport
         self.door = Door(transport, rules, spec, incarnation, ticket, clock)
         self.gossip = g.Gossip(transport.key, seed=int(transport.key[:12], 16))
@@ -61,10 +65,12 @@ class Hub:
         self._recognised = recognised
         self._disk = ThreadPoolExecutor(1, "barnraise-disk")
         self._slow = ThreadPoolExecutor(1, "barnraise-cuts")  # cuts of large models must not hold up updates
-        disk = partial(self._beside, self._disk)
+        self.disk = disk = partial(self._beside, self._disk)
         self.inbox = Inbox(rules, ledger, self.gossip, disk, self._drop)
         self.fetcher = Fetcher(self.links, ledger.blobs, disk)
         self.cuts = Cuts(self.links, self.desk, partial(self._beside, self._slow))
+        self.keeper = Keeper(ledger, self.gossip, disk, transport.key, archive)
+        self.overtaken = Overtaken(self)
         self.inbox.met(transport.key, ticket)
         self._directive: wire.Signed | None = None  # the last that revoked somebody
         self._proven: frozenset[str] = frozenset()  # keys whose revocation was passed on
@@ -102,9 +108,18 @@ class Hub:
         await self.inbox.begin()
         self.poke()
 
+    async def pause(self) -> None:
+        """Until `begin`, nothing is asked for, and what comes waits."""
+        self.gossip.wanting = False
+        await self.inbox.pause()
+
     def published(self, update: wire.Update) -> None:
         self.gossip.holds(update.author, update.seq)
         self.poke()
+
+    def kept(self, safe: dict[str, int]) -> None:
+        """A restart needs no payloads up to `safe`."""
+        self._spawn(self.keeper.prune(safe))
 
     def introduce(self, peers: list[wire.Peer]) -> None:
         self.gossip.circle.introduce(peers, self._loop.time())
@@ -313,6 +328,8 @@ class Hub:
             self._poked.clear()
             for action in self.gossip.act(self._loop.time()):
                 self._do(action)
+            if self.overtaken.due(self._loop.time()):
+                self._spawn(self.overtaken.fetch())
             wait = max(0.02, self.gossip.next_at(self._loop.time()) - self._loop.time())
             try:
                 async with asyncio.timeout(wait):

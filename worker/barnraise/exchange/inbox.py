@@ -76,6 +76,12 @@ class Inbox:
         for author in {author for author, _ in self._pending}:
             await self._enter(author)
 
+    async def pause(self) -> None:
+        """What is whole waits from now on; what has come and was not taken is forgotten: it is in the ledger."""
+        async with self._turn:
+            self.open = False
+            self.arrived.clear()
+
     def met(self, peer: str, ticket: Signed) -> None:
         """A peer showed its ticket: its updates can be accepted, and passed on."""
         if self._tickets.get(peer) != ticket:
@@ -114,6 +120,7 @@ class Inbox:
             self._gossip.spare(source, author, seq)
             return update  # it will be asked for when its turn comes
         blobs = self._ledger.blobs
+        blobs.hold(part.digest for part in update.fragments)
         missing = {part.digest: part.size for part in update.fragments if not blobs.has(part.digest)}
         self._pending[author, seq] = pending = Pending(signed, update, source, missing, now)
         for blob in missing:
@@ -178,10 +185,8 @@ class Inbox:
 
     async def _enter(self, author: str) -> None:
         """Whole updates that are next in their author's order go into the ledger, and to the loop."""
-        if not self.open:
-            return
         async with self._turn:
-            while pending := self._pending.get((author, self._ledger.head(author).seq + 1)):
+            while self.open and (pending := self._pending.get((author, self._ledger.head(author).seq + 1))):
                 if not pending.whole:
                     break
                 outcome = await self._disk(self._ledger.append, pending.signed, pending.update)
@@ -203,8 +208,10 @@ class Inbox:
             self._forget(author, seq)
 
     def _forget(self, author: str, seq: int) -> None:
-        pending = self._pending.pop((author, seq), None)
-        for blob in pending.missing if pending else ():
+        if (pending := self._pending.pop((author, seq), None)) is None:
+            return
+        self._ledger.blobs.release(part.digest for part in pending.update.fragments)
+        for blob in pending.missing:
             if needing := self._wanted.get(blob):
                 needing.discard((author, seq))
                 if not needing:

@@ -34,9 +34,9 @@ from barnraise.exchange.ledger import Ledger, Outcome
 from barnraise.exchange.pace import Fellow, Pace, weight
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.transport import Transport
-from barnraise.identity import Identity, digest
+from barnraise.identity import Identity, digest, opened
 from barnraise.spec import RunSpec
-from barnraise.wire import FragmentUpdate, Peer, Signed, Update
+from barnraise.wire import FragmentUpdate, Peer, Role, Signed, Ticket, Update
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -86,7 +86,9 @@ class Node:
             ticket=ticket,
             clock=clock,
             recognised=self.recognised,
+            archive=spec.verdict_horizon if Role.ARCHIVE in opened(ticket, "ticket", Ticket).roles else None,
         )
+        self._saved: dict[str, int] = {}  # the version vector of the last state on disk
         self._replay: list[Arrival] = []
         self._paces: dict[str, Pace] = {}  # by peer
         self._rate, self._complete = 0.0, False
@@ -110,11 +112,10 @@ class Node:
         """Updates flow from now on. `applied`: the anchor's version vector; what the ledger has past it arrives again.
         Raises StateError when the ledger begins after it, OSError when the transport cannot listen."""
         self.open()
-        base, _ = self._ledger.base() or ([], [])
-        for _, update in base:
-            if applied.get(update.author, 0) < update.seq:
+        for author, seq in self._ledger.gone().items():
+            if applied.get(author, 0) < seq:
                 raise StateError(
-                    f"the anchor lacks updates of {update.author[:8]} before {update.seq + 1}, "
+                    f"the anchor lacks updates of {author[:8]} before {seq + 1}, "
                     "and this folder's ledger begins there: join again from an empty folder"
                 )
         sizes = self._hub.rules.sizes
@@ -161,9 +162,19 @@ class Node:
         Files first, fsynced; then the ledger's row; only then is anybody told. Raises OSError when the disk refuses;
         then nothing was published.
         """
-        parts = []
-        for payload, units in payloads:
-            parts.append(FragmentUpdate(digest=self._blobs.put(payload), size=len(payload), sketch=sketch(units)))
+        parts: list[FragmentUpdate] = []
+        try:
+            for payload, units in payloads:
+                name = self._blobs.put(payload, hold=True)
+                parts.append(FragmentUpdate(digest=name, size=len(payload), sketch=sketch(units)))
+            update = self._signed(parts, tokens)
+        finally:
+            self._blobs.release(part.digest for part in parts)
+        self._tell(self._hub.published, update)
+        return update
+
+    def _signed(self, parts: list[FragmentUpdate], tokens: int) -> Update:
+        """The next update of this machine, in the ledger."""
         with self._naming:
             head = self._ledger.head(self.author)
             update = Update(
@@ -178,8 +189,13 @@ class Node:
             )
             outcome = self._ledger.append(self._identity.sign("update", update), update)
         assert outcome is Outcome.ADDED, outcome
-        self._tell(self._hub.published, update)
         return update
+
+    def kept(self, vector: dict[str, int]) -> None:
+        """A state at `vector` is on disk. Payloads that no restart needs may go: not even one from the state before."""
+        safe, self._saved = self._saved, dict(vector)
+        if safe:
+            self._tell(self._hub.kept, safe)
 
     def serve(self, anchor) -> None:
         """Between two steps: copies the anchor if a joining peer waits for it. Costs nothing when nobody asks."""
@@ -285,10 +301,20 @@ class Node:
         updates from the start on: then the initial weights plus the ledger are right. None, too, soon after `given_up`
         says so. Blocks; call before `start`.
         """
-        if self._ledger.vector():
-            return snapshots.base_snapshot(self._ledger)
+        if self._ledger.vector() and ((base := snapshots.base_snapshot(self._ledger)) or not self._ledger.gone()):
+            return base
         self.open()
         return self._await(snapshots.join(self._hub, timeout), None, given_up)
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether nobody keeps what this machine lacks, and the others' anchor is here to `begin_again` from."""
+        return self._hub.overtaken.found is not None
+
+    def begin_again(self) -> bool:
+        """Has the ledger begin again at that anchor, with what is here past it; then `start` with what was applied. Own
+        updates stay own. False when nothing changed."""
+        return self._await(self._hub.overtaken.begin_again(), False)
 
     # ---- between the threads
 

@@ -130,14 +130,19 @@ class Desk:
             update for _, update in self._ledger.since(vector) if update.seq <= frozen.vector.get(update.author, 0)
         ]
         reach = sum(frozen.vector.values()) - sum(vector.values())
-        if None in heads or len(after) != reach:
+        lacking = any(seq > vector.get(author, 0) for author, seq in self._ledger.gone().items())
+        if None in heads or len(after) != reach or lacking:
             log.info("a peer asked for a cut that reaches behind what this machine has")
             return None
         digests = []
         for index, fragment in enumerate(frozen.fragments):
             units = fragment.clone() if after else fragment
             for update in after:
-                units -= decode(self._ledger.blobs.read(update.fragments[index].digest), units.numel())
+                try:
+                    payload = self._ledger.blobs.read(update.fragments[index].digest)
+                except FileNotFoundError:  # let go of just now
+                    return None
+                units -= decode(payload, units.numel())
             digests.append(self.cuts.put(fragment_bytes(units)))
         text = json.dumps([head.model_dump() for head in heads], separators=(",", ":"))
         cut = Cut(vector=vector, fragments=digests, heads=self.cuts.put(text.encode()))
@@ -192,10 +197,28 @@ def chosen(answers: Iterable[tuple[str, Cut]]) -> tuple[Cut, int] | None:
     return cut, len(volunteers)
 
 
+@dataclass(frozen=True)
+class Found:
+    """A snapshot whose bytes are all here, with its authors' last headers; `confirmed` as in `Snapshot`."""
+
+    cut: Cut
+    heads: list[tuple[Signed, Update]]
+    confirmed: bool
+
+
 async def join(hub, timeout: float) -> Snapshot | None:
-    """Fetches a snapshot through `hub` and begins its ledger there. None when the run is at its start as far as the
-    peers say, when nobody answers in time, or when what they sent is no snapshot: then the initial weights are right.
-    """
+    """Fetches a snapshot through `hub` and begins its ledger there; None when there is none to be had."""
+    found = await fetch(hub, timeout)
+    if found is None or not hub.ledger.admits(found.cut.vector):
+        return None
+    hub.ledger.rebase(found.heads, found.cut.fragments)
+    fragments = Fetched(hub.ledger.blobs, found.cut.fragments)
+    return Snapshot(fragments, {update.author: update for _, update in found.heads}, found.confirmed)
+
+
+async def fetch(hub, timeout: float) -> Found | None:
+    """Fetches a snapshot through `hub`. None when the run is at its start as far as the peers say, when nobody answers in
+    time, or when what they sent is no snapshot."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout
     first = await _first_cut(hub, end)
@@ -223,8 +246,7 @@ async def join(hub, timeout: float) -> Snapshot | None:
         return None
     if volunteers < 2:
         log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
-    hub.ledger.rebase(heads, cut.fragments)
-    return Snapshot(Fetched(blobs, cut.fragments), {update.author: update for _, update in heads}, volunteers >= 2)
+    return Found(cut, heads, volunteers >= 2)
 
 
 async def _first_cut(hub, end: float):
