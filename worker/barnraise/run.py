@@ -34,7 +34,7 @@ from barnraise.progress import Progress
 from barnraise.report import Reporter, Spool
 from barnraise.restore import Kept, notes
 from barnraise.swap import operations
-from barnraise.swap.engine import Engine
+from barnraise.swap.engine import WARM_UP, Engine
 from barnraise.swap.optimizer import schedule
 from barnraise.swap.store import Shelf
 from barnraise.view import plan_view
@@ -251,6 +251,8 @@ class Worker:
         self.engine = Engine(self.plan, self.spec.recipe, self.store, self.anchor, describe, standing)
         self._opened.callback(self.engine.close)
         if mark is None:
+            if cut:
+                self.engine.progress = replace(self.engine.progress, warming=WARM_UP)
             self.save()
             return
         self.progress.step = mark.step
@@ -291,8 +293,9 @@ class Worker:
     def snapshot(self) -> Snapshot | None:
         """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
         replay everything, from peers that may not have it."""
+        known = self.place.peers or self.exchange.acquainted
         for _ in range(SNAPSHOT_TRIES):
-            cut = self.exchange.join(SNAPSHOT_SECONDS if self.place.peers else 0.0, self.waited)
+            cut = self.exchange.join(SNAPSHOT_SECONDS if known else 0.0, self.waited)
             whole = self.ledger.vector() and not self.ledger.gone()
             if cut or whole or self.leaving.is_set() or not self.exchange.stats.behind:
                 return cut

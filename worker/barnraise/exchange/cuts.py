@@ -13,13 +13,14 @@ class Cuts:
     def __init__(self, links: dict[str, Link], desk: Desk, slow: Callable[..., Awaitable]):
         """`links` is the hub's own table, by key; `slow` runs a call beside the loop, however long it takes."""
         self._links, self._desk, self._slow = links, desk, slow
-        self._asked: dict[str, asyncio.Future[wire.Cut]] = {}
+        self._asked: dict[str, tuple[dict[str, int] | None, asyncio.Future[wire.Cut]]] = {}  # with the vector asked for
 
     async def ask(self, key: str, vector: dict[str, int] | None, timeout: float) -> wire.Cut | None:
         """One peer's cut at `vector` (its own choice if None); None when it does not answer in time."""
         if key not in self._links or timeout <= 0:
             return None
-        self._asked[key] = answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[wire.Cut] = asyncio.get_running_loop().create_future()
+        self._asked[key] = vector, answer
         self._links[key].post(wire.CutWant(vector=vector))
         try:
             async with asyncio.timeout(timeout):
@@ -27,16 +28,19 @@ class Cuts:
         except (TimeoutError, ChannelClosed):
             return None
         finally:
-            if self._asked.get(key) is answer:
+            if self._asked.get(key) == (vector, answer):
                 del self._asked[key]
 
     def came(self, key: str, cut: wire.Cut) -> None:
-        if (answer := self._asked.get(key)) and not answer.done():
+        """An answer; one to an older question is let go by."""
+        vector, answer = self._asked.get(key, (None, None))
+        if answer and not answer.done() and vector in (None, cut.vector):
             answer.set_result(cut)
 
     def left(self, key: str) -> None:
         """This peer is gone, and answers nothing any more."""
-        if (answer := self._asked.get(key)) and not answer.done():
+        _, answer = self._asked.get(key, (None, None))
+        if answer and not answer.done():
             answer.set_exception(ChannelClosed("it left"))
 
     def wanted(self, key: str, vector: dict[str, int] | None, now: float) -> None:

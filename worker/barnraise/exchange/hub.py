@@ -83,6 +83,7 @@ class Hub:
         self._poked, self._stopping = asyncio.Event(), asyncio.Event()
         try:
             await self.transport.start()
+            self.gossip.circle.introduce(self.ledger.peers(), self._loop.time())
             ready()
             for work in (self._accept(), self._pump(), self._recheck()):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
@@ -205,7 +206,10 @@ class Hub:
         now = self._loop.time()
         self.links[link.key] = link
         self.inbox.met(link.key, link.hello.ticket)
-        self.gossip.circle.introduce([wire.Peer(key=link.key, addresses=link.hello.addresses)], now)
+        peer = wire.Peer(key=link.key, addresses=link.hello.addresses)
+        self.gossip.circle.introduce([peer], now)
+        if peer.addresses:
+            self._spawn(self.disk(self.ledger.keep_peer, peer))
         self.gossip.linked(link.key, now)
         if self._directive:
             link.post(wire.Directives(directive=self._directive))
@@ -300,7 +304,7 @@ class Hub:
 
     async def _take(self, link: Link, part: wire.Part, payload: memoryview) -> None:
         if self.fetcher.wants(part.digest):
-            await self.fetcher.take(part, payload)
+            await self.fetcher.take(link.key, part, payload)
         elif await self.inbox.part(link.key, part, payload, self._loop.time()):
             self.poke()
 

@@ -20,17 +20,19 @@ from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.retention import SCHEMA as RETENTION
 from barnraise.exchange.retention import Retention
 from barnraise.identity import digest
-from barnraise.wire import Signed, Update
+from barnraise.wire import Peer, Signed, Update
 
 FORMAT = 2
 NOTHING = digest("")  # what an author's first header calls its previous
 _PAGE = 64  # headers read at a time
+_PEERS = 200  # remembered
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER, signed TEXT,
                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER, signed TEXT);
 CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
 CREATE TABLE IF NOT EXISTS tickets (peer TEXT PRIMARY KEY, signed TEXT);
+CREATE TABLE IF NOT EXISTS peers (place INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT);
 CREATE TABLE IF NOT EXISTS forks (author TEXT PRIMARY KEY, seq INTEGER, kept TEXT, other TEXT);
 """
 
@@ -263,6 +265,27 @@ class Ledger:
         with self._lock:
             rows = self._db.execute("SELECT peer, signed FROM tickets").fetchall()
         return {peer: Signed.model_validate_json(text) for peer, text in rows}
+
+    def keep_peer(self, peer: Peer) -> None:
+        """Remembers where a peer was reached: who holds a ticket comes back through any one, whoever else is gone."""
+        with self._lock, self._whole():
+            row = peer.key, peer.model_dump_json()
+            self._db.execute("INSERT OR REPLACE INTO peers (key, peer) VALUES (?, ?)", row)
+            self._db.execute(
+                "DELETE FROM peers WHERE place NOT IN (SELECT place FROM peers ORDER BY place DESC LIMIT ?)", (_PEERS,)
+            )
+
+    def peers(self) -> list[Peer]:
+        """Who was met, the latest first."""
+        with self._lock:
+            rows = self._db.execute("SELECT peer FROM peers ORDER BY place DESC").fetchall()
+        return [Peer.model_validate_json(text) for (text,) in rows]
+
+    @property
+    def based(self) -> bool:
+        """Whether this ledger began, or began again, at a snapshot."""
+        with self._lock:
+            return self._db.execute("SELECT 1 FROM base").fetchone() is not None
 
     def _begin_retention(self, version: int) -> None:
         """A folder of format 1 knew no payloads that go: all of them are here."""

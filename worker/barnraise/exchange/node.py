@@ -28,10 +28,11 @@ from barnraise.exchange import snapshot as snapshots
 from barnraise.exchange.acceptance import Rules
 from barnraise.exchange.anchor import sketch
 from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.fetch import Wanted
 from barnraise.exchange.hub import Hub
 from barnraise.exchange.inbox import Arrival
 from barnraise.exchange.ledger import Ledger, Outcome
-from barnraise.exchange.pace import Fellow, Pace, weight
+from barnraise.exchange.pace import Fellow, Pace, ramp, weight
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.transport import Transport
 from barnraise.identity import Identity, digest, opened
@@ -203,13 +204,17 @@ class Node:
             self._tell(self._hub.frozen, *taken)
 
     def weight(self, rate: float) -> float:
-        """This machine's share, at `rate` tokens/s, of all the training among the connected; 1 when alone."""
+        """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone, less for who joined
+        late and is new. Links are bounded: who trains beyond them shows in the ledger."""
+        now, links = time.monotonic(), dict(self._hub.gossip.links)
         fellows = [
             Fellow(self._paces.get(link.key, Pace()).rate(link.rate), link.since)
-            for link in list(self._hub.gossip.links.values())
+            for link in links.values()
             if not link.complete
         ]
-        return weight(rate, fellows, time.monotonic())
+        further = [pace.unseen(now) for key, pace in self._paces.items() if key not in links]
+        fellows += [Fellow(each, now) for each in further if each]
+        return weight(rate, fellows, now) * (ramp(self.published) if self._ledger.based else 1.0)
 
     def announce(self, rate: float) -> None:
         """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
@@ -261,6 +266,11 @@ class Node:
         self.open()
         self._tell(self._hub.introduce, peers)
 
+    @property
+    def acquainted(self) -> bool:
+        """Whether this folder remembers any peer."""
+        return bool(self._ledger.peers())
+
     def addresses(self) -> list[str]:
         """Where others may reach this machine, to tell a coordinator."""
         self.open()
@@ -291,7 +301,7 @@ class Node:
         within `timeout` seconds, or soon after `given_up` says so. Blocks, and asks `given_up` now and then."""
         if not self._blobs.has(digest):
             self.open()
-            self._await(self._hub.fetcher.fetch(digest, timeout, size, size or MAX_BLOB), False, given_up)
+            self._await(self._hub.fetcher.fetch([Wanted(digest, size, size or MAX_BLOB)], timeout), False, given_up)
         return self._blobs.path(digest) if self._blobs.has(digest) else None
 
     def join(self, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Snapshot | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 STRETCH = 4.0  # the ledger corrects an announced rate by this factor at most
 QUIET = 90.0  # seconds for which a peer that announced nothing counts as being about to
 _ROUNDS = 8  # of a peer, remembered
+OVERDUE = 4.0  # rounds that an unconnected peer may miss and still count
+RAMP = 4  # rounds over which who joined late comes to its full weight
 
 
 @dataclass
@@ -21,6 +23,14 @@ class Pace:
 
     def note(self, now: float, tokens: int) -> None:
         self.rounds.append((now, tokens))
+
+    def unseen(self, now: float) -> float:
+        """Tokens/s of a peer we are not connected to, by its rounds alone; 0 before the second, and once the next is
+        long overdue."""
+        if len(self.rounds) < 2 or (span := self.rounds[-1][0] - self.rounds[0][0]) <= 0:
+            return 0.0
+        overdue = now - self.rounds[-1][0] > OVERDUE * span / (len(self.rounds) - 1)
+        return 0.0 if overdue else sum(tokens for _, tokens in list(self.rounds)[1:]) / span
 
     def rate(self, announced: float) -> float:
         """Tokens/s: as announced, corrected by what came between the first and the last round that is remembered."""
@@ -44,3 +54,9 @@ def weight(own: float, fellows: list[Fellow], now: float) -> float:
     if own <= 0:
         return 1.0 / (1 + len(fellows))
     return own / (own + sum(rates))
+
+
+def ramp(published: int) -> float:
+    """The part of its weight that a machine takes which joined late and has published so many rounds since: its moments
+    and its momentum know little yet."""
+    return min(1.0, (published + 1) / (RAMP + 1))
