@@ -14,7 +14,7 @@ from blake3 import blake3
 from barnraise import wire
 from barnraise.errors import StateError
 from barnraise.exchange import blobs as blobs_module
-from barnraise.exchange import hub as hub_module
+from barnraise.exchange import door as door_module
 from barnraise.exchange import inbox as inbox_module
 from barnraise.exchange import link as link_module
 from barnraise.exchange.anchor import sketch
@@ -547,7 +547,7 @@ def test_a_revoked_peer_is_dropped_and_not_let_in_again_and_the_directive_travel
 
 
 def test_a_ticket_that_runs_out_ends_the_connection_unless_it_is_renewed_in_time(world, monkeypatch):
-    monkeypatch.setattr(hub_module, "RECHECK", 0.1)
+    monkeypatch.setattr(door_module, "RECHECK", 0.1)
     now = [time.time()]
     a = world.machine(1)
     a.node.stop()

@@ -58,3 +58,19 @@ def test_a_meter_tells_the_bytes_a_second_of_the_last_while():
     for tenth in range(1000, 1000 + int(20 * WINDOW)):
         meter.note(100_000, tenth / 10)
     assert meter.rate == 0.0
+
+
+async def test_what_a_line_carries_is_measured_while_somebody_sends_and_no_longer():
+    turns = Turns()
+
+    async def sender() -> None:
+        for _ in range(10):
+            with turns.sending(10_000):
+                await asyncio.sleep(0.02)
+
+    assert turns.measured == 0.0
+    await asyncio.gather(sender(), sender())
+    assert 0.5e6 < turns.measured < 1.1e6, "two at a time share it"
+    before = turns.measured
+    await asyncio.sleep(0.3)
+    assert turns.measured == before

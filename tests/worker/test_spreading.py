@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from barnraise.exchange import link as link_module
+from barnraise.identity import digest
 from barnraise.spec import ModelSpec
 from barnraise.wire import Want
 
@@ -82,3 +83,30 @@ def test_updates_of_a_swarm_cost_each_peer_little_more_than_their_bytes(large):
         large.agree(*machines)
     cost = (sum(machine.node.stats.bytes_sent for machine in machines) - before) / (size * 4)
     assert 1.0 <= cost < 1.3, cost  # of five peers: one declined piece counts for much
+
+
+def test_each_machine_knows_how_far_its_peers_are_what_its_line_does_and_whether_their_weights_are_its_own(large):
+    large.network.bandwidth = 2e6
+    a, b, c = (large.machine(n).start() for n in (1, 2, 3))
+    b.knows(a)
+    waits_for(lambda: a.node.stats.peers == 1)
+    for seed in range(3):
+        a.round(seed)
+    waits_for(lambda: a.node.stats.neighbours[0].lag > 0)
+    waits_for(lambda: a.node.stats.up > 0.3e6)
+    large.agree(a, b)
+    assert a.node.stats.uplink == pytest.approx(2e6, rel=0.4)
+    waits_for(lambda: a.node.stats.neighbours[0].lag == 0)
+    c.knows(a, b)
+    large.agree(a, b, c)
+    waits_for(lambda: all(m.node.stats.peers == 2 for m in (a, b, c)))
+    assert {each.agrees for each in a.node.stats.neighbours} == {None}
+    c.anchor.fragments[0][5] += 1  # bit-rot
+    for machine in (a, b, c):
+        machine.node.stands(digest(str(machine.anchor.vector)), machine.anchor.digest())
+
+    def agreements(machine) -> dict[str, bool | None]:
+        return {each.key: each.agrees for each in machine.node.stats.neighbours}
+
+    waits_for(lambda: agreements(a) == {b.identity.key: True, c.identity.key: False})
+    waits_for(lambda: agreements(c) == {a.identity.key: False, b.identity.key: False})

@@ -365,6 +365,8 @@ class Worker:
         incarnation, addresses = self.place.folder.label.incarnation, exchange.addresses()
         numbers = progress.numbers(self.anchor, exchange.stats, incarnation, addresses)
         reporter.note(numbers)
+        if numbers.anchor:
+            exchange.stands(numbers.vector, numbers.anchor)
         exchange.announce(progress.rate)
         exchange.introduce(reporter.taken_peers())
         if reporter.signed_directive and reporter.directive.revoked != self.revoked:

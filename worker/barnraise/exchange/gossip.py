@@ -27,6 +27,7 @@ PEERS_EVERY = 30.0
 MAX_TOLD = 1100  # authors in one State: with `gone`, as much as a header holds
 MAX_AUTHORS = 50_000  # remembered of one peer
 MAX_SPARED = 200  # pushes declined in one State
+COMPARED = 16  # of our anchors, with those of peers that come to the same vector sooner or later
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ class Linked:
     gone: dict[str, int] = field(default_factory=dict)  # author → up to where it has the payloads no more
     spared: dict[str, int] = field(default_factory=dict)  # what it asked us not to push
     rate: float = 0.0
+    stands: str | None = None  # a version vector, by its digest…
+    anchor: str | None = None  # …and the digest of its anchor there
+    agrees: bool | None = None  # with ours, the last time both were at one vector
     degree: int = 0  # its links
     complete: bool = False
     spoke: bool = False  # its first State is here
@@ -110,6 +114,7 @@ class Gossip:
         self.gone: dict[str, int] = {}  # author → up to where we have the payloads no more
         self.wanting = False  # whether we want what we lack (not while the snapshot is being fetched)
         self.rate, self.complete = 0.0, False
+        self.anchors: dict[str, str] = {}  # of our anchor at the last few version vectors, by their digests
         self.links: dict[str, Linked] = {}
         self.circle = Circle(key, seed)
         self.asking = Asking(seed)
@@ -147,6 +152,8 @@ class Gossip:
             return
         link.heard, link.spoke = now, True
         link.rate, link.complete, link.degree = state.rate, state.complete, state.links
+        link.stands, link.anchor = state.stands, state.anchor
+        self._compare(link)
         if state.whole:
             link.vector, link.gone = dict(state.vector), dict(state.gone)
         elif len(link.vector) + len(state.vector) <= MAX_AUTHORS:
@@ -156,6 +163,13 @@ class Gossip:
         if state.spare:
             link.eager, link.spared = False, dict(state.spare)
         self.asking.notice(key, state.vector, self.vector)
+
+    def stands(self, vector: str, anchor: str) -> None:
+        """Our anchor's digest at a version vector, by its digest."""
+        if self.anchors.get(vector) != anchor:
+            self.anchors = dict([*self.anchors.items(), (vector, anchor)][-COMPARED:])
+            for link in self.links.values():
+                self._compare(link)
 
     def announce(self, rate: float, complete: bool) -> None:
         """Tokens/s we train at, and whether we publish no more."""
@@ -294,13 +308,15 @@ class Gossip:
         whole = now >= link.whole_at
         every = self.vector if whole else link.changed
         some = [*every] if len(every) <= MAX_TOLD else self._random.sample(sorted(every), MAX_TOLD)
-        state = State.model_construct(
         stands, anchor = next(reversed(self.anchors.items()), (None, None))
+        state = State.model_construct(
             vector={author: self.vector[author] for author in some if author in self.vector},
             gone={author: self.gone[author] for author in some if author in self.gone},
             whole=whole and len(some) == len(every),
             spare=link.spare,
             links=len(self.links),
+            stands=stands,
+            anchor=anchor,
             rate=self.rate,
             complete=self.complete,
         )
@@ -310,6 +326,10 @@ class Gossip:
             link.changed.pop(author, None)
         link.spare, link.stale = {}, bool(link.changed)
         return state
+
+    def _compare(self, link: Linked) -> None:
+        if link.stands and (ours := self.anchors.get(link.stands)):
+            link.agrees = ours == link.anchor
 
     def _asks(self, now: float) -> list[Action]:
         """Neighbouring seqs asked of one peer become one question."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from barnraise import wire
-from barnraise.errors import MessageError, TicketError
+from barnraise.errors import MessageError
 from barnraise.exchange import gossip as g
 from barnraise.exchange.acceptance import Rules
 from barnraise.exchange.asking import WINDOW
@@ -29,12 +29,10 @@ from barnraise.exchange.overtaken import Overtaken
 from barnraise.exchange.rates import Turns
 from barnraise.exchange.snapshot import Desk, Frozen, Question
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
-from barnraise.identity import opened
 
 log = logging.getLogger("barnraise.exchange")
 
 DIAL = 15.0  # seconds a dialled peer has to answer
-RECHECK = 60.0  # seconds between looks at the tickets of those connected
 MAX_LINKS = 128
 
 
@@ -85,7 +83,8 @@ class Hub:
             await self.transport.start()
             self.gossip.circle.introduce(self.ledger.peers(), self._loop.time())
             ready()
-            for work in (self._accept(), self._pump(), self._recheck()):
+            recheck = self.door.recheck(self.links, self._drop)
+            for work in (self._accept(), self._pump(), recheck):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
         finally:
@@ -125,6 +124,9 @@ class Hub:
     def introduce(self, peers: list[wire.Peer]) -> None:
         self.gossip.circle.introduce(peers, self._loop.time())
         self.poke()
+
+    def stands(self, vector: str, anchor: str) -> None:
+        self.gossip.stands(vector, anchor)
 
     def announce(self, rate: float, complete: bool) -> None:
         self.gossip.announce(rate, complete)
@@ -293,7 +295,7 @@ class Hub:
             case wire.Peers():
                 self.gossip.circle.introduce(message.peers, now, vouched=False)
             case wire.Directives():
-                self._direct(message.directive)
+                self.revoke(self.door.directed(message.directive), message.directive)
             case wire.Hello():
                 link.ticket, link.hello = self.door.checked(link.key, message), message
                 self.inbox.met(link.key, message.ticket)
@@ -307,12 +309,6 @@ class Hub:
             await self.fetcher.take(link.key, part, payload)
         elif await self.inbox.part(link.key, part, payload, self._loop.time()):
             self.poke()
-
-    def _direct(self, signed: wire.Signed) -> None:
-        directive = opened(signed, "directive", wire.Directive)
-        if signed.key not in self.rules.mirrors or directive.run != self.rules.run:
-            raise MessageError("a directive is not by a mirror of this run")
-        self.revoke(frozenset(directive.revoked), signed)
 
     def _update(self, link: Link, author: str, seq: int) -> Frames:
         def ticket(peer: str) -> wire.Signed | None:
@@ -330,6 +326,8 @@ class Hub:
         """Does what gossip decides, when a fact came in or its time is up."""
         while True:
             self._poked.clear()
+            for link in self.links.values():
+                link.measure(self._loop.time())
             for action in self.gossip.act(self._loop.time()):
                 self._do(action)
             if self.overtaken.due(self._loop.time()):
@@ -360,29 +358,8 @@ class Hub:
             case g.PushUpdate():
                 link.push(action.author, action.seq)
             case g.AskFor():
-                self._ask(link, action)
-
-    def _ask(self, link: Link, ask: g.AskFor) -> None:
-        """Whole updates, or what is still missing of those that were interrupted."""
-        whole: list[int] = []
-        for seq in range(ask.first, ask.last + 1):
-            missing = self.inbox.missing(ask.author, seq)
-            if missing is None:
-                whole.append(seq)
-            for digest in missing or ():
-                link.post(wire.Want(digest=digest, offset=self.ledger.blobs.started(digest)))
-        if whole:
-            link.post(wire.Ask(author=ask.author, first=whole[0], last=whole[-1]))
-
-    async def _recheck(self) -> None:
-        """Tickets run out while connections stand."""
-        while True:
-            await asyncio.sleep(RECHECK)
-            for link in list(self.links.values()):
-                try:
-                    self.door.valid(link.key, link.hello.ticket)
-                except TicketError as error:
-                    self._drop(link.key, str(error))
+                for question in self.inbox.questions(action):
+                    link.post(question)
 
     def _spawn(self, work) -> asyncio.Task:
         task = self._loop.create_task(work)

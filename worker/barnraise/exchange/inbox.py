@@ -18,9 +18,9 @@ from barnraise.exchange.acceptance import Rules, accept, check_payload
 from barnraise.exchange.asking import WINDOW
 from barnraise.exchange.blobs import Blobs, Growth
 from barnraise.exchange.codec import decode
-from barnraise.exchange.gossip import Gossip
+from barnraise.exchange.gossip import AskFor, Gossip
 from barnraise.exchange.ledger import Ledger, Outcome
-from barnraise.wire import Part, Push, Signed, Update
+from barnraise.wire import Ask, Part, Push, Signed, Update, Want
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -199,6 +199,17 @@ class Inbox:
             head = self._ledger.head(author).seq
             for seq in [seq for who, seq in self._pending if who == author and seq <= head]:
                 self._forget(author, seq)
+
+    def questions(self, ask: AskFor) -> list[Ask | Want]:
+        """Whole updates, or what is still missing of those that were interrupted."""
+        whole: list[int] = []
+        found: list[Ask | Want] = []
+        for seq in range(ask.first, ask.last + 1):
+            missing = self.missing(ask.author, seq)
+            if missing is None:
+                whole.append(seq)
+            found += [Want(digest=each, offset=self._ledger.blobs.started(each)) for each in missing or ()]
+        return [*found, Ask(author=ask.author, first=whole[0], last=whole[-1])] if whole else found
 
     def _cut(self, author: str, why: str) -> None:
         """Nothing more is taken of this author: every peer that sees the same bytes decides the same."""

@@ -123,7 +123,8 @@ class Link:
                         streams[kind] = None
                     else:
                         await turns.take(len(frame))
-                        await self._send(frame)
+                        with turns.sending(len(frame)):
+                            await self._send(frame)
                     break
             else:
                 self._payload.clear()

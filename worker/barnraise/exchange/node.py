@@ -54,6 +54,22 @@ class ExchangeStats:
     bytes_received: int
     peers: int  # connected now
     behind: int  # updates that connected peers have and we lack
+    up: float  # bytes/s just now
+    down: float
+    uplink: float  # bytes/s that the line carries when there is something to carry; 0 while unknown
+    neighbours: tuple["Neighbour", ...]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A connected peer. `lag`: updates that we have and it lacks; bytes/s just now; `agrees`: whether its anchor is
+    ours, None before both were at one version vector."""
+
+    key: str
+    lag: int
+    up: float
+    down: float
+    agrees: bool | None
 
 
 class Node:
@@ -221,6 +237,10 @@ class Node:
         self._rate = rate
         self._tell(self._hub.announce, self._rate, self._complete)
 
+    def stands(self, vector: str, anchor: str) -> None:
+        """Our anchor's digest at a version vector (by its digest), for peers to compare theirs with."""
+        self._tell(self._hub.stands, vector, anchor)
+
     def complete(self) -> None:
         """This machine publishes no more."""
         self._complete = True
@@ -242,7 +262,7 @@ class Node:
 
     @property
     def stats(self) -> ExchangeStats:
-        links = list(self._hub.links.values())
+        links, known = list(self._hub.links.values()), dict(self._hub.gossip.links)
         sent, received = self._hub.past_bytes
         vector = self._ledger.vector()
         own = sum(seq for author, seq in vector.items() if author.startswith(self._identity.key))
@@ -253,6 +273,14 @@ class Node:
             bytes_received=received + sum(link.channel.bytes_received for link in links),
             peers=len(links),
             behind=self._hub.gossip.behind,
+            up=sum(link.up.rate for link in links),
+            down=sum(link.down.rate for link in links),
+            uplink=self._hub.turns.measured,
+            neighbours=tuple(
+                Neighbour(link.key, _lag(vector, tie.vector), link.up.rate, link.down.rate, tie.agrees)
+                for link in links
+                if (tie := known.get(link.key))
+            ),
         )
 
     # ---- who may speak
@@ -359,3 +387,7 @@ class Node:
             return future.result()
         except CancelledError:
             return otherwise
+
+
+def _lag(ours: dict[str, int], theirs: dict[str, int]) -> int:
+    return sum(max(0, seq - theirs.get(author, 0)) for author, seq in ours.items())
