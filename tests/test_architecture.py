@@ -9,11 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WORKER, PLATFORM = ROOT / "worker" / "barnraise", ROOT / "platform" / "coordinator"
-GROUND = {"wire", "states", "errors", "identity", "spec", "__init__"}  # anything may build on these
+GROUND = {"wire", "figures", "terms", "states", "errors", "identity", "spec", "__init__"}  # anything may build on these
 
 # What each module of the worker may import of the worker, besides GROUND.
 MAY_IMPORT = {
     "wire": set(),
+    "figures": set(),
+    "terms": set(),
     "states": set(),
     "errors": set(),
     "spec": set(),
@@ -47,7 +49,8 @@ MAY_IMPORT = {
     "__init__": set(),
 }  # fmt: skip
 WITHIN_GROUND = {
-    "errors": set(), "spec": {"errors"}, "states": set(), "wire": {"states"}, "identity": {"errors", "wire"},
+    "errors": set(), "spec": {"errors"}, "states": set(), "terms": set(), "figures": {"states", "terms"},
+    "wire": {"figures", "states", "terms"}, "identity": {"errors", "wire"},
 }  # fmt: skip
 # The standard library and torch alone: the engine runs on any PyTorch machine.
 BARE = {"spec", "hardware", "probe", "costs", "limits", "plan", "footprint", "planner", "model", "swap"}

@@ -5,6 +5,7 @@ import pytest
 from barnraise.checkpoint import Checkpoint
 from barnraise.errors import StateError
 from barnraise.exchange.blobs import Blobs
+from barnraise.swap.engine import WARM_UP
 
 TRIO = ["ada", "ben", "cleo"]
 
@@ -109,3 +110,31 @@ def test_a_state_folder_is_one_workers_and_one_runs(swarm):
     label.write_text(label.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(StateError, match="is of format 99"):
         home.folder(other)
+
+
+def test_with_every_coordinator_gone_one_that_holds_a_ticket_comes_back_through_any_one_it_has_met(swarm):
+    run = swarm(token_budget=10_000_000)
+    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    ada, ben, cleo = trio
+    run.until(lambda: all(v.status.get("peers", 0) == 2 and v.status.get("updates_sent", 0) > 1 for v in trio))
+    ben.kill()
+    ada.leave()
+    back = run.start("ben")  # nobody names anybody to it
+    run.until(lambda: back.status.get("peers", 0) == 1)
+    before = back.status["updates_received"]
+    run.until(lambda: back.status["updates_received"] > before + 1)
+    for volunteer in (back, cleo):
+        volunteer.leave()
+
+
+def test_a_joiner_warms_its_optimizer_up(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada = run.start("ada")
+    run.until(lambda: ada.status.get("updates_sent", 0) > 1)
+    late = run.start("late", knows=["ada"])
+    run.until(lambda: hasattr(late.worker, "engine") and late.worker.engine.progress.updates > 0)
+    progress = late.worker.engine.progress
+    assert progress.updates + progress.warming >= WARM_UP and progress.warming < WARM_UP
+    assert ada.worker.engine.progress.warming == 0
+    for volunteer in (late, ada):
+        volunteer.leave()

@@ -47,7 +47,7 @@ class Machine:
             mirrors=frozenset([self.world.mirror.key]),
         )  # fmt: skip
         self.node = Node(**(parts | changed))
-        self.anchor = Anchor.initial(TINY, self.world.spec.seed)
+        self.anchor = Anchor.initial(self.world.spec.model, self.world.spec.seed)
 
     def start(self) -> "Machine":
         self.node.start(self.anchor.vector)

@@ -156,3 +156,28 @@ def test_limits_last_until_they_are_lifted(tmp_path):
     fails(barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
     (tmp_path / "limits.json").write_text("{")
     fails(barnraise(tmp_path, "limits"), "is damaged")
+
+
+def test_status_tells_of_each_peer_and_reads_what_older_versions_wrote(tmp_path):
+    told = {
+        "name": "Ridge", "activity": "training", "step": 7, "loss": 2.5, "rate": 100.0, "updates_sent": 3,
+        "updates_received": 4, "peers": 2, "ledger_tokens": 50, "token_budget": 100,
+    }  # fmt: skip
+    now = {
+        "up": 50_000.0, "down": 1_500_000.0, "uplink": 200_000.0, "lag": 3,
+        "neighbours": [
+            {"key": "a" * 64, "lag": 0, "up": 50_000.0, "down": 1_500_000.0, "agrees": True},
+            {"key": "b" * 64, "lag": 2, "up": 0.0, "down": 0.0, "agrees": False},
+        ],
+    }  # fmt: skip
+    Folder(tmp_path / "runs" / RUN, RUN, Home(tmp_path).identity.key).close()
+    path = tmp_path / "runs" / RUN / "status.json"
+    path.write_text(json.dumps(told | now))
+    said = barnraise(tmp_path, "status").stdout
+    assert "50 kB/s up (25% of the line)" in said and "3 behind" in said
+    assert [line.split() for line in said.splitlines() if "aaaaaaaa" in line or "bbbbbbbb" in line] == [
+        ["aaaaaaaa", "0", "50", "kB/s", "1.5", "MB/s", "yes"], ["bbbbbbbb", "2", "0", "kB/s", "0", "kB/s", "NO"],
+    ]  # fmt: skip
+    path.write_text(json.dumps(told))
+    done = barnraise(tmp_path, "status")
+    assert done.returncode == 0 and "Ridge" in done.stdout

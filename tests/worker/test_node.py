@@ -14,8 +14,9 @@ from blake3 import blake3
 from barnraise import wire
 from barnraise.errors import StateError
 from barnraise.exchange import blobs as blobs_module
-from barnraise.exchange import hub as hub_module
+from barnraise.exchange import door as door_module
 from barnraise.exchange import inbox as inbox_module
+from barnraise.exchange import link as link_module
 from barnraise.exchange.anchor import sketch
 from barnraise.exchange.codec import encode
 from barnraise.exchange.frames import pack, unpack
@@ -546,7 +547,7 @@ def test_a_revoked_peer_is_dropped_and_not_let_in_again_and_the_directive_travel
 
 
 def test_a_ticket_that_runs_out_ends_the_connection_unless_it_is_renewed_in_time(world, monkeypatch):
-    monkeypatch.setattr(hub_module, "RECHECK", 0.1)
+    monkeypatch.setattr(door_module, "RECHECK", 0.1)
     now = [time.time()]
     a = world.machine(1)
     a.node.stop()
@@ -583,3 +584,25 @@ def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_dis
     assert b.node.fetch(name, 2.0, 1000) is None
     assert b.ledger.blobs.started(name) == 0
     assert "is not the one that was wanted" in caplog.text
+
+
+def test_a_flood_of_messages_slows_its_sender_down_and_nobody_else(world, monkeypatch):
+    monkeypatch.setattr(link_module, "HEARD", (50.0, 100.0))
+    a, b = (world.machine(n).start() for n in (1, 2))
+    channels = []
+    with stranger(world, a, channels=channels):
+        channel, run = channels[0]
+
+        async def flood():
+            for count in range(400):
+                await channel.send(pack(wire.State(vector={}, rate=count)))
+
+        run(flood())
+        heard = lambda: a.node._hub.gossip.links[STRANGER.key].rate  # noqa: E731
+        b.knows(a)
+        with within(10):
+            for seed in range(3):
+                a.round(seed)
+                world.agree(a, b)
+        time.sleep(1.0)
+        assert 50 < heard() < 399, "the rest of it waits"

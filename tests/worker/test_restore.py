@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from barnraise.checkpoint import Mark
-from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.anchor import Anchor, fragment_bytes
+from barnraise.exchange.ledger import Ledger
+from barnraise.identity import Identity
 from barnraise.plan import Plan, tile_elements
 from barnraise.restore import Kept, State, state_mark
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.store import Shelf
+from barnraise.wire import Update
 
 MODEL = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
 GROUPS = ((1,), (2,), (3,))
@@ -100,3 +103,30 @@ def test_a_state_whose_anchor_is_damaged_is_not_gone_on_from(tmp_path, caplog):
     kept = Kept(tmp_path, EXACT)
     kept.clear()
     assert kept.mark is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_state_that_its_ledger_left_behind_keeps_all_but_its_anchor(tmp_path, plan):
+    kept, engine = opened(tmp_path, plan)
+    engine.step([torch.randint(0, 300, (1, 17))])
+    before = everything(tmp_path, plan, kept, engine)
+    ledger = Ledger(tmp_path / "ledger")
+    kept = Kept(tmp_path, plan)
+    assert kept.fits(ledger, Recipe()), "an empty ledger goes on from nothing"
+    author, head = Identity(b"a" * 32), None
+    update = Update(
+        run=MARK.run, peer=author.key, incarnation="0" * 16, seq=5, previous="1" * 64, tokens=10, total=50, fragments=[]
+    )
+    head = author.sign("update", update)
+    theirs = [torch.full((each.size,), 7 + each.index, dtype=torch.int32) for each in MODEL.fragments()]
+    ledger.rebase([(head, update)], [ledger.blobs.put(fragment_bytes(each)) for each in theirs])
+    assert kept.fits(ledger, Recipe()) and kept.mark.heads == {update.author: update} and kept.mark.tokens == 50
+    assert kept.mark.seq == MARK.seq
+    again = Kept(tmp_path, plan)
+    assert again.mark.heads == {update.author: update} and again.fits(ledger, Recipe())
+    kept, engine = opened(tmp_path, plan)
+    after = everything(tmp_path, plan, kept, engine)
+    for name, tensor in before.items():
+        kind, _, index = name.partition(".")
+        assert torch.equal(after[name], theirs[int(index)] if kind == "anchor" else tensor), name
+    ledger.close()

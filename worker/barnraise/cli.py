@@ -189,6 +189,8 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         return
     for each in found:
         out.print(f"[bold]{escape(each['name'])}[/]", line(each), soft_wrap=True)
+        if each.get("neighbours"):
+            out.print(neighbours(each))
     if not found:
         out.print("This machine has not trained yet: [bold]barnraise join RUN[/]")
 
@@ -254,12 +256,31 @@ def line(status: dict[str, Any]) -> Line:
     """One live line: activity, step, loss, speed, what was sent and received."""
     loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
     share = min(1.0, status["ledger_tokens"] / status["token_budget"])
+    up, uplink = status.get("up", 0.0), status.get("uplink", 0.0)  # a folder of an older version does not say
+    of_line = f" ({up / uplink:.0%} of the line)" if uplink > up > 0 else ""
+    lag = f"  {status['lag']:,} behind" if status.get("lag") else ""
     return Line.assemble(
         (f"{status['activity']:<10}", "bold" if status["activity"] == "training" else "yellow"),
         f" step {status['step']:>6,}  loss {loss:>6}  {status['rate']:>8,.0f} tok/s  ",
         f"↑{status['updates_sent']:>4} ↓{status['updates_received']:>4}  {status['peers']} peers  ",
+        f"{speed(up)} up{of_line}{lag}  ",
         (f"{share:>4.0%}", "cyan"),
     )
+
+
+def neighbours(status: dict[str, Any]) -> Table:
+    """The peers this machine is linked to: what they lack, what goes over the line, whether their weights are ours."""
+    table = Table("  peer", "lags", "↑", "↓", "same weights", box=None, pad_edge=False)
+    for each in status["neighbours"]:
+        agrees = {True: "yes", False: "NO", None: "–"}[each["agrees"]]
+        figures = f"{each['lag']:,}", speed(each["up"]), speed(each["down"]), agrees
+        table.add_row(f"  {each['key'][:8]}", *figures, style="bold red" if each["agrees"] is False else None)
+    return table
+
+
+def speed(rate: float) -> str:
+    """Bytes/s for people."""
+    return f"{rate / 1e6:,.1f} MB/s" if rate >= 1e6 else f"{rate / 1e3:,.0f} kB/s"
 
 
 def tell_logs() -> None:

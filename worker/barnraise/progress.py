@@ -25,10 +25,23 @@ class Step(Protocol):
     abandoned: bool
 
 
+class Neighbour(Protocol):
+    key: str
+    lag: int
+    up: float
+    down: float
+    agrees: bool | None
+
+
 class Links(Protocol):
     peers: int
     bytes_sent: int
     bytes_received: int
+    behind: int
+    up: float
+    down: float
+    uplink: float
+    neighbours: Sequence[Neighbour]
 
 
 class SharedWeights(Protocol):
@@ -67,6 +80,7 @@ class Progress:
         self._last: tuple[int, float] | None = None
         self._digests: tuple[str, str | None] = ("0" * 64, None)  # of the version vector, and of the anchor at it
         self._next_digest = 0.0  # when one costs little again
+        self._neighbours: Sequence[Neighbour] = ()
         self._ended: float | None = None  # when the step before this one did
         self._measured = 0  # steps that `step_seconds` is the mean of
         self._seconds = 0.0  # between the ends of two steps, a running mean
@@ -114,6 +128,7 @@ class Progress:
         if self._losses and self.rate == 0.0:
             self._point(anchor.tokens)
         points, self._points = tuple(self._points), []
+        self._neighbours = links.neighbours
         mine = [head for head in anchor.heads.values() if head.peer == self.key]
         others = [head for head in anchor.heads.values() if head.peer != self.key]
         return Numbers(
@@ -129,6 +144,10 @@ class Progress:
             peers=links.peers,
             peer_bytes_sent=links.bytes_sent,
             peer_bytes_received=links.bytes_received,
+            peer_rate_sent=links.up,
+            peer_rate_received=links.down,
+            uplink_rate=links.uplink,
+            lag=links.behind,
             vector=self._digests[0],
             anchor=self._digests[1],
             plan=self.plan,
@@ -163,6 +182,14 @@ class Progress:
             "updates_received": numbers.updates_received,
             "peers": numbers.peers,
             "peer_bytes": numbers.peer_bytes_sent,
+            "up": numbers.peer_rate_sent,
+            "down": numbers.peer_rate_received,
+            "uplink": numbers.uplink_rate,
+            "lag": numbers.lag,
+            "neighbours": [
+                {"key": each.key, "lag": each.lag, "up": each.up, "down": each.down, "agrees": each.agrees}
+                for each in self._neighbours
+            ],
             "vector": numbers.vector,
             "anchor": numbers.anchor,
             "plan": numbers.plan.model_dump() if numbers.plan else None,

@@ -35,8 +35,9 @@ GOODBYE = 10.0  # seconds a leaving worker gives the coordinator to take what wa
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the loop knows of itself at one moment. Tokens per second; bytes and counts since the folder's birth.
-    `step_seconds`: of one step as measured, to hold against what `plan` predicts."""
+    """What the loop knows of itself at one moment. Tokens per second, of links bytes; bytes and counts since the
+    folder's birth. `lag`: updates that peers have and we lack. `step_seconds`: of one step as measured, to hold
+    against what `plan` predicts."""
 
     activity: Activity = Activity.PREPARING
     incarnation: str = "0" * 16
@@ -50,6 +51,10 @@ class Numbers:
     peers: int = 0
     peer_bytes_sent: int = 0
     peer_bytes_received: int = 0
+    peer_rate_sent: float = 0.0
+    peer_rate_received: float = 0.0
+    uplink_rate: float = 0.0
+    lag: int = 0
     vector: str = "0" * 64
     anchor: str | None = None
     plan: PlanView | None = None

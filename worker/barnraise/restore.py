@@ -10,7 +10,8 @@ state.new/ .old/  while a state moves
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from torch import Tensor
 from barnraise.checkpoint import Checkpoint, Mark
 from barnraise.errors import StateError
 from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.ledger import Ledger
+from barnraise.exchange.snapshot import base_snapshot
 from barnraise.plan import Plan
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import WARM_UP, Engine
@@ -86,6 +89,31 @@ class Kept:
             self._on_disk = False
             _remove(self.state)
 
+    def fits(self, ledger: Ledger, recipe: Recipe) -> bool:
+        """Whether the ledger goes on from what is kept. One that began again at a snapshot since gives its anchor the
+        place of the kept one; moments, momentum and feedback stay."""
+        assert self.mark is not None
+        vector = {author: head.seq for author, head in self.mark.heads.items()}
+        if ledger.continues(vector):
+            return True
+        base = base_snapshot(ledger) if ledger.reaches(vector) else None
+        if base is None:
+            return False
+        tokens = sum(head.total for head in base.heads.values())
+        log.info("taking the peers' anchor at %s tokens in the place of an older one", f"{tokens:,}")
+        self._rebase(base.fragments, self.mark.model_copy(update={"heads": base.heads, "tokens": tokens}), recipe)
+        return True
+
+    def _rebase(self, anchor: Sequence[Tensor], mark: Mark, recipe: Recipe) -> None:
+        if self.plan.on_disk:
+            self._move(mark, recipe, anchor)
+        else:
+            with ExitStack() as opened:
+                self.checkpoint.save(dict(self._source(opened, anchor)), mark)
+            self._on_disk = False
+            _remove(self.state)
+        self.mark = mark
+
     def clear(self) -> None:
         """Forgets all of it: it belongs to another past than the ledger's."""
         _remove(self.state)
@@ -94,27 +122,30 @@ class Kept:
 
     # ---- moving ----------------------------------------------------------------------------------------------
 
-    def _move(self, mark: Mark, recipe: Recipe) -> None:
-        _remove(self._fresh)
+    def _source(self, opened: ExitStack, anchor: Sequence[Tensor] | None = None) -> Mapping[str, Tensor]:
+        """What was kept, while `opened` is; over another anchor where one is given."""
         if self._on_disk:
-            source = State(self.plan.model, self.state)
+            state = State(self.plan.model, self.state)
+            opened.callback(state.close)
+            source: Mapping[str, Tensor] = state
         else:
             kept = self.checkpoint.restore()
             assert kept is not None
             source = kept[0]
+        return source if anchor is None else Over(source, anchor)
+
+    def _move(self, mark: Mark, recipe: Recipe, anchor: Sequence[Tensor] | None = None) -> None:
+        _remove(self._fresh)
 
         def describe(progress: Progress) -> str:
             return mark.model_copy(update={"notes": notes(progress)}).model_dump_json()
 
-        engine = Engine(self.plan, recipe, Store(self.plan, self._fresh), Anchor([]), describe)
-        try:
-            engine.load(source)
+        with ExitStack() as opened:
+            engine = Engine(self.plan, recipe, Store(self.plan, self._fresh), Anchor([]), describe)
+            opened.callback(engine.close)
+            engine.load(self._source(opened, anchor))
             engine.progress = replace(engine.progress, position=mark.step)
             engine.commit(closing=True)
-        finally:
-            engine.close()
-            if isinstance(source, State):
-                source.close()
         if self.state.exists():
             self.state.rename(self._old)
         self._finish_move()
@@ -129,6 +160,23 @@ class Kept:
                     break
         for leftover in (self._fresh, self._old):
             _remove(leftover)
+
+
+class Over(Mapping[str, Tensor]):
+    """A state with other anchor fragments, read a tensor at a time."""
+
+    def __init__(self, source: Mapping[str, Tensor], anchor: Sequence[Tensor]):
+        self._source, self._anchor = source, anchor
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source)
+
+    def __getitem__(self, name: str) -> Tensor:
+        kind, _, index = name.partition(".")
+        return self._anchor[int(index)] if kind == "anchor" else self._source[name]
 
 
 class State(Mapping[str, Tensor]):

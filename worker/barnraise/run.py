@@ -34,7 +34,7 @@ from barnraise.progress import Progress
 from barnraise.report import Reporter, Spool
 from barnraise.restore import Kept, notes
 from barnraise.swap import operations
-from barnraise.swap.engine import Engine
+from barnraise.swap.engine import WARM_UP, Engine
 from barnraise.swap.optimizer import schedule
 from barnraise.swap.store import Shelf
 from barnraise.view import plan_view
@@ -128,9 +128,10 @@ class Worker:
 
     def train(self) -> None:
         recipe, context = self.spec.recipe, self.spec.model.context
-        engine, exchange, progress = self.engine, self.exchange, self.progress
+        exchange, progress = self.exchange, self.progress
         encode = partial(codec.encode, codec=recipe.codec)
         while self.goes_on():
+            engine = self.engine  # another one, where the others' anchor took the place of ours
             while engine.round_tokens < recipe.round_steps * recipe.step_sequences * context:
                 batch = self.text.batch(self.spec.seed, self.key, progress.step, recipe.step_sequences, context)
                 rate_scale = schedule(recipe, self.anchor.tokens + engine.round_tokens)
@@ -167,6 +168,7 @@ class Worker:
 
     def goes_on(self) -> bool:
         """Whether another round begins; waits out a pause first."""
+        self.catch_up()
         return not self.spent and self.may_step()
 
     def may_step(self) -> bool:
@@ -216,6 +218,7 @@ class Worker:
         self.engine.flush()
         self.engine.settle()  # what is in the anchor and what the mark says are one
         self.kept.save(self.engine, self.mark(self.engine.progress), closing)
+        self.exchange.kept(self.anchor.vector)
 
     # ---- before and after ------------------------------------------------------------------------------------
 
@@ -225,6 +228,15 @@ class Worker:
         self.exchange.introduce(list(self.place.peers))
         if mark is None and (cut := self.snapshot()) is None and self.leaving.is_set():
             return
+        self.settle_in(mark, cut)
+        self.fetch_text()
+        if self.leaving.is_set():
+            self.save(closing=True)
+        else:
+            self.validate()  # where this machine starts, before anything of others is added
+
+    def settle_in(self, mark: Mark | None, cut: Snapshot | None = None) -> None:
+        """The anchor where the state stands, or the others'; the exchange from there on; the engine."""
         self.store = self.kept.open(self.spec.recipe)
         self.anchor = Anchor(Shelf(self.store, "anchor"), mark.heads if mark else {}, self.plan.exchange != "disk")
         if cut:
@@ -234,20 +246,13 @@ class Worker:
         elif mark is None:
             self.anchor.begin((initial(each, self.spec.seed) for each in self.plan.fragments), {})
         self.exchange.start(self.anchor.vector)
-        self.settle_in(mark)
-        self.fetch_text()
-        if self.leaving.is_set():
-            self.save(closing=True)
-        else:
-            self.validate()  # where this machine starts, before anything of others is added
-
-    def settle_in(self, mark: Mark | None) -> None:
-        """The engine, where the state stands."""
         standing = self.kept.progress(self.store)
         describe = lambda progress: self.mark(progress).model_dump_json()  # noqa: E731
         self.engine = Engine(self.plan, self.spec.recipe, self.store, self.anchor, describe, standing)
         self._opened.callback(self.engine.close)
         if mark is None:
+            if cut:
+                self.engine.progress = replace(self.engine.progress, warming=WARM_UP)
             self.save()
             return
         self.progress.step = mark.step
@@ -258,26 +263,41 @@ class Worker:
             self.engine.forget_feedback()  # what it owed may have been said in the update that is newer
             self.engine.reset_round()  # and what the round had learnt is in it
 
+    def catch_up(self) -> None:
+        """Where the others keep no more of what this machine lacks, their anchor takes the place of its own; its
+        moments, momentum and feedback stay, and so do its updates that they have not got yet."""
+        if not self.exchange.overtaken:
+            return
+        self.save(closing=True)
+        self._opened.close()
+        del self.engine, self.store
+        self.anchor = Anchor([], self.ledger.last())
+        self.exchange.begin_again()
+        self.kept = Kept(self.place.folder.path, self.plan)
+        self.settle_in(self.restored())
+
     def restored(self) -> Mark | None:
         """What was kept here belongs to, if the ledger goes on from it. A folder put together from two backups may hold
         a state with updates that its ledger has lost; then the ledger and the peers count, and what was ours is under a
         new name."""
         mark = self.kept.mark
-        if mark is not None and not self.ledger.continues({author: head.seq for author, head in mark.heads.items()}):
+        fits = mark is not None and self.kept.fits(self.ledger, self.spec.recipe)
+        if mark is not None and not fits:
             log.warning("the state and the ledger of %s do not belong together: starting from the ledger", mark.run)
             if mine := mark.heads.get(self.exchange.author):
                 self.exchange.recognised(mine)
-            mark = None
-        if mark is None:
+        if not fits:
             self.kept.clear()
-        return mark
+        return self.kept.mark
 
     def snapshot(self) -> Snapshot | None:
         """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
         replay everything, from peers that may not have it."""
+        known = self.place.peers or self.exchange.acquainted
         for _ in range(SNAPSHOT_TRIES):
-            cut = self.exchange.join(SNAPSHOT_SECONDS if self.place.peers else 0.0, self.waited)
-            if cut or self.leaving.is_set() or self.ledger.vector() or not self.exchange.stats.behind:
+            cut = self.exchange.join(SNAPSHOT_SECONDS if known else 0.0, self.waited)
+            whole = self.ledger.vector() and not self.ledger.gone()
+            if cut or whole or self.leaving.is_set() or not self.exchange.stats.behind:
                 return cut
             log.warning("the others are ahead, and their anchor has not come yet: asking again")
         return None
@@ -328,6 +348,7 @@ class Worker:
     def _trade_until(self, done: Callable[[], bool], seconds: float) -> None:
         limit = time.monotonic() + seconds
         while not done() and time.monotonic() < limit:
+            self.catch_up()
             self.trade()
             self.engine.settle()
             time.sleep(0.05)
@@ -344,6 +365,8 @@ class Worker:
         incarnation, addresses = self.place.folder.label.incarnation, exchange.addresses()
         numbers = progress.numbers(self.anchor, exchange.stats, incarnation, addresses)
         reporter.note(numbers)
+        if numbers.anchor:
+            exchange.stands(numbers.vector, numbers.anchor)
         exchange.announce(progress.rate)
         exchange.introduce(reporter.taken_peers())
         if reporter.signed_directive and reporter.directive.revoked != self.revoked:

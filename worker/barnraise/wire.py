@@ -7,37 +7,37 @@ peers, named here only by digest. What must be believed later is `Signed`.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from barnraise.states import Activity, Role, Status
+from barnraise.figures import PlanView as PlanView
+from barnraise.figures import Point as Point
+from barnraise.figures import Report
+from barnraise.states import Activity as Activity
+from barnraise.states import Role, Status
+from barnraise.terms import (
+    Address,
+    Author,
+    Count,
+    Digest,
+    Id,
+    Incarnation,
+    Key,
+    Message,
+    Rate,
+    Short,
+    Signature,
+    Sketch,
+    Time,
+    Vector,
+    Version,
+)
+from barnraise.terms import Words as Words
 
 PROTOCOL = 1  # peers and coordinators state N and N-1
 MAX_FRAME = 1 << 20  # bytes of one frame between peers, all told
 MAX_HEADER = 1 << 18  # …of which its JSON header
 PART = MAX_FRAME - (1 << 12)  # payload bytes a Part carries at most
 LENGTH = 4  # bytes of the big-endian header length that starts a frame
-
-Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # an Ed25519 public key
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # BLAKE3
-Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-Id = Annotated[str, Field(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # UUIDv7
-Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-Author = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\.[0-9a-f]{16}$")]  # key.incarnation: one life of a state folder
-Sketch = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z.:\[\]%/_-]{1,200}$")]  # host:port or a relay's URL
-Short = Annotated[str, Field(max_length=100)]
-Words = Annotated[str, Field(pattern=r"^\P{C}*$")]  # for people to read: nothing that hides or turns text around
-Version = Annotated[str, Field(pattern=r"^[0-9A-Za-z.+-]{1,40}$")]
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-Rate = Annotated[float, Field(ge=0, lt=1e15, allow_inf_nan=False)]
-Loss = Annotated[float, Field(ge=0, lt=1e6, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
-Time = Annotated[float, Field(ge=0, lt=1e11, allow_inf_nan=False)]  # seconds since 1970, UTC
-Vector = Annotated[dict[Author, Count], Field(max_length=2000)]  # which updates are in: author → last seq
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class Signed(Message):
@@ -146,10 +146,17 @@ class Hello(Message):
 
 
 class State(Message):
-    """Where I am: sent every few seconds and whenever it changes; the ground of anti-entropy."""
+    """Where I am: sent every few seconds and whenever it changes; the ground of anti-entropy. Of updates up to `gone` I
+    have the headers alone; those up to `spare` are here or on their way: push them no more, announce what is new."""
 
     type: Literal["state"] = "state"
     vector: Vector
+    gone: Vector = {}
+    spare: Vector = {}
+    whole: bool = True  # else: what changed since the last
+    links: Count = 0  # that I have
+    stands: Digest | None = None  # of a version vector, as reports have it…
+    anchor: Digest | None = None  # …and of my anchor there
     rate: Rate  # tokens/s this worker trains at
     complete: bool = False  # the run is over for me and I publish no more
 
@@ -313,59 +320,6 @@ class JoinReply(Message):
     directive: Signed
     mark: Count = 0  # the last report of this machine in this run that the coordinator holds
     peers: list[Peer] = Field(max_length=64)
-
-
-class Point(Message):
-    """One measured loss, in nats a token, when the ledger held so many tokens."""
-
-    kind: Literal["train", "validation"]
-    tokens: Count
-    loss: Loss
-
-
-class PlanView(Message):
-    """How a machine has decided to train, for people to read."""
-
-    device: Words = Field(max_length=80)
-    device_bytes: Count  # the plan's need of each tier
-    host_bytes: Count
-    disk_bytes: Count
-    groups: int = Field(ge=1, le=100_000)  # of a step's forward pass
-    micro_batches: int = Field(ge=1, le=1_000_000)
-    micro_tokens: int = Field(ge=1, lt=1 << 53)
-    layers: int = Field(ge=1, le=100_000)
-    resident: int = Field(ge=0, le=100_000)  # layers whose training state stays in memory
-    clipping: Literal["none", "exact", "layer"]
-    crash_safety: Literal["exact", "restart", "round"]
-    binding: Words = Field(max_length=40)  # the resource that limits: "compute", "disk", "link", "optimizer"
-    predicted_seconds: Seconds  # of one step
-    disk_written_per_day: Count  # bytes
-    sentence: Words = Field(max_length=300)
-
-
-class Report(Message):
-    """One machine's numbers over the seconds since its report before. Totals count from the state folder's birth."""
-
-    seq: int = Field(ge=1, lt=1 << 53)
-    at: Time
-    version: Version
-    activity: Activity
-    incarnation: Incarnation
-    addresses: list[Address] = Field(max_length=8)
-    step: Count
-    tokens: Count  # published by this machine, total
-    ledger_tokens: Count  # by everybody, as far as this machine knows
-    rate: Rate  # tokens/s
-    points: list[Point] = Field(default=[], max_length=64)
-    updates_sent: Count
-    updates_received: Count
-    peers: int = Field(ge=0, le=100_000)  # connected now
-    peer_bytes_sent: Count
-    peer_bytes_received: Count
-    vector: Digest  # of the version vector's canonical JSON: peers are compared at equal ones
-    anchor: Digest | None = None  # BLAKE3 of the anchor at that vector, where it was computed
-    plan: PlanView | None = None  # in every report: a lost one, or a site that forgot, costs nothing
-    step_seconds: Seconds | None = None  # of one step as measured, trading apart; a mean over some twenty
 
 
 class Reports(Message):

@@ -10,6 +10,8 @@ import secrets
 import shutil
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
@@ -32,6 +34,7 @@ class Blobs:
         """`fresh`: empty to begin with, whatever was left there."""
         self.folder = folder
         self._growing = threading.Lock()
+        self._held: Counter[str] = Counter()  # digests that somebody relies on, whatever becomes of others
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,9 +65,12 @@ class Blobs:
             file.seek(offset)
             return file.read(size)
 
-    def put(self, data: bytes | memoryview) -> str:
-        """Keeps bytes durably; returns their digest. What was here already is not written again."""
+    def put(self, data: bytes | memoryview, hold: bool = False) -> str:
+        """Keeps bytes durably; returns their digest. What was here already is not written again. `hold`: until
+        `release`, they are not let go."""
         digest = blake3(data).hexdigest()
+        if hold:
+            self.hold([digest])
         if not self.has(digest):
             path = self._shelved(digest)
             fresh = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
@@ -114,6 +120,22 @@ class Blobs:
         """Forgets a blob, whole or in part."""
         self.path(digest).unlink(missing_ok=True)
         self._part(digest).unlink(missing_ok=True)
+
+    def hold(self, digests: Iterable[str]) -> None:
+        """Keeps these from being let go, here or not, until they are released as often."""
+        with self._growing:
+            self._held.update(digests)
+
+    def release(self, digests: Iterable[str]) -> None:
+        with self._growing:
+            self._held -= Counter(digests)
+
+    def let_go(self, digest: str) -> bool:
+        """Forgets a whole blob unless somebody holds it; whether it did."""
+        with self._growing:
+            if not self._held[digest]:
+                self.path(digest).unlink(missing_ok=True)
+            return not self._held[digest]
 
     def abandon(self, digest: str) -> None:
         """Forgets what has come of a blob that nobody waits for any more; a whole one stays."""

@@ -1,36 +1,82 @@
-"""Blobs that are wanted by digest: text shards, the fragments of a snapshot. They come from any peer that has them, in
-pieces, and go on where an interrupted fetch ended. Runs on the hub's loop."""
+"""Blobs that are wanted by digest: text shards, the fragments of a snapshot. They come from every peer that has them at
+once, in pieces, and go on where an interrupted fetch ended. Runs on the hub's loop.
+
+Each blob is asked of one peer: of whoever will have sent it soonest by the goodput measured so far. A peer is asked for
+some way ahead, so that its line never runs dry, and for no more than it will have sent by the time all is here. From
+one that stalls, or would hold up the end, a blob goes on from another where it stopped.
+"""
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from barnraise import wire
 from barnraise.errors import MessageError
 from barnraise.exchange.blobs import Blobs, Growth
-from barnraise.exchange.link import Link
+from barnraise.exchange.link import PIECE, Link
 
-STALL = 10.0  # seconds without progress after which a blob is asked of somebody else
+STALL = 10.0  # seconds without progress after which a peer is passed over; fewer where it has been quick…
+STALL_LEAST = 2.0  # …but at least so many
+AHEAD = 1.0  # seconds of its line that a peer is asked for ahead
+DEPTH = 2  # …and blobs at least
+LOOK = 0.25  # seconds between two looks at who stalls
+MEMORY = 5.0  # seconds over which goodput is forgotten
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A blob of `size` bytes where that is known, and of no more than `at_most`."""
+
+    digest: str
+    size: int | None
+    at_most: int
+
+
+@dataclass
+class Source:
+    """A peer that is asked for blobs: what it still owes, in order, and how fast it sends."""
+
+    owes: dict[str, "_Fetch"] = field(default_factory=dict)
+    moved: float = 0.0  # when it last sent something new, or was first asked again
+    passed_over: float = -math.inf  # until
+    _bytes: float = 0.0
+    _seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s while it owed something; 0 before anything came."""
+        return self._bytes / self._seconds if self._seconds else 0.0
+
+    @property
+    def owed(self) -> int:
+        return sum(fetch.left for fetch in self.owes.values())
+
+    def sent(self, size: int, now: float) -> None:
+        passed = max(now - self.moved, 1e-6)
+        fade = math.exp(-passed / MEMORY)
+        self._bytes, self._seconds = self._bytes * fade + size, self._seconds * fade + passed
+        self.moved = now
+
+    def stalls(self, now: float) -> bool:
+        patience = min(STALL, max(STALL_LEAST, 4 * PIECE / self.rate)) if self.rate else STALL
+        return bool(self.owes) and now > self.moved + patience
 
 
 class _Fetch:
     """A blob that somebody here waits for."""
 
-    def __init__(self, size: int | None, at_most: int):
-        self.size, self.at_most = size, at_most
+    def __init__(self, wanted: Wanted, have: int):
+        self.wanted, self.have, self.came = wanted, have, 0  # bytes here; bytes that came since
         self.users = 0
+        self.holders: Container[str] | None = None  # keys of those who have it; None: anybody may
         self.source: str | None = None
-        self.came = 0  # bytes
-        self.moved = 0.0  # loop time of the last progress
-        self.shunned: dict[str, float] = {}  # who did not deliver, until
-        self.news = asyncio.Event()
+        self.shunned: dict[str, float] = {}  # who does not have it, until
+        self.whole = False
 
-    def shun(self, now: float) -> None:
-        """The one that was asked does not deliver; others first."""
-        if self.source:
-            self.shunned[self.source] = now + STALL
-        self.source = None
-        self.news.set()
+    @property
+    def left(self) -> int:
+        return max(1, (self.wanted.size or PIECE) - self.have)
 
 
 class Fetcher:
@@ -38,58 +84,159 @@ class Fetcher:
         """`links` is the hub's own table, by key; `disk` runs a call beside the loop."""
         self._links, self._blobs, self._disk = links, blobs, disk
         self._fetches: dict[str, _Fetch] = {}
+        self._sources: dict[str, Source] = {}
+        self._news = asyncio.Event()
 
     async def fetch(
-        self, digest: str, timeout: float, size: int | None, at_most: int, slowest: float = math.inf
+        self,
+        wanted: Sequence[Wanted],
+        timeout: float,
+        slowest: float = math.inf,
+        holders: Mapping[str, Container[str]] | None = None,
     ) -> bool:
-        """Gets a blob, of `size` bytes where that is known; False when nobody gave it in `timeout` seconds, and one
-        more for each `slowest` bytes that came."""
+        """Gets these blobs; False when they did not come in `timeout` seconds, and one more for each `slowest` bytes
+        that did. `holders`: by digest, who has it; it may grow meanwhile."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
-        fetch = self._fetches.setdefault(digest, _Fetch(size, at_most))
-        fetch.users += 1
+        mine = [self._begun(each, holders) for each in wanted if not self._blobs.has(each.digest)]
+        before = sum(fetch.came for fetch in mine)
         try:
-            while not self._blobs.has(digest) and (now := loop.time()) < end + fetch.came / slowest:
-                self._ask(digest, fetch, now)
-                fetch.news.clear()
+            while not all(fetch.whole for fetch in mine):
+                now = loop.time()
+                if now >= (until := end + (sum(fetch.came for fetch in mine) - before) / slowest):
+                    return False
+                self._look(now)
+                self._news.clear()
                 try:
-                    async with asyncio.timeout(max(0.01, min(1.0, end + fetch.came / slowest - now))):
-                        await fetch.news.wait()
+                    async with asyncio.timeout(max(0.01, min(LOOK, until - now))):
+                        await self._news.wait()
                 except TimeoutError:
-                    if fetch.source and loop.time() > fetch.moved + STALL:
-                        fetch.shun(loop.time())
-            return self._blobs.has(digest)
+                    continue
+            return True
         finally:
-            fetch.users -= 1
-            if not fetch.users:
-                self._fetches.pop(digest, None)
-
-    def _ask(self, digest: str, fetch: _Fetch, now: float) -> None:
-        """Asks the least burdened peer that has not failed us lately, unless one is at it."""
-        able = [link for key, link in self._links.items() if fetch.shunned.get(key, 0.0) < now]
-        if fetch.source not in self._links and able:
-            link = min(able, key=lambda one: sum(other.source == one.key for other in self._fetches.values()))
-            fetch.source, fetch.moved = link.key, now
-            link.post(wire.Want(digest=digest, offset=self._blobs.started(digest)))
+            for fetch in mine:
+                fetch.users -= 1
+                if not fetch.users:
+                    self._ended(fetch)
 
     def wants(self, digest: str) -> bool:
         return digest in self._fetches
 
-    async def take(self, part: wire.Part, payload: memoryview) -> None:
+    async def take(self, source: str, part: wire.Part, payload: memoryview) -> None:
         """A piece of a wanted blob. Raises MessageError for one that is not."""
         fetch = self._fetches[part.digest]
-        if part.total > fetch.at_most or fetch.size not in (None, part.total):
+        if part.total > fetch.wanted.at_most or fetch.wanted.size not in (None, part.total):
             raise MessageError(f"a blob of {part.total} bytes is not the one that was wanted")
         growth = await self._disk(self._blobs.extend, part.digest, part.offset, payload, part.total)
-        now = asyncio.get_running_loop().time()
-        fetch.moved, fetch.came = now, fetch.came + len(payload)
+        fresh = part.offset + len(payload) - fetch.have if part.offset <= fetch.have else 0
+        if fresh > 0:
+            fetch.have, fetch.came = fetch.have + fresh, fetch.came + fresh
+            if known := self._sources.get(source):
+                known.sent(len(payload), asyncio.get_running_loop().time())
         if growth is Growth.DAMAGED:
-            fetch.shun(now)
+            fetch.have = 0
+            self.missing(source, part.digest, asyncio.get_running_loop().time())
             raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")
         if growth is Growth.WHOLE:
-            fetch.news.set()
+            fetch.whole = True
+            self._ended(fetch)
 
     def missing(self, source: str, digest: str, now: float) -> None:
         """That peer does not have it."""
-        if (fetch := self._fetches.get(digest)) and fetch.source == source:
-            fetch.shun(now)
+        if fetch := self._fetches.get(digest):
+            fetch.shunned[source] = now + STALL
+            if fetch.source == source:
+                self._unasked(fetch)
+
+    # ---- whom to ask
+
+    def _begun(self, wanted: Wanted, holders: Mapping[str, Container[str]] | None) -> _Fetch:
+        have = self._blobs.started(wanted.digest)
+        fetch = self._fetches.setdefault(wanted.digest, _Fetch(wanted, have))
+        fetch.users += 1
+        fetch.holders = None if holders is None else holders[wanted.digest]
+        return fetch
+
+    def _ended(self, fetch: _Fetch) -> None:
+        self._unasked(fetch)
+        self._fetches.pop(fetch.wanted.digest, None)
+
+    def _unasked(self, fetch: _Fetch) -> None:
+        if fetch.source and (source := self._sources.get(fetch.source)):
+            source.owes.pop(fetch.wanted.digest, None)
+        fetch.source = None
+        self._news.set()
+
+    def _look(self, now: float) -> None:
+        """Passes over who is gone or stalls, and asks for what nobody is asked for."""
+        for key, source in list(self._sources.items()):
+            if key not in self._links or source.stalls(now):
+                source.passed_over = now + STALL
+                for fetch in list(source.owes.values()):
+                    self._unasked(fetch)
+            if key not in self._links:
+                del self._sources[key]
+        for key in self._links:
+            self._sources.setdefault(key, Source())
+        waiting = sorted((f for f in self._fetches.values() if f.source is None), key=lambda f: -f.left)
+        able = {key: source for key, source in self._sources.items() if source.passed_over < now}
+        speed = sum(source.rate for source in able.values()) or 1.0
+        rest = sum(fetch.left for fetch in self._fetches.values()) / speed  # seconds until all is here, at best
+        while asked := self._next(waiting, able, rest, now):
+            fetch, key = asked
+            waiting.remove(fetch)
+            self._ask(fetch, key, now)
+        if not waiting:
+            self._relieve(able, now)
+
+    def _next(self, waiting: list[_Fetch], able: dict[str, Source], rest: float, now: float) -> tuple | None:
+        """(fetch, peer) to ask next: the largest that some peer with room has, of whoever will have sent it soonest."""
+        roomy = [(key, source) for key, source in able.items() if _room(source)]
+        for fetch in waiting:
+            having = [(key, source) for key, source in roomy if _has(key, fetch, now)]
+            if not having:
+                continue
+            key, source = min(having, key=lambda one: _finish(one[1], fetch, able))
+            if _finish(source, fetch, able) <= rest + LOOK or not any(
+                _has(other, fetch, now) and _finish(each, fetch, able) < _finish(source, fetch, able)
+                for other, each in able.items()
+            ):
+                return fetch, key
+        return None
+
+    def _ask(self, fetch: _Fetch, key: str, now: float) -> None:
+        source = self._sources[key]
+        if not source.owes:
+            source.moved = now
+        fetch.source = key
+        source.owes[fetch.wanted.digest] = fetch
+        fetch.have = self._blobs.started(fetch.wanted.digest)
+        self._links[key].post(wire.Want(digest=fetch.wanted.digest, offset=fetch.have))
+
+    def _relieve(self, able: dict[str, Source], now: float) -> None:
+        """At the end, who has nothing left to send takes over what will come last from where it is."""
+        for key, idle in able.items():
+            if idle.owes or not idle.rate:
+                continue
+            late = [(f, s) for s in able.values() for f in s.owes.values() if _has(key, f, now) and s.rate]
+            fetch, source = max(late, key=lambda one: one[1].owed / one[1].rate, default=(None, None))
+            if fetch and fetch.left / idle.rate + LOOK < 0.5 * source.owed / source.rate:
+                last = list(source.owes.values())[-1]  # what it has not begun, if there is any
+                last = last if _has(key, last, now) else fetch
+                self._unasked(last)
+                self._ask(last, key, now)
+
+
+def _has(key: str, fetch: _Fetch, now: float) -> bool:
+    return fetch.shunned.get(key, 0.0) < now and (fetch.holders is None or key in fetch.holders)
+
+
+def _room(source: Source) -> bool:
+    return len(source.owes) < DEPTH or source.owed < source.rate * AHEAD
+
+
+def _finish(source: Source, fetch: _Fetch, able: Mapping[str, Source]) -> float:
+    """Seconds until this peer would have sent that blob, too. Who has sent nothing yet is taken to be as the others."""
+    known = [each.rate for each in able.values() if each.rate]
+    rate = source.rate or (sum(known) / len(known) if known else 1.0)
+    return (source.owed + fetch.left) / rate

@@ -1,32 +1,33 @@
-"""Whom to dial, whom to tell, what is missing and whom to ask for it: a pure state machine.
+"""Whom to tell what, what is missing and whom to ask for it: a pure state machine.
 
 Facts go in through methods, each with the time; `act(now)` gives the actions they call for, and `next_at(now)` when to
-look again. No socket, no clock, no thread: a thousand peers are tested in one loop. One's own updates are pushed to all
-who are linked; everything else spreads by comparing version vectors, so that an update reaches whoever reaches anyone.
+look again. No socket, no clock, no thread: a thousand peers are tested in one loop.
+
+New updates spread along a tree, after Plumtree (Leitão, Pereira and Rodrigues, SRDS 2007). What is new is pushed over
+eager links, and over lazy ones only announced, in the next State. Who is pushed what it has, or what somebody else is
+in the middle of sending, says so, and that link is lazy from then on: in a while every update reaches everybody once.
+Who hears of an update that does not come asks whoever announced it, and that link is eager again: a tree that is cut
+mends itself. Beneath it lies anti-entropy: States say what changed since the last, and now and then everything.
 """
 
 import math
 import random
 from dataclasses import dataclass, field
 
-from barnraise.wire import Peer
+from barnraise.exchange.asking import Asking
+from barnraise.exchange.circle import FEW, Circle
+from barnraise.wire import Peer, State
 
-STATE_EVERY = 2.0  # seconds between two States to a peer, ± a quarter
-STATE_SOONEST = 0.25  # …and the least between two when something changed
-GRACE = 1.0  # how long an author linked to us is trusted to be pushing what we lack
-ASKED = 5.0  # seconds for an answer to begin
-STALLED = 10.0  # seconds without a byte of an update that is under way
-SHUNNED = 20.0  # who did not deliver something is not asked for it again this long
+STATE_EVERY = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
+STATE_SOONEST = 0.25  # …and the least between two when something does
+WHOLE_EVERY = 30.0  # seconds between two that say everything, ± a quarter
 SILENCE = 20.0  # a peer that says nothing for this long is gone
+PARTING = 5.0  # …and one that was told goodbye
 PEERS_EVERY = 30.0
-REDIAL_FIRST, REDIAL_MOST = 0.5, 30.0
-POLITE = 0.7  # the larger key waits this long with its first dial, so that two do not dial each other at once
-WINDOW = 64  # updates of one author under way at once
-PER_LINK = 64  # updates asked of one peer at once
-MAX_DIALLED = 16  # links we go and look for; others may bring more
-MAX_KNOWN = 1000
-MAX_TOLD = 2000  # authors in one State: what wire.Vector holds
-FORGET_AFTER = 8  # failed dials of a peer that only other peers speak of
+MAX_TOLD = 1100  # authors in one State: with `gone`, as much as a header holds
+MAX_AUTHORS = 50_000  # remembered of one peer
+MAX_SPARED = 200  # pushes declined in one State
+COMPARED = 16  # of our anchors, with those of peers that come to the same vector sooner or later
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Dial:
 
 @dataclass(frozen=True)
 class TellState:
+    """`tell` says what is in it, once it can go out."""
+
     to: str
 
 
@@ -61,159 +64,184 @@ class AskFor:
 
 
 @dataclass(frozen=True)
+class Goodbye:
+    """It has other links, and we have too many."""
+
+    to: str
+
+
+@dataclass(frozen=True)
 class Drop:
     peer: str
     reason: str
 
 
-Action = Dial | TellState | TellPeers | PushUpdate | AskFor | Drop
-
-
-@dataclass
-class Known:
-    """A peer we have heard of. `vouched`: by a coordinator or by itself, not only by others."""
-
-    addresses: tuple[str, ...]
-    vouched: bool
-    next_dial: float
-    failures: int = 0
-    dialling: bool = False
+Action = Dial | TellState | TellPeers | PushUpdate | AskFor | Goodbye | Drop
 
 
 @dataclass
 class Linked:
-    """A peer we are connected to, and what it last said."""
+    """A peer we are connected to: what it last said, and what it is to be told."""
 
     key: str
     since: float
     heard: float
-    state_at: float  # when it gets our next State, whatever happens
+    whole_at: float  # when it gets our next whole State
+    state_at: float = 0.0  # when it gets our next State, whatever happens
     told: float = -math.inf  # when it got our last
-    stale: bool = True  # something changed since
     peers_at: float = 0.0
+    stale: bool = True  # something changed since
+    changed: dict[str, None] = field(default_factory=dict)  # authors whose updates it was not told of (ordered)
+    spare: dict[str, int] = field(default_factory=dict)  # what it need not push to us: author → up to
+    eager: bool = True  # new updates are pushed to it, and not only announced
+    leaving: float | None = None  # since when it is being let go
     vector: dict[str, int] = field(default_factory=dict)
+    gone: dict[str, int] = field(default_factory=dict)  # author → up to where it has the payloads no more
+    spared: dict[str, int] = field(default_factory=dict)  # what it asked us not to push
     rate: float = 0.0
+    stands: str | None = None  # a version vector, by its digest…
+    anchor: str | None = None  # …and the digest of its anchor there
+    agrees: bool | None = None  # with ours, the last time both were at one vector
+    degree: int = 0  # its links
     complete: bool = False
     spoke: bool = False  # its first State is here
-    shunned: dict[tuple[str, int], float] = field(default_factory=dict)  # asked in vain, until
-
-
-@dataclass
-class Flight:
-    """An update on its way to us; nobody else is asked for it until `deadline`."""
-
-    source: str
-    deadline: float
 
 
 class Gossip:
     def __init__(self, key: str, seed: int):
         self.key = key
         self.vector: dict[str, int] = {}  # what is in our ledger
-        self.asking = False  # whether we want what we lack (not while the snapshot is being fetched)
+        self.gone: dict[str, int] = {}  # author → up to where we have the payloads no more
+        self.wanting = False  # whether we want what we lack (not while the snapshot is being fetched)
+        self.rate, self.complete = 0.0, False
+        self.anchors: dict[str, str] = {}  # of our anchor at the last few version vectors, by their digests
         self.links: dict[str, Linked] = {}
-        self.known: dict[str, Known] = {}
-        self.flights: dict[tuple[str, int], Flight] = {}
-        self.banned: set[str] = set()  # authors nothing more is taken of
-        self._noticed: dict[tuple[str, int], float] = {}
+        self.circle = Circle(key, seed)
+        self.asking = Asking(seed)
         self._pushes: list[PushUpdate] = []
         self._random = random.Random(seed)
-        self._wake = math.inf  # of the asks that wait for their grace
 
     # ---- facts
 
-    def introduce(self, peers: list[Peer], now: float, vouched: bool = True) -> None:
-        """Peers to know of, from a coordinator or the peer itself (`vouched`), or hearsay, which never overrides."""
-        for peer in peers:
-            known = self.known.get(peer.key)
-            if peer.key == self.key or not peer.addresses or (known is None and not self._makes_room(vouched)):
-                continue
-            if known is None:
-                polite = POLITE * (1 + self._random.random()) if self.key > peer.key else 0.0
-                self.known[peer.key] = Known(tuple(peer.addresses), vouched, now + polite)
-            elif vouched or (not known.vouched and known.failures):
-                if tuple(peer.addresses) != known.addresses:
-                    known.failures, known.next_dial = 0, min(known.next_dial, now + REDIAL_FIRST)
-                known.addresses, known.vouched = tuple(peer.addresses), vouched or known.vouched
-
-    def _makes_room(self, vouched: bool) -> bool:
-        """Whether one more may be known. Hearsay gives way to who is vouched for: else whoever tells us of enough
-        machines that do not exist would keep us from all that do."""
-        if len(self.known) < MAX_KNOWN:
-            return True
-        hearsay = (key for key, known in self.known.items() if not known.vouched and key not in self.links)
-        if vouched and (least := next(hearsay, None)):
-            del self.known[least]
-            return True
-        return False
+    def begin(self, vector: dict[str, int], gone: dict[str, int], now: float) -> None:
+        """Our ledger stands at `vector`, its payloads after `gone`; from now on we want what we lack."""
+        self.vector, self.gone, self.wanting = dict(vector), dict(gone), True
+        self.asking.begin()
+        for link in self.links.values():
+            link.whole_at, link.stale = now, True
+            self.asking.notice(link.key, link.vector, self.vector)
 
     def linked(self, key: str, now: float) -> None:
         """A peer stands connected (anew: what the old connection had promised is void)."""
-        self._void(key)
-        self.links[key] = Linked(key, now, now, self._soon(now))
-        if known := self.known.get(key):
-            known.dialling, known.failures = False, 0
+        self.asking.void(key)
+        eager = sum(link.eager for link in self.links.values()) < FEW
+        self.links[key] = Linked(key, now, now, whole_at=now, eager=eager)
+        self.circle.met(key)
 
     def unlinked(self, key: str, now: float) -> None:
-        self.links.pop(key, None)
-        self._void(key)
-        if known := self.known.get(key):
-            known.next_dial = now + REDIAL_FIRST * (1 + self._random.random())
-
-    def dial_failed(self, key: str, now: float, refused: bool = False) -> None:
-        """Nobody answered, or it would not have us (`refused`: try rarely)."""
-        known = self.known.get(key)
-        if known is None:
-            return
-        known.dialling = False
-        known.failures += 1
-        if known.failures >= FORGET_AFTER and not known.vouched:
-            del self.known[key]
-            return
-        wait = REDIAL_MOST if refused else min(REDIAL_MOST, REDIAL_FIRST * 2 ** min(known.failures, 10))
-        known.next_dial = now + wait * (0.75 + self._random.random() / 2)
+        link = self.links.pop(key, None)
+        self.asking.void(key)
+        self.circle.lost(key, now, let_go=link is not None and link.leaving is not None)
 
     def heard(self, key: str, now: float) -> None:
         if link := self.links.get(key):
             link.heard = now
 
-    def told_state(self, key: str, vector: dict[str, int], rate: float, complete: bool, now: float) -> None:
-        if link := self.links.get(key):
-            link.heard, link.vector, link.rate, link.complete, link.spoke = now, vector, rate, complete, True
+    def told_state(self, key: str, state: State, now: float) -> None:
+        if (link := self.links.get(key)) is None:
+            return
+        link.heard, link.spoke = now, True
+        link.rate, link.complete, link.degree = state.rate, state.complete, state.links
+        link.stands, link.anchor = state.stands, state.anchor
+        self._compare(link)
+        if state.whole:
+            link.vector, link.gone = dict(state.vector), dict(state.gone)
+        elif len(link.vector) + len(state.vector) <= MAX_AUTHORS:
+            for author, seq in state.vector.items():
+                link.vector[author] = max(seq, link.vector.get(author, 0))
+            link.gone |= state.gone
+        if state.spare:
+            link.eager, link.spared = False, dict(state.spare)
+        self.asking.notice(key, state.vector, self.vector)
 
-    def changed(self) -> None:
-        """Something in our State did; peers hear of it soon."""
-        for link in self.links.values():
-            link.stale = True
+    def stands(self, vector: str, anchor: str) -> None:
+        """Our anchor's digest at a version vector, by its digest."""
+        if self.anchors.get(vector) != anchor:
+            self.anchors = dict([*self.anchors.items(), (vector, anchor)][-COMPARED:])
+            for link in self.links.values():
+                self._compare(link)
 
-    def holds(self, author: str, seq: int, own: bool = False) -> None:
-        """Our ledger has this author's updates up to `seq`. One's `own` new update is pushed to all linked."""
+    def announce(self, rate: float, complete: bool) -> None:
+        """Tokens/s we train at, and whether we publish no more."""
+        if (rate, complete) != (self.rate, self.complete):
+            self.rate, self.complete = rate, complete
+            for link in self.links.values():
+                link.stale = True
+
+    def holds(self, author: str, seq: int) -> None:
+        """Our ledger has this author's updates up to `seq`: those who lack it are pushed it, or told."""
         self.vector[author] = max(seq, self.vector.get(author, 0))
-        self.flights.pop((author, seq), None)
-        self._noticed.pop((author, seq), None)
-        if own:
-            self._pushes += [
-                PushUpdate(link.key, author, seq) for link in self.links.values() if link.vector.get(author, 0) < seq
-            ]
-        self.changed()
+        self.asking.held(author, seq)
+        for link in self.links.values():
+            link.changed[author], link.stale = None, True
+            if link.eager and link.spoke and self.lacks(link.key, author, seq):
+                self._pushes.append(PushUpdate(link.key, author, seq))
+
+    def pruned(self, author: str, seq: int) -> None:
+        """The payloads of this author's updates up to `seq` are here no more."""
+        self.gone[author] = seq
+        for link in self.links.values():
+            link.changed[author] = None
+
+    def pushed(self, key: str, author: str, seq: int, now: float) -> None:
+        """The header of an update that counts has come from this peer: its payloads will, too, unless they are here
+        already or on their way from somebody else."""
+        if (link := self.links.get(key)) is None:
+            return
+        link.vector[author] = max(seq, link.vector.get(author, 0))
+        if seq <= self.vector.get(author, 0) or not self.asking.pushed(key, author, seq, now):
+            self.spare(key, author, seq)
+        else:
+            link.eager = True  # it is where news comes from: both sides of a link of the tree push over it
+            self.asking.notice(key, {author: seq}, self.vector)
+
+    def spare(self, key: str, author: str, seq: int) -> None:
+        """This peer need not push that: it is told, and only announces what is new from then on."""
+        if (link := self.links.get(key)) and len(link.spare) < MAX_SPARED:
+            link.eager = False
+            link.spare[author] = max(seq, link.spare.get(author, 0))
+
+    def asked(self, key: str, author: str) -> None:
+        """This peer wants updates of an author: it gets what is new at once from then on."""
+        if link := self.links.get(key):
+            link.eager = True
+            link.spared.pop(author, None)
+
+    def lacks(self, key: str, author: str, seq: int) -> bool:
+        """Whether a linked peer, as far as we know, lacks an update and would have it from us."""
+        link = self.links.get(key)
+        return link is not None and max(link.vector.get(author, 0), link.spared.get(author, 0)) < seq
 
     def arriving(self, key: str, author: str, seq: int, now: float) -> None:
-        """Bytes of an update that we lack have come from this peer."""
+        """Bytes of an update have come from this peer."""
         if seq > self.vector.get(author, 0):
-            self.flights[author, seq] = Flight(key, now + STALLED)
+            self.asking.arriving(key, author, seq, now)
 
     def waiting(self, author: str, seq: int) -> None:
         """An update is whole here and waits for its author's earlier ones."""
-        self.flights[author, seq] = Flight("", math.inf)
+        self.asking.waiting(author, seq)
 
     def failed(self, key: str, author: str, seq: int, now: float) -> None:
         """This peer cannot give us that update after all."""
-        self.flights.pop((author, seq), None)
-        if link := self.links.get(key):
-            link.shunned[author, seq] = now + SHUNNED
+        self.asking.failed(key, author, seq, now)
 
     def ban(self, author: str) -> None:
-        self.banned.add(author)
+        self.asking.banned.add(author)
+
+    def parting(self, key: str, now: float) -> None:
+        """One side of this link said goodbye."""
+        if link := self.links.get(key):
+            link.leaving = link.leaving or now
 
     # ---- what is known
 
@@ -222,7 +250,7 @@ class Gossip:
         """How many updates the peers have, taken together, that we lack."""
         best: dict[str, int] = {}
         for link in list(self.links.values()):  # other threads look too
-            for author, seq in link.vector.items():
+            for author, seq in list(link.vector.items()):
                 best[author] = max(seq, best.get(author, 0))
         return sum(max(0, seq - self.vector.get(author, 0)) for author, seq in best.items())
 
@@ -232,129 +260,86 @@ class Gossip:
         links = list(self.links.values())
         return all(link.spoke and link.complete and link.vector == self.vector for link in links)
 
+    def overtaken(self, now: float) -> bool:
+        """Whether what we lack next is kept by nobody we are linked to, and has not been for a while: only a snapshot
+        helps."""
+        return self.wanting and self.asking.overtaken(now)
+
     # ---- what follows
 
     def act(self, now: float) -> list[Action]:
-        actions: list[Action] = list(self._pushes)
+        actions: list[Action] = [*self._pushes]
         self._pushes = []
         for link in list(self.links.values()):
             if now >= link.heard + SILENCE:
                 actions.append(Drop(link.key, f"it said nothing for {SILENCE:.0f} seconds"))
                 link.heard = now  # once is enough
-            if now >= link.state_at or (link.stale and now >= link.told + STATE_SOONEST):
+            elif link.leaving is not None and now >= link.leaving + PARTING:
+                actions.append(Drop(link.key, "it was told goodbye and does not go"))
+                link.leaving = now
+            if now >= link.state_at or link.spare or (link.stale and now >= link.told + STATE_SOONEST):
                 actions.append(TellState(link.key))
-                link.told, link.stale, link.state_at = now, False, self._soon(now)
+                link.told, link.stale = now, False
+                link.state_at = now + STATE_EVERY * (0.75 + self._random.random() / 2)
             if now >= link.peers_at:
                 link.peers_at = now + PEERS_EVERY
-                if others := self._others(link.key):
+                if others := self.circle.others(link.key, self.links):
                     actions.append(TellPeers(link.key, others))
-        return actions + self._dials(now) + self._asks(now)
+        for key in self.circle.surplus(self.links.values(), now):
+            self.links[key].leaving = now
+            actions.append(Goodbye(key))
+        return actions + [Dial(peer) for peer in self.circle.dials(self.links, now)] + self._asks(now)
 
     def next_at(self, now: float) -> float:
         """When `act` is worth calling again if no fact comes in before."""
-        times = [now + STATE_EVERY, self._wake]
+        times = [now + STATE_EVERY, self.asking.wake, self.circle.next_at(self.links, now)]
         for link in self.links.values():
             times += [link.heard + SILENCE, link.state_at, link.peers_at]
             if link.stale:
                 times.append(link.told + STATE_SOONEST)
-        if self._room() > 0:
-            times += [k.next_dial for key, k in self.known.items() if not k.dialling and key not in self.links]
-        times += [flight.deadline for flight in self.flights.values()]
+        times += [flight.deadline for flight in self.asking.flights.values()]
         return max(now, min(times))
 
-    def told(self) -> dict[str, int]:
-        """The vector for a State: whole as long as a message can hold it, then ever another part of it."""
-        if len(self.vector) <= MAX_TOLD:
-            return dict(self.vector)
-        return dict(self._random.sample(sorted(self.vector.items()), MAX_TOLD))
+    def tell(self, key: str, now: float) -> State | None:
+        """Our next State to this peer; what is in it counts as told. None once it is gone. Everything where it is time
+        and a message can hold it; else what changed, or as much of it as a message holds."""
+        if (link := self.links.get(key)) is None:
+            return None
+        whole = now >= link.whole_at
+        every = self.vector if whole else link.changed
+        some = [*every] if len(every) <= MAX_TOLD else self._random.sample(sorted(every), MAX_TOLD)
+        stands, anchor = next(reversed(self.anchors.items()), (None, None))
+        state = State.model_construct(
+            vector={author: self.vector[author] for author in some if author in self.vector},
+            gone={author: self.gone[author] for author in some if author in self.gone},
+            whole=whole and len(some) == len(every),
+            spare=link.spare,
+            links=len(self.links),
+            stands=stands,
+            anchor=anchor,
+            rate=self.rate,
+            complete=self.complete,
+        )
+        if whole:
+            link.whole_at = now + WHOLE_EVERY * (0.75 + self._random.random() / 2)
+        for author in some:
+            link.changed.pop(author, None)
+        link.spare, link.stale = {}, bool(link.changed)
+        return state
 
-    def _dials(self, now: float) -> list[Action]:
-        due = [
-            key
-            for key, known in self.known.items()
-            if not known.dialling and known.next_dial <= now and key not in self.links
-        ]
-        self._random.shuffle(due)
-        due.sort(key=lambda key: not self.known[key].vouched)
-        chosen = due[: max(0, self._room())]
-        for key in chosen:
-            self.known[key].dialling = True
-        return [Dial(Peer(key=key, addresses=list(self.known[key].addresses))) for key in chosen]
-
-    def _room(self) -> int:
-        return MAX_DIALLED - len(self.links) - sum(known.dialling for known in self.known.values())
-
-    def _others(self, key: str) -> tuple[Peer, ...]:
-        """Some peers that are worth telling this one about: those we are connected to."""
-        keys = [k for k in self.links if k != key and k in self.known]
-        self._random.shuffle(keys)
-        return tuple(Peer(key=k, addresses=list(self.known[k].addresses)) for k in keys[:32])
+    def _compare(self, link: Linked) -> None:
+        if link.stands and (ours := self.anchors.get(link.stands)):
+            link.agrees = ours == link.anchor
 
     def _asks(self, now: float) -> list[Action]:
-        self._wake = math.inf
-        for (author, seq), flight in list(self.flights.items()):
-            if now >= flight.deadline:
-                self.failed(flight.source, author, seq, now)
-            elif seq <= self.vector.get(author, 0):
-                del self.flights[author, seq]
-        if not self.asking:
-            return []
-        load = {key: 0 for key in self.links}
-        for flight in self.flights.values():
-            if flight.source in load:
-                load[flight.source] += 1
-        ahead: dict[str, list[Linked]] = {}
-        for link in self.links.values():
-            link.shunned = {what: until for what, until in link.shunned.items() if until > now}
-            for author, seq in link.vector.items():
-                if seq > self.vector.get(author, 0) and author not in self.banned:
-                    ahead.setdefault(author, []).append(link)
-        self._noticed = {what: at for what, at in self._noticed.items() if what[0] in ahead}
-        wanted: list[tuple[str, str, int]] = []
-        for author, links in ahead.items():
-            mine = self.vector.get(author, 0)
-            last = min(mine + WINDOW, max(link.vector[author] for link in links))
-            wanted += self._asks_of(author, range(mine + 1, last + 1), links, load, now)
-        return _runs(wanted)
-
-    def _asks_of(self, author, seqs, links: list[Linked], load: dict[str, int], now: float) -> list:
-        """(peer, author, seq) for what is missing of one author, not under way, and past its grace."""
-        wanted = []
-        grace = GRACE if author.partition(".")[0] in self.links else 0.0
-        favourite = None
-        for seq in seqs:
-            if (author, seq) in self.flights:
-                continue
-            ripe = self._noticed.setdefault((author, seq), now) + grace
-            if ripe > now:
-                self._wake = min(self._wake, ripe)
-                continue
-            holders = [link for link in links if link.vector[author] >= seq and load[link.key] < PER_LINK]
-            able = [link for link in holders if (author, seq) not in link.shunned]
-            if not able:
-                self._wake = min([self._wake] + [link.shunned[author, seq] for link in holders])
-                continue
-            if favourite not in able:
-                favourite = min(able, key=lambda link: (load[link.key], self._random.random()))
-            load[favourite.key] += 1
-            self.flights[author, seq] = Flight(favourite.key, now + ASKED)
-            wanted.append((favourite.key, author, seq))
-        return wanted
-
-    def _void(self, key: str) -> None:
-        self.flights = {what: flight for what, flight in self.flights.items() if flight.source != key}
-
-    def _soon(self, now: float) -> float:
-        return now + STATE_EVERY * (0.75 + self._random.random() / 2)
-
-
-def _runs(wanted: list[tuple[str, str, int]]) -> list[Action]:
-    """Neighbouring seqs asked of one peer become one question."""
-    asks: list[Action] = []
-    for to, author, seq in wanted:
-        last = asks[-1] if asks else None
-        if isinstance(last, AskFor) and (last.to, last.author, last.last) == (to, author, seq - 1):
-            asks[-1] = AskFor(to, author, last.first, seq)
-        else:
-            asks.append(AskFor(to, author, seq, seq))
-    return asks
+        """Neighbouring seqs asked of one peer become one question."""
+        self.asking.lost(self.vector, now)
+        asks: list[Action] = []
+        for to, author, seq in self.asking.asks(self.links, self.vector, now) if self.wanting else ():
+            self.links[to].eager = True
+            last = asks[-1] if asks else None
+            if isinstance(last, AskFor) and (last.to, last.author, last.last) == (to, author, seq - 1):
+                asks[-1] = AskFor(to, author, last.first, seq)
+            else:
+                asks.append(AskFor(to, author, seq, seq))
+        return asks

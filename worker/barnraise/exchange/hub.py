@@ -12,24 +12,27 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from barnraise import wire
-from barnraise.errors import MessageError, TicketError
+from barnraise.errors import MessageError
 from barnraise.exchange import gossip as g
 from barnraise.exchange.acceptance import Rules
+from barnraise.exchange.asking import WINDOW
+from barnraise.exchange.cuts import Cuts
 from barnraise.exchange.door import Door
 from barnraise.exchange.fetch import Fetcher
 from barnraise.exchange.frames import unpack
 from barnraise.exchange.inbox import Inbox
+from barnraise.exchange.keeper import Keeper
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.link import Frames, Link
 from barnraise.exchange.outgoing import blob_frames, update_frames
-from barnraise.exchange.snapshot import PATIENCE, Desk, Frozen, Question
+from barnraise.exchange.overtaken import Overtaken
+from barnraise.exchange.rates import Turns
+from barnraise.exchange.snapshot import Desk, Frozen, Question
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
-from barnraise.identity import opened
 
 log = logging.getLogger("barnraise.exchange")
 
 DIAL = 15.0  # seconds a dialled peer has to answer
-RECHECK = 60.0  # seconds between looks at the tickets of those connected
 MAX_LINKS = 128
 
 
@@ -45,24 +48,28 @@ class Hub:
         ticket: wire.Signed,
         clock: Callable[[], float],
         recognised: Callable[[wire.Update], None],
+        archive: int | None = None,
     ):
-        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed."""
+        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed. `archive`: rounds
+        for which all payloads are kept, where that is its role."""
         self.rules, self.ledger, self.transport = rules, ledger, transport
         self.door = Door(transport, rules, spec, incarnation, ticket, clock)
-        self.rate, self.complete = 0.0, False
         self.gossip = g.Gossip(transport.key, seed=int(transport.key[:12], 16))
         self.gossip.vector = ledger.vector()
         self.links: dict[str, Link] = {}
         self.desk = Desk(ledger)
+        self.turns = Turns()  # at this machine's line, for payloads
         self.past_bytes = (0, 0)  # sent, received, over channels that are closed
         self._recognised = recognised
         self._disk = ThreadPoolExecutor(1, "barnraise-disk")
         self._slow = ThreadPoolExecutor(1, "barnraise-cuts")  # cuts of large models must not hold up updates
-        disk = partial(self._beside, self._disk)
+        self.disk = disk = partial(self._beside, self._disk)
         self.inbox = Inbox(rules, ledger, self.gossip, disk, self._drop)
         self.fetcher = Fetcher(self.links, ledger.blobs, disk)
+        self.cuts = Cuts(self.links, self.desk, partial(self._beside, self._slow))
+        self.keeper = Keeper(ledger, self.gossip, disk, transport.key, archive)
+        self.overtaken = Overtaken(self)
         self.inbox.met(transport.key, ticket)
-        self._cuts: dict[str, asyncio.Future[wire.Cut]] = {}
         self._directive: wire.Signed | None = None  # the last that revoked somebody
         self._proven: frozenset[str] = frozenset()  # keys whose revocation was passed on
         self._tasks: set[asyncio.Task] = set()
@@ -74,8 +81,10 @@ class Hub:
         self._poked, self._stopping = asyncio.Event(), asyncio.Event()
         try:
             await self.transport.start()
+            self.gossip.circle.introduce(self.ledger.peers(), self._loop.time())
             ready()
-            for work in (self._accept(), self._pump(), self._recheck()):
+            recheck = self.door.recheck(self.links, self._drop)
+            for work in (self._accept(), self._pump(), recheck):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
         finally:
@@ -95,24 +104,33 @@ class Hub:
 
     async def begin(self) -> None:
         """The anchor is settled: what we lack is wanted, and what comes enters the ledger."""
-        self.gossip.vector = self.ledger.vector()
-        self.gossip.asking = True
+        self.gossip.begin(self.ledger.vector(), self.ledger.gone(), self._loop.time())
         await self.inbox.begin()
         self.poke()
 
+    async def pause(self) -> None:
+        """Until `begin`, nothing is asked for, and what comes waits."""
+        self.gossip.wanting = False
+        await self.inbox.pause()
+
     def published(self, update: wire.Update) -> None:
-        self.gossip.holds(update.author, update.seq, own=True)
+        self.gossip.holds(update.author, update.seq)
         self.poke()
+
+    def kept(self, safe: dict[str, int]) -> None:
+        """A restart needs no payloads up to `safe`."""
+        self._spawn(self.keeper.prune(safe))
 
     def introduce(self, peers: list[wire.Peer]) -> None:
-        self.gossip.introduce(peers, self._loop.time())
+        self.gossip.circle.introduce(peers, self._loop.time())
         self.poke()
 
+    def stands(self, vector: str, anchor: str) -> None:
+        self.gossip.stands(vector, anchor)
+
     def announce(self, rate: float, complete: bool) -> None:
-        if (rate, complete) != (self.rate, self.complete):
-            self.rate, self.complete = rate, complete
-            self.gossip.changed()
-            self.poke()
+        self.gossip.announce(rate, complete)
+        self.poke()
 
     def renew(self, ticket: wire.Signed) -> None:
         """Shows every peer our new ticket."""
@@ -134,24 +152,10 @@ class Hub:
 
     def frozen(self, frozen: Frozen, questions: list[Question]) -> None:
         """The loop copied its anchor for these questions."""
-        self._spawn(self._answer(frozen, questions))
+        self._spawn(self.cuts.answer(frozen, questions))
 
     def poke(self) -> None:
         self._poked.set()
-
-    async def ask_cut(self, key: str, vector: dict[str, int] | None, timeout: float) -> wire.Cut | None:
-        """One peer's cut at `vector` (its own choice if None); None when it does not answer in time."""
-        if key not in self.links or timeout <= 0:
-            return None
-        self._cuts[key] = answer = self._loop.create_future()
-        self.links[key].post(wire.CutWant(vector=vector))
-        try:
-            async with asyncio.timeout(timeout):
-                return await answer
-        except (TimeoutError, ChannelClosed):
-            return None
-        finally:
-            self._cuts.pop(key, None)
 
     # ---- connections
 
@@ -168,7 +172,7 @@ class Hub:
             async with asyncio.timeout(DIAL):
                 channel = await self.transport.connect(peer)
         except (ChannelClosed, TimeoutError):
-            self.gossip.dial_failed(peer.key, self._loop.time())
+            self.gossip.circle.dial_failed(peer.key, self._loop.time())
             self.poke()
             return
         await self._serve(channel, dialled=True)
@@ -182,14 +186,14 @@ class Hub:
             reason = "it did not introduce itself" if isinstance(error, TimeoutError) else str(error)
             log.warning("refused %s: %s", channel.peer[:8], reason)
             channel.close(reason)
-            self.gossip.dial_failed(channel.peer, self._loop.time(), refused=True)
+            self.gossip.circle.dial_failed(channel.peer, self._loop.time(), refused=True)
             return
         finally:
             self._greeting -= 1
         if self._adopt(link):
             await self._converse(link)
         else:
-            self.gossip.dial_failed(channel.peer, self._loop.time(), refused=True)
+            self.gossip.circle.dial_failed(channel.peer, self._loop.time(), refused=True)
 
     def _adopt(self, link: Link) -> bool:
         """Makes a greeted peer one of ours, unless there is a better connection to it or no room."""
@@ -204,7 +208,10 @@ class Hub:
         now = self._loop.time()
         self.links[link.key] = link
         self.inbox.met(link.key, link.hello.ticket)
-        self.gossip.introduce([wire.Peer(key=link.key, addresses=link.hello.addresses)], now)
+        peer = wire.Peer(key=link.key, addresses=link.hello.addresses)
+        self.gossip.circle.introduce([peer], now)
+        if peer.addresses:
+            self._spawn(self.disk(self.ledger.keep_peer, peer))
         self.gossip.linked(link.key, now)
         if self._directive:
             link.post(wire.Directives(directive=self._directive))
@@ -213,11 +220,12 @@ class Hub:
         return True
 
     async def _converse(self, link: Link) -> None:
-        writer = self._spawn(link.write(partial(self._update, link), self._blob))
+        told = lambda: self.gossip.tell(link.key, self._loop.time())  # noqa: E731
+        writer = self._spawn(link.write(told, partial(self._update, link), self._blob, self.turns))
         writer.add_done_callback(lambda task: self._written(link, task))
         try:
             while True:
-                message, payload = unpack(await link.channel.receive())
+                message, payload = unpack(await link.receive())
                 self.gossip.heard(link.key, self._loop.time())
                 await self._handle(link, message, payload)
         except ChannelClosed as error:
@@ -234,8 +242,7 @@ class Hub:
             if self.links.get(link.key) is link:
                 del self.links[link.key]
                 self.gossip.unlinked(link.key, self._loop.time())
-                if (answer := self._cuts.get(link.key)) and not answer.done():
-                    answer.set_exception(ChannelClosed("it left"))
+                self.cuts.left(link.key)
                 self.poke()
 
     def _written(self, link: Link, task: asyncio.Task) -> None:
@@ -257,7 +264,7 @@ class Hub:
         now = self._loop.time()
         match message:
             case wire.State():
-                self.gossip.told_state(link.key, message.vector, message.rate, message.complete, now)
+                self.gossip.told_state(link.key, message, now)
             case wire.Push():
                 update = await self.inbox.header(link.key, message, now)
                 if update and update.peer == self.transport.key:
@@ -266,7 +273,8 @@ class Hub:
                 await self._take(link, message, payload)
                 return  # nothing to decide
             case wire.Ask():
-                last = min(message.last, message.first + g.WINDOW - 1, self.ledger.head(message.author).seq)
+                self.gossip.asked(link.key, message.author)
+                last = min(message.last, message.first + WINDOW - 1, self.ledger.head(message.author).seq)
                 for seq in range(message.first, last + 1):
                     link.push(message.author, seq)
                 return
@@ -281,49 +289,32 @@ class Hub:
                     self.gossip.failed(link.key, author, seq, now)
                 self.fetcher.missing(link.key, message.digest, now)
             case wire.CutWant():
-                if cut := self.desk.ask(Question(link.key, message.vector, now + PATIENCE), now):
-                    link.post(cut)
+                self.cuts.wanted(link.key, message.vector, now)
             case wire.Cut():
-                if (answer := self._cuts.get(link.key)) and not answer.done():
-                    answer.set_result(message)
+                self.cuts.came(link.key, message)
             case wire.Peers():
-                self.gossip.introduce(message.peers, now, vouched=False)
+                self.gossip.circle.introduce(message.peers, now, vouched=False)
             case wire.Directives():
-                self._direct(message.directive)
+                self.revoke(self.door.directed(message.directive), message.directive)
             case wire.Hello():
                 link.ticket, link.hello = self.door.checked(link.key, message), message
                 self.inbox.met(link.key, message.ticket)
             case wire.Bye():
+                self.gossip.parting(link.key, now)
                 raise ChannelClosed(message.reason)
         self.poke()
 
     async def _take(self, link: Link, part: wire.Part, payload: memoryview) -> None:
         if self.fetcher.wants(part.digest):
-            await self.fetcher.take(part, payload)
+            await self.fetcher.take(link.key, part, payload)
         elif await self.inbox.part(link.key, part, payload, self._loop.time()):
             self.poke()
-
-    def _direct(self, signed: wire.Signed) -> None:
-        directive = opened(signed, "directive", wire.Directive)
-        if signed.key not in self.rules.mirrors or directive.run != self.rules.run:
-            raise MessageError("a directive is not by a mirror of this run")
-        self.revoke(frozenset(directive.revoked), signed)
-
-    async def _answer(self, frozen: Frozen, questions: list[Question]) -> None:
-        for question in questions:
-            now = self._loop.time()
-            cut = await self._beside(self._slow, self.desk.answer, frozen, question.vector, now)
-            if cut and (link := self.links.get(question.peer)):
-                link.post(cut)
 
     def _update(self, link: Link, author: str, seq: int) -> Frames:
         def ticket(peer: str) -> wire.Signed | None:
             return None if peer == self.transport.key else self.inbox.ticket(peer)  # ours came with our hello
 
-        def lacks() -> bool:
-            theirs = self.gossip.links.get(link.key)
-            return theirs is not None and theirs.vector.get(author, 0) < seq
-
+        lacks = partial(self.gossip.lacks, link.key, author, seq)
         return update_frames(self.ledger, author, seq, ticket, lacks)
 
     def _blob(self, digest: str, offset: int) -> Frames:
@@ -335,8 +326,12 @@ class Hub:
         """Does what gossip decides, when a fact came in or its time is up."""
         while True:
             self._poked.clear()
+            for link in self.links.values():
+                link.measure(self._loop.time())
             for action in self.gossip.act(self._loop.time()):
                 self._do(action)
+            if self.overtaken.due(self._loop.time()):
+                self._spawn(self.overtaken.fetch())
             wait = max(0.02, self.gossip.next_at(self._loop.time()) - self._loop.time())
             try:
                 async with asyncio.timeout(wait):
@@ -355,35 +350,16 @@ class Hub:
             return
         match action:
             case g.TellState():
-                link.post(wire.State(vector=self.gossip.told(), rate=self.rate, complete=self.complete))
+                link.tell()
+            case g.Goodbye():
+                link.post(wire.Bye(reason="this machine has enough links"))
             case g.TellPeers():
                 link.post(wire.Peers(peers=list(action.peers)))
             case g.PushUpdate():
                 link.push(action.author, action.seq)
             case g.AskFor():
-                self._ask(link, action)
-
-    def _ask(self, link: Link, ask: g.AskFor) -> None:
-        """Whole updates, or what is still missing of those that were interrupted."""
-        whole: list[int] = []
-        for seq in range(ask.first, ask.last + 1):
-            missing = self.inbox.missing(ask.author, seq)
-            if missing is None:
-                whole.append(seq)
-            for digest in missing or ():
-                link.post(wire.Want(digest=digest, offset=self.ledger.blobs.started(digest)))
-        if whole:
-            link.post(wire.Ask(author=ask.author, first=whole[0], last=whole[-1]))
-
-    async def _recheck(self) -> None:
-        """Tickets run out while connections stand."""
-        while True:
-            await asyncio.sleep(RECHECK)
-            for link in list(self.links.values()):
-                try:
-                    self.door.valid(link.key, link.hello.ticket)
-                except TicketError as error:
-                    self._drop(link.key, str(error))
+                for question in self.inbox.questions(action):
+                    link.post(question)
 
     def _spawn(self, work) -> asyncio.Task:
         task = self._loop.create_task(work)

@@ -15,11 +15,12 @@ from blake3 import blake3
 
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.acceptance import Rules, accept, check_payload
+from barnraise.exchange.asking import WINDOW
 from barnraise.exchange.blobs import Blobs, Growth
 from barnraise.exchange.codec import decode
-from barnraise.exchange.gossip import WINDOW, Gossip
+from barnraise.exchange.gossip import AskFor, Gossip
 from barnraise.exchange.ledger import Ledger, Outcome
-from barnraise.wire import Part, Push, Signed, Update
+from barnraise.wire import Ask, Part, Push, Signed, Update, Want
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -75,6 +76,12 @@ class Inbox:
         for author in {author for author, _ in self._pending}:
             await self._enter(author)
 
+    async def pause(self) -> None:
+        """What is whole waits from now on; what has come and was not taken is forgotten: it is in the ledger."""
+        async with self._turn:
+            self.open = False
+            self.arrived.clear()
+
     def met(self, peer: str, ticket: Signed) -> None:
         """A peer showed its ticket: its updates can be accepted, and passed on."""
         if self._tickets.get(peer) != ticket:
@@ -105,19 +112,20 @@ class Inbox:
         if outcome is Outcome.BROKEN:
             self._cut(author, f"its update {seq} does not continue its last")
             raise MessageError(f"update {seq} of {update.peer[:8]} does not continue that author's last")
-        if outcome not in (Outcome.ADDED, Outcome.GAP):
-            return None
-        if (author, seq) in self._pending:
-            self._gossip.arriving(source, author, seq, now)
+        if outcome is Outcome.KNOWN or (author, seq) in self._pending:
+            self._gossip.pushed(source, author, seq, now)
+        if outcome not in (Outcome.ADDED, Outcome.GAP) or (author, seq) in self._pending:
             return None
         if seq > self._ledger.head(author).seq + WINDOW or not self._room(update.peer, now):
+            self._gossip.spare(source, author, seq)
             return update  # it will be asked for when its turn comes
         blobs = self._ledger.blobs
+        blobs.hold(part.digest for part in update.fragments)
         missing = {part.digest: part.size for part in update.fragments if not blobs.has(part.digest)}
         self._pending[author, seq] = pending = Pending(signed, update, source, missing, now)
         for blob in missing:
             self._wanted.setdefault(blob, set()).add((author, seq))
-        self._gossip.arriving(source, author, seq, now)
+        self._gossip.pushed(source, author, seq, now)
         if not missing:
             await self._check(pending)
         return update
@@ -177,10 +185,8 @@ class Inbox:
 
     async def _enter(self, author: str) -> None:
         """Whole updates that are next in their author's order go into the ledger, and to the loop."""
-        if not self.open:
-            return
         async with self._turn:
-            while pending := self._pending.get((author, self._ledger.head(author).seq + 1)):
+            while self.open and (pending := self._pending.get((author, self._ledger.head(author).seq + 1))):
                 if not pending.whole:
                     break
                 outcome = await self._disk(self._ledger.append, pending.signed, pending.update)
@@ -194,6 +200,17 @@ class Inbox:
             for seq in [seq for who, seq in self._pending if who == author and seq <= head]:
                 self._forget(author, seq)
 
+    def questions(self, ask: AskFor) -> list[Ask | Want]:
+        """Whole updates, or what is still missing of those that were interrupted."""
+        whole: list[int] = []
+        found: list[Ask | Want] = []
+        for seq in range(ask.first, ask.last + 1):
+            missing = self.missing(ask.author, seq)
+            if missing is None:
+                whole.append(seq)
+            found += [Want(digest=each, offset=self._ledger.blobs.started(each)) for each in missing or ()]
+        return [*found, Ask(author=ask.author, first=whole[0], last=whole[-1])] if whole else found
+
     def _cut(self, author: str, why: str) -> None:
         """Nothing more is taken of this author: every peer that sees the same bytes decides the same."""
         log.error("no more updates of %s (%s) are taken: %s", author[:8], author[-16:], why)
@@ -202,8 +219,10 @@ class Inbox:
             self._forget(author, seq)
 
     def _forget(self, author: str, seq: int) -> None:
-        pending = self._pending.pop((author, seq), None)
-        for blob in pending.missing if pending else ():
+        if (pending := self._pending.pop((author, seq), None)) is None:
+            return
+        self._ledger.blobs.release(part.digest for part in pending.update.fragments)
+        for blob in pending.missing:
             if needing := self._wanted.get(blob):
                 needing.discard((author, seq))
                 if not needing:

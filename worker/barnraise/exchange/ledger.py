@@ -2,31 +2,37 @@
 
 SQLite (WAL, synchronous=FULL) holds headers, payloads are blobs beside it. `append` takes a header only when its
 payloads are whole and fsynced and it is its author's next; what it has taken survives a crash. A machine that joined
-late starts from a `base`: each author's last header in the snapshot it began with, the updates before which it never
-saw. One connection and one lock serve all threads.
+late, or fell so far behind that nobody had what it lacked, starts from a `base`: each author's last header in the
+snapshot it began with, the updates before which it never saw. Old payloads are let go (`retention`), their headers
+stay. One connection and one lock serve all threads.
 """
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from barnraise.errors import StateError
 from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.retention import SCHEMA as RETENTION
+from barnraise.exchange.retention import Retention
 from barnraise.identity import digest
-from barnraise.wire import Signed, Update
+from barnraise.wire import Peer, Signed, Update
 
-FORMAT = 1
+FORMAT = 2
 NOTHING = digest("")  # what an author's first header calls its previous
 _PAGE = 64  # headers read at a time
+_PEERS = 200  # remembered
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER, signed TEXT,
                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER, signed TEXT);
 CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
 CREATE TABLE IF NOT EXISTS tickets (peer TEXT PRIMARY KEY, signed TEXT);
+CREATE TABLE IF NOT EXISTS peers (place INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT);
 CREATE TABLE IF NOT EXISTS forks (author TEXT PRIMARY KEY, seq INTEGER, kept TEXT, other TEXT);
 """
 
@@ -60,19 +66,23 @@ class Ledger:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, FORMAT):
+            if version not in (0, 1, FORMAT):
                 raise StateError(f"{path} is of format {version}; this version works with {FORMAT}")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={FORMAT}")
+            self._db.executescript(_SCHEMA + RETENTION)
             rows = self._db.execute("SELECT author, seq, digest, total FROM base").fetchall()
             rows += self._db.execute("SELECT author, MAX(seq), digest, total FROM headers GROUP BY author").fetchall()
+            self._retention = Retention(self._db, self._lock, self.blobs)
         except sqlite3.DatabaseError as error:
             what_then = f"remove {folder} and join again, the others have what was published"
             raise StateError(f"{path} is damaged ({error}): {what_then}") from None
-        self._heads = {author: Head(seq, header, total) for author, seq, header, total in rows}
+        self._heads: dict[str, Head] = {}
+        for author, seq, header, total in rows:
+            if seq > self.head(author).seq:
+                self._heads[author] = Head(seq, header, total)
         self._forked = {row[0] for row in self._db.execute("SELECT author FROM forks")}
+        self._begin_retention(version)
 
     def append(self, signed: Signed, update: Update) -> Outcome:
         """Takes an accepted header whose payloads are whole. When it returns ADDED, the update is in for good."""
@@ -81,10 +91,12 @@ class Ledger:
             outcome = self.judge(signed, update)
             if outcome is Outcome.ADDED:
                 head = Head(update.seq, digest(signed.body), update.total)
-                self._db.execute(
-                    "INSERT INTO headers VALUES (?, ?, ?, ?, ?)",
-                    (update.author, head.seq, head.digest, head.total, signed.model_dump_json()),
-                )
+                with self._whole():
+                    self._db.execute(
+                        "INSERT INTO headers VALUES (?, ?, ?, ?, ?)",
+                        (update.author, head.seq, head.digest, head.total, signed.model_dump_json()),
+                    )
+                    self._retention.add(update, self.tokens + update.tokens)
                 self._heads[update.author] = head
             return outcome
 
@@ -160,27 +172,54 @@ class Ledger:
         for author, last in self.vector().items():
             yield from self.headers(author, vector.get(author, 0) + 1, last)
 
-    def rebase(self, heads: list[tuple[Signed, Update]], fragments: list[str]) -> None:
-        """Begins an empty ledger at a snapshot: its authors' last headers, its fragments' digests (blobs here)."""
+    def admits(self, vector: Mapping[str, int]) -> bool:
+        """Whether this ledger can begin again at a snapshot of `vector`: what is here past it is here whole."""
         with self._lock:
-            assert not self._heads, "only an empty ledger begins at a snapshot"
-            assert all(self.blobs.has(fragment) for fragment in fragments)
+            gone = self.gone()
+            return all(
+                head.seq <= vector.get(author, 0) or gone.get(author, 0) <= vector.get(author, 0)
+                for author, head in self._heads.items()
+            )
+
+    def rebase(self, heads: list[tuple[Signed, Update]], fragments: list[str]) -> None:
+        """Begins, or begins again, at a snapshot: its authors' last headers, its fragments' digests (blobs here). What
+        is here past it stays."""
+        with self._lock:
             fresh = {update.author: Head(update.seq, digest(signed.body), update.total) for signed, update in heads}
+            vector = {author: head.seq for author, head in fresh.items()}
+            assert self.admits(vector), "what was let go is not in the snapshot"
+            assert all(self.blobs.has(fragment) for fragment in fragments)
             rows = [
                 (update.author, head.seq, head.digest, head.total, signed.model_dump_json())
                 for signed, update in heads
                 if (head := fresh[update.author])
             ]
-            self._db.execute("BEGIN")
-            try:
+            with self._whole():
+                self._retention.let_go(self._retention.covered(vector))
+                self._forget_base()
+                self._db.execute("DELETE FROM base")
                 self._db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?)", rows)
                 self._db.executemany("INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments))
-                self._db.execute("COMMIT")
-            except sqlite3.Error:  # a full disk: as if it had not been tried
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-            self._heads = fresh
+            self._heads |= {author: head for author, head in fresh.items() if head.seq > self.head(author).seq}
+            self._retention.sweep()
+
+    def prune(self, most: int, safe: Mapping[str, int], before: int | None = None) -> dict[str, int]:
+        """Lets the oldest payloads beyond `most` bytes go (`Retention.surplus`). Author → up to where they are gone
+        now, for those for whom that is news."""
+        with self._lock:
+            if going := self._retention.surplus(most, safe, before):
+                old = self.gone()
+                with self._whole():
+                    self._retention.let_go(going)
+                    self._forget_base()  # what came after it is not whole any more
+                self._retention.sweep()
+                return {author: seq for author, seq in self.gone().items() if seq > old.get(author, 0)}
+            return {}
+
+    def horizon(self, rounds: int) -> int:
+        """The ledger's tokens so many rounds ago: a round is each machine's last update."""
+        last = {update.peer: update.tokens for update in self.last().values()}
+        return self.tokens - rounds * sum(last.values())
 
     def base(self) -> tuple[list[tuple[Signed, Update]], list[str]] | None:
         """The snapshot this ledger began at, if it did not begin at the run's start."""
@@ -192,14 +231,24 @@ class Ledger:
         heads = [Signed.model_validate_json(row[0]) for row in rows]
         return [(signed, Update.model_validate_json(signed.body)) for signed in heads], fragments
 
-    def continues(self, vector: dict[str, int]) -> bool:
+    def gone(self) -> dict[str, int]:
+        """Of each author, up to where the payloads of its updates are not here: from before this ledger's base, or let
+        go since."""
+        with self._lock:
+            based = dict(self._db.execute("SELECT author, seq FROM base").fetchall())
+            pruned = self._retention.pruned()
+            return {author: max(based.get(author, 0), pruned.get(author, 0)) for author in based | pruned}
+
+    def reaches(self, vector: Mapping[str, int]) -> bool:
+        """Whether every update of `vector` is, or was, here."""
+        with self._lock:
+            return all(seq <= self.head(author).seq for author, seq in vector.items())
+
+    def continues(self, vector: Mapping[str, int]) -> bool:
         """Whether what is here past `vector` is all that an anchor at `vector` lacks: it begins no later than that, and
         reaches at least as far."""
         with self._lock:
-            based = dict(self._db.execute("SELECT author, seq FROM base").fetchall())
-            return all(seq <= vector.get(author, 0) for author, seq in based.items()) and all(
-                seq <= self.head(author).seq for author, seq in vector.items()
-            )
+            return self.reaches(vector) and all(seq <= vector.get(author, 0) for author, seq in self.gone().items())
 
     def last(self) -> dict[str, Update]:
         """Each author's last update here."""
@@ -216,6 +265,51 @@ class Ledger:
         with self._lock:
             rows = self._db.execute("SELECT peer, signed FROM tickets").fetchall()
         return {peer: Signed.model_validate_json(text) for peer, text in rows}
+
+    def keep_peer(self, peer: Peer) -> None:
+        """Remembers where a peer was reached: who holds a ticket comes back through any one, whoever else is gone."""
+        with self._lock, self._whole():
+            row = peer.key, peer.model_dump_json()
+            self._db.execute("INSERT OR REPLACE INTO peers (key, peer) VALUES (?, ?)", row)
+            self._db.execute(
+                "DELETE FROM peers WHERE place NOT IN (SELECT place FROM peers ORDER BY place DESC LIMIT ?)", (_PEERS,)
+            )
+
+    def peers(self) -> list[Peer]:
+        """Who was met, the latest first."""
+        with self._lock:
+            rows = self._db.execute("SELECT peer FROM peers ORDER BY place DESC").fetchall()
+        return [Peer.model_validate_json(text) for (text,) in rows]
+
+    @property
+    def based(self) -> bool:
+        """Whether this ledger began, or began again, at a snapshot."""
+        with self._lock:
+            return self._db.execute("SELECT 1 FROM base").fetchone() is not None
+
+    def _begin_retention(self, version: int) -> None:
+        """A folder of format 1 knew no payloads that go: all of them are here."""
+        with self._lock, self._whole():
+            if version == 1:
+                for _, update in self.since({}):
+                    self._retention.add(update, self.tokens)
+            self._db.execute(f"PRAGMA user_version={FORMAT}")
+
+    def _forget_base(self) -> None:
+        self._db.execute("INSERT OR IGNORE INTO going SELECT digest FROM base_fragments")
+        self._db.execute("DELETE FROM base_fragments")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """One transaction: all of it or, when the disk is full, nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
 
     def close(self) -> None:
         with self._lock:

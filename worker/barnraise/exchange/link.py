@@ -1,8 +1,9 @@
 """One connected peer: what waits to be sent to it, and who it has shown itself to be.
 
-Each link has its own writer, so a slow peer holds up nobody else. What waits is bounded: small messages in a short
-queue, the newest State only, and updates and blobs as names, whose bytes are read from their files piece by piece as
-the channel drains.
+Each link has its own writers, so a slow peer holds up nobody else: one for messages, which never wait behind more than
+one piece of payload, and one for payloads, which takes its turn among all links where the line is capped. What waits is
+bounded: small messages in a short queue, a State that is composed when it can go out, and updates and blobs as names,
+whose bytes are read from their files piece by piece as the channel drains.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from barnraise.exchange.frames import pack
+from barnraise.exchange.rates import Bucket, Meter, Turns
 from barnraise.exchange.transport import Channel
 from barnraise.wire import Hello, Message, State, Ticket
 
@@ -18,7 +20,9 @@ log = logging.getLogger("barnraise.exchange")
 
 MESSAGES = 8192  # small messages that may wait for one peer
 NAMES = 4096  # updates and blobs that may
-PIECE = 1 << 18  # payload bytes a frame carries here: a State is never stuck behind more
+PIECE = 1 << 17  # payload bytes a frame carries here: a State is never stuck behind more
+HEARD = (1000.0, 5000.0)  # frames a second that are taken from one peer, and how many at once
+TAKEN = (float(128 << 20), float(256 << 20))  # …and bytes
 
 Frames = Iterator[bytes]
 
@@ -28,62 +32,104 @@ class Link:
         self.channel, self.hello, self.ticket = channel, hello, ticket
         self.dialled, self.since = dialled, since  # by us; loop time
         self.key = channel.peer
+        self.up, self.down = Meter(), Meter()
+        self._limits = Bucket(*HEARD), Bucket(*TAKEN)
         self._messages: deque[Message] = deque()
-        self._state: State | None = None
+        self._state_due = False
         self._updates: deque[tuple[str, int]] = deque()
         self._blobs: deque[tuple[str, int]] = deque()
-        self._wake = asyncio.Event()
+        self._said, self._payload = asyncio.Event(), asyncio.Event()  # something waits
+        self._line = asyncio.Lock()  # one frame at a time
 
     def post(self, message: Message) -> None:
-        """Queues a small message. A State replaces one that has not gone out."""
-        if isinstance(message, State):
-            self._state = message
-        elif len(self._messages) >= MESSAGES:
+        """Queues a small message."""
+        if len(self._messages) >= MESSAGES:
             log.warning("dropped %s: it does not read what it is sent", self.key[:8])
             self.channel.close("you do not read what you are sent")
         else:
             self._messages.append(message)
-        self._wake.set()
+        self._said.set()
+
+    def tell(self) -> None:
+        """Has our State sent, composed once it can go out: a peer that reads slowly gets fewer, not older ones."""
+        self._state_due = True
+        self._said.set()
 
     def push(self, author: str, seq: int) -> None:
         """Queues an update. When too many wait it is let go: the peer will ask."""
         if (author, seq) not in self._updates and len(self._updates) < NAMES:
             self._updates.append((author, seq))
-            self._wake.set()
+            self._payload.set()
 
     def give(self, digest: str, offset: int) -> None:
         """Queues a blob, from an offset on."""
         if (digest, offset) not in self._blobs and len(self._blobs) < NAMES:
             self._blobs.append((digest, offset))
-            self._wake.set()
+            self._payload.set()
 
-    async def write(self, update: Callable[[str, int], Frames], blob: Callable[[str, int], Frames]) -> None:
-        """Sends what waits, for ever: messages first, then updates and blobs by turns. Raises ChannelClosed."""
-        streams = {"update": None, "blob": None}
-        waiting = {"update": (self._updates, update), "blob": (self._blobs, blob)}
-        turn = ["update", "blob"]
+    async def receive(self) -> bytes:
+        """The next frame, no sooner than this peer may send one. Raises ChannelClosed."""
+        frame = await self.channel.receive()
+        now = asyncio.get_running_loop().time()
+        frames, size = self._limits
+        if wait := max(frames.take(1, now), size.take(len(frame), now)):
+            await asyncio.sleep(wait)
+        return frame
+
+    def measure(self, now: float) -> None:
+        self.up.note(self.channel.bytes_sent, now)
+        self.down.note(self.channel.bytes_received, now)
+
+    async def write(
+        self,
+        state: Callable[[], State | None],
+        update: Callable[[str, int], Frames],
+        blob: Callable[[str, int], Frames],
+        turns: Turns,
+    ) -> None:
+        """Sends what waits, for ever. Raises ChannelClosed."""
+        writers = [asyncio.create_task(self._speak(state)), asyncio.create_task(self._carry(update, blob, turns))]
+        try:
+            await asyncio.gather(*writers)
+        finally:
+            for writer in writers:
+                writer.cancel()
+
+    async def _speak(self, state: Callable[[], State | None]) -> None:
         while True:
-            if self._messages or self._state:
-                await self._send_messages()
+            while self._messages:
+                await self._send(pack(self._messages.popleft()))
+            if self._state_due:
+                self._state_due = False
+                if told := state():
+                    await self._send(pack(told))
                 continue
-            turn.reverse()
-            for kind in turn:
+            self._said.clear()
+            await self._said.wait()
+
+    async def _carry(self, update, blob, turns: Turns) -> None:
+        """Updates and blobs by turns, a piece at a time."""
+        streams: dict[str, Frames | None] = {"update": None, "blob": None}
+        waiting = {"update": (self._updates, update), "blob": (self._blobs, blob)}
+        kinds = ["update", "blob"]
+        while True:
+            kinds.reverse()
+            for kind in kinds:
                 queue, opened = waiting[kind]
                 if streams[kind] is None and queue:
                     streams[kind] = opened(*queue.popleft())
-                if streams[kind] is not None:
-                    if (frame := next(streams[kind], None)) is None:
+                if (stream := streams[kind]) is not None:
+                    if (frame := next(stream, None)) is None:
                         streams[kind] = None
                     else:
-                        await self.channel.send(frame)
+                        await turns.take(len(frame))
+                        with turns.sending(len(frame)):
+                            await self._send(frame)
                     break
             else:
-                self._wake.clear()
-                await self._wake.wait()
+                self._payload.clear()
+                await self._payload.wait()
 
-    async def _send_messages(self) -> None:
-        while self._messages:
-            await self.channel.send(pack(self._messages.popleft()))
-        if self._state:
-            state, self._state = self._state, None
-            await self.channel.send(pack(state))
+    async def _send(self, frame: bytes) -> None:
+        async with self._line:
+            await self.channel.send(frame)

@@ -20,12 +20,14 @@ RESEND = 0.2  # seconds by which a lost frame is late
 
 @dataclass
 class MemoryNetwork:
-    """Who can reach whom, and how fast. `bandwidth` in bytes/s a channel, `delay` in seconds, `loss` of frames."""
+    """Who can reach whom, and how fast. `bandwidth` in bytes/s a channel (`uplinks`: of what one machine sends, by its
+    key), `delay` in seconds, `loss` of frames."""
 
     bandwidth: float = float("inf")
     delay: float = 0.0
     loss: float = 0.0
     seed: int = 0
+    uplinks: dict[str, float] = field(default_factory=dict)
     _machines: dict[str, "MemoryTransport"] = field(default_factory=dict)
     _islands: list[frozenset[str]] = field(default_factory=list)
     _channels: set["MemoryChannel"] = field(default_factory=set)
@@ -114,7 +116,8 @@ class MemoryChannel:
         if self.closed:
             raise ChannelClosed(self.closed)
         self._under_way += len(frame)
-        self._free_at = max(self._free_at, loop.time()) + len(frame) / network.bandwidth
+        speed = network.uplinks.get(self.owner.key, network.bandwidth)
+        self._free_at = max(self._free_at, loop.time()) + len(frame) / speed
         late = RESEND if network.chance.random() < network.loss else 0.0
         self._due = max(self._due, self._free_at + network.delay + late)
         _tell(self.other.owner.loop, self.other._expect, self._due, frame)

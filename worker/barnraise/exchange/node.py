@@ -28,15 +28,16 @@ from barnraise.exchange import snapshot as snapshots
 from barnraise.exchange.acceptance import Rules
 from barnraise.exchange.anchor import sketch
 from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.fetch import Wanted
 from barnraise.exchange.hub import Hub
 from barnraise.exchange.inbox import Arrival
 from barnraise.exchange.ledger import Ledger, Outcome
-from barnraise.exchange.pace import Fellow, Pace, weight
+from barnraise.exchange.pace import Fellow, Pace, ramp, weight
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.transport import Transport
-from barnraise.identity import Identity, digest
+from barnraise.identity import Identity, digest, opened
 from barnraise.spec import RunSpec
-from barnraise.wire import FragmentUpdate, Peer, Signed, Update
+from barnraise.wire import FragmentUpdate, Peer, Role, Signed, Ticket, Update
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -53,6 +54,22 @@ class ExchangeStats:
     bytes_received: int
     peers: int  # connected now
     behind: int  # updates that connected peers have and we lack
+    up: float  # bytes/s just now
+    down: float
+    uplink: float  # bytes/s that the line carries when there is something to carry; 0 while unknown
+    neighbours: tuple["Neighbour", ...]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A connected peer. `lag`: updates that we have and it lacks; bytes/s just now; `agrees`: whether its anchor is
+    ours, None before both were at one version vector."""
+
+    key: str
+    lag: int
+    up: float
+    down: float
+    agrees: bool | None
 
 
 class Node:
@@ -86,7 +103,9 @@ class Node:
             ticket=ticket,
             clock=clock,
             recognised=self.recognised,
+            archive=spec.verdict_horizon if Role.ARCHIVE in opened(ticket, "ticket", Ticket).roles else None,
         )
+        self._saved: dict[str, int] = {}  # the version vector of the last state on disk
         self._replay: list[Arrival] = []
         self._paces: dict[str, Pace] = {}  # by peer
         self._rate, self._complete = 0.0, False
@@ -110,11 +129,10 @@ class Node:
         """Updates flow from now on. `applied`: the anchor's version vector; what the ledger has past it arrives again.
         Raises StateError when the ledger begins after it, OSError when the transport cannot listen."""
         self.open()
-        base, _ = self._ledger.base() or ([], [])
-        for _, update in base:
-            if applied.get(update.author, 0) < update.seq:
+        for author, seq in self._ledger.gone().items():
+            if applied.get(author, 0) < seq:
                 raise StateError(
-                    f"the anchor lacks updates of {update.author[:8]} before {update.seq + 1}, "
+                    f"the anchor lacks updates of {author[:8]} before {seq + 1}, "
                     "and this folder's ledger begins there: join again from an empty folder"
                 )
         sizes = self._hub.rules.sizes
@@ -161,10 +179,20 @@ class Node:
         Files first, fsynced; then the ledger's row; only then is anybody told. Raises OSError when the disk refuses;
         then nothing was published.
         """
-        parts = []
-        for payload, units in payloads:
-            parts.append(FragmentUpdate(digest=self._blobs.put(payload), size=len(payload), sketch=sketch(units)))
-            del payload, units  # before the next fragment's are made
+        parts: list[FragmentUpdate] = []
+        try:
+            for payload, units in payloads:
+                name = self._blobs.put(payload, hold=True)
+                parts.append(FragmentUpdate(digest=name, size=len(payload), sketch=sketch(units)))
+                del payload, units  # before the next fragment's are made
+            update = self._signed(parts, tokens)
+        finally:
+            self._blobs.release(part.digest for part in parts)
+        self._tell(self._hub.published, update)
+        return update
+
+    def _signed(self, parts: list[FragmentUpdate], tokens: int) -> Update:
+        """The next update of this machine, in the ledger."""
         with self._naming:
             head = self._ledger.head(self.author)
             update = Update(
@@ -179,8 +207,13 @@ class Node:
             )
             outcome = self._ledger.append(self._identity.sign("update", update), update)
         assert outcome is Outcome.ADDED, outcome
-        self._tell(self._hub.published, update)
         return update
+
+    def kept(self, vector: dict[str, int]) -> None:
+        """A state at `vector` is on disk. Payloads that no restart needs may go: not even one from the state before."""
+        safe, self._saved = self._saved, dict(vector)
+        if safe:
+            self._tell(self._hub.kept, safe)
 
     def serve(self, anchor) -> None:
         """Between two steps: copies the anchor if a joining peer waits for it. Costs nothing when nobody asks."""
@@ -188,18 +221,26 @@ class Node:
             self._tell(self._hub.frozen, *taken)
 
     def weight(self, rate: float) -> float:
-        """This machine's share, at `rate` tokens/s, of all the training among the connected; 1 when alone."""
+        """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone, less for who joined
+        late and is new. Links are bounded: who trains beyond them shows in the ledger."""
+        now, links = time.monotonic(), dict(self._hub.gossip.links)
         fellows = [
             Fellow(self._paces.get(link.key, Pace()).rate(link.rate), link.since)
-            for link in list(self._hub.gossip.links.values())
+            for link in links.values()
             if not link.complete
         ]
-        return weight(rate, fellows, time.monotonic())
+        further = [pace.unseen(now) for key, pace in self._paces.items() if key not in links]
+        fellows += [Fellow(each, now) for each in further if each]
+        return weight(rate, fellows, now) * (ramp(self.published) if self._ledger.based else 1.0)
 
     def announce(self, rate: float) -> None:
         """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
         self._rate = rate
         self._tell(self._hub.announce, self._rate, self._complete)
+
+    def stands(self, vector: str, anchor: str) -> None:
+        """Our anchor's digest at a version vector (by its digest), for peers to compare theirs with."""
+        self._tell(self._hub.stands, vector, anchor)
 
     def complete(self) -> None:
         """This machine publishes no more."""
@@ -222,7 +263,7 @@ class Node:
 
     @property
     def stats(self) -> ExchangeStats:
-        links = list(self._hub.links.values())
+        links, known = list(self._hub.links.values()), dict(self._hub.gossip.links)
         sent, received = self._hub.past_bytes
         vector = self._ledger.vector()
         own = sum(seq for author, seq in vector.items() if author.startswith(self._identity.key))
@@ -233,14 +274,31 @@ class Node:
             bytes_received=received + sum(link.channel.bytes_received for link in links),
             peers=len(links),
             behind=self._hub.gossip.behind,
+            up=sum(link.up.rate for link in links),
+            down=sum(link.down.rate for link in links),
+            uplink=self._hub.turns.measured,
+            neighbours=tuple(
+                Neighbour(link.key, _lag(vector, tie.vector), link.up.rate, link.down.rate, tie.agrees)
+                for link in links
+                if (tie := known.get(link.key))
+            ),
         )
 
     # ---- who may speak
+
+    def cap(self, uplink: float) -> None:
+        """Payloads leave at no more than `uplink` bytes/s, peers by turns. inf: as fast as the lines take them."""
+        self._hub.turns.rate = uplink
 
     def introduce(self, peers: list[Peer]) -> None:
         """Peers a coordinator names."""
         self.open()
         self._tell(self._hub.introduce, peers)
+
+    @property
+    def acquainted(self) -> bool:
+        """Whether this folder remembers any peer."""
+        return bool(self._ledger.peers())
 
     def addresses(self) -> list[str]:
         """Where others may reach this machine, to tell a coordinator."""
@@ -272,7 +330,7 @@ class Node:
         within `timeout` seconds, or soon after `given_up` says so. Blocks, and asks `given_up` now and then."""
         if not self._blobs.has(digest):
             self.open()
-            self._await(self._hub.fetcher.fetch(digest, timeout, size, size or MAX_BLOB), False, given_up)
+            self._await(self._hub.fetcher.fetch([Wanted(digest, size, size or MAX_BLOB)], timeout), False, given_up)
         return self._blobs.path(digest) if self._blobs.has(digest) else None
 
     def join(self, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Snapshot | None:
@@ -282,10 +340,20 @@ class Node:
         updates from the start on: then the initial weights plus the ledger are right. None, too, soon after `given_up`
         says so. Blocks; call before `start`.
         """
-        if self._ledger.vector():
-            return snapshots.base_snapshot(self._ledger)
+        if self._ledger.vector() and ((base := snapshots.base_snapshot(self._ledger)) or not self._ledger.gone()):
+            return base
         self.open()
         return self._await(snapshots.join(self._hub, timeout), None, given_up)
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether nobody keeps what this machine lacks, and the others' anchor is here to `begin_again` from."""
+        return self._hub.overtaken.found is not None
+
+    def begin_again(self) -> bool:
+        """Has the ledger begin again at that anchor, with what is here past it; then `start` with what was applied. Own
+        updates stay own. False when nothing changed."""
+        return self._await(self._hub.overtaken.begin_again(), False)
 
     # ---- between the threads
 
@@ -320,3 +388,7 @@ class Node:
             return future.result()
         except CancelledError:
             return otherwise
+
+
+def _lag(ours: dict[str, int], theirs: dict[str, int]) -> int:
+    return sum(max(0, seq - theirs.get(author, 0)) for author, seq in ours.items())

@@ -17,6 +17,8 @@ def update_frames(
     update = next((update for _, update in ledger.headers(author, seq, seq)), None)
     if signed is None or update is None or not lacks():
         return
+    if not all(ledger.blobs.has(part.digest) for part in update.fragments):
+        return  # let go of since it was asked for
     yield pack(wire.Push(header=signed, ticket=ticket(update.peer)))
     for part in update.fragments:
         for frame in blob_frames([ledger.blobs], part.digest, 0):

@@ -21,6 +21,7 @@ from barnraise.errors import MessageError
 from barnraise.exchange.anchor import fragment_bytes, fragment_from
 from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.codec import decode
+from barnraise.exchange.fetch import Wanted
 from barnraise.exchange.ledger import Ledger
 from barnraise.identity import opened
 from barnraise.wire import Cut, Signed, Update
@@ -130,14 +131,19 @@ class Desk:
             update for _, update in self._ledger.since(vector) if update.seq <= frozen.vector.get(update.author, 0)
         ]
         reach = sum(frozen.vector.values()) - sum(vector.values())
-        if None in heads or len(after) != reach:
+        lacking = any(seq > vector.get(author, 0) for author, seq in self._ledger.gone().items())
+        if None in heads or len(after) != reach or lacking:
             log.info("a peer asked for a cut that reaches behind what this machine has")
             return None
         digests = []
         for index, fragment in enumerate(frozen.fragments):
             units = fragment.clone() if after else fragment
             for update in after:
-                units -= decode(self._ledger.blobs.read(update.fragments[index].digest), units.numel())
+                try:
+                    payload = self._ledger.blobs.read(update.fragments[index].digest)
+                except FileNotFoundError:  # let go of just now
+                    return None
+                units -= decode(payload, units.numel())
             digests.append(self.cuts.put(fragment_bytes(units)))
         text = json.dumps([head.model_dump() for head in heads], separators=(",", ":"))
         cut = Cut(vector=vector, fragments=digests, heads=self.cuts.put(text.encode()))
@@ -181,41 +187,72 @@ def base_snapshot(ledger: Ledger) -> Snapshot | None:
 
 
 def chosen(answers: Iterable[tuple[str, Cut]]) -> tuple[Cut, int] | None:
-    """(cut, volunteers behind it) of the answers to one vector: the one most volunteers agree on. `answers` are
-    (volunteer, cut); one volunteer's machines count once."""
-    votes: dict[tuple, tuple[Cut, set[str]]] = {}
-    for volunteer, cut in answers:
-        votes.setdefault((cut.heads, *cut.fragments), (cut, set()))[1].add(volunteer)
-    if not votes:
+    """(cut, volunteers behind each part of it) of the answers to one vector: the heads that most volunteers name, and
+    each fragment as most of those have it, so that one damaged fragment costs its owner only that. `answers` are
+    (volunteer, cut), as many fragments in each; one volunteer's machines count once."""
+    answers = list(answers)
+    if not answers:
         return None
-    cut, volunteers = max(votes.values(), key=lambda vote: len(vote[1]))
-    return cut, len(volunteers)
+    heads, behind = _most((volunteer, cut.heads) for volunteer, cut in answers)
+    answers = [(volunteer, cut) for volunteer, cut in answers if cut.heads == heads]
+    fragments = []
+    for place in range(len(answers[0][1].fragments)):
+        fragment, volunteers = _most((volunteer, cut.fragments[place]) for volunteer, cut in answers)
+        fragments.append(fragment)
+        behind = min(behind, volunteers)
+    return answers[0][1].model_copy(update={"fragments": fragments}), behind
+
+
+def _most(named: Iterable[tuple[str, str]]) -> tuple[str, int]:
+    """The digest that most volunteers name, and how many do."""
+    votes: dict[str, set[str]] = {}
+    for volunteer, name in named:
+        votes.setdefault(name, set()).add(volunteer)
+    best = max(votes, key=lambda name: len(votes[name]))
+    return best, len(votes[best])
+
+
+@dataclass(frozen=True)
+class Found:
+    """A snapshot whose bytes are all here, with its authors' last headers; `confirmed` as in `Snapshot`."""
+
+    cut: Cut
+    heads: list[tuple[Signed, Update]]
+    confirmed: bool
 
 
 async def join(hub, timeout: float) -> Snapshot | None:
-    """Fetches a snapshot through `hub` and begins its ledger there. None when the run is at its start as far as the
-    peers say, when nobody answers in time, or when what they sent is no snapshot: then the initial weights are right.
-    """
+    """Fetches a snapshot through `hub` and begins its ledger there; None when there is none to be had."""
+    found = await fetch(hub, timeout)
+    if found is None or not hub.ledger.admits(found.cut.vector):
+        return None
+    hub.ledger.rebase(found.heads, found.cut.fragments)
+    fragments = Fetched(hub.ledger.blobs, found.cut.fragments)
+    return Snapshot(fragments, {update.author: update for _, update in found.heads}, found.confirmed)
+
+
+async def fetch(hub, timeout: float) -> Found | None:
+    """Fetches a snapshot through `hub`, from all who have it at once. None when the run is at its start as far as the
+    peers say, when nobody answers in time, or when what they sent is no snapshot."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout
     first = await _first_cut(hub, end)
     if first is None:
         return None
-    answers = await _witnesses(hub, *first, end)
-    cut, volunteers = chosen(answers)
-    if len({(answer.heads, *answer.fragments) for _, answer in answers}) > 1:
-        log.warning("peers disagree about the anchor at one version vector; %d agree on what is taken", volunteers)
-    sizes = hub.rules.sizes
-    wanted = [(blob, 4 * size) for blob, size in zip(cut.fragments, sizes, strict=False)] + [(cut.heads, None)]
-    if len(cut.fragments) != len(sizes):
-        log.warning("a peer's snapshot has %d fragments; the model has %d", len(cut.fragments), len(sizes))
-        return None
-    for blob, size in wanted:
+    async with Witnesses(hub, *first) as witnesses:
+        cut, volunteers = await witnesses.agreed(end)
+        if witnesses.disagree:
+            log.warning("peers disagree about the anchor at one version vector; %d agree on what is taken", volunteers)
+        sizes = hub.rules.sizes
+        wanted = {blob: Wanted(blob, 4 * size, 4 * size) for blob, size in zip(cut.fragments, sizes, strict=True)}
+        wanted[cut.heads] = Wanted(cut.heads, None, HEADS_BYTES)
         patience = max(STILL, end - loop.time())  # and more for what comes, as models may be large
-        if not await hub.fetcher.fetch(blob, patience, size, size or HEADS_BYTES, SLOW_LINE):
+        began = loop.time()
+        if not await hub.fetcher.fetch([*wanted.values()], patience, SLOW_LINE, witnesses.holders):
             log.warning("the snapshot did not come whole")
             return None
-    blobs = hub.ledger.blobs
+    seconds, blobs = loop.time() - began, hub.ledger.blobs
+    log.info("fetched %.1f MB of a snapshot in %.1f s", sum(4 * size for size in sizes) / 1e6, seconds)
     try:
         heads = read_heads(blobs.read(cut.heads), hub.rules.run, cut.vector)
     except MessageError as error:
@@ -223,8 +260,7 @@ async def join(hub, timeout: float) -> Snapshot | None:
         return None
     if volunteers < 2:
         log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
-    hub.ledger.rebase(heads, cut.fragments)
-    return Snapshot(Fetched(blobs, cut.fragments), {update.author: update for _, update in heads}, volunteers >= 2)
+    return Found(cut, heads, volunteers >= 2)
 
 
 async def _first_cut(hub, end: float):
@@ -240,11 +276,12 @@ async def _first_cut(hub, end: float):
             for key, question in list(asking.items()):
                 if question.done():
                     cut = question.result()
-                    if cut is not None and cut.vector and key in hub.links:
+                    fits = cut is not None and cut.vector and len(cut.fragments) == len(hub.rules.sizes)
+                    if fits and key in hub.links:
                         return hub.links[key], cut
                     del asking[key]  # it did not answer: it may be asked again
             if (unasked := [p.key for p in ahead if p.key not in asking]) and now >= next_ask:
-                question = hub.ask_cut(unasked[0], None, min(PATIENCE, end - now))
+                question = hub.cuts.ask(unasked[0], None, min(PATIENCE, end - now))
                 asking[unasked[0]], next_ask = loop.create_task(question), now + STAGGER
             fresh_since = (fresh_since or now) if spoken and not ahead else None
             if fresh_since and now > fresh_since + ALL_FRESH:
@@ -256,27 +293,58 @@ async def _first_cut(hub, end: float):
             question.cancel()
 
 
-async def _witnesses(hub, asked, cut: Cut, end: float) -> list[tuple[str, Cut]]:
-    """(volunteer, cut) of everybody who names the same vector: until two volunteers agree, or nobody is left to ask."""
-    loop = asyncio.get_running_loop()
-    began, answers = loop.time(), [(asked.ticket.volunteer, cut)]
-    asking: dict[str, tuple[str, asyncio.Task]] = {}
-    try:
-        while (now := loop.time()) < began + min(WITNESS, (end - began) / 3):  # time to fetch must be left
-            for link in list(hub.links.values()):
-                if link.key != asked.key and link.key not in asking:
-                    question = loop.create_task(hub.ask_cut(link.key, cut.vector, min(PATIENCE, end - now)))
-                    asking[link.key] = (link.ticket.volunteer, question)
-            replies = [(who, question.result()) for who, question in asking.values() if question.done()]
-            answers = [(asked.ticket.volunteer, cut)]
-            answers += [(who, reply) for who, reply in replies if reply is not None and reply.vector == cut.vector]
-            if chosen(answers)[1] >= 2:
-                break
-            unmet = hub.gossip.known.keys() - hub.links.keys() - asking.keys()
-            if len(replies) == len(asking) and now > began + (ACQUAINTED if unmet else HEARD_OF):
+class Witnesses:
+    """Everybody we are linked to is asked for the cut that one peer named first, for as long as this is open: to
+    compare what they say, and to fetch from all who have it. `holders`: who has which digest; it grows."""
+
+    def __init__(self, hub, asked, cut: Cut):
+        self._hub, self._vector = hub, cut.vector
+        self._answers: dict[str, tuple[str, Cut]] = {}  # peer → (volunteer, its cut)
+        self.holders: dict[str, set[str]] = {}
+        self._asking: dict[str, asyncio.Task] = {}
+        self._began = asyncio.get_running_loop().time()
+        self._answered(asked.key, asked.ticket.volunteer, cut)
+
+    async def __aenter__(self) -> "Witnesses":
+        self._task = asyncio.get_running_loop().create_task(self._ask_all())
+        return self
+
+    async def __aexit__(self, *exc) -> None:
+        for task in (self._task, *self._asking.values()):
+            task.cancel()
+
+    @property
+    def disagree(self) -> bool:
+        return len({(cut.heads, *cut.fragments) for _, cut in self._answers.values()}) > 1
+
+    async def agreed(self, end: float) -> tuple[Cut, int]:
+        """What is to be taken, and how many volunteers vouch for it: until two do, or nobody is left to ask."""
+        loop = asyncio.get_running_loop()
+        last = self._began + min(WITNESS, (end - self._began) / 3)  # time to fetch must be left
+        while (now := loop.time()) < last and chosen(self._answers.values())[1] < 2:
+            unmet = self._hub.gossip.circle.known.keys() - self._hub.links.keys() - self._asking.keys()
+            quiet = all(task.done() for task in self._asking.values())
+            if quiet and now > self._began + (ACQUAINTED if unmet else HEARD_OF):
                 break
             await asyncio.sleep(0.05)
-    finally:
-        for _, question in asking.values():
-            question.cancel()
-    return answers
+        return chosen(self._answers.values())
+
+    async def _ask_all(self) -> None:
+        while True:
+            for link in list(self._hub.links.values()):
+                if link.key not in self._answers and link.key not in self._asking:
+                    self._asking[link.key] = asyncio.get_running_loop().create_task(self._ask(link))
+            await asyncio.sleep(0.05)
+
+    async def _ask(self, link) -> None:
+        cut = await self._hub.cuts.ask(link.key, self._vector, PATIENCE)
+        if cut is not None and cut.vector == self._vector:
+            self._answered(link.key, link.ticket.volunteer, cut)
+
+    def _answered(self, key: str, volunteer: str, cut: Cut) -> None:
+        if len(cut.fragments) != len(self._hub.rules.sizes):
+            log.warning("a peer's snapshot has %d fragments, not %d", len(cut.fragments), len(self._hub.rules.sizes))
+            return
+        self._answers[key] = volunteer, cut
+        for name in (*cut.fragments, cut.heads):
+            self.holders.setdefault(name, set()).add(key)

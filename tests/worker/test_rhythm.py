@@ -1,4 +1,4 @@
-"""Weights that average, and rounds as short and updates as dense as a link carries."""
+"""Rounds as short and updates as dense as a link carries."""
 
 import math
 from itertools import pairwise
@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.pace import LADDER, SHARE, budget, rhythm
+from barnraise.exchange.rhythm import LADDER, SHARE, budget, rhythm
 
 LINKS = st.floats(1e3, 1e10)  # bytes a second
 SECONDS = st.floats(0.01, 600)
