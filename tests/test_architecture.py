@@ -41,7 +41,8 @@ MAY_IMPORT = {
         "report", "restore", "swap", "view",
     },
     "planning": {"hardware", "home", "limits", "planner", "view"},
-    "cli": {"checkpoint", "coordinator", "enter", "exchange", "home", "planning", "restore", "run"},
+    "judging": {"enter", "exchange", "home", "planning"},
+    "cli": {"checkpoint", "coordinator", "enter", "exchange", "home", "judging", "planning", "restore", "run"},
     "__main__": {"cli"},
     "__init__": set(),
 }  # fmt: skip

@@ -14,12 +14,13 @@ from blake3 import blake3
 from barnraise import wire
 from barnraise.errors import StateError
 from barnraise.exchange import blobs as blobs_module
-from barnraise.exchange import hub as hub_module
+from barnraise.exchange import door as door_module
 from barnraise.exchange import inbox as inbox_module
 from barnraise.exchange.anchor import sketch
 from barnraise.exchange.codec import encode
 from barnraise.exchange.frames import pack, unpack
 from barnraise.exchange.transport import ChannelClosed, IrohTransport
+from barnraise.exchange.verdicts import Fork
 from barnraise.identity import Identity, digest
 
 OTHER_RUN = "01890000-0000-7000-8000-00000000000f"
@@ -426,6 +427,9 @@ def test_a_peer_without_a_good_ticket_for_this_run_is_refused(world, caplog, cha
         (lambda w: wire.Push(header=header(w, STRANGER, tokens=1 << 40)), "claims"),
         (lambda w: wire.Push(header=header(w, STRANGER, previous="1" * 64)), "does not continue"),
         (lambda w: wire.Push(header=header(w, Identity(b"n" * 32))), "without a ticket"),
+        (lambda w: w.ruling(by=(STRANGER,)), "neither the run's owner nor one of its mirrors"),
+        (lambda w: w.ruling(run=OTHER_RUN), "is for run"),
+        (lambda w: Fork(one=header(w, STRANGER), other=header(w, STRANGER), ticket=w.ticket(STRANGER.key)), "not two"),
     ],
 )  # fmt: skip
 def test_a_message_that_should_not_have_been_sent_ends_the_connection(world, caplog, message, why):
@@ -546,7 +550,7 @@ def test_a_revoked_peer_is_dropped_and_not_let_in_again_and_the_directive_travel
 
 
 def test_a_ticket_that_runs_out_ends_the_connection_unless_it_is_renewed_in_time(world, monkeypatch):
-    monkeypatch.setattr(hub_module, "RECHECK", 0.1)
+    monkeypatch.setattr(door_module, "RECHECK", 0.1)
     now = [time.time()]
     a = world.machine(1)
     a.node.stop()

@@ -274,7 +274,7 @@ def test_an_abandoned_step_measures_nothing():
 
 
 def test_the_status_file_tells_the_plan_and_what_it_came_to():
-    anchor = SimpleNamespace(fragments=(), heads={}, vector={}, tokens=0)
+    anchor = SimpleNamespace(fragments=(), heads={}, holes={}, vector={}, tokens=0)
     links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0)
     progress = progress_after(5.0)
     bare = progress.status(progress.numbers(anchor, links, "0" * 16, ()))

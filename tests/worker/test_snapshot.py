@@ -11,7 +11,7 @@ import pytest
 from barnraise.errors import MessageError
 from barnraise.exchange import outgoing
 from barnraise.exchange import snapshot as snapshots
-from barnraise.exchange.anchor import Anchor, fragment_bytes
+from barnraise.exchange.anchor import fragment_bytes
 from barnraise.exchange.snapshot import Desk, Question, chosen, read_heads
 from barnraise.wire import Cut
 
@@ -50,7 +50,7 @@ def joined(machine, *others, timeout: float = 30.0):
     machine.knows(*others)
     snapshot = machine.node.join(timeout)
     if snapshot is not None:
-        machine.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
+        machine.anchor.begin(snapshot.fragments, snapshot.heads, snapshot.holes)
     machine.start()
     return snapshot
 

@@ -147,11 +147,30 @@ class Worker:
 
     def trade(self) -> None:
         """Takes what has arrived, hands out what is asked for, tells the coordinator's thread. Waits for nobody."""
-        for arrival in self.exchange.arrived():
-            self.engine.add(arrival)
+        self.take()
+        self.verify()
         self.exchange.serve(self.anchor)
         self.validate()
         self.tell()
+
+    def take(self) -> None:
+        """What has come in since the last time; of what comes out, the momentum that followed it goes as well."""
+        arrivals = self.exchange.arrived()
+        for arrival in arrivals:
+            self.engine.add(arrival)
+        if any(arrival.withdraws for arrival in arrivals):
+            self.engine.forget_momentum()
+
+    def verify(self) -> None:
+        """One fragment of the anchor against its ledger, now and then. A damaged one is put right before anything else
+        is trained: the round is dropped, as nobody knows what of it the damage was."""
+        while (damaged := self.exchange.audit(self.anchor)) is not None and not self.waited():
+            units = self.exchange.mended(self.anchor, damaged, self.waited)
+            if units is not None:
+                self.engine.mend(damaged, units)
+            else:
+                self.take()
+                self.leaving.wait(1.0)
 
     # ---- what the loop asks itself ---------------------------------------------------------------------------
 
@@ -208,6 +227,8 @@ class Worker:
             seq=self.anchor.vector.get(self.exchange.author, 0),
             tokens=self.anchor.tokens,
             heads=self.anchor.heads,
+            holes=self.anchor.holes,
+            sketches=self.anchor.sums or [],
             notes=notes(progress),
         )
 
@@ -226,14 +247,16 @@ class Worker:
         if mark is None and (cut := self.snapshot()) is None and self.leaving.is_set():
             return
         self.store = self.kept.open(self.spec.recipe)
-        self.anchor = Anchor(Shelf(self.store, "anchor"), mark.heads if mark else {}, self.plan.exchange != "disk")
+        self.anchor = Anchor(Shelf(self.store, "anchor"), held=self.plan.exchange != "disk")
+        if mark:
+            self.anchor.resume(mark.heads, mark.holes, mark.sketches)
         if cut:
-            self.anchor.begin(cut.fragments, cut.heads)
+            self.anchor.begin(cut.fragments, cut.heads, cut.holes)
             trust = "two volunteers agree on it" if cut.confirmed else "unconfirmed: no second volunteer could be asked"
             log.info("took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust)
         elif mark is None:
             self.anchor.begin((initial(each, self.spec.seed) for each in self.plan.fragments), {})
-        self.exchange.start(self.anchor.vector)
+        self.exchange.start(self.anchor.vector, self.anchor.holes)
         self.settle_in(mark)
         self.fetch_text()
         if self.leaving.is_set():
@@ -263,7 +286,8 @@ class Worker:
         a state with updates that its ledger has lost; then the ledger and the peers count, and what was ours is under a
         new name."""
         mark = self.kept.mark
-        if mark is not None and not self.ledger.continues({author: head.seq for author, head in mark.heads.items()}):
+        vector = {author: head.seq for author, head in mark.heads.items()} if mark else {}
+        if mark is not None and not self.ledger.continues(vector, mark.holes):
             log.warning("the state and the ledger of %s do not belong together: starting from the ledger", mark.run)
             if mine := mark.heads.get(self.exchange.author):
                 self.exchange.recognised(mine)
@@ -342,7 +366,8 @@ class Worker:
         if not progress.due(at_once):
             return
         incarnation, addresses = self.place.folder.label.incarnation, exchange.addresses()
-        numbers = progress.numbers(self.anchor, exchange.stats, incarnation, addresses)
+        links = exchange.stats
+        numbers = progress.numbers(self.anchor, links, incarnation, addresses)
         reporter.note(numbers)
         exchange.announce(progress.rate)
         exchange.introduce(reporter.taken_peers())
@@ -360,6 +385,7 @@ class Worker:
             "token_budget": self.spec.recipe.token_budget,
             "coordinator_bytes": self.place.coordinator.bytes,
             "refused": reporter.refused,
+            "checksum": {name: getattr(links, name) for name in ("checked", "corruptions", "repaired", "damaged")},
             **progress.status(numbers),
         }
         self.place.folder.status(status)

@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Callable
 
 from barnraise import __version__, wire
-from barnraise.errors import MessageError
+from barnraise.errors import MessageError, TicketError
 from barnraise.exchange.acceptance import Rules
 from barnraise.exchange.frames import pack, unpack
 from barnraise.exchange.link import Link
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
-from barnraise.identity import check_ticket
+from barnraise.identity import check_ticket, opened
 
 HELLO = 10.0  # seconds a peer has to introduce itself
+RECHECK = 60.0  # seconds between looks at the tickets of those connected
 TOGETHER = 5.0  # two connections of one pair this close were dialled at once: the smaller key's stays
 
 
@@ -75,6 +76,23 @@ class Door:
             now=self._clock(),
             orphaned=self.orphaned,
         )
+
+    async def recheck(self, links: dict[str, Link], drop: Callable[[str, str], None]) -> None:
+        """For ever: tickets run out while connections stand."""
+        while True:
+            await asyncio.sleep(RECHECK)
+            for link in list(links.values()):
+                try:
+                    self.valid(link.key, link.hello.ticket)
+                except TicketError as error:
+                    drop(link.key, str(error))
+
+    def directed(self, signed: wire.Signed) -> frozenset[str]:
+        """Whom a mirror's directive revokes. Raises MessageError."""
+        directive = opened(signed, "directive", wire.Directive)
+        if signed.key not in self._rules.mirrors or directive.run != self._rules.run:
+            raise MessageError("a directive is not by a mirror of this run")
+        return frozenset(directive.revoked)
 
     def stays(self, old: Link, new: Link) -> bool:
         """Whether `old` stays and `new` goes. A newer connection takes over, as its peer may have restarted; of two

@@ -7,6 +7,7 @@ who are linked; everything else spreads by comparing version vectors, so that an
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from barnraise.wire import Peer
@@ -215,6 +216,14 @@ class Gossip:
     def ban(self, author: str) -> None:
         self.banned.add(author)
 
+    def ruled(self, vector: dict[str, int], clamped: Callable[[dict], dict], out: Callable[[str, int], bool]) -> None:
+        """A verdict took updates out: our ledger is at `vector` now, and of what peers have only `clamped` counts."""
+        self.vector = dict(vector)
+        for link in self.links.values():
+            link.vector = clamped(link.vector)
+        self.flights = {what: flight for what, flight in self.flights.items() if not out(*what)}
+        self.changed()
+
     # ---- what is known
 
     @property
@@ -267,6 +276,10 @@ class Gossip:
         if len(self.vector) <= MAX_TOLD:
             return dict(self.vector)
         return dict(self._random.sample(sorted(self.vector.items()), MAX_TOLD))
+
+    def some(self, count: int) -> list[tuple[str, int]]:
+        """Some authors and their last updates here, ever others."""
+        return self._random.sample(sorted(self.vector.items()), min(count, len(self.vector)))
 
     def _dials(self, now: float) -> list[Action]:
         due = [

@@ -7,29 +7,31 @@ the reason in the log on both sides, and changes nothing.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from barnraise import wire
-from barnraise.errors import MessageError, TicketError
+from barnraise.errors import MessageError
 from barnraise.exchange import gossip as g
 from barnraise.exchange.acceptance import Rules
+from barnraise.exchange.anchor import Withdrawal
+from barnraise.exchange.court import Court
 from barnraise.exchange.door import Door
 from barnraise.exchange.fetch import Fetcher
 from barnraise.exchange.frames import unpack
 from barnraise.exchange.inbox import Inbox
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.link import Frames, Link
-from barnraise.exchange.outgoing import blob_frames, update_frames
+from barnraise.exchange.outgoing import asked, blob_frames, update_frames
+from barnraise.exchange.scrub import Scrub
 from barnraise.exchange.snapshot import PATIENCE, Desk, Frozen, Question
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
-from barnraise.identity import opened
+from barnraise.exchange.verdicts import Fork, Ruling
 
 log = logging.getLogger("barnraise.exchange")
 
 DIAL = 15.0  # seconds a dialled peer has to answer
-RECHECK = 60.0  # seconds between looks at the tickets of those connected
 MAX_LINKS = 128
 
 
@@ -45,8 +47,10 @@ class Hub:
         ticket: wire.Signed,
         clock: Callable[[], float],
         recognised: Callable[[wire.Update], None],
+        cut: Callable[[Iterable[str]], None],
     ):
-        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed."""
+        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed, `cut` of authors
+        that nothing more is taken of."""
         self.rules, self.ledger, self.transport = rules, ledger, transport
         self.door = Door(transport, rules, spec, incarnation, ticket, clock)
         self.rate, self.complete = 0.0, False
@@ -61,6 +65,10 @@ class Hub:
         disk = partial(self._beside, self._disk)
         self.inbox = Inbox(rules, ledger, self.gossip, disk, self._drop)
         self.fetcher = Fetcher(self.links, ledger.blobs, disk)
+        self.court = Court(
+            rules, ledger, self.gossip, self.inbox, self.fetcher, self.links, disk, self._spawn, self._drop, cut
+        )
+        self.scrub = Scrub(ledger, self.fetcher, partial(self._beside, self._slow))
         self.inbox.met(transport.key, ticket)
         self._cuts: dict[str, asyncio.Future[wire.Cut]] = {}
         self._directive: wire.Signed | None = None  # the last that revoked somebody
@@ -75,7 +83,8 @@ class Hub:
         try:
             await self.transport.start()
             ready()
-            for work in (self._accept(), self._pump(), self._recheck()):
+            recheck = self.door.recheck(self.links, self._drop)
+            for work in (self._accept(), self._pump(), recheck, self.court.mail(), self.scrub.run()):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
         finally:
@@ -93,15 +102,18 @@ class Hub:
 
     # ---- from the node's thread, by call_soon_threadsafe or run_coroutine_threadsafe
 
-    async def begin(self) -> None:
-        """The anchor is settled: what we lack is wanted, and what comes enters the ledger."""
+    async def begin(self, gone: list[Withdrawal]) -> None:
+        """The anchor is settled: what we lack is wanted, what comes enters the ledger, and `gone` comes out of it."""
         self.gossip.vector = self.ledger.vector()
         self.gossip.asking = True
+        self.court.accord.ruled(self.ledger.verdicts.digest)
+        self.court.resume(gone)
         await self.inbox.begin()
         self.poke()
 
     def published(self, update: wire.Update) -> None:
-        self.gossip.holds(update.author, update.seq, own=True)
+        if not self.ledger.verdicts.out(update.author, update.seq):  # which may have come in this moment
+            self.gossip.holds(update.author, update.seq, own=True)
         self.poke()
 
     def introduce(self, peers: list[wire.Peer]) -> None:
@@ -234,6 +246,7 @@ class Hub:
             if self.links.get(link.key) is link:
                 del self.links[link.key]
                 self.gossip.unlinked(link.key, self._loop.time())
+                self.court.accord.left(link.key)
                 if (answer := self._cuts.get(link.key)) and not answer.done():
                     answer.set_exception(ChannelClosed("it left"))
                 self.poke()
@@ -257,7 +270,9 @@ class Hub:
         now = self._loop.time()
         match message:
             case wire.State():
+                message = self.court.counting(message)
                 self.gossip.told_state(link.key, message.vector, message.rate, message.complete, now)
+                self.court.compare(link.key, message)
             case wire.Push():
                 update = await self.inbox.header(link.key, message, now)
                 if update and update.peer == self.transport.key:
@@ -266,9 +281,8 @@ class Hub:
                 await self._take(link, message, payload)
                 return  # nothing to decide
             case wire.Ask():
-                last = min(message.last, message.first + g.WINDOW - 1, self.ledger.head(message.author).seq)
-                for seq in range(message.first, last + 1):
-                    link.push(message.author, seq)
+                for seq in asked(self.ledger, message):
+                    link.push(message.author, seq, not message.headers)
                 return
             case wire.Want():
                 if any(blobs.has(message.digest) for blobs in (self.ledger.blobs, self.desk.cuts)):
@@ -289,7 +303,9 @@ class Hub:
             case wire.Peers():
                 self.gossip.introduce(message.peers, now, vouched=False)
             case wire.Directives():
-                self._direct(message.directive)
+                self.revoke(self.door.directed(message.directive), message.directive)
+            case Ruling() | Fork():
+                await self.court.take(message, link.key)
             case wire.Hello():
                 link.ticket, link.hello = self.door.checked(link.key, message), message
                 self.inbox.met(link.key, message.ticket)
@@ -303,12 +319,6 @@ class Hub:
         elif await self.inbox.part(link.key, part, payload, self._loop.time()):
             self.poke()
 
-    def _direct(self, signed: wire.Signed) -> None:
-        directive = opened(signed, "directive", wire.Directive)
-        if signed.key not in self.rules.mirrors or directive.run != self.rules.run:
-            raise MessageError("a directive is not by a mirror of this run")
-        self.revoke(frozenset(directive.revoked), signed)
-
     async def _answer(self, frozen: Frozen, questions: list[Question]) -> None:
         for question in questions:
             now = self._loop.time()
@@ -316,7 +326,7 @@ class Hub:
             if cut and (link := self.links.get(question.peer)):
                 link.post(cut)
 
-    def _update(self, link: Link, author: str, seq: int) -> Frames:
+    def _update(self, link: Link, author: str, seq: int, whole: bool) -> Frames:
         def ticket(peer: str) -> wire.Signed | None:
             return None if peer == self.transport.key else self.inbox.ticket(peer)  # ours came with our hello
 
@@ -324,7 +334,7 @@ class Hub:
             theirs = self.gossip.links.get(link.key)
             return theirs is not None and theirs.vector.get(author, 0) < seq
 
-        return update_frames(self.ledger, author, seq, ticket, lacks)
+        return update_frames(self.ledger, author, seq, whole, ticket, lacks)
 
     def _blob(self, digest: str, offset: int) -> Frames:
         return blob_frames([self.ledger.blobs, self.desk.cuts], digest, offset)
@@ -337,6 +347,7 @@ class Hub:
             self._poked.clear()
             for action in self.gossip.act(self._loop.time()):
                 self._do(action)
+            self.court.act(self._loop.time())
             wait = max(0.02, self.gossip.next_at(self._loop.time()) - self._loop.time())
             try:
                 async with asyncio.timeout(wait):
@@ -355,35 +366,15 @@ class Hub:
             return
         match action:
             case g.TellState():
-                link.post(wire.State(vector=self.gossip.told(), rate=self.rate, complete=self.complete))
+                standing = {"verdicts": self.ledger.verdicts.digest, "heads": self.ledger.summary}
+                link.post(wire.State(vector=self.gossip.told(), rate=self.rate, complete=self.complete, **standing))
             case g.TellPeers():
                 link.post(wire.Peers(peers=list(action.peers)))
             case g.PushUpdate():
                 link.push(action.author, action.seq)
             case g.AskFor():
-                self._ask(link, action)
-
-    def _ask(self, link: Link, ask: g.AskFor) -> None:
-        """Whole updates, or what is still missing of those that were interrupted."""
-        whole: list[int] = []
-        for seq in range(ask.first, ask.last + 1):
-            missing = self.inbox.missing(ask.author, seq)
-            if missing is None:
-                whole.append(seq)
-            for digest in missing or ():
-                link.post(wire.Want(digest=digest, offset=self.ledger.blobs.started(digest)))
-        if whole:
-            link.post(wire.Ask(author=ask.author, first=whole[0], last=whole[-1]))
-
-    async def _recheck(self) -> None:
-        """Tickets run out while connections stand."""
-        while True:
-            await asyncio.sleep(RECHECK)
-            for link in list(self.links.values()):
-                try:
-                    self.door.valid(link.key, link.hello.ticket)
-                except TicketError as error:
-                    self._drop(link.key, str(error))
+                for question in self.inbox.questions(action):
+                    link.post(question)
 
     def _spawn(self, work) -> asyncio.Task:
         task = self._loop.create_task(work)

@@ -30,7 +30,7 @@ class Link:
         self.key = channel.peer
         self._messages: deque[Message] = deque()
         self._state: State | None = None
-        self._updates: deque[tuple[str, int]] = deque()
+        self._updates: deque[tuple[str, int, bool]] = deque()
         self._blobs: deque[tuple[str, int]] = deque()
         self._wake = asyncio.Event()
 
@@ -45,10 +45,10 @@ class Link:
             self._messages.append(message)
         self._wake.set()
 
-    def push(self, author: str, seq: int) -> None:
-        """Queues an update. When too many wait it is let go: the peer will ask."""
-        if (author, seq) not in self._updates and len(self._updates) < NAMES:
-            self._updates.append((author, seq))
+    def push(self, author: str, seq: int, whole: bool = True) -> None:
+        """Queues an update, or its header alone. When too many wait it is let go: the peer will ask."""
+        if (author, seq, whole) not in self._updates and len(self._updates) < NAMES:
+            self._updates.append((author, seq, whole))
             self._wake.set()
 
     def give(self, digest: str, offset: int) -> None:
@@ -57,7 +57,7 @@ class Link:
             self._blobs.append((digest, offset))
             self._wake.set()
 
-    async def write(self, update: Callable[[str, int], Frames], blob: Callable[[str, int], Frames]) -> None:
+    async def write(self, update: Callable[[str, int, bool], Frames], blob: Callable[[str, int], Frames]) -> None:
         """Sends what waits, for ever: messages first, then updates and blobs by turns. Raises ChannelClosed."""
         streams = {"update": None, "blob": None}
         waiting = {"update": (self._updates, update), "blob": (self._blobs, blob)}

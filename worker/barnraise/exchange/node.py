@@ -26,14 +26,17 @@ import torch
 from barnraise.errors import StateError
 from barnraise.exchange import snapshot as snapshots
 from barnraise.exchange.acceptance import Rules
-from barnraise.exchange.anchor import sketch
+from barnraise.exchange.anchor import Anchor, Holes, sketch
+from barnraise.exchange.audit import Audit
 from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.changes import entry, withdrawals
 from barnraise.exchange.hub import Hub
 from barnraise.exchange.inbox import Arrival
 from barnraise.exchange.ledger import Ledger, Outcome
 from barnraise.exchange.pace import Fellow, Pace, weight
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.transport import Transport
+from barnraise.exchange.verdicts import Ruling
 from barnraise.identity import Identity, digest
 from barnraise.spec import RunSpec
 from barnraise.wire import FragmentUpdate, Peer, Signed, Update
@@ -41,6 +44,7 @@ from barnraise.wire import FragmentUpdate, Peer, Signed, Update
 log = logging.getLogger("barnraise.exchange")
 
 MAX_BLOB = 1 << 26  # bytes of a blob that is fetched by digest alone
+REPAIR = 20.0  # seconds the others have for what is damaged here
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,10 @@ class ExchangeStats:
     bytes_received: int
     peers: int  # connected now
     behind: int  # updates that connected peers have and we lack
+    checked: int = 0  # fragments of the anchor held against the ledger
+    corruptions: int = 0  # fragments and payload files that were found damaged…
+    repaired: int = 0  # …and are whole again
+    damaged: str | None = None  # the fragment that is not
 
 
 class Node:
@@ -86,7 +94,10 @@ class Node:
             ticket=ticket,
             clock=clock,
             recognised=self.recognised,
+            cut=self._cut,
         )
+        self._hub.inbox.refetch = lambda digest, size: self.fetch(digest, REPAIR, size) is not None
+        self._audit = Audit(spec, ledger)
         self._replay: list[Arrival] = []
         self._paces: dict[str, Pace] = {}  # by peer
         self._rate, self._complete = 0.0, False
@@ -106,20 +117,19 @@ class Node:
         if self._failure:
             raise self._failure
 
-    def start(self, applied: dict[str, int]) -> None:
-        """Updates flow from now on. `applied`: the anchor's version vector; what the ledger has past it arrives again.
-        Raises StateError when the ledger begins after it, OSError when the transport cannot listen."""
+    def start(self, applied: dict[str, int], holes: Holes | None = None) -> None:
+        """Updates flow from now on. `applied`, `holes`: the anchor's version vector, and what is out of it; what the
+        ledger has past it arrives again, and what verdicts took out since comes out. Raises StateError when the ledger
+        begins after it, OSError when the transport cannot listen."""
         self.open()
-        base, _ = self._ledger.base() or ([], [])
-        for _, update in base:
-            if applied.get(update.author, 0) < update.seq:
-                raise StateError(
-                    f"the anchor lacks updates of {update.author[:8]} before {update.seq + 1}, "
-                    "and this folder's ledger begins there: join again from an empty folder"
-                )
-        sizes = self._hub.rules.sizes
-        self._replay = [Arrival(update, sizes, self._blobs) for _, update in self._ledger.since(applied)]
-        self._await(self._hub.begin(), None)
+        ledger, inbox = self._ledger, self._hub.inbox
+        if not ledger.begins_within(applied):
+            raise StateError(
+                "the anchor lacks updates from before the snapshot at which this folder's ledger begins: join again "
+                "from an empty folder"
+            )
+        self._replay = [inbox.arrival(entry(update, ledger.verdicts)) for _, update in ledger.since(applied)]
+        self._await(self._hub.begin(withdrawals(ledger, applied, holes or {})), None)
 
     def stop(self) -> None:
         """Says goodbye and ends every thread. The ledger stays open. Safe to call twice."""
@@ -151,7 +161,8 @@ class Node:
         queue, now = self._hub.inbox.arrived, time.monotonic()
         while queue:
             arrival = queue.popleft()
-            self._paces.setdefault(arrival.header.peer, Pace()).note(now, arrival.header.tokens)
+            if isinstance(arrival.header, Update):
+                self._paces.setdefault(arrival.header.peer, Pace()).note(now, arrival.header.tokens)
             arrivals.append(arrival)
         return arrivals
 
@@ -164,6 +175,14 @@ class Node:
         parts = []
         for payload, units in payloads:
             parts.append(FragmentUpdate(digest=self._blobs.put(payload), size=len(payload), sketch=sketch(units)))
+        while (update := self._entered(parts, tokens)) is None:
+            with self._naming:
+                self._rename("what this machine publishes under its old name no longer counts")
+        self._tell(self._hub.published, update)
+        return update
+
+    def _entered(self, parts: list[FragmentUpdate], tokens: int) -> Update | None:
+        """The update, in the ledger; None when verdicts keep this author out."""
         with self._naming:
             head = self._ledger.head(self.author)
             update = Update(
@@ -176,15 +195,32 @@ class Node:
                 total=head.total + tokens,
                 fragments=parts,
             )
+            if self._ledger.verdicts.out(self.author, update.seq):
+                return None
             outcome = self._ledger.append(self._identity.sign("update", update), update)
-        assert outcome is Outcome.ADDED, outcome
-        self._tell(self._hub.published, update)
-        return update
+        assert outcome in (Outcome.ADDED, Outcome.OUT), outcome
+        return update if outcome is Outcome.ADDED else None
 
     def serve(self, anchor) -> None:
         """Between two steps: copies the anchor if a joining peer waits for it. Costs nothing when nobody asks."""
         if (taken := self._hub.desk.take(anchor, time.monotonic())) is not None:
             self._tell(self._hub.frozen, *taken)
+
+    def audit(self, anchor: Anchor) -> int | None:
+        """Between two steps: holds one fragment of the anchor against its ledger, now and then. The index of one that
+        is damaged, until it is put right."""
+        return self._audit.look(anchor)
+
+    def mended(self, anchor: Anchor, index: int, given_up: Callable[[], bool] = lambda: False) -> torch.Tensor | None:
+        """int32 [n] that the damaged fragment must be; None when neither the ledger nor a peer at the same vector and
+        verdicts gives it now. Blocks, and asks `given_up` now and then."""
+
+        def ask() -> torch.Tensor | None:
+            if anchor.holes != self._ledger.verdicts.holes(anchor.vector):
+                return None  # something is still to come out: no peer is where this anchor is
+            return self._await(snapshots.fragment(self._hub, index, anchor.vector, REPAIR), None, given_up)
+
+        return self._audit.mended(anchor, index, ask)
 
     def weight(self, rate: float) -> float:
         """This machine's share, at `rate` tokens/s, of all the training among the connected; 1 when alone."""
@@ -207,7 +243,7 @@ class Node:
 
     def settled(self) -> bool:
         """Every connected peer is complete and has exactly the updates we have. True when nobody is connected."""
-        return self._hub.gossip.settled
+        return self._hub.gossip.settled and self._hub.court.settled
 
     def taken(self) -> bool:
         """Some connected peer has everything this machine published. True when nobody is connected."""
@@ -225,6 +261,7 @@ class Node:
         sent, received = self._hub.past_bytes
         vector = self._ledger.vector()
         own = sum(seq for author, seq in vector.items() if author.startswith(self._identity.key))
+        findings, scrub = self._audit.findings, self._hub.scrub
         return ExchangeStats(
             updates_sent=own,
             updates_received=sum(vector.values()) - own,
@@ -232,7 +269,15 @@ class Node:
             bytes_received=received + sum(link.channel.bytes_received for link in links),
             peers=len(links),
             behind=self._hub.gossip.behind,
+            checked=findings.checked,
+            corruptions=findings.found + scrub.found,
+            repaired=findings.repaired + scrub.repaired,
+            damaged=findings.damaged,
         )
+
+    def rule(self, ruling: Ruling) -> None:
+        """Heeds a verdict, and hands it to the peers. Raises MessageError for one that proves nothing."""
+        self._await(self._hub.court.take(ruling), None)
 
     # ---- who may speak
 
@@ -292,10 +337,20 @@ class Node:
         """Our own key signed an update we do not know: this folder is older than what it says. On any thread."""
         with self._naming:
             if update.author == self.author and update.seq > self._ledger.head(self.author).seq:
-                incarnation = self._reincarnate()
-                log.warning("peers know updates of ours that this folder lost: it goes on as %s", incarnation)
-                self.author = f"{self._identity.key}.{incarnation}"
-                self._hub.door.incarnation = incarnation
+                self._rename("peers know updates of ours that this folder lost")
+
+    def _cut(self, authors: Iterable[str]) -> None:
+        """Nothing more is taken of these."""
+        with self._naming:
+            if self.author in authors:
+                self._rename("a verdict, or a fork, ended what this machine published under its old name")
+
+    def _rename(self, why: str) -> None:
+        """A new incarnation. The caller holds `_naming`."""
+        incarnation = self._reincarnate()
+        log.warning("%s: it goes on as %s", why, incarnation)
+        self.author = f"{self._identity.key}.{incarnation}"
+        self._hub.door.incarnation = incarnation
 
     def _tell(self, call: Callable, *values) -> None:
         """Runs a call on the hub's thread; once the hub has ended there is nobody to tell."""

@@ -1,9 +1,9 @@
 """Joining late: the anchor at a named cut V, fetched from peers.
 
-A server copies its anchor between two steps and, when V lies behind it, takes the updates after V out again: integer
-subtraction is exact, so every honest peer makes the same bytes for the same V. The joiner asks one peer for its cut,
-the others for the same one, and compares digests: when peers of two different volunteers agree the snapshot is
-`confirmed`. The bytes then travel as blobs, checked by digest.
+A server copies its anchor between two steps and, when V lies behind it, takes the updates after V out again, and what a
+verdict names: integer subtraction is exact, so every honest peer makes the same bytes for the same V and verdicts. The
+joiner asks one peer for its cut, the others for the same one, and compares digests: when peers of two different
+volunteers agree the snapshot is `confirmed`. The bytes then travel as blobs, checked by digest.
 """
 
 import asyncio
@@ -12,18 +12,21 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.exchange.anchor import fragment_bytes, fragment_from
+from barnraise.exchange.acceptance import Rules
+from barnraise.exchange.anchor import Holes, fragment_bytes, fragment_from
 from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.changes import path
 from barnraise.exchange.codec import decode
 from barnraise.exchange.ledger import Ledger
+from barnraise.exchange.verdicts import RULINGS, Fork, Ruling, Verdicts, believed
 from barnraise.identity import opened
-from barnraise.wire import Cut, Signed, Update
+from barnraise.wire import Cut, Message, Signed, Update
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -36,20 +39,29 @@ WITNESS = 15.0  # seconds other peers have to name the same cut
 HEARD_OF = 1.0  # seconds in which a peer tells a joiner of the others it knows
 ACQUAINTED = 5.0  # …and in which those are connected to, if they are there
 CUTS = 4  # …and how many cuts at most
-HEADS_BYTES = 64 << 20  # the blob of heads is no larger
+HEADS_BYTES = 64 << 20  # the blobs of heads and of proofs are no larger
+NO_PROOFS = b'{"rulings":[],"forks":[]}'
 STILL = 10.0  # seconds a fragment has to come in, at least…
 SLOW_LINE = 1 << 16  # …and one more for each so many bytes that have come
 _headers = TypeAdapter(list[Signed])
 
 
+class Proofs(Message):
+    """What the blob `Cut.proofs` holds."""
+
+    rulings: list[Ruling] = Field(max_length=RULINGS)
+    forks: list[Fork] = Field(max_length=100_000)
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """An anchor to start from: int32 fragments in order, each author's last header in it, and whether peers of two
-    different volunteers agree on it."""
+    """An anchor to start from: int32 fragments in order, each author's last header in it, what verdicts took out from
+    among them, and whether peers of two different volunteers agree on it."""
 
     fragments: Sequence[torch.Tensor]
     heads: dict[str, Update]
     confirmed: bool
+    holes: Holes = field(default_factory=dict)
 
 
 class Fetched(Sequence[torch.Tensor]):
@@ -70,6 +82,7 @@ class Frozen:
     """A copy of the anchor, made between two steps."""
 
     vector: dict[str, int]
+    holes: Holes
     fragments: Sequence[torch.Tensor]
 
 
@@ -95,10 +108,12 @@ class Desk:
 
     def ask(self, question: Question, now: float) -> Cut | None:
         """The answer, when there is one already; else the question waits for `take`."""
+        heeded = self._ledger.verdicts.digest
         with self._lock:
             self._questions = [q for q in self._questions if q.peer != question.peer]  # a peer's last word counts
             for at, cut in reversed(self._lately):
-                if cut.vector == question.vector or (question.vector is None and now < at + REUSED):
+                fits = cut.vector == question.vector or (question.vector is None and now < at + REUSED)
+                if fits and cut.verdicts == heeded:
                     return cut
             if len(self._questions) < 64:
                 self._questions.append(question)
@@ -115,43 +130,66 @@ class Desk:
             self._questions = [q for q in open_ones if q not in ripe]
         if not ripe:
             return None
-        frozen = Frozen(vector, anchor.frozen(self.cuts.folder))
+        holes = {author: dict(gone) for author, gone in anchor.holes.items()}
+        frozen = Frozen(vector, holes, anchor.frozen(self.cuts.folder))
         self._copy = weakref.ref(frozen)
         return frozen, ripe
 
     def answer(self, frozen: Frozen, vector: dict[str, int] | None, now: float) -> Cut | None:
-        """Makes the cut at `vector` out of a copy, and its blobs. None when updates that must come out are not here."""
-        vector = frozen.vector if vector is None else vector
+        """Makes the cut at `vector` out of a copy, and its blobs. None when updates that must come out are not here,
+        and when a verdict keeps out what it asks for."""
+        verdicts = self._ledger.verdicts
+        vector = verdicts.clamped(frozen.vector) if vector is None else vector
         with self._lock:
-            if made := next((cut for _, cut in self._lately if cut.vector == vector), None):
+            known = (cut for _, cut in self._lately if cut.vector == vector and cut.verdicts == verdicts.digest)
+            if made := next(known, None):
                 return made
         heads = [self._ledger.header(author, seq) for author, seq in sorted(vector.items())]
-        after = [
-            update for _, update in self._ledger.since(vector) if update.seq <= frozen.vector.get(update.author, 0)
-        ]
-        reach = sum(frozen.vector.values()) - sum(vector.values())
-        if None in heads or len(after) != reach:
-            log.info("a peer asked for a cut that reaches behind what this machine has")
+        way = path(self._ledger, frozen.vector, frozen.holes, vector, verdicts.holes(vector))
+        if None in heads or way is None or verdicts.clamped(vector) != vector or not self._has_payloads(way):
+            log.info("a peer asked for a cut that this machine cannot make")
             return None
         digests = []
         for index, fragment in enumerate(frozen.fragments):
-            units = fragment.clone() if after else fragment
-            for update in after:
-                units -= decode(self._ledger.blobs.read(update.fragments[index].digest), units.numel())
+            units = fragment.clone() if way else fragment
+            for update, times in way:
+                if (payload := self._ledger.blobs.sound(update.fragments[index].digest)) is None:
+                    return None  # damaged: it is being repaired, and whoever asks asks again
+                units.add_(decode(payload, units.numel()), alpha=times)
             digests.append(self.cuts.put(fragment_bytes(units)))
         text = json.dumps([head.model_dump() for head in heads], separators=(",", ":"))
-        cut = Cut(vector=vector, fragments=digests, heads=self.cuts.put(text.encode()))
+        rulings, forks = list(verdicts.rulings.values()), [fork for _, fork in verdicts.forks.values()]
+        proofs = Proofs(rulings=rulings, forks=forks).model_dump_json()
+        cut = Cut(
+            vector=vector,
+            fragments=digests,
+            heads=self.cuts.put(text.encode()),
+            verdicts=verdicts.digest,
+            proofs=self.cuts.put(proofs.encode()) if verdicts.digest else None,
+        )
         self._keep(cut, now)
         return cut
+
+    def _has_payloads(self, way: list[tuple[Update, int]]) -> bool:
+        blobs = self._ledger.blobs
+        return all(blobs.has(part.digest) for update, _ in way for part in update.fragments)
 
     def _keep(self, cut: Cut, now: float) -> None:
         with self._lock:
             kept = [(at, old) for at, old in self._lately if now < at + KEPT][-(CUTS - 1) :]
             gone = [old for _, old in self._lately if all(old is not other for _, other in kept)]
             self._lately = [*kept, (now, cut)]
-            alive = {blob for _, c in self._lately for blob in (*c.fragments, c.heads)}
-        for blob in {blob for c in gone for blob in (*c.fragments, c.heads)} - alive:
+            alive = {blob for _, c in self._lately for blob in _blobs(c)}
+        for blob in {blob for c in gone for blob in _blobs(c)} - alive:
             self.cuts.drop(blob)
+
+
+def _blobs(cut: Cut) -> list[str]:
+    return [blob for blob in (*cut.fragments, cut.heads, cut.proofs) if blob]
+
+
+def _alike(one: Cut, other: Cut) -> bool:
+    return (one.vector, one.verdicts) == (other.vector, other.verdicts)
 
 
 def _within(inner: dict[str, int], outer: dict[str, int]) -> bool:
@@ -172,12 +210,27 @@ def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Sign
     return heads
 
 
+def read_verdicts(data: bytes, rules: Rules, cut: Cut) -> Verdicts:
+    """The verdicts that a blob of proofs proves, when they are those that the cut names. Raises MessageError."""
+    verdicts = Verdicts()
+    try:
+        told = Proofs.model_validate_json(data)
+    except ValidationError:
+        raise MessageError("a snapshot's verdicts are not a list of proofs") from None
+    for proof in (*told.rulings, *told.forks):
+        verdicts |= believed(proof, rules)
+    if verdicts.digest != cut.verdicts or verdicts.clamped(cut.vector) != cut.vector:
+        raise MessageError("a snapshot's verdicts are not those that it says it heeds")
+    return verdicts
+
+
 def base_snapshot(ledger: Ledger) -> Snapshot | None:
     """The snapshot this ledger began at, read again from its blobs; None when it began at the run's start."""
     if (base := ledger.base()) is None:
         return None
     heads, digests = base
-    return Snapshot(Fetched(ledger.blobs, digests), {update.author: update for _, update in heads}, True)
+    heads = {update.author: update for _, update in heads}
+    return Snapshot(Fetched(ledger.blobs, digests), heads, True, ledger.base_holes())
 
 
 def chosen(answers: Iterable[tuple[str, Cut]]) -> tuple[Cut, int] | None:
@@ -206,7 +259,8 @@ async def join(hub, timeout: float) -> Snapshot | None:
     if len({(answer.heads, *answer.fragments) for _, answer in answers}) > 1:
         log.warning("peers disagree about the anchor at one version vector; %d agree on what is taken", volunteers)
     sizes = hub.rules.sizes
-    wanted = [(blob, 4 * size) for blob, size in zip(cut.fragments, sizes, strict=False)] + [(cut.heads, None)]
+    wanted = [(blob, 4 * size) for blob, size in zip(cut.fragments, sizes, strict=False)]
+    wanted += [(blob, None) for blob in (cut.heads, cut.proofs) if blob]
     if len(cut.fragments) != len(sizes):
         log.warning("a peer's snapshot has %d fragments; the model has %d", len(cut.fragments), len(sizes))
         return None
@@ -218,13 +272,37 @@ async def join(hub, timeout: float) -> Snapshot | None:
     blobs = hub.ledger.blobs
     try:
         heads = read_heads(blobs.read(cut.heads), hub.rules.run, cut.vector)
+        verdicts = read_verdicts(blobs.read(cut.proofs) if cut.proofs else NO_PROOFS, hub.rules, cut)
     except MessageError as error:
         log.warning("a snapshot is refused: %s", error)
         return None
     if volunteers < 2:
         log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
-    hub.ledger.rebase(heads, cut.fragments)
-    return Snapshot(Fetched(blobs, cut.fragments), {update.author: update for _, update in heads}, volunteers >= 2)
+    hub.ledger.rebase(heads, cut.fragments, verdicts)
+    last = {update.author: update for _, update in heads}
+    return Snapshot(Fetched(blobs, cut.fragments), last, volunteers >= 2, verdicts.holes(cut.vector))
+
+
+async def fragment(hub, index: int, vector: dict[str, int], timeout: float) -> torch.Tensor | None:
+    """One fragment of the others' anchors at `vector`, with the verdicts we heed: the one that most volunteers name;
+    None when nobody gives it in time."""
+    asked = [(key, link.ticket.volunteer) for key, link in hub.links.items()]
+    cuts = await asyncio.gather(*(hub.ask_cut(key, vector, timeout / 2) for key, _ in asked))
+    heeded, count = hub.ledger.verdicts.digest, len(hub.rules.sizes)
+    fit = [
+        (volunteer, cut)
+        for (_, volunteer), cut in zip(asked, cuts, strict=True)
+        if cut and (cut.vector, cut.verdicts, len(cut.fragments)) == (vector, heeded, count)
+    ]
+    if (found := chosen(fit)) is None:
+        return None
+    size, name = 4 * hub.rules.sizes[index], found[0].fragments[index]
+    blobs = hub.ledger.blobs
+    if not await hub.fetcher.fetch(name, timeout, size, size, SLOW_LINE):
+        return None
+    units = fragment_from(blobs.read(name))
+    blobs.drop(name)
+    return units
 
 
 async def _first_cut(hub, end: float):
@@ -269,7 +347,7 @@ async def _witnesses(hub, asked, cut: Cut, end: float) -> list[tuple[str, Cut]]:
                     asking[link.key] = (link.ticket.volunteer, question)
             replies = [(who, question.result()) for who, question in asking.values() if question.done()]
             answers = [(asked.ticket.volunteer, cut)]
-            answers += [(who, reply) for who, reply in replies if reply is not None and reply.vector == cut.vector]
+            answers += [(who, reply) for who, reply in replies if reply is not None and _alike(reply, cut)]
             if chosen(answers)[1] >= 2:
                 break
             unmet = hub.gossip.known.keys() - hub.links.keys() - asking.keys()
