@@ -25,6 +25,7 @@ class Case:
     delay: float = 0.8  # rounds that an update is under way, ± a quarter
     windows: bool = True  # rounds end together by the clock
     guess: str = "own"  # of an update under way: by one's own, the peer's last, one's own momentum, or none
+    trust: float = 1.0  # what a guess is multiplied by
     fold: str = "now"  # a late update moves the replica when it comes, or only with the next round
     weights: str = "rate"  # of an update: by its author's share of the tokens a second, or even
     clock: str = "expected"  # the schedule's tokens: the ledger's with what is thought under way, or as it stands

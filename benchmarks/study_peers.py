@@ -115,12 +115,12 @@ class Machine:
     def guess(self, author: int, window: int, ratio: float) -> Tensor:
         """What `author`, whose updates are `ratio` times this machine's, may have sent at the end of `window`."""
         if self.case.guess == "last" and author in self.last:
-            return self.last[author]
+            return self.last[author] * self.case.trust
         if self.case.guess == "momentum":  # a steady one's next: (1 − μ)m is its Δ
-            return self.momentum * (-self.case.outer_rate * ratio)
+            return self.momentum * (-self.case.outer_rate * ratio * self.case.trust)
         same = self.own if self.case.windows else [self.own[-1]]
         near = min(same, key=lambda entry: abs(entry[0] - window))
-        return near[1] * ratio
+        return near[1] * (ratio * self.case.trust)
 
 
 class World:

@@ -90,7 +90,14 @@ class Plan:
         return {
             "form": [base, *(with_(base, form=form) for form in forms)],
             "delay": [base, *(with_(base, delay=delay) for delay in (0.0, 1.6))],
-            "guess": [base, *(with_(base, guess=guess) for guess in ("none", "last", "momentum"))],
+            "guess": [
+                base, *(with_(base, guess=guess) for guess in ("none", "last", "momentum")),
+                *(with_(base, trust=trust) for trust in (0.3, 0.6)),
+            ],
+            "the same bytes a token": [
+                base, with_(base, form="dense8", steps=40), with_(base, form="dense2", steps=10),
+                with_(base, form="top512x2", steps=9), with_(base, form="top256x2", steps=5),
+            ],
             "windows": [base, with_(base, windows=False), with_(base, windows=False, guess="none")],
             "fold": [base, with_(base, fold="round", guess="none")],
             "clock": [base, with_(base, clock="ledger")],

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import matplotlib
@@ -91,10 +91,9 @@ def describe(case: Case, base: Case) -> str:
     """What is not as in `base`; all of it for the base itself."""
     if case == base:
         return "**as it is**"
-    names = ("kind", "seed", "rate", "replicas", "optimizer", "steps", "form", "decay", "outer_rate", "momentum",
-             "momentum_end", "delay", "windows", "guess", "fold", "weights", "clock", "speeds", "joins")  # fmt: skip
+    names = [field.name for field in fields(Case) if field.name != "tokens"]
     if case.kind != base.kind:
-        names = ("kind", "seed", "rate", *(("steps", "outer_rate", "momentum") if case.kind == "diloco" else ()))
+        names = ["kind", "seed", "rate", *(("steps", "outer_rate", "momentum") if case.kind == "diloco" else ())]
         return ", ".join(f"{name} {getattr(case, name)}" for name in names)
     return ", ".join(f"{n} {getattr(case, n)}" for n in names if getattr(case, n) != getattr(base, n))
 

@@ -40,11 +40,13 @@ MAY_IMPORT = {
     "enter": {"coordinator", "data", "exchange", "home"},
     "run": {
         "checkpoint", "data", "enter", "exchange", "hardware", "limits", "plan", "planner", "progress",
-        "report", "restore", "swap", "view",
+        "report", "restore", "swap", "telling", "view",
     },
+    "telling": {"enter", "exchange", "plan", "progress", "report"},
     "probe": {"hardware", "swap"},
     "planning": {"hardware", "home", "limits", "planner", "probe", "view"},
-    "cli": {"checkpoint", "coordinator", "enter", "exchange", "home", "planning", "restore", "run"},
+    "judging": {"enter", "exchange", "home", "planning"},
+    "cli": {"checkpoint", "coordinator", "enter", "exchange", "home", "judging", "planning", "restore", "run"},
     "__main__": {"cli"},
     "__init__": set(),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from barnraise import wire
 from barnraise.errors import MessageError
+from barnraise.exchange import frames, verdicts
 from barnraise.identity import Identity, check_ticket, opened
 from barnraise.spec import PRESETS, preset
 
@@ -24,7 +25,8 @@ def messages() -> dict[str, type[wire.Message]]:
     """Every message type that can stand alone, by the name of its golden file."""
     inner = {wire.FragmentUpdate, wire.Shard, wire.Peer, wire.PlanView, wire.Point, wire.Report, wire.RunLine}
     parts = {wire.Message, *inner}
-    found = [t for t in vars(wire).values() if isinstance(t, type) and issubclass(t, wire.Message) and t not in parts]
+    named = [*vars(wire).values(), *vars(verdicts).values()]
+    found = [t for t in named if isinstance(t, type) and issubclass(t, wire.Message) and t not in parts]
     return {"".join("_" + c.lower() if c.isupper() else c for c in t.__name__).lstrip("_"): t for t in found}
 
 
@@ -53,7 +55,7 @@ PEER_MESSAGES = [n for n, t in messages().items() if "type" in t.model_fields]
 
 @pytest.mark.parametrize("name", PEER_MESSAGES)
 def test_peers_tell_their_messages_apart_by_type(name):
-    assert type(wire.peer_message.validate_json(golden(name))) is messages()[name]
+    assert type(frames.peer_message.validate_json(golden(name))) is messages()[name]
 
 
 def test_golden_signatures_hold():

@@ -11,6 +11,7 @@ from barnraise.checkpoint import Checkpoint
 from barnraise.enter import DIRECTIVE
 from barnraise.errors import StateError
 from barnraise.exchange import blobs as blobs_module
+from barnraise.exchange import node as node_module
 from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.ledger import Ledger
 from barnraise.identity import Identity
@@ -149,8 +150,9 @@ def test_a_revocation_is_kept_for_the_day_no_coordinator_answers(swarm):
     assert Signed.model_validate_json(kept.read_bytes()) == MIRROR.sign("directive", out)
 
 
-def test_a_payload_whose_bytes_changed_on_disk_never_reaches_the_anchor(swarm):
-    """The checkpoint is gone too, so the whole ledger is replayed."""
+def test_a_payload_whose_bytes_changed_on_disk_never_reaches_the_anchor(swarm, monkeypatch):
+    """The checkpoint is gone too, so the whole ledger is replayed, and nobody else has it."""
+    monkeypatch.setattr(node_module, "REPAIR", 0.5)
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) >= 1)

@@ -9,10 +9,11 @@ import torch
 
 from barnraise import wire
 from barnraise.exchange.anchor import Anchor
-from barnraise.exchange.codec import encode
+from barnraise.exchange.codec import decode, encode
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.memory import MemoryNetwork
 from barnraise.exchange.node import Node
+from barnraise.exchange.verdicts import Ruling, Verdict
 from barnraise.identity import Identity
 from barnraise.spec import ModelSpec, RunSpec
 
@@ -50,7 +51,7 @@ class Machine:
         self.anchor = Anchor.initial(self.world.spec.model, self.world.spec.seed)
 
     def start(self) -> "Machine":
-        self.node.start(self.anchor.vector)
+        self.node.start(self.anchor.vector, self.anchor.holes)
         self.step()  # what the ledger holds past the anchor comes first, own updates among it
         return self
 
@@ -81,6 +82,12 @@ class Machine:
             self.anchor.note(arrival.header)
         self.node.serve(self.anchor)
 
+    @property
+    def standing(self) -> tuple:
+        """Where its anchor should be."""
+        vector = self.ledger.vector()
+        return vector, self.ledger.verdicts.holes(vector)
+
     def stop(self) -> None:
         self.node.stop()
         self.ledger.close()
@@ -89,8 +96,8 @@ class Machine:
 class World:
     def __init__(self, folder: Path):
         self.folder, self.network = folder, MemoryNetwork()
-        self.mirror = Identity(b"m" * 32)
-        self.spec = RunSpec(model=TINY, seed=3, roots=(self.mirror.key,))
+        self.mirror, self.owner = Identity(b"m" * 32), Identity(b"o" * 32)
+        self.spec = RunSpec(model=TINY, seed=3, owner=self.owner.key, roots=(self.mirror.key,))
         self.machines: list[Machine] = []
 
     def transport(self, identity: Identity):
@@ -104,6 +111,21 @@ class World:
         )  # fmt: skip
         return by.sign("ticket", ticket)
 
+    def ruling(self, after=None, updates=None, by: tuple[Identity, ...] = (), run: str = RUN) -> Ruling:
+        """A verdict, by the owner if nobody else is named."""
+        verdict = Verdict(run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0)
+        signed = [one.sign("verdict", verdict) for one in by or (self.owner,)]
+        return Ruling(body=signed[0].body, signatures={each.key: each.signature for each in signed})
+
+    def sum(self, machine: Machine, keep: Callable[[str, int], bool]) -> str:
+        """The digest of the initial weights and those updates in a machine's files that `keep` takes."""
+        anchor, ledger = Anchor.initial(TINY, self.spec.seed), machine.ledger
+        for author in ledger._last:
+            for _, update in ledger.headers(author, 1, 1 << 40):
+                for index, part in enumerate(update.fragments if keep(author, update.seq) else ()):
+                    anchor.add(index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()))
+        return anchor.digest()
+
     def machine(self, number: int, name: str | None = None) -> Machine:
         self.machines.append(Machine(self, number, name))
         return self.machines[-1]
@@ -114,7 +136,9 @@ class World:
         def same() -> bool:
             for machine in machines:
                 machine.step()
-            return len({str(m.anchor.vector) for m in machines}) == 1
+            if any((m.anchor.vector, m.anchor.holes) != m.standing for m in machines):
+                return False
+            return len({str((m.standing, m.ledger.verdicts.digest)) for m in machines}) == 1
 
         waits_for(same, seconds)
         digests = {machine.anchor.digest() for machine in machines}

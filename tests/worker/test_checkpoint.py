@@ -46,7 +46,8 @@ def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
 
 
 def mark(step: int) -> Mark:
-    return Mark(run=RUN, spec="f" * 64, step=step, seq=3, tokens=30, heads={HEAD.author: HEAD}, notes={"rate": 1.5})
+    more = {"holes": {HEAD.author: {1: 5}}, "sketches": ["0" * 16], "notes": {"rate": 1.5}}
+    return Mark(run=RUN, spec="f" * 64, step=step, seq=3, tokens=30, heads={HEAD.author: HEAD}, **more)
 
 
 def tensors(step: int) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,18 @@ from small_coordinator import Coordinator as Small
 from typer.testing import CliRunner
 
 from barnraise import cli, planning
+from barnraise.enter import JOINED
 from barnraise.errors import PlanError, SpecError, StateError
+from barnraise.exchange.acceptance import Rules
+from barnraise.exchange.court import MAIL
+from barnraise.exchange.ledger import NOTHING, Ledger
+from barnraise.exchange.verdicts import Ruling, believed
 from barnraise.hardware import Hardware
 from barnraise.home import Folder, Home, Membership
+from barnraise.identity import digest
 from barnraise.limits import Limits
-from barnraise.wire import Enrolment, EnrolmentStatus, MirrorView, Problem
+from barnraise.spec import ModelSpec, RunSpec, TextSpec
+from barnraise.wire import Enrolment, EnrolmentStatus, JoinReply, MirrorView, Problem, RunView, Update
 
 RUN = "01890000-0000-7000-8000-000000000001"
 WORKER = Path(__file__).parents[2] / "worker"
@@ -76,6 +84,7 @@ def test_what_needs_an_enrolled_machine_or_a_run_says_which(tmp_path):
     fails(barnraise(tmp_path, "join", "a-run"), "this machine is not enrolled yet: run `barnraise login URL` first")
     fails(barnraise(tmp_path, "runs"), "this machine is not enrolled yet")
     fails(barnraise(tmp_path, "export", "a-run", str(tmp_path / "out")), "has never worked on 'a-run'")
+    fails(barnraise(tmp_path, "verdict", "a-run"), "has never worked on 'a-run'")
     assert not (tmp_path / "out").exists()
 
 
@@ -181,3 +190,38 @@ def test_status_tells_of_each_peer_and_reads_what_older_versions_wrote(tmp_path)
     path.write_text(json.dumps(told))
     done = barnraise(tmp_path, "status")
     assert done.returncode == 0 and "Ridge" in done.stdout
+
+
+def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_by_no_other(tmp_path):
+    home = Home(tmp_path)
+    spec = RunSpec(ModelSpec(1, 16, 1, 8, 256), TextSpec(tokenizer="bytes"), owner=home.identity.key, roots=("a" * 64,))
+    directive = home.identity.sign("directive", Problem(error="never read"))
+    folder = home.folder(RUN)  # locked, as by a worker
+    ledger, previous = Ledger(folder.path), NOTHING
+    for seq in (1, 2, 3):
+        update = Update(
+            run=RUN, peer="b" * 64, incarnation="c" * 16, seq=seq, previous=previous, tokens=10, total=10 * seq,
+            fragments=[],
+        )  # fmt: skip
+        signed = home.identity.sign("update", update)
+        previous = digest(signed.body)
+        ledger.append(signed, update)
+
+    def known(spec: RunSpec) -> None:
+        view = RunView(id=RUN, slug="a-run", name="A", status="training", spec=spec.to_json())
+        folder.keep(JOINED, JoinReply(run=view, ticket=None, directive=directive, peers=[]))
+
+    known(spec)
+    listed = barnraise(tmp_path, "verdict", "a-run")
+    assert listed.returncode == 0 and update.author in listed.stdout, listed
+    done = barnraise(tmp_path, "verdict", "a-run", "--peer", "b" * 12, "--after", "1", "--reason", "noise")
+    assert done.returncode == 0 and "Signed." in done.stdout, done
+    (left,) = (folder.path / MAIL).glob("*.json")
+    rules = Rules.of(spec, RUN, frozenset(spec.roots))
+    assert believed(Ruling.model_validate_json(left.read_bytes()), rules).limits == {update.author: 1}
+    fails(barnraise(tmp_path, "verdict", "a-run", "--peer", "e" * 64), "is in this machine's ledger")
+    fails(barnraise(tmp_path, "verdict", "a-run", "--update", "x:1"), "is not KEY.LIFE:NUMBER")
+    known(replace(spec, owner="d" * 64))
+    fails(barnraise(tmp_path, "verdict", "a-run", "--peer", "b" * 64), "are signed by the machine dddddddd")
+    ledger.close()
+    folder.close()

@@ -300,6 +300,31 @@ def test_forgotten_feedback_is_not_said_again(kind, new_engine):
     assert any(kept.any() for kept in shelf(engine, "momentum"))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_forgotten_momentum_leaves_what_is_owed(kind, new_engine):
+    engine = new_engine(kind)
+    a_round(engine)
+    assert any(kept.any() for kept in shelf(engine, "momentum"))
+    engine.forget_momentum()
+    assert not any(kept.any() for kept in shelf(engine, "momentum"))
+    assert any(kept.any() for kept in shelf(engine, "feedback"))
+    a_round(engine, seq=2, seed=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mended_fragment_is_what_the_next_round_begins_at(kind, new_engine):
+    engine = new_engine(kind)
+    a_round(engine)
+    right = engine.anchors[1].clone()
+    hurt = right.clone()
+    hurt[3] ^= 1 << 28
+    engine.anchors[1] = hurt
+    engine.step([some_text()])
+    engine.mend(1, right)
+    assert torch.equal(engine.anchors[1], right) and engine.round_tokens == 0
+    a_round(engine, seq=2, seed=1)
+
+
 def test_integers_become_floats_exactly_where_a_float_can_hold_them():
     units = torch.tensor([0, 1, -1, 1 << 26, -(1 << 30), (1 << 24) + 1, 2**31 - 1], dtype=torch.int32)
     exact = np.array(units.tolist(), np.float64) / 2.0**UNIT_BITS

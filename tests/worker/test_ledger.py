@@ -17,6 +17,7 @@ from barnraise.exchange.anchor import sketch
 from barnraise.exchange.blobs import Blobs, Growth
 from barnraise.exchange.codec import encode
 from barnraise.exchange.ledger import NOTHING, Head, Ledger, Outcome
+from barnraise.exchange.verdicts import Verdicts
 from barnraise.identity import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec
 
@@ -78,30 +79,37 @@ def test_a_ledger_opened_again_holds_what_it_held(tmp_path):
     assert list(again.since({author: 3})) == headers[3:]
     assert list(again.headers(author, 10, 12)) == headers[9:12]
     assert again.header(author, 7) == headers[6][0] and again.header(author, 151) is None
-    assert again.tickets() == {AUTHOR.key: headers[0][0]}
+    assert again.met.tickets() == {AUTHOR.key: headers[0][0]}
     again.close()
 
 
 def test_a_header_that_does_not_continue_its_authors_last_is_broken(ledger):
     headers = chain(3)
     ledger.append(*headers[0])
-    assert ledger.append(*altered(headers[1][1], previous="a" * 64)) is Outcome.BROKEN
+    assert ledger.append(*altered(headers[1][1], previous="a" * 64)) is Outcome.APART
     assert ledger.append(*altered(headers[1][1], total=99)) is Outcome.BROKEN
     assert ledger.append(*headers[1]) is Outcome.ADDED
 
 
 def test_two_signed_updates_of_one_identity_prove_a_fork_and_end_that_author_for_good(tmp_path):
     ledger, headers = Ledger(tmp_path), chain(3)
+    ledger.met.keep_ticket(AUTHOR.key, ticket())
     ledger.append(*headers[0])
     ledger.append(*headers[1])
-    assert ledger.append(*altered(headers[0][1], tokens=11, total=11)) is Outcome.FORK
-    assert ledger.append(*headers[2]) is Outcome.FORK
+    other = altered(headers[0][1], tokens=11, total=11)
+    assert ledger.append(*other) is Outcome.FORK and ledger.fork(*headers[0]) is None
+    fork = ledger.fork(*other)
+    assert (fork.one, fork.other) == (headers[0][0], other[0])
+    assert ledger.rule(Verdicts.of(fork)) == ({headers[0][1].author: 2}, {})
+    assert ledger.vector() == {} and ledger.tokens == 0, "from the fork on nothing counts"
+    assert ledger.append(*headers[2]) is Outcome.OUT
     other_life = chain(1, life="1" * 16)[0]
     assert ledger.append(*other_life) is Outcome.ADDED, "another incarnation is another author"
     ledger.close()
     ledger = Ledger(tmp_path)
-    assert ledger.forked == {headers[0][1].author}
-    assert ledger.append(*headers[2]) is Outcome.FORK
+    assert ledger.forked == {headers[0][1].author} and ledger.vector() == {other_life[1].author: 1}
+    assert ledger.append(*headers[2]) is Outcome.OUT
+    assert ledger.header(headers[0][1].author, 2) == headers[1][0], "who has to take it out may need it"
     ledger.close()
 
 
@@ -265,7 +273,7 @@ def test_a_ledger_says_whether_it_goes_on_from_an_anchor(tmp_path):
     author, made = f"{AUTHOR.key}.{'0' * 16}", chain(3)
     ledger.rebase([made[0]], [ledger.blobs.put(b"a fragment")])
     ledger.append(*made[1])
-    assert [ledger.continues({author: seq}) for seq in (0, 1, 2, 3)] == [False, True, True, False]
+    assert [ledger.continues({author: seq}, {}) for seq in (0, 1, 2, 3)] == [False, True, True, False]
     assert ledger.last() == {author: made[1][1]}
     ledger.close()
 

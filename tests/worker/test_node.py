@@ -21,6 +21,7 @@ from barnraise.exchange.anchor import sketch
 from barnraise.exchange.codec import encode
 from barnraise.exchange.frames import pack, unpack
 from barnraise.exchange.transport import ChannelClosed, IrohTransport
+from barnraise.exchange.verdicts import Fork
 from barnraise.identity import Identity, digest
 
 OTHER_RUN = "01890000-0000-7000-8000-00000000000f"
@@ -427,6 +428,9 @@ def test_a_peer_without_a_good_ticket_for_this_run_is_refused(world, caplog, cha
         (lambda w: wire.Push(header=header(w, STRANGER, tokens=1 << 40)), "claims"),
         (lambda w: wire.Push(header=header(w, STRANGER, previous="1" * 64)), "does not continue"),
         (lambda w: wire.Push(header=header(w, Identity(b"n" * 32))), "without a ticket"),
+        (lambda w: w.ruling(by=(STRANGER,)), "neither the run's owner nor one of its mirrors"),
+        (lambda w: w.ruling(run=OTHER_RUN), "is for run"),
+        (lambda w: Fork(one=header(w, STRANGER), other=header(w, STRANGER), ticket=w.ticket(STRANGER.key)), "not two"),
     ],
 )  # fmt: skip
 def test_a_message_that_should_not_have_been_sent_ends_the_connection(world, caplog, message, why):

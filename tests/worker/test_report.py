@@ -274,7 +274,7 @@ def test_an_abandoned_step_measures_nothing():
 
 
 def test_the_status_file_tells_the_plan_and_what_it_came_to():
-    anchor = SimpleNamespace(fragments=(), heads={}, vector={}, tokens=0)
+    anchor = SimpleNamespace(fragments=(), heads={}, holes={}, vector={}, tokens=0)
     links = SimpleNamespace(
         peers=0, bytes_sent=0, bytes_received=0, behind=2, up=10.0, down=20.0, uplink=100.0, neighbours=()
     )

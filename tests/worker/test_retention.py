@@ -17,6 +17,7 @@ from barnraise.exchange import asking, keeper, retention
 from barnraise.exchange.anchor import Anchor
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.snapshot import base_snapshot
+from barnraise.exchange.verdicts import Verdicts
 
 TESTS = Path(__file__).parents[1]
 WORKER = Path(__file__).parents[2] / "worker"
@@ -70,7 +71,7 @@ def test_the_oldest_payloads_go_and_all_headers_stay(ledger, tmp_path):
     assert [here(ledger, update) for update in updates] == [False] * 6 + [True] * 4
     agree(ledger)
     assert ledger.vector() == {one: 5, two: 5} and len(list(ledger.since({}))) == 10
-    assert ledger.continues({one: 3, two: 3}) and not ledger.continues({one: 2, two: 3})
+    assert ledger.continues({one: 3, two: 3}, {}) and not ledger.continues({one: 2, two: 3}, {})
     again = Ledger(tmp_path)
     assert again.gone() == {one: 3, two: 3}
     assert again.prune(600, again.vector()) == {}
@@ -133,20 +134,6 @@ def test_the_budget_is_a_share_of_the_free_disk_within_bounds():
     assert retention.budget(100 << 30) == 10 << 30
 
 
-def test_a_ledger_that_knew_no_retention_learns_what_it_has(tmp_path):
-    old = Ledger(tmp_path)
-    updates = [publish(old, AUTHORS[0], bytes([n]) * 100) for n in range(5)]
-    for table in ("payloads", "payload_files", "pruned", "going"):
-        old._db.execute(f"DROP TABLE {table}")
-    old._db.execute("PRAGMA user_version=1")
-    old.close()
-    ledger = Ledger(tmp_path)
-    agree(ledger)
-    assert ledger.prune(250, ledger.vector()) == {updates[0].author: 3}
-    agree(ledger)
-    ledger.close()
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_rows_and_files_agree_whatever_is_published_pruned_and_begun_again(tmp_path_factory, data):
@@ -166,10 +153,10 @@ def test_rows_and_files_agree_whatever_is_published_pruned_and_begun_again(tmp_p
         elif heads := ledger.last():
             signed = [(ledger.header(author, head.seq), head) for author, head in heads.items()]
             ledger.rebase(signed, [ledger.blobs.put(b"anchor %d" % step)])
-            assert ledger.base()[1] and ledger.continues(ledger.vector())
+            assert ledger.base()[1] and ledger.continues(ledger.vector(), {})
         vector = ledger.vector()
         agree(ledger)
-        assert ledger.vector() == vector and ledger.admits(vector)
+        assert ledger.vector() == vector and ledger.admits(vector, Verdicts())
     ledger.close()
 
 

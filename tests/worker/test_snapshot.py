@@ -13,9 +13,10 @@ from barnraise.errors import MessageError
 from barnraise.exchange import fetch as fetching
 from barnraise.exchange import outgoing
 from barnraise.exchange import snapshot as snapshots
-from barnraise.exchange.anchor import Anchor, fragment_bytes
+from barnraise.exchange.anchor import fragment_bytes
+from barnraise.exchange.desk import Desk, Question
 from barnraise.exchange.pace import RAMP
-from barnraise.exchange.snapshot import Desk, Question, chosen, read_heads
+from barnraise.exchange.snapshot import chosen, read_heads
 from barnraise.spec import ModelSpec
 from barnraise.wire import Cut
 
@@ -61,7 +62,7 @@ def joined(machine, *others, timeout: float = 30.0):
     machine.knows(*others)
     snapshot = machine.node.join(timeout)
     if snapshot is not None:
-        machine.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
+        machine.anchor.begin(snapshot.fragments, snapshot.heads, snapshot.holes)
     machine.start()
     return snapshot
 

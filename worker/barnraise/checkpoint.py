@@ -25,7 +25,7 @@ from barnraise.errors import StateError
 from barnraise.model import NORM_EPSILON, views
 from barnraise.spec import Fragment, ModelSpec
 from barnraise.swap.arena import to_float
-from barnraise.wire import Author, Count, Digest, Id, Message, Update
+from barnraise.wire import Author, Count, Digest, Id, Message, Sketch, Update
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class Mark(Message):
     seq: Count = 0  # of my last update in it, 0 before the first
     tokens: Count = 0  # of the ledger
     heads: dict[Author, Update] = {}  # each author's last update in the anchor
+    holes: dict[Author, dict[int, Count]] = {}  # …and what verdicts took out from among them, with its tokens
+    sketches: list[Sketch] = []  # of the anchor's fragments, as their updates add up
     notes: dict[str, int | FiniteFloat | str] = Field(default={}, max_length=100)  # the loop's own counters
     order: Count = 0  # grows by one a save: the newer slot has the larger
     digest: str = ""  # BLAKE3 of this manifest without its digest, and of the tensors' file

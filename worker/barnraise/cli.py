@@ -1,6 +1,6 @@
 """The `barnraise` command: what a volunteer types.
 
-login URL · runs · plan · limits · join RUN · status · export RUN FOLDER
+login URL · runs · plan · limits · join RUN · status · export RUN FOLDER · verdict RUN
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from barnraise import __version__
 from barnraise.coordinator import Coordinator
 from barnraise.errors import BarnraiseError, CoordinatorError, CoordinatorGone, StateError
 from barnraise.home import Home, Membership
+from barnraise.judging import app as judging
 from barnraise.planning import (
     ClippingOption,
     DeviceMemoryOption,
@@ -48,6 +49,7 @@ from barnraise.wire import EnrolmentStatus, Machine
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train a GPT together, each on their own computer.")
 app.add_typer(planning)
+app.add_typer(judging)
 out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 

@@ -46,6 +46,7 @@ class Links(Protocol):
 
 class SharedWeights(Protocol):
     heads: Mapping[str, Update]
+    holes: Mapping[str, Mapping[int, int]]
 
     @property
     def fragments(self) -> Sized: ...
@@ -122,7 +123,8 @@ class Progress:
 
     def numbers(self, anchor: SharedWeights, links: Links, incarnation: str, addresses: Sequence[str]) -> Numbers:
         """For a report; the points go with it and are not told again."""
-        vector = digest(json.dumps(dict(anchor.vector), sort_keys=True))
+        standing = [dict(anchor.vector), anchor.holes] if anchor.holes else dict(anchor.vector)
+        vector = digest(json.dumps(standing, sort_keys=True))  # equal on machines whose anchors must be
         if vector != self._digests[0] or self._digests[1] is None:
             self._digests = (vector, self._digest(anchor))
         if self._losses and self.rate == 0.0:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from barnraise.checkpoint import Checkpoint, Mark
 from barnraise.errors import StateError
-from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.anchor import Anchor, sketch
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.snapshot import base_snapshot
 from barnraise.plan import Plan
@@ -94,14 +94,16 @@ class Kept:
         place of the kept one; moments, momentum and feedback stay."""
         assert self.mark is not None
         vector = {author: head.seq for author, head in self.mark.heads.items()}
-        if ledger.continues(vector):
+        if ledger.continues(vector, self.mark.holes):
             return True
         base = base_snapshot(ledger) if ledger.reaches(vector) else None
         if base is None:
             return False
-        tokens = sum(head.total for head in base.heads.values())
-        log.info("taking the peers' anchor at %s tokens in the place of an older one", f"{tokens:,}")
-        self._rebase(base.fragments, self.mark.model_copy(update={"heads": base.heads, "tokens": tokens}), recipe)
+        anchor = Anchor([], base.heads)
+        anchor.resume(base.heads, base.holes, [sketch(units) for units in base.fragments])
+        log.info("taking the peers' anchor at %s tokens in the place of an older one", f"{anchor.tokens:,}")
+        stands = {"heads": anchor.heads, "holes": anchor.holes, "sketches": anchor.sums, "tokens": anchor.tokens}
+        self._rebase(base.fragments, self.mark.model_copy(update=stands), recipe)
         return True
 
     def _rebase(self, anchor: Sequence[Tensor], mark: Mark, recipe: Recipe) -> None:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 from barnraise.checkpoint import Mark
 from barnraise.data import Text
-from barnraise.enter import DIRECTIVE, Place
+from barnraise.enter import Place
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange import codec
 from barnraise.exchange.anchor import Anchor, initial
@@ -37,6 +37,7 @@ from barnraise.swap import operations
 from barnraise.swap.engine import WARM_UP, Engine
 from barnraise.swap.optimizer import schedule
 from barnraise.swap.store import Shelf
+from barnraise.telling import Telling
 from barnraise.view import plan_view
 from barnraise.wire import Activity, Status
 
@@ -66,7 +67,7 @@ class Worker:
         transport: Transport | None = None,
     ):
         """Raises PlanError, before anything is allocated or fetched, when the model does not fit."""
-        self.place, self.spec, self.leaving, self.watch = place, place.spec, leaving, watch
+        self.place, self.spec, self.leaving = place, place.spec, leaving
         self.key, folder = identity.key, place.folder
         self.limits = limits or Limits()
         self.plan = make_plan(hardware, self.spec.model, self.limits, self.spec.recipe.step_sequences)
@@ -94,9 +95,9 @@ class Worker:
         )
         self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
         self.milestone, self._worn = -1, False
-        self.revoked = place.directive.revoked
         self.progress = Progress(self.key)
         self.progress.plan = plan_view(self.plan, hardware)
+        self.telling = Telling(place, self.plan, self.progress, self.reporter, self.exchange, watch)
         log.info("the plan: %s", self.progress.plan.sentence)
         self._opened = ExitStack()  # the state, once it is
 
@@ -129,7 +130,7 @@ class Worker:
     def train(self) -> None:
         recipe, context = self.spec.recipe, self.spec.model.context
         exchange, progress = self.exchange, self.progress
-        encode = partial(codec.encode, codec=recipe.codec)
+        encode = partial(codec.encode, form=recipe.codec)
         while self.goes_on():
             engine = self.engine  # another one, where the others' anchor took the place of ours
             while engine.round_tokens < recipe.round_steps * recipe.step_sequences * context:
@@ -148,11 +149,30 @@ class Worker:
 
     def trade(self) -> None:
         """Takes what has arrived, hands out what is asked for, tells the coordinator's thread. Waits for nobody."""
-        for arrival in self.exchange.arrived():
-            self.engine.add(arrival)
+        self.take()
+        self.verify()
         self.exchange.serve(self.anchor)
         self.validate()
         self.tell()
+
+    def take(self) -> None:
+        """What has come in since the last time; of what comes out, the momentum that followed it goes as well."""
+        arrivals = self.exchange.arrived()
+        for arrival in arrivals:
+            self.engine.add(arrival)
+        if any(arrival.withdraws for arrival in arrivals):
+            self.engine.forget_momentum()
+
+    def verify(self) -> None:
+        """One fragment of the anchor against its ledger, now and then. A damaged one is put right before anything else
+        is trained: the round is dropped, as nobody knows what of it the damage was."""
+        while (damaged := self.exchange.audit(self.anchor)) is not None and not self.waited():
+            units = self.exchange.mended(self.anchor, damaged, self.waited)
+            if units is not None:
+                self.engine.mend(damaged, units)
+            else:
+                self.take()
+                self.leaving.wait(1.0)
 
     # ---- what the loop asks itself ---------------------------------------------------------------------------
 
@@ -210,6 +230,8 @@ class Worker:
             seq=self.anchor.vector.get(self.exchange.author, 0),
             tokens=self.anchor.tokens,
             heads=self.anchor.heads,
+            holes=self.anchor.holes,
+            sketches=self.anchor.sums or [],
             notes=notes(progress),
         )
 
@@ -238,14 +260,16 @@ class Worker:
     def settle_in(self, mark: Mark | None, cut: Snapshot | None = None) -> None:
         """The anchor where the state stands, or the others'; the exchange from there on; the engine."""
         self.store = self.kept.open(self.spec.recipe)
-        self.anchor = Anchor(Shelf(self.store, "anchor"), mark.heads if mark else {}, self.plan.exchange != "disk")
+        self.anchor = Anchor(Shelf(self.store, "anchor"), held=self.plan.exchange != "disk")
+        if mark:
+            self.anchor.resume(mark.heads, mark.holes, mark.sketches)
         if cut:
-            self.anchor.begin(cut.fragments, cut.heads)
+            self.anchor.begin(cut.fragments, cut.heads, cut.holes)
             trust = "two volunteers agree on it" if cut.confirmed else "unconfirmed: no second volunteer could be asked"
             log.info("took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust)
         elif mark is None:
             self.anchor.begin((initial(each, self.spec.seed) for each in self.plan.fragments), {})
-        self.exchange.start(self.anchor.vector)
+        self.exchange.start(self.anchor.vector, self.anchor.holes)
         standing = self.kept.progress(self.store)
         describe = lambda progress: self.mark(progress).model_dump_json()  # noqa: E731
         self.engine = Engine(self.plan, self.spec.recipe, self.store, self.anchor, describe, standing)
@@ -355,35 +379,5 @@ class Worker:
         self.trade()
         self.engine.settle()
 
-    # ---- telling ---------------------------------------------------------------------------------------------
-
     def tell(self, at_once: bool = False) -> None:
-        """Passes figures to the reporter and the status file, and what the coordinator said to the exchange."""
-        progress, reporter, exchange = self.progress, self.reporter, self.exchange
-        if not progress.due(at_once):
-            return
-        incarnation, addresses = self.place.folder.label.incarnation, exchange.addresses()
-        numbers = progress.numbers(self.anchor, exchange.stats, incarnation, addresses)
-        reporter.note(numbers)
-        if numbers.anchor:
-            exchange.stands(numbers.vector, numbers.anchor)
-        exchange.announce(progress.rate)
-        exchange.introduce(reporter.taken_peers())
-        if reporter.signed_directive and reporter.directive.revoked != self.revoked:
-            self.revoked = reporter.directive.revoked
-            self.place.folder.keep(DIRECTIVE, reporter.signed_directive)
-        exchange.revoke(reporter.directive.revoked, reporter.signed_directive)
-        exchange.orphaned = reporter.orphaned
-        if ticket := reporter.taken_ticket():
-            exchange.renew(ticket)
-        status = {
-            "run": self.place.run,
-            "name": self.place.name,
-            "device": self.plan.device,
-            "token_budget": self.spec.recipe.token_budget,
-            "coordinator_bytes": self.place.coordinator.bytes,
-            "refused": reporter.refused,
-            **progress.status(numbers),
-        }
-        self.place.folder.status(status)
-        self.watch(status)
+        self.telling.tell(self.anchor, at_once)

@@ -7,7 +7,7 @@ peers, named here only by digest. What must be believed later is `Signed`.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from barnraise.figures import PlanView as PlanView
 from barnraise.figures import Point as Point
@@ -159,6 +159,8 @@ class State(Message):
     anchor: Digest | None = None  # …and of my anchor there
     rate: Rate  # tokens/s this worker trains at
     complete: bool = False  # the run is over for me and I publish no more
+    verdicts: Digest | None = None  # of all I know of; None: of none
+    heads: Digest | None = None  # of the headers behind the vector: other ones under equal vectors mean a fork
 
 
 class Push(Message):
@@ -170,12 +172,13 @@ class Push(Message):
 
 
 class Ask(Message):
-    """Push me this author's updates, first to last."""
+    """Push me this author's updates, first to last; or, from the last back, their signed headers alone."""
 
     type: Literal["ask"] = "ask"
     author: Author
     first: int = Field(ge=1, lt=1 << 53)
     last: int = Field(ge=1, lt=1 << 53)
+    headers: bool = False
 
 
 class Want(Message):
@@ -211,12 +214,14 @@ class CutWant(Message):
 
 class Cut(Message):
     """A frozen anchor: fragments by digest (int32, little-endian), and `heads`, a blob: the JSON list of the signed
-    headers of each author's last update in it."""
+    headers of each author's last update in it. `verdicts`: the digest of those it heeds; `proofs`: the blob of them."""
 
     type: Literal["cut"] = "cut"
     vector: Vector
     fragments: list[Digest] = Field(max_length=300)
     heads: Digest
+    verdicts: Digest | None = None
+    proofs: Digest | None = None
 
 
 class Peers(Message):
@@ -236,11 +241,7 @@ class Bye(Message):
     reason: Short
 
 
-PeerMessage = Annotated[
-    Hello | State | Push | Ask | Want | Part | Missing | CutWant | Cut | Peers | Directives | Bye,
-    Field(discriminator="type"),
-]
-peer_message: TypeAdapter = TypeAdapter(PeerMessage)
+PeerMessage = Hello | State | Push | Ask | Want | Part | Missing | CutWant | Cut | Peers | Directives | Bye
 
 
 # ---- between a worker and a coordinator (JSON over HTTPS, signed requests) -------------------------------------

@@ -13,20 +13,25 @@ from barnraise.identity import opened
 from barnraise.spec import RunSpec
 from barnraise.wire import FragmentUpdate, Signed, Ticket, Update
 
+HEADER, A_FRAGMENT = 600, 200  # bytes that a header needs at most: two of them must fit into one proof of a fork
+
 
 @dataclass(frozen=True)
 class Rules:
-    """What of a run decides. `sizes`: each fragment's elements; `mirrors`: keys whose tickets count."""
+    """What of a run decides. `sizes`: each fragment's elements; `mirrors`: keys whose tickets count, and of whom
+    `threshold` may give a verdict; so may `owner`."""
 
     run: str
     mirrors: frozenset[str]
     sizes: tuple[int, ...]
     max_tokens: int
+    owner: str = ""
+    threshold: int = 1
 
     @classmethod
     def of(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "Rules":
         sizes = tuple(fragment.size for fragment in spec.model.fragments())
-        return cls(run, mirrors, sizes, spec.max_tokens_per_update)
+        return cls(run, mirrors, sizes, spec.max_tokens_per_update, spec.owner, spec.threshold)
 
 
 def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
@@ -39,6 +44,8 @@ def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
         raise MessageError(f"{who} is for run {update.run}, not {rules.run}")
     if update.tokens > rules.max_tokens:
         raise MessageError(f"{who} claims {update.tokens} tokens; the run allows {rules.max_tokens}")
+    if len(signed.body.encode()) > HEADER + A_FRAGMENT * len(rules.sizes):
+        raise MessageError(f"{who} has a header of {len(signed.body)} characters, more than one can need")
     if len(update.fragments) != len(rules.sizes):
         raise MessageError(f"{who} has {len(update.fragments)} fragments; the model has {len(rules.sizes)}")
     for index, (part, size) in enumerate(zip(update.fragments, rules.sizes, strict=True)):

@@ -6,7 +6,8 @@ integer arithmetic alone: the first volunteers download nothing.
 """
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,7 @@ from blake3 import blake3
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
 from barnraise.wire import Update
 
+Holes = Mapping[str, Mapping[int, int]]  # author → number → tokens of updates that are out though later ones are in
 ALARM = 1 << 30  # a weight this loud (16.0) means the run has gone wrong
 _BLOCK = 1 << 20  # elements worked on at a time
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -64,8 +66,9 @@ def sketch(values: torch.Tensor) -> str:
     return f"{total & _MASK:016x}"
 
 
-def add_sketches(*sketches: str) -> str:
-    return f"{sum(int(s, 16) for s in sketches) & _MASK:016x}"
+def add_sketches(one: str, other: str, times: int = 1) -> str:
+    """The sketch of `one` plus `other`, taken `times` times."""
+    return f"{(int(one, 16) + times * int(other, 16)) & _MASK:016x}"
 
 
 class Fragments(Protocol):
@@ -80,26 +83,52 @@ class Fragments(Protocol):
     def __iter__(self) -> Iterator[torch.Tensor]: ...
 
 
+@dataclass(frozen=True)
+class Withdrawal:
+    """An update that is not to be in the sum. `times`: what its integers are added by, -1, or 0 when they are not in.
+
+    `single`: its author's later ones stay (or come). Else it is its author's last in the anchor, and `before` will be;
+    None: nothing of that author is left."""
+
+    update: Update
+    times: int
+    single: bool
+    before: Update | None = None
+    tokens: int = 0  # that a single one is counted with, by the verdict
+
+
 class Anchor:
     """The weights in `fragments` (ours to change) and, by `heads`, whose updates they hold.
 
     `heads` maps each author to the header of the last update applied: updates of one author go in whole and in order.
-    `held`: the fragments are in memory, and not read from disk at every look.
+    `holes`: author → number → tokens of those that a verdict took out from among them. `sums`: each fragment's sketch
+    as it must be, by what those say who put something in; None where the beginning is not known. `held`: the fragments
+    are in memory, and not read from disk at every look.
     """
 
     def __init__(self, fragments: Fragments, heads: dict[str, Update] | None = None, held: bool = True):
         self.fragments, self.held = fragments, held
-        self.heads = dict(heads or {})
+        self.resume(heads or {}, {}, [])
+
+    def resume(self, heads: dict[str, Update], holes: Holes, sums: Sequence[str]) -> None:
+        """The fragments are there already, and hold this. `sums` empty: unknown."""
+        self.heads = dict(heads)
+        self.holes = {author: dict(gone) for author, gone in holes.items()}
+        self.sums = list(sums) or None
 
     @classmethod
     def initial(cls, model: ModelSpec, seed: int) -> "Anchor":
-        return cls([initial(fragment, seed) for fragment in model.fragments()])
+        made = cls([initial(fragment, seed) for fragment in model.fragments()])
+        made.sums = [sketch(fragment) for fragment in made.fragments]
+        return made
 
-    def begin(self, fragments: Iterable[torch.Tensor], heads: dict[str, Update]) -> None:
+    def begin(self, fragments: Iterable[torch.Tensor], heads: dict[str, Update], holes: Holes | None = None) -> None:
         """Becomes what others, or the seed, say; one fragment after the other."""
+        sums = []
         for index, units in enumerate(fragments):
+            sums.append(sketch(units))
             self.fragments[index] = units
-        self.heads = dict(heads)
+        self.resume(heads, holes or {}, sums)
 
     def frozen(self, folder: Path) -> Sequence[torch.Tensor]:
         """The fragments as they are now: a copy in memory, or in a file of `folder` that goes with the copy, for an
@@ -115,7 +144,7 @@ class Anchor:
     @property
     def tokens(self) -> int:
         """Tokens that everybody spent on what is in here: the one clock all peers share."""
-        return sum(head.total for head in self.heads.values())
+        return sum(head.total for head in self.heads.values()) - sum(sum(gone.values()) for gone in self.holes.values())
 
     def add(self, index: int, units: torch.Tensor) -> None:
         """Adds int32 units to fragment `index`, mod 2**32. `note` the header once all fragments are in."""
@@ -124,11 +153,41 @@ class Anchor:
     def subtract(self, index: int, units: torch.Tensor) -> None:
         self.fragments[index] = self.fragments[index].sub_(units)
 
-    def note(self, header: Update) -> None:
-        """All fragments of this update are in. It must be its author's next."""
+    def note(self, header: Update | Withdrawal) -> None:
+        """All fragments of this update are in, as its author's next; or they are out again."""
+        if isinstance(header, Withdrawal):
+            self._withdrawn(header)
+            return
+        self._follow(header)
+        self._count(header, 1)
+
+    def _follow(self, header: Update) -> None:
         before = self.heads.get(header.author)
         assert header.seq == (before.seq if before else 0) + 1, f"{header.author[:8]} {header.seq} is out of order"
         self.heads[header.author] = header
+
+    def _withdrawn(self, gone: Withdrawal) -> None:
+        update, author = gone.update, gone.update.author
+        holes = self.holes.get(author, {})
+        if gone.single:
+            if author not in self.heads or update.seq > self.heads[author].seq:
+                self._follow(update)
+            self.holes[author] = holes | {update.seq: gone.tokens}
+        else:
+            assert self.heads[author].seq == update.seq, f"{author[:8]} {update.seq} is not its last"
+            left = {seq: tokens for seq, tokens in holes.items() if seq < update.seq}
+            self.holes.pop(author, None)
+            self.holes |= {author: left} if left else {}
+            if gone.before is None:
+                del self.heads[author]
+            else:
+                self.heads[author] = gone.before
+        self._count(update, gone.times)
+
+    def _count(self, header: Update, times: int) -> None:
+        if self.sums is not None:
+            for index, part in enumerate(header.fragments):
+                self.sums[index] = add_sketches(self.sums[index], part.sketch, times=times)
 
     def digest(self) -> str:
         """BLAKE3 over all fragments in order, as little-endian int32: equal on peers with equal vectors."""
@@ -141,8 +200,14 @@ class Anchor:
         return blake3(fragment_bytes(self.fragments[index])).hexdigest()
 
     def sketch(self, index: int) -> str:
-        """Equals the initial fragment's sketch plus those its updates' headers state, or something is damaged."""
         return sketch(self.fragments[index])
+
+    def sound(self, index: int, units: torch.Tensor | None = None) -> bool:
+        """Whether a fragment (or `units`, in its place) has the sketch that its updates add up to. The lower halves are
+        compared: a weight that wrapped around changes the upper one, a single damaged weight always the lower."""
+        assert self.sums is not None
+        found = self.sketch(index) if units is None else sketch(units)
+        return found[8:] == self.sums[index][8:]
 
     def loudest(self) -> int:
         """The largest |weight| in units, for the alarm over 2**30."""

@@ -6,7 +6,7 @@ under way is waited for until its source stalls. Then somebody else is asked, fo
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +92,10 @@ class Asking:
     def void(self, key: str) -> None:
         """What this peer had promised will not come."""
         self.flights = {what: flight for what, flight in self.flights.items() if flight.source != key}
+
+    def ruled(self, out: Callable[[str, int], bool]) -> None:
+        """Of what a verdict took out nothing is waited for."""
+        self.flights = {what: flight for what, flight in self.flights.items() if not out(*what)}
 
     # ---- what follows
 

@@ -30,14 +30,17 @@ class Growth(Enum):
 
 
 class Blobs:
-    def __init__(self, folder: Path, fresh: bool = False):
-        """`fresh`: empty to begin with, whatever was left there."""
+    def __init__(self, folder: Path, fresh: bool = False, sweep: bool = True):
+        """`fresh`: empty to begin with, whatever was left there. `sweep` False: another process may be writing here,
+        and what looks left over is not."""
         self.folder = folder
         self._growing = threading.Lock()
         self._held: Counter[str] = Counter()  # digests that somebody relies on, whatever becomes of others
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
+        if not sweep:
+            return
         for leftover in folder.glob("*/*.new"):
             leftover.unlink(missing_ok=True)
         for part in folder.glob("*/*.part"):
@@ -78,6 +81,14 @@ class Blobs:
                 file.write(data)
             _settle(fresh, path)
         return digest
+
+    def sound(self, digest: str) -> bytes | None:
+        """A blob's bytes, if they are here and what their name says."""
+        try:
+            data = self.read(digest)
+        except FileNotFoundError:
+            return None
+        return data if blake3(data).hexdigest() == digest else None
 
     def _shelved(self, digest: str) -> Path:
         """Where a blob will lie, its folder made. The folder's own name is made durable, too: the blob is in it."""

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from barnraise import wire
+from barnraise.exchange.desk import PATIENCE, Desk, Frozen, Question
 from barnraise.exchange.link import Link
-from barnraise.exchange.snapshot import PATIENCE, Desk, Frozen, Question
 from barnraise.exchange.transport import ChannelClosed
 
 

@@ -1,9 +1,14 @@
 """One frame: a 4-byte big-endian header length, the header (a peer message as JSON), then raw payload."""
 
-from pydantic import ValidationError
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.wire import LENGTH, MAX_FRAME, MAX_HEADER, Message, peer_message
+from barnraise.exchange.verdicts import Fork, Ruling
+from barnraise.wire import LENGTH, MAX_FRAME, MAX_HEADER, Message, PeerMessage
+
+peer_message: TypeAdapter = TypeAdapter(Annotated[PeerMessage | Ruling | Fork, Field(discriminator="type")])
 
 
 def pack(message: Message, payload: bytes = b"") -> bytes:

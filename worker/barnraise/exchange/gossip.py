@@ -12,6 +12,7 @@ mends itself. Beneath it lies anti-entropy: States say what changed since the la
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from barnraise.exchange.asking import Asking
@@ -243,6 +244,16 @@ class Gossip:
         if link := self.links.get(key):
             link.leaving = link.leaving or now
 
+    def ruled(
+        self, vector: dict[str, int], clamped: Callable[[dict], dict], out: Callable[[str, int], bool], now: float
+    ) -> None:
+        """A verdict took updates out: our ledger is at `vector` now, and of what peers have only `clamped` counts."""
+        self.vector = dict(vector)
+        for link in self.links.values():
+            link.vector = clamped(link.vector)
+            link.whole_at, link.stale = now, True  # what no longer counts cannot be told as what changed
+        self.asking.ruled(out)
+
     # ---- what is known
 
     @property
@@ -330,6 +341,10 @@ class Gossip:
     def _compare(self, link: Linked) -> None:
         if link.stands and (ours := self.anchors.get(link.stands)):
             link.agrees = ours == link.anchor
+
+    def some(self, count: int) -> list[tuple[str, int]]:
+        """Some authors and their last updates here, ever others."""
+        return self._random.sample(sorted(self.vector.items()), min(count, len(self.vector)))
 
     def _asks(self, now: float) -> list[Action]:
         """Neighbouring seqs asked of one peer become one question."""

@@ -7,7 +7,7 @@ the reason in the log on both sides, and changes nothing.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -15,8 +15,10 @@ from barnraise import wire
 from barnraise.errors import MessageError
 from barnraise.exchange import gossip as g
 from barnraise.exchange.acceptance import Rules
-from barnraise.exchange.asking import WINDOW
+from barnraise.exchange.anchor import Withdrawal
+from barnraise.exchange.court import Court
 from barnraise.exchange.cuts import Cuts
+from barnraise.exchange.desk import Desk, Frozen, Question
 from barnraise.exchange.door import Door
 from barnraise.exchange.fetch import Fetcher
 from barnraise.exchange.frames import unpack
@@ -24,11 +26,12 @@ from barnraise.exchange.inbox import Inbox
 from barnraise.exchange.keeper import Keeper
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.link import Frames, Link
-from barnraise.exchange.outgoing import blob_frames, update_frames
+from barnraise.exchange.outgoing import asked, blob_frames, update_frames
 from barnraise.exchange.overtaken import Overtaken
 from barnraise.exchange.rates import Turns
-from barnraise.exchange.snapshot import Desk, Frozen, Question
+from barnraise.exchange.scrub import Scrub
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
+from barnraise.exchange.verdicts import Fork, Ruling
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -48,10 +51,11 @@ class Hub:
         ticket: wire.Signed,
         clock: Callable[[], float],
         recognised: Callable[[wire.Update], None],
+        cut: Callable[[Iterable[str]], None],
         archive: int | None = None,
     ):
-        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed. `archive`: rounds
-        for which all payloads are kept, where that is its role."""
+        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed, `cut` of authors
+        that nothing more is taken of. `archive`: rounds for which all payloads are kept, where that is its role."""
         self.rules, self.ledger, self.transport = rules, ledger, transport
         self.door = Door(transport, rules, spec, incarnation, ticket, clock)
         self.gossip = g.Gossip(transport.key, seed=int(transport.key[:12], 16))
@@ -69,6 +73,10 @@ class Hub:
         self.cuts = Cuts(self.links, self.desk, partial(self._beside, self._slow))
         self.keeper = Keeper(ledger, self.gossip, disk, transport.key, archive)
         self.overtaken = Overtaken(self)
+        self.court = Court(
+            rules, ledger, self.gossip, self.inbox, self.fetcher, self.links, disk, self._spawn, self._drop, cut
+        )
+        self.scrub = Scrub(ledger, self.fetcher, partial(self._beside, self._slow))
         self.inbox.met(transport.key, ticket)
         self._directive: wire.Signed | None = None  # the last that revoked somebody
         self._proven: frozenset[str] = frozenset()  # keys whose revocation was passed on
@@ -81,10 +89,10 @@ class Hub:
         self._poked, self._stopping = asyncio.Event(), asyncio.Event()
         try:
             await self.transport.start()
-            self.gossip.circle.introduce(self.ledger.peers(), self._loop.time())
+            self.gossip.circle.introduce(self.ledger.met.peers(), self._loop.time())
             ready()
             recheck = self.door.recheck(self.links, self._drop)
-            for work in (self._accept(), self._pump(), recheck):
+            for work in (self._accept(), self._pump(), recheck, self.court.mail(), self.scrub.run()):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
         finally:
@@ -102,9 +110,11 @@ class Hub:
 
     # ---- from the node's thread, by call_soon_threadsafe or run_coroutine_threadsafe
 
-    async def begin(self) -> None:
-        """The anchor is settled: what we lack is wanted, and what comes enters the ledger."""
+    async def begin(self, gone: list[Withdrawal]) -> None:
+        """The anchor is settled: what we lack is wanted, what comes enters the ledger, and `gone` comes out of it."""
         self.gossip.begin(self.ledger.vector(), self.ledger.gone(), self._loop.time())
+        self.court.accord.ruled(self.ledger.verdicts.digest)
+        self.court.resume(gone)
         await self.inbox.begin()
         self.poke()
 
@@ -114,7 +124,8 @@ class Hub:
         await self.inbox.pause()
 
     def published(self, update: wire.Update) -> None:
-        self.gossip.holds(update.author, update.seq)
+        if not self.ledger.verdicts.out(update.author, update.seq):  # which may have come in this moment
+            self.gossip.holds(update.author, update.seq)
         self.poke()
 
     def kept(self, safe: dict[str, int]) -> None:
@@ -211,7 +222,7 @@ class Hub:
         peer = wire.Peer(key=link.key, addresses=link.hello.addresses)
         self.gossip.circle.introduce([peer], now)
         if peer.addresses:
-            self._spawn(self.disk(self.ledger.keep_peer, peer))
+            self._spawn(self.disk(self.ledger.met.keep_peer, peer))
         self.gossip.linked(link.key, now)
         if self._directive:
             link.post(wire.Directives(directive=self._directive))
@@ -220,8 +231,9 @@ class Hub:
         return True
 
     async def _converse(self, link: Link) -> None:
-        told = lambda: self.gossip.tell(link.key, self._loop.time())  # noqa: E731
-        writer = self._spawn(link.write(told, partial(self._update, link), self._blob, self.turns))
+        writer = self._spawn(
+            link.write(partial(self._state, link), partial(self._update, link), self._blob, self.turns)
+        )
         writer.add_done_callback(lambda task: self._written(link, task))
         try:
             while True:
@@ -243,6 +255,7 @@ class Hub:
                 del self.links[link.key]
                 self.gossip.unlinked(link.key, self._loop.time())
                 self.cuts.left(link.key)
+                self.court.accord.left(link.key)
                 self.poke()
 
     def _written(self, link: Link, task: asyncio.Task) -> None:
@@ -264,7 +277,9 @@ class Hub:
         now = self._loop.time()
         match message:
             case wire.State():
+                message = self.court.counting(message)
                 self.gossip.told_state(link.key, message, now)
+                self.court.compare(link.key, message)
             case wire.Push():
                 update = await self.inbox.header(link.key, message, now)
                 if update and update.peer == self.transport.key:
@@ -273,10 +288,10 @@ class Hub:
                 await self._take(link, message, payload)
                 return  # nothing to decide
             case wire.Ask():
-                self.gossip.asked(link.key, message.author)
-                last = min(message.last, message.first + WINDOW - 1, self.ledger.head(message.author).seq)
-                for seq in range(message.first, last + 1):
-                    link.push(message.author, seq)
+                if not message.headers:
+                    self.gossip.asked(link.key, message.author)
+                for seq in asked(self.ledger, message):
+                    link.push(message.author, seq, not message.headers)
                 return
             case wire.Want():
                 if any(blobs.has(message.digest) for blobs in (self.ledger.blobs, self.desk.cuts)):
@@ -296,6 +311,8 @@ class Hub:
                 self.gossip.circle.introduce(message.peers, now, vouched=False)
             case wire.Directives():
                 self.revoke(self.door.directed(message.directive), message.directive)
+            case Ruling() | Fork():
+                await self.court.take(message, link.key)
             case wire.Hello():
                 link.ticket, link.hello = self.door.checked(link.key, message), message
                 self.inbox.met(link.key, message.ticket)
@@ -310,12 +327,17 @@ class Hub:
         elif await self.inbox.part(link.key, part, payload, self._loop.time()):
             self.poke()
 
-    def _update(self, link: Link, author: str, seq: int) -> Frames:
+    def _state(self, link: Link) -> wire.State | None:
+        if (state := self.gossip.tell(link.key, self._loop.time())) is None:
+            return None
+        return state.model_copy(update={"verdicts": self.ledger.verdicts.digest, "heads": self.ledger.summary})
+
+    def _update(self, link: Link, author: str, seq: int, whole: bool) -> Frames:
         def ticket(peer: str) -> wire.Signed | None:
             return None if peer == self.transport.key else self.inbox.ticket(peer)  # ours came with our hello
 
         lacks = partial(self.gossip.lacks, link.key, author, seq)
-        return update_frames(self.ledger, author, seq, ticket, lacks)
+        return update_frames(self.ledger, author, seq, whole, ticket, lacks)
 
     def _blob(self, digest: str, offset: int) -> Frames:
         return blob_frames([self.ledger.blobs, self.desk.cuts], digest, offset)
@@ -330,6 +352,7 @@ class Hub:
                 link.measure(self._loop.time())
             for action in self.gossip.act(self._loop.time()):
                 self._do(action)
+            self.court.act(self._loop.time())
             if self.overtaken.due(self._loop.time()):
                 self._spawn(self.overtaken.fetch())
             wait = max(0.02, self.gossip.next_at(self._loop.time()) - self._loop.time())

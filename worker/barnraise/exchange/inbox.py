@@ -9,18 +9,21 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from blake3 import blake3
 
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.acceptance import Rules, accept, check_payload
+from barnraise.exchange.anchor import Withdrawal
 from barnraise.exchange.asking import WINDOW
 from barnraise.exchange.blobs import Blobs, Growth
+from barnraise.exchange.changes import entry
 from barnraise.exchange.codec import decode
 from barnraise.exchange.gossip import AskFor, Gossip
 from barnraise.exchange.ledger import Ledger, Outcome
-from barnraise.wire import Ask, Part, Push, Signed, Update, Want
+from barnraise.exchange.verdicts import Fork
+from barnraise.wire import Ask, FragmentUpdate, Part, Push, Signed, Update, Want
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -31,22 +34,41 @@ STALE = 60.0  # seconds without a byte after which one makes room for others
 
 @dataclass(frozen=True)
 class Arrival:
-    """An update that is in the ledger and not yet in the anchor."""
+    """A change that is in the ledger and not yet in the anchor: an update, or one that comes out again.
 
-    header: Update
+    `refetch(digest, size)` gets a payload from the others, waiting for it; whether it came."""
+
+    header: Update | Withdrawal
     sizes: tuple[int, ...]
     blobs: Blobs
+    refetch: Callable[[str, int], bool] = lambda digest, size: False
+
+    @property
+    def withdraws(self) -> bool:
+        """Whether it takes out what is in the anchor."""
+        return isinstance(self.header, Withdrawal) and self.header.times < 0
 
     def decode(self, index: int) -> torch.Tensor:
-        """int32[size] units to add to fragment `index`. Raises StateError when the disk gives other bytes back."""
-        wanted = self.header.fragments[index].digest
-        payload = self.blobs.read(wanted)
-        if blake3(payload).hexdigest() != wanted:
-            what = f"update {self.header.seq} of {self.header.peer[:8]}"
-            raise StateError(
-                f"{self.blobs.path(wanted)}, a part of {what}, is damaged: join again from an empty folder"
-            )
-        return decode(payload, self.sizes[index])
+        """int32[size] units to add to fragment `index`. Raises StateError when the disk gives other bytes back, and
+        nobody else has the right ones."""
+        update, times = self.header, 1
+        if isinstance(update, Withdrawal):
+            update, times = update.update, update.times
+        if times == 0:
+            return torch.zeros(self.sizes[index], dtype=torch.int32)
+        units = decode(self._payload(update, update.fragments[index]), self.sizes[index])
+        return units if times > 0 else units.neg_()
+
+    def _payload(self, update: Update, part: FragmentUpdate) -> bytes:
+        if (payload := self.blobs.sound(part.digest)) is not None:
+            return payload
+        what = f"{self.blobs.path(part.digest)}, a part of update {update.seq} of {update.peer[:8]}, is damaged"
+        log.error("%s: asking the others for it", what)
+        self.blobs.drop(part.digest)
+        payload = self.blobs.sound(part.digest) if self.refetch(part.digest, part.size) else None
+        if payload is None:
+            raise StateError(f"{what}: join again from an empty folder")
+        return payload
 
 
 @dataclass
@@ -59,16 +81,28 @@ class Pending:
     whole: bool = False  # all payloads are here and are what the header says
 
 
+class Judge(Protocol):
+    """Where proofs, and what leads to them, are handed: see `court.py`."""
+
+    async def take(self, proof: Fork, source: str | None = None) -> None: ...
+
+    async def recalled(self, signed: Signed, update: Update) -> None: ...
+
+    def ask(self, peer: str | None, author: str, first: int, last: int) -> None: ...
+
+
 class Inbox:
     def __init__(self, rules: Rules, ledger: Ledger, gossip: Gossip, disk: Callable[..., Awaitable], blame):
         """`disk` runs a call beside the loop; `blame(peer, reason)` is told who passed on what nobody should."""
         self._rules, self._ledger, self._gossip, self._disk, self._blame = rules, ledger, gossip, disk, blame
         self.arrived: deque[Arrival] = deque()
+        self.refetch: Callable[[str, int], bool] = lambda digest, size: False  # set by whoever can wait
+        self.court: Judge  # set by the court itself
         self.open = False  # whether whole updates go into the ledger (not while a snapshot is being fetched)
-        self._tickets = ledger.tickets()
+        self._tickets = ledger.met.tickets()
         self._pending: dict[tuple[str, int], Pending] = {}
         self._wanted: dict[str, set[tuple[str, int]]] = {}
-        self._turn = asyncio.Lock()  # one update is checked and entered at a time
+        self.turn = asyncio.Lock()  # one update is checked and entered at a time
 
     async def begin(self) -> None:
         """From now on whole updates enter the ledger; those that waited do at once."""
@@ -78,7 +112,7 @@ class Inbox:
 
     async def pause(self) -> None:
         """What is whole waits from now on; what has come and was not taken is forgotten: it is in the ledger."""
-        async with self._turn:
+        async with self.turn:
             self.open = False
             self.arrived.clear()
 
@@ -86,7 +120,7 @@ class Inbox:
         """A peer showed its ticket: its updates can be accepted, and passed on."""
         if self._tickets.get(peer) != ticket:
             self._tickets[peer] = ticket
-            self._ledger.keep_ticket(peer, ticket)
+            self._ledger.met.keep_ticket(peer, ticket)
 
     def ticket(self, peer: str) -> Signed | None:
         return self._tickets.get(peer)
@@ -107,21 +141,27 @@ class Inbox:
         self.met(update.peer, ticket)
         author, seq = update.author, update.seq
         outcome = self._ledger.judge(signed, update)
-        if outcome is Outcome.FORK:
-            self._cut(author, "it signed two updates with one identity")
         if outcome is Outcome.BROKEN:
             self._cut(author, f"its update {seq} does not continue its last")
             raise MessageError(f"update {seq} of {update.peer[:8]} does not continue that author's last")
-        if outcome is Outcome.KNOWN or (author, seq) in self._pending:
+        if outcome is Outcome.KNOWN:
             self._gossip.pushed(source, author, seq, now)
-        if outcome not in (Outcome.ADDED, Outcome.GAP) or (author, seq) in self._pending:
+        if outcome not in (Outcome.ADDED, Outcome.GAP):
+            await self._strange(outcome, signed, update, source, now)
+            return update if outcome is Outcome.APART else None
+        if pending := self._pending.get((author, seq)):
+            if pending.signed.body == signed.body:
+                self._gossip.pushed(source, author, seq, now)
+            else:
+                await self.court.take(Fork(one=pending.signed, other=signed, ticket=ticket))
             return None
         if seq > self._ledger.head(author).seq + WINDOW or not self._room(update.peer, now):
             self._gossip.spare(source, author, seq)
             return update  # it will be asked for when its turn comes
         blobs = self._ledger.blobs
         blobs.hold(part.digest for part in update.fragments)
-        missing = {part.digest: part.size for part in update.fragments if not blobs.has(part.digest)}
+        parts = [] if self._ledger.verdicts.out(author, seq) else update.fragments
+        missing = {part.digest: part.size for part in parts if not blobs.has(part.digest)}
         self._pending[author, seq] = pending = Pending(signed, update, source, missing, now)
         for blob in missing:
             self._wanted.setdefault(blob, set()).add((author, seq))
@@ -129,6 +169,18 @@ class Inbox:
         if not missing:
             await self._check(pending)
         return update
+
+    async def _strange(self, outcome: Outcome, signed: Signed, update: Update, source: str, now: float) -> None:
+        """A header that does not go in, and what that says of its author."""
+        author, seq = update.author, update.seq
+        if outcome is Outcome.KNOWN:
+            await self.court.recalled(signed, update)
+        elif outcome is Outcome.FORK:
+            if fork := self._ledger.fork(signed, update):
+                await self.court.take(fork)
+        elif outcome is Outcome.APART:  # who holds it has the other half of a fork below it, or its author lies
+            self._gossip.failed(source, author, seq, now)
+            self.court.ask(source, author, seq - 1, seq - 1)
 
     def _room(self, peer: str, now: float) -> bool:
         """Whether one more may wait. What nobody has sent a byte of for STALE seconds makes room: headers that cost
@@ -154,7 +206,7 @@ class Inbox:
         for author, seq in needing:
             self._pending[author, seq].moved = now
             self._gossip.arriving(source, author, seq, now)
-        async with self._turn:
+        async with self.turn:
             growth = await self._disk(self._ledger.blobs.extend, part.digest, part.offset, payload, part.total)
         if growth is Growth.DAMAGED:
             raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")
@@ -169,7 +221,7 @@ class Inbox:
         """All payloads are here: are they what the header says?"""
         update = pending.update
         try:
-            async with self._turn:
+            async with self.turn:
                 await self._disk(self._check_payloads, update)
         except MessageError as error:
             self._cut(update.author, f"its update {update.seq} is not what its header says")
@@ -180,24 +232,42 @@ class Inbox:
         await self._enter(update.author)
 
     def _check_payloads(self, update: Update) -> None:
+        if self._ledger.verdicts.out(update.author, update.seq):
+            return
         for part, size in zip(update.fragments, self._rules.sizes, strict=True):
             check_payload(self._ledger.blobs.read(part.digest), part, size)
 
     async def _enter(self, author: str) -> None:
         """Whole updates that are next in their author's order go into the ledger, and to the loop."""
-        async with self._turn:
+        odd: tuple[Outcome, Pending] | None = None
+        async with self.turn:
             while self.open and (pending := self._pending.get((author, self._ledger.head(author).seq + 1))):
                 if not pending.whole:
                     break
                 outcome = await self._disk(self._ledger.append, pending.signed, pending.update)
-                if outcome is not Outcome.ADDED:
-                    self._cut(author, f"its update {pending.update.seq} is {outcome.value}")
-                    return
                 self._forget(author, pending.update.seq)
-                self.arrived.append(Arrival(pending.update, self._rules.sizes, self._ledger.blobs))
+                if outcome is not Outcome.ADDED:
+                    odd = outcome, pending
+                    break
+                self.arrived.append(self.arrival(entry(pending.update, self._ledger.verdicts)))
                 self._gossip.holds(author, pending.update.seq)
             head = self._ledger.head(author).seq
             for seq in [seq for who, seq in self._pending if who == author and seq <= head]:
+                self._forget(author, seq)
+        if odd and odd[0] is Outcome.BROKEN:
+            self._cut(author, f"its update {odd[1].update.seq} is broken")
+        elif odd:
+            now = asyncio.get_running_loop().time()
+            await self._strange(odd[0], odd[1].signed, odd[1].update, odd[1].source, now)
+
+    def arrival(self, header: Update | Withdrawal) -> Arrival:
+        """A change, ready for the loop."""
+        return Arrival(header, self._rules.sizes, self._ledger.blobs, self.refetch)
+
+    def ruled(self) -> None:
+        """A verdict is heeded from now on: what waits here and is named by it is let go of."""
+        for author, seq in list(self._pending):
+            if self._ledger.verdicts.out(author, seq):
                 self._forget(author, seq)
 
     def questions(self, ask: AskFor) -> list[Ask | Want]:

@@ -4,7 +4,8 @@ SQLite (WAL, synchronous=FULL) holds headers, payloads are blobs beside it. `app
 payloads are whole and fsynced and it is its author's next; what it has taken survives a crash. A machine that joined
 late, or fell so far behind that nobody had what it lacked, starts from a `base`: each author's last header in the
 snapshot it began with, the updates before which it never saw. Old payloads are let go (`retention`), their headers
-stay. One connection and one lock serve all threads.
+stay. What verdicts and forks take out stays on disk, as others may need it, and is not in any more: `head`, `vector`,
+`since` and `tokens` are what is left. One connection and one lock serve all threads.
 """
 
 import sqlite3
@@ -16,24 +17,28 @@ from enum import Enum
 from pathlib import Path
 
 from barnraise.errors import StateError
+from barnraise.exchange.anchor import Holes
 from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.met import SCHEMA as MET
+from barnraise.exchange.met import Met
 from barnraise.exchange.retention import SCHEMA as RETENTION
 from barnraise.exchange.retention import Retention
+from barnraise.exchange.verdicts import Fork, Ruling, Verdicts
 from barnraise.identity import digest
-from barnraise.wire import Peer, Signed, Update
+from barnraise.wire import Signed, Update
 
 FORMAT = 2
 NOTHING = digest("")  # what an author's first header calls its previous
 _PAGE = 64  # headers read at a time
-_PEERS = 200  # remembered
+_KINDS = {"ruling": Ruling, "fork": Fork}
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER, signed TEXT,
                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS entered (author TEXT, seq INTEGER, tokens INTEGER, PRIMARY KEY (author, seq)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER, signed TEXT);
 CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
-CREATE TABLE IF NOT EXISTS tickets (peer TEXT PRIMARY KEY, signed TEXT);
-CREATE TABLE IF NOT EXISTS peers (place INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT);
-CREATE TABLE IF NOT EXISTS forks (author TEXT PRIMARY KEY, seq INTEGER, kept TEXT, other TEXT);
+CREATE TABLE IF NOT EXISTS base_holes (author TEXT, seq INTEGER, tokens INTEGER, PRIMARY KEY (author, seq));
+CREATE TABLE IF NOT EXISTS proofs (name TEXT PRIMARY KEY, kind TEXT, text TEXT);
 """
 
 
@@ -43,8 +48,10 @@ class Outcome(Enum):
     ADDED = "added"
     KNOWN = "known"  # it, or the snapshot that covers it, is in already
     GAP = "gap"  # its author's updates before it are missing
-    BROKEN = "broken"  # it does not continue its author's last: wrong previous digest or wrong total
-    FORK = "fork"  # its author signed two updates with one identity; both headers are kept as proof
+    BROKEN = "broken"  # it claims another total than its author's last and its own tokens make
+    APART = "apart"  # it continues another update than its author's last here: half of a fork, or a lie
+    FORK = "fork"  # its author signed two updates with one identity, and the other one is here
+    OUT = "out"  # a verdict, or a fork, keeps it out
 
 
 @dataclass(frozen=True)
@@ -55,71 +62,89 @@ class Head:
     digest: str = NOTHING
     total: int = 0
 
+    @classmethod
+    def of(cls, signed: Signed, update: Update) -> "Head":
+        return cls(update.seq, digest(signed.body), update.total)
+
 
 class Ledger:
-    def __init__(self, folder: Path):
-        """Opens or makes `folder`/ledger.sqlite, with the payloads in `folder`/blobs. Raises StateError."""
+    def __init__(self, folder: Path, sweep: bool = True):
+        """Opens or makes `folder`/ledger.sqlite, with the payloads in `folder`/blobs. Raises StateError. `sweep` False:
+        another process is at work there, and what it is writing stays."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.blobs = Blobs(folder / "blobs")
+        self.blobs = Blobs(folder / "blobs", sweep=sweep)
         self._lock = threading.RLock()
         path = folder / "ledger.sqlite"
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, 1, FORMAT):
+            if version not in (0, FORMAT):
                 raise StateError(f"{path} is of format {version}; this version works with {FORMAT}")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA + RETENTION)
+            self._db.executescript(_SCHEMA + RETENTION + MET)
+            self._db.execute(f"PRAGMA user_version={FORMAT}")
             rows = self._db.execute("SELECT author, seq, digest, total FROM base").fetchall()
             rows += self._db.execute("SELECT author, MAX(seq), digest, total FROM headers GROUP BY author").fetchall()
-            self._retention = Retention(self._db, self._lock, self.blobs)
+            proofs = self._db.execute("SELECT kind, text FROM proofs").fetchall()
+            self.met = Met(self._db, self._lock)
+            self._retention = Retention(self._db, self._lock, self.blobs, sweep)
         except sqlite3.DatabaseError as error:
             what_then = f"remove {folder} and join again, the others have what was published"
             raise StateError(f"{path} is damaged ({error}): {what_then}") from None
-        self._heads: dict[str, Head] = {}
-        for author, seq, header, total in rows:
-            if seq > self.head(author).seq:
-                self._heads[author] = Head(seq, header, total)
-        self._forked = {row[0] for row in self._db.execute("SELECT author FROM forks")}
-        self._begin_retention(version)
+        self._last: dict[str, Head] = {}  # whether it stays or not
+        for author, *head in sorted(rows, key=lambda row: row[1]):
+            self._last[author] = Head(*head)
+        self.verdicts = Verdicts()
+        for kind, text in proofs:
+            self.verdicts |= Verdicts.of(_KINDS[kind].model_validate_json(text))
+        self._heads = self._staying()
 
     def append(self, signed: Signed, update: Update) -> Outcome:
-        """Takes an accepted header whose payloads are whole. When it returns ADDED, the update is in for good."""
-        assert all(self.blobs.has(part.digest) for part in update.fragments), "payloads come before their header"
+        """Takes an accepted header whose payloads are whole. When it returns ADDED, the update is in for good, or until
+        a verdict. One that a verdict names already needs no payloads: its author's later ones follow on it."""
+        author = update.author
+        hollow = self.verdicts.out(author, update.seq)
+        assert hollow or all(self.blobs.has(part.digest) for part in update.fragments), (
+            "payloads come before their header"
+        )
         with self._lock:
             outcome = self.judge(signed, update)
             if outcome is Outcome.ADDED:
-                head = Head(update.seq, digest(signed.body), update.total)
+                head = Head.of(signed, update)
+                row = (author, head.seq, head.digest, head.total, signed.model_dump_json())
                 with self._whole():
+                    self._db.execute("INSERT INTO headers VALUES (?, ?, ?, ?, ?)", row)
                     self._db.execute(
-                        "INSERT INTO headers VALUES (?, ?, ?, ?, ?)",
-                        (update.author, head.seq, head.digest, head.total, signed.model_dump_json()),
+                        "INSERT INTO entered VALUES (?, ?, ?)", (author, head.seq, self.tokens + update.tokens)
                     )
-                    self._retention.add(update, self.tokens + update.tokens)
-                self._heads[update.author] = head
+                    if not hollow:
+                        self._retention.add(update, self.tokens + update.tokens)
+                self._last[author] = self._heads[author] = head
             return outcome
 
     def judge(self, signed: Signed, update: Update) -> Outcome:
-        """What `append` would say. The signature has been checked: a fork seen here is proof, and is kept."""
+        """What `append` would say. The signature has been checked: a fork seen here is proof."""
         with self._lock:
-            author, head, mine = update.author, self.head(update.author), digest(signed.body)
-            if update.seq <= head.seq:
-                kept = self.header(author, update.seq)
-                if kept is None or digest(kept.body) == mine:
-                    return Outcome.KNOWN
-                self._db.execute(
-                    "INSERT OR IGNORE INTO forks VALUES (?, ?, ?, ?)",
-                    (author, update.seq, kept.model_dump_json(), signed.model_dump_json()),
-                )
-                self._forked.add(author)
-                return Outcome.FORK
-            if author in self._forked:
-                return Outcome.FORK
-            if update.seq > head.seq + 1:
+            author, seq, head = update.author, update.seq, self.head(update.author)
+            if seq > self.verdicts.limits.get(author, seq):
+                return Outcome.OUT
+            if seq <= head.seq:
+                kept = self.header(author, seq)
+                return Outcome.KNOWN if kept is None or kept.body == signed.body else Outcome.FORK
+            if seq > head.seq + 1:
                 return Outcome.GAP
-            whole = update.previous == head.digest and update.total == head.total + update.tokens
-            return Outcome.ADDED if whole else Outcome.BROKEN
+            if update.previous != head.digest:
+                return Outcome.APART if seq > 1 else Outcome.BROKEN
+            return Outcome.ADDED if update.total == head.total + update.tokens else Outcome.BROKEN
+
+    def fork(self, other: Signed, update: Update) -> Fork | None:
+        """The proof that `other` is half of a fork whose other half is here."""
+        with self._lock:
+            kept, ticket = self.header(update.author, update.seq), self.met.tickets().get(update.peer)
+        return Fork(one=kept, other=other, ticket=ticket) if kept and ticket and kept.body != other.body else None
+
+    # ---- what is in
 
     def head(self, author: str) -> Head:
         with self._lock:
@@ -130,19 +155,32 @@ class Ledger:
             return {author: head.seq for author, head in sorted(self._heads.items())}
 
     @property
+    def summary(self) -> str:
+        """Of the headers behind the vector: different ones under one vector mean that somebody forked."""
+        with self._lock:
+            return digest("\n".join(f"{author} {head.digest}" for author, head in sorted(self._heads.items())))
+
+    @property
     def tokens(self) -> int:
         """Tokens that everybody spent on what is in here."""
         with self._lock:
-            return sum(head.total for head in self._heads.values())
+            holes = self.verdicts.holes(self.vector())
+            return sum(head.total for head in self._heads.values()) - sum(sum(gone.values()) for gone in holes.values())
 
-    @property
-    def forked(self) -> frozenset[str]:
-        """Authors proven to have signed two updates with one identity: nothing more of theirs is taken."""
+    def age(self, author: str, seq: int) -> int:
+        """Tokens that have come in after an update; 0 where that is not known."""
         with self._lock:
-            return frozenset(self._forked)
+            row = self._db.execute("SELECT tokens FROM entered WHERE author=? AND seq=?", (author, seq)).fetchone()
+            return max(0, self.tokens - row[0]) if row else 0
+
+    def last(self) -> dict[str, Update]:
+        """Each author's last update here."""
+        with self._lock:
+            kept = {author: self.update(author, seq) for author, seq in self.vector().items()}
+        return {author: update for author, update in kept.items() if update}
 
     def header(self, author: str, seq: int) -> Signed | None:
-        """One signed header, a base's included; None for what is not here."""
+        """One signed header, a base's and what was taken out included; None for what is not here."""
         with self._lock:
             row = self._db.execute(
                 "SELECT signed FROM headers WHERE author=?1 AND seq=?2 "
@@ -150,6 +188,10 @@ class Ledger:
                 (author, seq),
             ).fetchone()
         return Signed.model_validate_json(row[0]) if row else None
+
+    def update(self, author: str, seq: int) -> Update | None:
+        signed = self.header(author, seq)
+        return Update.model_validate_json(signed.body) if signed else None
 
     def headers(self, author: str, first: int, last: int) -> Iterator[tuple[Signed, Update]]:
         """An author's updates from `first` to `last`, as far as they are here, in order."""
@@ -167,46 +209,150 @@ class Ledger:
                 first = update.seq + 1
                 yield signed, update
 
-    def since(self, vector: dict[str, int]) -> Iterator[tuple[Signed, Update]]:
-        """Every update here past `vector`, author by author, each in its order."""
+    def since(self, vector: Mapping[str, int]) -> Iterator[tuple[Signed, Update]]:
+        """Every update in past `vector`, author by author, each in its order; single ones that are out among them."""
         for author, last in self.vector().items():
             yield from self.headers(author, vector.get(author, 0) + 1, last)
 
-    def admits(self, vector: Mapping[str, int]) -> bool:
-        """Whether this ledger can begin again at a snapshot of `vector`: what is here past it is here whole."""
+    # ---- what is out
+
+    @property
+    def forked(self) -> frozenset[str]:
+        """Authors proven to have signed two updates with one identity."""
+        return frozenset(self.verdicts.forks)
+
+    def rule(self, found: Verdicts) -> tuple[dict[str, int], Holes]:
+        """Makes verdicts and forks durable, and heeds them from now on. All headers that takes are here. Returns what
+        was in until now: vector and holes."""
+        with self._lock:
+            before = self.vector()
+            holes, merged = self.verdicts.holes(before), self.verdicts | found
+            with self._whole():
+                self._keep(merged)
+            self.verdicts = merged
+            self._heads = self._staying()
+            return before, holes
+
+    def recall(self, signed: Signed, update: Update) -> bool:
+        """Takes a header from before the base, if it is the one that the header after it, which is here, names."""
+        with self._lock:
+            after = self.update(update.author, update.seq + 1)
+            if after is None or after.previous != digest(signed.body) or self.header(update.author, update.seq):
+                return False
+            head = Head.of(signed, update)
+            row = (update.author, head.seq, head.digest, head.total, signed.model_dump_json())
+            self._db.execute("INSERT INTO headers VALUES (?, ?, ?, ?, ?)", row)
+            return True
+
+    def _staying(self) -> dict[str, Head]:
+        """Each author's last update that is not past a verdict."""
+        heads = dict(self._last)
+        for author, limit in self.verdicts.limits.items():
+            if author in heads and limit < heads[author].seq:
+                del heads[author]
+                if limit:
+                    signed = self.header(author, limit)
+                    assert signed is not None, "a verdict is heeded once its headers are here"
+                    heads[author] = Head.of(signed, Update.model_validate_json(signed.body))
+        return heads
+
+    def _keep(self, verdicts: Verdicts) -> None:
+        self._db.execute("DELETE FROM proofs")
+        names = [*verdicts.rulings, *verdicts.forks]
+        rows = [(name, each.type, each.model_dump_json()) for name, each in zip(names, verdicts.proofs(), strict=True)]
+        self._db.executemany("INSERT INTO proofs VALUES (?, ?, ?)", rows)
+
+    # ---- where it began
+
+    def admits(self, vector: Mapping[str, int], verdicts: Verdicts) -> bool:
+        """Whether this ledger can begin, or begin again, at a snapshot of `vector` that heeds `verdicts`: what is here
+        past it is here whole, and what we take out is out of it."""
         with self._lock:
             gone = self.gone()
-            return all(
-                head.seq <= vector.get(author, 0) or gone.get(author, 0) <= vector.get(author, 0)
-                for author, head in self._heads.items()
+            return verdicts.covers(self.verdicts) and all(
+                min(head.seq, verdicts.limits.get(author, head.seq)) <= vector.get(author, 0)
+                or gone.get(author, 0) <= vector.get(author, 0)
+                for author, head in self._last.items()
             )
 
-    def rebase(self, heads: list[tuple[Signed, Update]], fragments: list[str]) -> None:
-        """Begins, or begins again, at a snapshot: its authors' last headers, its fragments' digests (blobs here). What
-        is here past it stays."""
+    def rebase(
+        self, heads: list[tuple[Signed, Update]], fragments: list[str], verdicts: Verdicts | None = None
+    ) -> None:
+        """Begins, or begins again, at a snapshot: its authors' last headers, its fragments' digests (blobs here), and
+        the verdicts that are heeded in it. What is here past it stays."""
+        verdicts = verdicts or Verdicts()
         with self._lock:
-            fresh = {update.author: Head(update.seq, digest(signed.body), update.total) for signed, update in heads}
+            fresh = {update.author: Head.of(signed, update) for signed, update in heads}
             vector = {author: head.seq for author, head in fresh.items()}
-            assert self.admits(vector), "what was let go is not in the snapshot"
+            assert self.admits(vector, verdicts), "what was let go is not in the snapshot"
             assert all(self.blobs.has(fragment) for fragment in fragments)
             rows = [
                 (update.author, head.seq, head.digest, head.total, signed.model_dump_json())
                 for signed, update in heads
                 if (head := fresh[update.author])
             ]
+            holes = verdicts.holes(vector)
+            out = [(author, seq, tokens) for author, gone in holes.items() for seq, tokens in gone.items()]
             with self._whole():
                 self._retention.let_go(self._retention.covered(vector))
                 self._forget_base()
                 self._db.execute("DELETE FROM base")
+                self._db.execute("DELETE FROM base_holes")
                 self._db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?)", rows)
                 self._db.executemany("INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments))
-            self._heads |= {author: head for author, head in fresh.items() if head.seq > self.head(author).seq}
+                self._db.executemany("INSERT INTO base_holes VALUES (?, ?, ?)", out)
+                self._keep(verdicts)
+            self.verdicts = verdicts
+            self._last |= {who: head for who, head in fresh.items() if head.seq > self._last.get(who, Head()).seq}
+            self._heads = self._staying()
             self._retention.sweep()
+
+    def base_heads(self) -> list[tuple[Signed, Update]]:
+        """Each author's last header in the snapshot that this ledger began at; none if it began at the run's start."""
+        with self._lock:
+            rows = self._db.execute("SELECT signed FROM base ORDER BY author").fetchall()
+        heads = [Signed.model_validate_json(row[0]) for row in rows]
+        return [(signed, Update.model_validate_json(signed.body)) for signed in heads]
+
+    def base(self) -> tuple[list[tuple[Signed, Update]], list[str]] | None:
+        """That snapshot, its fragments too; None when this ledger began at the run's start, and once what came after it
+        is not whole any more."""
+        with self._lock:
+            fragments = [row[0] for row in self._db.execute("SELECT digest FROM base_fragments ORDER BY position")]
+        return (self.base_heads(), fragments) if fragments else None
+
+    def base_holes(self) -> dict[str, dict[int, int]]:
+        """What was out of that snapshot already."""
+        with self._lock:
+            rows = self._db.execute("SELECT author, seq, tokens FROM base_holes").fetchall()
+        return {author: {seq: tokens for who, seq, tokens in rows if who == author} for author, _, _ in rows}
+
+    def begins_within(self, vector: Mapping[str, int]) -> bool:
+        """Whether nothing that an anchor at `vector` lacks is from before this ledger's beginning, or was let go."""
+        with self._lock:
+            gone, limits = self.gone(), self.verdicts.limits
+            return all(min(seq, limits.get(who, seq)) <= vector.get(who, 0) for who, seq in gone.items())
+
+    def reaches(self, vector: Mapping[str, int]) -> bool:
+        """Whether every update of `vector` is, or was, here."""
+        with self._lock:
+            return all(seq <= self._last.get(author, Head()).seq for author, seq in vector.items())
+
+    def continues(self, vector: Mapping[str, int], holes: Holes) -> bool:
+        """Whether what is here leads on from an anchor at `vector` without `holes`: it begins no later than that, and
+        reaches at least as far."""
+        with self._lock:
+            out = all(self.verdicts.out(author, seq) for author, gone in holes.items() for seq in gone)
+            return out and self.begins_within(vector) and self.reaches(vector)
+
+    # ---- what goes
 
     def prune(self, most: int, safe: Mapping[str, int], before: int | None = None) -> dict[str, int]:
         """Lets the oldest payloads beyond `most` bytes go (`Retention.surplus`). Author → up to where they are gone
         now, for those for whom that is news."""
         with self._lock:
+            out = {who: limit for who, limit in self.verdicts.limits.items() if safe.get(who, 0) <= limit}
+            safe = {**safe, **{who: self._last[who].seq for who in out.keys() & self._last.keys()}}
             if going := self._retention.surplus(most, safe, before):
                 old = self.gone()
                 with self._whole():
@@ -216,21 +362,6 @@ class Ledger:
                 return {author: seq for author, seq in self.gone().items() if seq > old.get(author, 0)}
             return {}
 
-    def horizon(self, rounds: int) -> int:
-        """The ledger's tokens so many rounds ago: a round is each machine's last update."""
-        last = {update.peer: update.tokens for update in self.last().values()}
-        return self.tokens - rounds * sum(last.values())
-
-    def base(self) -> tuple[list[tuple[Signed, Update]], list[str]] | None:
-        """The snapshot this ledger began at, if it did not begin at the run's start."""
-        with self._lock:
-            fragments = [row[0] for row in self._db.execute("SELECT digest FROM base_fragments ORDER BY position")]
-            rows = self._db.execute("SELECT signed FROM base ORDER BY author").fetchall()
-        if not fragments:
-            return None
-        heads = [Signed.model_validate_json(row[0]) for row in rows]
-        return [(signed, Update.model_validate_json(signed.body)) for signed in heads], fragments
-
     def gone(self) -> dict[str, int]:
         """Of each author, up to where the payloads of its updates are not here: from before this ledger's base, or let
         go since."""
@@ -239,61 +370,10 @@ class Ledger:
             pruned = self._retention.pruned()
             return {author: max(based.get(author, 0), pruned.get(author, 0)) for author in based | pruned}
 
-    def reaches(self, vector: Mapping[str, int]) -> bool:
-        """Whether every update of `vector` is, or was, here."""
-        with self._lock:
-            return all(seq <= self.head(author).seq for author, seq in vector.items())
-
-    def continues(self, vector: Mapping[str, int]) -> bool:
-        """Whether what is here past `vector` is all that an anchor at `vector` lacks: it begins no later than that, and
-        reaches at least as far."""
-        with self._lock:
-            return self.reaches(vector) and all(seq <= vector.get(author, 0) for author, seq in self.gone().items())
-
-    def last(self) -> dict[str, Update]:
-        """Each author's last update here."""
-        with self._lock:
-            kept = {author: self.header(author, seq) for author, seq in self.vector().items()}
-        return {author: Update.model_validate_json(signed.body) for author, signed in kept.items() if signed}
-
-    def keep_ticket(self, peer: str, ticket: Signed) -> None:
-        """Remembers an author's ticket: whoever gets its updates from here needs it to accept them."""
-        with self._lock:
-            self._db.execute("INSERT OR REPLACE INTO tickets VALUES (?, ?)", (peer, ticket.model_dump_json()))
-
-    def tickets(self) -> dict[str, Signed]:
-        with self._lock:
-            rows = self._db.execute("SELECT peer, signed FROM tickets").fetchall()
-        return {peer: Signed.model_validate_json(text) for peer, text in rows}
-
-    def keep_peer(self, peer: Peer) -> None:
-        """Remembers where a peer was reached: who holds a ticket comes back through any one, whoever else is gone."""
-        with self._lock, self._whole():
-            row = peer.key, peer.model_dump_json()
-            self._db.execute("INSERT OR REPLACE INTO peers (key, peer) VALUES (?, ?)", row)
-            self._db.execute(
-                "DELETE FROM peers WHERE place NOT IN (SELECT place FROM peers ORDER BY place DESC LIMIT ?)", (_PEERS,)
-            )
-
-    def peers(self) -> list[Peer]:
-        """Who was met, the latest first."""
-        with self._lock:
-            rows = self._db.execute("SELECT peer FROM peers ORDER BY place DESC").fetchall()
-        return [Peer.model_validate_json(text) for (text,) in rows]
-
-    @property
-    def based(self) -> bool:
-        """Whether this ledger began, or began again, at a snapshot."""
-        with self._lock:
-            return self._db.execute("SELECT 1 FROM base").fetchone() is not None
-
-    def _begin_retention(self, version: int) -> None:
-        """A folder of format 1 knew no payloads that go: all of them are here."""
-        with self._lock, self._whole():
-            if version == 1:
-                for _, update in self.since({}):
-                    self._retention.add(update, self.tokens)
-            self._db.execute(f"PRAGMA user_version={FORMAT}")
+    def horizon(self, rounds: int) -> int:
+        """The ledger's tokens so many rounds ago: a round is each machine's last update."""
+        last = {update.peer: update.tokens for update in self.last().values()}
+        return self.tokens - rounds * sum(last.values())
 
     def _forget_base(self) -> None:
         self._db.execute("INSERT OR IGNORE INTO going SELECT digest FROM base_fragments")

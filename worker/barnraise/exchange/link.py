@@ -36,7 +36,7 @@ class Link:
         self._limits = Bucket(*HEARD), Bucket(*TAKEN)
         self._messages: deque[Message] = deque()
         self._state_due = False
-        self._updates: deque[tuple[str, int]] = deque()
+        self._updates: deque[tuple[str, int, bool]] = deque()
         self._blobs: deque[tuple[str, int]] = deque()
         self._said, self._payload = asyncio.Event(), asyncio.Event()  # something waits
         self._line = asyncio.Lock()  # one frame at a time
@@ -55,10 +55,10 @@ class Link:
         self._state_due = True
         self._said.set()
 
-    def push(self, author: str, seq: int) -> None:
-        """Queues an update. When too many wait it is let go: the peer will ask."""
-        if (author, seq) not in self._updates and len(self._updates) < NAMES:
-            self._updates.append((author, seq))
+    def push(self, author: str, seq: int, whole: bool = True) -> None:
+        """Queues an update, or its header alone. When too many wait it is let go: the peer will ask."""
+        if (author, seq, whole) not in self._updates and len(self._updates) < NAMES:
+            self._updates.append((author, seq, whole))
             self._payload.set()
 
     def give(self, digest: str, offset: int) -> None:
@@ -83,7 +83,7 @@ class Link:
     async def write(
         self,
         state: Callable[[], State | None],
-        update: Callable[[str, int], Frames],
+        update: Callable[[str, int, bool], Frames],
         blob: Callable[[str, int], Frames],
         turns: Turns,
     ) -> None:

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,15 +25,19 @@ import torch
 from barnraise.errors import StateError
 from barnraise.exchange import snapshot as snapshots
 from barnraise.exchange.acceptance import Rules
-from barnraise.exchange.anchor import sketch
+from barnraise.exchange.anchor import Anchor, Holes, sketch
+from barnraise.exchange.audit import Audit
 from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.changes import entry, withdrawals
 from barnraise.exchange.fetch import Wanted
 from barnraise.exchange.hub import Hub
 from barnraise.exchange.inbox import Arrival
 from barnraise.exchange.ledger import Ledger, Outcome
 from barnraise.exchange.pace import Fellow, Pace, ramp, weight
 from barnraise.exchange.snapshot import Snapshot
+from barnraise.exchange.stats import ExchangeStats, stats
 from barnraise.exchange.transport import Transport
+from barnraise.exchange.verdicts import Ruling
 from barnraise.identity import Identity, digest, opened
 from barnraise.spec import RunSpec
 from barnraise.wire import FragmentUpdate, Peer, Role, Signed, Ticket, Update
@@ -42,34 +45,7 @@ from barnraise.wire import FragmentUpdate, Peer, Role, Signed, Ticket, Update
 log = logging.getLogger("barnraise.exchange")
 
 MAX_BLOB = 1 << 26  # bytes of a blob that is fetched by digest alone
-
-
-@dataclass(frozen=True)
-class ExchangeStats:
-    """Updates count from the ledger's birth, bytes (frames with their headers) from this node's start."""
-
-    updates_sent: int  # published by this machine, in all its incarnations
-    updates_received: int  # of others, in the ledger
-    bytes_sent: int
-    bytes_received: int
-    peers: int  # connected now
-    behind: int  # updates that connected peers have and we lack
-    up: float  # bytes/s just now
-    down: float
-    uplink: float  # bytes/s that the line carries when there is something to carry; 0 while unknown
-    neighbours: tuple["Neighbour", ...]
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A connected peer. `lag`: updates that we have and it lacks; bytes/s just now; `agrees`: whether its anchor is
-    ours, None before both were at one version vector."""
-
-    key: str
-    lag: int
-    up: float
-    down: float
-    agrees: bool | None
+REPAIR = 20.0  # seconds the others have for what is damaged here
 
 
 class Node:
@@ -103,8 +79,11 @@ class Node:
             ticket=ticket,
             clock=clock,
             recognised=self.recognised,
+            cut=self._cut,
             archive=spec.verdict_horizon if Role.ARCHIVE in opened(ticket, "ticket", Ticket).roles else None,
         )
+        self._hub.inbox.refetch = lambda digest, size: self.fetch(digest, REPAIR, size) is not None
+        self._audit = Audit(spec, ledger)
         self._saved: dict[str, int] = {}  # the version vector of the last state on disk
         self._replay: list[Arrival] = []
         self._paces: dict[str, Pace] = {}  # by peer
@@ -125,19 +104,19 @@ class Node:
         if self._failure:
             raise self._failure
 
-    def start(self, applied: dict[str, int]) -> None:
-        """Updates flow from now on. `applied`: the anchor's version vector; what the ledger has past it arrives again.
-        Raises StateError when the ledger begins after it, OSError when the transport cannot listen."""
+    def start(self, applied: dict[str, int], holes: Holes | None = None) -> None:
+        """Updates flow from now on. `applied`, `holes`: the anchor's version vector, and what is out of it; what the
+        ledger has past it arrives again, and what verdicts took out since comes out. Raises StateError when the ledger
+        begins after it, OSError when the transport cannot listen."""
         self.open()
-        for author, seq in self._ledger.gone().items():
-            if applied.get(author, 0) < seq:
-                raise StateError(
-                    f"the anchor lacks updates of {author[:8]} before {seq + 1}, "
-                    "and this folder's ledger begins there: join again from an empty folder"
-                )
-        sizes = self._hub.rules.sizes
-        self._replay = [Arrival(update, sizes, self._blobs) for _, update in self._ledger.since(applied)]
-        self._await(self._hub.begin(), None)
+        ledger, inbox = self._ledger, self._hub.inbox
+        if not ledger.begins_within(applied):
+            raise StateError(
+                "the anchor lacks updates from before the snapshot at which this folder's ledger begins: join again "
+                "from an empty folder"
+            )
+        self._replay = [inbox.arrival(entry(update, ledger.verdicts)) for _, update in ledger.since(applied)]
+        self._await(self._hub.begin(withdrawals(ledger, applied, holes or {})), None)
 
     def stop(self) -> None:
         """Says goodbye and ends every thread. The ledger stays open. Safe to call twice."""
@@ -169,7 +148,8 @@ class Node:
         queue, now = self._hub.inbox.arrived, time.monotonic()
         while queue:
             arrival = queue.popleft()
-            self._paces.setdefault(arrival.header.peer, Pace()).note(now, arrival.header.tokens)
+            if isinstance(arrival.header, Update):
+                self._paces.setdefault(arrival.header.peer, Pace()).note(now, arrival.header.tokens)
             arrivals.append(arrival)
         return arrivals
 
@@ -185,14 +165,16 @@ class Node:
                 name = self._blobs.put(payload, hold=True)
                 parts.append(FragmentUpdate(digest=name, size=len(payload), sketch=sketch(units)))
                 del payload, units  # before the next fragment's are made
-            update = self._signed(parts, tokens)
+            while (update := self._entered(parts, tokens)) is None:
+                with self._naming:
+                    self._rename("what this machine publishes under its old name no longer counts")
         finally:
             self._blobs.release(part.digest for part in parts)
         self._tell(self._hub.published, update)
         return update
 
-    def _signed(self, parts: list[FragmentUpdate], tokens: int) -> Update:
-        """The next update of this machine, in the ledger."""
+    def _entered(self, parts: list[FragmentUpdate], tokens: int) -> Update | None:
+        """The next update of this machine, in the ledger; None when verdicts keep this author out."""
         with self._naming:
             head = self._ledger.head(self.author)
             update = Update(
@@ -205,9 +187,11 @@ class Node:
                 total=head.total + tokens,
                 fragments=parts,
             )
+            if self._ledger.verdicts.out(self.author, update.seq):
+                return None
             outcome = self._ledger.append(self._identity.sign("update", update), update)
-        assert outcome is Outcome.ADDED, outcome
-        return update
+        assert outcome in (Outcome.ADDED, Outcome.OUT), outcome
+        return update if outcome is Outcome.ADDED else None
 
     def kept(self, vector: dict[str, int]) -> None:
         """A state at `vector` is on disk. Payloads that no restart needs may go: not even one from the state before."""
@@ -220,6 +204,22 @@ class Node:
         if (taken := self._hub.desk.take(anchor, time.monotonic())) is not None:
             self._tell(self._hub.frozen, *taken)
 
+    def audit(self, anchor: Anchor) -> int | None:
+        """Between two steps: holds one fragment of the anchor against its ledger, now and then. The index of one that
+        is damaged, until it is put right."""
+        return self._audit.look(anchor)
+
+    def mended(self, anchor: Anchor, index: int, given_up: Callable[[], bool] = lambda: False) -> torch.Tensor | None:
+        """int32 [n] that the damaged fragment must be; None when neither the ledger nor a peer at the same vector and
+        verdicts gives it now. Blocks, and asks `given_up` now and then."""
+
+        def ask() -> torch.Tensor | None:
+            if anchor.holes != self._ledger.verdicts.holes(anchor.vector):
+                return None  # something is still to come out: no peer is where this anchor is
+            return self._await(snapshots.fragment(self._hub, index, anchor.vector, REPAIR), None, given_up)
+
+        return self._audit.mended(anchor, index, ask)
+
     def weight(self, rate: float) -> float:
         """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone, less for who joined
         late and is new. Links are bounded: who trains beyond them shows in the ledger."""
@@ -231,7 +231,7 @@ class Node:
         ]
         further = [pace.unseen(now) for key, pace in self._paces.items() if key not in links]
         fellows += [Fellow(each, now) for each in further if each]
-        return weight(rate, fellows, now) * (ramp(self.published) if self._ledger.based else 1.0)
+        return weight(rate, fellows, now) * (ramp(self.published) if self._ledger.base_heads() else 1.0)
 
     def announce(self, rate: float) -> None:
         """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
@@ -249,7 +249,7 @@ class Node:
 
     def settled(self) -> bool:
         """Every connected peer is complete and has exactly the updates we have. True when nobody is connected."""
-        return self._hub.gossip.settled
+        return self._hub.gossip.settled and self._hub.court.settled
 
     def taken(self) -> bool:
         """Some connected peer has everything this machine published. True when nobody is connected."""
@@ -263,26 +263,11 @@ class Node:
 
     @property
     def stats(self) -> ExchangeStats:
-        links, known = list(self._hub.links.values()), dict(self._hub.gossip.links)
-        sent, received = self._hub.past_bytes
-        vector = self._ledger.vector()
-        own = sum(seq for author, seq in vector.items() if author.startswith(self._identity.key))
-        return ExchangeStats(
-            updates_sent=own,
-            updates_received=sum(vector.values()) - own,
-            bytes_sent=sent + sum(link.channel.bytes_sent for link in links),
-            bytes_received=received + sum(link.channel.bytes_received for link in links),
-            peers=len(links),
-            behind=self._hub.gossip.behind,
-            up=sum(link.up.rate for link in links),
-            down=sum(link.down.rate for link in links),
-            uplink=self._hub.turns.measured,
-            neighbours=tuple(
-                Neighbour(link.key, _lag(vector, tie.vector), link.up.rate, link.down.rate, tie.agrees)
-                for link in links
-                if (tie := known.get(link.key))
-            ),
-        )
+        return stats(self._hub, self._audit.findings)
+
+    def rule(self, ruling: Ruling) -> None:
+        """Heeds a verdict, and hands it to the peers. Raises MessageError for one that proves nothing."""
+        self._await(self._hub.court.take(ruling), None)
 
     # ---- who may speak
 
@@ -298,7 +283,7 @@ class Node:
     @property
     def acquainted(self) -> bool:
         """Whether this folder remembers any peer."""
-        return bool(self._ledger.peers())
+        return bool(self._ledger.met.peers())
 
     def addresses(self) -> list[str]:
         """Where others may reach this machine, to tell a coordinator."""
@@ -361,10 +346,20 @@ class Node:
         """Our own key signed an update we do not know: this folder is older than what it says. On any thread."""
         with self._naming:
             if update.author == self.author and update.seq > self._ledger.head(self.author).seq:
-                incarnation = self._reincarnate()
-                log.warning("peers know updates of ours that this folder lost: it goes on as %s", incarnation)
-                self.author = f"{self._identity.key}.{incarnation}"
-                self._hub.door.incarnation = incarnation
+                self._rename("peers know updates of ours that this folder lost")
+
+    def _cut(self, authors: Iterable[str]) -> None:
+        """Nothing more is taken of these."""
+        with self._naming:
+            if self.author in authors:
+                self._rename("a verdict, or a fork, ended what this machine published under its old name")
+
+    def _rename(self, why: str) -> None:
+        """A new incarnation. The caller holds `_naming`."""
+        incarnation = self._reincarnate()
+        log.warning("%s: it goes on as %s", why, incarnation)
+        self.author = f"{self._identity.key}.{incarnation}"
+        self._hub.door.incarnation = incarnation
 
     def _tell(self, call: Callable, *values) -> None:
         """Runs a call on the hub's thread; once the hub has ended there is nobody to tell."""
@@ -388,7 +383,3 @@ class Node:
             return future.result()
         except CancelledError:
             return otherwise
-
-
-def _lag(ours: dict[str, int], theirs: dict[str, int]) -> int:
-    return sum(max(0, seq - theirs.get(author, 0)) for author, seq in ours.items())

@@ -1,26 +1,43 @@
 """What a link sends of updates and blobs: frames read from files one at a time, as the channel drains."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from barnraise import wire
+from barnraise.exchange.asking import WINDOW
 from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.frames import pack
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.link import PIECE, Frames
 
 
+def asked(ledger: Ledger, ask: wire.Ask) -> Iterable[int]:
+    """The numbers of what a peer asks for, as far as it may be here; of headers alone the last first, as it knows an
+    earlier one by the later."""
+    if ask.headers:
+        return range(ask.last, max(ask.first, ask.last - WINDOW + 1) - 1, -1)
+    return range(ask.first, min(ask.last, ask.first + WINDOW - 1, ledger.head(ask.author).seq) + 1)
+
+
 def update_frames(
-    ledger: Ledger, author: str, seq: int, ticket: Callable[[str], wire.Signed | None], lacks: Callable[[], bool]
+    ledger: Ledger,
+    author: str,
+    seq: int,
+    whole: bool,
+    ticket: Callable[[str], wire.Signed | None],
+    lacks: Callable[[], bool],
 ) -> Frames:
-    """An update's signed header with its author's ticket, then its payloads; no further once the peer has it."""
-    signed = ledger.header(author, seq)
-    update = next((update for _, update in ledger.headers(author, seq, seq)), None)
-    if signed is None or update is None or not lacks():
+    """An update's signed header with its author's ticket, then its payloads; no further once the peer has it. The
+    header alone if not `whole`, and of an update that a verdict names. Nothing where its payloads are not here."""
+    signed, update = ledger.header(author, seq), ledger.update(author, seq)
+    if signed is None or update is None or (whole and not lacks()):
+        return
+    whole = whole and not ledger.verdicts.out(author, seq)
+    if whole and not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return
     if not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return  # let go of since it was asked for
     yield pack(wire.Push(header=signed, ticket=ticket(update.peer)))
-    for part in update.fragments:
+    for part in update.fragments if whole else ():
         for frame in blob_frames([ledger.blobs], part.digest, 0):
             if not lacks():
                 return

@@ -29,7 +29,7 @@ class Overtaken:
         try:
             log.warning("nobody keeps the updates that this machine lacks: taking a snapshot in their place")
             found = await snapshots.fetch(self._hub, FETCH)
-            if found and self._hub.ledger.admits(found.cut.vector):
+            if found and self._hub.ledger.admits(found.cut.vector, found.verdicts):
                 self.found = found
         finally:
             self._at_it = False
@@ -39,7 +39,7 @@ class Overtaken:
         """The ledger begins again at what was found; updates wait until `Hub.begin`. False when it cannot after all."""
         found, self.found = self.found, None
         await self._hub.pause()
-        if found is None or not self._hub.ledger.admits(found.cut.vector):
+        if found is None or not self._hub.ledger.admits(found.cut.vector, found.verdicts):
             return False
-        await self._hub.disk(self._hub.ledger.rebase, found.heads, found.cut.fragments)
+        await self._hub.disk(self._hub.ledger.rebase, found.heads, found.cut.fragments, found.verdicts)
         return True

@@ -35,9 +35,10 @@ def budget(free: int) -> int:
 class Retention:
     """Works on the ledger's own database. What changes rows and says so is called within the ledger's transaction."""
 
-    def __init__(self, db: sqlite3.Connection, lock: threading.RLock, blobs: Blobs):
+    def __init__(self, db: sqlite3.Connection, lock: threading.RLock, blobs: Blobs, sweep: bool):
         self._db, self._lock, self._blobs = db, lock, blobs
-        self.sweep()
+        if sweep:
+            self.sweep()
 
     @property
     def bytes(self) -> int:

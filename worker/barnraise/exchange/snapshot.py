@@ -1,43 +1,39 @@
 """Joining late: the anchor at a named cut V, fetched from peers.
 
-A server copies its anchor between two steps and, when V lies behind it, takes the updates after V out again: integer
-subtraction is exact, so every honest peer makes the same bytes for the same V. The joiner asks one peer for its cut,
-the others for the same one, and compares digests: when peers of two different volunteers agree the snapshot is
-`confirmed`. The bytes then travel as blobs, checked by digest.
+A server copies its anchor between two steps and, when V lies behind it, takes the updates after V out again, and what a
+verdict names: integer subtraction is exact, so every honest peer makes the same bytes for the same V and verdicts. The
+joiner asks one peer for its cut, the others for the same one, and compares digests: when peers of two different
+volunteers agree the snapshot is `confirmed`. The bytes then travel as blobs, checked by digest.
 """
 
 import asyncio
-import json
 import logging
-import threading
-import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.exchange.anchor import fragment_bytes, fragment_from
+from barnraise.exchange.acceptance import Rules
+from barnraise.exchange.anchor import Holes, fragment_from
 from barnraise.exchange.blobs import Blobs
-from barnraise.exchange.codec import decode
+from barnraise.exchange.desk import PATIENCE, Proofs, blobs_of
 from barnraise.exchange.fetch import Wanted
 from barnraise.exchange.ledger import Ledger
+from barnraise.exchange.verdicts import Verdicts, believed
 from barnraise.identity import opened
 from barnraise.wire import Cut, Signed, Update
 
 log = logging.getLogger("barnraise.exchange")
 
-PATIENCE = 30.0  # seconds a question for a cut stays open at a server
-REUSED = 30.0  # a cut this young answers whoever names none
-KEPT = 600.0  # seconds the bytes of a cut are kept for
 STAGGER = 2.0  # …after which a joiner asks another peer as well
 ALL_FRESH = 2.0  # seconds for which all peers that spoke must be at the start to believe that the run is
 WITNESS = 15.0  # seconds other peers have to name the same cut
 HEARD_OF = 1.0  # seconds in which a peer tells a joiner of the others it knows
 ACQUAINTED = 5.0  # …and in which those are connected to, if they are there
-CUTS = 4  # …and how many cuts at most
-HEADS_BYTES = 64 << 20  # the blob of heads is no larger
+HEADS_BYTES = 64 << 20  # the blobs of heads and of proofs are no larger
+NO_PROOFS = b'{"rulings":[],"forks":[]}'
 STILL = 10.0  # seconds a fragment has to come in, at least…
 SLOW_LINE = 1 << 16  # …and one more for each so many bytes that have come
 _headers = TypeAdapter(list[Signed])
@@ -45,12 +41,13 @@ _headers = TypeAdapter(list[Signed])
 
 @dataclass(frozen=True)
 class Snapshot:
-    """An anchor to start from: int32 fragments in order, each author's last header in it, and whether peers of two
-    different volunteers agree on it."""
+    """An anchor to start from: int32 fragments in order, each author's last header in it, what verdicts took out from
+    among them, and whether peers of two different volunteers agree on it."""
 
     fragments: Sequence[torch.Tensor]
     heads: dict[str, Update]
     confirmed: bool
+    holes: Holes = field(default_factory=dict)
 
 
 class Fetched(Sequence[torch.Tensor]):
@@ -66,102 +63,8 @@ class Fetched(Sequence[torch.Tensor]):
         return fragment_from(self._blobs.read(self._digests[index]))
 
 
-@dataclass(frozen=True)
-class Frozen:
-    """A copy of the anchor, made between two steps."""
-
-    vector: dict[str, int]
-    fragments: Sequence[torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Question:
-    """Somebody's CutWant. `vector` None: any cut will do."""
-
-    peer: str
-    vector: dict[str, int] | None
-    until: float
-
-
-class Desk:
-    """Where peers' questions for cuts wait for the loop, and what was answered lately. Thread-safe."""
-
-    def __init__(self, ledger: Ledger):
-        self._ledger = ledger
-        self.cuts = Blobs(ledger.blobs.folder.parent / "cuts", fresh=True)
-        self._questions: list[Question] = []
-        self._lately: list[tuple[float, Cut]] = []
-        self._copy: weakref.ref[Frozen] | None = None  # the last that was taken, while it is being answered from
-        self._lock = threading.Lock()
-
-    def ask(self, question: Question, now: float) -> Cut | None:
-        """The answer, when there is one already; else the question waits for `take`."""
-        with self._lock:
-            self._questions = [q for q in self._questions if q.peer != question.peer]  # a peer's last word counts
-            for at, cut in reversed(self._lately):
-                if cut.vector == question.vector or (question.vector is None and now < at + REUSED):
-                    return cut
-            if len(self._questions) < 64:
-                self._questions.append(question)
-            return None
-
-    def take(self, anchor, now: float) -> tuple[Frozen, list[Question]] | None:
-        """A copy of the anchor and the questions it answers; None, at no cost, when nobody asks."""
-        if not self._questions or (self._copy is not None and self._copy() is not None):
-            return None  # one copy at a time: whoever asks without end cannot fill the memory with them
-        vector = anchor.vector
-        with self._lock:
-            open_ones = [q for q in self._questions if q.until > now]
-            ripe = [q for q in open_ones if q.vector is None or _within(q.vector, vector)]
-            self._questions = [q for q in open_ones if q not in ripe]
-        if not ripe:
-            return None
-        frozen = Frozen(vector, anchor.frozen(self.cuts.folder))
-        self._copy = weakref.ref(frozen)
-        return frozen, ripe
-
-    def answer(self, frozen: Frozen, vector: dict[str, int] | None, now: float) -> Cut | None:
-        """Makes the cut at `vector` out of a copy, and its blobs. None when updates that must come out are not here."""
-        vector = frozen.vector if vector is None else vector
-        with self._lock:
-            if made := next((cut for _, cut in self._lately if cut.vector == vector), None):
-                return made
-        heads = [self._ledger.header(author, seq) for author, seq in sorted(vector.items())]
-        after = [
-            update for _, update in self._ledger.since(vector) if update.seq <= frozen.vector.get(update.author, 0)
-        ]
-        reach = sum(frozen.vector.values()) - sum(vector.values())
-        lacking = any(seq > vector.get(author, 0) for author, seq in self._ledger.gone().items())
-        if None in heads or len(after) != reach or lacking:
-            log.info("a peer asked for a cut that reaches behind what this machine has")
-            return None
-        digests = []
-        for index, fragment in enumerate(frozen.fragments):
-            units = fragment.clone() if after else fragment
-            for update in after:
-                try:
-                    payload = self._ledger.blobs.read(update.fragments[index].digest)
-                except FileNotFoundError:  # let go of just now
-                    return None
-                units -= decode(payload, units.numel())
-            digests.append(self.cuts.put(fragment_bytes(units)))
-        text = json.dumps([head.model_dump() for head in heads], separators=(",", ":"))
-        cut = Cut(vector=vector, fragments=digests, heads=self.cuts.put(text.encode()))
-        self._keep(cut, now)
-        return cut
-
-    def _keep(self, cut: Cut, now: float) -> None:
-        with self._lock:
-            kept = [(at, old) for at, old in self._lately if now < at + KEPT][-(CUTS - 1) :]
-            gone = [old for _, old in self._lately if all(old is not other for _, other in kept)]
-            self._lately = [*kept, (now, cut)]
-            alive = {blob for _, c in self._lately for blob in (*c.fragments, c.heads)}
-        for blob in {blob for c in gone for blob in (*c.fragments, c.heads)} - alive:
-            self.cuts.drop(blob)
-
-
-def _within(inner: dict[str, int], outer: dict[str, int]) -> bool:
-    return all(seq <= outer.get(author, 0) for author, seq in inner.items())
+def _alike(one: Cut, other: Cut) -> bool:
+    return (one.vector, one.verdicts) == (other.vector, other.verdicts)
 
 
 def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Signed, Update]]:
@@ -178,12 +81,27 @@ def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Sign
     return heads
 
 
+def read_verdicts(data: bytes, rules: Rules, cut: Cut) -> Verdicts:
+    """The verdicts that a blob of proofs proves, when they are those that the cut names. Raises MessageError."""
+    verdicts = Verdicts()
+    try:
+        told = Proofs.model_validate_json(data)
+    except ValidationError:
+        raise MessageError("a snapshot's verdicts are not a list of proofs") from None
+    for proof in (*told.rulings, *told.forks):
+        verdicts |= believed(proof, rules)
+    if verdicts.digest != cut.verdicts or verdicts.clamped(cut.vector) != cut.vector:
+        raise MessageError("a snapshot's verdicts are not those that it says it heeds")
+    return verdicts
+
+
 def base_snapshot(ledger: Ledger) -> Snapshot | None:
     """The snapshot this ledger began at, read again from its blobs; None when it began at the run's start."""
     if (base := ledger.base()) is None:
         return None
     heads, digests = base
-    return Snapshot(Fetched(ledger.blobs, digests), {update.author: update for _, update in heads}, True)
+    heads = {update.author: update for _, update in heads}
+    return Snapshot(Fetched(ledger.blobs, digests), heads, True, ledger.base_holes())
 
 
 def chosen(answers: Iterable[tuple[str, Cut]]) -> tuple[Cut, int] | None:
@@ -214,21 +132,24 @@ def _most(named: Iterable[tuple[str, str]]) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Found:
-    """A snapshot whose bytes are all here, with its authors' last headers; `confirmed` as in `Snapshot`."""
+    """A snapshot whose bytes are all here, with its authors' last headers and the verdicts it heeds; `confirmed` as in
+    `Snapshot`."""
 
     cut: Cut
     heads: list[tuple[Signed, Update]]
+    verdicts: Verdicts
     confirmed: bool
 
 
 async def join(hub, timeout: float) -> Snapshot | None:
     """Fetches a snapshot through `hub` and begins its ledger there; None when there is none to be had."""
     found = await fetch(hub, timeout)
-    if found is None or not hub.ledger.admits(found.cut.vector):
+    if found is None or not hub.ledger.admits(found.cut.vector, found.verdicts):
         return None
-    hub.ledger.rebase(found.heads, found.cut.fragments)
+    hub.ledger.rebase(found.heads, found.cut.fragments, found.verdicts)
     fragments = Fetched(hub.ledger.blobs, found.cut.fragments)
-    return Snapshot(fragments, {update.author: update for _, update in found.heads}, found.confirmed)
+    last = {update.author: update for _, update in found.heads}
+    return Snapshot(fragments, last, found.confirmed, found.verdicts.holes(found.cut.vector))
 
 
 async def fetch(hub, timeout: float) -> Found | None:
@@ -245,7 +166,7 @@ async def fetch(hub, timeout: float) -> Found | None:
             log.warning("peers disagree about the anchor at one version vector; %d agree on what is taken", volunteers)
         sizes = hub.rules.sizes
         wanted = {blob: Wanted(blob, 4 * size, 4 * size) for blob, size in zip(cut.fragments, sizes, strict=True)}
-        wanted[cut.heads] = Wanted(cut.heads, None, HEADS_BYTES)
+        wanted |= {blob: Wanted(blob, None, HEADS_BYTES) for blob in (cut.heads, cut.proofs) if blob}
         patience = max(STILL, end - loop.time())  # and more for what comes, as models may be large
         began = loop.time()
         if not await hub.fetcher.fetch([*wanted.values()], patience, SLOW_LINE, witnesses.holders):
@@ -255,12 +176,35 @@ async def fetch(hub, timeout: float) -> Found | None:
     log.info("fetched %.1f MB of a snapshot in %.1f s", sum(4 * size for size in sizes) / 1e6, seconds)
     try:
         heads = read_heads(blobs.read(cut.heads), hub.rules.run, cut.vector)
+        verdicts = read_verdicts(blobs.read(cut.proofs) if cut.proofs else NO_PROOFS, hub.rules, cut)
     except MessageError as error:
         log.warning("a snapshot is refused: %s", error)
         return None
     if volunteers < 2:
         log.warning("the snapshot is unconfirmed: peers of only one volunteer vouch for it")
-    return Found(cut, heads, volunteers >= 2)
+    return Found(cut, heads, verdicts, volunteers >= 2)
+
+
+async def fragment(hub, index: int, vector: dict[str, int], timeout: float) -> torch.Tensor | None:
+    """One fragment of the others' anchors at `vector`, with the verdicts we heed: the one that most volunteers name;
+    None when nobody gives it in time."""
+    asked = [(key, link.ticket.volunteer) for key, link in hub.links.items()]
+    cuts = await asyncio.gather(*(hub.cuts.ask(key, vector, timeout / 2) for key, _ in asked))
+    heeded, count = hub.ledger.verdicts.digest, len(hub.rules.sizes)
+    fit = [
+        (volunteer, cut)
+        for (_, volunteer), cut in zip(asked, cuts, strict=True)
+        if cut and (cut.vector, cut.verdicts, len(cut.fragments)) == (vector, heeded, count)
+    ]
+    if (found := chosen(fit)) is None:
+        return None
+    size, name = 4 * hub.rules.sizes[index], found[0].fragments[index]
+    blobs = hub.ledger.blobs
+    if not await hub.fetcher.fetch([Wanted(name, size, size)], timeout, SLOW_LINE):
+        return None
+    units = fragment_from(blobs.read(name))
+    blobs.drop(name)
+    return units
 
 
 async def _first_cut(hub, end: float):
@@ -298,7 +242,7 @@ class Witnesses:
     compare what they say, and to fetch from all who have it. `holders`: who has which digest; it grows."""
 
     def __init__(self, hub, asked, cut: Cut):
-        self._hub, self._vector = hub, cut.vector
+        self._hub, self._first = hub, cut
         self._answers: dict[str, tuple[str, Cut]] = {}  # peer → (volunteer, its cut)
         self.holders: dict[str, set[str]] = {}
         self._asking: dict[str, asyncio.Task] = {}
@@ -337,8 +281,8 @@ class Witnesses:
             await asyncio.sleep(0.05)
 
     async def _ask(self, link) -> None:
-        cut = await self._hub.cuts.ask(link.key, self._vector, PATIENCE)
-        if cut is not None and cut.vector == self._vector:
+        cut = await self._hub.cuts.ask(link.key, self._first.vector, PATIENCE)
+        if cut is not None and _alike(cut, self._first):
             self._answered(link.key, link.ticket.volunteer, cut)
 
     def _answered(self, key: str, volunteer: str, cut: Cut) -> None:
@@ -346,5 +290,5 @@ class Witnesses:
             log.warning("a peer's snapshot has %d fragments, not %d", len(cut.fragments), len(self._hub.rules.sizes))
             return
         self._answers[key] = volunteer, cut
-        for name in (*cut.fragments, cut.heads):
+        for name in blobs_of(cut):
             self.holders.setdefault(name, set()).add(key)

@@ -114,8 +114,7 @@ class Engine:
         if before is not None:
             self.progress, self._pending = before.progress, None
         figures = [*passes.losses, *(passes.norms[i] for i in range(len(self.fragments)))]
-        # The step's only wait for the device.
-        figures = torch.stack([figure.double().to(self.device) for figure in figures]).tolist()
+        figures = torch.stack([figure.double().to(self.device) for figure in figures]).tolist()  # the step's only wait
         loss = sum(figures[: len(batches)])
         norm = math.sqrt(sum(n * n for n in figures[len(batches) :]))
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))
@@ -252,6 +251,17 @@ class Engine:
         """The ledger holds an update of mine newer than the saved feedback: what it owed may have been said already."""
         self.store.clear("feedback")
 
+    def forget_momentum(self) -> None:
+        """A verdict took out what the momentum followed. What this machine owes stays owed."""
+        self.operations.drain()
+        self.store.clear("momentum")
+
+    def mend(self, index: int, units: Tensor) -> None:
+        """Fragment `index` of the anchor was damaged and must be int32 [n] `units`. The round is dropped."""
+        self.operations.drain()
+        self.anchors[index] = units
+        self.reset_round()
+
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
         """Mean loss of the *anchor*, whatever the replica is in the middle of: peers with one anchor get one number.
@@ -287,10 +297,8 @@ class Engine:
         for t in range(plan.tile_count(i)):
             begin, end = plan.bounds(i, t)
             n = end - begin
-            raw, record = (
-                self._own("weights", i, t, 0, reads),
-                self._own("moments", i, t, 4, split and self.plan.on_disk),
-            )
+            raw = self._own("weights", i, t, 0, reads)
+            record = self._own("moments", i, t, 4, split and self.plan.on_disk)
             moments = Moments.of(plan, record, n)
             yield begin, end, moments, raw[: n * plan.streamed_bytes].view(self.buffers.dtype)
             if changes:

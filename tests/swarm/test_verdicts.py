@@ -1,0 +1,159 @@
+"""Real workers: one whose updates are poison and come out again, one that forked, and anchors that were damaged."""
+
+import shutil
+
+import pytest
+import torch
+
+from barnraise.errors import DamageError
+from barnraise.exchange import accord as accord_module
+from barnraise.exchange import audit as audit_module
+from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.codec import decode
+from barnraise.exchange.court import MAIL
+from barnraise.exchange.ledger import Ledger
+from barnraise.exchange.verdicts import Ruling
+from barnraise.home import write_whole
+from barnraise.identity import Identity, digest
+from barnraise.judging import judged
+from barnraise.limits import Limits
+from barnraise.spec import ModelSpec
+
+OWNER = Identity(b"m" * 32)  # the swarm's
+DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
+TIGHT = Limits(memory=6_500_000)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(audit_module, "EACH", 0.02)
+    monkeypatch.setattr(audit_module, "SHARE", 0.2)
+    monkeypatch.setattr(accord_module, "SHOWN", 0.2)
+    monkeypatch.setattr(accord_module, "AGAIN", 1.0)
+
+
+def finals(volunteers) -> set[tuple[str, str]]:
+    return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
+
+
+def poisons(engine) -> None:
+    """From now on what is published is loud noise."""
+    honest = engine.harvest
+
+    def harvest(encode, weight):
+        noise = lambda values: encode(torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32))  # noqa: E731
+        return honest(noise, weight)
+
+    engine.harvest = harvest
+
+
+def sentence(volunteer, made) -> None:
+    """What `barnraise verdict` does beside a running worker."""
+    signed = OWNER.sign("verdict", made)
+    ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
+    path = volunteer.worker.place.folder.path / MAIL / f"{digest(signed.body)}.json"
+    write_whole(path, ruling.model_dump_json().encode())
+
+
+def sum_without(run, ledger) -> str:
+    """The initial weights and every update in a ledger's files that no verdict names, added up anew."""
+    anchor = Anchor.initial(run.spec.model, run.spec.seed)
+    for author, last in ledger.vector().items():
+        for _, update in ledger.headers(author, 1, last):
+            for index, part in enumerate(update.fragments):
+                anchor.add(index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()))
+    return anchor.digest()
+
+
+def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_had_not_been(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada, ben, cleo = trio = [run.start(name, knows=["ada", "ben"]) for name in ("ada", "ben", "cleo")]
+    run.until(lambda: all(v.status.get("updates_sent", 0) > 1 for v in trio))
+    author, good = cleo.worker.exchange.author, cleo.worker.exchange.published
+    poisons(cleo.worker.engine)
+    before = ada.status["validation_last"][1]
+    run.until(lambda: ada.worker.ledger.head(author).seq > good + 2)
+    run.until(lambda: ada.status["validation_last"][1] > before + 0.2)
+    spoilt = ada.status["validation_last"][1]
+    cleo.leave()
+    run.until(lambda: ada.worker.exchange.stats.behind == 0)
+    sentence(ada, judged(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise"))
+    run.until(lambda: all(v.worker.anchor.vector.get(author) == good for v in (ada, ben)))
+    run.until(lambda: ada.status["validation_last"][1] < spoilt - 0.1)
+    dora = run.start("dora", knows=["ada", "ben"])  # late: what was taken out is not in what it begins with
+    run.until(lambda: dora.status.get("updates_sent", 0) > 0)
+    for volunteer in (dora, ben):
+        volunteer.leave()
+    run.until(lambda: ada.worker.exchange.stats.behind == 0)
+    ada.leave()
+    kept = Ledger(ada.worker.place.folder.path)
+    assert kept.vector()[author] == good
+    assert ada.status["anchor"] == sum_without(run, kept)
+    kept.close()
+
+
+def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_goes_on(swarm):
+    run = swarm(token_budget=10_000_000)
+    ada, ben = run.start("ada"), run.start("ben", knows=["ada"])
+    run.until(lambda: ben.status.get("updates_sent", 0) > 1 and ada.status.get("updates_received", 0) > 1)
+    ben.leave()
+    folder, copy = ben.worker.place.folder.path, run.folder / "copy"
+    shutil.copytree(folder, copy)
+    ben = run.start("ben", knows=["ada"])
+    sent = run.volunteers[1].status["updates_sent"]
+    run.until(lambda: ben.status.get("updates_sent", 0) > sent + 1)
+    ben.leave()
+    old = ben.worker.exchange.author
+    run.until(lambda: ada.worker.ledger.head(old).seq > sent + 1)
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    run.network.partition({ada.worker.key}, {ben.worker.key})
+    ben = run.start("ben", knows=["ada"])
+    run.until(lambda: ben.worker.exchange.published > sent + 1)
+    run.network.heal()
+    run.until(lambda: all(v.worker.ledger.verdicts.limits == {old: sent} for v in (ada, ben)))
+    run.until(lambda: ben.worker.exchange.author != old and ben.worker.exchange.published > 0)
+    run.until(lambda: ada.worker.anchor.vector.get(ben.worker.exchange.author, 0) > 0)
+    ben.leave()
+    run.until(lambda: ada.worker.exchange.stats.behind == 0 and ada.worker.anchor.vector == ada.worker.ledger.vector())
+    ada.leave()
+    kept = Ledger(ada.worker.place.folder.path)
+    assert ada.status["anchor"] == sum_without(run, kept), "none of either half is left"
+    kept.close()
+
+
+def test_a_bit_that_flips_in_a_workers_memory_is_found_repaired_and_told(swarm):
+    run = swarm(token_budget=400_000)
+    ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])
+    run.until(lambda: all(v.status.get("updates_received", 0) > 1 for v in (ada, ben)))
+    ada.worker.anchor.fragments[1][11] ^= 1 << 27
+    run.until(lambda: ada.status["checksum"]["repaired"] == 1)
+    assert ada.status["checksum"]["corruptions"] == 1 and ada.status["checksum"]["damaged"] is None
+    for volunteer in (ada, ben):
+        volunteer.join(120)
+    assert len(finals([ada, ben])) == 1
+
+
+def test_a_bit_that_flips_in_the_anchors_file_is_found_and_the_next_join_has_the_right_one(swarm):
+    run = swarm(DEEP, token_budget=10_000_000, round_steps=3)
+    ada = run.start("ada")
+    tight = run.start("ben", knows=["ada"], limits=TIGHT)
+    run.until(lambda: tight.status.get("updates_sent", 0) > 1)
+    tight.leave()
+    store = tight.worker.store
+    slot, _ = store._kept["anchor", 1, 0]
+    with (tight.worker.place.folder.path / "state" / "state.bin").open("r+b") as file:
+        file.seek(store._offset("anchor", 1, 0, slot) + 100)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
+    hurt = run.start("ben", knows=["ada"], limits=TIGHT)
+    hurt.thread.join(60)
+    assert isinstance(hurt.failure.pop(), DamageError)
+    run.volunteers.remove(hurt)
+    back = run.start("ben", knows=["ada"], limits=TIGHT)
+    run.until(lambda: back.status.get("updates_sent", 0) > tight.status["updates_sent"])
+    run.until(lambda: back.status["checksum"]["checked"] > len(back.worker.anchor.fragments))
+    assert back.status["checksum"]["corruptions"] == 0
+    for volunteer in (back, ada):
+        volunteer.leave()

@@ -1,0 +1,70 @@
+"""What an exchange does, in figures."""
+
+from dataclasses import dataclass
+
+from barnraise.exchange.audit import Findings
+from barnraise.exchange.hub import Hub
+
+
+@dataclass(frozen=True)
+class ExchangeStats:
+    """Updates count from the ledger's birth, bytes (frames with their headers) from this node's start."""
+
+    updates_sent: int  # published by this machine, in all its incarnations
+    updates_received: int  # of others, in the ledger
+    bytes_sent: int
+    bytes_received: int
+    peers: int  # connected now
+    behind: int  # updates that connected peers have and we lack
+    up: float  # bytes/s just now
+    down: float
+    uplink: float  # bytes/s that the line carries when there is something to carry; 0 while unknown
+    neighbours: tuple["Neighbour", ...]
+    checked: int = 0  # fragments of the anchor held against the ledger
+    corruptions: int = 0  # fragments and payload files that were found damaged…
+    repaired: int = 0  # …and are whole again
+    damaged: str | None = None  # the fragment that is not
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A connected peer. `lag`: updates that we have and it lacks; bytes/s just now; `agrees`: whether its anchor is
+    ours, None before both were at one version vector."""
+
+    key: str
+    lag: int
+    up: float
+    down: float
+    agrees: bool | None
+
+
+def stats(hub: Hub, findings: Findings) -> ExchangeStats:
+    """As things stand. `findings`: of the anchor's audit."""
+    links, known = list(hub.links.values()), dict(hub.gossip.links)
+    sent, received = hub.past_bytes
+    vector = hub.ledger.vector()
+    own = sum(seq for author, seq in vector.items() if author.startswith(hub.transport.key))
+    return ExchangeStats(
+        updates_sent=own,
+        updates_received=sum(vector.values()) - own,
+        bytes_sent=sent + sum(link.channel.bytes_sent for link in links),
+        bytes_received=received + sum(link.channel.bytes_received for link in links),
+        peers=len(links),
+        behind=hub.gossip.behind,
+        up=sum(link.up.rate for link in links),
+        down=sum(link.down.rate for link in links),
+        uplink=hub.turns.measured,
+        neighbours=tuple(
+            Neighbour(link.key, _lag(vector, tie.vector), link.up.rate, link.down.rate, tie.agrees)
+            for link in links
+            if (tie := known.get(link.key))
+        ),
+        checked=findings.checked,
+        corruptions=findings.found + hub.scrub.found,
+        repaired=findings.repaired + hub.scrub.repaired,
+        damaged=findings.damaged,
+    )
+
+
+def _lag(ours: dict[str, int], theirs: dict[str, int]) -> int:
+    return sum(max(0, seq - theirs.get(author, 0)) for author, seq in ours.items())

@@ -1,0 +1,64 @@
+"""What a worker says as it goes: figures to its coordinator, its status file and its peers; and what the coordinator
+answered, to the exchange."""
+
+from collections.abc import Callable
+from typing import Any
+
+from barnraise.enter import DIRECTIVE, Place
+from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.node import Node
+from barnraise.plan import Plan
+from barnraise.progress import Progress
+from barnraise.report import Reporter
+
+
+class Telling:
+    def __init__(
+        self,
+        place: Place,
+        plan: Plan,
+        progress: Progress,
+        reporter: Reporter,
+        exchange: Node,
+        watch: Callable[[dict[str, Any]], None],
+    ):
+        """`watch` is handed the status as well."""
+        self._place, self._plan, self._watch = place, plan, watch
+        self._progress, self._reporter, self._exchange = progress, reporter, exchange
+        self._revoked = place.directive.revoked
+
+    def tell(self, anchor: Anchor, at_once: bool = False) -> None:
+        """When it is time to, or at once."""
+        progress, reporter, exchange = self._progress, self._reporter, self._exchange
+        if not progress.due(at_once):
+            return
+        incarnation, links = self._place.folder.label.incarnation, exchange.stats
+        numbers = progress.numbers(anchor, links, incarnation, exchange.addresses())
+        reporter.note(numbers)
+        if numbers.anchor:
+            exchange.stands(numbers.vector, numbers.anchor)
+        exchange.announce(progress.rate)
+        self._hear()
+        status = {
+            "run": self._place.run,
+            "name": self._place.name,
+            "device": self._plan.device,
+            "token_budget": self._place.spec.recipe.token_budget,
+            "coordinator_bytes": self._place.coordinator.bytes,
+            "refused": reporter.refused,
+            "checksum": {name: getattr(links, name) for name in ("checked", "corruptions", "repaired", "damaged")},
+            **progress.status(numbers),
+        }
+        self._place.folder.status(status)
+        self._watch(status)
+
+    def _hear(self) -> None:
+        reporter, exchange = self._reporter, self._exchange
+        exchange.introduce(reporter.taken_peers())
+        if reporter.signed_directive and reporter.directive.revoked != self._revoked:
+            self._revoked = reporter.directive.revoked
+            self._place.folder.keep(DIRECTIVE, reporter.signed_directive)
+        exchange.revoke(reporter.directive.revoked, reporter.signed_directive)
+        exchange.orphaned = reporter.orphaned
+        if ticket := reporter.taken_ticket():
+            exchange.renew(ticket)
