@@ -48,6 +48,17 @@ export function bytes(value: number): string {
   return value > 0 && value < 2 ** 20 ? "<1 MiB" : `${Math.round(value / 2 ** 20)} MiB`;
 }
 
+/** Bytes a second → "85 kB/s", "1.2 MB/s". */
+export function speed(value: number): string {
+  if (!Number.isFinite(value)) return "–";
+  return value >= 999_500 ? `${(value / 1e6).toFixed(value < 9.95e6 ? 1 : 0)} MB/s` : `${Math.round(value / 1000)} kB/s`;
+}
+
+/** Bits a parameter → "8 bits", "4.0 bits", "0.23 bits". */
+export function bits(value: number): string {
+  return `${value < 0.995 ? value.toFixed(2) : value.toFixed(1)} bits`;
+}
+
 /** How far off, as a share of what was expected → "+6 %", "−12 %". */
 export function deviation(share: number): string {
   const value = Math.round(share * 100);

@@ -41,6 +41,27 @@ export interface Worker {
   updates_received: number;
   peers: number;
   behind: number;
+  /** How it trades its updates; null until it has published one. */
+  trade: Trade | null;
+  /** Whether it holds the weights that most machines with the same updates hold; null while there is nothing to compare. */
+  agrees: boolean | null;
+}
+
+export interface Trade {
+  round_steps: number;
+  /** Of its updates: "dense4", "top64x2". */
+  form: string;
+  /** The part of all values that an update says. */
+  density: number;
+  /** A parameter, all told. */
+  bits: number;
+  /** Bytes a second. */
+  sent_rate: number;
+  received_rate: number;
+  /** What its line has been measured to carry; 0 while that is not known. */
+  uplink_rate: number;
+  /** Updates that its peers have and it lacks. */
+  lag: number;
 }
 
 /** How a machine has decided to train. */

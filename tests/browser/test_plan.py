@@ -48,8 +48,8 @@ def run(site, page) -> str:
 def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_measured_step(site, page: Page, run):
     """Opened and closed by the keyboard; it stays open while the figures in it move; it fits a phone."""
     laptop, tower, workshop = (Teller(site, page, run, name) for name in ("laptop", "tower", "workshop"))
-    laptop.tell(plan=None, step_seconds=None)
-    tower.tell(plan=REPORT.plan.model_copy(update=GPU), step_seconds=50.0)
+    laptop.tell(plan=None, step_seconds=None, trade=None)
+    tower.tell(plan=REPORT.plan.model_copy(update=GPU), step_seconds=50.0, anchor="c" * 64)
     workshop.tell()
     page.goto(f"/runs/{workshop.slug}/")
     rows = {name: page.locator("tbody tr", has_text=name) for name in ("laptop", "tower", "workshop")}
@@ -57,6 +57,11 @@ def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_mea
     expect(rows["tower"].locator(".step")).to_have_text("41.0 s / 50.0 s+22 %")
     expect(rows["tower"].locator("[data-far]")).to_have_count(1)
     expect(rows["workshop"].locator("[data-far]")).to_have_count(0)
+    expect(rows["workshop"].locator(".round")).to_have_text("20 steps · 0.23 bits")
+    expect(rows["workshop"].locator(".line")).to_have_text("105 kB/s · 8.4 %")
+    expect(rows["workshop"].locator("[data-cell=lag]")).to_have_text("1")
+    expect(rows["workshop"].locator(".weights")).to_have_text("Identical")
+    expect(rows["tower"].locator(".weights")).to_have_text("Differ")
     expect(rows["laptop"].locator(".step")).to_have_text("–")
     expect(rows["laptop"].get_by_role("button")).to_have_count(0)
 
@@ -65,6 +70,7 @@ def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_mea
     page.keyboard.press("Enter")
     expect(plan).to_contain_text(REPORT.plan.sentence)
     expect(plan).to_contain_text("4 × 1,024 tokens")
+    expect(plan).to_contain_text("1.6 % of the values, 0.23 bits a parameter")
     expect(plan.get_by_text("GPU memory")).to_be_hidden()
     workshop.tell(step_seconds=6.6)
     expect(plan.locator("[data-fact=measured]")).to_have_text("6.6 s")

@@ -162,6 +162,8 @@ def test_limits_last_until_they_are_lifted(tmp_path):
     assert Home(tmp_path).limits == Limits(memory=4 * 10**9, moments_bits=8, clipping="layer")
     done = barnraise(tmp_path, "limits", "--memory", "auto", "--disk", "1TB", "--json")
     assert json.loads(done.stdout)["memory"] is None and Home(tmp_path).limits.disk == 10**12
+    assert barnraise(tmp_path, "limits", "--uplink", "250KB").returncode == 0
+    assert Home(tmp_path).limits.uplink == 250_000
     fails(barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
     (tmp_path / "limits.json").write_text("{")
     fails(barnraise(tmp_path, "limits"), "is damaged")
@@ -173,7 +175,10 @@ def test_status_tells_of_each_peer_and_reads_what_older_versions_wrote(tmp_path)
         "updates_received": 4, "peers": 2, "ledger_tokens": 50, "token_budget": 100,
     }  # fmt: skip
     now = {
-        "up": 50_000.0, "down": 1_500_000.0, "uplink": 200_000.0, "lag": 3,
+        "trade": {
+            "round_steps": 12, "form": "dense4", "density": 1.0, "bits": 4.01, "sent_rate": 50_000.0,
+            "received_rate": 1_500_000.0, "uplink_rate": 200_000.0, "lag": 3,
+        },
         "neighbours": [
             {"key": "a" * 64, "lag": 0, "up": 50_000.0, "down": 1_500_000.0, "agrees": True},
             {"key": "b" * 64, "lag": 2, "up": 0.0, "down": 0.0, "agrees": False},
@@ -183,6 +188,7 @@ def test_status_tells_of_each_peer_and_reads_what_older_versions_wrote(tmp_path)
     path = tmp_path / "runs" / RUN / "status.json"
     path.write_text(json.dumps(told | now))
     said = barnraise(tmp_path, "status").stdout
+    assert "12 steps a round, 4.01 bits" in said
     assert "50 kB/s up (25% of the line)" in said and "3 behind" in said
     assert [line.split() for line in said.splitlines() if "aaaaaaaa" in line or "bbbbbbbb" in line] == [
         ["aaaaaaaa", "0", "50", "kB/s", "1.5", "MB/s", "yes"], ["bbbbbbbb", "2", "0", "kB/s", "0", "kB/s", "NO"],

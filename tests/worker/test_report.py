@@ -275,9 +275,7 @@ def test_an_abandoned_step_measures_nothing():
 
 def test_the_status_file_tells_the_plan_and_what_it_came_to():
     anchor = SimpleNamespace(fragments=(), heads={}, holes={}, vector={}, tokens=0)
-    links = SimpleNamespace(
-        peers=0, bytes_sent=0, bytes_received=0, behind=2, up=10.0, down=20.0, uplink=100.0, neighbours=()
-    )
+    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, trade=None, neighbours=())
     progress = progress_after(5.0)
     bare = progress.status(progress.numbers(anchor, links, "0" * 16, ()))
     assert bare["plan"] is None and bare["step_seconds"] == 5.0

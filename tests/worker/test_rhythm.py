@@ -7,13 +7,18 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.rhythm import LADDER, SHARE, budget, rhythm
+from barnraise.exchange.rhythm import FIRST, LADDER, SHARE, agreed, rhythm
+from barnraise.spec import Recipe
 
 LINKS = st.floats(1e3, 1e10)  # bytes a second
 SECONDS = st.floats(0.01, 600)
 PARAMETERS = st.integers(10_000, 200_000_000_000)
 PUSHES = st.integers(1, 8)
 MOST = 10_000
+
+
+def budget(link: float) -> float:
+    return SHARE * link
 
 
 def needed(steps: int, form, step_seconds: float, parameters: int, pushes: int) -> float:
@@ -61,10 +66,25 @@ def test_the_ladder_has_no_gap_in_which_a_link_would_be_left_idle(above, below):
     assert below.longest >= above.longest
 
 
-def test_the_volunteers_cap_holds():
-    assert budget(1e6) == SHARE * 1e6
-    assert budget(1e6, cap=1e5) == SHARE * 1e5
-    assert budget(1e6, cap=1e9) == SHARE * 1e6
+@given(LINKS, SECONDS, PARAMETERS, PUSHES)
+def test_a_recipe_that_names_its_codec_is_kept_to_on_every_line(link, seconds, parameters, pushes):
+    found = agreed(Recipe(codec="top64x2", round_steps=7), parameters, link, seconds, pushes, MOST)
+    assert (found.steps, str(found.form)) == (7, "top64x2")
+
+
+@given(LINKS, SECONDS, PARAMETERS, PUSHES)
+def test_a_recipe_that_leaves_it_open_gets_what_the_line_carries(link, seconds, parameters, pushes):
+    auto = Recipe(codec="auto")
+    assert agreed(auto, parameters, link, seconds, pushes, MOST) == rhythm(
+        budget(link), seconds, parameters, pushes, MOST
+    )
+
+
+def test_on_a_line_that_is_not_known_yet_rounds_are_the_recipes_own():
+    auto = Recipe(codec="auto", round_steps=7)
+    assert agreed(auto, 1000, math.inf, 1.0, 1, MOST).steps == agreed(auto, 1000, 1e6, None, 1, MOST).steps == 7
+    assert agreed(auto, 1000, math.inf, 1.0, 1, MOST).form == FIRST
+    assert agreed(auto, 1000, math.inf, None, 1, 3).steps == 3, "no more than an update may state"
 
 
 def test_a_link_that_carries_nothing_is_given_the_thinnest_and_the_longest():

@@ -96,6 +96,11 @@ def test_each_machine_knows_how_far_its_peers_are_what_its_line_does_and_whether
     waits_for(lambda: a.node.stats.up > 0.3e6)
     large.agree(a, b)
     assert a.node.stats.uplink == pytest.approx(2e6, rel=0.4)
+    assert a.node.stats.trade is None, "it has begun no round of its own"
+    rhythm = a.node.rhythm(rate=1000.0)
+    trade = a.node.stats.trade
+    assert (trade.round_steps, trade.form) == (rhythm.steps, str(rhythm.form))
+    assert trade.bits == rhythm.form.bits_a_parameter and trade.uplink_rate == a.node.stats.uplink
     waits_for(lambda: a.node.stats.neighbours[0].lag == 0)
     c.knows(a, b)
     large.agree(a, b, c)

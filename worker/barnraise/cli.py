@@ -40,6 +40,7 @@ from barnraise.planning import (
     MemoryOption,
     SafetyOption,
     ThreadsOption,
+    UplinkOption,
     WritesOption,
     limited,
     measure,
@@ -133,6 +134,7 @@ def join(
     device_memory: DeviceMemoryOption = "",
     disk: DiskOption = "",
     disk_writes_per_day: WritesOption = "",
+    uplink: UplinkOption = "",
     clipping: ClippingOption = "",
     crash_safety: SafetyOption = "",
     moments_8bit: EightOption = None,
@@ -147,7 +149,7 @@ def join(
     tell_logs()
     leaving = leave_on_signals()
     place = Home(home or Home.default())
-    given = memory, device_memory, disk, disk_writes_per_day
+    given = memory, device_memory, disk, disk_writes_per_day, uplink
     place.limits = limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     out.print(f"Entering [bold]{escape(run)}[/] …")
     entered = enter(place, run, leaving)
@@ -258,16 +260,23 @@ def line(status: dict[str, Any]) -> Line:
     """One live line: activity, step, loss, speed, what was sent and received."""
     loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
     share = min(1.0, status["ledger_tokens"] / status["token_budget"])
-    up, uplink = status.get("up", 0.0), status.get("uplink", 0.0)  # a folder of an older version does not say
-    of_line = f" ({up / uplink:.0%} of the line)" if uplink > up > 0 else ""
-    lag = f"  {status['lag']:,} behind" if status.get("lag") else ""
     return Line.assemble(
         (f"{status['activity']:<10}", "bold" if status["activity"] == "training" else "yellow"),
         f" step {status['step']:>6,}  loss {loss:>6}  {status['rate']:>8,.0f} tok/s  ",
         f"↑{status['updates_sent']:>4} ↓{status['updates_received']:>4}  {status['peers']} peers  ",
-        f"{speed(up)} up{of_line}{lag}  ",
+        trading(status.get("trade")),  # a folder of an older version does not say
         (f"{share:>4.0%}", "cyan"),
     )
+
+
+def trading(trade: dict[str, Any] | None) -> str:
+    """Rounds, what is said of an update, what goes over the line."""
+    if not trade:
+        return ""
+    up, uplink = trade["sent_rate"], trade["uplink_rate"]
+    of_line = f" ({up / uplink:.0%} of the line)" if uplink > up > 0 else ""
+    lag = f"  {trade['lag']:,} behind" if trade["lag"] else ""
+    return f"{trade['round_steps']} steps a round, {trade['bits']:.3g} bits  {speed(up)} up{of_line}{lag}  "
 
 
 def neighbours(status: dict[str, Any]) -> Table:

@@ -36,6 +36,19 @@ class PlanView(Message):
     sentence: Words = Field(max_length=300)
 
 
+class TradeView(Message):
+    """How a machine trades its updates, for people to read."""
+
+    round_steps: int = Field(ge=1, le=1_000_000)  # of its rounds as they are now
+    form: Words = Field(max_length=20)  # of its updates: "dense4", "top64x2"
+    density: float = Field(gt=0, le=1)  # the part of all values that they say
+    bits: float = Field(gt=0, le=64)  # a parameter, all told
+    sent_rate: Rate  # bytes/s just now…
+    received_rate: Rate
+    uplink_rate: Rate  # …and what its line carries when there is something to carry, as measured; 0: not known yet
+    lag: Count  # updates that peers have and it lacks
+
+
 class Report(Message):
     """One machine's numbers over the seconds since its report before. Totals count from the state folder's birth."""
 
@@ -55,11 +68,8 @@ class Report(Message):
     peers: int = Field(ge=0, le=100_000)  # connected now
     peer_bytes_sent: Count
     peer_bytes_received: Count
-    peer_rate_sent: Rate = 0.0  # bytes/s just now…
-    peer_rate_received: Rate = 0.0
-    uplink_rate: Rate = 0.0  # …and what this machine's line carries when it has something to carry, as measured
-    lag: Count = 0  # updates that peers have and this machine lacks
     vector: Digest  # of the version vector's canonical JSON: peers are compared at equal ones
     anchor: Digest | None = None  # BLAKE3 of the anchor at that vector, where it was computed
     plan: PlanView | None = None  # in every report: a lost one, or a site that forgot, costs nothing
     step_seconds: Seconds | None = None  # of one step as measured, trading apart; a mean over some twenty
+    trade: TradeView | None = None

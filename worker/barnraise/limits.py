@@ -16,13 +16,14 @@ class Limits:
     device_memory: int | None = None  # on a machine without a GPU: keep the layers being computed in so much of the RAM
     disk: int | None = None
     disk_writes_per_day: int | None = None  # a consumer SSD wears out after some hundred times its size
+    uplink: int | None = None  # bytes a second that its updates may take of the line
     clipping: str = "auto"  # how gradients are clipped: by the global norm ("exact"), each layer's own, or not at all
     crash_safety: str = "auto"  # of a state on disk: lose the step ("exact", twice the space) or the round ("restart")
     moments_bits: int = 32  # 8: a quarter of Adam's memory, slightly other results
     precision: str = "auto"  # "float32", "bfloat16" or what pays on this machine
 
     def __post_init__(self) -> None:
-        for name in ("memory", "device_memory", "disk", "disk_writes_per_day"):
+        for name in ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise StateError(f"the limit on {name.replace('_', ' ')} cannot be negative: {value}")

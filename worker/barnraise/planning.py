@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from barnraise.hardware import Hardware
+from barnraise.hardware import Hardware, Updates
 from barnraise.home import Home
 from barnraise.limits import Limits, parse_bytes
 from barnraise.probe import probe
+
+GPU_UPDATES = (("float32", 32, 2e10), ("bfloat16", 32, 8e9), ("float32", 8, 5e9), ("bfloat16", 8, 4e9))  # assumed
 
 app = typer.Typer()
 out = Console(highlight=False)
@@ -36,6 +38,7 @@ MemoryOption = Annotated[str, typer.Option(help="RAM the model may use, like 4GB
 DeviceMemoryOption = Annotated[str, typer.Option(help="GPU memory it may use; without a GPU: RAM to compute in.")]
 DiskOption = Annotated[str, typer.Option(help="Disk space its state may take.")]
 WritesOption = Annotated[str, typer.Option(help="Bytes a day its training may write to disk.")]
+UplinkOption = Annotated[str, typer.Option(help="Bytes a second its updates may take of the line.")]
 ClippingOption = Annotated[str, typer.Option(help="auto, exact, layer or none.")]
 SafetyOption = Annotated[str, typer.Option(help="Of a state on disk: auto, exact or restart.")]
 EightOption = Annotated[bool | None, typer.Option("--moments-8bit/--moments-32bit", help="Adam's moments.")]
@@ -48,6 +51,7 @@ def limits(
     device_memory: DeviceMemoryOption = "",
     disk: DiskOption = "",
     disk_writes_per_day: WritesOption = "",
+    uplink: UplinkOption = "",
     clipping: ClippingOption = "",
     crash_safety: SafetyOption = "",
     moments_8bit: EightOption = None,
@@ -55,7 +59,7 @@ def limits(
 ) -> None:
     """How much of this machine a worker may use; what is given here lasts, and holds from the next join on."""
     place = Home(home or Home.default())
-    given = memory, device_memory, disk, disk_writes_per_day
+    given = memory, device_memory, disk, disk_writes_per_day, uplink
     kept = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     if kept != place.limits:
         place.limits = kept
@@ -72,8 +76,9 @@ def limits(
 
 
 def limited(limits: Limits, given: tuple[str, ...], clipping: str, safety: str, eight: bool | None) -> Limits:
-    """With what was said anew: sizes of memory, device memory, disk and daily writes; "" leaves one as it is."""
-    names = ("memory", "device_memory", "disk", "disk_writes_per_day")
+    """With what was said anew: sizes of memory, device memory, disk, daily writes and uplink; "" leaves one as it
+    is."""
+    names = ("memory", "device_memory", "disk", "disk_writes_per_day", "uplink")
     changed: dict[str, Any] = {
         name: None if text == "auto" else parse_bytes(text) for name, text in zip(names, given, strict=True) if text
     }
@@ -109,7 +114,7 @@ def plan(
 
     shape = preset(model)
     place = Home(home or Home.default())
-    given = memory, device_memory, disk, disk_writes_per_day
+    given = memory, device_memory, disk, disk_writes_per_day, ""
     limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     measured, assumed = measure(place, "", threads, hardware), ""
     if device.startswith("cuda") and measured.device != "cuda":
@@ -167,4 +172,5 @@ def assumed_gpu(host: Hardware, flops: float, link: float, memory: int) -> Hardw
         host, device="cuda", name="an assumed GPU", device_memory=memory, dtype="bfloat16", matmul=((1024, flops),),
         attention=0.5 * flops, elementwise=700e9, to_device=link, from_device=link, products=(),
         attention_contexts=(), attention_heads=(), attention_backward=0.4 * flops,
+        updates=(*host.updates, *(Updates("device", *form) for form in GPU_UPDATES)),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from barnraise.identity import digest
 from barnraise.report import Numbers
-from barnraise.wire import Activity, PlanView, Point, Update
+from barnraise.wire import Activity, PlanView, Point, TradeView, Update
 
 log = logging.getLogger("barnraise")
 
@@ -37,11 +37,10 @@ class Links(Protocol):
     peers: int
     bytes_sent: int
     bytes_received: int
-    behind: int
-    up: float
-    down: float
-    uplink: float
     neighbours: Sequence[Neighbour]
+
+    @property
+    def trade(self) -> TradeView | None: ...
 
 
 class SharedWeights(Protocol):
@@ -146,14 +145,11 @@ class Progress:
             peers=links.peers,
             peer_bytes_sent=links.bytes_sent,
             peer_bytes_received=links.bytes_received,
-            peer_rate_sent=links.up,
-            peer_rate_received=links.down,
-            uplink_rate=links.uplink,
-            lag=links.behind,
             vector=self._digests[0],
             anchor=self._digests[1],
             plan=self.plan,
             step_seconds=self.step_seconds,
+            trade=links.trade,
             points=points,
         )
 
@@ -184,10 +180,7 @@ class Progress:
             "updates_received": numbers.updates_received,
             "peers": numbers.peers,
             "peer_bytes": numbers.peer_bytes_sent,
-            "up": numbers.peer_rate_sent,
-            "down": numbers.peer_rate_received,
-            "uplink": numbers.uplink_rate,
-            "lag": numbers.lag,
+            "trade": numbers.trade.model_dump() if numbers.trade else None,
             "neighbours": [
                 {"key": each.key, "lag": each.lag, "up": each.up, "down": each.down, "agrees": each.agrees}
                 for each in self._neighbours

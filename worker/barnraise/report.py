@@ -19,7 +19,7 @@ from barnraise import __version__
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.identity import opened
-from barnraise.wire import Activity, Directive, Peer, PlanView, Point, Report, ReportReply, Signed
+from barnraise.wire import Activity, Directive, Peer, PlanView, Point, Report, ReportReply, Signed, TradeView
 
 log = logging.getLogger("barnraise.report")
 
@@ -35,9 +35,8 @@ GOODBYE = 10.0  # seconds a leaving worker gives the coordinator to take what wa
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the loop knows of itself at one moment. Tokens per second, of links bytes; bytes and counts since the
-    folder's birth. `lag`: updates that peers have and we lack. `step_seconds`: of one step as measured, to hold
-    against what `plan` predicts."""
+    """What the loop knows of itself at one moment. Tokens per second; bytes and counts since the folder's birth.
+    `step_seconds`: of one step as measured, to hold against what `plan` predicts."""
 
     activity: Activity = Activity.PREPARING
     incarnation: str = "0" * 16
@@ -51,14 +50,11 @@ class Numbers:
     peers: int = 0
     peer_bytes_sent: int = 0
     peer_bytes_received: int = 0
-    peer_rate_sent: float = 0.0
-    peer_rate_received: float = 0.0
-    uplink_rate: float = 0.0
-    lag: int = 0
     vector: str = "0" * 64
     anchor: str | None = None
     plan: PlanView | None = None
     step_seconds: float | None = None
+    trade: TradeView | None = None
     points: tuple[Point, ...] = field(default=(), compare=False)  # new ones only
 
 

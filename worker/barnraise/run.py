@@ -93,6 +93,8 @@ class Worker:
             clock=place.coordinator.now,
             reincarnate=folder.reincarnate,
         )
+        if self.limits.uplink:
+            self.exchange.cap(self.limits.uplink)
         self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
         self.milestone, self._worn = -1, False
         self.progress = Progress(self.key)
@@ -130,10 +132,10 @@ class Worker:
     def train(self) -> None:
         recipe, context = self.spec.recipe, self.spec.model.context
         exchange, progress = self.exchange, self.progress
-        encode = partial(codec.encode, form=recipe.codec)
         while self.goes_on():
             engine = self.engine  # another one, where the others' anchor took the place of ours
-            while engine.round_tokens < recipe.round_steps * recipe.step_sequences * context:
+            rhythm = exchange.rhythm(progress.rate)
+            while engine.round_tokens < rhythm.steps * recipe.step_sequences * context:
                 batch = self.text.batch(self.spec.seed, self.key, progress.step, recipe.step_sequences, context)
                 rate_scale = schedule(recipe, self.anchor.tokens + engine.round_tokens)
                 stats = engine.step(list(batch.split(self.plan.sequences)), rate_scale, progress.step + 1)
@@ -142,6 +144,7 @@ class Worker:
                 if not self.may_step():
                     break
             if tokens := engine.round_tokens:
+                encode = partial(codec.encode, form=rhythm.form)
                 header = exchange.offer(engine.harvest(encode, exchange.weight(progress.rate)), tokens)
                 self.anchor.note(header)
                 self.save()

@@ -24,6 +24,7 @@ SCHEDULES = ("cosine", "constant")
 STRATEGIES = ("async",)
 # What an author says of an update: all values, or the largest so many of each chunk of 4096, in 2, 4 or 8 bits.
 _KEPT = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # 1…4095
+AUTO = "auto"  # …or each author as its line allows, rounds too
 CODEC = re.compile(rf"dense(?P<dense>[248])|top(?P<kept>{_KEPT})x(?P<bits>[248])", re.ASCII)
 
 
@@ -267,9 +268,9 @@ def problems(spec: RunSpec) -> dict[str, str]:
     within("recipe.step_sequences", recipe.step_sequences, 1, 65_536, "the sequences a step")
     within("recipe.round_steps", recipe.round_steps, 1, 10_000, "the steps a round")
     one_of("recipe.strategy", recipe.strategy, STRATEGIES, "the strategy")
-    if not CODEC.fullmatch(recipe.codec):
+    if recipe.codec != AUTO and not CODEC.fullmatch(recipe.codec):
         found["recipe.codec"] = (
-            f"the codec must be dense8, dense4, dense2, or one like top64x2; '{recipe.codec[:40]}' is not"
+            f"the codec must be auto, dense8, dense4, dense2, or one like top64x2; '{recipe.codec[:40]}' is not"
         )
     within("recipe.outer_rate", recipe.outer_rate, 1e-3, 10.0, "the outer rate")
     within("recipe.outer_momentum", recipe.outer_momentum, 0.0, 0.99, "the outer momentum")

@@ -12,6 +12,7 @@ from pydantic import Field
 from barnraise.figures import PlanView as PlanView
 from barnraise.figures import Point as Point
 from barnraise.figures import Report
+from barnraise.figures import TradeView as TradeView
 from barnraise.states import Activity as Activity
 from barnraise.states import Role, Status
 from barnraise.terms import (

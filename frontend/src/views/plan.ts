@@ -2,6 +2,7 @@
 
 import { bytes, deviation, seconds, whole } from "../format";
 import type { Plan, Worker } from "../types";
+import { tradeFacts } from "./trade";
 
 export const NEAR = 0.15; // of the prediction: a step measured within it goes as planned
 
@@ -74,7 +75,7 @@ export class PlanRow {
   }
 
   fill(plan: Plan, worker: Worker): void {
-    const said = facts(plan, worker.step_seconds);
+    const said = { ...facts(plan, worker.step_seconds), ...tradeFacts(worker) };
     this.element.querySelector("[role=region]")!.setAttribute("aria-label", `How ${worker.name} trains`);
     for (const place of this.places) {
       const text = said[place.dataset.fact!] ?? "";

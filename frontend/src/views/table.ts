@@ -5,6 +5,7 @@ import { ago, count, whole } from "../format";
 import type { Store } from "../store";
 import type { Plan, Worker } from "../types";
 import { PlanRow, predictedAndMeasured } from "./plan";
+import { line, round, weights } from "./trade";
 
 const ROWS = 200; // at most; the rest is said in a sentence
 
@@ -15,10 +16,10 @@ const COLUMNS: readonly [name: string, text: (worker: Worker, now: number) => st
   ["seen", (w, now) => ago(now - w.last_seen)],
   ["tokens", (w) => count(w.tokens)],
   ["rate", (w) => (w.alive ? whole(w.rate) : "–")],
-  ["sent", (w) => whole(w.updates_sent)],
-  ["received", (w) => whole(w.updates_received)],
-  ["peers", (w) => (w.alive ? whole(w.peers) : "–")],
-  ["version", (w) => w.version || "–"],
+  ["round", (w) => round(w.trade)],
+  ["line", (w) => (w.alive ? line(w.trade) : "–")],
+  ["lag", (w) => (w.alive && w.trade ? whole(w.trade.lag) : "–")],
+  ["weights", weights],
 ];
 
 interface Row {
@@ -90,6 +91,7 @@ export class Table {
     const { element, cells } = row;
     element.dataset.alive = String(worker.alive);
     element.dataset.activity = worker.activity;
+    element.dataset.agrees = String(worker.agrees);
     for (const [name, text] of COLUMNS) put(cells.get(name), text(worker, now));
     cells.get("share")?.style.setProperty("--share", (worker.tokens / most).toFixed(4));
     const [step, off, far] = predictedAndMeasured(plan, worker.step_seconds);

@@ -27,7 +27,8 @@ class MembershipQuery(models.QuerySet):
 
 class Membership(models.Model):
     """Numbers are from the machine's latest report that reached Postgres; `mark` is the highest report number up to
-    which Postgres holds everything; `plan` is the last it told, a `wire.PlanView`, and `step_seconds` belongs to it."""
+    which Postgres holds everything; `plan` is the last it told, a `wire.PlanView`, and `step_seconds` belongs to it;
+    `trade` the last `wire.TradeView`."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="memberships")
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="memberships")
@@ -51,6 +52,7 @@ class Membership(models.Model):
     anchor = models.CharField(max_length=64, blank=True)
     plan = models.JSONField(null=True)
     step_seconds = models.FloatField(null=True)
+    trade = models.JSONField(null=True)
     safe = models.DateTimeField(null=True)  # when it said that it holds the final checkpoint whole
     mark = models.BigIntegerField(default=0)
     latest = models.BigIntegerField(default=0)  # the highest report number whose numbers these are

@@ -21,7 +21,8 @@ from coordinator.telemetry import board, stream
 from coordinator.telemetry.history import history
 
 COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", "tokens", "rate", "step",
-           "step_seconds", "updates_sent", "updates_received", "peers", "behind")  # fmt: skip
+           "step_seconds", "updates_sent", "updates_received", "peers", "behind", "trade",
+           "agrees")  # fmt: skip
 SERIES = ("train", "validation", "rate")
 RATE_EVERY = 5  # seconds between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
@@ -112,4 +113,6 @@ def _rate(before: Picture | None, after: Picture) -> list[list[float]]:
 
 
 def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _short(each) for name, each in value.items()}
     return round(value, 3) if isinstance(value, float) else value

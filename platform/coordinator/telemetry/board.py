@@ -13,8 +13,8 @@ from coordinator.telemetry import stream
 
 def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     """One row a machine: id, name, person, activity, alive, last_seen, version, tokens, rate (tokens/s; 0 when gone),
-    step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind (tokens), plan (a `wire.PlanView`
-    or None); and vector, anchor for `agreement`."""
+    step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind (tokens), plan and trade (a
+    `wire.PlanView`, a `wire.TradeView`, or None), agrees (see `agreement`, of this machine); and vector, anchor."""
     now = time.time() if now is None else now
     live = stream.rows(run.pk)
     found = []
@@ -28,8 +28,10 @@ def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         row["rate"] = row["rate"] if row["alive"] else 0.0
         found.append(row)
     ledger = max(run.ledger_tokens, _ledger(found))
+    groups = _at_one_vector(found)
     for row in found:
         row["behind"] = max(0, ledger - row["ledger_tokens"])
+        row["agrees"] = _agrees(row, groups.get(row["vector"], []))
     return found
 
 
@@ -53,12 +55,25 @@ def summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def agreement(rows: list[dict[str, Any]]) -> bool | None:
     """Whether live machines that hold the same updates hold the same weights; None while no two can be compared."""
+    comparable = [anchors for anchors in _at_one_vector(rows).values() if len(anchors) > 1]
+    return all(len(set(anchors)) == 1 for anchors in comparable) if comparable else None
+
+
+def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Version vector → the anchors of live machines at it."""
     groups: dict[str, list[str]] = {}
     for row in rows:
         if row["alive"] and row["anchor"]:
             groups.setdefault(row["vector"], []).append(row["anchor"])
-    comparable = [anchors for anchors in groups.values() if len(anchors) > 1]
-    return all(len(set(anchors)) == 1 for anchors in comparable) if comparable else None
+    return groups
+
+
+def _agrees(row: dict[str, Any], anchors: list[str]) -> bool | None:
+    """Whether this machine's anchor is the one that most at its vector have; of two that differ neither does."""
+    if not row["alive"] or not row["anchor"] or len(anchors) < 2:
+        return None
+    mine = anchors.count(row["anchor"])
+    return mine > max((anchors.count(other) for other in anchors if other != row["anchor"]), default=0)
 
 
 def _ledger(rows: list[dict[str, Any]]) -> int:
@@ -69,7 +84,7 @@ def _ledger(rows: list[dict[str, Any]]) -> int:
 
 def _stored(member: Membership) -> dict[str, Any]:
     kept = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received",
-            "peers", "vector", "anchor", "plan", "step_seconds")  # fmt: skip
+            "peers", "vector", "anchor", "plan", "step_seconds", "trade")  # fmt: skip
     return {
         "id": str(member.machine_id),
         "name": member.machine.name,

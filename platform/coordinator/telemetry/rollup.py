@@ -134,6 +134,8 @@ def _add_rollups(member: Membership, reports: list[Report], received: float) -> 
             setattr(member, name, getattr(report, name))
         if report.plan:  # the last one stays, with the time measured under it
             member.plan, member.step_seconds = report.plan.model_dump(), report.step_seconds
+        if report.trade:
+            member.trade = report.trade.model_dump()
         member.anchor, member.addresses, member.latest = report.anchor or "", list(report.addresses), report.seq
     rows = {row.bucket: row for row in Rollup.objects.filter(membership=member, bucket__in=list(sums))}
     for bucket, grown in sums.items():

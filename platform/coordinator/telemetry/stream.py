@@ -83,8 +83,9 @@ def _row(report: Report, now: float) -> dict:
     """What of a report the table of workers shows."""
     kept = ("seq", "activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received",
             "peers", "vector", "anchor")  # fmt: skip
-    planned = {"plan", "step_seconds"} if report.plan else set()  # without one, what is stored stands
-    return {**report.model_dump(mode="json", include=planned.union(kept)), "last_seen": now}
+    told = {"plan", "step_seconds"} if report.plan else set()  # without one, what is stored stands
+    told |= {"trade"} if report.trade else set()
+    return {**report.model_dump(mode="json", include=told.union(kept)), "last_seen": now}
 
 
 def rows(run: object) -> dict[str, dict]:

@@ -13,6 +13,7 @@ Everything public is called from the worker's own thread. The network runs from 
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import threading
 import time
@@ -34,6 +35,7 @@ from barnraise.exchange.hub import Hub
 from barnraise.exchange.inbox import Arrival
 from barnraise.exchange.ledger import Ledger, Outcome
 from barnraise.exchange.pace import Fellow, Pace, ramp, weight
+from barnraise.exchange.rhythm import Rhythm, agreed
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.stats import ExchangeStats, stats
 from barnraise.exchange.transport import Transport
@@ -88,6 +90,9 @@ class Node:
         self._replay: list[Arrival] = []
         self._paces: dict[str, Pace] = {}  # by peer
         self._rate, self._complete = 0.0, False
+        self._recipe, self._most = spec.recipe, spec.max_tokens_per_update
+        self._parameters, self._step_tokens = spec.model.parameters, spec.recipe.step_sequences * spec.model.context
+        self._rhythm: Rhythm | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
@@ -233,6 +238,16 @@ class Node:
         fellows += [Fellow(each, now) for each in further if each]
         return weight(rate, fellows, now) * (ramp(self.published) if self._ledger.base_heads() else 1.0)
 
+    def rhythm(self, rate: float) -> Rhythm:
+        """How many steps the next round has, at `rate` tokens/s, and the form of its update: the recipe's or, where
+        that leaves it to the authors, what this machine's line carries."""
+        pushes = sum(link.eager for link in list(self._hub.gossip.links.values()))
+        seconds = self._step_tokens / rate if rate else None
+        turns, most = self._hub.turns, max(1, self._most // self._step_tokens)
+        line = min(turns.measured or math.inf, turns.rate)
+        self._rhythm = agreed(self._recipe, self._parameters, line, seconds, max(1, pushes), most)
+        return self._rhythm
+
     def announce(self, rate: float) -> None:
         """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
         self._rate = rate
@@ -263,7 +278,7 @@ class Node:
 
     @property
     def stats(self) -> ExchangeStats:
-        return stats(self._hub, self._audit.findings)
+        return stats(self._hub, self._audit.findings, self._rhythm)
 
     def rule(self, ruling: Ruling) -> None:
         """Heeds a verdict, and hands it to the peers. Raises MessageError for one that proves nothing."""

@@ -4,8 +4,10 @@ import math
 from dataclasses import dataclass
 
 from barnraise.exchange.form import Form
+from barnraise.spec import AUTO, Recipe
 
 SHARE = 0.8  # of the uplink that updates may take
+FIRST = Form.parse("dense4")  # on a line that is not known yet: half the bytes of eight bits, and no worse a step
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,15 @@ class Rhythm:
     form: Form
 
 
-def budget(uplink: float, cap: float | None = None, share: float = SHARE) -> float:
-    """Bytes a second that updates may take of a measured uplink, or of the volunteer's cap where that is less."""
-    return share * min(uplink, uplink if cap is None else cap)
+def agreed(recipe: Recipe, parameters: int, line: float, step_seconds: float | None, pushes: int, most: int) -> Rhythm:
+    """A machine's next round: as the recipe says or, with "auto", as its line allows, of which updates may take SHARE.
+    `line`: bytes a second as measured, or the volunteer's cap where that is less; inf while neither is known. Then, and
+    before the first step was timed, rounds are the recipe's own and updates FIRST."""
+    if recipe.codec != AUTO:
+        return Rhythm(recipe.round_steps, Form.parse(recipe.codec))
+    if math.isinf(line) or step_seconds is None:
+        return Rhythm(min(recipe.round_steps, most), FIRST)
+    return rhythm(SHARE * line, step_seconds, parameters, pushes, most)
 
 
 def rhythm(allowed: float, step_seconds: float, parameters: int, pushes: int = 1, most: int = 10_000) -> Rhythm:

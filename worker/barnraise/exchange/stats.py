@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 from barnraise.exchange.audit import Findings
+from barnraise.exchange.form import CHUNK
 from barnraise.exchange.hub import Hub
+from barnraise.exchange.rhythm import Rhythm
+from barnraise.wire import TradeView
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,22 @@ class ExchangeStats:
     up: float  # bytes/s just now
     down: float
     uplink: float  # bytes/s that the line carries when there is something to carry; 0 while unknown
+    rhythm: Rhythm | None  # of this machine's rounds; None before its first
     neighbours: tuple["Neighbour", ...]
     checked: int = 0  # fragments of the anchor held against the ledger
     corruptions: int = 0  # fragments and payload files that were found damaged…
     repaired: int = 0  # …and are whole again
     damaged: str | None = None  # the fragment that is not
+
+    @property
+    def trade(self) -> TradeView | None:
+        if self.rhythm is None:
+            return None
+        form = self.rhythm.form
+        return TradeView(
+            round_steps=self.rhythm.steps, form=str(form), density=form.kept / CHUNK, bits=form.bits_a_parameter,
+            sent_rate=self.up, received_rate=self.down, uplink_rate=self.uplink, lag=self.behind,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class Neighbour:
     agrees: bool | None
 
 
-def stats(hub: Hub, findings: Findings) -> ExchangeStats:
+def stats(hub: Hub, findings: Findings, rhythm: Rhythm | None) -> ExchangeStats:
     """As things stand. `findings`: of the anchor's audit."""
     links, known = list(hub.links.values()), dict(hub.gossip.links)
     sent, received = hub.past_bytes
@@ -54,6 +68,7 @@ def stats(hub: Hub, findings: Findings) -> ExchangeStats:
         up=sum(link.up.rate for link in links),
         down=sum(link.down.rate for link in links),
         uplink=hub.turns.measured,
+        rhythm=rhythm,
         neighbours=tuple(
             Neighbour(link.key, _lag(vector, tie.vector), link.up.rate, link.down.rate, tie.agrees)
             for link in links

@@ -1,0 +1,37 @@
+// How one machine trades its updates, in a few words.
+
+import { bits, percent, speed, whole } from "../format";
+import type { Trade, Worker } from "../types";
+
+/** "10 steps · 4.0 bits". */
+export function round(trade: Trade | null): string {
+  return trade ? `${whole(trade.round_steps)} ${trade.round_steps === 1 ? "step" : "steps"} · ${bits(trade.bits)}` : "–";
+}
+
+/** "120 kB/s · 64 %", of what its line carries. */
+export function line(trade: Trade | null): string {
+  if (!trade) return "–";
+  const share = trade.uplink_rate > 0 ? ` · ${percent(trade.sent_rate / trade.uplink_rate)}` : "";
+  return speed(trade.sent_rate) + share;
+}
+
+export function weights(worker: Worker): string {
+  return worker.agrees === null ? "–" : worker.agrees ? "Identical" : "Differ";
+}
+
+/** By the name of the place that shows each. */
+export function tradeFacts(worker: Worker): Record<string, string> {
+  const { trade } = worker;
+  return {
+    update: trade ? `${share(trade.density)} of the values, ${bits(trade.bits)} a parameter` : "–",
+    uplink: trade && trade.uplink_rate > 0 ? speed(trade.uplink_rate) : "–",
+    traffic: trade ? `${speed(trade.sent_rate)} sent, ${speed(trade.received_rate)} received` : "–",
+    updates: `${whole(worker.updates_sent)} sent, ${whole(worker.updates_received)} received`,
+    peers: whole(worker.peers),
+    version: worker.version || "–",
+  };
+}
+
+function share(density: number): string {
+  return density === 1 ? "All" : percent(density);
+}

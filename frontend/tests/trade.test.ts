@@ -1,0 +1,29 @@
+import { expect, test } from "vitest";
+
+import { line, round, tradeFacts, weights } from "../src/views/trade";
+import { worker } from "./frames";
+
+const TRADE = {
+  round_steps: 20, form: "top64x2", density: 0.015625, bits: 0.234375, sent_rate: 105_000, received_rate: 2_100_000,
+  uplink_rate: 1_250_000, lag: 1,
+};
+
+test("a machine that has published nothing yet has nothing to say of it", () => {
+  expect([round(null), line(null)]).toEqual(["–", "–"]);
+  expect(tradeFacts(worker("a")).update).toBe("–");
+});
+
+test("rounds, bits and the share of the line are said in a few words", () => {
+  expect(round(TRADE)).toBe("20 steps · 0.23 bits");
+  expect(round({ ...TRADE, round_steps: 1, bits: 8.0078 })).toBe("1 step · 8.0 bits");
+  expect(line(TRADE)).toBe("105 kB/s · 8.4 %");
+  expect(line({ ...TRADE, uplink_rate: 0 })).toBe("105 kB/s");
+  const facts = tradeFacts({ ...worker("a"), trade: TRADE });
+  expect(facts.update).toBe("1.6 % of the values, 0.23 bits a parameter");
+  expect(facts.traffic).toBe("105 kB/s sent, 2.1 MB/s received");
+  expect(tradeFacts({ ...worker("a"), trade: { ...TRADE, density: 1, bits: 4 } }).update).toBe("All of the values, 4.0 bits a parameter");
+});
+
+test("weights are identical, or differ, or have nothing to be compared with", () => {
+  expect([null, true, false].map((agrees) => weights({ ...worker("a"), agrees }))).toEqual(["–", "Identical", "Differ"]);
+});
