@@ -23,7 +23,16 @@ AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
 
 def messages() -> dict[str, type[wire.Message]]:
     """Every message type that can stand alone, by the name of its golden file."""
-    inner = {wire.FragmentUpdate, wire.Shard, wire.Peer, wire.PlanView, wire.Point, wire.Report, wire.RunLine}
+    inner = {
+        wire.FragmentUpdate,
+        wire.Shard,
+        wire.Peer,
+        wire.PlanView,
+        wire.Point,
+        wire.Report,
+        wire.RunLine,
+        wire.TradeView,
+    }
     parts = {wire.Message, *inner}
     named = [*vars(wire).values(), *vars(verdicts).values()]
     found = [t for t in named if isinstance(t, type) and issubclass(t, wire.Message) and t not in parts]
