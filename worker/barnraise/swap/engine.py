@@ -393,7 +393,7 @@ class Engine:
 
 
 def accumulate(feedback: Tensor, step: Tensor, decay: float) -> None:
-    """feedback (int32 units) ← round(decay · feedback) + round(step / unit), in place, bounded; uses up `step`, fp32."""
+    """feedback (int32 units) ← round(decay · feedback) + round(step / unit), bounded; uses up `step` (fp32)."""
     if decay != 1.0:
         feedback.copy_(feedback.double().mul_(decay).round_())
     rounded = step.mul_(2.0**UNIT_BITS).round_().clamp_(-STEP_BOUND, STEP_BOUND).to(torch.int32)
