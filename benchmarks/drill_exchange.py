@@ -184,7 +184,7 @@ class Drill:
         flip(path)
         self.until(lambda: "came again, whole" in second.said(), "the payload's repair", 240)
         third.leave()
-        flip(max((third.folder / "checkpoint").glob("*.safetensors"), key=lambda each: each.stat().st_mtime))
+        flip(max((third.folder / "checkpoint").glob("?/*.safetensors"), key=lambda each: each.stat().st_mtime))
         third.start()
         self.grow([third])
         self.together(four)
@@ -308,6 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the exchange survives.")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="the trials whose names hold one of these words: bits,full")
     asked = parser.parse_args()
     span = Span(kills=6, steady=15.0, frozen=10.0, cut=15.0) if asked.quick else Span()
     FORK.set_forkserver_preload(["drill_worker"])
@@ -332,8 +333,11 @@ def main() -> None:
             ("poison, and a verdict", lambda: drill.poison(four)),
             ("the end", lambda: drill.end(four)),
         ]
+        words = [word for word in asked.only.split(",") if word]
         try:
             for name, trial in trials:
+                if words and not any(word in name for word in words):
+                    continue
                 began = time.monotonic()
                 print(f"  {name} …", flush=True)
                 trial()

@@ -23,7 +23,7 @@ from barnraise import run as worker_module
 from barnraise.coordinator import Coordinator
 from barnraise.enter import Place
 from barnraise.errors import BarnraiseError
-from barnraise.exchange import blobs, inbox, ledger, node
+from barnraise.exchange import audit, blobs, inbox, ledger, node, scrub
 from barnraise.exchange.transport import Channel, ChannelClosed, IrohTransport
 from barnraise.hardware import Hardware
 from barnraise.home import Home
@@ -101,6 +101,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
         mark=0,
         peers=tuple(Peer(key=k, addresses=[f"127.0.0.1:{port}"]) for k, port in setup.knows),
     )
+    audit.EACH, scrub.EACH = 0.1, 0.01  # a drill has no hours to wait: at half a percent of the time all the same
     orders = Orders(home.path)
     spent = Spent()
 

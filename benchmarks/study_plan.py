@@ -93,6 +93,8 @@ class Plan:
             "guess": [
                 base, *(with_(base, guess=guess) for guess in ("none", "last", "momentum")),
                 *(with_(base, trust=trust) for trust in (0.3, 0.6)),
+                *(with_(base, guess="momentum", trust=trust) for trust in (0.6, 0.8)),
+                with_(base, guess="momentum", trust=0.6, momentum=0.3), with_(base, guess="momentum", momentum=0.7),
             ],
             "the same bytes a token": [
                 base, with_(base, form="dense8", steps=40), with_(base, form="dense2", steps=10),

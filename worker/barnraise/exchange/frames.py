@@ -28,9 +28,12 @@ def unpack(frame: bytes) -> tuple[Message, memoryview]:
         raise MessageError(f"a frame of {len(frame)} bytes says its header has {length}")
     try:
         message = peer_message.validate_json(frame[LENGTH : LENGTH + length])
-    except (ValidationError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise MessageError(f"a frame's header is not a message of ours: {first}") from None
+    except ValidationError as error:  # its own text is a paragraph
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise MessageError(f"a frame's header is not a message of ours: {where}: {first['msg'][:200]}") from None
+    except ValueError as error:
+        raise MessageError(f"a frame's header is not a message of ours: {error}") from None
     payload = memoryview(frame)[LENGTH + length :]
     if payload and message.type != "part":
         raise MessageError(f"a {message.type} carries {len(payload)} bytes of payload")

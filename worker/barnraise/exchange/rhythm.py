@@ -25,8 +25,8 @@ def _rung(form: str, shortest: int, longest: int) -> Rung:
 
 LADDER = (
     _rung("dense8", 5, 10),
-    _rung("dense4", 5, 40),
-    _rung("dense2", 20, 60),
+    _rung("dense4", 5, 20),
+    _rung("dense2", 10, 60),
     _rung("top256x2", 26, 120),
     _rung("top64x2", 30, 10_000),
 )
