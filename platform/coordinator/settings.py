@@ -61,6 +61,7 @@ X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 
 INSTALLED_APPS = [
+    "coordinator.audit",
     "coordinator.accounts",
     "coordinator.runs",
     "coordinator.fleet",
@@ -84,6 +85,7 @@ INSTALLED_APPS = [
     "allauth.mfa",
 ]
 MIDDLEWARE = [
+    "coordinator.request_id.RequestId",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "coordinator.policy.ContentSecurityPolicy",
