@@ -57,8 +57,8 @@ WITHIN_GROUND = {
 # The standard library and torch alone: the engine runs on any PyTorch machine.
 BARE = {"spec", "hardware", "probe", "costs", "limits", "plan", "footprint", "planner", "model", "swap"}
 SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan", "planner"}  # torch-free
-SITE_ORDER = ["audit", "accounts", "runs", "fleet", "telemetry"]  # each imports only what is left of it
-SITE_LEAVES = {"live", "api", "web", "demo"}  # …and these whatever they need
+SITE_ORDER = ["audit", "accounts", "runs", "fleet", "telemetry", "notify"]  # each imports only what is left of it
+SITE_LEAVES = {"live", "api", "web", "staff", "demo"}  # …and these whatever they need
 
 
 def sources(root: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from barnraise.identity import digest
 from barnraise.spec import RunSpec, problems
 from coordinator import mirror
 from coordinator.accounts.models import Machine
+from coordinator.audit.log import record
 from coordinator.runs import lifecycle
 from coordinator.runs.lifecycle import Facts
 
@@ -165,22 +166,24 @@ class Run(models.Model):
             fields["manifest"] = None
         return self._change(Q(status=Status.DRAFT, launch_requested=False, draft=self.draft), **fields)
 
-    def launch(self) -> bool:
+    def launch(self, *, actor=None) -> bool:
         """The owner is done editing. Training can start as soon as a worker has posted the manifest."""
-        return self._change(Q(status=Status.DRAFT, launch_requested=False), launch_requested=True)
+        return self._decide(
+            "launch", Q(status=Status.DRAFT, launch_requested=False), actor=actor, launch_requested=True
+        )
 
-    def pause(self) -> bool:
-        return self._control("pause")
+    def pause(self, *, actor=None) -> bool:
+        return self._control("pause", actor)
 
-    def resume(self) -> bool:
-        return self._control("resume")
+    def resume(self, *, actor=None) -> bool:
+        return self._control("resume", actor)
 
-    def cancel(self) -> bool:
-        return self._control("cancel", finished=timezone.now())
+    def cancel(self, *, actor=None) -> bool:
+        return self._control("cancel", actor, finished=timezone.now())
 
-    def finish(self) -> bool:
+    def finish(self, *, actor=None) -> bool:
         """An admin's word that this is it, whatever the budget says."""
-        return self._control("finish", finished=timezone.now())
+        return self._control("finish", actor, finished=timezone.now())
 
     def accept_manifest(self, signed: wire.Signed) -> bool:
         """Only the draft it was checked against takes one, and only the first."""
@@ -213,9 +216,16 @@ class Run(models.Model):
             self.spec, roots=(mirror.identity().key,), threshold=1, owner=signed.key, manifest=digest(signed.body)
         )
 
-    def _control(self, action: str, **fields) -> bool:
+    def _control(self, action: str, actor, **fields) -> bool:
         allowed, after = lifecycle.CONTROLS[action]
-        return self._change(Q(status__in=[s.value for s in allowed]), status=after, **fields)
+        return self._decide(action, Q(status__in=[s.value for s in allowed]), actor=actor, status=after, **fields)
+
+    def _decide(self, action: str, condition: Q, *, actor=None, machine=None, **fields) -> bool:
+        """A change that another mirror would have to know of: made and noted together, or not at all."""
+        with transaction.atomic():
+            if changed := self._change(condition, **fields):
+                record(f"run.{action}", self, actor=actor, machine=machine)
+        return changed
 
     def _change(self, condition: Q, **fields) -> bool:
         """One conditional UPDATE settles every race: whoever comes second finds the condition false."""

@@ -23,6 +23,7 @@ CONTROLS = {
     "resume": "Training goes on.",
     "cancel": "The run is cancelled.",
 }
+ORGANISERS = "Only organisers create runs here: ask the staff to make you one."
 UNFINISHED = [s.value for s in wire.Status if s not in (wire.Status.FINISHED, wire.Status.CANCELLED)]
 
 
@@ -43,6 +44,8 @@ def run_list(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def run_new(request: HttpRequest) -> HttpResponse:
+    if not request.user.may_create_runs:
+        raise PermissionDenied(ORGANISERS)
     form = RunForm(request.POST or None)
     if request.method == "POST" and form.is_valid() and (run := form.save(request.user)):
         messages.success(request, "Here is your draft. Look it over, then launch it.")
@@ -109,7 +112,7 @@ def run_control(request: HttpRequest, slug: str, action: str) -> HttpResponse:
     run = controlled(request, slug)
     if action not in CONTROLS:
         raise Http404
-    if getattr(run, action)():
+    if getattr(run, action)(actor=request.user):
         messages.success(request, CONTROLS[action])
     else:
         messages.error(request, f"The run is {run.status} now, so it cannot {action}.")
@@ -129,7 +132,7 @@ def machine_list(request: HttpRequest) -> HttpResponse:
 @require_POST
 def machine_revoke(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
     found = get_object_or_404(Machine, pk=machine, owner=request.user)
-    if found.revoke():
+    if found.revoke(actor=request.user):
         messages.success(request, f"{found.name} is revoked: this site refuses it, and its peers hear of that.")
     return redirect("machines")
 
