@@ -165,3 +165,9 @@ def numbers():
         return wire.Report(**{**fields, **changed})
 
     return make
+
+
+@pytest.fixture
+def golden_hardware() -> wire.HardwareView:
+    """A PC with a 12 GB GPU, as the golden request to join tells it."""
+    return wire.JoinRequest.model_validate_json((GOLDEN / "join_request.json").read_text()).hardware
