@@ -60,8 +60,8 @@ BARE = {"spec", "hardware", "probe", "costs", "limits", "plan", "footprint", "pl
 SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan", "planner"}  # torch-free
 # The estimate of a new run reckons as machines would: closed forms, without torch and without anything of a network.
 SITE_MAY_USE_OF_EXCHANGE = ("barnraise.exchange.rhythm.", "barnraise.exchange.form.")
-SITE_ORDER = ["audit", "accounts", "runs", "fleet", "telemetry"]  # each imports only what is left of it
-SITE_LEAVES = {"live", "api", "web", "demo"}  # …and these whatever they need
+SITE_ORDER = ["audit", "accounts", "runs", "fleet", "telemetry", "notify"]  # each imports only what is left of it
+SITE_LEAVES = {"live", "api", "web", "staff", "demo"}  # …and these whatever they need
 
 
 def sources(root: Path) -> list[Path]:

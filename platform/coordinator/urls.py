@@ -5,6 +5,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from coordinator.api.endpoints import api
+from coordinator.staff.views import live_figures
 
 handler400 = "coordinator.outages.bad_request"
 handler403 = "coordinator.outages.forbidden"
@@ -14,6 +15,7 @@ handler500 = "coordinator.outages.server_error"
 admin.site.login = secure_admin_login(admin.site.login)  # the same door as for everybody, second factor and all
 
 urlpatterns = [
+    path("admin/figures/", admin.site.admin_view(live_figures), name="admin_figures"),
     path("admin/", admin.site.urls),
     path("accounts/", include("allauth.urls")),
     path("api/v1/", api.urls),

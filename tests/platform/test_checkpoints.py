@@ -51,10 +51,8 @@ def test_a_machine_of_another_person_confirms_what_it_reports_at_the_same_update
     assert line.confirmed and (line.machines, line.people) == (3, 2)
 
 
-def test_two_digests_at_the_same_updates_are_both_shown_and_neither_is_confirmed(
-    person, launched, volunteer, numbers
-):
-    run, ada = launched(person(), name="Split")
+def test_two_digests_at_the_same_updates_are_both_shown_and_neither_is_confirmed(person, launched, volunteer, numbers):
+    run, _ = launched(person(), name="Split")
     for number, (seed, digest) in enumerate(((2, RIGHT), (3, RIGHT), (4, WRONG))):
         machine = volunteer(person(f"{number}@example.org"), seed)
         machine.join(run)

@@ -64,7 +64,8 @@ def test_more_volunteers_than_the_lines_carry_train_no_faster():
 
 
 def test_a_step_of_very_many_sequences_is_reckoned_and_not_searched():
-    (small,), (large,) = (estimate(spec(recipe__step_sequences=n, recipe__round_steps=1), [MACHINES[2]], 1) for n in (64, 55_440))
+    specs = [spec(recipe__step_sequences=n, recipe__round_steps=1) for n in (64, 55_440)]
+    (small,), (large,) = (estimate(each, [MACHINES[2]], 1) for each in specs)
     assert large.step_seconds == pytest.approx(small.step_seconds * 55_440 / 64)
 
 

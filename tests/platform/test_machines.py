@@ -169,8 +169,9 @@ def test_what_a_machine_measured_is_what_the_planner_gets(person, launched, gold
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("adam", 0), ("adam", 0.5), ("matmul", []), ("matmul", [[1, -1]]), ("disk_read", "NaN"), ("device", "tpu"), ("cores", 0),
-     ("memory", 1 << 64), ("name", "a\0b"), ("updates", [{"where": "moon"}] * 3), ("products", [{}] * 99)],
+    [("adam", 0), ("adam", 0.5), ("matmul", []), ("matmul", [[1, -1]]), ("disk_read", "NaN"), ("device", "tpu"),
+     ("cores", 0), ("memory", 1 << 64), ("name", "a\0b"), ("updates", [{"where": "moon"}] * 3),
+     ("products", [{}] * 99)],
 )  # fmt: skip
 def test_a_senseless_measurement_is_refused_at_its_field(person, launched, golden_hardware, name, value):
     run, ada = launched(person())

@@ -8,6 +8,8 @@ from django.test import Client
 
 from barnraise import wire
 from barnraise.errors import SpecError
+from coordinator.accounts.models import Team
+from coordinator.accounts.rules import SiteRules
 from coordinator.audit.models import Entry
 from coordinator.runs import notes
 from coordinator.runs.drafts import spec_from_fields
@@ -120,7 +122,7 @@ def test_a_run_by_invitation_takes_its_owners_machines_and_those_of_who_accepted
     guest, bob = signed_in("bob@example.org")
     machine = volunteer(bob, 2)
     refused = join(machine, run)
-    assert refused.status_code == 403 and "ask Olga for a link" in sentence(refused)
+    assert refused.status_code == 403 and "ask Olga to let you in" in sentence(refused)
     invitation = Invitation.make(run, "the chess club", actor=run.owner)
     link = f"/runs/{run.slug}/invited/{invitation.token}/"
     assert Client().get(link).status_code == 302, "signing in comes first"
@@ -188,6 +190,39 @@ def test_terms_that_make_no_sense_are_refused_at_their_field(signed_in, draft, t
     run.refresh_from_db()
     assert run.terms == Terms("anyone", 8 * 10**9, 0, "**hello**")
     assert b'value="8"' in client.get(f"/runs/{run.slug}/terms/").content
+
+
+def test_a_run_for_a_team_takes_the_machines_of_its_people_alone(person, signed_in, volunteer, launched):
+    client, ada = signed_in()
+    stranger, eve = signed_in("eve@example.org")
+    bob = person("bob@example.org")
+    team = Team.found("Weavers", ada)
+    team.admit(bob, ada)
+    run, _ = launched(ada)
+    where = f"/runs/{run.slug}/terms/"
+    answer = client.post(where, {"access": "team", "team": ""})
+    assert answer.status_code == 422 and "Choose the team" in field_error(answer.content.decode(), "team")
+    assert client.post(where, {"access": "team", "team": str(team.pk)}).status_code == 302
+    assert join(volunteer(bob, 2), run).status_code == 200
+    assert "takes the machines of the team Weavers" in sentence(join(volunteer(eve, 3), run))
+    page = stranger.get(f"/runs/{run.slug}/").content.decode()
+    assert "ask " in page and "barnraise join" not in page.split("join-title")[1].split("</section>")[0]
+    team.part(bob, bob)
+    assert join(volunteer(bob, 4), run).status_code == 403
+    theirs = Team.found("Elsewhere", eve)
+    assert client.post(where, {"access": "team", "team": str(theirs.pk)}).status_code == 422, "not a team of hers"
+    team.disband(ada)
+    run.refresh_from_db()
+    assert "a team that is gone" in sentence(join(volunteer(eve, 5), run))
+    assert client.get(f"/runs/{run.slug}/").status_code == 200 and client.get(where).status_code == 200
+
+
+def test_who_may_not_create_runs_may_not_copy_them_either(person, launched, signed_in):
+    run, _ = launched(person("owner@example.org"))
+    SiteRules.change("granted", run.owner)
+    client, _ = signed_in("bob@example.org")
+    assert client.post(f"/runs/{run.slug}/clone/").status_code == 403
+    assert "Copy as a new run" not in client.get(f"/runs/{run.slug}/").content.decode()
 
 
 # ---- notes ---------------------------------------------------------------------------------------------------------

@@ -4,30 +4,21 @@ import json
 
 from django.contrib import admin
 from django.utils.html import format_html
-from unfold.admin import ModelAdmin
 
+from coordinator.audit.decisions import Looked
 from coordinator.audit.models import Entry
 
 
 @admin.register(Entry)
-class EntryAdmin(ModelAdmin):
+class EntryAdmin(Looked):
     list_display = ["at", "action", "subject", "who", "short_detail"]
-    list_filter = ["subject_kind", "action"]
+    list_filter = ["subject_kind"]
     search_fields = ["action", "subject_name", "=subject_id", "=request_id", "actor__email", "actor__name"]
     search_help_text = "An action, a name, an address, or the id of a subject or a request"
     list_select_related = ["actor", "machine"]
     date_hierarchy = "at"
     fields = ["at", "action", "subject_kind", "subject_name", "subject_id", "who", "whole_detail", "request_id"]
     show_full_result_count = False  # the log is long
-
-    def has_add_permission(self, request) -> bool:
-        return False
-
-    def has_change_permission(self, request, obj=None) -> bool:
-        return False
-
-    def has_delete_permission(self, request, obj=None) -> bool:
-        return False
 
     @admin.display(description="subject")
     def subject(self, entry: Entry) -> str:

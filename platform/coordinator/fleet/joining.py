@@ -29,14 +29,12 @@ def join(run: Run, machine: Machine, request: wire.JoinRequest) -> Membership:
 
 
 def refusal(run: Run, machine: Machine, told: wire.HardwareView | None = None) -> str:
-    """Why this machine may not join, as a sentence for its owner; "" where it may. Its owner's machines may always: one of
-    them prepares the text. Who is in stays in, whatever the run has come to ask since. `told`: what it can do."""
+    """Why this machine may not join, as a sentence for its owner; "" where it may. Its owner's machines may always: one
+    of them prepares the text. Who is in stays in, whatever the run has come to ask since. `told`: what it can do."""
     if run.owner_id == machine.owner_id or Membership.objects.filter(run=run, machine=machine).exists():
         return ""
     if not run.open_to(machine.owner):
-        return (
-            f"the run {run.name} takes the machines of those its owner invited: ask {run.owner.shown_name} for a link"
-        )
+        return f"the run {run.name} {run.circle}: ask {run.owner.shown_name} to let you in"
     memory, device_memory = _memory(machine, told)
     for what, has, least in (
         ("memory", memory, run.least_memory),

@@ -57,6 +57,7 @@ class Run(models.Model):
     least_memory = models.BigIntegerField(default=0)
     least_device_memory = models.BigIntegerField(default=0)
     notes = models.TextField(blank=True)
+    team = models.ForeignKey("accounts.Team", null=True, on_delete=models.SET_NULL, related_name="runs")
 
     objects = RunQuery.as_manager()
 
@@ -109,7 +110,7 @@ class Run(models.Model):
 
     @property
     def terms(self) -> Terms:
-        return Terms(self.access, self.least_memory, self.least_device_memory, self.notes)
+        return Terms(self.access, self.least_memory, self.least_device_memory, self.notes, self.team_id)
 
     # ---- who may do what -------------------------------------------------------------------------------------
 
@@ -124,7 +125,20 @@ class Run(models.Model):
         """Whether this person's machines may join, as far as people go."""
         if self.access == Access.ANYONE or self.owner_id == user.pk:
             return True
+        if self.access == Access.TEAM:
+            return bool(self.team_id) and user.teams.filter(pk=self.team_id).exists()
         return self.guests.filter(user=user).exists()
+
+    @property
+    def circle(self) -> str:
+        """Whom it takes, to follow its name in a sentence."""
+        if self.access == Access.TEAM:
+            return (
+                f"takes the machines of the team {self.team}"
+                if self.team
+                else "takes the machines of a team that is gone"
+            )
+        return "takes anybody's machines" if self.access == Access.ANYONE else "takes the machines of who was invited"
 
     def allows(self, action: str) -> bool:
         """Whether "launch", "edit", "pause", "resume", "cancel", "finish", "archive" or "unarchive" makes sense now."""

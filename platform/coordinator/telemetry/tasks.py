@@ -8,8 +8,9 @@ from django.db.models import Q
 from django.utils import timezone
 
 from barnraise.wire import Status
-from coordinator.accounts.models import Enrolment
+from coordinator.accounts.models import Enrolment, Invitation
 from coordinator.fleet.facts import advance
+from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain
 
@@ -37,6 +38,9 @@ def tick() -> int:
 
 @shared_task(name="telemetry.tidy")
 def tidy() -> int:
-    """Forgets enrolments that nobody decided on, a day after they expired."""
+    """Forgets enrolments that nobody decided on, invitations that nobody answered, and where revoked machines were (a
+    report that was still on its way may have said it again)."""
     old = Enrolment.objects.filter(decision=Enrolment.Decision.PENDING, expires__lt=timezone.now() - timedelta(days=1))
-    return old.delete()[0]
+    late = Invitation.objects.filter(expires__lt=timezone.now())
+    Membership.objects.filter(machine__revoked__isnull=False).exclude(addresses=[]).update(addresses=[])
+    return old.delete()[0] + late.delete()[0]

@@ -17,7 +17,7 @@ OWN_MOST = 4  # of a person's machines, those seen last
 @require_POST
 def run_estimate(request: HttpRequest) -> HttpResponse:
     """Of the form as typed so far; what is wrong with it is said when it is sent, and here only how much."""
-    form = RunForm(request.POST)
+    form = RunForm(request.POST, owner=request.user)
     spec = form.cleaned_data.get("spec") if form.is_valid() or "spec" in form.cleaned_data else None
     if spec is None:
         return render(request, "parts/estimate.html", {"problems": len(form.errors)})

@@ -12,7 +12,7 @@ SOURCE_WORDS = {
     "files": "Files on my own machine",
 }
 TOKENIZER_WORDS = {"bpe": "Byte-pair encoding, learnt from the text", "bytes": "Bytes (256 tokens)"}
-ACCESS_WORDS = {Access.ANYONE: "Anyone", Access.INVITATION: "People I invite by a link"}
+ACCESS_WORDS = {Access.ANYONE: "Anyone", Access.INVITATION: "People I invite by a link", Access.TEAM: "A team of mine"}
 CODEC_WORDS = {
     "auto": "As each machine's line allows",
     "dense8": "Every value, 8 bits",
@@ -63,7 +63,7 @@ CHOICES = {  # the first is the default
 }
 OWN = {"quorum": 1, "report_every": 5.0}  # of the run rather than of its spec
 PLAIN = ("recipe.token_budget", "text.source", "text.places", "text.tokenizer")
-TERMS = ("access", "least_memory", "least_device_memory", "notes")
+TERMS = ("access", "team", "least_memory", "least_device_memory", "notes")
 APART = ("name", "preset", "volunteers", *OWN, *TERMS)  # not of the spec
 
 
@@ -92,10 +92,14 @@ def lines(label: str, note: str, rows: int, longest: int) -> forms.CharField:
     return forms.CharField(required=False, max_length=longest, label=label, help_text=note, widget=widget, strip=False)
 
 
-def term_fields() -> dict[str, forms.Field]:
-    """Who may join, and the notes."""
+def term_fields(owner) -> dict[str, forms.Field]:
+    """Who may join, and the notes. A team is one of the owner's."""
+    teams = [(str(team.pk), team.name) for team in owner.teams.all()] if owner else []
+    known = {str(name): word for name, word in ACCESS_WORDS.items() if teams or name != Access.TEAM}
+    team = {} if not teams else {"team": forms.ChoiceField(required=False, choices=[("", "–"), *teams], label="Team")}
     return {
-        "access": choice("Who may join", {str(name): word for name, word in ACCESS_WORDS.items()}),
+        "access": choice("Who may join", known),
+        **team,
         "least_memory": number("Least memory, GB", "of a machine that joins; empty: any", ""),
         "least_device_memory": number("Least GPU memory, GB", "empty: none is needed", ""),
         "notes": lines("Notes", "For everybody who looks at the run, in Markdown.", 6, 40_000),

@@ -3,6 +3,7 @@ which may change at any time."""
 
 import dataclasses
 from typing import Any
+from uuid import UUID
 
 from django import forms
 
@@ -63,7 +64,8 @@ class Telling(forms.Form):
                 gigabytes = 0.0
             sizes[name] = round(gigabytes * 1e9)
         said = self.cleaned_data
-        return Terms(access=said.get("access") or "anyone", notes=said.get("notes") or "", **sizes)
+        team = UUID(said["team"]) if said.get("team") else None
+        return Terms(access=said.get("access") or "anyone", notes=said.get("notes") or "", team=team, **sizes)
 
 
 class TermsForm(Telling):
@@ -72,7 +74,7 @@ class TermsForm(Telling):
     def __init__(self, *args, run: Run, **kwargs):
         super().__init__(*args, initial=typed_as(run.terms), **kwargs)
         self.run = run
-        self.fields.update(words.term_fields())
+        self.fields.update(words.term_fields(run.owner))
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
@@ -93,7 +95,8 @@ class RunForm(Telling):
     )
     preset = forms.ChoiceField(choices=[(name, name) for name in PRESETS], initial=START, label="Model")
 
-    def __init__(self, *args, run: Run | None = None, **kwargs):
+    def __init__(self, *args, run: Run | None = None, owner=None, **kwargs):
+        """`owner`: whose run it would be; of one that is edited it is known."""
         self.run = run
         if run:
             kwargs["initial"] = _typed(run)
@@ -111,7 +114,7 @@ class RunForm(Telling):
             9_000,
         )
         self.fields["text.tokenizer"] = words.choice("Tokenizer", words.TOKENIZER_WORDS)
-        self.fields.update(words.term_fields())
+        self.fields.update(words.term_fields(run.owner if run else owner))
         self.fields["volunteers"] = number("Volunteers you hope for", "", str(VOLUNTEERS))
         for section in ADVANCED.values():
             for name, (label, note) in section.items():
@@ -176,7 +179,7 @@ class RunForm(Telling):
         return [self[name] for name in PLAIN]
 
     def joining(self) -> list[forms.BoundField]:
-        return [self[name] for name in TERMS if name != "notes"]
+        return [self[name] for name in TERMS if name in self.fields]
 
     def sections(self) -> list[tuple[str, list[forms.BoundField]]]:
         return [(title, [self[name] for name in names if name in self.fields]) for title, names in ADVANCED.items()]
@@ -199,6 +202,7 @@ def typed_as(terms: Terms) -> dict[str, str]:
     sizes = {name: getattr(terms, name) for name in ("least_memory", "least_device_memory")}
     return {
         "access": terms.access,
+        "team": str(terms.team or ""),
         "notes": terms.notes,
         **{name: f"{size / 1e9:.10g}" if size else "" for name, size in sizes.items()},
     }

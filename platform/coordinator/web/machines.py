@@ -62,7 +62,10 @@ def machine_control(request: HttpRequest, machine: uuid.UUID, action: str) -> Ht
     done, said = {
         "pause": (lambda: Rest.begin(found, actor=request.user), "pauses with its next report, and keeps its state."),
         "resume": (lambda: Rest.end(found, actor=request.user), "goes on with its next report."),
-        "revoke": (found.revoke, "is revoked: this site refuses it, and its peers hear of that."),
+        "revoke": (
+            lambda: found.revoke(actor=request.user),
+            "is revoked: this site refuses it, and its peers hear of that.",
+        ),
     }[action]
     if done():
         messages.success(request, f"{found.name} {said}")

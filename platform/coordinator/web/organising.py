@@ -4,6 +4,7 @@ import uuid
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
@@ -11,7 +12,7 @@ from django.views.decorators.http import require_POST
 from barnraise.errors import SpecError
 from coordinator.runs.invitations import Invitation
 from coordinator.web.forms import TermsForm
-from coordinator.web.views import controlled, visible
+from coordinator.web.views import ORGANISERS, controlled, visible
 
 
 @login_required
@@ -31,6 +32,8 @@ def run_terms(request: HttpRequest, slug: str) -> HttpResponse:
 def run_clone(request: HttpRequest, slug: str) -> HttpResponse:
     """Anybody who sees a run may make one like it."""
     run = visible(request, slug)
+    if not request.user.may_create_runs:
+        raise PermissionDenied(ORGANISERS)
     try:
         copy = run.clone(request.user)
     except SpecError as error:

@@ -1,6 +1,6 @@
 from django.urls import path
 
-from coordinator.web import estimates, machines, organising, views
+from coordinator.web import estimates, inbox, machines, organising, people, teams, views
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -16,6 +16,23 @@ urlpatterns = [
     path("runs/<str:slug>/invitations/<uuid:invitation>/", organising.run_withdraw, name="run_withdraw"),
     path("runs/<str:slug>/invited/<str:token>/", organising.invited, name="invited"),
     path("runs/<str:slug>/<slug:action>/", views.run_control, name="run_control"),
+    path("account/", people.account, name="account"),
+    path("account/leave/", people.account_leave, name="account_leave"),
+    path("notifications/", inbox.notices, name="notices"),
+    path("notifications/read/", inbox.notices_read, name="notices_read"),
+    path("notifications/choices/", inbox.choices, name="choices"),
+    path("notifications/webhooks/", inbox.webhooks, name="webhooks"),
+    path("notifications/webhooks/<uuid:webhook>/<slug:action>/", inbox.webhook_control, name="webhook_control"),
+    path("notifications/off/<str:token>/", inbox.unsubscribe, name="unsubscribe"),
+    path("teams/", teams.team_list, name="teams"),
+    path("teams/new/", teams.team_new, name="team_new"),
+    path("teams/invitations/<str:token>/", teams.invitation, name="invitation"),
+    path("teams/<slug:slug>/", teams.team_page, name="team"),
+    path("teams/<slug:slug>/rename/", teams.team_rename, name="team_rename"),
+    path("teams/<slug:slug>/invite/", teams.team_invite, name="team_invite"),
+    path("teams/<slug:slug>/uninvite/", teams.team_uninvite, name="team_uninvite"),
+    path("teams/<slug:slug>/part/", teams.team_part, name="team_part"),
+    path("teams/<slug:slug>/promote/", teams.team_promote, name="team_promote"),
     path("machines/", machines.machine_list, name="machines"),
     path("machines/enrol/", machines.enrol_code, name="enrol_code"),
     path("machines/enrol/<str:code>/", machines.enrol, name="enrol"),

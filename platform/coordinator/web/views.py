@@ -23,6 +23,7 @@ CONTROLS = {
     "archive": "Put away: it is in no list any more, and stays at this address.",
     "unarchive": "It is in the lists again.",
 }
+ORGANISERS = "Only organisers create runs here: ask the staff to make you one."
 UNFINISHED = [s.value for s in wire.Status if s not in (wire.Status.FINISHED, wire.Status.CANCELLED)]
 
 
@@ -43,7 +44,9 @@ def run_list(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def run_new(request: HttpRequest) -> HttpResponse:
-    form = RunForm(request.POST or None)
+    if not request.user.may_create_runs:
+        raise PermissionDenied(ORGANISERS)
+    form = RunForm(request.POST or None, owner=request.user)
     if request.method == "POST" and form.is_valid() and (run := form.save(request.user)):
         messages.success(request, "Here is your draft. Look it over, then launch it.")
         return redirect(run)
@@ -113,7 +116,7 @@ def joining_problem(request: HttpRequest, run: Run) -> str:
     if run.is_over:
         return f"The run is {run.status}; nobody can join it any more."
     if run.access != "anyone" and not (request.user.is_authenticated and run.open_to(request.user)):
-        return f"Its owner, {run.owner.shown_name}, invites who may join."
+        return f"It {run.circle}: ask {run.owner.shown_name} to let you in."
     return ""
 
 

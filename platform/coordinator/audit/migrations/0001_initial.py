@@ -26,9 +26,7 @@ class Migration(migrations.Migration):
                 ("subject_name", models.CharField(blank=True, max_length=200)),
                 (
                     "detail",
-                    models.JSONField(
-                        blank=True, default=dict, encoder=django.core.serializers.json.DjangoJSONEncoder
-                    ),
+                    models.JSONField(blank=True, default=dict, encoder=django.core.serializers.json.DjangoJSONEncoder),
                 ),
                 ("request_id", models.CharField(blank=True, db_index=True, max_length=64)),
                 (

@@ -7,6 +7,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
+        ("accounts", "0002_people"),
         ("runs", "0001_initial"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
@@ -28,12 +29,21 @@ class Migration(migrations.Migration):
             "run",
             "access",
             models.CharField(
-                choices=[("anyone", "Anyone"), ("invitation", "Invitation")], default="anyone", max_length=12
+                choices=[("anyone", "Anyone"), ("invitation", "Invitation"), ("team", "Team")],
+                default="anyone",
+                max_length=12,
             ),
         ),
         migrations.AddField("run", "least_memory", models.BigIntegerField(default=0)),
         migrations.AddField("run", "least_device_memory", models.BigIntegerField(default=0)),
         migrations.AddField("run", "notes", models.TextField(blank=True)),
+        migrations.AddField(
+            "run",
+            "team",
+            models.ForeignKey(
+                null=True, on_delete=django.db.models.deletion.SET_NULL, related_name="runs", to="accounts.team"
+            ),
+        ),
         migrations.CreateModel(
             name="Invitation",
             fields=[
