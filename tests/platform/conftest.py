@@ -168,6 +168,12 @@ def numbers():
 
 
 @pytest.fixture
+def golden_hardware() -> wire.HardwareView:
+    """A PC with a 12 GB GPU, as the golden request to join tells it."""
+    return wire.JoinRequest.model_validate_json((GOLDEN / "join_request.json").read_text()).hardware
+
+
+@pytest.fixture
 def post(valkey):
     """Works off what was handed to Celery so far, in this process: the real queue, the real tasks."""
     from queue import Empty

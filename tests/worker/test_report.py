@@ -13,9 +13,11 @@ from small_coordinator import Coordinator as Small
 
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
+from barnraise.exchange.anchor import Anchor
 from barnraise.identity import Identity
 from barnraise.progress import Progress
 from barnraise.report import SLOWEST, Numbers, Reporter, Spool, backoff
+from barnraise.spec import preset
 from barnraise.wire import Activity, Directive, PlanView, Point, Report, Reports, Status
 
 GOLDEN = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
@@ -283,6 +285,25 @@ def test_the_status_file_tells_the_plan_and_what_it_came_to():
     numbers = progress.numbers(anchor, links, "0" * 16, ())
     assert (numbers.plan, numbers.step_seconds) == (PLAN, 5.0)
     assert PlanView.model_validate(progress.status(numbers)["plan"]) == PLAN
+
+
+def test_a_checkpoint_is_told_in_every_report_from_then_on_as_two_machines_would_name_it():
+    model = preset("gpt-nano", 256)
+    one, other = Anchor.initial(model, 7), Anchor.initial(model, 7)
+    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, trade=None, neighbours=())
+    told = []
+    for anchor in (one, other):
+        progress = progress_after(5.0)
+        assert progress.numbers(anchor, links, "0" * 16, ()).checkpoint is None
+        progress.checkpointed(anchor, 4 * sum(len(fragment) for fragment in anchor.fragments))
+        numbers = progress.numbers(anchor, links, "0" * 16, ())
+        assert (numbers.checkpoint.vector, numbers.checkpoint.digest) == (numbers.vector, numbers.anchor)
+        told.append(numbers.checkpoint)
+    assert told[0] == told[1] and told[0].digest == one.digest()
+    other.sums = None  # its beginning is not known: the sketches are taken of the weights themselves
+    assert other.checksum() == told[0].checksum
+    other.fragments[1][5] += 1
+    assert other.checksum() != told[0].checksum
 
 
 # ---- the client

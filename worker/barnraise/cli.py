@@ -1,6 +1,6 @@
 """The `barnraise` command: what a volunteer types.
 
-login URL · runs · plan · limits · join RUN · status · export RUN FOLDER · verdict RUN
+login URL · runs · plan · limits · join RUN · seed RUN PATH… · status · export RUN FOLDER · verdict RUN
 """
 
 import contextlib
@@ -42,6 +42,7 @@ from barnraise.planning import (
     ThreadsOption,
     UplinkOption,
     WritesOption,
+    hardware_view,
     limited,
     measure,
 )
@@ -151,14 +152,14 @@ def join(
     place = Home(home or Home.default())
     given = memory, device_memory, disk, disk_writes_per_day, uplink
     place.limits = limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
-    out.print(f"Entering [bold]{escape(run)}[/] …")
-    entered = enter(place, run, leaving)
+    out.print(f"Entering [bold]{escape(run)}[/] on {escape(place.membership.mirror.name)} …")
+    measured = measure(place, device, threads, hardware)
+    entered = enter(place, run, leaving, hardware_view(measured))
     if entered is None:
         return
     from barnraise.exchange.transport import IrohTransport
     from barnraise.run import Worker
 
-    measured = measure(place, device, threads, hardware)
     with Live(console=out, auto_refresh=False, transient=False) as live:
         last = 0.0
 
@@ -177,6 +178,22 @@ def join(
         raise CoordinatorError(worker.reporter.refused)
     ended = "Left" if leaving.is_set() else "Finished"
     out.print(f"{ended}. Everything is saved in {entered.folder.path}", soft_wrap=True)
+
+
+@app.command()
+def seed(
+    run: Annotated[str, typer.Argument(help="A draft of yours whose text comes from files.")],
+    paths: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or folders of them.")],
+    home: HomeOption = None,
+) -> None:
+    """Prepare your run's text from files of this machine. They stay here: join with it, and it hands them to the
+    others."""
+    from barnraise import enter
+
+    tell_logs()
+    view = enter.seed(Home(home or Home.default()), run, paths)
+    tokens = sum(shard.tokens for shard in enter.text_of(view).train)
+    out.print(f"The text has {tokens:,} tokens. Next, on this machine: [bold]barnraise join {escape(run)}[/]")
 
 
 @app.command()

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from barnraise.figures import CheckpointView as CheckpointView
+from barnraise.figures import HardwareView as HardwareView
 from barnraise.figures import PlanView as PlanView
 from barnraise.figures import Point as Point
 from barnraise.figures import Report
@@ -314,6 +316,7 @@ class RunPage(Message):
 class JoinRequest(Message):
     version: Version
     addresses: list[Address] = Field(max_length=8)
+    hardware: HardwareView | None = None  # what this machine can do, where it was measured
 
 
 class JoinReply(Message):

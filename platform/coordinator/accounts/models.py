@@ -179,6 +179,14 @@ class Machine(models.Model):
     def name(self) -> str:
         return self.hostname or f"machine {self.key[:8]}"
 
+    def rename(self, name: str, *, actor=None) -> None:
+        """What people see it called. "" goes back to its key. It keeps this name when it enrols again."""
+        name = " ".join("".join(c for c in name if c.isprintable()).split())[:100]
+        with transaction.atomic():
+            Machine.objects.filter(pk=self.pk).update(hostname=name)
+            record("machine.rename", self, actor=actor, name=name)
+        self.hostname = name
+
     def revoke(self, *, actor=None, reason: str = "") -> bool:
         """From now on the site refuses it, and its peers hear of that. False when it was revoked before."""
         with transaction.atomic():
@@ -264,6 +272,7 @@ class Enrolment(models.Model):
             if machine.owner_id != user.pk:
                 raise Refused("this machine belongs to somebody else here; give it a key of its own")
             if not created:
+                about.pop("hostname")  # its owner may have renamed it
                 Machine.objects.filter(pk=machine.pk).update(**about)
                 machine.refresh_from_db()
             Enrolment.objects.filter(pk=self.pk).update(machine=machine)

@@ -15,7 +15,7 @@ from coordinator.api.authentication import Refusal, limit, signed_by_machine
 from coordinator.api.errors import install
 from coordinator.api.manifests import check_manifest
 from coordinator.fleet.facts import advance
-from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved
+from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved, refusal
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
@@ -80,7 +80,7 @@ def get_enrolment(request: HttpRequest, code: str):
 @api.get("/runs", response=wire.RunPage, auth=signed_by_machine)
 def list_runs(request: HttpRequest, after: wire.Id | None = None):
     """Runs this machine may join, newest first, five a page; `after` is the `next` of the page before."""
-    found = Run.objects.visible_to_machine(machine(request)).exclude(status__in=["finished", "cancelled"])
+    found = Run.objects.visible_to_machine(machine(request)).listed().exclude(status__in=["finished", "cancelled"])
     if after:
         found = found.filter(pk__lt=after)
     page = list(found.order_by("-pk")[: PAGE + 1])
@@ -100,6 +100,8 @@ def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
     run = run_named(request, name)
     if run.is_over:
         raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
+    if sentence := refusal(run, machine(request), asked.hardware):
+        raise Refusal(403, sentence)
     drain(wait=True)  # first: a goodbye that is still on its way must not come after the new arrival
     membership = join(run, machine(request), asked)
     return wire.JoinReply(
@@ -119,7 +121,7 @@ def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
     if machine(request).owner_id != run.owner_id:
         raise Refusal(403, "only a machine of the run's owner may say what its text is")
     check_manifest(run, machine(request), signed)
-    if not run.accept_manifest(signed) and (run.manifest or {}).get("body") != signed.body:
+    if not run.accept_manifest(signed, machine=machine(request)) and (run.manifest or {}).get("body") != signed.body:
         if run.manifest is None and run.state is wire.Status.DRAFT:
             raise Refusal(409, f"the run {run.name} was edited meanwhile; prepare its text again")
         raise Refusal(409, f"the run {run.name} has its text already; it cannot be changed any more")
@@ -131,7 +133,7 @@ def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
 def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
     """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
     run = run_named(request, name)
-    membership = Membership.objects.select_related("run", "machine").filter(run=run, machine=machine(request)).first()
+    membership = Membership.objects.of(run, machine(request))
     if membership is None:
         raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
     limit(request, "reports", REPORTS, 60, machine(request))

@@ -9,6 +9,7 @@ from barnraise.errors import SpecError
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
 
 ROUNDS = 16  # an update may claim the tokens of so many rounds: room for longer ones, none to spend a budget at once
+OFFERED = {"recipe.codec": "auto"}  # what people are offered where they say nothing; the spec's own default is older
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
 
 
@@ -27,6 +28,9 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
             found[str(name)[:100]] = "is not a field of a run"
         elif value not in (None, ""):
             target, key, kind = known[name]
+            if kind == tuple[str, ...]:
+                target[key] = tuple(value.split() if isinstance(value, str) else map(str, value))
+                continue
             try:
                 target[key] = _number(value, kind)
             except (ValueError, OverflowError):

@@ -4,6 +4,8 @@ from django.db import models
 from django.utils import timezone
 
 from coordinator.fleet.models import Membership
+from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
+from coordinator.telemetry.checkpoints import Holding as Holding
 
 BUCKET = 10  # seconds a Rollup covers
 

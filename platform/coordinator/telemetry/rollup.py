@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from barnraise.wire import Activity, Report
 from coordinator.fleet.models import Membership
+from coordinator.telemetry import checkpoints
 from coordinator.telemetry.models import BUCKET, Point, Receipt, Rollup
 from coordinator.telemetry.stream import PENDING, client
 
@@ -93,7 +94,7 @@ def _store_all(raw: list[str]) -> None:
 
 def store(pk: int, reports: list[Report], received: float) -> None:
     """One machine's reports, in any order and any duplication, within the caller's transaction."""
-    member = Membership.objects.select_for_update(of=("self",)).select_related("run").filter(pk=pk).first()
+    member = Membership.objects.select_for_update(of=("self",)).select_related("run", "machine").filter(pk=pk).first()
     if member is None:
         log.info("reports of membership %s came after it was deleted", pk)
         return
@@ -106,6 +107,7 @@ def store(pk: int, reports: list[Report], received: float) -> None:
         for i, p in enumerate(r.points)
     )
     _add_rollups(member, [fresh[seq] for seq in sorted(fresh)], received)
+    checkpoints.note(member, list(fresh.values()))
     _move_mark(member, held, set(fresh), again)
     member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
     member.save()

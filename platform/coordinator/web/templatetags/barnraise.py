@@ -120,3 +120,22 @@ def percent(share: float) -> str:
 @register.filter
 def status_word(status: str) -> str:
     return Status(status).value.capitalize()
+
+
+@register.filter
+def span(seconds: float) -> str:
+    """How long, in the one unit that says it best: 0.42 s, 35 s, 12 min, 3.4 h, 5.2 days, 8 years."""
+    seconds = float(seconds)
+    if not math.isfinite(seconds):
+        return "for ever"
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    for unit, length, past in (("min", 60, 90), ("h", 3600, 48), ("days", 86_400, 730)):
+        if (value := seconds / length) < past:
+            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+    return f"{seconds / 31_557_600:,.0f} years"
+
+
+@register.filter
+def gigabytes(size: int) -> str:
+    return f"{size / 1e9:.10g} GB"
