@@ -23,7 +23,7 @@ from coordinator.fleet.models import Membership
 from coordinator.notify import models, tasks
 from coordinator.notify.kinds import Kind, News
 from coordinator.notify.models import Choice, Delivery, Notice, Webhook
-from coordinator.notify.sweep import news, refused
+from coordinator.notify.sweep import news
 from coordinator.runs.models import Run
 
 pytestmark = pytest.mark.django_db
@@ -161,11 +161,14 @@ def test_a_machine_that_goes_quiet_twice_is_told_twice(person, launched):
 
 
 def test_a_place_refused_is_told_once_a_day(person, launched, volunteer):
-    run, _ = launched(person())
+    run, _ = launched(person(name="Ada"), name="Guests only")
+    Run.objects.update(access="invitation")
     bob = volunteer(person("bob@example.org"), 2)
     for _ in range(3):
-        Notice.tell(refused(bob.machine, run, "it asks for more memory"))
-    assert Notice.objects.get(person=bob.machine.owner).text == "It asks for more memory."
+        asked = wire.JoinRequest(version="1", addresses=[])
+        assert bob.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 403
+    notice = Notice.objects.get(person=bob.machine.owner)
+    assert "refused a place in Guests only" in notice.title and "invited" in notice.text
 
 
 def test_each_kind_is_turned_off_by_itself_here_or_in_letters(signed_in, launched, valkey):

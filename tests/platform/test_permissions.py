@@ -15,8 +15,10 @@ from barnraise import wire
 from barnraise.identity import Identity
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
+from coordinator.audit.models import Entry
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
+from coordinator.runs import models as runs
 from coordinator.staff.models import Announcement
 
 pytestmark = pytest.mark.django_db
@@ -47,12 +49,27 @@ TABLE = {
     "POST /runs/{run}/resume/": "login 403 403 done done",
     "POST /runs/{run}/cancel/": "login 403 403 done done",
     "POST /runs/{run}/finish/": "login 403 403 404 404",
+    "GET /runs/{run}/checkpoints/": ALL,
+    "GET /runs/{draft}/checkpoints/": "404 404 404 200 200",
+    "GET /runs/{run}/terms/": "login 403 403 200 200",
+    "GET /runs/{draft}/terms/": "login 404 404 200 200",
+    "POST /runs/{run}/clone/": "login 403 done done done",
+    "POST /runs/{draft}/clone/": "login 404 404 done done",
+    "POST /runs/{run}/invitations/ note=Bob": "login 403 403 done done",
+    "POST /runs/{run}/invitations/{link}/": "login 403 403 done done",
+    "GET /runs/{run}/invited/{bid}/": HERE,
+    "POST /runs/{run}/invited/{bid}/": "login done done done done",
+    "GET /runs/{run}/invited/wrong/": "login 404 404 404 404",
     "GET /live/{run_id}/": ALL,
     "GET /live/{draft_id}/": "404 404 404 200 200",
     "GET /machines/": HERE,
     "GET /machines/enrol/": HERE,
     "GET /machines/enrol/{code}/": HERE,
     "POST /machines/enrol/{code}/ answer=approve": HERE,
+    "GET /machines/{machine}/": "login 404 404 200 404",
+    "POST /machines/{machine}/ name=Attic": "login 404 404 done 404",
+    "POST /machines/{machine}/pause/": "login 404 404 done 404",
+    "POST /machines/{machine}/resume/": "login 404 404 done 404",
     "POST /machines/{machine}/revoke/": "login 404 404 done 404",
     "GET /account/": HERE,
     "POST /account/ name=Newname": "login done done done done",
@@ -205,9 +222,10 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     hook = Webhook.objects.create(person=owner, url="https://example.org/", secret="whsec_AAAA", kinds=[])
     said = Announcement(text="Hello")
     said.publish(people["staff"])
-    from coordinator.audit.models import Entry
+    link = runs.Invitation.make(run, actor=owner)
 
     names = {
+        "link": link.pk, "bid": link.token,
         "run": run.slug, "run_id": run.pk, "machine": machine.machine.pk, "team": team.slug, "team_id": team.pk,
         "invitation": invitation.pk, "token": token, "place": team.members.get(person=people["guest"]).pk,
         "code": Enrolment.open(asked).code, "hook": hook.pk, "said": said.pk, "person": people["guest"].pk,

@@ -1,11 +1,16 @@
-"""What of a person's runs goes with them: the drafts that nobody else ever saw."""
+"""What goes with a person: the drafts that nobody else ever saw, and whose guest they were."""
 
 from django.dispatch import receiver
 
 from coordinator.accounts.leaving import leaving
-from coordinator.runs.models import Run
+from coordinator.audit import log as audit
+from coordinator.runs.models import Guest, Invitation, Run
 
 
 @receiver(leaving)
-def forget_drafts(sender, person, **rest) -> None:
-    Run.objects.filter(owner=person, spec_text="").delete()
+def forget(sender, person, **rest) -> None:
+    drafts = Run.objects.filter(owner=person, spec_text="")
+    audit.forget(*drafts)
+    drafts.delete()
+    Guest.objects.filter(user=person).delete()
+    Invitation.objects.filter(run__owner=person).delete()  # whom they are for is in their notes; who came by them stays
