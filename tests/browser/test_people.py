@@ -2,7 +2,7 @@
 
 import re
 
-from live_site import log_in, shoot, until
+from live_site import SHOTS, log_in, shoot, until
 from playwright.sync_api import Browser, Page, expect
 
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
@@ -19,7 +19,7 @@ def test_a_person_signs_up_adds_a_passkey_founds_a_team_and_leaves(site, browser
     add_a_passkey(page)
     sign_in_by_it(page)
     found_a_team(site, page)
-    look_at_the_rest(page)
+    look_at_the_rest(site, page)
     leave(page)
     context.close()
     assert not complaints
@@ -101,7 +101,7 @@ def found_a_team(site, page: Page) -> None:
     shoot(page, "teams")
 
 
-def look_at_the_rest(page: Page) -> None:
+def look_at_the_rest(site, page: Page) -> None:
     for path, name in (
         ("/notifications/", "notices-none"), ("/notifications/choices/", "choices"), ("/accounts/email/", "addresses"),
         ("/accounts/sessions/", "sessions"), ("/accounts/password/change/", "password"),
@@ -114,6 +114,24 @@ def look_at_the_rest(page: Page) -> None:
     page.get_by_role("button", name="Add the webhook").click()
     expect(page.locator(".error")).to_contain_text("not a public address")
     shoot(page, "webhooks-mistake")
+    page.get_by_label("URL").fill(f"{site.url}/hook")
+    page.get_by_role("button", name="Add the webhook").click()
+    page.get_by_role("button", name="Test it").click()
+    expect(page.get_by_text("A test call is on its way")).to_be_visible()
+
+    def answered() -> bool:
+        page.reload()
+        return page.get_by_text("1 failure in a row").count() == 1
+
+    until(answered, "the answer to a test call", 30)
+    shoot(page, "webhooks")
+    news = "from coordinator.accounts.models import User as U; from coordinator.notify.models import Notice as N; "
+    news += "from coordinator.notify.kinds import *; u = U.objects.get(email='eve@example.org'); "
+    news += "[N.tell(News(u, k, k, 'Evening shift: ' + k.label, 'A sentence that says more.', '/runs/')) for k in Kind]"
+    site.manage("shell", "-v", "0", "-c", news)
+    page.goto("/notifications/")
+    shoot(page, "notices")
+    assert "Evening shift" in site.letter(EVE, "5 things happened")
 
 
 def leave(page: Page) -> None:
@@ -138,6 +156,11 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     first = renewed.inner_text()
     until(lambda: renewed.inner_text() != first, "figures that renew themselves", 20)
     shoot(page, "admin-dashboard")
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    page.screenshot(path=SHOTS / "admin-dashboard-dark-reloaded.png")
+    page.emulate_media(color_scheme="light")
+    page.reload()
     page.goto("/admin/staff/announcement/add/")
     page.locator("[name=text]").fill("The power is off tonight from 22:00.")
     shoot(page, "admin-announce")
