@@ -4,7 +4,7 @@ from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
 from django.urls import include, path
 
-from coordinator.api.endpoints import api
+from coordinator.api.routes import api
 from coordinator.staff.views import live_figures
 
 handler400 = "coordinator.outages.bad_request"
