@@ -47,7 +47,11 @@ MAY_IMPORT = {
     "probe": {"hardware", "swap"},
     "planning": {"hardware", "home", "limits", "planner", "probe", "view"},
     "judging": {"enter", "exchange", "home", "planning"},
-    "cli": {"checkpoint", "coordinator", "enter", "exchange", "home", "judging", "planning", "restore", "run"},
+    "account": {"coordinator", "home"},
+    "scripting": {"account", "coordinator", "home", "limits", "planning"},
+    "cli": {
+        "checkpoint", "coordinator", "enter", "exchange", "home", "judging", "planning", "restore", "run", "scripting",
+    },
     "__main__": {"cli"},
     "__init__": set(),
 }  # fmt: skip
@@ -60,7 +64,8 @@ BARE = {"spec", "hardware", "probe", "costs", "limits", "plan", "footprint", "pl
 SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan", "planner"}  # torch-free
 # The estimate of a new run reckons as machines would: closed forms, without torch and without anything of a network.
 SITE_MAY_USE_OF_EXCHANGE = ("barnraise.exchange.rhythm.", "barnraise.exchange.form.")
-SITE_ORDER = ["audit", "accounts", "runs", "fleet", "telemetry", "notify"]  # each imports only what is left of it
+# Each imports only what is left of it…
+SITE_ORDER = ["audit", "accounts", "tokens", "runs", "fleet", "telemetry", "notify"]
 SITE_LEAVES = {"live", "api", "web", "staff", "demo"}  # …and these whatever they need
 
 

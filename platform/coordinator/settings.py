@@ -78,6 +78,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
 INSTALLED_APPS = [
     "coordinator.audit",
     "coordinator.accounts",
+    "coordinator.tokens",
     "coordinator.runs",
     "coordinator.fleet",
     "coordinator.telemetry",

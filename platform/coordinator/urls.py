@@ -5,7 +5,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from coordinator import outages
-from coordinator.api.endpoints import api
+from coordinator.api.routes import api
 from coordinator.staff.views import live_figures
 
 handler400 = "coordinator.outages.bad_request"

@@ -14,6 +14,10 @@ from django.test import Client
 from coordinator.accounts.leaving import leave
 from coordinator.accounts.models import Enrolment, Machine, Refused, SiteRules, Team, User
 from coordinator.audit.models import Entry
+from coordinator.fleet.machines import Measured
+from coordinator.runs.invitations import Invitation
+from coordinator.runs.terms import Terms
+from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "wooden-barn-9"
@@ -198,13 +202,17 @@ def everything() -> str:
     return "\n".join(found)
 
 
-def test_who_leaves_takes_all_that_is_personal_along(known, launched, draft, numbers, post, valkey):
+def test_who_leaves_takes_all_that_is_personal_along(known, launched, draft, numbers, post, valkey, golden_hardware):
     ada = known("ada.lovelace@example.org", name="Ada Lovelace")
     bob = known("bob@example.org", name="Bob")
     run, machine = launched(ada, name="Engine")
     draft(ada, name="Secret plans")
     Machine.objects.filter(pk=machine.machine.pk).update(hostname="adas-attic", processor="Analytical Engine")
     machine.report(run, numbers(1, addresses=["203.0.113.77:4000"]))
+    run.arrange(Terms(notes="Ada Lovelace wrote this"), actor=ada)
+    Invitation.make(run, "for Ada Lovelace's friends", actor=ada)
+    Token.make(ada, "Ada Lovelace's script", ["runs:read"], 90)
+    Measured.note(machine.machine, golden_hardware.model_copy(update={"name": "Analytical Engine"}))
     team = Team.found("Weavers", ada)
     team.admit(bob, ada)
     TOTP.activate(ada, generate_totp_secret())

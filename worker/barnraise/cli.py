@@ -1,6 +1,6 @@
 """The `barnraise` command: what a volunteer types.
 
-login URL · runs · plan · limits · join RUN · seed RUN PATH… · status · export RUN FOLDER · verdict RUN
+login URL · runs · machines · plan · limits · join RUN · seed RUN PATH… · status · export RUN FOLDER · verdict RUN
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text as Line
 
-from barnraise import __version__
+from barnraise import __version__, scripting
 from barnraise.coordinator import Coordinator
 from barnraise.errors import BarnraiseError, CoordinatorError, CoordinatorGone, StateError
 from barnraise.home import Home, Membership
@@ -52,6 +52,8 @@ from barnraise.wire import EnrolmentStatus, Machine
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train a GPT together, each on their own computer.")
 app.add_typer(planning)
 app.add_typer(judging)
+app.add_typer(scripting.runs, name="runs")
+app.add_typer(scripting.machines, name="machines")
 out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
@@ -102,26 +104,6 @@ def answer(coordinator: Coordinator, code: str) -> EnrolmentStatus:
     except CoordinatorGone as error:
         errors.print(f"{escape(str(error))}; still waiting", soft_wrap=True)
         return EnrolmentStatus(status="pending")
-
-
-@app.command()
-def runs(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """The runs this machine could join."""
-    place = Home(home or Home.default())
-    coordinator = Coordinator.known(place.membership, place.identity)
-    found, after = [], None
-    while True:
-        page = coordinator.runs(after)
-        found += page.runs
-        if (after := page.next) is None:
-            break
-    if as_json:
-        out.print_json(json.dumps([{"id": r.id, "slug": r.slug, "name": r.name, "status": r.status} for r in found]))
-        return
-    table = Table("run", "name", "status", box=None, pad_edge=False)
-    for run in found:
-        table.add_row(run.slug or run.id, run.name, run.status)
-    out.print(table if found else "There are no runs yet.")
 
 
 @app.command()

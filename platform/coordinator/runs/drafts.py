@@ -28,13 +28,11 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
             found[str(name)[:100]] = "is not a field of a run"
         elif value not in (None, ""):
             target, key, kind = known[name]
-            if kind == tuple[str, ...]:
-                target[key] = tuple(value.split() if isinstance(value, str) else map(str, value))
-                continue
             try:
-                target[key] = _number(value, kind)
-            except (ValueError, OverflowError):
-                found[name] = f"must be {'a whole number' if kind is int else 'a number'}, not '{str(value)[:40]}'"
+                target[key] = _texts(value) if kind == tuple[str, ...] else _number(value, kind)
+            except (ValueError, OverflowError, TypeError):
+                what = {int: "a whole number", float: "a number", str: "a text"}.get(kind, "a list of texts")
+                found[name] = f"must be {what}, not '{str(value)[:40]}'"
     try:
         model = dataclasses.replace(preset(preset_name), **values["model"])
     except SpecError as error:
@@ -53,6 +51,11 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     if found:
         raise SpecError(found)
     return spec
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """What stands between spaces and line ends; or a list of it."""
+    return tuple(value.split()) if isinstance(value, str) else tuple(str(each) for each in value)
 
 
 def _number(value: Any, kind: type):

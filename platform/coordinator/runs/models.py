@@ -163,7 +163,7 @@ class Run(models.Model):
         parent: "Run | None" = None,
     ) -> "Run":
         """A draft. Raises SpecError, with a sentence for each field that makes no sense."""
-        name = " ".join(name.split())
+        name = _named(name)
         if found := _checked(name, spec, report_every, quorum) | terms.problems():
             raise SpecError(found)
         pk = uuid7()
@@ -184,7 +184,7 @@ class Run(models.Model):
 
     def edit(self, name: str, spec: RunSpec, *, actor=None) -> bool:
         """While it is the draft that was read, and nobody launched it; else False. A new text needs a new manifest."""
-        name = " ".join(name.split())
+        name = _named(name)
         if found := _checked(name, spec, self.report_every, self.quorum):
             raise SpecError(found)
         before = self.spec
@@ -284,6 +284,11 @@ class Run(models.Model):
         changed = Run.objects.filter(condition, pk=self.pk).update(**fields) == 1
         self.refresh_from_db()
         return changed
+
+
+def _named(name: str) -> str:
+    """Nothing in a name hides, or turns text around."""
+    return " ".join("".join(c if c.isprintable() else " " for c in name).split())
 
 
 def _prepared(spec: RunSpec) -> tuple:

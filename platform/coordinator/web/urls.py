@@ -1,6 +1,6 @@
 from django.urls import path
 
-from coordinator.web import estimates, inbox, machines, organising, people, teams, views
+from coordinator.web import estimates, inbox, machines, organising, people, teams, tokens, views
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -17,6 +17,8 @@ urlpatterns = [
     path("runs/<str:slug>/invited/<str:token>/", organising.invited, name="invited"),
     path("runs/<str:slug>/<slug:action>/", views.run_control, name="run_control"),
     path("account/", people.account, name="account"),
+    path("account/tokens/", tokens.token_list, name="tokens"),
+    path("account/tokens/<uuid:token>/", tokens.token_revoke, name="token_revoke"),
     path("account/leave/", people.account_leave, name="account_leave"),
     path("notifications/", inbox.notices, name="notices"),
     path("notifications/read/", inbox.notices_read, name="notices_read"),
