@@ -177,12 +177,12 @@ TABLE = {
     "GET /admin/accounts/": DESK,
     "GET /admin/nonsense": "login login login login 404",
 }
-SAID = "_form_submitted=1&reason=because"
+SAID = "_form_submitted=1&reason=because&tokens=1000"
 DECISIONS = {  # each a dialog to look at, and a POST that decides
     "accounts/user/{person}": ["make_organiser", "unmake_organiser", "ban", "unban", "erase"],
     "accounts/machine/{machine}": ["revoke"],
     "accounts/team/{team_id}": ["disband"],
-    "runs/run/{run_id}": ["pause", "resume", "finish", "cancel"],
+    "runs/run/{run_id}": ["pause", "resume", "extend", "finish", "cancel"],
     "staff/announcement/{said}": ["withdraw"],
 }
 for where, actions in DECISIONS.items():
