@@ -68,7 +68,8 @@ def resolved(url: str) -> Target:
         raise Unsafe(f"no address is known for {parts.hostname}") from None
     addresses = [str(info[4][0]).partition("%")[0] for info in found]
     if inside := [address for address in addresses if not public(address)]:
-        raise Unsafe(f"{parts.hostname} is at {inside[0]}, which is not a public address")
+        at = "" if inside[0] == parts.hostname else f"at {inside[0]}, which is "
+        raise Unsafe(f"{parts.hostname} is {at}not a public address")
     return Target(parts, addresses[0])
 
 

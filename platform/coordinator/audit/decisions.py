@@ -30,6 +30,10 @@ def asks(title: str, description: str, form: type[BaseDialogForm] = BaseDialogFo
 class Looked(ModelAdmin):
     """Looked at in full; changed by decisions alone."""
 
+    def view_on_site(self, obj: Any) -> str | None:
+        """Straight there: Django's own detour takes any text for a key."""
+        return obj.get_absolute_url() if hasattr(obj, "get_absolute_url") else None
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 

@@ -36,8 +36,8 @@ def notices_read(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def choices(request: HttpRequest) -> HttpResponse:
-    form = ChoicesForm(request.POST or None, person=request.user)
-    if request.method == "POST" and form.is_valid():
+    form = ChoicesForm(request.POST if request.method == "POST" else None, person=request.user)
+    if form.is_valid():
         form.save()
         messages.success(request, "Saved.")
         return redirect("choices")

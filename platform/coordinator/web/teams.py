@@ -85,8 +85,8 @@ def team_uninvite(request: HttpRequest, slug: str) -> HttpResponse:
 def team_part(request: HttpRequest, slug: str) -> HttpResponse:
     """Leave, or with `id` send somebody else away."""
     team = get_object_or_404(Team, slug=slug)
-    place = get_object_or_404(team.members, pk=_uuid(request)) if "id" in request.POST else None
-    person = place.person if place else request.user
+    whose = {"pk": _uuid(request)} if "id" in request.POST else {"person": request.user}
+    person = get_object_or_404(team.members, **whose).person
     if person != request.user and not team.may_lead(request.user):
         raise PermissionDenied("Only who leads the team can do this.")
     if team.part(person, request.user):
