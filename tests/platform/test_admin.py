@@ -51,6 +51,21 @@ def test_staff_pause_resume_and_finish_a_run(staff, person, launched):
     assert list(noted.values_list("action", flat=True)) == ["run.pause", "run.resume", "run.finish"]
 
 
+def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, numbers):
+    run, ada = launched(person())
+    before, spec = run.token_budget, run.spec_text
+    page = staff.post(f"/admin/runs/run/{run.pk}/extend/", {"_form_submitted": "1", "tokens": "-5"})
+    assert page.status_code == 200 and b"greater than or equal to 1" in page.content
+    assert "5,000 tokens more" in decide(staff, "runs/run", "extend", run.pk, tokens="5000")
+    run.refresh_from_db()
+    assert run.token_budget == before + 5000 and run.spec_text == spec, "its rules never change"
+    answer = wire.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
+    assert wire.Directive.model_validate_json(answer.directive.body).token_budget == before + 5000
+    assert Entry.objects.get(action="run.extend").detail == {"tokens": 5000}
+    run.note_ledger(run.token_budget)
+    assert "cannot be extended" in decide(staff, "runs/run", "extend", run.pk, tokens="5000"), "machines have settled"
+
+
 def test_staff_ban_a_machine_and_say_why(staff, person, volunteer):
     machine = volunteer(person()).machine
     dialog = staff.get(f"/admin/accounts/machine/{machine.pk}/revoke/")

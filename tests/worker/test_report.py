@@ -17,7 +17,8 @@ from barnraise.exchange.anchor import Anchor
 from barnraise.identity import Identity
 from barnraise.progress import Progress
 from barnraise.report import SLOWEST, Numbers, Reporter, Spool, backoff
-from barnraise.spec import preset
+from barnraise.spec import RunSpec, preset
+from barnraise.telling import budget
 from barnraise.wire import Activity, Directive, PlanView, Point, Report, Reports, Status
 
 GOLDEN = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
@@ -335,3 +336,11 @@ def test_an_answer_without_end_is_cut_off(small):
     small.routes["GET /runs/x"] = lambda body: (200, b" " * (3 << 20))
     with pytest.raises(CoordinatorGone, match="was cut off"):
         Coordinator(small.url, Identity(b"w" * 32), small.identity.key).run("x")
+
+
+def test_a_budget_only_grows_past_the_specs():
+    spec = RunSpec(model=preset("gpt-nano"))
+    own = spec.recipe.token_budget
+    for told, expected in ((None, own), (own + 5, own + 5), (1, own)):
+        said = Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, token_budget=told, issued=0)
+        assert budget(spec, said) == expected

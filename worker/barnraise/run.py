@@ -187,7 +187,7 @@ class Worker:
 
     @property
     def spent(self) -> bool:
-        return self.anchor.tokens >= self.spec.recipe.token_budget
+        return self.anchor.tokens >= self.telling.budget
 
     def goes_on(self) -> bool:
         """Whether another round begins; waits out a pause first."""

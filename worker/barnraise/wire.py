@@ -122,6 +122,7 @@ class Directive(Message):
     revoked: list[Key] = Field(default=[], max_length=1000)
     prepare: bool = False  # build the text and post its manifest
     report_every: float = Field(default=10.0, ge=0.2, le=3600)  # seconds
+    token_budget: Count | None = None  # where it is more than the spec's: training goes on that far
     issued: Time
 
 

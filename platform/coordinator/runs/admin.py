@@ -1,15 +1,24 @@
 """Runs for the staff: looked at in full, moved only through the same methods as everywhere else."""
 
+from django import forms
 from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
 from unfold.decorators import action
 from unfold.enums import ActionVariant
+from unfold.forms import BaseDialogForm
+from unfold.widgets import UnfoldAdminIntegerFieldWidget
 
 from coordinator.audit.decisions import Looked, asks
-from coordinator.runs.models import Run
+from coordinator.runs.models import MOST_TOKENS, Run
 
 DECIDE = ["decide"]
 WORDS = {"pause": "Paused", "resume": "Resumed", "finish": "Finished", "cancel": "Cancelled"}
+
+
+class TokensForm(BaseDialogForm):
+    tokens = forms.IntegerField(
+        min_value=1, max_value=MOST_TOKENS, label="Tokens more", widget=UnfoldAdminIntegerFieldWidget
+    )
 
 
 @admin.register(Run)
@@ -19,7 +28,7 @@ class RunAdmin(Looked):
     search_fields = ["name", "slug", "owner__email", "owner__name", "=id"]
     list_select_related = ["owner"]
     actions = ["pause_all", "resume_all", "finish_all", "cancel_all"]
-    actions_detail = ["pause", "resume", "finish", "cancel"]
+    actions_detail = ["pause", "resume", "extend", "finish", "cancel"]
 
     @action(
         description="Pause", permissions=DECIDE, dialog=asks("Pause", "Workers keep their state and take no steps.")
@@ -30,6 +39,25 @@ class RunAdmin(Looked):
     @action(description="Resume", permissions=DECIDE, dialog=asks("Resume", "Training goes on."))
     def resume(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self._control(request, object_id, "resume")
+
+    @action(
+        description="Extend the budget",
+        permissions=DECIDE,
+        dialog=asks(
+            "Extend the budget",
+            "While it is under way and has tokens left. Its rules stay: the rest is trained at the last rate.",
+            TokensForm,
+        ),
+    )
+    def extend(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        tokens = form.cleaned_data["tokens"]
+        return self.decide(
+            request,
+            object_id,
+            lambda run: run.extend(tokens, actor=request.user),
+            f"{{name}} has {tokens:,} tokens more.",
+            "{name} cannot be extended: it is not under way, its budget is spent, or that would be too much.",
+        )
 
     @action(
         description="Finish now",

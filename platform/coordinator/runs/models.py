@@ -25,6 +25,7 @@ from coordinator.runs.query import ID, RunQuery
 from coordinator.runs.terms import OPEN, Access, Terms
 
 Status = wire.Status
+MOST_TOKENS = 10**15  # as a spec's budget
 PAGES = ("new", "estimate")  # addresses beside the runs' own
 
 
@@ -47,6 +48,7 @@ class Run(models.Model):
     quorum = models.PositiveIntegerField(default=1, help_text="Machines that must be alive before training starts.")
     report_every = models.FloatField(default=10.0, help_text="Seconds between two reports of a machine.")
     ledger_tokens = models.BigIntegerField(default=0, editable=False)
+    extra_tokens = models.BigIntegerField(default=0, editable=False)  # what the staff gave it beyond its spec's budget
     created = models.DateTimeField(default=timezone.now, editable=False)
     launched = models.DateTimeField(null=True, editable=False)
     started = models.DateTimeField(null=True, editable=False)
@@ -90,7 +92,8 @@ class Run(models.Model):
     @property
     def token_budget(self) -> int:
         """Without reading the whole spec."""
-        return int((json.loads(self.spec_text) if self.spec_text else self.draft)["recipe"]["token_budget"])
+        spec = json.loads(self.spec_text) if self.spec_text else self.draft
+        return int(spec["recipe"]["token_budget"]) + self.extra_tokens
 
     @property
     def most_tokens(self) -> int:
@@ -213,6 +216,18 @@ class Run(models.Model):
     def finish(self, *, actor=None) -> bool:
         """An admin's word that this is it, whatever the budget says."""
         return self._control("finish", actor, finished=timezone.now())
+
+    def extend(self, tokens: int, *, actor=None) -> bool:
+        """So many tokens more than it had. The spec stays as it is: workers hear of it with their next directive, and
+        train on at the rate where the schedule ends. False unless it is under way, with tokens of its budget left."""
+        under_way = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
+        if not 1 <= tokens <= MOST_TOKENS - self.token_budget or self.ledger_tokens >= self.token_budget:
+            return False
+        unchanged = Q(status__in=under_way, extra_tokens=self.extra_tokens)
+        with transaction.atomic():
+            if changed := self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
+                record("run.extend", self, actor=actor, tokens=tokens)
+        return changed
 
     def arrange(self, terms: Terms, *, actor=None) -> bool:
         """Who may join with what, and the notes. Raises SpecError, with a sentence for each field; False when nothing

@@ -40,6 +40,7 @@ def directive(run: Run, machine: Machine, revoked: list[str], prepare: bool, *, 
             revoked=revoked[:1000],
             prepare=prepare,
             report_every=run.report_every,
+            token_budget=run.token_budget if run.extra_tokens else None,
             issued=time.time(),
         ),
     )
