@@ -25,7 +25,7 @@ def messages() -> dict[str, type[wire.Message]]:
     """Every message type that can stand alone, by the name of its golden file."""
     inner = {
         wire.CheckpointView, wire.FragmentUpdate, wire.HardwareView, wire.Shard, wire.Peer, wire.PlanView, wire.Point,
-        wire.Report, wire.RunLine, wire.TradeView,
+        wire.Report, wire.RunLine, wire.TradeView, wire.Witness,
     }  # fmt: skip
     parts = {wire.Message, *inner}
     named = [*vars(wire).values(), *vars(verdicts).values()]

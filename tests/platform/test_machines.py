@@ -95,7 +95,7 @@ def test_the_pages_show_hardware_the_last_report_and_what_it_does(
     listed = page.get("/machines/").content.decode()
     assert "pc-1" in listed and "1.23 K" in listed and "Training" in listed and run.name in listed
     one = page.get(f"/machines/{ada.machine.pk}/").content.decode()
-    assert "12.0 GiB" in one and "25.0 TFLOP/s" in one and "bfloat16" in one and run.name in one
+    assert "12.0 GiB" in one and "25.0 TFLOP/s" in one and "2.50 GB/s" in one and "bfloat16" in one and run.name in one
     Rest.begin(ada.machine)
     assert "Paused by you" in page.get("/machines/").content.decode()
 

@@ -77,6 +77,8 @@ TABLE = {
     "POST /account/ name=Newname": "login done done done done",
     "GET /account/leave/": "login prove prove prove prove",
     "POST /account/leave/ email=x": "login prove prove prove prove",
+    "GET /credit/?by=teams&period=week": ALL,
+    "GET /volunteers/{owner_id}/": "404 404 404 200 404",
     "GET /account/tokens/": HERE,
     "POST /account/tokens/ name=x&days=30&scopes=runs:read": HERE,
     "POST /account/tokens/{personal}/": "login 404 404 done 404",
@@ -256,7 +258,7 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     personal, _ = Token.make(owner, "script", ["runs:read"], 30)
 
     names = {
-        "link": link.pk, "bid": link.token, "personal": personal.pk,
+        "link": link.pk, "bid": link.token, "personal": personal.pk, "owner_id": owner.pk,
         "run": run.slug, "run_id": run.pk, "machine": machine.machine.pk, "team": team.slug, "team_id": team.pk,
         "invitation": invitation.pk, "token": token, "place": team.members.get(person=people["guest"]).pk,
         "code": Enrolment.open(asked).code, "hook": hook.pk, "said": said.pk, "person": people["guest"].pk,

@@ -15,7 +15,7 @@ from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
 from barnraise.exchange.anchor import Anchor
 from barnraise.identity import Identity
-from barnraise.progress import Progress
+from barnraise.progress import WITNESSED, Progress, witnessed
 from barnraise.report import SLOWEST, Numbers, Reporter, Spool, backoff
 from barnraise.spec import RunSpec, preset
 from barnraise.telling import budget
@@ -344,3 +344,11 @@ def test_a_budget_only_grows_past_the_specs():
     for told, expected in ((None, own), (own + 5, own + 5), (1, own)):
         said = Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, token_budget=told, issued=0)
         assert budget(spec, said) == expected
+
+
+def test_a_report_names_a_few_other_authors_and_in_a_large_run_others_each_time():
+    few = [SimpleNamespace(author=f"{n:064x}.{'a' * 16}", seq=n + 1, total=1000 * n) for n in range(3)]
+    assert [(w.author, w.seq, w.total) for w in witnessed(few)] == [(h.author, h.seq, h.total) for h in few]
+    many = [SimpleNamespace(author=f"{n:064x}.{'a' * 16}", seq=1, total=1) for n in range(60)]
+    assert len(witnessed(many)) == WITNESSED
+    assert len({w.author for _ in range(200) for w in witnessed(many)}) == 60

@@ -30,6 +30,7 @@ from barnraise.wire import (
     ReportReply,
     Signed,
     TradeView,
+    Witness,
 )
 
 log = logging.getLogger("barnraise.report")
@@ -67,6 +68,7 @@ class Numbers:
     step_seconds: float | None = None
     trade: TradeView | None = None
     checkpoint: CheckpointView | None = None
+    witnessed: tuple[Witness, ...] = ()
     points: tuple[Point, ...] = field(default=(), compare=False)  # new ones only
 
 

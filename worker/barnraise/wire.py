@@ -15,6 +15,7 @@ from barnraise.figures import PlanView as PlanView
 from barnraise.figures import Point as Point
 from barnraise.figures import Report
 from barnraise.figures import TradeView as TradeView
+from barnraise.figures import Witness as Witness
 from barnraise.states import Activity as Activity
 from barnraise.states import Role, Status
 from barnraise.terms import (

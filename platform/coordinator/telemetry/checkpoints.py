@@ -59,7 +59,7 @@ def note(member: Membership, reports: list[wire.Report]) -> None:
     """What these reports of one machine announce, and confirm. Twice says no more than once."""
     run, said = (
         member.run,
-        {r.checkpoint for r in reports if r.checkpoint and r.checkpoint.tokens <= member.run.most_tokens},
+        {r.checkpoint for r in reports if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.most_tokens},
     )
     for view in said:
         Checkpoint.objects.get_or_create(

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from barnraise.wire import Activity, Report
 from coordinator import metrics
 from coordinator.fleet.models import Membership
-from coordinator.telemetry import checkpoints
+from coordinator.telemetry import checkpoints, credit
 from coordinator.telemetry.models import BUCKET, WIDTHS, Point, Receipt
 from coordinator.telemetry.stream import PENDING, client
 
@@ -111,6 +111,7 @@ def store(pk: int, reports: list[Report], received: float) -> None:
     )
     _add_rollups(member, [fresh[seq] for seq in sorted(fresh)], received)
     checkpoints.note(member, list(fresh.values()))
+    credit.note(member, list(fresh.values()))
     _move_mark(member, held, set(fresh), again)
     member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
     member.save()

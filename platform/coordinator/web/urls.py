@@ -1,6 +1,6 @@
 from django.urls import path
 
-from coordinator.web import estimates, inbox, machines, organising, people, teams, tokens, views
+from coordinator.web import credit, estimates, inbox, machines, organising, people, teams, tokens, views
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -16,6 +16,8 @@ urlpatterns = [
     path("runs/<str:slug>/invitations/<uuid:invitation>/", organising.run_withdraw, name="run_withdraw"),
     path("runs/<str:slug>/invited/<str:token>/", organising.invited, name="invited"),
     path("runs/<str:slug>/<slug:action>/", views.run_control, name="run_control"),
+    path("credit/", credit.leaderboard, name="leaderboard"),
+    path("volunteers/<uuid:person>/", credit.volunteer, name="volunteer"),
     path("account/", people.account, name="account"),
     path("account/tokens/", tokens.token_list, name="tokens"),
     path("account/tokens/<uuid:token>/", tokens.token_revoke, name="token_revoke"),

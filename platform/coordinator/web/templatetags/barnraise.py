@@ -2,14 +2,17 @@
 
 import json
 import math
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
 from django import template
 from django.conf import settings
 from django.templatetags.static import static
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.timesince import timesince
 
 from barnraise.wire import Status
 from coordinator.web import drawing
@@ -139,3 +142,15 @@ def span(seconds: float) -> str:
 @register.filter
 def gigabytes(size: int) -> str:
     return f"{size / 1e9:.10g} GB"
+
+
+@register.filter
+def ago(then: datetime) -> str:
+    """As timesince, without its "0 minutes"."""
+    return f"{timesince(then)} ago" if (timezone.now() - then).total_seconds() >= 60 else "just now"
+
+
+@register.filter
+def rate(value: float, unit: str) -> str:
+    """1.83e11, "FLOP" → "183 GFLOP/s": with the letters that rates have, which are not those of counts."""
+    return f"{count(value).replace(' B', ' G') if value >= 1000 else f'{value:.0f} '}{unit}/s"
