@@ -37,6 +37,8 @@ class Site:
             "DATABASE_URL": database,
             "REDIS_URL": valkey,
             "DJANGO_SETTINGS_MODULE": "coordinator.settings",
+            "EMAIL_URL": f"file://{folder}/letters",
+            "BARNRAISE_NETWORKS": "127.0.0.0/8",  # so that a webhook may reach this very site
         }
 
     def open(self) -> None:
@@ -83,6 +85,16 @@ class Site:
 
     def log(self, name: str) -> str:
         return (self.family.logs / f"{name}.log").read_text(errors="replace")
+
+    def letter(self, to: str, about: str = "") -> str:
+        """The newest letter to an address that says this, once there is one."""
+
+        def newest() -> str:
+            found = sorted((self.folder / "letters").glob("*.log"), key=lambda file: file.stat().st_mtime)
+            letters = [text for file in found if f"To: {to}\n" in (text := file.read_text()) and about in text]
+            return letters[-1] if letters else ""
+
+        return until(newest, f"a letter to {to}")
 
     def status(self, name: str) -> dict[str, Any]:
         found = list((self.folder / name / "runs").glob("*/status.json"))

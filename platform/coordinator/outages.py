@@ -4,7 +4,7 @@ import sys
 
 import redis.exceptions
 from django.db import InterfaceError, OperationalError
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 
@@ -65,6 +65,11 @@ def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     return answer(request, 404, "There is nothing at this address.")
+
+
+def nothing(request: HttpRequest, **named: str) -> HttpResponse:
+    """For an address that shall not be one."""
+    raise Http404
 
 
 def server_error(request: HttpRequest) -> HttpResponse:

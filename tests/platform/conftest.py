@@ -165,3 +165,32 @@ def numbers():
         return wire.Report(**{**fields, **changed})
 
     return make
+
+
+@pytest.fixture
+def golden_hardware() -> wire.HardwareView:
+    """A PC with a 12 GB GPU, as the golden request to join tells it."""
+    return wire.JoinRequest.model_validate_json((GOLDEN / "join_request.json").read_text()).hardware
+
+
+@pytest.fixture
+def post(valkey):
+    """Works off what was handed to Celery so far, in this process: the real queue, the real tasks."""
+    from queue import Empty
+
+    from coordinator.celery import app
+
+    def work() -> int:
+        done = 0
+        with app.connection_for_read() as broker, broker.SimpleQueue("celery") as queue:
+            while True:
+                try:
+                    message = queue.get_nowait()
+                except Empty:
+                    return done
+                args, kwargs, _ = message.payload
+                app.tasks[message.headers["task"]].apply(args, kwargs, throw=True)
+                message.ack()
+                done += 1
+
+    return work

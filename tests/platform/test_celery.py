@@ -15,7 +15,7 @@ from django.db.models import Sum
 from barnraise import wire
 from coordinator.fleet.models import Membership
 from coordinator.telemetry import stream
-from coordinator.telemetry.models import Point, Rollup
+from coordinator.telemetry.models import BUCKET, Point, Rollup
 
 ROOT = Path(__file__).resolve().parents[2]
 CELERY = [sys.executable, "-m", "celery", "-A", "coordinator.celery:app"]
@@ -79,7 +79,7 @@ def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_mi
     celery("worker", "-P", "solo", "--loglevel", "INFO")
     wait(lambda: Membership.objects.get(run=run).mark == total)
     assert Point.objects.count() == total
-    assert Rollup.objects.aggregate(reports=Sum("reports"), tokens=Sum("tokens")) == {
+    assert Rollup.objects.filter(width=BUCKET).aggregate(reports=Sum("reports"), tokens=Sum("tokens")) == {
         "reports": total,
         "tokens": total * 1000,
     }

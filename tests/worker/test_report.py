@@ -13,9 +13,12 @@ from small_coordinator import Coordinator as Small
 
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
+from barnraise.exchange.anchor import Anchor
 from barnraise.identity import Identity
-from barnraise.progress import Progress
+from barnraise.progress import WITNESSED, Progress, witnessed
 from barnraise.report import SLOWEST, Numbers, Reporter, Spool, backoff
+from barnraise.spec import RunSpec, preset
+from barnraise.telling import budget
 from barnraise.wire import Activity, Directive, PlanView, Point, Report, Reports, Status
 
 GOLDEN = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
@@ -285,6 +288,25 @@ def test_the_status_file_tells_the_plan_and_what_it_came_to():
     assert PlanView.model_validate(progress.status(numbers)["plan"]) == PLAN
 
 
+def test_a_checkpoint_is_told_in_every_report_from_then_on_as_two_machines_would_name_it():
+    model = preset("gpt-nano", 256)
+    one, other = Anchor.initial(model, 7), Anchor.initial(model, 7)
+    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, trade=None, neighbours=())
+    told = []
+    for anchor in (one, other):
+        progress = progress_after(5.0)
+        assert progress.numbers(anchor, links, "0" * 16, ()).checkpoint is None
+        progress.checkpointed(anchor, 4 * sum(len(fragment) for fragment in anchor.fragments))
+        numbers = progress.numbers(anchor, links, "0" * 16, ())
+        assert (numbers.checkpoint.vector, numbers.checkpoint.digest) == (numbers.vector, numbers.anchor)
+        told.append(numbers.checkpoint)
+    assert told[0] == told[1] and told[0].digest == one.digest()
+    other.sums = None  # its beginning is not known: the sketches are taken of the weights themselves
+    assert other.checksum() == told[0].checksum
+    other.fragments[1][5] += 1
+    assert other.checksum() != told[0].checksum
+
+
 # ---- the client
 
 
@@ -314,3 +336,19 @@ def test_an_answer_without_end_is_cut_off(small):
     small.routes["GET /runs/x"] = lambda body: (200, b" " * (3 << 20))
     with pytest.raises(CoordinatorGone, match="was cut off"):
         Coordinator(small.url, Identity(b"w" * 32), small.identity.key).run("x")
+
+
+def test_a_budget_only_grows_past_the_specs():
+    spec = RunSpec(model=preset("gpt-nano"))
+    own = spec.recipe.token_budget
+    for told, expected in ((None, own), (own + 5, own + 5), (1, own)):
+        said = Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, token_budget=told, issued=0)
+        assert budget(spec, said) == expected
+
+
+def test_a_report_names_a_few_other_authors_and_in_a_large_run_others_each_time():
+    few = [SimpleNamespace(author=f"{n:064x}.{'a' * 16}", seq=n + 1, total=1000 * n) for n in range(3)]
+    assert [(w.author, w.seq, w.total) for w in witnessed(few)] == [(h.author, h.seq, h.total) for h in few]
+    many = [SimpleNamespace(author=f"{n:064x}.{'a' * 16}", seq=1, total=1) for n in range(60)]
+    assert len(witnessed(many)) == WITNESSED
+    assert len({w.author for _ in range(200) for w in witnessed(many)}) == 60

@@ -1,6 +1,6 @@
 """The `barnraise` command: what a volunteer types.
 
-login URL · runs · plan · limits · join RUN · status · export RUN FOLDER · verdict RUN
+login URL · runs · machines · plan · limits · join RUN · seed RUN PATH… · status · export RUN FOLDER · verdict RUN
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text as Line
 
-from barnraise import __version__
+from barnraise import __version__, scripting
 from barnraise.coordinator import Coordinator
 from barnraise.errors import BarnraiseError, CoordinatorError, CoordinatorGone, StateError
 from barnraise.home import Home, Membership
@@ -42,6 +42,7 @@ from barnraise.planning import (
     ThreadsOption,
     UplinkOption,
     WritesOption,
+    hardware_view,
     limited,
     measure,
 )
@@ -51,6 +52,8 @@ from barnraise.wire import EnrolmentStatus, Machine
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train a GPT together, each on their own computer.")
 app.add_typer(planning)
 app.add_typer(judging)
+app.add_typer(scripting.runs, name="runs")
+app.add_typer(scripting.machines, name="machines")
 out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
@@ -104,26 +107,6 @@ def answer(coordinator: Coordinator, code: str) -> EnrolmentStatus:
 
 
 @app.command()
-def runs(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """The runs this machine could join."""
-    place = Home(home or Home.default())
-    coordinator = Coordinator.known(place.membership, place.identity)
-    found, after = [], None
-    while True:
-        page = coordinator.runs(after)
-        found += page.runs
-        if (after := page.next) is None:
-            break
-    if as_json:
-        out.print_json(json.dumps([{"id": r.id, "slug": r.slug, "name": r.name, "status": r.status} for r in found]))
-        return
-    table = Table("run", "name", "status", box=None, pad_edge=False)
-    for run in found:
-        table.add_row(run.slug or run.id, run.name, run.status)
-    out.print(table if found else "There are no runs yet.")
-
-
-@app.command()
 def join(
     run: Annotated[str, typer.Argument(help="The run's name in its address, or its id.")],
     home: HomeOption = None,
@@ -151,14 +134,14 @@ def join(
     place = Home(home or Home.default())
     given = memory, device_memory, disk, disk_writes_per_day, uplink
     place.limits = limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
-    out.print(f"Entering [bold]{escape(run)}[/] …")
-    entered = enter(place, run, leaving)
+    out.print(f"Entering [bold]{escape(run)}[/] on {escape(place.membership.mirror.name)} …")
+    measured = measure(place, device, threads, hardware)
+    entered = enter(place, run, leaving, hardware_view(measured))
     if entered is None:
         return
     from barnraise.exchange.transport import IrohTransport
     from barnraise.run import Worker
 
-    measured = measure(place, device, threads, hardware)
     with Live(console=out, auto_refresh=False, transient=False) as live:
         last = 0.0
 
@@ -177,6 +160,22 @@ def join(
         raise CoordinatorError(worker.reporter.refused)
     ended = "Left" if leaving.is_set() else "Finished"
     out.print(f"{ended}. Everything is saved in {entered.folder.path}", soft_wrap=True)
+
+
+@app.command()
+def seed(
+    run: Annotated[str, typer.Argument(help="A draft of yours whose text comes from files.")],
+    paths: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or folders of them.")],
+    home: HomeOption = None,
+) -> None:
+    """Prepare your run's text from files of this machine. They stay here: join with it, and it hands them to the
+    others."""
+    from barnraise import enter
+
+    tell_logs()
+    view = enter.seed(Home(home or Home.default()), run, paths)
+    tokens = sum(shard.tokens for shard in enter.text_of(view).train)
+    out.print(f"The text has {tokens:,} tokens. Next, on this machine: [bold]barnraise join {escape(run)}[/]")
 
 
 @app.command()

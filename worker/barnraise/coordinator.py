@@ -1,5 +1,6 @@
 """A worker's side of the coordinator's API: one signed request, one checked answer."""
 
+import secrets
 import time
 from collections.abc import Callable
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from barnraise.wire import (
     Enrolment,
     EnrolmentRequest,
     EnrolmentStatus,
+    HardwareView,
     JoinReply,
     JoinRequest,
     Machine,
@@ -81,8 +83,8 @@ class Coordinator:
         """By id or slug."""
         return self._ask("GET", f"/runs/{quote(run, safe='')}", None, RunView)
 
-    def join(self, run: str, addresses: list[Address]) -> JoinReply:
-        request = JoinRequest(version=__version__, addresses=addresses)
+    def join(self, run: str, addresses: list[Address], hardware: HardwareView | None = None) -> JoinReply:
+        request = JoinRequest(version=__version__, addresses=addresses, hardware=hardware)
         return self._ask("POST", f"/runs/{run}/join", request, JoinReply)
 
     def manifest(self, run: str, manifest: Manifest) -> RunView:
@@ -96,7 +98,8 @@ class Coordinator:
 
     def _ask(self, method: str, path: str, message: Message | None, shape: type[M], again: bool = True) -> M:
         path, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
-        headers = {"Content-Type": "application/json"} if body else {}
+        headers = {"X-Request-ID": secrets.token_hex(16)}  # the site logs it, so that one can find the other's line
+        headers |= {"Content-Type": "application/json"} if body else {}
         if self.mirror:
             token = self.identity.request_token(self.mirror, method, path, body, self.now())
             headers["Authorization"] = f"Barnraise {token}"
@@ -111,7 +114,9 @@ class Coordinator:
         if status == 401 and again and problem.time and self._learn_time(problem.time):
             return self._ask(method, path.removeprefix("/api/v1"), message, shape, again=False)
         details = "".join(f"\n  {field}: {sentence}" for field, sentence in problem.fields.items())
-        raise (CoordinatorGone if status >= 500 else CoordinatorError)(problem.error + details, status)
+        if status >= 500:
+            raise CoordinatorGone(f"{problem.error}{details} (request {headers['X-Request-ID']})", status)
+        raise CoordinatorError(problem.error + details, status)
 
     def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         """Bounded in size and in seconds between bytes; whatever goes wrong on the way is CoordinatorGone."""

@@ -33,9 +33,12 @@ TOKEN = np.dtype("<u2")
 # ---- once: preparing -------------------------------------------------------------------------------------------
 
 
-def prepare(text: TextSpec, vocabulary: int, run: str, put: Callable[[bytes], str]) -> Manifest:
-    """Builds the run's text. `put` keeps a blob and returns its BLAKE3 digest. Raises TextError."""
-    training, held_out = split(list(documents(text.source)), text.held_out)
+def prepare(
+    text: TextSpec, vocabulary: int, run: str, put: Callable[[bytes], str], found: list[bytes] | None = None
+) -> Manifest:
+    """Builds the run's text of the documents `found`, else of the standard library. `put` keeps a blob and returns its
+    BLAKE3 digest. Raises TextError."""
+    training, held_out = split(list(documents(text.source)) if found is None else found, text.held_out)
     tokenizer = None
     if text.tokenizer == "bpe":
         tokenizer = train_tokenizer(training, vocabulary)

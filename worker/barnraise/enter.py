@@ -6,19 +6,20 @@ machine that holds a ticket enters without any coordinator, by what its folder k
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from barnraise import data
+from barnraise import data, sources
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.exchange.blobs import Blobs
 from barnraise.home import Folder, Home
 from barnraise.identity import M, check_ticket, digest, opened
 from barnraise.spec import RunSpec
-from barnraise.wire import Directive, JoinReply, Manifest, Peer, RunView, Signed, Status
+from barnraise.wire import Directive, HardwareView, JoinReply, Manifest, Peer, RunView, Signed, Status
 
 log = logging.getLogger("barnraise")
 
@@ -45,8 +46,9 @@ class Place:
     peers: tuple[Peer, ...]
 
 
-def enter(home: Home, name: str, leaving: threading.Event) -> Place | None:
-    """Waits for the launch if need be; None when `leaving` was set meanwhile. `name`: a run's id or slug.
+def enter(home: Home, name: str, leaving: threading.Event, hardware: HardwareView | None = None) -> Place | None:
+    """Waits for the launch if need be; None when `leaving` was set meanwhile. `name`: a run's id or slug; `hardware`:
+    what the coordinator is told of this machine.
 
     Raises StateError, CoordinatorError or MessageError with a sentence for the person at the keyboard.
     """
@@ -62,7 +64,7 @@ def enter(home: Home, name: str, leaving: threading.Event) -> Place | None:
         log.warning("%s; going on with the ticket this machine holds", error)
     folder = home.folder(run)
     try:
-        reply = _join(coordinator, folder, run)
+        reply = _join(coordinator, folder, run, hardware)
         while reply.ticket is None:
             directive = opened(reply.directive, "directive", Directive, membership.mirror.key)
             _ended(reply)
@@ -72,7 +74,7 @@ def enter(home: Home, name: str, leaving: threading.Event) -> Place | None:
                 folder.close()
                 return None
             try:
-                reply = _join(coordinator, folder, run)
+                reply = _join(coordinator, folder, run, hardware)
             except CoordinatorGone as error:  # who waits for a launch waits for its coordinator, too
                 log.warning("%s; still waiting for the launch", error)
         return _placed(reply, folder, coordinator, membership.machine)
@@ -81,9 +83,35 @@ def enter(home: Home, name: str, leaving: threading.Event) -> Place | None:
         raise
 
 
-def _join(coordinator: Coordinator, folder: Folder, run: str) -> JoinReply:
+def seed(home: Home, name: str, paths: Sequence[Path]) -> RunView:
+    """Prepares a draft's text from files of this machine, its owner's, and posts what came out. The shards lie in the
+    run's folder from then on, and a worker there hands them to the others. Raises BarnraiseError."""
+    coordinator = Coordinator.known(home.membership, home.identity)
+    view = coordinator.run(name)
+    if RunSpec.from_json(view.spec).text.source != "files":
+        raise StateError(f"the text of '{view.name}' does not come from files: any machine of its owner prepares it")
+    if view.manifest is not None:
+        raise StateError(f"the run '{view.name}' has its text already")
+    folder = home.folder(view.id)
     try:
-        reply = coordinator.join(run, [])
+        reply = _join(coordinator, folder, view.id, None)
+        _ended(reply)
+        _prepare(coordinator, folder, reply, paths)
+        return coordinator.run(view.id)
+    finally:
+        folder.close()
+
+
+def text_of(view: RunView) -> Manifest:
+    """What a run's text is, as its owner's machine signed it. Raises MessageError where nothing was prepared yet."""
+    if view.manifest is None:
+        raise MessageError(f"the text of '{view.name}' is not prepared yet")
+    return opened(view.manifest, "manifest", Manifest)
+
+
+def _join(coordinator: Coordinator, folder: Folder, run: str, hardware: HardwareView | None) -> JoinReply:
+    try:
+        reply = coordinator.join(run, [], hardware)
     except CoordinatorGone:
         path = folder.path / JOINED
         if not path.exists():
@@ -113,12 +141,13 @@ def _kept(path: Path, shape: type[M] = JoinReply) -> M:
         raise StateError(f"{path} is damaged: remove it, and join while the coordinator answers") from None
 
 
-def _prepare(coordinator: Coordinator, folder: Folder, reply: JoinReply) -> None:
+def _prepare(coordinator: Coordinator, folder: Folder, reply: JoinReply, paths: Sequence[Path] = ()) -> None:
     """Builds the draft's text into the folder's blobs and posts what came out."""
     draft = RunSpec.from_json(reply.run.spec)
     log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
     blobs = Blobs(folder.path / "blobs")
-    manifest = data.prepare(draft.text, draft.model.vocabulary, reply.run.id, blobs.put)
+    found = sources.documents(draft.text, paths)
+    manifest = data.prepare(draft.text, draft.model.vocabulary, reply.run.id, blobs.put, found)
     try:
         coordinator.manifest(reply.run.id, manifest)
     except CoordinatorGone as error:

@@ -1,11 +1,25 @@
 """What a machine says of itself in a run: its losses, its plan, its figures. Everybody finds it in `wire`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from barnraise.states import Activity
-from barnraise.terms import Address, Count, Digest, Incarnation, Loss, Message, Rate, Seconds, Time, Version, Words
+from barnraise.terms import (
+    Address,
+    Author,
+    Count,
+    Digest,
+    Incarnation,
+    Loss,
+    Message,
+    Rate,
+    Seconds,
+    Sketch,
+    Time,
+    Version,
+    Words,
+)
 
 
 class Point(Message):
@@ -49,6 +63,26 @@ class TradeView(Message):
     lag: Count  # updates that peers have and it lacks
 
 
+class CheckpointView(Message):
+    """Shared weights that a machine holds whole on its disk: at which version vector (its digest), what BLAKE3 and what
+    sketch they have, and how long they are, as int32. Other machines at that vector hold the same, or something is
+    wrong."""
+
+    tokens: Count  # in the ledger behind them
+    vector: Digest
+    digest: Digest
+    checksum: Sketch
+    size: Count  # bytes
+
+
+class Witness(Message):
+    """Another author's updates that this machine has applied: up to `seq`, of `total` tokens all told."""
+
+    author: Author
+    seq: int = Field(ge=1, lt=1 << 53)
+    total: Count
+
+
 class Report(Message):
     """One machine's numbers over the seconds since its report before. Totals count from the state folder's birth."""
 
@@ -73,3 +107,55 @@ class Report(Message):
     plan: PlanView | None = None  # in every report: a lost one, or a site that forgot, costs nothing
     step_seconds: Seconds | None = None  # of one step as measured, trading apart; a mean over some twenty
     trade: TradeView | None = None
+    checkpoint: CheckpointView | None = None  # the last it made: in every report, so that none is lost
+    witnessed: list[Witness] = Field(default=[], max_length=6)  # some of those it knows, others each time
+
+
+Speed = Annotated[float, Field(ge=1, lt=1e18, allow_inf_nan=False)]  # FLOP, bytes or parameters a second
+Speeds = Annotated[list[tuple[Count, Speed]], Field(max_length=32)]  # (a size, the speed at it), ascending in size
+Dtype = Literal["float32", "bfloat16"]
+
+
+class ProductsView(Message):
+    """Of matrix products in one dtype."""
+
+    dtype: Dtype
+    forward: Speeds
+    backward: Speeds
+
+
+class UpdatesView(Message):
+    """Of AdamW in one form."""
+
+    where: Literal["host", "device"]
+    dtype: Dtype
+    bits: Literal[8, 32]
+    rate: Speed
+
+
+class HardwareView(Message):
+    """What a machine can do, as it measured itself: `hardware.Hardware`, bounded. A coordinator reckons with it what a
+    run would take here."""
+
+    device: Literal["cpu", "cuda"]
+    name: Words = Field(max_length=80)
+    cores: int = Field(ge=1, le=100_000)
+    memory: Count
+    device_memory: Count
+    disk: Count
+    dtype: Dtype
+    matmul: Speeds = Field(min_length=1)
+    attention: Speed
+    elementwise: Speed
+    to_device: Speed
+    from_device: Speed
+    stream: Speed
+    adam: Speed
+    disk_read: Speed
+    disk_write: Speed
+    products: list[ProductsView] = Field(default=[], max_length=4)
+    attention_contexts: Speeds = []
+    attention_heads: Speeds = []
+    attention_backward: float = Field(default=0.0, ge=0, lt=1e18, allow_inf_nan=False)
+    logits: Speeds = []
+    updates: list[UpdatesView] = Field(default=[], max_length=16)

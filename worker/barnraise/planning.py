@@ -15,6 +15,7 @@ from barnraise.hardware import Hardware, Updates
 from barnraise.home import Home
 from barnraise.limits import Limits, parse_bytes
 from barnraise.probe import probe
+from barnraise.wire import HardwareView
 
 GPU_UPDATES = (("float32", 32, 2e10), ("bfloat16", 32, 8e9), ("float32", 8, 5e9), ("bfloat16", 8, 4e9))  # assumed
 
@@ -174,3 +175,9 @@ def assumed_gpu(host: Hardware, flops: float, link: float, memory: int) -> Hardw
         attention_contexts=(), attention_heads=(), attention_backward=0.4 * flops,
         updates=(*host.updates, *(Updates("device", *form) for form in GPU_UPDATES)),
     )  # fmt: skip
+
+
+def hardware_view(measured: Hardware) -> HardwareView:
+    """For a coordinator: what a run would take on this machine. Names are shown to people."""
+    name = "".join(c for c in measured.name if c.isprintable())[:80]
+    return HardwareView.model_validate(dataclasses.asdict(measured) | {"name": name})

@@ -2,19 +2,21 @@
 
 import json
 import logging
+import random
 import time
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 from barnraise.identity import digest
 from barnraise.report import Numbers
-from barnraise.wire import Activity, PlanView, Point, TradeView, Update
+from barnraise.wire import Activity, CheckpointView, PlanView, Point, TradeView, Update, Witness
 
 log = logging.getLogger("barnraise")
 
 TELL_EVERY = 0.5  # seconds between two status files
 POINT_EVERY = 2.0  # seconds of training loss that make one point
 DIGEST_SHARE = 0.02  # of the time, for the anchor's digest while it changes
+WITNESSED = 6  # authors told of in a report: in a large run others each time
 KEPT = 0.95  # of a running mean at each step: some twenty steps count
 
 
@@ -58,6 +60,8 @@ class SharedWeights(Protocol):
 
     def digest(self) -> str: ...
 
+    def checksum(self) -> str: ...
+
 
 class Progress:
     """Filled by the loop, read when it tells. Losses in nats.
@@ -80,6 +84,7 @@ class Progress:
         self._last: tuple[int, float] | None = None
         self._digests: tuple[str, str | None] = ("0" * 64, None)  # of the version vector, and of the anchor at it
         self._next_digest = 0.0  # when one costs little again
+        self._checkpoint: CheckpointView | None = None
         self._neighbours: Sequence[Neighbour] = ()
         self._ended: float | None = None  # when the step before this one did
         self._measured = 0  # steps that `step_seconds` is the mean of
@@ -109,6 +114,16 @@ class Progress:
         self._first = self._first or self._last
         self._points.append(Point(kind="validation", tokens=ledger_tokens, loss=loss))
 
+    def checkpointed(self, anchor: SharedWeights, size: int) -> None:
+        """The anchor as it stands is on disk, or is what the ledger leads to: `size` bytes, for others to compare with
+        theirs. As dear as one look at all weights, which validating them was too."""
+        vector = standing(anchor)
+        known = self._digests[1] if vector == self._digests[0] else None
+        self._digests = vector, known or anchor.digest()
+        self._checkpoint = CheckpointView(
+            tokens=anchor.tokens, vector=vector, digest=self._digests[1], checksum=anchor.checksum(), size=size
+        )
+
     def rest(self, activity: Activity) -> None:
         """Not training now."""
         self.activity, self.rate, self._ended = activity, 0.0, None
@@ -122,8 +137,7 @@ class Progress:
 
     def numbers(self, anchor: SharedWeights, links: Links, incarnation: str, addresses: Sequence[str]) -> Numbers:
         """For a report; the points go with it and are not told again."""
-        standing = [dict(anchor.vector), anchor.holes] if anchor.holes else dict(anchor.vector)
-        vector = digest(json.dumps(standing, sort_keys=True))  # equal on machines whose anchors must be
+        vector = standing(anchor)
         if vector != self._digests[0] or self._digests[1] is None:
             self._digests = (vector, self._digest(anchor))
         if self._losses and self.rate == 0.0:
@@ -150,6 +164,8 @@ class Progress:
             plan=self.plan,
             step_seconds=self.step_seconds,
             trade=links.trade,
+            checkpoint=self._checkpoint,
+            witnessed=witnessed(others),
             points=points,
         )
 
@@ -195,3 +211,15 @@ class Progress:
         mean = sum(self._losses) / len(self._losses)
         self._points.append(Point(kind="train", tokens=ledger_tokens, loss=mean))
         self._losses, self._pointed = [], time.monotonic()
+
+
+def standing(anchor: SharedWeights) -> str:
+    """The digest of what is in an anchor: equal on machines whose anchors must be."""
+    held = [dict(anchor.vector), anchor.holes] if anchor.holes else dict(anchor.vector)
+    return digest(json.dumps(held, sort_keys=True))
+
+
+def witnessed(others: Sequence[Update]) -> tuple[Witness, ...]:
+    """Which updates of others are in, for their authors' credit."""
+    some = random.sample(others, WITNESSED) if len(others) > WITNESSED else others
+    return tuple(Witness(author=head.author, seq=head.seq, total=head.total) for head in some)

@@ -19,7 +19,19 @@ from barnraise import __version__
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.identity import opened
-from barnraise.wire import Activity, Directive, Peer, PlanView, Point, Report, ReportReply, Signed, TradeView
+from barnraise.wire import (
+    Activity,
+    CheckpointView,
+    Directive,
+    Peer,
+    PlanView,
+    Point,
+    Report,
+    ReportReply,
+    Signed,
+    TradeView,
+    Witness,
+)
 
 log = logging.getLogger("barnraise.report")
 
@@ -55,6 +67,8 @@ class Numbers:
     plan: PlanView | None = None
     step_seconds: float | None = None
     trade: TradeView | None = None
+    checkpoint: CheckpointView | None = None
+    witnessed: tuple[Witness, ...] = ()
     points: tuple[Point, ...] = field(default=(), compare=False)  # new ones only
 
 

@@ -187,7 +187,7 @@ class Worker:
 
     @property
     def spent(self) -> bool:
-        return self.anchor.tokens >= self.spec.recipe.token_budget
+        return self.anchor.tokens >= self.telling.budget
 
     def goes_on(self) -> bool:
         """Whether another round begins; waits out a pause first."""
@@ -223,6 +223,7 @@ class Worker:
         if milestone > self.milestone or last:
             self.milestone = milestone
             self.progress.validated(self.anchor.tokens, self.engine.evaluate(self.held_out))
+            self.progress.checkpointed(self.anchor, 4 * sum(each.size for each in self.plan.fragments))
 
     def mark(self, progress: operations.Progress) -> Mark:
         """What the state belongs to when it stands at `progress`."""

@@ -5,11 +5,13 @@ with it, and every peer lays its parameter vector out by it. No torch, no numpy.
 """
 
 import dataclasses
+import ipaddress
 import json
 import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from barnraise.errors import SpecError
 
@@ -18,7 +20,7 @@ UNIT_BITS = 26  # the anchor's fixed point: one unit is 2**-26
 ALIGN = 64  # fragments are multiples of this many elements (fused AdamW differs in the last bits on odd tails)
 TENSOR_ALIGN = 16  # elements: every tensor starts on a 64-byte boundary
 MAX_UPDATE_UNITS = 1 << 26  # an update moves no weight by more than 1.0
-SOURCES = ("stdlib",)
+SOURCES = ("stdlib", "huggingface", "urls", "files")
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")
 STRATEGIES = ("async",)
@@ -140,6 +142,7 @@ class TextSpec:
     """Where the text comes from and how it becomes tokens. The tokens themselves are named by the manifest."""
 
     source: str = "stdlib"
+    places: tuple[str, ...] = ()  # of the source: a dataset's id, or addresses
     tokenizer: str = "bpe"
     held_out: float = 0.02  # share of the tokens kept back for validation
     shard_tokens: int = 1 << 20
@@ -252,6 +255,8 @@ def problems(spec: RunSpec) -> dict[str, str]:
         best = min(near, key=lambda h: abs(h - model.heads))
         found["model.heads"] = f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
     one_of("text.source", text.source, SOURCES, "the source")
+    if "text.source" not in found and (wrong := _places(text)):
+        found["text.places"] = wrong
     one_of("text.tokenizer", text.tokenizer, TOKENIZERS, "the tokenizer")
     if text.tokenizer == "bytes" and model.vocabulary != 256 and "model.vocabulary" not in found:
         found["model.vocabulary"] = "the bytes tokenizer has 256 tokens; set the vocabulary to 256 or choose bpe"
@@ -290,3 +295,45 @@ def problems(spec: RunSpec) -> dict[str, str]:
     if not 1 <= spec.threshold <= max(1, len(spec.roots)):
         found["threshold"] = "must be at least 1 and at most the number of root keys"
     return found
+
+
+DATASET = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}(@[\w./-]{1,100})?", re.ASCII)  # owner/name@revision
+ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
+
+
+def _places(text: TextSpec) -> str:
+    """What is wrong with where the text comes from; "" for nothing. Whether an address leads anywhere, and not into
+    somebody's own network, is seen when it is fetched."""
+    places = text.places
+    if text.source in ("stdlib", "files"):
+        return f"the source {text.source} takes no addresses" if places else ""
+    if text.source == "huggingface":
+        sound = len(places) == 1 and DATASET.fullmatch(places[0])
+        said = " ".join(places)[:60]
+        return "" if sound else f"name one dataset as owner/name or owner/name@revision; '{said}' is not one"
+    if not 1 <= len(places) <= ADDRESSES or sum(map(len, places)) > PLACES_LENGTH:
+        return f"give 1 to {ADDRESSES} addresses, of {PLACES_LENGTH:,} characters together at most"
+    for place in places:
+        if problem := address_problem(place):
+            return f"'{place[:60]}' {problem}"
+    return ""
+
+
+def address_problem(address: str) -> str:
+    """Why a text cannot be fetched from an address, by its spelling alone; "" where it might."""
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        return "is not an address"
+    if parts.scheme not in ("http", "https") or not host or len(address) > ADDRESS_LENGTH or not address.isascii():
+        return "must begin with https:// or http:// and name a host"
+    if parts.username is not None:
+        return "holds a name or password, which everybody would see"
+    if not address.isprintable() or " " in address:
+        return "holds characters that an address cannot have"
+    try:
+        inside = not ipaddress.ip_address(host).is_global
+    except ValueError:
+        inside = host == "localhost" or host.endswith((".localhost", ".local", ".internal")) or "." not in host
+    return "is inside a private network: give one that everybody can reach" if inside else ""

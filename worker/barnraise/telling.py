@@ -10,6 +10,14 @@ from barnraise.exchange.node import Node
 from barnraise.plan import Plan
 from barnraise.progress import Progress
 from barnraise.report import Reporter
+from barnraise.spec import RunSpec
+from barnraise.wire import Directive
+
+
+def budget(spec: RunSpec, directive: Directive) -> int:
+    """Tokens: the spec's, or more where the coordinator says so. The schedule of the learning rate stays the spec's, so
+    what comes after its end is trained at its last rate."""
+    return max(spec.recipe.token_budget, directive.token_budget or 0)
 
 
 class Telling:
@@ -43,7 +51,7 @@ class Telling:
             "run": self._place.run,
             "name": self._place.name,
             "device": self._plan.device,
-            "token_budget": self._place.spec.recipe.token_budget,
+            "token_budget": self.budget,
             "coordinator_bytes": self._place.coordinator.bytes,
             "refused": reporter.refused,
             "checksum": {name: getattr(links, name) for name in ("checked", "corruptions", "repaired", "damaged")},
@@ -51,6 +59,11 @@ class Telling:
         }
         self._place.folder.status(status)
         self._watch(status)
+
+    @property
+    def budget(self) -> int:
+        """Tokens."""
+        return budget(self._place.spec, self._reporter.directive)
 
     def _hear(self) -> None:
         reporter, exchange = self._reporter, self._exchange

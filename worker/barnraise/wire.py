@@ -9,10 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from barnraise.figures import CheckpointView as CheckpointView
+from barnraise.figures import HardwareView as HardwareView
 from barnraise.figures import PlanView as PlanView
 from barnraise.figures import Point as Point
 from barnraise.figures import Report
 from barnraise.figures import TradeView as TradeView
+from barnraise.figures import Witness as Witness
 from barnraise.states import Activity as Activity
 from barnraise.states import Role, Status
 from barnraise.terms import (
@@ -120,6 +123,7 @@ class Directive(Message):
     revoked: list[Key] = Field(default=[], max_length=1000)
     prepare: bool = False  # build the text and post its manifest
     report_every: float = Field(default=10.0, ge=0.2, le=3600)  # seconds
+    token_budget: Count | None = None  # where it is more than the spec's: training goes on that far
     issued: Time
 
 
@@ -314,6 +318,7 @@ class RunPage(Message):
 class JoinRequest(Message):
     version: Version
     addresses: list[Address] = Field(max_length=8)
+    hardware: HardwareView | None = None  # what this machine can do, where it was measured
 
 
 class JoinReply(Message):

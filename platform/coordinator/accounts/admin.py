@@ -1,60 +1,192 @@
-"""People and machines for the staff."""
+"""People, teams and machines for the staff."""
 
-from django.contrib import admin, messages
-from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from importlib import import_module
+
+from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
+from allauth.usersessions.models import UserSession
+from django.contrib import admin
 from django.contrib.auth.models import Group
+from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
-from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+from unfold.decorators import action
+from unfold.enums import ActionVariant
 
-from coordinator.accounts.models import Enrolment, Machine, User
+from coordinator.accounts.leaving import leave
+from coordinator.accounts.models import Enrolment, Machine, SiteRules, Team, User
+from coordinator.audit.decisions import Looked, ReasonForm, asks
 
-admin.site.unregister(Group)
+for app in ("django.contrib.auth", "allauth.account", "allauth.mfa", "allauth.usersessions"):
+    import_module(f"{app}.admin")  # registers what the next line takes out again
+admin.site.unregister(
+    [Group, EmailAddress, Authenticator, UserSession]
+)  # addresses and secrets are their owner's alone
+
+DECIDE = ["decide"]
 
 
 @admin.register(User)
-class UserAdmin(DjangoUserAdmin, ModelAdmin):
-    form, add_form, change_password_form = UserChangeForm, UserCreationForm, AdminPasswordChangeForm
-    list_display = ["email", "name", "is_staff", "is_active", "date_joined"]
-    list_filter = ["is_staff", "is_active"]
-    search_fields = ["email", "name"]
-    ordering = ["email"]
-    readonly_fields = ["last_login", "date_joined"]
-    filter_horizontal = []
-    fieldsets = [
-        (None, {"fields": ["email", "password", "name"]}),
-        ("May", {"fields": ["is_active", "is_staff", "is_superuser", "user_permissions"]}),
-        ("When", {"fields": ["last_login", "date_joined"]}),
-    ]
-    add_fieldsets = [(None, {"fields": ["email", "name", "password1", "password2"]})]
+class UserAdmin(Looked):
+    list_display = ["email", "name", "role", "is_active", "date_joined"]
+    list_filter = ["is_staff", "organiser", "is_active", ("banned", admin.EmptyFieldListFilter)]
+    search_fields = ["email", "name", "=id"]
+    ordering = ["-date_joined"]
+    fields = ["email", "name", "id", "role", "in_teams", "is_superuser", "date_joined", "last_login", "banned",
+              "ban_reason", "left"]  # fmt: skip
+    actions_detail = [
+        "make_organiser", "unmake_organiser", "ban", "unban",
+        {"title": "More", "items": ["make_staff", "unmake_staff", "erase"]},
+    ]  # fmt: skip
+
+    def get_queryset(self, request: HttpRequest):
+        return super().get_queryset(request).prefetch_related("teams")
+
+    @admin.display(description="teams")
+    def in_teams(self, user: User) -> str:
+        return ", ".join(team.name for team in user.teams.all()) or "none"
+
+    @action(
+        description="Make organiser",
+        permissions=DECIDE,
+        dialog=asks("Make organiser", "They may create runs, whatever the site's rules say."),
+    )
+    def make_organiser(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self._grant(request, object_id, "organiser", True)
+
+    @action(
+        description="No organiser",
+        permissions=DECIDE,
+        dialog=asks("No organiser any more", "Their runs stay theirs. New ones are up to the site's rules."),
+    )
+    def unmake_organiser(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self._grant(request, object_id, "organiser", False)
+
+    @action(
+        description="Make staff",
+        permissions=DECIDE,
+        dialog=asks("Make staff", "They may use this panel: see every address, ban people, end runs."),
+    )
+    def make_staff(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self._grant(request, object_id, "is_staff", True)
+
+    @action(
+        description="No staff", permissions=DECIDE, dialog=asks("No staff any more", "This panel is closed to them.")
+    )
+    def unmake_staff(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self._grant(request, object_id, "is_staff", False)
+
+    @action(
+        description="Ban",
+        permissions=DECIDE,
+        variant=ActionVariant.DANGER,
+        dialog=asks("Ban", "They cannot sign in, and all their machines are revoked for good.", ReasonForm),
+    )
+    def ban(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        reason = form.cleaned_data["reason"]
+        return self.decide(
+            request, object_id, lambda user: user.ban(request.user, reason), "{name} is banned.", "{name} was banned."
+        )
+
+    @action(
+        description="Lift the ban",
+        permissions=DECIDE,
+        dialog=asks("Lift the ban", "They may sign in again. Their machines enrol anew, with new keys."),
+    )
+    def unban(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self.decide(
+            request, object_id, lambda user: user.unban(request.user), "{name} may come back.", "{name} is not banned."
+        )
+
+    @action(
+        description="Delete the account",
+        permissions=DECIDE,
+        variant=ActionVariant.DANGER,
+        dialog=asks("Delete the account", "As if they had done it themselves: what is personal goes, for good."),
+    )
+    def erase(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self.decide(request, object_id, lambda user: leave(user, request.user), "The account is deleted.")
+
+    def _grant(self, request: HttpRequest, pk: str, right: str, given: bool) -> HttpResponse:
+        done, otherwise = "Done: {name}.", "{name}: it is so already."
+        return self.decide(request, pk, lambda user: user.grant(right, request.user, given), done, otherwise)
 
 
 @admin.register(Machine)
-class MachineAdmin(ModelAdmin):
-    list_display = ["name", "owner", "system", "cores", "enrolled", "last_seen", "revoked"]
-    list_filter = ["revoked"]
-    search_fields = ["hostname", "key", "owner__email"]
+class MachineAdmin(Looked):
+    list_display = ["name", "owner", "system", "accelerator", "enrolled", "last_seen", "revoked"]
+    list_filter = [("revoked", admin.EmptyFieldListFilter)]
+    search_fields = ["hostname", "key", "owner__email", "owner__name", "=id"]
     list_select_related = ["owner"]
-    actions = ["revoke"]
+    actions_detail = ["revoke"]
 
-    def has_add_permission(self, request) -> bool:
-        return False  # a machine enrols itself
-
-    def get_readonly_fields(self, request, obj=None):
-        return [field.name for field in Machine._meta.fields]
-
-    @admin.action(description="Revoke: refuse these machines from now on", permissions=["change"])
-    def revoke(self, request, queryset) -> None:
-        done = sum(machine.revoke() for machine in queryset)
-        self.message_user(request, f"Revoked {done} of {len(queryset)} machines.", messages.SUCCESS)
+    @action(
+        description="Ban this machine",
+        permissions=DECIDE,
+        variant=ActionVariant.DANGER,
+        dialog=asks("Ban this machine", "Its tickets die: this site and its peers refuse it, for good.", ReasonForm),
+    )
+    def revoke(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        reason = form.cleaned_data["reason"]
+        return self.decide(
+            request,
+            object_id,
+            lambda machine: machine.revoke(actor=request.user, reason=reason),
+            "{name} is revoked: its peers hear of that.",
+            "{name} was revoked before.",
+        )
 
 
 @admin.register(Enrolment)
-class EnrolmentAdmin(ModelAdmin):
+class EnrolmentAdmin(Looked):
     list_display = ["code", "decision", "decided_by", "created", "expires"]
     list_filter = ["decision"]
+    list_select_related = ["decided_by"]
 
-    def has_add_permission(self, request) -> bool:
+
+@admin.register(Team)
+class TeamAdmin(Looked):
+    list_display = ["name", "size", "created"]
+    search_fields = ["name", "slug", "people__email", "people__name"]
+    fields = ["name", "id", "slug", "created", "who"]
+    actions_detail = ["disband"]
+
+    def get_queryset(self, request: HttpRequest):
+        return super().get_queryset(request).prefetch_related("members__person")
+
+    @admin.display(description="members")
+    def size(self, team: Team) -> int:
+        return len(team.members.all())
+
+    @admin.display(description="members")
+    def who(self, team: Team) -> str:
+        return ", ".join(f"{m.person}{' (leads)' if m.leads else ''}" for m in team.members.all())
+
+    @action(
+        description="Disband",
+        permissions=DECIDE,
+        variant=ActionVariant.DANGER,
+        dialog=asks("Disband", "The team is no more. Its people and machines stay.", ReasonForm),
+    )
+    def disband(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        reason = form.cleaned_data["reason"]
+        return self.decide(request, object_id, lambda team: team.disband(request.user, reason), "{name} is disbanded.")
+
+
+@admin.register(SiteRules)
+class SiteRulesAdmin(ModelAdmin):
+    """One row, always there."""
+
+    list_display = ["__str__", "organisers"]
+
+    def get_queryset(self, request: HttpRequest):
+        SiteRules.objects.get_or_create(pk=SiteRules.current().pk)
+        return super().get_queryset(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_change_permission(self, request, obj=None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj=None) -> bool:
         return False
+
+    def save_model(self, request: HttpRequest, obj: SiteRules, form, change: bool) -> None:
+        SiteRules.change(obj.organisers, request.user)

@@ -4,16 +4,24 @@ import secrets
 import time
 from datetime import timedelta
 
+from django.apps import apps
 from django.contrib.auth.models import AbstractBaseUser, BaseUserManager, PermissionsMixin
 from django.db import IntegrityError, models, transaction
 from django.db.models.functions import Lower
 from django.utils import timezone
+from django.utils.functional import cached_property
 from uuid6 import uuid7
 
 from barnraise import wire
+from coordinator.accounts.rules import SiteRules
+from coordinator.accounts.teams import Invitation, Team, TeamMember
+from coordinator.audit.log import record
+from coordinator.refusals import Refused
 
 CODE_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ23456789"  # no vowels, nothing that looks like something else
 CODE_MINUTES = 15
+
+__all__ = ["Enrolment", "Invitation", "Machine", "Refused", "SiteRules", "Team", "TeamMember", "User"]
 
 
 class UserManager(BaseUserManager):
@@ -33,13 +41,20 @@ class UserManager(BaseUserManager):
 
 
 class User(AbstractBaseUser, PermissionsMixin):
-    """A person, known by an e-mail address. `name` is what others see."""
+    """A person, known by an e-mail address. `name` is what others see.
+
+    Who is logged in is a volunteer; an organiser may create runs; staff may use the admin. Somebody who left is a row
+    without a name or an address, kept for the runs and machines that others still see."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     email = models.EmailField(unique=True)
     name = models.CharField(max_length=60, blank=True, help_text="Shown to others.")
     is_active = models.BooleanField(default=True)
     is_staff = models.BooleanField(default=False)
+    organiser = models.BooleanField(default=False, help_text="May create runs where the staff grant that.")
+    ban_reason = models.CharField(max_length=300, blank=True)
+    banned = models.DateTimeField(null=True, blank=True)
+    left = models.DateTimeField(null=True, blank=True)
     date_joined = models.DateTimeField(default=timezone.now)
 
     USERNAME_FIELD = "email"
@@ -56,7 +71,85 @@ class User(AbstractBaseUser, PermissionsMixin):
     @property
     def shown_name(self) -> str:
         """What others see: never the address."""
+        if self.left:
+            return "somebody who left"
         return self.name or f"volunteer {self.id.hex[-4:]}"
+
+    @property
+    def role(self) -> str:
+        """ "staff", "organiser" or "volunteer"; who is not logged in is a visitor."""
+        return "staff" if self.is_staff else "organiser" if self.may_create_runs else "volunteer"
+
+    # ---- what they may do ------------------------------------------------------------------------------------
+
+    @cached_property
+    def may_create_runs(self) -> bool:
+        granted = self.is_staff or self.organiser or SiteRules.current().organisers == SiteRules.Organisers.EVERYBODY
+        return self.is_active and granted
+
+    def has_perm(self, perm: str, obj=None) -> bool:
+        """Staff may do in the admin whatever concerns this site; what Django and its helpers keep is for superusers."""
+        return self._staff_of(perm.partition(".")[0]) or super().has_perm(perm, obj)
+
+    def has_module_perms(self, app_label: str) -> bool:
+        return self._staff_of(app_label) or super().has_module_perms(app_label)
+
+    def _staff_of(self, app_label: str) -> bool:
+        ours = apps.is_installed(f"coordinator.{app_label}")
+        return self.is_active and self.is_staff and ours
+
+    # ---- what is decided about them --------------------------------------------------------------------------
+
+    def rename(self, name: str) -> bool:
+        """By the person alone: nobody else names people."""
+        name = " ".join(_printable(name).split())[:60]
+        with transaction.atomic():
+            changed = User.objects.filter(pk=self.pk).exclude(name=name).update(name=name) == 1
+            self.name = name
+            if changed:
+                record("user.rename", self, actor=self)
+        return changed
+
+    def grant(self, right: str, actor, given: bool = True) -> bool:
+        """`right`: "organiser" or "is_staff". False when it was so before. Raises Refused."""
+        assert right in ("organiser", "is_staff")
+        if right == "is_staff" and not actor.is_superuser:
+            raise Refused("only a superuser makes people staff, or takes that from them")
+        if right == "is_staff" and self == actor:
+            raise Refused("nobody takes that from themselves: ask another superuser")
+        with transaction.atomic():
+            changed = User.objects.filter(pk=self.pk, **{right: not given}).update(**{right: given}) == 1
+            if changed:
+                word = right.removeprefix("is_")
+                record(f"user.{word if given else f'not_{word}'}", self, actor=actor)
+        self.refresh_from_db(fields=[right])
+        self.__dict__.pop("may_create_runs", None)
+        return changed
+
+    def ban(self, actor, reason: str) -> bool:
+        """Out at once: sessions end, and their machines are revoked for good. False when they were banned before.
+        Raises Refused."""
+        if self == actor or (self.is_staff and not actor.is_superuser):
+            raise Refused("nobody bans themselves, and only a superuser bans staff")
+        with transaction.atomic():
+            still = User.objects.filter(pk=self.pk, banned=None, left=None)
+            if still.update(is_active=False, banned=timezone.now(), ban_reason=reason[:300]) != 1:
+                return False
+            record("user.ban", self, actor=actor, reason=reason)
+            for machine in self.machines.filter(revoked=None):
+                machine.revoke(actor=actor, reason=reason)
+        self.refresh_from_db()
+        return True
+
+    def unban(self, actor) -> bool:
+        """They may log in again; revoked keys stay revoked, and machines enrol with new ones."""
+        with transaction.atomic():
+            banned = User.objects.filter(pk=self.pk, banned__isnull=False, left=None)
+            changed = banned.update(is_active=True, banned=None, ban_reason="") == 1
+            if changed:
+                record("user.unban", self, actor=actor)
+        self.refresh_from_db()
+        return changed
 
 
 class Machine(models.Model):
@@ -74,6 +167,7 @@ class Machine(models.Model):
     enrolled = models.DateTimeField(default=timezone.now)
     last_seen = models.DateTimeField(null=True, blank=True)
     revoked = models.DateTimeField(null=True, blank=True)
+    revoked_reason = models.CharField(max_length=300, blank=True)
 
     class Meta:
         ordering = ["-enrolled"]
@@ -85,20 +179,28 @@ class Machine(models.Model):
     def name(self) -> str:
         return self.hostname or f"machine {self.key[:8]}"
 
-    def revoke(self) -> bool:
+    def rename(self, name: str, *, actor=None) -> None:
+        """What people see it called. "" goes back to its key. It keeps this name when it enrols again."""
+        name = " ".join("".join(c for c in name if c.isprintable()).split())[:100]
+        with transaction.atomic():
+            Machine.objects.filter(pk=self.pk).update(hostname=name)
+            record("machine.rename", self, actor=actor, name=name)
+        self.hostname = name
+
+    def revoke(self, *, actor=None, reason: str = "") -> bool:
         """From now on the site refuses it, and its peers hear of that. False when it was revoked before."""
-        changed = Machine.objects.filter(pk=self.pk, revoked=None).update(revoked=timezone.now()) == 1
-        self.refresh_from_db(fields=["revoked"])
+        with transaction.atomic():
+            still = Machine.objects.filter(pk=self.pk, revoked=None)
+            changed = still.update(revoked=timezone.now(), revoked_reason=reason[:300]) == 1
+            if changed:
+                record("machine.revoke", self, actor=actor, reason=reason)
+        self.refresh_from_db(fields=["revoked", "revoked_reason"])
         return changed
 
 
 def _printable(value):
     """What a machine says of itself is shown to whoever approves it: nothing in it may hide, or turn text around."""
     return "".join(c for c in value if c.isprintable()) if isinstance(value, str) else value
-
-
-class Refused(Exception):
-    """A person asked for what cannot be; the text says why."""
 
 
 class Enrolment(models.Model):
@@ -170,15 +272,19 @@ class Enrolment(models.Model):
             if machine.owner_id != user.pk:
                 raise Refused("this machine belongs to somebody else here; give it a key of its own")
             if not created:
+                about.pop("hostname")  # its owner may have renamed it
                 Machine.objects.filter(pk=machine.pk).update(**about)
                 machine.refresh_from_db()
             Enrolment.objects.filter(pk=self.pk).update(machine=machine)
+            record("machine.enrol", machine, actor=user, again=not created)
         self.refresh_from_db()
         return machine
 
     def refuse(self, user: User | None = None) -> None:
         """Raises Refused when it was decided before."""
-        self._decide(self.Decision.REFUSED, user)
+        with transaction.atomic():
+            self._decide(self.Decision.REFUSED, user)
+            record("machine.turn_away", self, actor=user)
         self.refresh_from_db()
 
     def _decide(self, decision: str, user: User | None) -> None:

@@ -1,7 +1,8 @@
-"""Who is asking: a machine, by a signature made for this one request."""
+"""Who is asking: a machine, by a signature made for this one request; or a person's script, by a token."""
 
 import secrets
 import time
+from collections.abc import Callable
 
 from django.http import HttpRequest
 from django.utils import timezone
@@ -11,10 +12,13 @@ from barnraise.identity import check_request
 from coordinator import mirror
 from coordinator.accounts.models import Machine
 from coordinator.telemetry import stream
+from coordinator.tokens.models import Token
 
-SCHEME = "Barnraise "
+SCHEME, BEARER = "Barnraise ", "Bearer "
 SPENT_SECONDS = 180  # a request's id is remembered longer than its signature lives, in either direction
 SEEN_EVERY = 60.0  # seconds between two writes of a machine's last_seen
+REFUSED, REFUSED_SECONDS = 120, 600  # wrong tokens and unknown keys from one address
+REQUESTS, REQUESTS_SECONDS = 300, 60  # of one token
 
 
 class Refusal(Exception):
@@ -38,6 +42,7 @@ def signed_by_machine(request: HttpRequest) -> Machine:
         raise Refusal(401, str(error)) from None
     machine = Machine.objects.select_related("owner").filter(key=key).first()
     if machine is None:
+        limit(request, "refused", REFUSED, REFUSED_SECONDS)
         raise Refusal(401, f"the key {key[:8]}… is not enrolled here: run `barnraise login` on this machine")
     if machine.revoked or not machine.owner.is_active:
         raise Refusal(403, f"the machine {machine.name} was revoked here; its owner can enrol it with a new key")
@@ -50,12 +55,42 @@ def signed_by_machine(request: HttpRequest) -> Machine:
     return machine
 
 
-def limit(request: HttpRequest, what: str, most: int, seconds: int, machine: Machine | None = None) -> None:
-    """No more than `most` of these from one machine, or else one address, in so many seconds. Raises Refusal."""
-    whose = machine.pk if machine else request.META.get("REMOTE_ADDR", "")
-    key = f"limit:{what}:{whose}:{int(time.time()) // seconds}"
+def token_for(scope: str) -> Callable[[HttpRequest], Token]:
+    """Authentication by a personal token that may do `scope`; "": by any. Raises Refusal."""
+
+    def by_token(request: HttpRequest) -> Token:
+        header = request.headers.get("Authorization", "")
+        if not header.startswith(BEARER):
+            raise Refusal(401, "show a personal token: Authorization: Bearer brn_…; make one under API tokens")
+        token = Token.behind(header.removeprefix(BEARER).strip()[:200])
+        if token is None or not token.is_good:
+            limit(request, "refused", REFUSED, REFUSED_SECONDS)
+            raise Refusal(401, "this token is not one of ours, or it was revoked or ran out: make another")
+        limit(request, "token", REQUESTS, REQUESTS_SECONDS, token)
+        if scope and scope not in token.scopes:
+            raise Refusal(403, f"this token may not do that: it has the scopes {', '.join(token.scopes)}, not {scope}")
+        token.used()
+        return token
+
+    return by_token
+
+
+def machine_or_token(scope: str) -> Callable[[HttpRequest], Machine | Token]:
+    by_token = token_for(scope)
+
+    def either(request: HttpRequest) -> Machine | Token:
+        bearer = request.headers.get("Authorization", "").startswith(BEARER)
+        return by_token(request) if bearer else signed_by_machine(request)
+
+    return either
+
+
+def limit(request: HttpRequest, what: str, most: int, seconds: int, whose: Machine | Token | None = None) -> None:
+    """No more than `most` of these from one machine or token, or else one address, in so many seconds. Raises
+    Refusal."""
+    key = f"limit:{what}:{whose.pk if whose else request.META.get('REMOTE_ADDR', '')}:{int(time.time()) // seconds}"
     with stream.client().pipeline() as pipe:
         count, _ = pipe.incr(key).expire(key, seconds).execute()
     if count > most:
-        who = "this machine" if machine else "your address"
+        who = {Machine: "this machine", Token: "this token"}.get(type(whose), "your address")
         raise Refusal(429, f"too many of these from {who}; try again in {max(1, seconds // 60)} minutes")

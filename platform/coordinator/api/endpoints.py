@@ -4,22 +4,24 @@ import time
 from itertools import pairwise
 
 from django.http import HttpRequest
-from ninja import NinjaAPI
 
 from barnraise import wire
 from barnraise.errors import MessageError
 from barnraise.identity import opened
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine
-from coordinator.api.authentication import Refusal, limit, signed_by_machine
-from coordinator.api.errors import install
+from coordinator.api.authentication import Refusal, limit, machine_or_token, signed_by_machine
 from coordinator.api.manifests import check_manifest
+from coordinator.api.site import answers, api
 from coordinator.fleet.facts import advance
-from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved
+from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved, refusal
 from coordinator.fleet.models import Membership
+from coordinator.notify.models import Notice
+from coordinator.notify.sweep import refused
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 from coordinator.telemetry.rollup import drain
+from coordinator.tokens.models import Token
 
 PAGE = 5  # runs
 ENROLMENT_SLACK = 600  # seconds a machine's clock may differ when it enrols
@@ -28,23 +30,14 @@ REPORTS = (
     600  # posts a machine may make in a minute: twice what the quickest run asks for, and no queue full of one's own
 )
 
-api = NinjaAPI(
-    title="Barnraise",
-    version="1",
-    description="What workers and scripts call. Machines sign every request with their own Ed25519 key; a refusal is "
-    "always a Problem with a sentence that says what to change.",
-    docs_url="/docs",
-)
-install(api)
 
-
-@api.get("/mirror", response=wire.MirrorView)
+@api.get("/mirror", response=answers(wire.MirrorView), tags=["Workers"])
 def get_mirror(request: HttpRequest):
     """Who this coordinator is."""
     return mirror.view()
 
 
-@api.post("/enrolments", response=wire.Enrolment)
+@api.post("/enrolments", response=answers(wire.Enrolment), tags=["Workers"])
 def open_enrolment(request: HttpRequest, signed: wire.Signed):
     """A code for a machine's key, signed by that key; a person approves it in the browser."""
     limit(request, "enrolments", 60, 600)
@@ -63,7 +56,7 @@ def open_enrolment(request: HttpRequest, signed: wire.Signed):
     return wire.Enrolment(code=enrolment.code, url=url, expires=enrolment.expires_epoch, poll_every=POLL_EVERY)
 
 
-@api.get("/enrolments/{code}", response=wire.EnrolmentStatus)
+@api.get("/enrolments/{code}", response=answers(wire.EnrolmentStatus), tags=["Workers"])
 def get_enrolment(request: HttpRequest, code: str):
     """What became of a code."""
     enrolment = Enrolment.find(code)
@@ -77,10 +70,11 @@ def get_enrolment(request: HttpRequest, code: str):
     )
 
 
-@api.get("/runs", response=wire.RunPage, auth=signed_by_machine)
+@api.get("/runs", response=answers(wire.RunPage), auth=machine_or_token("runs:read"), tags=["Runs"])
 def list_runs(request: HttpRequest, after: wire.Id | None = None):
-    """Runs this machine may join, newest first, five a page; `after` is the `next` of the page before."""
-    found = Run.objects.visible_to_machine(machine(request)).exclude(status__in=["finished", "cancelled"])
+    """Runs this machine or person sees that are not over, newest first, five a page; `after` is the `next` of the page
+    before."""
+    found = seen(request).listed().exclude(status__in=["finished", "cancelled"])
     if after:
         found = found.filter(pk__lt=after)
     page = list(found.order_by("-pk")[: PAGE + 1])
@@ -88,18 +82,21 @@ def list_runs(request: HttpRequest, after: wire.Id | None = None):
     return wire.RunPage(runs=[run.view() for run in page[:PAGE]], next=following)
 
 
-@api.get("/runs/{name}", response=wire.RunView, auth=signed_by_machine)
+@api.get("/runs/{name}", response=answers(wire.RunView), auth=machine_or_token("runs:read"), tags=["Runs"])
 def get_run(request: HttpRequest, name: str):
     """A run by id or slug."""
     return run_named(request, name).view()
 
 
-@api.post("/runs/{name}/join", response=wire.JoinReply, auth=signed_by_machine)
+@api.post("/runs/{name}/join", response=answers(wire.JoinReply), auth=signed_by_machine, tags=["Workers"])
 def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
     """A place in a run: a ticket for its peers (none while it is a draft), and whom to try first."""
     run = run_named(request, name)
     if run.is_over:
         raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
+    if sentence := refusal(run, machine(request), asked.hardware):
+        Notice.tell(refused(machine(request), run, sentence))
+        raise Refusal(403, sentence)
     drain(wait=True)  # first: a goodbye that is still on its way must not come after the new arrival
     membership = join(run, machine(request), asked)
     return wire.JoinReply(
@@ -112,14 +109,14 @@ def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
     )
 
 
-@api.post("/runs/{name}/manifest", response=wire.RunView, auth=signed_by_machine)
+@api.post("/runs/{name}/manifest", response=answers(wire.RunView), auth=signed_by_machine, tags=["Workers"])
 def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
     """The text of a draft as its owner's machine has prepared it. The launch pins it."""
     run = run_named(request, name)
     if machine(request).owner_id != run.owner_id:
         raise Refusal(403, "only a machine of the run's owner may say what its text is")
     check_manifest(run, machine(request), signed)
-    if not run.accept_manifest(signed) and (run.manifest or {}).get("body") != signed.body:
+    if not run.accept_manifest(signed, machine=machine(request)) and (run.manifest or {}).get("body") != signed.body:
         if run.manifest is None and run.state is wire.Status.DRAFT:
             raise Refusal(409, f"the run {run.name} was edited meanwhile; prepare its text again")
         raise Refusal(409, f"the run {run.name} has its text already; it cannot be changed any more")
@@ -127,11 +124,11 @@ def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
     return run.view()
 
 
-@api.post("/runs/{name}/reports", response=wire.ReportReply, auth=signed_by_machine)
+@api.post("/runs/{name}/reports", response=answers(wire.ReportReply), auth=signed_by_machine, tags=["Workers"])
 def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
     """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
     run = run_named(request, name)
-    membership = Membership.objects.select_related("run", "machine").filter(run=run, machine=machine(request)).first()
+    membership = Membership.objects.of(run, machine(request))
     if membership is None:
         raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
     limit(request, "reports", REPORTS, 60, machine(request))
@@ -156,9 +153,17 @@ def machine(request: HttpRequest) -> Machine:
     return request.auth  # type: ignore[attr-defined]  # set by ninja from `signed_by_machine`
 
 
+def seen(request: HttpRequest):
+    """The runs that whoever asks may know of."""
+    if isinstance(request.auth, Token):
+        return Run.objects.visible_to(request.auth.user)
+    return Run.objects.visible_to_machine(machine(request))
+
+
 def run_named(request: HttpRequest, name: str) -> Run:
-    """A run that this machine may know of. Raises Refusal."""
-    run = Run.objects.visible_to_machine(machine(request)).named(name)
+    """One of them, by id or slug. Raises Refusal."""
+    run = seen(request).named(name)
     if run is None:
-        raise Refusal(404, f"there is no run '{name[:60]}' here that this machine may see")
+        who = "you" if isinstance(request.auth, Token) else "this machine"
+        raise Refusal(404, f"there is no run '{name[:60]}' here that {who} may see")
     return run

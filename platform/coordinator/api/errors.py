@@ -7,6 +7,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
+from barnraise.errors import SpecError
 from coordinator import mirror
 from coordinator.api.authentication import Refusal
 from coordinator.outages import outage, problem
@@ -17,6 +18,7 @@ GONE = (OperationalError, InterfaceError, redis.exceptions.RedisError)
 def install(api: NinjaAPI) -> None:
     api.add_exception_handler(Refusal, _refusal)
     api.add_exception_handler(ValidationError, _invalid)
+    api.add_exception_handler(SpecError, _senseless)
     api.add_exception_handler(HttpError, lambda request, error: problem(error.status_code, _sentence(error)))
     api.add_exception_handler(Http404, lambda request, error: problem(404, "there is nothing at this address"))
     api.add_exception_handler(RequestDataTooBig, lambda request, error: problem(413, "send less than 1 MiB at once"))
@@ -36,6 +38,11 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
         fields.setdefault(".".join(str(part) for part in where) or "body", found["msg"])
     first = next(iter(fields.items()), ("body", "is malformed"))
     return problem(422, f"{first[0]}: {first[1]}", fields)
+
+
+def _senseless(request: HttpRequest, error: SpecError) -> HttpResponse:
+    """What a run itself refuses, at the fields it is about."""
+    return problem(422, str(error), error.problems)
 
 
 def _gone(request: HttpRequest, error: Exception) -> HttpResponse:

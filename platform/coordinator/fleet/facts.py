@@ -21,7 +21,7 @@ def facts(run: Run) -> Facts:
         alive=members.alive().count(),
         ledger_tokens=max(run.ledger_tokens, ledger(run)),
         token_budget=run.token_budget,
-        owner_safe=any(owner == run.owner_id and safe for owner, _, safe in rows),
+        owner_safe=not run.owner.is_active or any(owner == run.owner_id and safe for owner, _, safe in rows),
         others_safe=len({owner for owner, _, safe in rows if owner in others and safe}),
         others_ever=len(others),
     )

@@ -6,13 +6,18 @@ from django.utils import timezone
 
 from barnraise import wire
 from coordinator.accounts.models import Machine
+from coordinator.fleet.machines import Measured, rests
 from coordinator.fleet.models import PEERS, Membership
 from coordinator.runs import tickets
 from coordinator.runs.models import Run
 
+SOLD_AS = 0.9  # of what a PC is sold with, its programs see so much at the least
+
 
 def join(run: Run, machine: Machine, request: wire.JoinRequest) -> Membership:
     """The machine's membership, its addresses brought up to date. Who may join is the caller's to check."""
+    if request.hardware:
+        Measured.note(machine, request.hardware)
     now = timezone.now()
     said = {"addresses": list(request.addresses), "version": request.version, "last_seen": now}
     membership, created = Membership.objects.get_or_create(run=run, machine=machine, defaults=said)
@@ -21,6 +26,34 @@ def join(run: Run, machine: Machine, request: wire.JoinRequest) -> Membership:
         Membership.objects.filter(pk=membership.pk).update(**said)
         membership.refresh_from_db()
     return membership
+
+
+def refusal(run: Run, machine: Machine, told: wire.HardwareView | None = None) -> str:
+    """Why this machine may not join, as a sentence for its owner; "" where it may. Its owner's machines may always: one
+    of them prepares the text. Who is in stays in, whatever the run has come to ask since. `told`: what it can do."""
+    if run.owner_id == machine.owner_id or Membership.objects.filter(run=run, machine=machine).exists():
+        return ""
+    if not run.open_to(machine.owner):
+        return f"the run {run.name} {run.circle}: ask {run.owner.shown_name} to let you in"
+    memory, device_memory = _memory(machine, told)
+    for what, has, least in (
+        ("memory", memory, run.least_memory),
+        ("GPU memory", device_memory, run.least_device_memory),
+    ):
+        if has < SOLD_AS * least:
+            return f"the run {run.name} asks for {_gigabytes(least)} of {what}; this machine has {_gigabytes(has)}"
+    return ""
+
+
+def _memory(machine: Machine, told: wire.HardwareView | None) -> tuple[int, int]:
+    """Bytes of RAM and of GPU memory, as the machine says now, said when it measured itself, or when it enrolled."""
+    if told is None and (before := getattr(machine, "measured", None)):
+        told = wire.HardwareView.model_validate(before.told)
+    return (told.memory, told.device_memory) if told else (machine.memory_bytes, 0)
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
 
 
 def moved(membership: Membership, addresses: list[str]) -> None:
@@ -44,7 +77,7 @@ def fresh_ticket(membership: Membership, *, always: bool = False) -> wire.Signed
 
 def directive(membership: Membership) -> wire.Signed:
     run, machine = membership.run, membership.machine
-    return tickets.directive(run, machine, revoked(run), prepares(membership))
+    return tickets.directive(run, machine, revoked(run), prepares(membership), rests=rests(machine))
 
 
 def prepares(membership: Membership) -> bool:

@@ -8,6 +8,8 @@ from django.utils import timezone
 
 from barnraise.wire import Activity
 from coordinator.accounts.models import Machine
+from coordinator.fleet.machines import Measured as Measured
+from coordinator.fleet.machines import Rest as Rest
 from coordinator.runs.models import Run
 
 MISSED = 3  # reports a machine may miss…
@@ -16,6 +18,10 @@ PEERS = 64  # hints in one reply
 
 
 class MembershipQuery(models.QuerySet):
+    def of(self, run: Run, machine: Machine) -> "Membership | None":
+        """A machine's part in a run, with all that a directive takes, in one query."""
+        return self.select_related("run", "machine__rest").filter(run=run, machine=machine).first()
+
     def alive(self) -> "MembershipQuery":
         every = ExpressionWrapper(
             F("run__report_every") * MISSED * timedelta(seconds=1) + timedelta(seconds=GRACE),

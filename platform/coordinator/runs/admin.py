@@ -1,50 +1,107 @@
 """Runs for the staff: looked at in full, moved only through the same methods as everywhere else."""
 
+from django import forms
 from django.contrib import admin, messages
-from unfold.admin import ModelAdmin
+from django.http import HttpRequest, HttpResponse
+from unfold.decorators import action
+from unfold.enums import ActionVariant
+from unfold.forms import BaseDialogForm
+from unfold.widgets import UnfoldAdminIntegerFieldWidget
 
-from coordinator.runs.models import Run
+from coordinator.audit.decisions import Looked, asks
+from coordinator.runs.models import MOST_TOKENS, Run
 
-STATE = ["status", "launch_requested", "ledger_tokens", "created", "launched", "started", "finished"]
+DECIDE = ["decide"]
 WORDS = {"pause": "Paused", "resume": "Resumed", "finish": "Finished", "cancel": "Cancelled"}
 
 
+class TokensForm(BaseDialogForm):
+    tokens = forms.IntegerField(
+        min_value=1, max_value=MOST_TOKENS, label="Tokens more", widget=UnfoldAdminIntegerFieldWidget
+    )
+
+
 @admin.register(Run)
-class RunAdmin(ModelAdmin):
+class RunAdmin(Looked):
     list_display = ["name", "owner", "status", "ledger_tokens", "created"]
     list_filter = ["status"]
-    search_fields = ["name", "slug", "owner__email"]
+    search_fields = ["name", "slug", "owner__email", "owner__name", "=id"]
     list_select_related = ["owner"]
-    actions = ["pause", "resume", "finish", "cancel"]
-    fields = ["name", "quorum", "report_every", "id", "slug", "owner", *STATE, "spec_digest", "spec_text", "manifest"]
-    readonly_fields = ["id", "slug", "owner", *STATE, "spec_digest", "spec_text", "manifest"]
+    actions = ["pause_all", "resume_all", "finish_all", "cancel_all"]
+    actions_detail = ["pause", "resume", "extend", "finish", "cancel"]
 
-    def save_model(self, request, obj, form, change) -> None:
-        """Only what was typed: the copy in hand may be older than the run's status."""
-        Run.objects.filter(pk=obj.pk).update(**{name: getattr(obj, name) for name in form.changed_data})
+    @action(
+        description="Pause", permissions=DECIDE, dialog=asks("Pause", "Workers keep their state and take no steps.")
+    )
+    def pause(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self._control(request, object_id, "pause")
 
-    def has_add_permission(self, request) -> bool:
-        return False  # runs are made on the site, where their fields are checked
+    @action(description="Resume", permissions=DECIDE, dialog=asks("Resume", "Training goes on."))
+    def resume(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self._control(request, object_id, "resume")
 
-    @admin.action(description="Pause: workers keep their state and take no steps", permissions=["change"])
-    def pause(self, request, queryset) -> None:
+    @action(
+        description="Extend the budget",
+        permissions=DECIDE,
+        dialog=asks(
+            "Extend the budget",
+            "While it is under way and has tokens left. Its rules stay: the rest is trained at the last rate.",
+            TokensForm,
+        ),
+    )
+    def extend(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        tokens = form.cleaned_data["tokens"]
+        return self.decide(
+            request,
+            object_id,
+            lambda run: run.extend(tokens, actor=request.user),
+            f"{{name}} has {tokens:,} tokens more.",
+            "{name} cannot be extended: it is not under way, its budget is spent, or that would be too much.",
+        )
+
+    @action(
+        description="Finish now",
+        permissions=DECIDE,
+        variant=ActionVariant.DANGER,
+        dialog=asks("Finish now", "Whatever the budget says, for good. Workers settle and keep the model."),
+    )
+    def finish(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self._control(request, object_id, "finish")
+
+    @action(
+        description="Cancel the run",
+        permissions=DECIDE,
+        variant=ActionVariant.DANGER,
+        dialog=asks("Cancel the run", "For good. Workers stop."),
+    )
+    def cancel(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        return self._control(request, object_id, "cancel")
+
+    def _control(self, request: HttpRequest, pk: str, word: str) -> HttpResponse:
+        def act(run: Run) -> bool:
+            return getattr(run, word)(actor=request.user)
+
+        return self.decide(request, pk, act, f"{WORDS[word]}: {{name}}.", f"Nothing to {word} in {{name}} now.")
+
+    @admin.action(description="Pause: workers keep their state and take no steps", permissions=DECIDE)
+    def pause_all(self, request: HttpRequest, queryset) -> None:
         self._move(request, queryset, "pause")
 
-    @admin.action(description="Resume", permissions=["change"])
-    def resume(self, request, queryset) -> None:
+    @admin.action(description="Resume", permissions=DECIDE)
+    def resume_all(self, request: HttpRequest, queryset) -> None:
         self._move(request, queryset, "resume")
 
-    @admin.action(description="Finish now, whatever the budget says", permissions=["change"])
-    def finish(self, request, queryset) -> None:
+    @admin.action(description="Finish now, whatever the budget says", permissions=DECIDE)
+    def finish_all(self, request: HttpRequest, queryset) -> None:
         self._move(request, queryset, "finish")
 
-    @admin.action(description="Cancel", permissions=["change"])
-    def cancel(self, request, queryset) -> None:
+    @admin.action(description="Cancel", permissions=DECIDE)
+    def cancel_all(self, request: HttpRequest, queryset) -> None:
         self._move(request, queryset, "cancel")
 
-    def _move(self, request, queryset, action: str) -> None:
+    def _move(self, request: HttpRequest, queryset, word: str) -> None:
         for run in queryset:
-            if getattr(run, action)():
-                self.message_user(request, f"{WORDS[action]}: {run.name}.", messages.SUCCESS)
+            if getattr(run, word)(actor=request.user):
+                self.message_user(request, f"{WORDS[word]}: {run.name}.", messages.SUCCESS)
             else:
-                self.message_user(request, f"{run.name} is {run.status}: there is nothing to {action}.", messages.ERROR)
+                self.message_user(request, f"{run.name} is {run.status}: there is nothing to {word}.", messages.ERROR)

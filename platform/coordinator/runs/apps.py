@@ -4,3 +4,6 @@ from django.apps import AppConfig
 class Runs(AppConfig):
     name = "coordinator.runs"
     label = "runs"
+
+    def ready(self) -> None:
+        from coordinator.runs import leaving  # noqa: F401  (it listens)

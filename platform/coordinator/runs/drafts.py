@@ -9,6 +9,7 @@ from barnraise.errors import SpecError
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
 
 ROUNDS = 16  # an update may claim the tokens of so many rounds: room for longer ones, none to spend a budget at once
+OFFERED = {"recipe.codec": "auto"}  # what people are offered where they say nothing; the spec's own default is older
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
 
 
@@ -28,9 +29,10 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
         elif value not in (None, ""):
             target, key, kind = known[name]
             try:
-                target[key] = _number(value, kind)
-            except (ValueError, OverflowError):
-                found[name] = f"must be {'a whole number' if kind is int else 'a number'}, not '{str(value)[:40]}'"
+                target[key] = _texts(value) if kind == tuple[str, ...] else _number(value, kind)
+            except (ValueError, OverflowError, TypeError):
+                what = {int: "a whole number", float: "a number", str: "a text"}.get(kind, "a list of texts")
+                found[name] = f"must be {what}, not '{str(value)[:40]}'"
     try:
         model = dataclasses.replace(preset(preset_name), **values["model"])
     except SpecError as error:
@@ -49,6 +51,11 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     if found:
         raise SpecError(found)
     return spec
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """What stands between spaces and line ends; or a list of it."""
+    return tuple(value.split()) if isinstance(value, str) else tuple(str(each) for each in value)
 
 
 def _number(value: Any, kind: type):

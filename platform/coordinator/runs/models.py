@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
@@ -17,32 +16,17 @@ from barnraise.errors import SpecError
 from barnraise.identity import digest
 from barnraise.spec import RunSpec, problems
 from coordinator import mirror
-from coordinator.accounts.models import Machine
+from coordinator.audit.log import record
 from coordinator.runs import lifecycle
+from coordinator.runs.invitations import Guest as Guest
+from coordinator.runs.invitations import Invitation as Invitation
 from coordinator.runs.lifecycle import Facts
+from coordinator.runs.query import ID, RunQuery
+from coordinator.runs.terms import OPEN, Access, Terms
 
 Status = wire.Status
+MOST_TOKENS = 10**15  # as a spec's budget
 PAGES = ("new", "estimate")  # addresses beside the runs' own
-ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-class RunQuery(models.QuerySet):
-    def visible_to(self, user) -> "RunQuery":
-        """Everybody sees launched runs; drafts (and runs cancelled as drafts) are their owner's and the staff's."""
-        if getattr(user, "is_staff", False):
-            return self
-        mine = Q(owner=user) if getattr(user, "pk", None) else Q(pk=None)
-        return self.filter(mine | ~Q(spec_text=""))
-
-    def visible_to_machine(self, machine: Machine) -> "RunQuery":
-        """As `visible_to`, but a machine has no staff's eyes: of drafts it sees its owner's alone."""
-        return self.filter(Q(owner=machine.owner_id) | ~Q(spec_text=""))
-
-    def named(self, name: str) -> "Run | None":
-        """By id or slug."""
-        if not re.fullmatch(r"[0-9A-Za-z_-]{1,100}", name):
-            return None
-        return self.filter(pk=name).first() if ID.fullmatch(name) else self.filter(slug=name).first()
 
 
 class Run(models.Model):
@@ -64,10 +48,18 @@ class Run(models.Model):
     quorum = models.PositiveIntegerField(default=1, help_text="Machines that must be alive before training starts.")
     report_every = models.FloatField(default=10.0, help_text="Seconds between two reports of a machine.")
     ledger_tokens = models.BigIntegerField(default=0, editable=False)
+    extra_tokens = models.BigIntegerField(default=0, editable=False)  # what the staff gave it beyond its spec's budget
     created = models.DateTimeField(default=timezone.now, editable=False)
     launched = models.DateTimeField(null=True, editable=False)
     started = models.DateTimeField(null=True, editable=False)
     finished = models.DateTimeField(null=True, editable=False)
+    archived = models.DateTimeField(null=True, editable=False)  # put away: in no list, yet at its address
+    parent = models.ForeignKey("self", null=True, editable=False, on_delete=models.SET_NULL, related_name="copies")
+    access = models.CharField(max_length=12, choices=Access, default=Access.ANYONE)
+    least_memory = models.BigIntegerField(default=0)
+    least_device_memory = models.BigIntegerField(default=0)
+    notes = models.TextField(blank=True)
+    team = models.ForeignKey("accounts.Team", null=True, on_delete=models.SET_NULL, related_name="runs")
 
     objects = RunQuery.as_manager()
 
@@ -100,7 +92,8 @@ class Run(models.Model):
     @property
     def token_budget(self) -> int:
         """Without reading the whole spec."""
-        return int((json.loads(self.spec_text) if self.spec_text else self.draft)["recipe"]["token_budget"])
+        spec = json.loads(self.spec_text) if self.spec_text else self.draft
+        return int(spec["recipe"]["token_budget"]) + self.extra_tokens
 
     @property
     def most_tokens(self) -> int:
@@ -118,6 +111,10 @@ class Run(models.Model):
             id=str(self.pk), slug=self.slug, name=self.name, status=self.state, spec=spec, manifest=signed
         )
 
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.access, self.least_memory, self.least_device_memory, self.notes, self.team_id)
+
     # ---- who may do what -------------------------------------------------------------------------------------
 
     def may_see(self, user) -> bool:
@@ -127,8 +124,29 @@ class Run(models.Model):
         """Edit, launch, pause, resume, cancel."""
         return bool(getattr(user, "is_active", False)) and (self.owner_id == user.pk or user.is_staff)
 
+    def open_to(self, user) -> bool:
+        """Whether this person's machines may join, as far as people go."""
+        if self.access == Access.ANYONE or self.owner_id == user.pk:
+            return True
+        if self.access == Access.TEAM:
+            return bool(self.team_id) and user.teams.filter(pk=self.team_id).exists()
+        return self.guests.filter(user=user).exists()
+
+    @property
+    def circle(self) -> str:
+        """Whom it takes, to follow its name in a sentence."""
+        if self.access == Access.TEAM:
+            return (
+                f"takes the machines of the team {self.team}"
+                if self.team
+                else "takes the machines of a team that is gone"
+            )
+        return "takes anybody's machines" if self.access == Access.ANYONE else "takes the machines of who was invited"
+
     def allows(self, action: str) -> bool:
-        """Whether "launch", "edit", "pause", "resume", "cancel" or "finish" makes sense now."""
+        """Whether "launch", "edit", "pause", "resume", "cancel", "finish", "archive" or "unarchive" makes sense now."""
+        if "archive" in action:
+            return self.is_over and (self.archived is None) == (action == "archive")
         if action in ("launch", "edit"):
             return self.state is Status.DRAFT and not self.launch_requested
         return self.state in lifecycle.CONTROLS[action][0]
@@ -136,11 +154,20 @@ class Run(models.Model):
     # ---- what happens to it ----------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, owner, name: str, spec: RunSpec, *, report_every: float = 10.0, quorum: int = 1) -> "Run":
+    def create(
+        cls,
+        owner,
+        name: str,
+        spec: RunSpec,
+        *,
+        report_every: float = 10.0,
+        quorum: int = 1,
+        terms: Terms = OPEN,
+        parent: "Run | None" = None,
+    ) -> "Run":
         """A draft. Raises SpecError, with a sentence for each field that makes no sense."""
-        name = " ".join(name.split())
-        found = _checked(name, spec, report_every, quorum)
-        if found:
+        name = _named(name)
+        if found := _checked(name, spec, report_every, quorum) | terms.problems():
             raise SpecError(found)
         pk = uuid7()
         slug = slugify(name)[:60] or "run"
@@ -148,44 +175,87 @@ class Run(models.Model):
         if slug in PAGES or ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists():
             slug = own
         fields = {"name": name, "draft": dataclasses.asdict(spec), "report_every": report_every, "quorum": quorum}
-        try:
-            with transaction.atomic():
-                return cls.objects.create(id=pk, slug=slug, owner=owner, **fields)
-        except IntegrityError:  # another run of this name was made at the same moment
-            return cls.objects.create(id=pk, slug=own, owner=owner, **fields)
+        fields |= terms.columns() | {"id": pk, "owner": owner, "parent": parent}
+        with transaction.atomic():
+            try:
+                with transaction.atomic():
+                    made = cls.objects.create(slug=slug, **fields)
+            except IntegrityError:  # another run of this name was made at the same moment
+                made = cls.objects.create(slug=own, **fields)
+            record("run.create", made, actor=owner, parent=parent and parent.pk)
+        return made
 
-    def edit(self, name: str, spec: RunSpec) -> bool:
+    def edit(self, name: str, spec: RunSpec, *, actor=None) -> bool:
         """While it is the draft that was read, and nobody launched it; else False. A new text needs a new manifest."""
-        name = " ".join(name.split())
+        name = _named(name)
         if found := _checked(name, spec, self.report_every, self.quorum):
             raise SpecError(found)
         before = self.spec
         fields = {"name": name, "draft": dataclasses.asdict(spec)}
         if _prepared(before) != _prepared(spec):
             fields["manifest"] = None
-        return self._change(Q(status=Status.DRAFT, launch_requested=False, draft=self.draft), **fields)
+        return self._decide(
+            "edit", Q(status=Status.DRAFT, launch_requested=False, draft=self.draft), actor=actor, **fields
+        )
 
-    def launch(self) -> bool:
+    def launch(self, *, actor=None) -> bool:
         """The owner is done editing. Training can start as soon as a worker has posted the manifest."""
-        return self._change(Q(status=Status.DRAFT, launch_requested=False), launch_requested=True)
+        return self._decide(
+            "launch", Q(status=Status.DRAFT, launch_requested=False), actor=actor, launch_requested=True
+        )
 
-    def pause(self) -> bool:
-        return self._control("pause")
+    def pause(self, *, actor=None) -> bool:
+        return self._control("pause", actor)
 
-    def resume(self) -> bool:
-        return self._control("resume")
+    def resume(self, *, actor=None) -> bool:
+        return self._control("resume", actor)
 
-    def cancel(self) -> bool:
-        return self._control("cancel", finished=timezone.now())
+    def cancel(self, *, actor=None) -> bool:
+        return self._control("cancel", actor, finished=timezone.now())
 
-    def finish(self) -> bool:
+    def finish(self, *, actor=None) -> bool:
         """An admin's word that this is it, whatever the budget says."""
-        return self._control("finish", finished=timezone.now())
+        return self._control("finish", actor, finished=timezone.now())
 
-    def accept_manifest(self, signed: wire.Signed) -> bool:
+    def extend(self, tokens: int, *, actor=None) -> bool:
+        """So many tokens more than it had. The spec stays as it is: workers hear of it with their next directive, and
+        train on at the rate where the schedule ends. False unless it is under way, with tokens of its budget left."""
+        under_way = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
+        if not 1 <= tokens <= MOST_TOKENS - self.token_budget or self.ledger_tokens >= self.token_budget:
+            return False
+        unchanged = Q(status__in=under_way, extra_tokens=self.extra_tokens)
+        with transaction.atomic():
+            if changed := self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
+                record("run.extend", self, actor=actor, tokens=tokens)
+        return changed
+
+    def arrange(self, terms: Terms, *, actor=None) -> bool:
+        """Who may join with what, and the notes. Raises SpecError, with a sentence for each field; False when nothing
+        differs."""
+        if found := terms.problems():
+            raise SpecError(found)
+        columns = terms.columns()
+        return self._decide("arrange", ~Q(**columns), actor=actor, **columns)
+
+    def clone(self, owner, name: str = "") -> "Run":
+        """A draft with the same rules and terms, for somebody to change: what is launched never does. Raises
+        SpecError."""
+        spec = dataclasses.replace(self.spec, roots=(), threshold=1, owner="", manifest="")
+        known = {"report_every": self.report_every, "quorum": self.quorum, "terms": self.terms}
+        return Run.create(owner, name or f"{self.name[:72]} (copy)", spec, parent=self, **known)
+
+    def archive(self, *, actor=None) -> bool:
+        """Out of every list; its page stays. Only once it is over."""
+        over = Q(status__in=[Status.FINISHED, Status.CANCELLED], archived=None)
+        return self._decide("archive", over, actor=actor, archived=timezone.now())
+
+    def unarchive(self, *, actor=None) -> bool:
+        return self._decide("unarchive", Q(archived__isnull=False), actor=actor, archived=None)
+
+    def accept_manifest(self, signed: wire.Signed, *, machine=None) -> bool:
         """Only the draft it was checked against takes one, and only the first."""
         open_still = Q(status=Status.DRAFT, manifest__isnull=True, draft=self.draft)
-        return self._change(open_still, manifest=signed.model_dump())
+        return self._decide("accept_manifest", open_still, machine=machine, manifest=signed.model_dump())
 
     def note_ledger(self, tokens: int) -> None:
         """The ledger only grows."""
@@ -205,7 +275,7 @@ class Run(models.Model):
             fields["started"] = now
         elif after is Status.FINISHED:
             fields["finished"] = now
-        return self._change(Q(status=before), **fields)
+        return self._decide(f"becomes_{after}", Q(status=before), **fields)
 
     def _pinned(self) -> RunSpec:
         signed = wire.Signed.model_validate(self.manifest)
@@ -213,15 +283,27 @@ class Run(models.Model):
             self.spec, roots=(mirror.identity().key,), threshold=1, owner=signed.key, manifest=digest(signed.body)
         )
 
-    def _control(self, action: str, **fields) -> bool:
+    def _control(self, action: str, actor, **fields) -> bool:
         allowed, after = lifecycle.CONTROLS[action]
-        return self._change(Q(status__in=[s.value for s in allowed]), status=after, **fields)
+        return self._decide(action, Q(status__in=[s.value for s in allowed]), actor=actor, status=after, **fields)
+
+    def _decide(self, action: str, condition: Q, *, actor=None, machine=None, **fields) -> bool:
+        """A change that another mirror would have to know of: made and noted together, or not at all."""
+        with transaction.atomic():
+            if changed := self._change(condition, **fields):
+                record(f"run.{action}", self, actor=actor, machine=machine)
+        return changed
 
     def _change(self, condition: Q, **fields) -> bool:
         """One conditional UPDATE settles every race: whoever comes second finds the condition false."""
         changed = Run.objects.filter(condition, pk=self.pk).update(**fields) == 1
         self.refresh_from_db()
         return changed
+
+
+def _named(name: str) -> str:
+    """Nothing in a name hides, or turns text around."""
+    return " ".join("".join(c if c.isprintable() else " " for c in name).split())
 
 
 def _prepared(spec: RunSpec) -> tuple:

@@ -9,6 +9,7 @@ from coordinator.runs.models import Run
 
 TICKET_SECONDS = 24 * 3600
 RENEW_SECONDS = 12 * 3600  # a ticket with less than this left is replaced in the next reply
+RESTED = (wire.Status.RECRUITING, wire.Status.TRAINING)  # where a machine would take steps, or soon
 
 
 def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
@@ -28,16 +29,18 @@ def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
     )
 
 
-def directive(run: Run, machine: Machine, revoked: list[str], prepare: bool) -> wire.Signed:
+def directive(run: Run, machine: Machine, revoked: list[str], prepare: bool, *, rests: bool = False) -> wire.Signed:
+    """`rests`: its owner wants this one machine to take no steps. What ends a run ends it for this one too."""
     return mirror.identity().sign(
         "directive",
         wire.Directive(
             run=str(run.pk),
             machine=str(machine.pk),
-            status=run.state,
+            status=wire.Status.PAUSED if rests and run.state in RESTED else run.state,
             revoked=revoked[:1000],
             prepare=prepare,
             report_every=run.report_every,
+            token_budget=run.token_budget if run.extra_tokens else None,
             issued=time.time(),
         ),
     )

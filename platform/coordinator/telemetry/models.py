@@ -4,16 +4,21 @@ from django.db import models
 from django.utils import timezone
 
 from coordinator.fleet.models import Membership
+from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
+from coordinator.telemetry.checkpoints import Holding as Holding
+from coordinator.telemetry.credit import Credit as Credit
 
-BUCKET = 10  # seconds a Rollup covers
+BUCKET = 10  # seconds the finest Rollup covers
+WIDTHS = (BUCKET, 60, 3600)  # …and each of the kinds there are
 
 
 class Rollup(models.Model):
-    """One machine's reports of ten seconds, by the time they were measured. `rate_sum` / `reports` is the mean rate;
-    the others are how much the totals grew."""
+    """One machine's reports of `width` seconds, by the time they were measured: each report is in a row of every width.
+    `rate_sum` / `reports` is the mean rate; the others are how much the totals grew."""
 
     membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="rollups")
-    bucket = models.BigIntegerField()  # seconds since 1970, a multiple of BUCKET
+    width = models.PositiveSmallIntegerField(default=BUCKET)
+    bucket = models.BigIntegerField()  # seconds since 1970, a multiple of the width
     reports = models.PositiveIntegerField(default=0)
     rate_sum = models.FloatField(default=0)
     tokens = models.BigIntegerField(default=0)
@@ -23,10 +28,11 @@ class Rollup(models.Model):
     peer_bytes_received = models.BigIntegerField(default=0)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["membership", "bucket"], name="one_rollup_a_bucket")]
+        constraints = [models.UniqueConstraint(fields=["membership", "width", "bucket"], name="one_rollup_a_bucket")]
+        indexes = [models.Index(fields=["width", "bucket"], name="rollups_by_age")]
 
     def __str__(self) -> str:
-        return f"{self.membership_id} at {self.bucket}"
+        return f"{self.membership_id}, {self.width} s at {self.bucket}"
 
 
 class Point(models.Model):
@@ -42,7 +48,10 @@ class Point(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["membership", "seq", "position"], name="one_point_a_place")]
-        indexes = [models.Index(fields=["membership", "kind", "tokens"])]
+        indexes = [
+            models.Index(fields=["membership", "kind", "tokens"]),
+            models.Index(fields=["at"], name="points_by_age"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.loss:.4f} at {self.tokens:,}"

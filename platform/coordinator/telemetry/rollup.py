@@ -19,8 +19,10 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from barnraise.wire import Activity, Report
+from coordinator import metrics
 from coordinator.fleet.models import Membership
-from coordinator.telemetry.models import BUCKET, Point, Receipt, Rollup
+from coordinator.telemetry import checkpoints, credit
+from coordinator.telemetry.models import BUCKET, WIDTHS, Point, Receipt
 from coordinator.telemetry.stream import PENDING, client
 
 log = logging.getLogger("coordinator.telemetry")
@@ -30,6 +32,7 @@ ENTRIES = 1000  # a transaction
 GAP_MINUTES = 10
 WAIT_SECONDS = 5.0
 TOTALS = ("tokens", "updates_sent", "updates_received", "peer_bytes_sent", "peer_bytes_received")
+GROWN = ("reports", "rate_sum", *TOTALS)
 MOST = 1 << 50  # of what a total may grow by in one report: sums stay within 63 bits
 LATEST = ("version", "activity", "incarnation", "step", "tokens", "ledger_tokens", "rate", "updates_sent",
           "updates_received", "peers", "peer_bytes_sent", "peer_bytes_received", "vector")  # fmt: skip
@@ -47,6 +50,7 @@ def drain(*, wait: bool = False) -> int:
                     pipe.lrem(PENDING, 1, text)  # by value: after a restart the queue may not begin where it did
                 pipe.execute()
             moved += len(raw)
+            metrics.count("barnraise_reports_total", by=len(raw))
     return moved
 
 
@@ -93,7 +97,7 @@ def _store_all(raw: list[str]) -> None:
 
 def store(pk: int, reports: list[Report], received: float) -> None:
     """One machine's reports, in any order and any duplication, within the caller's transaction."""
-    member = Membership.objects.select_for_update(of=("self",)).select_related("run").filter(pk=pk).first()
+    member = Membership.objects.select_for_update(of=("self",)).select_related("run", "machine").filter(pk=pk).first()
     if member is None:
         log.info("reports of membership %s came after it was deleted", pk)
         return
@@ -106,6 +110,8 @@ def store(pk: int, reports: list[Report], received: float) -> None:
         for i, p in enumerate(r.points)
     )
     _add_rollups(member, [fresh[seq] for seq in sorted(fresh)], received)
+    checkpoints.note(member, list(fresh.values()))
+    credit.note(member, list(fresh.values()))
     _move_mark(member, held, set(fresh), again)
     member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
     member.save()
@@ -118,7 +124,7 @@ def _measured(member: Membership, report: Report, received: float) -> float:
 
 def _add_rollups(member: Membership, reports: list[Report], received: float) -> None:
     """Adds each report to its bucket, and takes the newest's numbers over into the membership."""
-    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # by the finest bucket
     for report in reports:
         into = sums[int(_measured(member, report, received)) // BUCKET * BUCKET]
         into["reports"] += 1
@@ -137,12 +143,30 @@ def _add_rollups(member: Membership, reports: list[Report], received: float) -> 
         if report.trade:
             member.trade = report.trade.model_dump()
         member.anchor, member.addresses, member.latest = report.anchor or "", list(report.addresses), report.seq
-    rows = {row.bucket: row for row in Rollup.objects.filter(membership=member, bucket__in=list(sums))}
+    _grow(member, sums)
+
+
+def _grow(member: Membership, sums: dict[int, dict[str, float]]) -> None:
+    """Adds to the rows of every width, in one statement."""
+    wider: dict[tuple[int, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for bucket, grown in sums.items():
-        row = rows.setdefault(bucket, Rollup(membership=member, bucket=bucket))
-        for name, value in grown.items():
-            setattr(row, name, getattr(row, name) + (value if name == "rate_sum" else int(value)))
-        row.save()
+        for width in WIDTHS:
+            for name, value in grown.items():
+                wider[width, bucket // width * width][name] += value
+    if not wider:
+        return
+    rows = [
+        (member.pk, *place, *(grown[name] if name == "rate_sum" else int(grown[name]) for name in GROWN))
+        for place, grown in sorted(wider.items())
+    ]
+    marks = ", ".join([f"({', '.join(['%s'] * (3 + len(GROWN)))})"] * len(rows))
+    adding = ", ".join(f"{name} = telemetry_rollup.{name} + excluded.{name}" for name in GROWN)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO telemetry_rollup (membership_id, width, bucket, {', '.join(GROWN)}) VALUES {marks} "
+            f"ON CONFLICT (membership_id, width, bucket) DO UPDATE SET {adding}",
+            [value for row in rows for value in row],
+        )
 
 
 def _move_mark(member: Membership, held: dict[int, datetime], fresh: set[int], again: bool) -> None:

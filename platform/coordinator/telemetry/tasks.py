@@ -8,21 +8,23 @@ from django.db.models import Q
 from django.utils import timezone
 
 from barnraise.wire import Status
-from coordinator.accounts.models import Enrolment
+from coordinator.accounts.models import Enrolment, Invitation
 from coordinator.fleet.facts import advance
+from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
+from coordinator.telemetry import retention
 from coordinator.telemetry.rollup import drain
 
 log = logging.getLogger("coordinator.telemetry")
 
 
-@shared_task(name="telemetry.rollup")
+@shared_task(name="telemetry.rollup", max_retries=0)
 def rollup() -> int:
     """The queue of reports into Postgres."""
     return drain()
 
 
-@shared_task(name="telemetry.tick")
+@shared_task(name="telemetry.tick", max_retries=0)
 def tick() -> int:
     """Every run that can change by itself, one step on. How many did."""
     changed = 0
@@ -35,8 +37,17 @@ def tick() -> int:
     return changed
 
 
+@shared_task(name="telemetry.retain")
+def retain() -> int:
+    """Old rows go, finer ones sooner. How many."""
+    return retention.retain()
+
+
 @shared_task(name="telemetry.tidy")
 def tidy() -> int:
-    """Forgets enrolments that nobody decided on, a day after they expired."""
+    """Forgets enrolments that nobody decided on, invitations that nobody answered, and where revoked machines were (a
+    report that was still on its way may have said it again)."""
     old = Enrolment.objects.filter(decision=Enrolment.Decision.PENDING, expires__lt=timezone.now() - timedelta(days=1))
-    return old.delete()[0]
+    late = Invitation.objects.filter(expires__lt=timezone.now())
+    Membership.objects.filter(machine__revoked__isnull=False).exclude(addresses=[]).update(addresses=[])
+    return old.delete()[0] + late.delete()[0]

@@ -1,54 +1,24 @@
-"""The form of a run: a name, a preset, a text and a budget; everything else is folded away and has a default."""
+"""The forms of a run: a name, a preset, a text and a budget, everything else folded away with a default; and its terms,
+which may change at any time."""
 
 import dataclasses
 from typing import Any
+from uuid import UUID
 
 from django import forms
 
 from barnraise.errors import SpecError
-from barnraise.spec import PRESETS, SCHEDULES, SOURCES, TOKENIZERS, RunSpec, preset
-from coordinator.runs.drafts import spec_from_fields
+from barnraise.spec import PRESETS, RunSpec, preset
+from coordinator.runs.drafts import OFFERED, spec_from_fields
 from coordinator.runs.models import Run
+from coordinator.runs.terms import Terms
+from coordinator.web import fields as words
+from coordinator.web.fields import ADVANCED, APART, CHOICES, OWN, PLAIN, TERMS, number, plain_number, sentence
 
 SHAPE = ("layers", "width", "heads", "context", "vocabulary")
-SOURCE_WORDS = {"stdlib": "Python's standard library (about 12 MB of source code)"}
-TOKENIZER_WORDS = {"bpe": "Byte-pair encoding, learnt from the text", "bytes": "Bytes (256 tokens)"}
 START = "gpt-nano"
-
-# dotted field → (label, help). Those without a default elsewhere show the spec's own as placeholder.
-ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
-    "Shape of the model": {
-        "model.layers": ("Layers", ""),
-        "model.width": ("Width", "divisible by the heads"),
-        "model.heads": ("Heads", ""),
-        "model.context": ("Context", "tokens the model looks back"),
-        "model.vocabulary": ("Vocabulary", "tokens it knows"),
-    },
-    "How it learns": {
-        "recipe.learning_rate": ("Learning rate", "at its highest"),
-        "recipe.schedule": ("Schedule", "of the learning rate"),
-        "recipe.warmup_tokens": ("Warm-up", "tokens until the learning rate is full"),
-        "recipe.weight_decay": ("Weight decay", ""),
-        "recipe.clip": ("Clip", "norm of the gradient"),
-        "recipe.step_sequences": ("Sequences a step", "on each machine"),
-        "recipe.evaluate_every": ("Validate every", "tokens of the whole run"),
-    },
-    "How machines agree": {
-        "recipe.round_steps": ("Steps a round", "between two updates of a machine"),
-        "recipe.outer_rate": ("Outer rate", "how much of a round goes into its update"),
-        "recipe.outer_momentum": ("Outer momentum", ""),
-        "recipe.feedback_decay": ("Error feedback", "how much of what compression dropped is kept"),
-    },
-    "The text and the rest": {
-        "text.held_out": ("Held out", "share of the text kept for validation"),
-        "text.shard_tokens": ("Tokens a shard", ""),
-        "seed": ("Seed", "random, when left empty"),
-        "quorum": ("Machines to wait for", "before training starts"),
-        "report_every": ("Seconds between reports", "of each machine to this site"),
-    },
-}
-OWN = {"quorum": 1, "report_every": 5.0}  # of the run rather than of its spec
-PLAIN = ("recipe.token_budget", "text.source", "text.tokenizer")
+BUDGET = "2000000"
+VOLUNTEERS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +29,65 @@ class PresetCard:
     chosen: bool
 
 
-class RunForm(forms.Form):
+class Telling(forms.Form):
+    """Puts what a run says is wrong at the fields it is about."""
+
+    def tell(self, error: SpecError) -> None:
+        """Each problem at its field; what has no field here, above the form."""
+        for name, text in error.problems.items():
+            if name in self.fields:
+                if name not in self._errors:
+                    self.add_error(name, sentence(text))
+            else:
+                self.add_error(None, f"{name}: {text}")
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(id of the field, sentence): the list above the form."""
+        return [(self[name].auto_id, next(iter(self.errors[name]))) for name in self.fields if name in self.errors]
+
+    def typed_number(self, name: str, kind: type, default: float) -> float:
+        text = plain_number(self.cleaned_data.get(name) or "")
+        try:
+            return kind(text) if text else default
+        except (ValueError, OverflowError):
+            what = "a whole number" if kind is int else "a number"
+            self.add_error(name, sentence(f"must be {what}, not '{text[:40]}'"))
+            return default
+
+    def typed_terms(self) -> Terms:
+        """Gigabytes are typed, and bytes are meant. Their ranges are the terms' to check."""
+        sizes = {}
+        for name in ("least_memory", "least_device_memory"):
+            gigabytes = self.typed_number(name, float, 0.0)
+            if not -1e9 < gigabytes < 1e9:  # NaN neither
+                self.add_error(name, "This is not a size that a machine could have.")
+                gigabytes = 0.0
+            sizes[name] = round(gigabytes * 1e9)
+        said = self.cleaned_data
+        team = UUID(said["team"]) if said.get("team") else None
+        return Terms(access=said.get("access") or "anyone", notes=said.get("notes") or "", team=team, **sizes)
+
+
+class TermsForm(Telling):
+    """Who may join a run, and its notes."""
+
+    def __init__(self, *args, run: Run, **kwargs):
+        super().__init__(*args, initial=typed_as(run.terms), **kwargs)
+        self.run = run
+        self.fields.update(words.term_fields(run.owner))
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        cleaned["terms"] = terms = self.typed_terms()
+        if found := terms.problems():
+            self.tell(SpecError(found))
+        return cleaned
+
+    def save(self, actor) -> None:
+        self.run.arrange(self.cleaned_data["terms"], actor=actor)
+
+
+class RunForm(Telling):
     """Numbers are text here: 1e6, 1_000_000 and 1,000,000 all mean a million, and what was typed stays as typed."""
 
     name = forms.CharField(
@@ -67,67 +95,59 @@ class RunForm(forms.Form):
     )
     preset = forms.ChoiceField(choices=[(name, name) for name in PRESETS], initial=START, label="Model")
 
-    def __init__(self, *args, run: Run | None = None, **kwargs):
+    def __init__(self, *args, run: Run | None = None, owner=None, **kwargs):
+        """`owner`: whose run it would be; of one that is edited it is known."""
         self.run = run
         if run:
             kwargs["initial"] = _typed(run)
         super().__init__(*args, **kwargs)
         defaults = _flat(RunSpec(model=preset(START)))
-        self.fields["recipe.token_budget"] = _number(
-            "Token budget", "Training ends when all machines together have trained on so many.", "2000000"
+        self.fields["recipe.token_budget"] = number(
+            "Token budget", "Training ends when all machines together have trained on so many.", BUDGET
         )
-        self.fields["text.source"] = _choice("Text", SOURCES, SOURCE_WORDS)
-        self.fields["text.tokenizer"] = _choice("Tokenizer", TOKENIZERS, TOKENIZER_WORDS)
+        self.fields["text.source"] = words.choice("Text", words.SOURCE_WORDS)
+        self.fields["text.places"] = words.lines(
+            "From where",
+            "A dataset as owner/name, or addresses of .txt and .jsonl files, one a line. A machine of yours fetches "
+            "them; files of your own it takes from barnraise seed.",
+            2,
+            9_000,
+        )
+        self.fields["text.tokenizer"] = words.choice("Tokenizer", words.TOKENIZER_WORDS)
+        self.fields.update(words.term_fields(run.owner if run else owner))
+        self.fields["volunteers"] = number("Volunteers you hope for", "", str(VOLUNTEERS))
         for section in ADVANCED.values():
             for name, (label, note) in section.items():
                 if run and name in OWN:
                     continue
-                if name == "recipe.schedule":
-                    known = [(schedule, schedule.capitalize()) for schedule in SCHEDULES]
+                if known := CHOICES.get(name):
+                    now = self.initial.get(name)
+                    known = known if now in (None, *dict(known)) else [*known, (now, now)]
                     self.fields[name] = forms.ChoiceField(required=False, choices=known, label=label, help_text=note)
                     continue
                 hint = "" if name == "seed" else str(OWN.get(name, defaults.get(name, "")))
-                self.fields[name] = _number(label, note, hint)
+                self.fields[name] = number(label, note, hint)
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
-        fields = {
+        typed = {
             name: value.strip() if isinstance(value, str) else value
             for name, value in cleaned.items()
-            if name not in ("name", "preset", *OWN)
+            if name not in APART and value
         }
-        fields["recipe.token_budget"] = fields.get("recipe.token_budget") or "2000000"
-        own = self._own(cleaned)
+        typed = {**OFFERED, "recipe.token_budget": BUDGET, **typed}
+        own = {name: self.typed_number(name, type(default), default) for name, default in OWN.items()}
+        cleaned["terms"] = terms = self.typed_terms()
+        found = terms.problems()
         if not 1 <= len(" ".join(cleaned.get("name", "").split())) <= 80:
-            self.add_error("name", "Give the run a name of 1 to 80 characters.")
+            found["name"] = "give the run a name of 1 to 80 characters"
+        self.tell(SpecError(found))
         try:
-            cleaned["spec"] = spec_from_fields(fields, cleaned.get("preset") or START)
+            cleaned["spec"] = spec_from_fields(typed, cleaned.get("preset") or START)
         except SpecError as error:
             self.tell(error)
         cleaned.update(own)
         return cleaned
-
-    def _own(self, cleaned: dict[str, Any]) -> dict[str, Any]:
-        """Of the run itself. Their ranges are the run's to check."""
-        found = {}
-        for name, default in OWN.items():
-            text = (cleaned.get(name) or "").strip().replace(",", "").replace("_", "")
-            try:
-                found[name] = type(default)(text) if text else default
-            except ValueError:
-                found[name] = default
-                kind = "a whole number" if isinstance(default, int) else "a number"
-                self.add_error(name, _sentence(f"must be {kind}, not '{text[:40]}'"))
-        return found
-
-    def tell(self, error: SpecError) -> None:
-        """Each problem at its field; what has no field here, above the form."""
-        for name, sentence in error.problems.items():
-            if name in self.fields:
-                if name not in self._errors:
-                    self.add_error(name, _sentence(sentence))
-            else:
-                self.add_error(None, f"{name}: {sentence}")
 
     def save(self, owner) -> Run | None:
         """The run, made or changed; None when the run itself found problems, which are then at their fields."""
@@ -135,10 +155,11 @@ class RunForm(forms.Form):
         try:
             if self.run is None:
                 own = {name: cleaned[name] for name in OWN}
-                return Run.create(owner, cleaned["name"], cleaned["spec"], **own)
-            if not self.run.edit(cleaned["name"], cleaned["spec"]):
+                return Run.create(owner, cleaned["name"], cleaned["spec"], terms=cleaned["terms"], **own)
+            if not self.run.edit(cleaned["name"], cleaned["spec"], actor=owner):
                 self.add_error(None, "The run was launched or changed meanwhile: go back and look at it again.")
                 return None
+            self.run.arrange(cleaned["terms"], actor=owner)
             return self.run
         except SpecError as error:
             self.tell(error)
@@ -157,6 +178,9 @@ class RunForm(forms.Form):
     def plain(self) -> list[forms.BoundField]:
         return [self[name] for name in PLAIN]
 
+    def joining(self) -> list[forms.BoundField]:
+        return [self[name] for name in TERMS if name in self.fields]
+
     def sections(self) -> list[tuple[str, list[forms.BoundField]]]:
         return [(title, [self[name] for name in names if name in self.fields]) for title, names in ADVANCED.items()]
 
@@ -164,33 +188,24 @@ class RunForm(forms.Form):
         """Whether something folded away has a value or a problem."""
         folded = [field for _, fields in self.sections() for field in fields]
         typed = self.data if self.is_bound else self.initial
-        return any(field.errors or typed.get(field.name) not in (None, "", SCHEDULES[0]) for field in folded)
+        usual = {name: known[0][0] for name, known in CHOICES.items()}
+        return any(field.errors or typed.get(field.name) not in (None, "", usual.get(field.name)) for field in folded)
 
-    def problems(self) -> list[tuple[str, str]]:
-        """(id of the field, sentence): the list above the form."""
-        return [(self[name].auto_id, next(iter(self.errors[name]))) for name in self.fields if name in self.errors]
-
-
-def _number(label: str, note: str, placeholder: str) -> forms.CharField:
-    attrs = {"placeholder": placeholder, "autocomplete": "off", "class": "number-input", "inputmode": "decimal"}
-    return forms.CharField(
-        required=False, max_length=40, label=label, help_text=note, widget=forms.TextInput(attrs=attrs)
-    )
+    def volunteers(self) -> int:
+        """How many the estimate is for, whatever was typed."""
+        text = plain_number(self.data.get("volunteers") or "")
+        return max(1, min(int(text), 10_000)) if text.isascii() and text.isdigit() else VOLUNTEERS
 
 
-def _choice(label: str, known: tuple[str, ...], words: dict[str, str]) -> forms.ChoiceField:
-    order = sorted(known, key=lambda name: list(words).index(name) if name in words else len(words))
-    return forms.ChoiceField(
-        required=False,
-        choices=[(name, words.get(name, name)) for name in order],
-        initial=order[0],
-        label=label,
-        widget=forms.RadioSelect,
-    )
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
+def typed_as(terms: Terms) -> dict[str, str]:
+    """Terms as somebody would have typed them."""
+    sizes = {name: getattr(terms, name) for name in ("least_memory", "least_device_memory")}
+    return {
+        "access": terms.access,
+        "team": str(terms.team or ""),
+        "notes": terms.notes,
+        **{name: f"{size / 1e9:.10g}" if size else "" for name, size in sizes.items()},
+    }
 
 
 def _flat(spec: RunSpec) -> dict[str, Any]:
@@ -206,5 +221,7 @@ def _typed(run: Run) -> dict[str, Any]:
     near = [name for name in PRESETS if all(shape[p] == getattr(preset(name), p) for p in ("layers", "width", "heads"))]
     chosen = near[0] if near else START
     defaults = {**_flat(RunSpec(model=preset(chosen, 256 if spec.text.tokenizer == "bytes" else None))), "seed": None}
-    changed = {n: str(v) for n, v in _flat(spec).items() if n in PLAIN or v != defaults[n]}
-    return {**changed, "name": run.name, "preset": chosen}
+    always = {*PLAIN, *CHOICES}
+    changed = {n: str(v) for n, v in _flat(spec).items() if n in always or v != defaults[n]}
+    changed["text.places"] = "\n".join(spec.text.places)
+    return {**changed, **typed_as(run.terms), "name": run.name, "preset": chosen}

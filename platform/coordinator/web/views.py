@@ -1,19 +1,17 @@
-"""Every page but allauth's and the admin's."""
-
-import uuid
+"""The pages of runs: the list, one run, its form. Machines have theirs in `machines.py`."""
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
-from django.db.models import F
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise import wire
-from coordinator.accounts.models import Enrolment, Machine, Refused
 from coordinator.live.picture import Picture
+from coordinator.runs import notes
 from coordinator.runs.models import Run
+from coordinator.telemetry import checkpoints
 from coordinator.web.forms import RunForm
 
 LISTED = 200  # runs on one page
@@ -22,7 +20,10 @@ CONTROLS = {
     "pause": "Paused. Machines keep their state and wait.",
     "resume": "Training goes on.",
     "cancel": "The run is cancelled.",
+    "archive": "Put away: it is in no list any more, and stays at this address.",
+    "unarchive": "It is in the lists again.",
 }
+ORGANISERS = "Only organisers create runs here: ask the staff to make you one."
 UNFINISHED = [s.value for s in wire.Status if s not in (wire.Status.FINISHED, wire.Status.CANCELLED)]
 
 
@@ -34,7 +35,7 @@ def home(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def run_list(request: HttpRequest) -> HttpResponse:
-    found = Run.objects.visible_to(request.user).select_related("owner")[:LISTED]
+    found = Run.objects.visible_to(request.user).listed().select_related("owner")[:LISTED]
     under_way = [run for run in found if not run.is_over]
     over = [run for run in found if run.is_over]
     part = request.headers.get("HX-Request") == "true"
@@ -43,7 +44,9 @@ def run_list(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def run_new(request: HttpRequest) -> HttpResponse:
-    form = RunForm(request.POST or None)
+    if not request.user.may_create_runs:
+        raise PermissionDenied(ORGANISERS)
+    form = RunForm(request.POST or None, owner=request.user)
     if request.method == "POST" and form.is_valid() and (run := form.save(request.user)):
         messages.success(request, "Here is your draft. Look it over, then launch it.")
         return redirect(run)
@@ -63,25 +66,6 @@ def run_edit(request: HttpRequest, slug: str) -> HttpResponse:
     return render(request, "run_form.html", {"form": form, "run": run}, status=422 if form.is_bound else 200)
 
 
-@login_required
-@require_POST
-def run_estimate(request: HttpRequest) -> HttpResponse:
-    """What the form as typed so far comes to; an htmx fragment."""
-    form = RunForm(request.POST)
-    spec = form.cleaned_data.get("spec") if form.is_valid() or "spec" in form.cleaned_data else None
-    found = {}
-    if spec:
-        size = spec.model.parameters
-        found = {
-            "parameters": size,
-            "memory": size * (12 + 12 + 4),  # to train, to exchange, and the gradient: bytes a parameter
-            "update": size,  # dense8: a byte a parameter
-            "round": spec.recipe.step_sequences * spec.model.context * spec.recipe.round_steps,
-            "tokens_each": spec.recipe.token_budget / size,
-        }
-    return render(request, "parts/estimate.html", {"estimate": found, "problems": len(form.errors)})
-
-
 @require_safe
 def run_page(request: HttpRequest, slug: str) -> HttpResponse:
     run = visible(request, slug)
@@ -97,10 +81,21 @@ def run_page(request: HttpRequest, slug: str) -> HttpResponse:
             "share": min(1.0, share),
             "workers": sorted(picture.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])),
             "mine": run.may_control(request.user),
+            "checkpoints": checkpoints.lines(run),
+            "notes": notes.html(run.notes),
+            "refusal": joining_problem(request, run),
+            "invitations": run.invitations.filter(withdrawn=None) if run.may_control(request.user) else (),
             "site": site(request),
             "has_machine": request.user.is_authenticated and request.user.machines.filter(revoked=None).exists(),
         },
     )
+
+
+@require_safe
+def run_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
+    """The list of checkpoints alone, for htmx."""
+    run = visible(request, slug)
+    return render(request, "parts/checkpoints.html", {"run": run, "checkpoints": checkpoints.lines(run)})
 
 
 @login_required
@@ -109,60 +104,20 @@ def run_control(request: HttpRequest, slug: str, action: str) -> HttpResponse:
     run = controlled(request, slug)
     if action not in CONTROLS:
         raise Http404
-    if getattr(run, action)():
+    if getattr(run, action)(actor=request.user):
         messages.success(request, CONTROLS[action])
     else:
         messages.error(request, f"The run is {run.status} now, so it cannot {action}.")
     return redirect(run)
 
 
-@login_required
-@require_safe
-def machine_list(request: HttpRequest) -> HttpResponse:
-    machines = request.user.machines.prefetch_related("memberships__run").order_by(
-        F("revoked").asc(nulls_first=True), "-enrolled"
-    )
-    return render(request, "machines.html", {"machines": machines, "site": site(request)})
-
-
-@login_required
-@require_POST
-def machine_revoke(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
-    found = get_object_or_404(Machine, pk=machine, owner=request.user)
-    if found.revoke():
-        messages.success(request, f"{found.name} is revoked: this site refuses it, and its peers hear of that.")
-    return redirect("machines")
-
-
-@login_required
-@require_safe
-def enrol_code(request: HttpRequest) -> HttpResponse:
-    """For a code that is typed rather than followed."""
-    typed = request.GET.get("code", "").strip()
-    if typed and (found := Enrolment.find(typed)):
-        return redirect("enrol", code=found.code)
-    return render(request, "enrol_code.html", {"typed": typed}, status=404 if typed else 200)
-
-
-@login_required
-def enrol(request: HttpRequest, code: str) -> HttpResponse:
-    found = Enrolment.find(code)
-    if found is None or found.decided_by_id not in (None, request.user.pk):  # decided by somebody else: not theirs
-        return render(request, "enrol_code.html", {"typed": code}, status=404)
-    refusal = ""
-    if request.method == "POST":
-        try:
-            if request.POST.get("answer") == "approve":
-                found.approve(request.user)
-            else:
-                found.refuse(request.user)
-        except Refused as error:
-            refusal = f"{str(error)[:1].upper()}{str(error)[1:]}."
-    about = wire.Machine.model_validate(found.about)
-    context = {"enrolment": found, "about": about, "refusal": refusal, "runs": []}
-    if found.status == "approved" and not refusal:
-        context["runs"] = Run.objects.visible_to(request.user).filter(status__in=UNFINISHED)[:3]
-    return render(request, "enrol.html", context, status=409 if refusal else 200)
+def joining_problem(request: HttpRequest, run: Run) -> str:
+    """What keeps this person from joining, as far as people go; "" for nothing."""
+    if run.is_over:
+        return f"The run is {run.status}; nobody can join it any more."
+    if run.access != "anyone" and not (request.user.is_authenticated and run.open_to(request.user)):
+        return f"It {run.circle}: ask {run.owner.shown_name} to let you in."
+    return ""
 
 
 def visible(request: HttpRequest, slug: str) -> Run:

@@ -202,6 +202,14 @@ class Anchor:
     def sketch(self, index: int) -> str:
         return sketch(self.fragments[index])
 
+    def checksum(self) -> str:
+        """All fragments' sketches in one: the sum of them, each as often as its place says."""
+        sums = self.sums or [self.sketch(index) for index in range(len(self.fragments))]
+        total = "0" * 16
+        for place, each in enumerate(sums, 1):
+            total = add_sketches(total, each, times=2 * place - 1)
+        return total
+
     def sound(self, index: int, units: torch.Tensor | None = None) -> bool:
         """Whether a fragment (or `units`, in its place) has the sketch that its updates add up to. The lower halves are
         compared: a weight that wrapped around changes the upper one, a single damaged weight always the lower."""

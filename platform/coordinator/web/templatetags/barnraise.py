@@ -2,14 +2,17 @@
 
 import json
 import math
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
 from django import template
 from django.conf import settings
 from django.templatetags.static import static
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.timesince import timesince
 
 from barnraise.wire import Status
 from coordinator.web import drawing
@@ -120,3 +123,34 @@ def percent(share: float) -> str:
 @register.filter
 def status_word(status: str) -> str:
     return Status(status).value.capitalize()
+
+
+@register.filter
+def span(seconds: float) -> str:
+    """How long, in the one unit that says it best: 0.42 s, 35 s, 12 min, 3.4 h, 5.2 days, 8 years."""
+    seconds = float(seconds)
+    if not math.isfinite(seconds):
+        return "for ever"
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    for unit, length, past in (("min", 60, 90), ("h", 3600, 48), ("days", 86_400, 730)):
+        if (value := seconds / length) < past:
+            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+    return f"{seconds / 31_557_600:,.0f} years"
+
+
+@register.filter
+def gigabytes(size: int) -> str:
+    return f"{size / 1e9:.10g} GB"
+
+
+@register.filter
+def ago(then: datetime) -> str:
+    """As timesince, without its "0 minutes"."""
+    return f"{timesince(then)} ago" if (timezone.now() - then).total_seconds() >= 60 else "just now"
+
+
+@register.filter
+def rate(value: float, unit: str) -> str:
+    """1.83e11, "FLOP" → "183 GFLOP/s": with the letters that rates have, which are not those of counts."""
+    return f"{count(value).replace(' B', ' G') if value >= 1000 else f'{value:.0f} '}{unit}/s"

@@ -1,0 +1,13 @@
+"""The letters that are not allauth's."""
+
+from django.conf import settings
+from django.template.loader import render_to_string
+
+from coordinator.accounts import tasks
+from coordinator.accounts.teams import INVITATION_DAYS, Invitation
+
+
+def invitation(made: Invitation, link: str) -> None:
+    told = {"made": made, "link": link, "days": INVITATION_DAYS, "site": settings.MIRROR_NAME}
+    body = render_to_string("letters/invitation.txt", told)
+    tasks.post.delay(f"{made.by.shown_name} invites you to {made.team.name}", body, made.email)

@@ -1,0 +1,31 @@
+"""What happens to the keys of an account, as allauth tells it, into the audit log."""
+
+from typing import Any
+
+from allauth.account import signals as account
+from allauth.mfa import signals as mfa
+
+from coordinator.audit.log import record
+
+NOTED = {
+    account.user_signed_up: "user.sign_up",
+    account.password_changed: "user.password",
+    account.password_set: "user.password",
+    account.password_reset: "user.password_reset",
+    account.email_changed: "user.address",
+    mfa.authenticator_added: "user.factor_added",
+    mfa.authenticator_removed: "user.factor_removed",
+    mfa.authenticator_reset: "user.factor_reset",
+}
+
+
+def listen() -> None:
+    for signal, action in NOTED.items():
+        signal.connect(_noter(action), weak=False, dispatch_uid=f"audit {action}")
+
+
+def _noter(action: str):
+    def note(sender: Any, user: Any, authenticator: Any = None, **rest: Any) -> None:
+        record(action, user, actor=user, **({"factor": authenticator.type} if authenticator else {}))
+
+    return note

@@ -1,0 +1,28 @@
+"""Letters on their way out."""
+
+from smtplib import SMTPException, SMTPRecipientsRefused
+
+from celery import shared_task
+from django.conf import settings
+from django.contrib.sessions.backends.db import SessionStore
+from django.core.mail import EmailMessage
+
+
+@shared_task(
+    name="accounts.post",
+    autoretry_for=(OSError, SMTPException),  # a mail server that is gone or busy
+    dont_autoretry_for=(SMTPRecipientsRefused,),
+    retry_backoff=10,  # seconds, doubling
+    retry_backoff_max=3600,
+    max_retries=12,
+    time_limit=60,
+)
+def post(subject: str, body: str, to: str, headers: dict[str, str] | None = None) -> None:
+    """One letter to one address. Tried again for about half a day; twice in the box is better than never."""
+    EmailMessage(" ".join(subject.split()), body, settings.DEFAULT_FROM_EMAIL, [to], headers=headers or {}).send()
+
+
+@shared_task(name="accounts.tidy", time_limit=120)
+def tidy() -> None:
+    """Sessions that ran out: a log-in that was never finished names an address too."""
+    SessionStore.clear_expired()

@@ -1,0 +1,194 @@
+"""Teams: people who lend their machines together, and the letters that invite others in."""
+
+import hashlib
+import secrets
+from datetime import timedelta
+
+from django.conf import settings
+from django.db import IntegrityError, models, transaction
+from django.db.models.functions import Lower
+from django.utils import timezone
+from django.utils.text import slugify
+from uuid6 import uuid7
+
+from coordinator.audit.log import record
+from coordinator.audit.models import Entry
+from coordinator.refusals import Refused
+
+MOST_TEAMS = 20  # a person may be in
+MOST_INVITATIONS = 20  # a person may send in a day: the site is nobody's spam cannon
+INVITATION_DAYS = 14
+PAGES = ("new", "invitations")  # addresses beside the teams' own
+
+
+class Team(models.Model):
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    slug = models.SlugField(max_length=80, unique=True, editable=False)
+    name = models.CharField(max_length=60)
+    created = models.DateTimeField(default=timezone.now, editable=False)
+    people = models.ManyToManyField(settings.AUTH_USER_MODEL, through="TeamMember", related_name="teams")
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(Lower("name"), name="one_team_a_name")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def get_absolute_url(self) -> str:
+        return f"/teams/{self.slug}/"
+
+    @classmethod
+    def found(cls, name: str, actor) -> "Team":
+        """A team with one member, who leads it. Raises Refused."""
+        name, pk = named(name), uuid7()
+        slug = slugify(name)[:60] or "team"
+        if slug in PAGES or cls.objects.filter(slug=slug).exists():
+            slug = f"{slug}-{pk.hex[-8:]}"
+        if actor.team_places.count() >= MOST_TEAMS:
+            raise Refused(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
+        try:
+            with transaction.atomic():
+                team = cls.objects.create(id=pk, slug=slug, name=name)
+                team.members.create(person=actor, leads=True)
+                record("team.found", team, actor=actor)
+        except IntegrityError:
+            raise Refused(f"there is a team called {name} already: choose another name") from None
+        return team
+
+    def rename(self, name: str, actor) -> None:
+        """The address stays: others may have it. Raises Refused."""
+        name, before = named(name), self.name
+        try:
+            with transaction.atomic():
+                Team.objects.filter(pk=self.pk).update(name=name)
+                self.name = name
+                record("team.rename", self, actor=actor, before=before)
+        except IntegrityError:
+            self.name = before
+            raise Refused(f"there is a team called {name} already: choose another name") from None
+
+    def may_lead(self, person) -> bool:
+        """Rename it, invite, remove."""
+        return bool(getattr(person, "pk", None)) and self.members.filter(person=person, leads=True).exists()
+
+    def admit(self, person, actor) -> bool:
+        """False when the person is in it already. Raises Refused."""
+        if person.team_places.count() >= MOST_TEAMS:
+            raise Refused(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
+        with transaction.atomic():
+            _, fresh = TeamMember.objects.get_or_create(team=self, person=person)
+            if fresh:
+                record("team.join", self, actor=actor, person=person.pk)
+        return fresh
+
+    def part(self, person, actor) -> bool:
+        """The person leaves, or is sent away. The last to lead hands on to who has been here longest; a team that
+        nobody is in is no more. False when the person was not in it."""
+        with transaction.atomic():
+            Team.objects.select_for_update().get(pk=self.pk)  # two who leave at once take turns
+            if not self.members.filter(person=person).delete()[0]:
+                return False
+            record("team.leave" if actor == person else "team.remove", self, actor=actor, person=person.pk)
+            if not self.members.exists():
+                self.disband(actor)
+            elif not self.members.filter(leads=True).exists():
+                self.promote(self.members.order_by("joined", "pk").first().person, actor)
+        return True
+
+    def promote(self, person, actor) -> bool:
+        with transaction.atomic():
+            changed = self.members.filter(person=person, leads=False).update(leads=True) == 1
+            if changed:
+                record("team.promote", self, actor=actor, person=person.pk)
+        return changed
+
+    def disband(self, actor, reason: str = "") -> None:
+        with transaction.atomic():
+            record("team.disband", self, actor=actor, reason=reason)
+            self.delete()
+
+
+class TeamMember(models.Model):
+    """A person's place in a team."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="members")
+    person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="team_places")
+    leads = models.BooleanField(default=False)
+    joined = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["joined", "pk"]
+        constraints = [models.UniqueConstraint(fields=["team", "person"], name="one_place_a_team")]
+
+    def __str__(self) -> str:
+        return f"{self.person} in {self.team}"
+
+
+class Invitation(models.Model):
+    """A letter to an address: whoever holds its link, and has an account, may join once. The row holds the address and
+    the link's digest, and goes with the answer."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="invitations")
+    email = models.EmailField()
+    token_digest = models.CharField(max_length=64, unique=True, editable=False)
+    by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    created = models.DateTimeField(default=timezone.now)
+    expires = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-created"]
+        constraints = [models.UniqueConstraint("team", Lower("email"), name="one_invitation_an_address")]
+
+    def __str__(self) -> str:
+        return f"an invitation to {self.team}"
+
+    @classmethod
+    def send(cls, team: Team, email: str, actor) -> tuple["Invitation", str]:
+        """(the invitation, the secret of its link). A newer one to the same address replaces an older. Raises
+        Refused."""
+        today = timezone.now() - timedelta(days=1)  # counted in the log: an answered invitation leaves no row here
+        if Entry.objects.filter(action="team.invite", actor=actor, at__gt=today).count() >= MOST_INVITATIONS:
+            raise Refused(f"you have sent {MOST_INVITATIONS} invitations today: send more tomorrow")
+        token = secrets.token_urlsafe(32)
+        with transaction.atomic():
+            team.invitations.filter(email__iexact=email).delete()
+            expires = timezone.now() + timedelta(days=INVITATION_DAYS)
+            made = cls.objects.create(
+                team=team, email=email.lower(), token_digest=_digest(token), by=actor, expires=expires
+            )
+            record("team.invite", team, actor=actor, invitation=made.pk)
+        return made, token
+
+    @classmethod
+    def find(cls, token: str) -> "Invitation | None":
+        """By the secret of its link, while it is good."""
+        found = cls.objects.filter(token_digest=_digest(token[:100]), expires__gt=timezone.now())
+        return found.select_related("team", "by").first()
+
+    def accept(self, person) -> None:
+        """Raises Refused."""
+        with transaction.atomic():
+            if not Invitation.objects.filter(pk=self.pk, expires__gt=timezone.now()).delete()[0]:
+                raise Refused("this invitation was used or withdrawn meanwhile: ask for another one")
+            self.team.admit(person, person)
+
+    def withdraw(self, actor) -> None:
+        """By the team that sent it, or by who got it and does not want it."""
+        with transaction.atomic():
+            if Invitation.objects.filter(pk=self.pk).delete()[0]:
+                record("team.uninvite", self.team, actor=actor, invitation=self.pk)
+
+
+def named(name: str) -> str:
+    """As it is kept. Raises Refused."""
+    name = " ".join("".join(c for c in name if c.isprintable() or c.isspace()).split())
+    if not 1 <= len(name) <= 60:
+        raise Refused("give the team a name of 1 to 60 characters")
+    return name
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,242 @@
+"""What scripts send and get: every field bounded, with an example. What workers send and get is in `barnraise.wire`."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from ninja import Field, Schema
+
+from barnraise.spec import PRESETS
+from barnraise.wire import Words
+
+Text = Annotated[str, Field(max_length=200)]
+RUN_ID = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
+MACHINE_ID = "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c"
+LATER = "0192f0c0-9a3e-7f40-8a5b-6c7d8e9f0a1d"
+
+
+def example(**fields: Any) -> dict[str, Any]:
+    return {"json_schema_extra": {"examples": [fields]}}
+
+
+class TermsIn(Schema):
+    """What is left out stays as it is."""
+
+    access: Literal["anyone", "invitation"] | None = None
+    least_memory: int | None = Field(None, ge=0, lt=1 << 50, description="Bytes of RAM a machine must have")
+    least_device_memory: int | None = Field(None, ge=0, lt=1 << 50, description="…and of GPU memory")
+    notes: str | None = Field(None, max_length=20_000, description="Markdown, shown on the run's page")
+
+    model_config = example(access="invitation", least_memory=8_000_000_000)
+
+
+class RunIn(Schema):
+    name: str = Field(min_length=1, max_length=80)
+    preset: str = Field("gpt-nano", description=f"One of {', '.join(PRESETS)}", max_length=40)
+    fields: dict[Annotated[str, Field(max_length=60)], str | int | float | list[Text]] = Field(
+        {}, description="Any field of the spec by its dotted name; the preset and the defaults say the rest"
+    )
+    terms: TermsIn = TermsIn()
+    quorum: int = Field(1, ge=1, le=10_000, description="Machines to wait for before training starts")
+    report_every: float = Field(5.0, ge=0.2, le=3600, description="Seconds between a machine's reports")
+    launch: bool = False
+
+    model_config = example(
+        name="Tiny stories",
+        preset="gpt2-124m",
+        fields={"recipe.token_budget": 1_000_000_000, "text.source": "huggingface", "text.places": ["owner/stories"]},
+        terms={"access": "anyone", "least_memory": 8_000_000_000},
+        launch=True,
+    )
+
+
+class CloneIn(Schema):
+    name: str = Field("", max_length=80, description="Of the copy")
+
+    model_config = example(name="Tiny stories, slower")
+
+
+class RunOut(Schema):
+    id: UUID
+    slug: str
+    name: str
+    owner: str
+    status: str
+    launch_requested: bool
+    parameters: int
+    tokens: int = Field(description="In the run's ledger")
+    token_budget: int
+    access: str
+    least_memory: int
+    least_device_memory: int
+    notes: str
+    archived: datetime | None
+    created: datetime
+    launched: datetime | None
+    started: datetime | None
+    finished: datetime | None
+    url: str
+    spec: dict[str, Any]
+
+    model_config = example(
+        id=RUN_ID, slug="tiny-stories", name="Tiny stories", owner="Ada", status="training", launch_requested=True,
+        parameters=124_439_808, tokens=61_440, token_budget=1_000_000_000, access="anyone", least_memory=8_000_000_000,
+        least_device_memory=0, notes="", archived=None, created="2026-11-21T20:00:00Z",
+        launched="2026-11-21T20:05:00Z", started="2026-11-21T20:06:00Z", finished=None,
+        url="https://barn.example.org/runs/tiny-stories/", spec={"model": {"layers": 12}},
+    )  # fmt: skip
+
+
+class MemberOut(Schema):
+    """A machine in a run, as everybody may see it."""
+
+    id: UUID
+    name: str
+    person: str
+    activity: str
+    alive: bool
+    last_seen: datetime
+    tokens: int
+    rate: float = Field(description="Tokens a second")
+    step: int
+    updates_sent: int
+    updates_received: int
+
+    model_config = example(
+        id=MACHINE_ID, name="attic-pc", person="Ada", activity="training", alive=True, last_seen="2026-11-21T20:10:00Z",
+        tokens=20_480, rate=5120.5, step=20, updates_sent=2, updates_received=4,
+    )  # fmt: skip
+
+
+class MemberPage(Schema):
+    items: list[MemberOut]
+    next: UUID | None = Field(description="Pass it as `after` for the next page; none after the last")
+
+    model_config = example(items=[], next=LATER)
+
+
+class CheckpointOut(Schema):
+    id: UUID
+    tokens: int
+    vector: str
+    digest: str = Field(description="BLAKE3 of the weights as little-endian int32")
+    checksum: str
+    size: int = Field(description="Bytes")
+    machines: int = Field(description="That said they hold it")
+    machines_here: int = Field(description="…and report now")
+    people: int
+    confirmed: bool = Field(description="Machines of two people say the same, and none otherwise")
+    disputed: bool = Field(description="Another digest was announced at the same updates")
+
+    model_config = example(
+        id=LATER, tokens=61_440, vector="0" * 63 + "a", digest="0" * 63 + "b", checksum="0123456789abcdef",
+        size=497_759_232, machines=3, machines_here=2, people=2, confirmed=True, disputed=False,
+    )  # fmt: skip
+
+
+class InvitationIn(Schema):
+    note: Words = Field("", max_length=80, description="Whom it is for; only you see it")
+
+    model_config = example(note="the chess club")
+
+
+class InvitationOut(Schema):
+    id: UUID
+    note: str
+    url: str
+    expires: datetime
+    guests: int
+
+    model_config = example(
+        id=LATER, note="the chess club", url="https://barn.example.org/runs/tiny-stories/invited/…/",
+        expires="2026-12-21T20:00:00Z", guests=0,
+    )  # fmt: skip
+
+
+class MachineIn(Schema):
+    name: str = Field(max_length=60)
+
+    model_config = example(name="attic-pc")
+
+
+class MachineOut(Schema):
+    id: UUID
+    key: str
+    name: str
+    system: str
+    cores: int
+    memory_bytes: int
+    accelerator: str
+    paused: bool
+    revoked: bool
+    enrolled: datetime
+    last_seen: datetime | None
+    hardware: dict[str, Any] | None = Field(description="As the machine measured itself, a HardwareView")
+
+    model_config = example(
+        id=MACHINE_ID, key="0" * 63 + "1", name="attic-pc", system="Linux", cores=8, memory_bytes=34_359_738_368,
+        accelerator="", paused=False, revoked=False, enrolled="2026-11-20T08:00:00Z", last_seen=None, hardware=None,
+    )  # fmt: skip
+
+
+class MachinePage(Schema):
+    items: list[MachineOut]
+    next: UUID | None = Field(description="Pass it as `after` for the next page; none after the last")
+
+    model_config = example(items=[], next=None)
+
+
+class EstimateIn(Schema):
+    preset: str = Field("gpt-nano", max_length=40)
+    fields: dict[Annotated[str, Field(max_length=60)], str | int | float | list[Text]] = {}
+    volunteers: int = Field(10, ge=1, le=10_000)
+
+    model_config = example(preset="gpt2-124m", fields={"recipe.token_budget": 1_000_000_000}, volunteers=25)
+
+
+class PaceOut(Schema):
+    line_megabits: int
+    seconds: float = Field(description="The whole run takes, with so many such machines")
+    steps_a_round: int
+    update: str = Field(description="How an update is said")
+    waits: float = Field(description="How many times longer than if lines carried everything")
+
+
+class NeedOut(Schema):
+    machine: str
+    refusal: str = Field(description="Why it cannot train this; empty where it can")
+    step_seconds: float
+    tokens_a_second: float
+    host_bytes: int
+    device_bytes: int
+    disk_bytes: int
+    limited_by: str
+    paces: list[PaceOut]
+
+
+class EstimateOut(Schema):
+    parameters: int
+    needs: list[NeedOut]
+
+    model_config = example(
+        parameters=124_439_808,
+        needs=[
+            {
+                "machine": "12 GB GPU", "refusal": "", "step_seconds": 0.6, "tokens_a_second": 13_653.0,
+                "host_bytes": 3_000_000_000, "device_bytes": 6_000_000_000, "disk_bytes": 0, "limited_by": "compute",
+                "paces": [
+                    {"line_megabits": 20, "seconds": 7325.0, "steps_a_round": 40, "update": "dense4", "waits": 1}
+                ],
+            }
+        ],
+    )  # fmt: skip
+
+
+class Me(Schema):
+    id: UUID
+    name: str
+    token: str
+    scopes: list[str]
+    expires: datetime
+
+    model_config = example(id=LATER, name="Ada", token="nightly", scopes=["runs:read"], expires="2027-11-21T20:00:00Z")

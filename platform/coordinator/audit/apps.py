@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class Audit(AppConfig):
+    name = "coordinator.audit"
+    label = "audit"

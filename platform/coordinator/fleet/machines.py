@@ -1,0 +1,74 @@
+"""What the site knows of a machine beyond its key: whether its owner lets it rest, and what it measured of itself."""
+
+from django.conf import settings
+from django.db import models, transaction
+from django.utils import timezone
+
+from barnraise import wire
+from barnraise.hardware import Hardware
+from coordinator.accounts.models import Machine
+from coordinator.audit.log import record
+
+
+class Rest(models.Model):
+    """While this row is there the machine takes no steps, in whichever run: its directives say "paused". It keeps its
+    state, stays connected, and goes on by itself once the row is gone."""
+
+    machine = models.OneToOneField(Machine, primary_key=True, on_delete=models.CASCADE, related_name="rest")
+    since = models.DateTimeField(default=timezone.now)
+    by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+
+    def __str__(self) -> str:
+        return f"{self.machine} rests"
+
+    @classmethod
+    def begin(cls, machine: Machine, *, actor=None) -> bool:
+        """False when it rests already, or was revoked."""
+        with transaction.atomic():
+            if not Machine.objects.select_for_update().filter(pk=machine.pk, revoked=None).exists():
+                return False
+            _, begun = cls.objects.get_or_create(machine=machine, defaults={"by": actor})
+            if begun:
+                record("machine.pause", machine, actor=actor)
+        return begun
+
+    @classmethod
+    def end(cls, machine: Machine, *, actor=None) -> bool:
+        """False when it does not rest."""
+        with transaction.atomic():
+            ended = cls.objects.filter(machine=machine).delete()[0] == 1
+            if ended:
+                record("machine.resume", machine, actor=actor)
+        return ended
+
+
+class Measured(models.Model):
+    """What a machine can do, as it measured itself and told when it last joined a run: a `wire.HardwareView`."""
+
+    machine = models.OneToOneField(Machine, primary_key=True, on_delete=models.CASCADE, related_name="measured")
+    told = models.JSONField()
+    at = models.DateTimeField(default=timezone.now)
+
+    def __str__(self) -> str:
+        return f"{self.machine}, measured"
+
+    @classmethod
+    def note(cls, machine: Machine, told: wire.HardwareView) -> None:
+        cls.objects.update_or_create(
+            machine=machine, defaults={"told": told.model_dump(mode="json"), "at": timezone.now()}
+        )
+
+    @property
+    def hardware(self) -> Hardware:
+        """As the planner takes it."""
+        return Hardware.from_json(wire.HardwareView.model_validate(self.told).model_dump_json())
+
+
+def rests(machine: Machine) -> bool:
+    """Whether it does; no query where `rest` was selected with the machine."""
+    return getattr(machine, "rest", None) is not None
+
+
+def measured(machine: Machine) -> Hardware | None:
+    found = getattr(machine, "measured", None)
+    return found.hardware if found else None

@@ -1,0 +1,9 @@
+from django.apps import AppConfig
+
+
+class Notify(AppConfig):
+    name = "coordinator.notify"
+    label = "notify"
+
+    def ready(self) -> None:
+        from coordinator.notify import leaving  # noqa: F401  (it listens)

@@ -1,0 +1,52 @@
+"""What people choose to be told, and where their programs hear of it."""
+
+from django import forms
+
+from coordinator import outside
+from coordinator.notify.kinds import Kind
+from coordinator.notify.models import Choice, Webhook
+from coordinator.refusals import Refused
+
+
+class ChoicesForm(forms.Form):
+    """Two boxes a kind, called `site-<kind>` and `email-<kind>`."""
+
+    def __init__(self, *args, person, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.person = person
+        for kind, choice in Choice.of(person).items():
+            for where in ("site", "email"):
+                self.fields[f"{where}-{kind}"] = forms.BooleanField(
+                    required=False, initial=getattr(choice, where), label=f"{Kind(kind).label}: {where}"
+                )
+
+    def save(self) -> None:
+        for kind in Kind:
+            wanted = {where: self.cleaned_data[f"{where}-{kind.value}"] for where in ("site", "email")}
+            Choice.choose(self.person, kind.value, **wanted)
+
+    def rows(self) -> list[tuple[str, forms.BoundField, forms.BoundField]]:
+        """(words, the box of the site, the box of letters)."""
+        return [(kind.label, self[f"site-{kind.value}"], self[f"email-{kind.value}"]) for kind in Kind]
+
+
+class WebhookForm(forms.Form):
+    url = forms.CharField(
+        label="URL",
+        max_length=500,
+        help_text="https only, and a public address.",
+        widget=forms.TextInput(attrs={"inputmode": "url", "placeholder": "https://example.org/hook"}),
+    )
+    kinds = forms.MultipleChoiceField(
+        label="Of what", choices=Kind.choices, widget=forms.CheckboxSelectMultiple, initial=list(Kind.values)
+    )
+
+    def save(self, person) -> Webhook | None:
+        """None when it cannot be, which is then said at the field."""
+        try:
+            return Webhook.add(person, self.cleaned_data["url"], self.cleaned_data["kinds"])
+        except outside.Unsafe as error:
+            self.add_error("url", f"{str(error)[:1].upper()}{str(error)[1:]}.")
+        except Refused as error:
+            self.add_error(None, error.sentence)
+        return None

@@ -1,0 +1,201 @@
+"""A notice to a person, which of them they want, and the webhooks that get them too."""
+
+import base64
+import secrets
+from datetime import timedelta
+
+from django.conf import settings
+from django.db import models, transaction
+from django.utils import timezone
+from uuid6 import uuid7
+
+from coordinator import outside
+from coordinator.audit.log import record
+from coordinator.notify.kinds import Kind, News
+from coordinator.refusals import Refused
+
+MOST_WEBHOOKS = 5  # of one person
+GIVEN_UP = 20  # failures in a row after which a webhook is switched off
+WAITS = (10, 60, 600, 3600, 6 * 3600)  # seconds before the next try; after the last there is none
+
+
+class Choice(models.Model):
+    """What a person wants of one kind; without a row: all of it."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="choices")
+    kind = models.CharField(max_length=20, choices=Kind)
+    site = models.BooleanField(default=True)
+    email = models.BooleanField(default=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["person", "kind"], name="one_choice_a_kind")]
+
+    def __str__(self) -> str:
+        return f"{self.person}: {self.kind}"
+
+    @classmethod
+    def of(cls, person) -> dict[str, "Choice"]:
+        """Kind → what they chose, or would have chosen."""
+        chosen = {choice.kind: choice for choice in cls.objects.filter(person=person)}
+        return {kind.value: chosen.get(kind.value) or cls(person=person, kind=kind.value) for kind in Kind}
+
+    @classmethod
+    def choose(cls, person, kind: str, *, site: bool | None = None, email: bool | None = None) -> None:
+        """None leaves it as it is."""
+        wanted = {name: value for name, value in (("site", site), ("email", email)) if value is not None}
+        cls.objects.update_or_create(person=person, kind=Kind(kind).value, defaults=wanted)
+
+
+class Notice(models.Model):
+    """One thing that happened, told to one person once: `key` names the event. `email_due`: when the letter is to be
+    tried next; None: there is none to send."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notices")
+    kind = models.CharField(max_length=20, choices=Kind)
+    key = models.CharField(max_length=160)
+    title = models.CharField(max_length=160)
+    text = models.CharField(max_length=600, blank=True)
+    url = models.CharField(max_length=200, blank=True)
+    created = models.DateTimeField(default=timezone.now)
+    shown = models.BooleanField(default=True)  # False: not wanted in the site; the row remembers that it was told
+    read = models.DateTimeField(null=True)
+    email_due = models.DateTimeField(null=True)
+    email_tries = models.PositiveSmallIntegerField(default=0)
+    emailed = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [models.UniqueConstraint(fields=["person", "key"], name="told_once")]
+        indexes = [
+            models.Index(fields=["key"], name="notice_key"),
+            models.Index(fields=["email_due"], condition=models.Q(email_due__isnull=False), name="notice_email_due"),
+            models.Index(fields=["person"], condition=models.Q(read__isnull=True, shown=True), name="notice_unread"),
+        ]
+
+    def __str__(self) -> str:
+        return self.title
+
+    @classmethod
+    def tell(cls, news: News) -> "Notice | None":
+        """None when this person was told of this before. Whoever tells at the same moment, one notice comes of it."""
+        choice = Choice.of(news.person)[news.kind]
+        with transaction.atomic():
+            notice, fresh = cls.objects.get_or_create(
+                person=news.person,
+                key=news.key[:160],
+                defaults={
+                    "kind": news.kind,
+                    "title": news.title[:160],
+                    "text": news.text[:600],
+                    "url": news.url[:200],
+                    "shown": choice.site,
+                    "email_due": timezone.now() if choice.email else None,
+                },
+            )
+            if not fresh:
+                return None
+            for hook in Webhook.objects.filter(person=news.person, active=True):
+                if news.kind in hook.kinds:
+                    hook.owe(notice, news.data)
+        return notice
+
+    @classmethod
+    def mark_read(cls, person) -> int:
+        return cls.objects.filter(person=person, read=None).update(read=timezone.now())
+
+
+class Webhook(models.Model):
+    """Where an organiser's own programs hear of things: each call is signed with `secret`, as standardwebhooks.com
+    says."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="webhooks")
+    url = models.CharField(max_length=500)
+    secret = models.CharField(max_length=60)
+    kinds = models.JSONField(default=list)
+    active = models.BooleanField(default=True)
+    failures = models.PositiveIntegerField(default=0)  # in a row
+    last_answer = models.CharField(max_length=200, blank=True)
+    last_tried = models.DateTimeField(null=True)
+    created = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["created"]
+
+    def __str__(self) -> str:
+        return f"webhook {self.pk}"
+
+    @classmethod
+    def add(cls, person, url: str, kinds: list[str]) -> "Webhook":
+        """Raises Refused, or outside.Unsafe."""
+        if not person.may_create_runs:
+            raise Refused("webhooks are for organisers")
+        if person.webhooks.count() >= MOST_WEBHOOKS:
+            raise Refused(f"nobody has more than {MOST_WEBHOOKS} webhooks: remove one first")
+        outside.resolved(url)
+        secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+        with transaction.atomic():
+            made = cls.objects.create(person=person, url=url.strip(), secret=secret, kinds=list(kinds))
+            record("webhook.add", made, actor=person, kinds=list(kinds))
+        return made
+
+    def remove(self) -> None:
+        with transaction.atomic():
+            record("webhook.remove", self, actor=self.person)
+            self.delete()
+
+    def switch(self, on: bool) -> None:
+        """Off: nothing more is sent; what was owed is dropped."""
+        with transaction.atomic():
+            changed = Webhook.objects.filter(pk=self.pk, active=not on).update(active=on, failures=0) == 1
+            if changed:
+                record("webhook.on" if on else "webhook.off", self, actor=self.person)
+            if not on:
+                self.deliveries.filter(due__isnull=False).update(due=None)
+        self.refresh_from_db()
+
+    def owe(self, notice: Notice | None, data: dict) -> "Delivery":
+        """`notice` None: a call that its owner asked for, to try it."""
+        kind = notice.kind if notice else "test"
+        body = {"type": kind, "timestamp": timezone.now().isoformat(), "data": data}
+        return Delivery.objects.create(webhook=self, notice=notice, body=body)
+
+    def answered(self, good: bool, said: str) -> None:
+        """Notes how a call went; too many failures in a row, or a 410, switch it off."""
+        now = timezone.now()
+        if good:
+            Webhook.objects.filter(pk=self.pk).update(failures=0, last_answer=said[:200], last_tried=now)
+            return
+        Webhook.objects.filter(pk=self.pk).update(
+            failures=models.F("failures") + 1, last_answer=said[:200], last_tried=now
+        )
+        self.refresh_from_db()
+        if self.active and (self.failures >= GIVEN_UP or said == "410"):
+            self.switch(False)
+
+
+class Delivery(models.Model):
+    """One call that is owed to a webhook. `due`: when it is to be tried next; None: done, or given up."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries")
+    notice = models.ForeignKey(Notice, null=True, on_delete=models.CASCADE, related_name="deliveries")
+    body = models.JSONField()
+    due = models.DateTimeField(null=True, default=timezone.now)
+    tries = models.PositiveSmallIntegerField(default=0)
+    delivered = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [models.UniqueConstraint(fields=["webhook", "notice"], name="owed_once")]
+        indexes = [models.Index(fields=["due"], condition=models.Q(due__isnull=False), name="delivery_due")]
+
+    def __str__(self) -> str:
+        return f"{self.body.get('type')} to {self.webhook}"
+
+
+def again(tries: int):
+    """When to try once more after so many tries; None: not any more."""
+    return timezone.now() + timedelta(seconds=WAITS[tries - 1]) if tries <= len(WAITS) else None

@@ -1,0 +1,152 @@
+"""Telling people, by Celery. Each task may run twice, late, or beside itself: rows are claimed by one conditional
+UPDATE, and what dies midway is tried again."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from smtplib import SMTPException
+from urllib.parse import urlsplit
+
+import httpx
+from celery import shared_task
+from django.conf import settings
+from django.core import signing
+from django.core.mail import EmailMessage, get_connection
+from django.db.models import QuerySet
+from django.template.loader import render_to_string
+from django.utils import timezone
+
+from coordinator import outside
+from coordinator.notify.models import Delivery, Notice, again
+from coordinator.notify.sweep import news
+from coordinator.telemetry import stream
+
+log = logging.getLogger("coordinator.notify")
+
+TOLD, LETTERS, CALLS = 500, 50, 32  # of one task's turn: reports and runs wait for the same worker
+LEASE = timedelta(minutes=2)  # how long a claimed row is left to whoever claimed it
+HEARING, SINCE = "notify:hearing", "notify:since"  # keys in Valkey
+BREAK = 120  # seconds without a sweep that count as a break
+KEPT = timedelta(days=90)
+UNSUBSCRIBE = "notify.unsubscribe"  # salt of the links in letters
+
+
+@shared_task(name="notify.sweep", time_limit=60, soft_time_limit=50)
+def sweep() -> int:
+    """How many were told something new. Of what is found again and again only what is new costs more than a look."""
+    found = [each for each in news(hearing_since()) if each.person.is_active]
+    known = set(Notice.objects.filter(key__in={each.key for each in found}).values_list("person", "key"))
+    fresh = [each for each in found if (each.person.pk, each.key) not in known]
+    return sum(Notice.tell(each) is not None for each in fresh[:TOLD])
+
+
+def hearing_since() -> datetime:
+    """Since when sweeps, and with them reports, come without a break. A site that was down takes nobody for quiet."""
+    valkey, now = stream.client(), time.time()
+    if not valkey.set(HEARING, 1, ex=BREAK, get=True):
+        valkey.set(SINCE, now)
+    return datetime.fromtimestamp(float(valkey.get(SINCE) or now), UTC)
+
+
+@shared_task(name="notify.letters", time_limit=120, soft_time_limit=100)
+def letters() -> int:
+    """One letter a person with all that is due to them; how many went out."""
+    due = Notice.objects.filter(email_due__lte=timezone.now()).order_by("person", "id").select_related("person")
+    sent, post = 0, get_connection()
+    for person, notices in groupby(list(due[:LETTERS]), key=lambda notice: notice.person):
+        mine = [notice for notice in notices if _claim(Notice.objects, notice, "email_due", "email_tries")]
+        if not mine:
+            continue
+        ids = [notice.pk for notice in mine]
+        if not person.is_active:
+            Notice.objects.filter(pk__in=ids).update(email_due=None)
+            continue
+        try:
+            post.send_messages([letter(person, mine)])
+        except (OSError, SMTPException) as error:
+            log.warning("a letter with %d notices is put off: %s", len(mine), error)
+            for notice in mine:
+                Notice.objects.filter(pk=notice.pk).update(email_due=again(notice.email_tries + 1))
+            break  # the others would wait for the same server
+        Notice.objects.filter(pk__in=ids).update(email_due=None, emailed=timezone.now())
+        sent += 1
+    return sent
+
+
+def letter(person, notices: list[Notice]) -> EmailMessage:
+    """Its id is made of the notices: sent twice, it is known as one."""
+    off = f"{settings.SITE_URL}/notifications/off/{signing.dumps(str(person.pk), salt=UNSUBSCRIBE)}/"
+    told = {"notices": notices, "site": settings.SITE_URL, "name": settings.MIRROR_NAME, "off": off}
+    title = notices[0].title if len(notices) == 1 else f"{len(notices)} things happened"
+    name = hashlib.sha256("".join(str(n.pk) for n in notices).encode()).hexdigest()[:32]
+    headers = {
+        "Message-ID": f"<{name}@{urlsplit(settings.SITE_URL).hostname}>",
+        "List-Unsubscribe": f"<{off}>",
+        "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
+    }
+    subject = " ".join(f"{settings.MIRROR_NAME}: {title}".split())
+    return EmailMessage(subject, render_to_string("letters/notices.txt", told), to=[person.email], headers=headers)
+
+
+@shared_task(name="notify.webhooks", time_limit=60, soft_time_limit=50)
+def webhooks() -> int:
+    """Makes the calls that are due, all at once; how many were answered well."""
+    due = Delivery.objects.filter(due__lte=timezone.now(), webhook__active=True).order_by("due")
+    mine = [d for d in due.select_related("webhook")[:CALLS] if _claim(Delivery.objects, d, "due", "tries")]
+    answers = asyncio.run(_all(mine))
+    for delivery, (fine, said) in zip(mine, answers, strict=True):
+        delivery.webhook.answered(fine, said)
+        row = Delivery.objects.filter(pk=delivery.pk, due__isnull=False)
+        if fine:
+            row.update(due=None, delivered=timezone.now())
+        else:
+            row.update(due=again(delivery.tries + 1))
+    return sum(fine for fine, _ in answers)
+
+
+async def _all(deliveries: list[Delivery]) -> list[tuple[bool, str]]:
+    return await asyncio.gather(*(call(delivery) for delivery in deliveries))
+
+
+async def call(delivery: Delivery) -> tuple[bool, str]:
+    """(whether it was answered well, the status or what went wrong)."""
+    hook, body = delivery.webhook, json.dumps(delivery.body, separators=(",", ":")).encode()
+    try:
+        status = await outside.post(hook.url, body, signed(hook.secret, str(delivery.pk), body))
+        return 200 <= status < 300, str(status)
+    except TimeoutError:
+        return False, "no answer in time"
+    except (outside.Unsafe, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        return False, str(error) or type(error).__name__
+
+
+def signed(secret: str, name: str, body: bytes, now: float | None = None) -> dict[str, str]:
+    """The headers of a call: what it is, when it was made, and that it is ours (standardwebhooks.com)."""
+    at = str(int(time.time() if now is None else now))
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    mac = hmac.new(key, f"{name}.{at}.".encode() + body, hashlib.sha256).digest()
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": "Barnraise",
+        "webhook-id": name,
+        "webhook-timestamp": at,
+        "webhook-signature": f"v1,{base64.b64encode(mac).decode()}",
+    }
+
+
+@shared_task(name="notify.tidy", time_limit=120)
+def tidy() -> int:
+    """Forgets what is three months old."""
+    return Notice.objects.filter(created__lt=timezone.now() - KEPT).delete()[0]
+
+
+def _claim(rows: QuerySet, row, due: str, tries: str) -> bool:
+    """Whether it is ours to do: for LEASE nobody else finds it due."""
+    mine = rows.filter(pk=row.pk, **{due: getattr(row, due)})
+    return mine.update(**{due: timezone.now() + LEASE, tries: getattr(row, tries) + 1}) == 1

@@ -1,0 +1,17 @@
+"""What goes with a person: the drafts nobody else ever saw, what they wrote, and whose guest they were."""
+
+from django.dispatch import receiver
+
+from coordinator.accounts.leaving import leaving
+from coordinator.audit import log as audit
+from coordinator.runs.models import Guest, Invitation, Run
+
+
+@receiver(leaving)
+def forget(sender, person, **rest) -> None:
+    drafts = Run.objects.filter(owner=person, spec_text="")
+    audit.forget(*drafts)
+    drafts.delete()
+    Run.objects.filter(owner=person).update(notes="")
+    Guest.objects.filter(user=person).delete()
+    Invitation.objects.filter(run__owner=person).delete()  # whom they are for is in their notes; who came by them stays

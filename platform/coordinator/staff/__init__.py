@@ -1,0 +1,1 @@
+"""What the staff see and say: a dashboard with live figures, and announcements."""

@@ -1,0 +1,19 @@
+"""The admin's first page, and the part of it that comes again every few seconds."""
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from coordinator.staff.figures import figures
+
+
+def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+    """Unfold asks for what the index shows beyond its list of models."""
+    return {**context, "figures": figures()}
+
+
+@require_safe
+def live_figures(request: HttpRequest) -> HttpResponse:
+    return render(request, "admin/figures.html", {"figures": figures()})

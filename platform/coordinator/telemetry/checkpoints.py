@@ -1,0 +1,121 @@
+"""Checkpoints: which shared weights machines say they hold, by digest and never by byte, and who else says the same.
+
+A machine announces those it made at the run's milestones and at its end; every report that names the same weights at
+the same updates confirms them. Two digests at one version vector mean that somebody is wrong: both are shown.
+"""
+
+from dataclasses import dataclass
+
+from django.db import models
+from django.utils import timezone
+from uuid6 import uuid7
+
+from barnraise import wire
+from coordinator.accounts.models import Machine
+from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
+
+SHOWN = 20  # on the run's page
+KEPT = 500  # a run: past that the oldest that nobody else confirmed are forgotten
+
+
+class Checkpoint(models.Model):
+    """`vector` names the updates in it, `digest` is the BLAKE3 of its `size` bytes, `checksum` its sketch."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
+    tokens = models.BigIntegerField()
+    vector = models.CharField(max_length=64)
+    digest = models.CharField(max_length=64)
+    checksum = models.CharField(max_length=16)
+    size = models.BigIntegerField()
+    announced = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-tokens", "-id"]
+        constraints = [models.UniqueConstraint(fields=["run", "vector", "digest"], name="one_checkpoint_a_digest")]
+        indexes = [models.Index(fields=["run", "-tokens"], name="checkpoints_of_a_run")]
+
+    def __str__(self) -> str:
+        return f"{self.digest[:12]} at {self.tokens:,} tokens"
+
+
+class Holding(models.Model):
+    """A machine said that it had exactly these weights."""
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    checkpoint = models.ForeignKey(Checkpoint, on_delete=models.CASCADE, related_name="holdings")
+    machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="+")
+    said = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["checkpoint", "machine"], name="one_holding_a_machine")]
+
+    def __str__(self) -> str:
+        return f"{self.machine} has {self.checkpoint}"
+
+
+def note(member: Membership, reports: list[wire.Report]) -> None:
+    """What these reports of one machine announce, and confirm. Twice says no more than once."""
+    run, said = (
+        member.run,
+        {r.checkpoint for r in reports if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.most_tokens},
+    )
+    for view in said:
+        Checkpoint.objects.get_or_create(
+            run=run,
+            vector=view.vector,
+            digest=view.digest,
+            defaults={"tokens": view.tokens, "checksum": view.checksum, "size": view.size},
+        )
+    named = {(view.vector, view.digest) for view in said} | {(r.vector, r.anchor) for r in reports if r.anchor}
+    if not named:
+        return
+    known = Checkpoint.objects.filter(run=run, vector__in={vector for vector, _ in named})
+    held = [each for each in known if (each.vector, each.digest) in named]
+    Holding.objects.bulk_create(
+        [Holding(checkpoint=each, machine=member.machine) for each in held], ignore_conflicts=True
+    )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One checkpoint as pages and the API show it. `others`: at the same updates, with other weights."""
+
+    checkpoint: Checkpoint
+    machines: int
+    people: int
+    holders: tuple[str, ...]  # machines' names, those that can still be asked first
+    alive: int  # of them
+    others: int
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether machines of two people say the same, and none otherwise."""
+        return self.people > 1 and not self.others
+
+
+def lines(run: Run, most: int = SHOWN) -> list[Line]:
+    """The newest first; four queries however many there are."""
+    found = list(run.checkpoints.all()[:most])
+    holdings = Holding.objects.filter(checkpoint__in=found).select_related("machine").order_by("said", "pk")
+    here = set(Membership.objects.alive().filter(run=run).values_list("machine_id", flat=True))
+    by: dict[object, list[Machine]] = {each.pk: [] for each in found}
+    for holding in holdings:
+        by[holding.checkpoint_id].append(holding.machine)
+    vectors = [each.vector for each in run.checkpoints.filter(vector__in={each.vector for each in found})]
+    told = []
+    for each in found:
+        machines = sorted(by[each.pk], key=lambda machine: machine.pk not in here)
+        people = {machine.owner_id for machine in machines}
+        names = tuple(machine.name for machine in machines)
+        alive = sum(machine.pk in here for machine in machines)
+        told.append(Line(each, len(machines), len(people), names, alive, vectors.count(each.vector) - 1))
+    return told
+
+
+def forget(run: Run) -> int:
+    """Of a run with more than KEPT checkpoints, the oldest beyond them that only one machine ever spoke of."""
+    beyond = run.checkpoints.order_by("-tokens", "-pk").values("pk")[KEPT:]
+    alone = Checkpoint.objects.filter(pk__in=beyond).annotate(count=models.Count("holdings")).filter(count__lt=2)
+    return Checkpoint.objects.filter(pk__in=list(alone.values_list("pk", flat=True))).delete()[0]

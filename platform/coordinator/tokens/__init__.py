@@ -1,0 +1,1 @@
+"""Personal tokens, for scripts."""

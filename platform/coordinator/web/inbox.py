@@ -1,0 +1,86 @@
+"""What a person was told, what they want to be told, and their webhooks."""
+
+import uuid
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core import signing
+from django.core.paginator import Paginator
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST, require_safe
+
+from coordinator.accounts.models import User
+from coordinator.notify.forms import ChoicesForm, WebhookForm
+from coordinator.notify.kinds import Kind
+from coordinator.notify.models import Choice, Notice, Webhook
+from coordinator.notify.tasks import UNSUBSCRIBE
+
+PAGE = 30  # notices
+
+
+@login_required
+@require_safe
+def notices(request: HttpRequest) -> HttpResponse:
+    page = Paginator(request.user.notices.filter(shown=True), PAGE).get_page(request.GET.get("page"))
+    return render(request, "notices.html", {"page": page})
+
+
+@login_required
+@require_POST
+def notices_read(request: HttpRequest) -> HttpResponse:
+    Notice.mark_read(request.user)
+    return redirect("notices")
+
+
+@login_required
+def choices(request: HttpRequest) -> HttpResponse:
+    form = ChoicesForm(request.POST if request.method == "POST" else None, person=request.user)
+    if form.is_valid():
+        form.save()
+        messages.success(request, "Saved.")
+        return redirect("choices")
+    return render(request, "choices.html", {"form": form})
+
+
+@csrf_exempt  # mail programs post here by themselves (RFC 8058): the address holds a secret of its own
+def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
+    """No more letters. Looking at the page changes nothing: mail scanners follow links."""
+    try:
+        person = get_object_or_404(User, pk=signing.loads(token, salt=UNSUBSCRIBE), left=None)
+    except signing.BadSignature:
+        raise Http404 from None
+    if request.method == "POST":
+        for kind in Kind:
+            Choice.choose(person, kind.value, email=False)
+        Notice.objects.filter(person=person).update(email_due=None)
+    return render(request, "unsubscribe.html", {"done": request.method == "POST"})
+
+
+@login_required
+def webhooks(request: HttpRequest) -> HttpResponse:
+    form = WebhookForm(request.POST or None)
+    if request.method == "POST" and form.is_valid() and form.save(request.user):
+        messages.success(request, "Added. Try it with a test call.")
+        return redirect("webhooks")
+    context = {"form": form, "hooks": request.user.webhooks.all()}
+    return render(request, "webhooks.html", context, status=422 if form.is_bound else 200)
+
+
+@login_required
+@require_POST
+def webhook_control(request: HttpRequest, webhook: uuid.UUID, action: str) -> HttpResponse:
+    hook = get_object_or_404(Webhook, pk=webhook, person=request.user)
+    if action == "remove":
+        hook.remove()
+        messages.success(request, "The webhook is gone.")
+    elif action == "test":
+        hook.owe(None, {"greeting": "Hello from Barnraise."})
+        messages.success(request, "A test call is on its way; look here again in some seconds.")
+    elif action in ("on", "off"):
+        hook.switch(action == "on")
+        messages.success(request, f"The webhook is {action}.")
+    else:
+        raise Http404
+    return redirect("webhooks")

@@ -1,0 +1,60 @@
+"""A person's API tokens: made, shown once, revoked."""
+
+import uuid
+
+from django import forms
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST
+
+from coordinator.tokens.models import LONGEST_DAYS, SCOPES, Token
+
+MOST = 50  # good ones a person
+
+
+class TokenForm(forms.Form):
+    name = forms.CharField(
+        max_length=60, label="Name", help_text="What it is for, so that you know which to revoke.", required=True
+    )
+    days = forms.IntegerField(
+        min_value=1, max_value=LONGEST_DAYS, initial=90, label="Days it is good for", widget=forms.TextInput
+    )
+    scopes = forms.MultipleChoiceField(
+        choices=[(name, f"{name}: {words}") for name, words in SCOPES.items()],
+        initial=["runs:read"],
+        label="It may",
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"required": "Let it do at least one thing."},
+    )
+
+    def clean_name(self) -> str:
+        return "".join(c for c in self.cleaned_data["name"] if c.isprintable())
+
+
+@login_required
+@never_cache
+def token_list(request: HttpRequest) -> HttpResponse:
+    """The tokens; a POST makes one, and shows its text here and nowhere else."""
+    form, text = TokenForm(request.POST or None), ""
+    good = request.user.tokens.filter(revoked=None)
+    if request.method == "POST" and form.is_valid():
+        if good.count() >= MOST:
+            form.add_error(None, f"You have {MOST} tokens: revoke one first.")
+        else:
+            said = form.cleaned_data
+            _, text = Token.make(request.user, said["name"], said["scopes"], said["days"])
+            form = TokenForm()
+    context = {"form": form, "tokens": good, "text": text}
+    return render(request, "tokens.html", context, status=422 if form.is_bound else 200)
+
+
+@login_required
+@require_POST
+def token_revoke(request: HttpRequest, token: uuid.UUID) -> HttpResponse:
+    found = get_object_or_404(Token, pk=token, user=request.user)
+    if found.revoke(actor=request.user):
+        messages.success(request, f"{found.name} is revoked: whatever shows it is refused.")
+    return redirect("tokens")

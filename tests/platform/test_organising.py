@@ -1,0 +1,397 @@
+"""What an organiser does with a run: its text, its terms, its notes, invitations, copies; and who may then join."""
+
+import json
+import re
+
+import pytest
+from django.test import Client
+
+from barnraise import wire
+from barnraise.errors import SpecError
+from coordinator.accounts.models import Team
+from coordinator.accounts.rules import SiteRules
+from coordinator.audit.models import Entry
+from coordinator.runs import notes
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.invitations import Guest, Invitation
+from coordinator.runs.models import Run
+from coordinator.runs.terms import Access, Terms
+
+pytestmark = pytest.mark.django_db
+INVITED = Terms(access=Access.INVITATION)
+
+
+@pytest.fixture
+def signed_in(person):
+    def make(email: str = "ada@example.org", **fields) -> tuple[Client, object]:
+        client, user = Client(), person(email, **fields)
+        client.force_login(user)
+        return client, user
+
+    return make
+
+
+def join(volunteer, run, **said):
+    return volunteer.ask("POST", f"/runs/{run.slug}/join", wire.JoinRequest(version="1", addresses=[], **said))
+
+
+def sentence(answer) -> str:
+    return wire.Problem.model_validate_json(answer.content).error
+
+
+def field_error(html: str, name: str) -> str:
+    found = re.search(rf'<p class="error" id="id_{re.escape(name)}_error">(.*?)</p>', html)
+    return found[1] if found else ""
+
+
+# ---- the text ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "places", "kept"),
+    [
+        ("stdlib", "", ()),
+        ("files", "", ()),
+        ("huggingface", " roneneldan/TinyStories ", ("roneneldan/TinyStories",)),
+        ("huggingface", "a/b@v1.0", ("a/b@v1.0",)),
+        ("urls", "https://example.org/a.txt\r\nhttps://example.org/b.jsonl", ("https://example.org/a.txt", "https://example.org/b.jsonl")),
+    ],
+)  # fmt: skip
+def test_a_run_says_where_its_text_comes_from(signed_in, source, places, kept):
+    client, _ = signed_in()
+    sent = {"name": "Text", "preset": "gpt-nano", "text.source": source, "text.places": places}
+    assert client.post("/runs/new/", sent).status_code == 302
+    run = Run.objects.get()
+    assert (run.spec.text.source, run.spec.text.places) == (source, kept)
+    assert run.spec.recipe.codec == "auto", "what people are offered"
+    page = client.get(f"/runs/{run.slug}/edit/").content.decode()
+    assert all(place in page for place in kept), "as it was typed"
+    assert client.get(f"/runs/{run.slug}/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("source", "places", "said"),
+    [
+        ("stdlib", "https://example.org/a.txt", "takes no addresses"),
+        ("huggingface", "", "name one dataset as owner/name"),
+        ("huggingface", "../../etc", "name one dataset as owner/name"),
+        ("huggingface", "a/b c/d", "name one dataset as owner/name"),
+        ("urls", "", "give 1 to 50 addresses"),
+        ("urls", "file:///etc/passwd", "must begin with https:// or http://"),
+        ("urls", "https://user:secret@example.org/", "holds a name or password"),
+        ("urls", "http://127.0.0.1/", "inside a private network"),
+        ("urls", "http://[::1]:80/", "inside a private network"),
+        ("urls", "http://169.254.169.254/latest/meta-data/", "inside a private network"),
+        ("urls", "http://localhost:8000/", "inside a private network"),
+        ("urls", "http://printer/", "inside a private network"),
+        ("urls", "https://[", "is not an address"),
+        ("urls", "https://example.org:99999/", "is not an address"),
+        ("urls", "\n".join(f"https://example.org/{i}" for i in range(51)), "give 1 to 50 addresses"),
+        ("urls", "https://example.org/" + "x" * 500, "must begin with"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_at_its_field_and_stays_typed(signed_in, source, places, said):
+    client, _ = signed_in()
+    sent = {"name": "Text", "preset": "gpt-nano", "text.source": source, "text.places": places}
+    answer = client.post("/runs/new/", sent)
+    html = answer.content.decode()
+    assert answer.status_code == 422 and not Run.objects.exists()
+    assert said in field_error(html, "text.places").lower(), html
+    assert (places.split() or [""])[0][:40] in html
+
+
+def test_another_text_needs_another_manifest(person, draft, manifest, volunteer):
+    run = draft(person())
+    assert run.accept_manifest(volunteer(run.owner).identity.sign("manifest", manifest(run)))
+    other = {
+        "recipe.token_budget": 100_000,
+        "seed": 7,
+        "text.source": "urls",
+        "text.places": "https://example.org/a.txt",
+    }
+    assert run.edit(run.name, spec_from_fields(other)) and run.manifest is None
+
+
+# ---- who may join --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_by_invitation_takes_its_owners_machines_and_those_of_who_accepted(
+    person, launched, volunteer, signed_in
+):
+    run, _ = launched(person("owner@example.org", name="Olga"), terms=INVITED)
+    guest, bob = signed_in("bob@example.org")
+    machine = volunteer(bob, 2)
+    refused = join(machine, run)
+    assert refused.status_code == 403 and "ask Olga to let you in" in sentence(refused)
+    invitation = Invitation.make(run, "the chess club", actor=run.owner)
+    link = f"/runs/{run.slug}/invited/{invitation.token}/"
+    assert Client().get(link).status_code == 302, "signing in comes first"
+    assert "Olga invites you" in guest.get(link).content.decode() and not Guest.objects.exists()
+    assert guest.post(link).status_code == 302 and guest.post(link).status_code == 302
+    assert Guest.objects.get().user == bob
+    assert join(machine, run).status_code == 200
+    assert [e.action for e in Entry.objects.filter(action__contains="invit").order_by("id")] == [
+        "run.invite",
+        "run.accept_invitation",
+    ]
+
+
+def test_a_link_that_was_withdrawn_ran_out_was_changed_or_is_anothers_leads_nowhere(person, launched, signed_in):
+    run, _ = launched(person("owner@example.org"), terms=INVITED)
+    client, _ = signed_in()
+    withdrawn, old, good = (Invitation.make(run) for _ in range(3))
+    assert withdrawn.withdraw() and not withdrawn.withdraw()
+    Invitation.objects.filter(pk=old.pk).update(expires=run.created)
+    for token in (withdrawn.token, old.token, good.token[:-1] + "!", str(good.pk), "x" * 300, "0:0"):
+        assert client.get(f"/runs/{run.slug}/invited/{token}/").status_code == 404, token
+    assert client.get(f"/runs/other/invited/{good.token}/").status_code == 404
+    assert client.get(f"/runs/{run.slug}/invited/{good.token}/").status_code == 200
+
+
+def test_who_is_in_stays_in_when_the_terms_change(person, launched, volunteer):
+    run, _ = launched(person("owner@example.org"))
+    machine = volunteer(person("bob@example.org"), 2)
+    assert join(machine, run).status_code == 200
+    assert run.arrange(Terms(Access.INVITATION, 64 * 10**9), actor=run.owner)
+    assert join(machine, run).status_code == 200
+    assert join(volunteer(person("eve@example.org"), 3), run).status_code == 403
+
+
+def test_a_machine_that_is_too_small_is_told_what_the_run_asks_for(person, launched, volunteer, golden_hardware):
+    run, _ = launched(person("owner@example.org"), terms=Terms(least_memory=16 * 10**9, least_device_memory=24 * 10**9))
+    bob = volunteer(person("bob@example.org"), 2)
+    assert "asks for 16.0 GB of memory; this machine has 0.0 GB" in sentence(join(bob, run))
+    small = golden_hardware.model_copy(update={"memory": 15 * 10**9})  # a PC sold with 16 GB
+    assert "asks for 24.0 GB of GPU memory; this machine has 12.9 GB" in sentence(join(bob, run, hardware=small))
+    large = small.model_copy(update={"device_memory": 24 * 2**30})
+    assert join(bob, run, hardware=large).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("typed", "field"),
+    [
+        ({"least_memory": "lots"}, "least_memory"),
+        ({"least_memory": "-1"}, "least_memory"),
+        ({"least_memory": "nan"}, "least_memory"),
+        ({"least_device_memory": "1e300"}, "least_device_memory"),
+        ({"access": "nobody"}, "access"),
+        ({"notes": "x" * 20_001}, "notes"),
+    ],
+)
+def test_terms_that_make_no_sense_are_refused_at_their_field(signed_in, draft, typed, field):
+    client, ada = signed_in()
+    run = draft(ada)
+    good = {"access": "anyone", "least_memory": "8", "notes": "**hello**"}
+    for path, more in ((f"/runs/{run.slug}/terms/", {}), ("/runs/new/", {"name": "New", "preset": "gpt-nano"})):
+        answer = client.post(path, {**good, **more, **typed})
+        assert answer.status_code == 422 and field_error(answer.content.decode(), field), path
+    assert Run.objects.count() == 1 and run.least_memory == 0
+    assert client.post(f"/runs/{run.slug}/terms/", good).status_code == 302
+    run.refresh_from_db()
+    assert run.terms == Terms("anyone", 8 * 10**9, 0, "**hello**")
+    assert b'value="8"' in client.get(f"/runs/{run.slug}/terms/").content
+
+
+def test_a_run_for_a_team_takes_the_machines_of_its_people_alone(person, signed_in, volunteer, launched):
+    client, ada = signed_in()
+    stranger, eve = signed_in("eve@example.org")
+    bob = person("bob@example.org")
+    team = Team.found("Weavers", ada)
+    team.admit(bob, ada)
+    run, _ = launched(ada)
+    where = f"/runs/{run.slug}/terms/"
+    answer = client.post(where, {"access": "team", "team": ""})
+    assert answer.status_code == 422 and "Choose the team" in field_error(answer.content.decode(), "team")
+    assert client.post(where, {"access": "team", "team": str(team.pk)}).status_code == 302
+    assert join(volunteer(bob, 2), run).status_code == 200
+    assert "takes the machines of the team Weavers" in sentence(join(volunteer(eve, 3), run))
+    page = stranger.get(f"/runs/{run.slug}/").content.decode()
+    assert "ask " in page and "barnraise join" not in page.split("join-title")[1].split("</section>")[0]
+    team.part(bob, bob)
+    assert join(volunteer(bob, 4), run).status_code == 403
+    theirs = Team.found("Elsewhere", eve)
+    assert client.post(where, {"access": "team", "team": str(theirs.pk)}).status_code == 422, "not a team of hers"
+    team.disband(ada)
+    run.refresh_from_db()
+    assert "a team that is gone" in sentence(join(volunteer(eve, 5), run))
+    assert client.get(f"/runs/{run.slug}/").status_code == 200 and client.get(where).status_code == 200
+
+
+def test_who_may_not_create_runs_may_not_copy_them_either(person, launched, signed_in):
+    run, _ = launched(person("owner@example.org"))
+    SiteRules.change("granted", run.owner)
+    client, _ = signed_in("bob@example.org")
+    assert client.post(f"/runs/{run.slug}/clone/").status_code == 403
+    assert "Copy as a new run" not in client.get(f"/runs/{run.slug}/").content.decode()
+
+
+# ---- notes ---------------------------------------------------------------------------------------------------------
+
+
+def test_notes_are_markdown_and_nothing_else():
+    shown = notes.html("# Why\n\nA *small* [start](https://example.org/?a=1&b=2).\n\n| a | b |\n|---|---|\n| 1 | 2 |")
+    assert "<h3>Why</h3>" in shown and "<em>small</em>" in shown and "<table>" in shown
+    assert 'rel="nofollow ugc noopener noreferrer"' in shown and "&amp;b=2" in shown
+    assert notes.html("") == ""
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "![x](https://evil.example/pixel.png)",
+        "[click](javascript:alert(1))",
+        "[click](JaVaScRiPt:alert(1))",
+        "[click](data:text/html;base64,PHNjcmlwdD4=)",
+        "[click](vbscript:x)",
+        "<javascript:alert(1)>",
+        '[a](https://example.org "onmouseover=alert(1)")',
+        '[a](<https://example.org/" onclick="alert(1)>)',
+        "<a href='javascript:alert(1)'>x</a>",
+        '```"><script>alert(1)</script>\nx\n```',
+        "&lt;script&gt;",
+        "[x]: javascript:alert(1)\n\n[x]",
+        ">" * 500 + "x",
+        "[" * 5000,
+        "*" * 5000,
+    ],
+)
+def test_hostile_notes_become_text(hostile):
+    shown = notes.html(hostile)
+    assert not re.search(r"<(?!/?(p|em|strong|a|code|pre|blockquote|h[1-6]|ul|ol|li|hr|br|table|t[a-z]+)\b)", shown), (
+        shown
+    )
+    for tag in re.findall(r"<[^>]+>", shown):
+        names = re.findall(r'\s([\w-]+)="', tag)
+        assert set(names) <= {"href", "rel", "title", "class", "start", "style"}, tag
+        assert not re.search(r'href="\s*(javascript|data|vbscript)', tag, re.I), tag
+
+
+def test_what_hides_or_turns_text_around_is_taken_out_of_notes_and_emoji_stay():
+    assert notes.plain("a\u202eb\u200bc\0d\r\ne 🛖 \N{HEBREW LETTER ALEF}") == "abcd\ne 🛖 \N{HEBREW LETTER ALEF}"
+
+
+def test_the_run_page_shows_notes_to_everybody(person, launched):
+    run, _ = launched(person(), terms=Terms(notes="Bring <b>coffee</b> & *cake*"))
+    page = Client().get(f"/runs/{run.slug}/").content.decode()
+    assert "Bring &lt;b&gt;coffee&lt;/b&gt; &amp; <em>cake</em>" in page
+
+
+# ---- copies and the archive ----------------------------------------------------------------------------------------
+
+
+def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launched, signed_in):
+    run, _ = launched(person("owner@example.org"), terms=Terms(least_memory=10**9, notes="hello"))
+    client, bob = signed_in("bob@example.org")
+    answer = client.post(f"/runs/{run.slug}/clone/")
+    copy = Run.objects.get(owner=bob)
+    assert answer["Location"] == f"/runs/{copy.slug}/edit/" and copy.name == "A run (copy)"
+    assert (copy.state, copy.parent, copy.terms, copy.manifest) == (wire.Status.DRAFT, run, run.terms, None)
+    assert (copy.spec.model, copy.spec.recipe, copy.spec.seed) == (run.spec.model, run.spec.recipe, run.spec.seed)
+    assert copy.spec.roots == () and copy.spec.owner == "" and copy.spec.manifest == ""
+    assert client.get(answer["Location"]).status_code == 200
+    assert not run.edit("Another", run.spec), "what is launched never changes"
+
+
+def test_a_draft_is_copied_by_its_owner_alone_and_its_name_is_not_told_to_others(signed_in, draft, launched, person):
+    _, ada = signed_in()
+    secret = draft(ada, name="Secret plans")
+    stranger, _ = signed_in("eve@example.org")
+    assert stranger.post(f"/runs/{secret.slug}/clone/").status_code == 404
+    public, _ = launched(ada)
+    Run.objects.filter(pk=public.pk).update(parent=secret)
+    assert "Secret plans" not in Client().get(f"/runs/{public.slug}/").content.decode()
+
+
+def test_a_long_name_is_copied_too(signed_in, draft):
+    client, ada = signed_in()
+    client.post(f"/runs/{draft(ada, name='x' * 80).slug}/clone/")
+    assert Run.objects.filter(name="x" * 72 + " (copy)").exists()
+
+
+def test_a_run_that_is_over_is_put_away_and_taken_out_again(signed_in, launched):
+    client, ada = signed_in()
+    run, _ = launched(ada)
+    assert not run.archive(), "it is not over"
+    run.finish()
+    listed = lambda: run.name in client.get("/runs/").content.decode()  # noqa: E731
+    assert listed() and client.post(f"/runs/{run.slug}/archive/").status_code == 302 and not listed()
+    assert client.get(f"/runs/{run.slug}/").status_code == 200, "it stays at its address"
+    assert client.post(f"/runs/{run.slug}/unarchive/").status_code == 302 and listed()
+
+
+def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched):
+    run, machine = launched(person())
+    run.pause(actor=run.owner)
+    run.pause(actor=run.owner)
+    run.resume(actor=run.owner)
+    run.arrange(Terms(notes="x"), actor=run.owner)
+    run.arrange(Terms(notes="x"), actor=run.owner)
+    run.cancel(actor=run.owner)
+    run.archive(actor=run.owner)
+    found = list(Entry.objects.filter(subject_kind="run").order_by("id").values_list("action", "actor", "machine"))
+    owner = run.owner.pk
+    assert found == [
+        ("run.create", owner, None),
+        ("run.launch", None, None),
+        ("run.accept_manifest", None, machine.machine.pk),
+        ("run.becomes_recruiting", None, None),
+        ("run.becomes_training", None, None),
+        ("run.pause", owner, None),
+        ("run.resume", owner, None),
+        ("run.arrange", owner, None),
+        ("run.cancel", owner, None),
+        ("run.archive", owner, None),
+    ]
+
+
+# ---- who may do what -----------------------------------------------------------------------------------------------
+
+ROLES = ("visitor", "stranger", "owner", "staff")
+TABLE = [
+    ("get", "/runs/{run}/terms/", (302, 403, 200, 200)),
+    ("post", "/runs/{run}/terms/", (302, 403, 302, 302)),
+    ("post", "/runs/{run}/invitations/", (302, 403, 302, 302)),
+    ("post", "/runs/{run}/invitations/{invitation}/", (302, 403, 302, 302)),
+    ("get", "/runs/{run}/invited/{token}/", (302, 200, 200, 200)),
+    ("post", "/runs/{run}/clone/", (302, 302, 302, 302)),
+    ("post", "/runs/{run}/archive/", (302, 403, 302, 302)),
+    ("post", "/runs/{run}/unarchive/", (302, 403, 302, 302)),
+    ("post", "/runs/estimate/", (302, 200, 200, 200)),
+    ("get", "/runs/{run}/clone/", (302, 405, 405, 405)),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "expected"), TABLE, ids=[f"{m} {p}" for m, p, _ in TABLE])
+def test_each_page_of_an_organiser_knows_who_may(person, launched, method, path, expected):
+    run, _ = launched(person("owner@example.org"), terms=INVITED)
+    invitation = Invitation.make(run)
+    people = {
+        "stranger": person("eve@example.org"), "owner": run.owner, "staff": person("root@example.org", is_staff=True),
+    }  # fmt: skip
+    found = []
+    for role in ROLES:
+        client = Client()
+        if role in people:
+            client.force_login(people[role])
+        where = path.format(run=run.slug, invitation=invitation.pk, token=invitation.token)
+        sent = {"access": "anyone"} if "terms" in path else {"name": "x", "preset": "gpt-nano"}
+        found.append(getattr(client, method)(where, sent).status_code)
+    assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, expected, strict=True))
+
+
+def test_another_runs_invitation_is_not_the_owners_to_withdraw(person, launched, draft):
+    run, _ = launched(person("owner@example.org"))
+    theirs = Invitation.make(draft(person("bob@example.org")))
+    client = Client()
+    client.force_login(run.owner)
+    assert client.post(f"/runs/{run.slug}/invitations/{theirs.pk}/").status_code == 404
+    assert Invitation.objects.get(pk=theirs.pk).withdrawn is None
+
+
+def test_a_run_made_with_senseless_terms_is_refused_whoever_makes_it(person):
+    with pytest.raises(SpecError) as refused:
+        Run.create(person(), "x", spec_from_fields({}), terms=Terms("nobody", -1, 1 << 60, "x" * 30_000))
+    assert set(refused.value.problems) == {"access", "least_memory", "least_device_memory", "notes"}
+    assert json.dumps(refused.value.problems)

@@ -1,0 +1,353 @@
+"""Who may do what: every route of the site × every role, as a table. A route without a row fails."""
+
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from django.contrib import admin
+from django.core import signing
+from django.db import transaction
+from django.test import Client
+from django.urls import get_resolver, resolve
+
+from barnraise import wire
+from barnraise.identity import Identity
+from coordinator import mirror
+from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
+from coordinator.api.routes import api
+from coordinator.audit.models import Entry
+from coordinator.notify.models import Webhook
+from coordinator.notify.tasks import UNSUBSCRIBE
+from coordinator.runs import models as runs
+from coordinator.staff.models import Announcement
+from coordinator.tokens.models import Token
+
+pytestmark = pytest.mark.django_db
+
+ROLES = ("visitor", "volunteer", "organiser", "owner", "staff")
+ALL = "200 200 200 200 200"
+HERE = "login 200 200 200 200"  # whoever is signed in
+OUT = "200 home home home home"  # for who is not signed in yet
+DESK = "login login login login 200"  # the admin's door sends others to the log-in, which refuses them
+SHUT = "login login login login 403"
+API = "401 401 401 401 401"  # a session opens nothing there: machines sign, scripts have tokens
+
+# Method and path → what happens, for each of ROLES. A number is a status; "login": sent to sign in; "prove": asked for
+# the password again; "done": did it, and sent on; "home": sent away, for it makes no sense here.
+TABLE = {
+    # pages
+    "GET /": ALL,
+    "GET /runs/": ALL,
+    "GET /runs/new/": "login 403 200 200 200",
+    "POST /runs/new/ name=Dawn&preset=gpt-nano": "login 403 done done done",
+    "POST /runs/estimate/ preset=gpt-nano": HERE,
+    "GET /runs/{run}/": ALL,
+    "GET /runs/{draft}/": "404 404 404 200 200",
+    "GET /runs/{draft}/edit/": "login 404 404 200 200",
+    "GET /runs/{run}/edit/": "login 403 403 home home",
+    "POST /runs/{draft}/launch/": "login 404 404 done done",
+    "POST /runs/{run}/pause/": "login 403 403 done done",
+    "POST /runs/{run}/resume/": "login 403 403 done done",
+    "POST /runs/{run}/cancel/": "login 403 403 done done",
+    "POST /runs/{run}/finish/": "login 403 403 404 404",
+    "GET /runs/{run}/checkpoints/": ALL,
+    "GET /runs/{draft}/checkpoints/": "404 404 404 200 200",
+    "GET /runs/{run}/terms/": "login 403 403 200 200",
+    "GET /runs/{draft}/terms/": "login 404 404 200 200",
+    "POST /runs/{run}/clone/": "login 403 done done done",
+    "POST /runs/{draft}/clone/": "login 404 404 done done",
+    "POST /runs/{run}/invitations/ note=Bob": "login 403 403 done done",
+    "POST /runs/{run}/invitations/{link}/": "login 403 403 done done",
+    "GET /runs/{run}/invited/{bid}/": HERE,
+    "POST /runs/{run}/invited/{bid}/": "login done done done done",
+    "GET /runs/{run}/invited/wrong/": "login 404 404 404 404",
+    "GET /live/{run_id}/": ALL,
+    "GET /live/{draft_id}/": "404 404 404 200 200",
+    "GET /machines/": HERE,
+    "GET /machines/enrol/": HERE,
+    "GET /machines/enrol/{code}/": HERE,
+    "POST /machines/enrol/{code}/ answer=approve": HERE,
+    "GET /machines/{machine}/": "login 404 404 200 404",
+    "POST /machines/{machine}/ name=Attic": "login 404 404 done 404",
+    "POST /machines/{machine}/pause/": "login 404 404 done 404",
+    "POST /machines/{machine}/resume/": "login 404 404 done 404",
+    "POST /machines/{machine}/revoke/": "login 404 404 done 404",
+    "GET /account/": HERE,
+    "POST /account/ name=Newname": "login done done done done",
+    "GET /account/leave/": "login prove prove prove prove",
+    "POST /account/leave/ email=x": "login prove prove prove prove",
+    "GET /credit/?by=teams&period=week": ALL,
+    "GET /volunteers/{owner_id}/": "404 404 404 200 404",
+    "GET /account/tokens/": HERE,
+    "POST /account/tokens/ name=x&days=30&scopes=runs:read": HERE,
+    "POST /account/tokens/{personal}/": "login 404 404 done 404",
+    "GET /teams/": ALL,
+    "GET /teams/new/": HERE,
+    "POST /teams/new/ name=Smiths": "login done done done done",
+    "GET /teams/{team}/": ALL,
+    "POST /teams/{team}/rename/ name=Spinners": "login 403 403 done 403",
+    "POST /teams/{team}/invite/ email=new@example.org": "login 403 403 done 403",
+    "POST /teams/{team}/uninvite/ id={invitation}": "login 403 403 done 403",
+    "POST /teams/{team}/promote/ id={place}": "login 403 403 done 403",
+    "POST /teams/{team}/part/ id={place}": "login 403 403 done 403",
+    "POST /teams/{team}/part/": "login 404 404 done 404",
+    "GET /teams/invitations/{token}/": HERE,
+    "POST /teams/invitations/{token}/ answer=join": "login done done done done",
+    "GET /teams/invitations/wrong/": "login 404 404 404 404",
+    "GET /notifications/": HERE,
+    "POST /notifications/read/": "login done done done done",
+    "GET /notifications/choices/": HERE,
+    "POST /notifications/choices/": "login done done done done",
+    "GET /notifications/webhooks/": HERE,
+    "POST /notifications/webhooks/ url=https://10.0.0.1/&kinds=run.started": "login 422 422 422 422",
+    "POST /notifications/webhooks/{hook}/off/": "login 404 404 done 404",
+    "POST /notifications/webhooks/{hook}/test/": "login 404 404 done 404",
+    "POST /notifications/webhooks/{hook}/remove/": "login 404 404 done 404",
+    "GET /notifications/off/{off}/": ALL,
+    "POST /notifications/off/{off}/": ALL,
+    "GET /notifications/off/wrong/": "404 404 404 404 404",
+    # allauth
+    "GET /accounts/login/": OUT,
+    "GET /accounts/signup/": OUT,
+    "GET /accounts/inactive/": ALL,
+    "GET /accounts/logout/": "home 200 200 200 200",
+    "GET /accounts/reauthenticate/": HERE,
+    "GET /accounts/email/": HERE,
+    "GET /accounts/confirm-email/": "login home home home home",
+    "GET /accounts/login/code/confirm/": "login home home home home",
+    "GET /accounts/password/change/": HERE,
+    "GET /accounts/password/set/": "login home home home home",
+    "GET /accounts/password/reset/": ALL,
+    "GET /accounts/password/reset/done/": ALL,
+    "GET /accounts/password/reset/key/done/": ALL,
+    "GET /accounts/password/reset/key/1-x/": ALL,
+    "GET /accounts/sessions/": HERE,
+    "GET /accounts/2fa/": HERE,
+    "GET /accounts/2fa/authenticate/": "login home home home home",
+    "GET /accounts/2fa/reauthenticate/": "login prove prove prove prove",
+    "GET /accounts/2fa/totp/activate/": "login prove prove prove prove",
+    "GET /accounts/2fa/totp/deactivate/": "login 404 404 404 404",
+    "GET /accounts/2fa/recovery-codes/": "login 404 404 404 404",
+    "GET /accounts/2fa/recovery-codes/generate/": "login prove prove prove prove",
+    "GET /accounts/2fa/recovery-codes/download/": "login 404 404 404 404",
+    "GET /accounts/2fa/webauthn/": HERE,
+    "GET /accounts/2fa/webauthn/add/": "login prove prove prove prove",
+    "GET /accounts/2fa/webauthn/reauthenticate/": "login prove prove prove prove",
+    "GET /accounts/2fa/webauthn/keys/1/remove/": "login prove prove prove prove",
+    "GET /accounts/2fa/webauthn/keys/1/edit/": "login prove prove prove prove",
+    "GET /accounts/2fa/webauthn/login/": "login home home home home",
+    # the API, from a browser's session; machines are in test_requests
+    # of the API, what scripts call by a token: test_api has their table
+    "GET /api/v1/me": API,
+    "POST /api/v1/runs {{}}": API,
+    "POST /api/v1/estimates {{}}": API,
+    "GET /api/v1/runs/{run}/summary": API,
+    "POST /api/v1/runs/{run}/actions/pause": API,
+    "POST /api/v1/runs/{run}/copies {{}}": API,
+    "PATCH /api/v1/runs/{run}/terms {{}}": API,
+    "GET /api/v1/runs/{run}/machines": API,
+    "GET /api/v1/runs/{run}/checkpoints": API,
+    "GET /api/v1/runs/{run}/invitations": API,
+    "DELETE /api/v1/runs/{run}/invitations/{link}": API,
+    "GET /api/v1/machines": API,
+    "GET /api/v1/machines/{machine}": API,
+    "POST /api/v1/machines/{machine}/actions/pause": API,
+    # for those who run the site
+    "GET /healthz": ALL,
+    "GET /readyz": ALL,
+    "GET /metrics": ALL,
+    "GET /api/v1/openapi.json": ALL,
+    "GET /api/v1/docs": ALL,
+    "GET /api/v1/": "404 404 404 404 404",
+    "GET /api/v1/mirror": ALL,
+    "POST /api/v1/enrolments": "422 422 422 422 422",
+    "GET /api/v1/enrolments/{code}": ALL,
+    "GET /api/v1/runs": API,
+    "GET /api/v1/runs/{run}": API,
+    "POST /api/v1/runs/{run}/join": API,
+    "POST /api/v1/runs/{run}/manifest": API,
+    "POST /api/v1/runs/{run}/reports": API,
+    "POST /api/v1/runs": API,
+    "PATCH /api/v1/machines/{machine}": API,
+    "POST /api/v1/runs/{run}/copies": API,
+    "PATCH /api/v1/runs/{run}/terms": API,
+    "POST /api/v1/runs/{run}/invitations": API,
+    "POST /api/v1/estimates": API,
+    # the admin
+    "GET /admin/": DESK,
+    "GET /admin/figures/": DESK,
+    "GET /admin/search/?s=run": DESK,
+    "GET /admin/login/": "login 403 403 403 home",
+    "POST /admin/logout/": "done done done done done",
+    "GET /admin/password_change/": DESK,
+    "GET /admin/password_change/done/": DESK,
+    "GET /admin/autocomplete/": SHUT,
+    "GET /admin/jsi18n/": DESK,
+    "GET /admin/r/1/1/": "404 404 404 404 404",
+    "GET /admin/accounts/": DESK,
+    "GET /admin/nonsense": "login login login login 404",
+}
+SAID = "_form_submitted=1&reason=because&tokens=1000"
+DECISIONS = {  # each a dialog to look at, and a POST that decides
+    "accounts/user/{person}": ["make_organiser", "unmake_organiser", "ban", "unban", "erase"],
+    "accounts/machine/{machine}": ["revoke"],
+    "accounts/team/{team_id}": ["disband"],
+    "runs/run/{run_id}": ["pause", "resume", "extend", "finish", "cancel"],
+    "staff/announcement/{said}": ["withdraw"],
+}
+for where, actions in DECISIONS.items():
+    for action in actions:
+        TABLE[f"GET /admin/{where}/{action}/"] = DESK
+        TABLE[f"POST /admin/{where}/{action}/ {SAID}"] = "login login login login done"
+for action in ("make_staff", "unmake_staff"):  # answered with a refusal: only superusers may
+    TABLE[f"POST /admin/accounts/user/{{person}}/{action}/ {SAID}"] = "login login login login done"
+LOOKED = {  # model → a row of it
+    "audit/entry": "{entry}",
+    "accounts/user": "{person}",
+    "accounts/machine": "{machine}",
+    "accounts/enrolment": "{code}",
+    "accounts/team": "{team_id}",
+    "accounts/siterules": "{rules}",
+    "runs/run": "{run_id}",
+    "fleet/membership": "{membership}",
+    "staff/announcement": "{said}",
+}
+HIDDEN = {"admin/r/<path:content_type_id>/<path:object_id>/"}  # behind another route, which has its row
+WRITTEN = {"staff/announcement", "accounts/siterules"}  # by forms, whose saving is a model's method
+for model, row in LOOKED.items():
+    TABLE |= {
+        f"GET /admin/{model}/": DESK,
+        f"GET /admin/{model}/add/": DESK if model == "staff/announcement" else SHUT,
+        f"GET /admin/{model}/{row}/": "login login login login home",
+        f"GET /admin/{model}/{row}/change/": DESK,
+        f"POST /admin/{model}/{row}/change/": DESK if model in WRITTEN else SHUT,
+        f"GET /admin/{model}/{row}/history/": DESK,
+        f"POST /admin/{model}/{row}/delete/ post=yes": SHUT,
+    }
+FOREIGN = [f"django_celery_beat/{kind}" for kind in
+           ("periodictask", "clockedschedule", "crontabschedule", "solarschedule", "intervalschedule")]  # fmt: skip
+for model in FOREIGN:  # superusers' alone
+    for page in ("", "add/", "1/change/", "1/delete/"):
+        TABLE[f"GET /admin/{model}/{page}"] = SHUT
+    TABLE[f"GET /admin/{model}/1/history/"] = "login login login login home"
+    TABLE[f"GET /admin/{model}/1/"] = "login login login login home"
+
+
+@pytest.fixture
+def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
+    """One of everything, the owner's; and somebody of each role."""
+    settings.OUTSIDE_NETWORKS = []
+    people = {name: person(f"{name}@example.org", name=name.title()) for name in ("volunteer", "guest")}
+    people["organiser"] = person("organiser@example.org", organiser=True)
+    people["owner"] = person("owner@example.org", organiser=True)
+    people["staff"] = person("staff@example.org", is_staff=True)
+    owner = people["owner"]
+    SiteRules.change("granted", people["staff"])
+    run, machine = launched(owner, name="Dusk")
+    team = Team.found("Weavers", owner)
+    team.admit(people["guest"], owner)
+    invitation, token = Invitation.send(team, "somebody@example.org", owner)
+    key = Identity(b"w" * 32).key
+    about = wire.Machine(hostname="attic-pc")
+    asked = wire.EnrolmentRequest(mirror=mirror.identity().key, key=key, machine=about, issued=0)
+    hook = Webhook.objects.create(person=owner, url="https://example.org/", secret="whsec_AAAA", kinds=[])
+    said = Announcement(text="Hello")
+    said.publish(people["staff"])
+    link = runs.Invitation.make(run, actor=owner)
+    personal, _ = Token.make(owner, "script", ["runs:read"], 30)
+
+    names = {
+        "link": link.pk, "bid": link.token, "personal": personal.pk, "owner_id": owner.pk,
+        "run": run.slug, "run_id": run.pk, "machine": machine.machine.pk, "team": team.slug, "team_id": team.pk,
+        "invitation": invitation.pk, "token": token, "place": team.members.get(person=people["guest"]).pk,
+        "code": Enrolment.open(asked).code, "hook": hook.pk, "said": said.pk, "person": people["guest"].pk,
+        "off": signing.dumps(str(owner.pk), salt=UNSUBSCRIBE), "entry": Entry.objects.first().pk,
+        "membership": run.memberships.get().pk, "rules": SiteRules.objects.get().pk,
+    }  # fmt: skip
+    unlaunched = draft(owner, name="Dawn draft")
+    names |= {"draft": unlaunched.slug, "draft_id": unlaunched.pk}
+    return SimpleNamespace(people=people, names=names)
+
+
+def ask(world: SimpleNamespace, role: str, request: str, **options) -> str:
+    """What happened, in the table's words."""
+    client = Client(**options)
+    if role != "visitor":
+        client.force_login(world.people[role])
+    method, path, *body = request.format(**world.names).split(" ")
+    form = "application/json" if path.startswith("/api/") else "application/x-www-form-urlencoded"
+    answer = client.generic(method, path, body[0] if body else "", content_type=form)
+    if answer.status_code != 302:
+        return str(answer.status_code)
+    to = answer["Location"]
+    if to.startswith(("/accounts/login", "/admin/login")):
+        return "login"
+    if to.startswith(("/accounts/reauthenticate", "/accounts/2fa/reauthenticate")):
+        return "prove"
+    return "done" if method == "POST" else "home"
+
+
+def test_each_route_knows_who_may(world):
+    wrong = {}
+    for request_line, row in TABLE.items():
+        found = []
+        for role in ROLES:
+            with transaction.atomic():  # what one does is undone before the next one tries
+                found.append(ask(world, role, request_line))
+                transaction.set_rollback(True)
+        if found != row.split():
+            wrong[request_line] = f"{' '.join(found)}, not {row}"
+    assert not wrong
+
+
+def routes(resolver=None, before: str = "") -> Iterator[str]:
+    for entry in (resolver or get_resolver()).url_patterns:
+        here = before + str(entry.pattern).removeprefix("^" if before else "")
+        if hasattr(entry, "url_patterns"):
+            yield from routes(entry, here)
+        else:
+            yield here
+
+
+def test_every_route_has_a_row(world):
+    told = set()
+    for row in TABLE:
+        path = row.format(**world.names).split(" ")[1].partition("?")[0]
+        told.add(resolve(path).route)
+    missing = sorted(set(routes()) - told - HIDDEN)
+    assert not missing, f"no row in the table for: {missing}"
+
+
+def test_every_operation_of_the_api_has_a_row(world):
+    """A route may have several: each method is one."""
+    told = set()
+    for row in (row for row in TABLE if "/api/" in row):
+        method, path = row.format(**world.names).split(" ")[:2]
+        told.add((method.lower(), "/" + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", resolve(path).route)))
+    described = {(method, path) for path, methods in api.get_openapi_schema()["paths"].items() for method in methods}
+    assert described <= told, f"no row in the table for: {sorted(described - told)}"
+
+
+def test_every_model_in_the_admin_has_its_rows():
+    registered = {f"{model._meta.app_label}/{model._meta.model_name}" for model in admin.site._registry}
+    assert registered == {*LOOKED, *FOREIGN}
+
+
+def test_nothing_is_changed_by_a_form_of_another_site(world):
+    """Every POST of a signed-in person needs the token of a page of ours; only mail programs post without."""
+    for request_line in (row for row in TABLE if row.startswith("POST ")):
+        if "/api/" in request_line or "/notifications/off/" in request_line:
+            continue
+        for role in ("owner", "staff"):
+            assert ask(world, role, request_line, enforce_csrf_checks=True) == "403", (role, request_line)
+
+
+def test_the_policy_is_strict_everywhere_but_on_the_admins_and_the_apis_own_paths(world):
+    for request_line in (row for row in TABLE if row.startswith("GET ")):
+        client, path = Client(), request_line.format(**world.names).split(" ")[1]
+        client.force_login(world.people["staff"])
+        policy = client.get(path)["Content-Security-Policy"]
+        assert ("unsafe-eval" in policy) == path.startswith("/admin/"), path
+        assert ("unsafe-inline" in policy) == path.startswith(("/admin/", "/api/")), path
+        assert re.search(r"frame-ancestors 'none'", policy) and "object-src 'none'" in policy
