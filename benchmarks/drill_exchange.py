@@ -21,12 +21,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "worker"), str(Path(__file__).parent)]
 
 from drill_hostile import Attacker  # noqa: E402
-from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, last, same  # noqa: E402
+from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, last  # noqa: E402
 from drill_worker import MIRROR, RUN  # noqa: E402
 
 from barnraise import data, wire  # noqa: E402
@@ -68,7 +69,7 @@ class Drill:
         )  # fmt: skip
         self.machines: list[Machine] = []
         self.world = World(folder, blobs.folder, self.spec, signed.model_dump_json(), self.machines)
-        self.found: dict[str, object] = {"kills": 0, "partitions_healed": 0, "corruptions_found": 0}
+        self.found: dict[str, Any] = {"kills": 0, "partitions_healed": 0, "corruptions_found": 0}
 
     def machine(self, name: str) -> Machine:
         self.machines.append(Machine(self.world, name))
@@ -178,17 +179,20 @@ class Drill:
         first, second, third = four[:3]
         first.order("flip")
         self.until(lambda: "is whole again" in first.said(), "the anchor's repair", 180)
+        self.found["corruptions_found"] += 1
         with second.ledger() as ledger:
             update = next(u for _, u in ledger.since({}) if ledger.blobs.has(u.fragments[0].digest))
             path = ledger.blobs.path(update.fragments[0].digest)
         flip(path)
         self.until(lambda: "came again, whole" in second.said(), "the payload's repair", 240)
+        self.found["corruptions_found"] += 1
         third.leave()
         flip(max((third.folder / "checkpoint").glob("?/*.safetensors"), key=lambda each: each.stat().st_mtime))
         third.start()
+        self.until(lambda: "is damaged and not used" in third.said(), "the older state's use")
+        self.found["corruptions_found"] += 1
         self.grow([third])
         self.together(four)
-        self.found["corruptions_found"] = 3
 
     def full(self, victim: Machine) -> None:
         """Its disk takes no file of more than some kilobytes for a while: it stops with a sentence, and comes back."""
@@ -271,36 +275,26 @@ class Drill:
         self.found["healed"] = after <= before * 1.01
 
     def end(self, four: list[Machine]) -> None:
-        """All leave; what is in their folders is compared, and added up anew."""
-        self.together(four)
+        """All leave at once, and come back to a run that is over: what each has then is compared, and added up anew."""
         for each in four:
             each.kill(signal.SIGINT)
         for each in four:
             each.dead(90.0)
-        four[0].start()  # what the last to leave said
-        vectors, lost = [], 0
-        for each in four[1:]:
-            each.start()
-        self.until(lambda: same(four), "one version vector", 120)
-        for each in four:
-            each.kill(signal.SIGSTOP)
         announced: dict[str, int] = {}
         for each in four:
             with each.ledger() as ledger:
-                mine = {a: n for a, n in ledger.vector().items() if a.startswith(each.key)}
-                announced |= mine
-                vectors.append(ledger.vector())
-        lost = sum(max(0, n - vector.get(a, 0)) for a, n in announced.items() for vector in vectors)
-        self.found["lost_updates"] = lost
+                announced |= {a: n for a, n in ledger.vector().items() if a.startswith(each.key)}
         for each in four:
-            each.kill(signal.SIGCONT)
+            each.start(finished=True)
         for each in four:
-            each.leave()
-        ends = [(each.status["vector"], each.status["anchor"]) for each in four]
-        groups: dict[str, set[str]] = {}
-        for vector, anchor in ends:
-            groups.setdefault(vector, set()).add(anchor)
-        self.found["agree"] = all(len(anchors) == 1 for anchors in groups.values())
+            each.dead(180.0)
+            assert each.process.exitcode == 0, each.said()[-500:]
+        lost = 0
+        for each in four:
+            with each.ledger() as ledger:
+                lost += sum(max(0, n - ledger.head(a).seq) for a, n in announced.items())
+        ends = {(each.status["vector"], each.status["anchor"]) for each in four}
+        self.found |= {"lost_updates": lost, "agree": len(ends) == 1}
         self.found["poison_subtracted_exactly"] = all(added_up(each) == each.status["anchor"] for each in four)
 
 

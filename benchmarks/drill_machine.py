@@ -119,14 +119,6 @@ def last(machine: Machine, author: str) -> int:
         return ledger.head(author).seq
 
 
-def same(machines: list[Machine]) -> bool:
-    vectors = []
-    for machine in machines:
-        with machine.ledger() as ledger:
-            vectors.append(ledger.vector())
-    return all(vector == vectors[0] for vector in vectors)
-
-
 def added_up(machine: Machine) -> str:
     """The digest of the initial weights and all updates that are in, added up anew from a folder's files."""
     with machine.ledger() as ledger:

@@ -54,6 +54,7 @@ class Setup:
     knows: tuple[tuple[str, int], ...]  # keys and ports of whom it dials first
     uplink: int | None = None
     clock: float = 0.0  # seconds that its clock is off
+    finished: bool = False  # the run is over: what is left is to agree
 
 
 def ticket(key: str, volunteer: str, run: str = RUN) -> Signed:
@@ -86,7 +87,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
     coordinator = Coordinator(NOBODY, home.identity, MIRROR.key)
     real = coordinator.now
     coordinator.now = lambda: real() + setup.clock
-    key = home.identity.key
+    key, status = home.identity.key, Status.FINISHED if setup.finished else Status.TRAINING
     place = Place(
         run=RUN,
         name="a drill",
@@ -97,7 +98,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
         spec_digest=digest(spec.to_json()),
         manifest=Manifest.model_validate_json(signed.body),
         ticket=ticket(key, home.path.name),
-        directive=Directive(run=RUN, machine=RUN, status=Status.TRAINING, report_every=1.0, issued=time.time()),
+        directive=Directive(run=RUN, machine=RUN, status=status, report_every=1.0, issued=time.time()),
         mark=0,
         peers=tuple(Peer(key=k, addresses=[f"127.0.0.1:{port}"]) for k, port in setup.knows),
     )
