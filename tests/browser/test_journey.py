@@ -103,6 +103,6 @@ def lose_the_site_and_get_it_back(site, page: Page) -> None:
 def finish_in_the_admin(page: Page, slug: str) -> None:
     page.goto("/admin/runs/run/")
     page.locator("tr", has_text="First frame").locator("input[type=checkbox]").first.check()
-    page.locator("select[name=action]").select_option("finish")
+    page.locator("select[name=action]").select_option("finish_all")
     shoot(page, "admin-runs")
     page.get_by_role("button", name="Run").first.click()

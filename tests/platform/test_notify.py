@@ -150,6 +150,17 @@ def test_an_event_is_told_once_however_often_it_is_found(person, launched):
     assert notice.title == "A run started" and notice.url.startswith("/runs/")
 
 
+def test_what_was_told_already_costs_a_sweep_hardly_anything(
+    person, launched, volunteer, django_assert_max_num_queries
+):
+    run, _ = launched(person())
+    for n in range(2, 30):
+        volunteer(person(f"{n}@example.org"), n).join(run)
+    assert tasks.sweep() == 29
+    with django_assert_max_num_queries(8):
+        assert tasks.sweep() == 0
+
+
 def test_a_machine_that_goes_quiet_twice_is_told_twice(person, launched):
     run, _ = launched(person())
     Run.objects.update(started=LONG_AGO)

@@ -69,6 +69,7 @@ class Notice(models.Model):
         ordering = ["-id"]
         constraints = [models.UniqueConstraint(fields=["person", "key"], name="told_once")]
         indexes = [
+            models.Index(fields=["key"], name="notice_key"),
             models.Index(fields=["email_due"], condition=models.Q(email_due__isnull=False), name="notice_email_due"),
             models.Index(fields=["person"], condition=models.Q(read__isnull=True, shown=True), name="notice_unread"),
         ]

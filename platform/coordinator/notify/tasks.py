@@ -29,7 +29,7 @@ from coordinator.telemetry import stream
 
 log = logging.getLogger("coordinator.notify")
 
-LETTERS, CALLS = 50, 32  # of one task's turn: reports and runs wait for the same worker
+TOLD, LETTERS, CALLS = 500, 50, 32  # of one task's turn: reports and runs wait for the same worker
 LEASE = timedelta(minutes=2)  # how long a claimed row is left to whoever claimed it
 HEARING, SINCE = "notify:hearing", "notify:since"  # keys in Valkey
 BREAK = 120  # seconds without a sweep that count as a break
@@ -39,12 +39,11 @@ UNSUBSCRIBE = "notify.unsubscribe"  # salt of the links in letters
 
 @shared_task(name="notify.sweep", time_limit=60, soft_time_limit=50)
 def sweep() -> int:
-    """How many were told something new."""
-    told = 0
-    for each in news(hearing_since()):
-        if each.person.is_active:
-            told += Notice.tell(each) is not None
-    return told
+    """How many were told something new. Of what is found again and again only what is new costs more than a look."""
+    found = [each for each in news(hearing_since()) if each.person.is_active]
+    known = set(Notice.objects.filter(key__in={each.key for each in found}).values_list("person", "key"))
+    fresh = [each for each in found if (each.person.pk, each.key) not in known]
+    return sum(Notice.tell(each) is not None for each in fresh[:TOLD])
 
 
 def hearing_since() -> datetime:
