@@ -44,6 +44,7 @@ MAY_IMPORT = {
         "report", "restore", "swap", "telling", "view",
     },
     "telling": {"enter", "exchange", "plan", "progress", "report"},
+    "visiting": {"run"},
     "probe": {"hardware", "swap"},
     "planning": {"hardware", "home", "limits", "planner", "probe", "view"},
     "judging": {"enter", "exchange", "home", "planning"},
@@ -51,6 +52,7 @@ MAY_IMPORT = {
     "scripting": {"account", "coordinator", "home", "limits", "planning"},
     "cli": {
         "checkpoint", "coordinator", "enter", "exchange", "home", "judging", "planning", "restore", "run", "scripting",
+        "visiting",
     },
     "__main__": {"cli"},
     "__init__": set(),

@@ -94,9 +94,23 @@ def test_an_invited_person_a_token_and_terms_are_each_a_page(site, page: Page):
     page.get_by_role("button", name="Make a token").click()
     expect(page.locator(".command code")).to_contain_text("brn_")
     shoot(page, "tokens")
+    page.goto("/account/")
+    page.get_by_role("link", name="Your certificate").click()
+    expect(page.get_by_text("This certifies that")).to_be_visible()
+    shoot(page, "certificate")
+    page.goto("/credit/?by=teams&period=week")
+    expect(page.get_by_role("link", name="Teams", exact=True).first).to_have_attribute("aria-current", "page")
+    shoot(page, "credit")
     for width in (360, 1280):
         page.set_viewport_size({"width": width, "height": 900})
-        for path in ("/account/tokens/", f"/runs/{slug}/", f"/runs/{slug}/terms/", "/machines/", "/runs/new/"):
+        for path in (
+            "/account/tokens/",
+            f"/runs/{slug}/",
+            f"/runs/{slug}/terms/",
+            "/machines/",
+            "/runs/new/",
+            "/credit/",
+        ):
             page.goto(path)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
 

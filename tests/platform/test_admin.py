@@ -11,6 +11,8 @@ from barnraise import wire
 from coordinator import embedded
 from coordinator.accounts.models import Machine, SiteRules, Team
 from coordinator.audit.models import Entry
+from coordinator.notify.kinds import Kind, News
+from coordinator.notify.models import Notice
 from coordinator.staff.models import Announcement
 
 pytestmark = pytest.mark.django_db
@@ -134,12 +136,14 @@ def test_the_dashboard_shows_runs_machines_queues_and_errors(staff, person, laun
     run, ada = launched(person(), name="Evening <i>shift</i>")
     ada.report(run, numbers(1))
     logging.getLogger("coordinator.test").error("the roof leaks <script>")
+    Notice.tell(News(run.owner, Kind.RUN_STARTED, "one", "It started"))
     for path in ("/admin/", "/admin/figures/"):
         page = staff.get(path).content.decode()
         assert "Evening &lt;i&gt;shift" in page and "the roof leaks &lt;script&gt;" in page
         assert re.search(r"Machines at work</dt><dd>1</dd>", page)
         assert re.search(r"Reports queued</dt><dd>1</dd>", page)
         assert re.search(r"Errors</dt><dd>1</dd>", page)
+        assert re.search(r"Letters due</dt><dd>1</dd>", page)
 
 
 def test_the_dashboard_says_when_valkey_is_gone(staff, valkey, state):

@@ -82,9 +82,10 @@ def test_the_page_lists_them_with_the_commands_and_without_a_byte_of_them(
     with django_assert_max_num_queries(6):
         html = page.get(f"/runs/{run.slug}/checkpoints/").content.decode()
     assert html.count(RIGHT) == checkpoints.SHOWN and "30.0 K" in html and "0123456789abcdef" in html
-    assert f"barnraise join {run.slug}" in html and f"barnraise export {run.slug} model" in html
+    assert f"barnraise fetch {run.slug} model" in html and f"barnraise export {run.slug} model" in html
     run.finish()
-    assert f"barnraise join {run.slug}" not in page.get(f"/runs/{run.slug}/checkpoints/").content.decode()
+    html = page.get(f"/runs/{run.slug}/checkpoints/").content.decode()
+    assert f"barnraise fetch {run.slug} model" in html and f"barnraise serve {run.slug}" in html
 
 
 def test_a_drafts_checkpoints_are_its_owners_to_see(person, draft):

@@ -1,6 +1,7 @@
 """The `barnraise` command: what a volunteer types.
 
-login URL · runs · machines · plan · limits · join RUN · seed RUN PATH… · status · export RUN FOLDER · verdict RUN
+login URL · runs · machines · plan · limits · join RUN · seed RUN PATH… · status · export RUN FOLDER
+fetch RUN FOLDER · serve RUN · verdict RUN
 """
 
 import contextlib
@@ -160,6 +161,53 @@ def join(
         raise CoordinatorError(worker.reporter.refused)
     ended = "Left" if leaving.is_set() else "Finished"
     out.print(f"{ended}. Everything is saved in {entered.folder.path}", soft_wrap=True)
+
+
+@app.command()
+def fetch(
+    run: Annotated[str, typer.Argument(help="The run's name in its address, or its id.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the model, for Hugging Face.")],
+    digest: Annotated[str, typer.Option(help="Of the weights, as the site lists them: others are refused.")] = "",
+    home: HomeOption = None,
+    hardware: HardwareOption = None,
+) -> None:
+    """Take a run's weights from its peers, without training: while machines are in it, or somebody serves it."""
+    worker = visitor("Fetcher", run, home, hardware)
+    worker.work()
+    if worker.leaving.is_set():
+        return
+    if digest and not worker.digest.startswith(digest):
+        raise StateError(f"the peers hold {worker.digest} at {worker.tokens:,} tokens, and you asked for {digest}")
+    out.print(f"BLAKE3 of the weights: {worker.digest}", soft_wrap=True)
+    export(run, folder, home)
+
+
+@app.command()
+def serve(
+    run: Annotated[str, typer.Argument(help="A run that this machine has trained in.")],
+    home: HomeOption = None,
+    hardware: HardwareOption = None,
+) -> None:
+    """Keep a run's weights there for who fetches them, without training, until Ctrl-C."""
+    worker = visitor("Server", run, home, hardware)
+    out.print("Serving. Ctrl-C ends it.")
+    worker.work()
+    if worker.reporter.refused:
+        raise CoordinatorError(worker.reporter.refused)
+
+
+def visitor(kind: str, run: str, home: Path | None, hardware: Path | None) -> Any:
+    """A worker of `visiting` in its place. Raises BarnraiseError."""
+    from barnraise import visiting
+    from barnraise.enter import enter
+
+    tell_logs()
+    leaving, place = leave_on_signals(), Home(home or Home.default())
+    measured = measure(place, "", 0, hardware)
+    entered = enter(place, run, leaving, hardware_view(measured))
+    if entered is None:
+        raise typer.Exit
+    return getattr(visiting, kind)(entered, place.identity, leaving, measured, place.limits)
 
 
 @app.command()

@@ -92,7 +92,7 @@ def get_run(request: HttpRequest, name: str):
 def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
     """A place in a run: a ticket for its peers (none while it is a draft), and whom to try first."""
     run = run_named(request, name)
-    if run.is_over:
+    if run.state is wire.Status.CANCELLED:  # of a finished one the weights may be fetched
         raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
     if sentence := refusal(run, machine(request), asked.hardware):
         Notice.tell(refused(machine(request), run, sentence))

@@ -13,6 +13,7 @@ from django.utils import timezone
 from barnraise.wire import Status
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
+from coordinator.notify.models import Delivery, Notice
 from coordinator.runs.models import Run
 from coordinator.staff import errors
 from coordinator.telemetry import stream
@@ -44,6 +45,8 @@ def _counts() -> dict[str, Any]:
         "people": User.objects.filter(is_active=True).count(),
         "new_people": User.objects.filter(date_joined__gt=day, left=None).count(),
         "banned": User.objects.filter(banned__isnull=False).count(),
+        "letters": Notice.objects.filter(email_due__isnull=False).count(),
+        "calls": Delivery.objects.filter(due__isnull=False).count(),
     }
 
 
