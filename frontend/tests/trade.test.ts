@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { line, round, tradeFacts, weights } from "../src/views/trade";
+import { line, tradeFacts, weights } from "../src/views/trade";
 import { worker } from "./frames";
 
 const TRADE = {
@@ -9,16 +9,17 @@ const TRADE = {
 };
 
 test("a machine that has published nothing yet has nothing to say of it", () => {
-  expect([round(null), line(null)]).toEqual(["–", "–"]);
-  expect(tradeFacts(worker("a")).update).toBe("–");
+  expect(line(null)).toBe("–");
+  expect([tradeFacts(worker("a")).round, tradeFacts(worker("a")).update]).toEqual(["–", "–"]);
 });
 
 test("rounds, bits and the share of the line are said in a few words", () => {
-  expect(round(TRADE)).toBe("20 steps · 0.23 bits");
-  expect(round({ ...TRADE, round_steps: 1, bits: 8.0078 })).toBe("1 step · 8.0 bits");
+  const once = { ...worker("a"), trade: { ...TRADE, round_steps: 1, bits: 8.0078, density: 1 } };
+  expect([tradeFacts(once).round, tradeFacts(once).update]).toEqual(["1 step", "All of the values, 8.0 bits a parameter"]);
   expect(line(TRADE)).toBe("105 kB/s · 8.4 %");
   expect(line({ ...TRADE, uplink_rate: 0 })).toBe("105 kB/s");
   const facts = tradeFacts({ ...worker("a"), trade: TRADE });
+  expect(facts.round).toBe("20 steps");
   expect(facts.update).toBe("1.6 % of the values, 0.23 bits a parameter");
   expect(facts.traffic).toBe("105 kB/s sent, 2.1 MB/s received");
   expect(tradeFacts({ ...worker("a"), trade: { ...TRADE, density: 1, bits: 4 } }).update).toBe("All of the values, 4.0 bits a parameter");

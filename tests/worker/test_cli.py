@@ -145,6 +145,9 @@ def test_a_gpu_that_is_not_there_is_assumed_and_said_to_be(measured):
     words = ("--model", "gpt3-6.7b", "--memory", "64GB", "--disk", "500GB", "--device-memory", "24GB")
     said = planned(measured, *words, "--device", "cuda")
     assert "an assumed GPU" in said and "60 TFLOP/s" in said and "are assumed" in said
+    host = replace(planning.measure(), logits=((2048, 1e10),))
+    gpu = planning.assumed_gpu(host, 6e13, 2e10, 24 * 10**9)
+    assert not gpu.logits and not gpu.products, "no rate of the host's passes for the GPU's"
     assert "--device cuda assumes a GPU" in " ".join(planned(measured, *words).split())  # wherever its lines end
 
 

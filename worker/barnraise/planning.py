@@ -172,7 +172,7 @@ def assumed_gpu(host: Hardware, flops: float, link: float, memory: int) -> Hardw
     return dataclasses.replace(
         host, device="cuda", name="an assumed GPU", device_memory=memory, dtype="bfloat16", matmul=((1024, flops),),
         attention=0.5 * flops, elementwise=700e9, to_device=link, from_device=link, products=(),
-        attention_contexts=(), attention_heads=(), attention_backward=0.4 * flops,
+        attention_contexts=(), attention_heads=(), attention_backward=0.4 * flops, logits=(),
         updates=(*host.updates, *(Updates("device", *form) for form in GPU_UPDATES)),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ import { ago, count, whole } from "../format";
 import type { Store } from "../store";
 import type { Plan, Worker } from "../types";
 import { PlanRow, predictedAndMeasured } from "./plan";
-import { line, round, weights } from "./trade";
+import { line, weights } from "./trade";
 
 const ROWS = 200; // at most; the rest is said in a sentence
 
@@ -16,7 +16,6 @@ const COLUMNS: readonly [name: string, text: (worker: Worker, now: number) => st
   ["seen", (w, now) => ago(now - w.last_seen)],
   ["tokens", (w) => count(w.tokens)],
   ["rate", (w) => (w.alive ? whole(w.rate) : "–")],
-  ["round", (w) => round(w.trade)],
   ["line", (w) => (w.alive ? line(w.trade) : "–")],
   ["lag", (w) => (w.alive && w.trade ? whole(w.trade.lag) : "–")],
   ["weights", weights],

@@ -3,9 +3,8 @@
 import { bits, percent, speed, whole } from "../format";
 import type { Trade, Worker } from "../types";
 
-/** "10 steps · 4.0 bits". */
-export function round(trade: Trade | null): string {
-  return trade ? `${whole(trade.round_steps)} ${trade.round_steps === 1 ? "step" : "steps"} · ${bits(trade.bits)}` : "–";
+function round(trade: Trade | null): string {
+  return trade ? `${whole(trade.round_steps)} ${trade.round_steps === 1 ? "step" : "steps"}` : "–";
 }
 
 /** "120 kB/s · 64 %", of what its line carries. */
@@ -23,6 +22,7 @@ export function weights(worker: Worker): string {
 export function tradeFacts(worker: Worker): Record<string, string> {
   const { trade } = worker;
   return {
+    round: round(trade),
     update: trade ? `${share(trade.density)} of the values, ${bits(trade.bits)} a parameter` : "–",
     uplink: trade && trade.uplink_rate > 0 ? speed(trade.uplink_rate) : "–",
     traffic: trade ? `${speed(trade.sent_rate)} sent, ${speed(trade.received_rate)} received` : "–",
