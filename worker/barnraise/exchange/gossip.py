@@ -28,6 +28,7 @@ PEERS_EVERY = 30.0
 MAX_TOLD = 1100  # authors in one State: with `gone`, as much as a header holds
 MAX_AUTHORS = 50_000  # remembered of one peer
 MAX_SPARED = 200  # pushes declined in one State
+STEADY = 0.05  # by which our rate may have changed since it was told
 COMPARED = 16  # of our anchors, with those of peers that come to the same vector sooner or later
 
 
@@ -173,8 +174,8 @@ class Gossip:
                 self._compare(link)
 
     def announce(self, rate: float, complete: bool) -> None:
-        """Tokens/s we train at, and whether we publish no more."""
-        if (rate, complete) != (self.rate, self.complete):
+        """Tokens/s we train at, and whether we publish no more. A rate that hardly moved is nobody's news."""
+        if complete != self.complete or abs(rate - self.rate) > STEADY * self.rate:
             self.rate, self.complete = rate, complete
             for link in self.links.values():
                 link.stale = True
