@@ -16,7 +16,7 @@ CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance
 
 @pytest.mark.django_db(transaction=True)
 def test_nothing_that_is_sent_breaks_the_api_and_all_it_answers_is_documented(
-    live_server, person, draft, volunteer, monkeypatch
+    live_server, person, draft, volunteer, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(authentication, "REQUESTS", 10**9)
     monkeypatch.setattr(authentication, "REFUSED", 10**9)
@@ -29,6 +29,6 @@ def test_nothing_that_is_sent_breaks_the_api_and_all_it_answers_is_documented(
         "--header", f"Authorization: Bearer {text}", "--max-examples", "8", "--phases", "examples,coverage,fuzzing",
         "--checks", CHECKS, "--generation-deterministic", "--no-color",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "0 generated" not in done.stdout
