@@ -5,7 +5,7 @@ BIN := .venv/bin
 TOKENS ?=
 QUICK ?=
 
-.PHONY: setup demo test bench-swap bench-swap-cuda study-exchange lint clean
+.PHONY: setup demo test bench-swap bench-swap-cuda study-exchange drill-exchange lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -38,6 +38,10 @@ bench-swap: .venv/.installed
 
 bench-swap-cuda: .venv/.installed
 	@$(BIN)/python benchmarks/swap_cuda.py $(if $(QUICK),--quick)
+
+# What the exchange survives: kills, partitions, flipped bits, hostile peers, poison; some 15 minutes. QUICK=1: five.
+drill-exchange: .venv/.installed
+	@$(BIN)/python benchmarks/drill_exchange.py $(if $(QUICK),--quick)
 
 # What the exchange costs in loss and saves in bytes, 75 minutes on two cores; goes on where it stopped. QUICK=1: a few.
 study-exchange: .venv/.installed

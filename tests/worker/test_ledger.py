@@ -72,7 +72,7 @@ def test_a_ledger_opened_again_holds_what_it_held(tmp_path):
     first, headers = Ledger(tmp_path), chain(150)
     for header in headers:
         first.append(*header)
-    first.keep_ticket(AUTHOR.key, headers[0][0])
+    first.met.keep_ticket(AUTHOR.key, headers[0][0])
     first.close()
     again, author = Ledger(tmp_path), headers[0][1].author
     assert again.head(author) == Head(150, digest(headers[-1][0].body), 1500)

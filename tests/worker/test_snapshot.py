@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from barnraise.errors import MessageError
+from barnraise.exchange import desk as desk_module
 from barnraise.exchange import fetch as fetching
 from barnraise.exchange import outgoing
 from barnraise.exchange import snapshot as snapshots
@@ -271,14 +272,14 @@ def test_a_cut_behind_the_ledgers_own_beginning_cannot_be_served_and_is_not_made
 def test_old_cuts_bytes_are_let_go_of(world):
     a = world.machine(1).start()
     desk, cuts = a.node._hub.desk, []
-    for seed in range(snapshots.CUTS + 2):
+    for seed in range(desk_module.CUTS + 2):
         a.round(seed)
         desk.ask(Question("b" * 64, dict(a.anchor.vector), 1e9), 1e6)
         frozen, _ = desk.take(a.anchor, 1e6)
         cuts.append(desk.answer(frozen, frozen.vector, 1e6))
         del frozen
     assert not desk.cuts.has(cuts[0].fragments[0]) and not desk.cuts.has(cuts[0].heads)
-    assert all(desk.cuts.has(blob) for cut in cuts[-snapshots.CUTS :] for blob in (*cut.fragments, cut.heads))
+    assert all(desk.cuts.has(blob) for cut in cuts[-desk_module.CUTS :] for blob in (*cut.fragments, cut.heads))
 
 
 def test_the_snapshot_most_volunteers_agree_on_is_chosen_and_one_volunteer_counts_once():

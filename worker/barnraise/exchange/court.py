@@ -58,6 +58,7 @@ class Court:
         self.waiting = 0  # updates that are to come out and whose payloads are not here
         self._held: dict[str, Verdicts] = {}  # by digest: what waits for headers from before our base
         self._lines: dict[str, asyncio.Lock] = {}  # of one author withdrawals keep their order
+        self._under_way: set[asyncio.Task] = set()
         inbox.court = self
 
     async def take(self, proof: Proof, source: str | None = None) -> None:
@@ -125,7 +126,14 @@ class Court:
     def resume(self, gone: list[Withdrawal]) -> None:
         """What the anchor holds though a verdict took it out: it comes out again as its payloads are here."""
         for author in dict.fromkeys(each.update.author for each in gone):
-            self._spawn(self._withdraw(author, [each for each in gone if each.update.author == author]))
+            task = self._spawn(self._withdraw(author, [each for each in gone if each.update.author == author]))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    def pause(self) -> None:
+        """What is to come out waits for the next `resume`, which names it anew."""
+        for task in self._under_way:
+            task.cancel()
 
     async def _withdraw(self, author: str, gone: list[Withdrawal]) -> None:
         async with self._lines.setdefault(author, asyncio.Lock()):
@@ -139,12 +147,14 @@ class Court:
         """Waits until somebody has given a payload that is to be taken out."""
         self.waiting += 1
         told = False
-        while not await self._fetcher.fetch([Wanted(part.digest, part.size, part.size)], PATIENCE):
-            if not told:
-                who = f"update {update.seq} of {update.peer[:8]}"
-                log.error("%s must come out, and nobody here has it: this machine's anchor is not the others'", who)
-                told = True
-        self.waiting -= 1
+        try:
+            while not await self._fetcher.fetch([Wanted(part.digest, part.size, part.size)], PATIENCE):
+                if not told:
+                    who = f"update {update.seq} of {update.peer[:8]}"
+                    log.error("%s must come out, and nobody here has it: this machine's anchor is not the others'", who)
+                    told = True
+        finally:
+            self.waiting -= 1
 
     # ---- with the others
 

@@ -121,6 +121,7 @@ class Hub:
     async def pause(self) -> None:
         """Until `begin`, nothing is asked for, and what comes waits."""
         self.gossip.wanting = False
+        self.court.pause()
         await self.inbox.pause()
 
     def published(self, update: wire.Update) -> None:

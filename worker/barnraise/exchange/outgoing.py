@@ -34,8 +34,6 @@ def update_frames(
     whole = whole and not ledger.verdicts.out(author, seq)
     if whole and not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return
-    if not all(ledger.blobs.has(part.digest) for part in update.fragments):
-        return  # let go of since it was asked for
     yield pack(wire.Push(header=signed, ticket=ticket(update.peer)))
     for part in update.fragments if whole else ():
         for frame in blob_frames([ledger.blobs], part.digest, 0):

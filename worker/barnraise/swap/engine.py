@@ -179,23 +179,22 @@ class Engine:
             if self.plan.commits_steps and self._pending is None:
                 self.commit()
 
-    @torch.no_grad()
     def harvest(self, encode: Encode, weight: float) -> Iterator[tuple[bytes, Tensor]]:
         """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
         applied to the anchor and the replica. Consume it whole, then `anchor.note` the header and `commit`. `weight`:
         this author's share, 0…1.
 
         Δ ← w(anchor − replica); m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit); the update is −C(e). The
-        two are rounded apart so that with β = 1 all that was sent plus the residual is exactly the sum of the
-        rounded steps."""
+        two are rounded apart so that with β = 1 sent plus residual is exactly the sum of the rounded steps."""
         self.flush()
         self.settle()
         give_back()
         for i in range(len(self.fragments)):
-            values = self.buffers.scratch(i)
-            self._owe(i, values, weight)
-            payload, units = encode(values)
-            self._say(i, values, units)
+            with torch.no_grad():  # as a decorator it would hold on to what was yielded last
+                values = self.buffers.scratch(i)
+                self._owe(i, values, weight)
+                payload, units = encode(values)
+                self._say(i, values, units)
             yield payload, units
             del payload, units  # before the next fragment's are made
         self.operations.forget_copies()
@@ -394,8 +393,7 @@ class Engine:
 
 
 def accumulate(feedback: Tensor, step: Tensor, decay: float) -> None:
-    """feedback (int32 units) ← round(decay · feedback) + round(step / unit), in place, bounded; uses up `step`
-    (fp32)."""
+    """feedback (int32 units) ← round(decay · feedback) + round(step / unit), bounded; uses up `step` (fp32)."""
     if decay != 1.0:
         feedback.copy_(feedback.double().mul_(decay).round_())
     rounded = step.mul_(2.0**UNIT_BITS).round_().clamp_(-STEP_BOUND, STEP_BOUND).to(torch.int32)
