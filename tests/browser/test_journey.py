@@ -29,7 +29,7 @@ def test_a_run_is_raised_in_the_browser(site, page: Page):
     expect(figure).not_to_have_text("–", timeout=60_000)
     first = float(figure.inner_text())
     until(lambda: float(figure.inner_text()) < first - 0.2, "a falling loss on the page", 90)
-    expect(run_page.locator("[data-figure=alive]")).to_have_text("3")
+    expect(run_page.locator("[data-figure=alive]")).to_have_text("3", timeout=60_000)
     assert run_page.locator("tbody tr").count() == 3
     assert run_page.locator(".u-over").count() > 0, "the chart is drawn"
 

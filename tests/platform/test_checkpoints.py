@@ -1,9 +1,12 @@
 """Checkpoints: what machines announce, who confirms it, and what the page says of both. Never the bytes."""
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from barnraise import wire
+from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
 from coordinator.telemetry.checkpoints import Checkpoint, Holding, forget, lines
@@ -30,6 +33,17 @@ def test_a_checkpoint_is_announced_once_however_often_it_is_said(person, launche
     assert Holding.objects.get().machine == ada.machine
     (line,) = lines(run)
     assert (line.machines, line.people, line.alive, line.others, line.confirmed) == (1, 1, 1, 0, False)
+
+
+def test_an_announcement_that_is_repeated_costs_no_query(person, launched, numbers, django_capture_on_commit_callbacks):
+    run, ada = launched(person())
+    ada.report(run, numbers(1, checkpoint=view(), anchor=None))
+    with django_capture_on_commit_callbacks(execute=True):
+        drain()
+    member = Membership.objects.select_related("run", "machine").get(run=run)
+    with CaptureQueriesContext(connection) as queries:
+        checkpoints.note(member, [numbers(2, checkpoint=view(), anchor=None)])
+    assert not queries.captured_queries and Holding.objects.count() == 1
 
 
 def test_a_machine_of_another_person_confirms_what_it_reports_at_the_same_updates(person, launched, volunteer, numbers):

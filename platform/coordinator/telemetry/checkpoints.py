@@ -4,9 +4,10 @@ A machine announces those it made at the run's milestones and at its end; every 
 the same updates confirms them. Two digests at one version vector mean that somebody is wrong: both are shown.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from django.db import models
+from django.db import models, transaction
 from django.utils import timezone
 from uuid6 import uuid7
 
@@ -56,26 +57,39 @@ class Holding(models.Model):
 
 
 def note(member: Membership, reports: list[wire.Report]) -> None:
-    """What these reports of one machine announce, and confirm. Twice says no more than once."""
-    run, said = (
-        member.run,
-        {r.checkpoint for r in reports if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.most_tokens},
-    )
-    for view in said:
-        Checkpoint.objects.get_or_create(
-            run=run,
-            vector=view.vector,
-            digest=view.digest,
-            defaults={"tokens": view.tokens, "checksum": view.checksum, "size": view.size},
-        )
+    """What these reports of one machine announce, and confirm. Twice says no more than once, and costs nothing: every
+    report carries the last announcement."""
+    run = member.run
+    said = {r.checkpoint for r in reports if r.checkpoint and 0 < r.checkpoint.tokens <= run.most_tokens}
     named = {(view.vector, view.digest) for view in said} | {(r.vector, r.anchor) for r in reports if r.anchor}
+    named = {pair for pair in named if (member.pk, *pair) not in _noted}
     if not named:
         return
+    for view in said:
+        if (view.vector, view.digest) in named:
+            Checkpoint.objects.get_or_create(
+                run=run,
+                vector=view.vector,
+                digest=view.digest,
+                defaults={"tokens": view.tokens, "checksum": view.checksum, "size": view.size},
+            )
     known = Checkpoint.objects.filter(run=run, vector__in={vector for vector, _ in named})
     held = [each for each in known if (each.vector, each.digest) in named]
     Holding.objects.bulk_create(
         [Holding(checkpoint=each, machine=member.machine) for each in held], ignore_conflicts=True
     )
+    transaction.on_commit(lambda: _remember((member.pk, each.vector, each.digest) for each in held))
+
+
+_noted: dict[tuple[int, str, str], None] = {}  # what this process has seen committed, the oldest first
+NOTED = 50_000
+
+
+def _remember(pairs: Iterable[tuple[int, str, str]]) -> None:
+    for pair in pairs:
+        _noted[pair] = None
+    while len(_noted) > NOTED:
+        del _noted[next(iter(_noted))]
 
 
 @dataclass(frozen=True)
