@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
 from django.db.models import Q
 from django.utils import timezone
@@ -72,12 +71,6 @@ class Run(models.Model):
 
     def get_absolute_url(self) -> str:
         return f"/runs/{self.slug}/"
-
-    def clean(self) -> None:
-        """For the admin's form: what it may change keeps its bounds."""
-        found = _checked(self.name, self.spec, self.report_every, self.quorum)
-        if mine := {name: found[name] for name in ("name", "report_every", "quorum") if name in found}:
-            raise ValidationError(mine)
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
