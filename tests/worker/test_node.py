@@ -244,9 +244,9 @@ def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
 
 def test_more_authors_than_a_message_holds_do_not_end_the_exchange(world, monkeypatch):
     a, b = (world.machine(n).start() for n in (1, 2))
+    many = {f"{n:064x}.{'0' * 16}": 1 for n in range(2100)}
+    a.node._tell(a.node._hub.gossip.vector.update, many)  # on the thread that reads it
     b.knows(a)
-    for n in range(2100):
-        a.node._hub.gossip.vector[f"{n:064x}.{'0' * 16}"] = 1
     a.round(1)
     waits_for(lambda: a.node.author in b.ledger.vector())
     assert a.node._thread.is_alive() and b.node._thread.is_alive()

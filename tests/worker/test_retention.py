@@ -194,7 +194,13 @@ def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_go
         for machine in (a, c):
             machine.node.kept(machine.anchor.vector)
     author, own = a.node.author, b.node.author
-    waits_for(lambda: min(m.ledger.gone().get(author, 0) for m in (a, c)) >= 4)
+
+    def pruned() -> bool:
+        for machine in (a, c):
+            machine.node.kept(machine.anchor.vector)  # round after round, until each knows what the other has
+        return min(machine.ledger.gone().get(author, 0) for machine in (a, c)) >= 4
+
+    waits_for(pruned)
     b.knows(a)
 
     def ready() -> bool:
