@@ -14,7 +14,6 @@ import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,21 +22,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "worker"), str(Path(__file__).parent)]
+from drill_hostile import Attacker
+from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, last
+from drill_worker import MIRROR, RUN
 
-from drill_hostile import Attacker  # noqa: E402
-from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, last  # noqa: E402
-from drill_worker import MIRROR, RUN  # noqa: E402
-
-from barnraise import data, wire  # noqa: E402
-from barnraise.exchange.blobs import Blobs  # noqa: E402
-from barnraise.exchange.court import MAIL  # noqa: E402
-from barnraise.exchange.verdicts import Ruling  # noqa: E402
-from barnraise.home import write_whole  # noqa: E402
-from barnraise.identity import digest  # noqa: E402
-from barnraise.judging import judged  # noqa: E402
-from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec  # noqa: E402
+from barnraise import data, wire
+from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.court import MAIL
+from barnraise.exchange.verdicts import Ruling
+from barnraise.home import write_whole
+from barnraise.identity import digest
+from barnraise.judging import judged
+from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
 RECIPE = Recipe(
@@ -226,11 +222,14 @@ class Drill:
         victim.start()
         self.grow([victim], 2)
         (victim.home.path / "severed").unlink()
-        author = lambda: {a for m in others for a in forked(m)}  # noqa: E731
-        self.until(author, "the proof of the fork", 120)
+
+        def proven() -> set[str]:
+            return {author for machine in others for author in forked(machine)}
+
+        self.until(proven, "the proof of the fork", 120)
         self.until(lambda: all(forked(m) for m in four), "the proof with everybody", 120)
         self.grow(four)
-        self.found["forks_cut"] = len(author())
+        self.found["forks_cut"] = len(proven())
 
     def hostile(self, victim: Machine) -> None:
         with victim.ledger() as ledger:

@@ -137,10 +137,14 @@ class Orders:
             self._poisoned, honest = True, worker.engine.harvest
 
             def harvest(encode: Callable, weight: float) -> Any:
-                noise = lambda values: encode(torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32))  # noqa: E731
-                return honest(noise, weight)
+                return honest(lambda values: encode(noise_like(values)), weight)
 
             worker.engine.harvest = harvest
+
+
+def noise_like(values: torch.Tensor) -> torch.Tensor:
+    """As loud as an update may be."""
+    return torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32)
 
 
 class Severed(IrohTransport):

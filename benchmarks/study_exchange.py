@@ -10,23 +10,18 @@ import argparse
 import json
 import multiprocessing
 import os
-import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 
+import study_report
 import torch
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "worker"), str(Path(__file__).parent)]
-
-import study_report  # noqa: E402
-from study_baselines import diloco, parallel  # noqa: E402
-from study_case import Case  # noqa: E402
-from study_model import FOLDER, prepare_text  # noqa: E402
-from study_peers import ours  # noqa: E402
-from study_plan import Plan, Results  # noqa: E402
+from study_baselines import diloco, parallel
+from study_case import Case
+from study_model import FOLDER, prepare_text
+from study_peers import ours
+from study_plan import Plan, Results
 
 KINDS = {"ours": ours, "diloco": diloco, "parallel": parallel, "alone": parallel}
 

@@ -84,40 +84,39 @@ class Plan:
         """Factor → its cases, the unchanged one first."""
         base = self.tuned(found, "ours")
         thin = replace(base, form="top64x2")
-        with_ = lambda case, **changes: replace(case, **changes)  # noqa: E731
-        uneven = with_(base, speeds=SPEEDS)
+        uneven = replace(base, speeds=SPEEDS)
         forms = ("dense8", "dense2", "top256x4", "top256x2", "top64x2")
         return {
-            "form": [base, *(with_(base, form=form) for form in forms)],
-            "delay": [base, *(with_(base, delay=delay) for delay in (0.0, 1.6))],
+            "form": [base, *(replace(base, form=form) for form in forms)],
+            "delay": [base, *(replace(base, delay=delay) for delay in (0.0, 1.6))],
             "guess": [
-                base, *(with_(base, guess=guess) for guess in ("none", "last", "momentum")),
-                *(with_(base, trust=trust) for trust in (0.3, 0.6)),
-                *(with_(base, guess="momentum", trust=trust) for trust in (0.6, 0.8)),
-                with_(base, guess="momentum", trust=0.6, momentum=0.3), with_(base, guess="momentum", momentum=0.7),
+                base, *(replace(base, guess=guess) for guess in ("none", "last", "momentum")),
+                *(replace(base, trust=trust) for trust in (0.3, 0.6)),
+                *(replace(base, guess="momentum", trust=trust) for trust in (0.6, 0.8)),
+                replace(base, guess="momentum", trust=0.6, momentum=0.3), replace(base, guess="momentum", momentum=0.7),
             ],
             "the same bytes a token": [
-                base, with_(base, form="dense8", steps=40), with_(base, form="dense2", steps=10),
-                with_(base, form="top512x2", steps=9), with_(base, form="top256x2", steps=5),
+                base, replace(base, form="dense8", steps=40), replace(base, form="dense2", steps=10),
+                replace(base, form="top512x2", steps=9), replace(base, form="top256x2", steps=5),
             ],
-            "windows": [base, with_(base, windows=False), with_(base, windows=False, guess="none")],
-            "fold": [base, with_(base, fold="round", guess="none")],
-            "clock": [base, with_(base, clock="ledger")],
+            "windows": [base, replace(base, windows=False), replace(base, windows=False, guess="none")],
+            "fold": [base, replace(base, fold="round", guess="none")],
+            "clock": [base, replace(base, clock="ledger")],
             "outer": [
                 base,
-                *(with_(base, momentum=mu) for mu in (0.0, 0.3, 0.7)),
-                with_(base, momentum=0.9, outer_rate=0.6),
-                *(with_(base, outer_rate=eta) for eta in (0.6, 1.0)),
-                with_(base, momentum=0.7, momentum_end=0.2),
+                *(replace(base, momentum=mu) for mu in (0.0, 0.3, 0.7)),
+                replace(base, momentum=0.9, outer_rate=0.6),
+                *(replace(base, outer_rate=eta) for eta in (0.6, 1.0)),
+                replace(base, momentum=0.7, momentum_end=0.2),
             ],
-            "H": [base, *(with_(base, steps=steps) for steps in (2, 5, 10, 40, 80))],
-            "decay": [thin, with_(thin, decay=0.95), with_(thin, momentum=0.0)],
+            "H": [base, *(replace(base, steps=steps) for steps in (2, 5, 10, 40, 80))],
+            "decay": [thin, replace(thin, decay=0.95), replace(thin, momentum=0.0)],
             "speeds": [
-                base, uneven, with_(uneven, weights="even"), with_(uneven, windows=False),
+                base, uneven, replace(uneven, weights="even"), replace(uneven, windows=False),
             ],
-            "replicas": [with_(base, replicas=r) for r in (1, 2, 4, 8)],
-            "joiners": [base, with_(base, joins=(0.0, 0.0, 0.25, 0.5))],
-            "optimizer": [base, with_(base, optimizer="muon")],
+            "replicas": [replace(base, replicas=r) for r in (1, 2, 4, 8)],
+            "joiners": [base, replace(base, joins=(0.0, 0.0, 0.25, 0.5))],
+            "optimizer": [base, replace(base, optimizer="muon")],
         }  # fmt: skip
 
     @staticmethod

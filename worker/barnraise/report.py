@@ -10,13 +10,12 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from barnraise import __version__
 from barnraise.coordinator import Coordinator
+from barnraise.database import transaction
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.identity import opened
 from barnraise.wire import (
@@ -89,7 +88,7 @@ class Spool:
 
     def add(self, report: Report) -> None:
         """Gives the report its number: one more than any before it, dropped ones included."""
-        with self._whole():
+        with transaction(self._db):
             seq = self._db.execute("INSERT INTO report (body) VALUES (?)", (report.model_dump_json(),)).lastrowid
             self._db.execute("DELETE FROM report WHERE seq <= ?", (seq - SPOOLED,))
 
@@ -107,21 +106,9 @@ class Spool:
     def begin_after(self, mark: int) -> None:
         """Numbers start past `mark`: in a new folder, the coordinator knows more reports than the spool does."""
         if mark > self.last:
-            with self._whole():
+            with transaction(self._db):
                 self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'report'")
                 self._db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('report', ?)", (mark,))
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """One transaction: all of it or, when the disk is full, nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def drop(self, mark: int) -> None:
         self._db.execute("DELETE FROM report WHERE seq <= ?", (mark,))

@@ -11,6 +11,7 @@ from barnraise.run import Worker
 from barnraise.wire import Activity
 
 PATIENCE = 20.0  # seconds until somebody who can be asked is heard of
+TOLD = 2.0  # …in which peers say what they have
 CATCH_UP = 60.0  # seconds a fetch waits for the updates since the cut it took
 
 
@@ -40,8 +41,12 @@ class Fetcher(Worker):
     def settle(self) -> None:
         began = time.monotonic()
         self.progress.rest(Activity.JOINING)
-        behind = lambda: self.exchange.stats.behind or time.monotonic() - began < 2.0  # noqa: E731  (peers tell soon)
-        self._trade_until(lambda: self.leaving.is_set() or not behind(), CATCH_UP)
+
+        def caught_up() -> bool:
+            told = time.monotonic() - began > TOLD
+            return self.leaving.is_set() or (told and not self.exchange.stats.behind)
+
+        self._trade_until(caught_up, CATCH_UP)
         self.digest, self.tokens = self.anchor.digest(), self.anchor.tokens
         self.progress.rest(Activity.LEFT)
         self.save(closing=True)

@@ -11,11 +11,11 @@ stay. What verdicts and forks take out stays on disk, as others may need it, and
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from barnraise.database import transaction
 from barnraise.errors import StateError
 from barnraise.exchange.anchor import Holes
 from barnraise.exchange.blobs import Blobs
@@ -113,7 +113,7 @@ class Ledger:
             if outcome is Outcome.ADDED:
                 head = Head.of(signed, update)
                 row = (author, head.seq, head.digest, head.total, signed.model_dump_json())
-                with self._whole():
+                with transaction(self._db):
                     self._db.execute("INSERT INTO headers VALUES (?, ?, ?, ?, ?)", row)
                     self._db.execute(
                         "INSERT INTO entered VALUES (?, ?, ?)", (author, head.seq, self.tokens + update.tokens)
@@ -227,7 +227,7 @@ class Ledger:
         with self._lock:
             before = self.vector()
             holes, merged = self.verdicts.holes(before), self.verdicts | found
-            with self._whole():
+            with transaction(self._db):
                 self._keep(merged)
             self.verdicts = merged
             self._heads = self._staying()
@@ -293,7 +293,7 @@ class Ledger:
             ]
             holes = verdicts.holes(vector)
             out = [(author, seq, tokens) for author, gone in holes.items() for seq, tokens in gone.items()]
-            with self._whole():
+            with transaction(self._db):
                 self._retention.let_go(self._retention.covered(vector))
                 self._forget_base()
                 self._db.execute("DELETE FROM base")
@@ -355,7 +355,7 @@ class Ledger:
             safe = {**safe, **{who: self._last[who].seq for who in out.keys() & self._last.keys()}}
             if going := self._retention.surplus(most, safe, before):
                 old = self.gone()
-                with self._whole():
+                with transaction(self._db):
                     self._retention.let_go(going)
                     self._forget_base()  # what came after it is not whole any more
                 self._retention.sweep()
@@ -378,18 +378,6 @@ class Ledger:
     def _forget_base(self) -> None:
         self._db.execute("INSERT OR IGNORE INTO going SELECT digest FROM base_fragments")
         self._db.execute("DELETE FROM base_fragments")
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """One transaction: all of it or, when the disk is full, nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def close(self) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 
+from barnraise.database import transaction
 from barnraise.wire import Peer, Signed
 
 PEERS = 200  # remembered
@@ -28,7 +29,7 @@ class Met:
 
     def keep_peer(self, peer: Peer) -> None:
         """Remembers where a peer was reached: who holds a ticket comes back through any one, whoever else is gone."""
-        with self._lock:
+        with self._lock, transaction(self._db):
             row = peer.key, peer.model_dump_json()
             self._db.execute("INSERT OR REPLACE INTO peers (key, peer) VALUES (?, ?)", row)
             self._db.execute(
