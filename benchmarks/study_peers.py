@@ -19,7 +19,7 @@ from torch import Tensor
 
 from barnraise.exchange.codec import encode
 from barnraise.swap.arena import to_float
-from barnraise.swap.engine import accumulate
+from barnraise.swap.outer import accumulate
 
 GUESSED = 3  # updates of one machine that may be thought under way
 RAMP = 3  # rounds over which a late joiner comes to its weight

@@ -14,7 +14,7 @@ SPEEDS = (1.0, 2.0, 4.0, 7.0)
 KINDS = ("ours", "parallel", "diloco", "alone")
 RATES = (1e-3, 2e-3, 4e-3)
 OURS = Case()  # what the sweep turns around, but for the inner rate
-CHOSEN = Case()  # what the frontier is made with, but for the inner rate
+CHOSEN = Case(form="dense2", steps=10, guess="momentum")  # what the frontier is made with, but for the inner rate
 
 
 class Results:
@@ -81,13 +81,19 @@ class Plan:
     # ---- ours, one factor at a time
 
     def factors(self, found: Results) -> dict[str, list[Case]]:
-        """Factor → its cases, the unchanged one first."""
+        """Factor → its cases, the unchanged one first: what is said, how late and how guessed around the plainest
+        form; then the rest around what was chosen by that."""
         base = self.tuned(found, "ours")
-        thin = replace(base, form="top64x2")
-        uneven = replace(base, speeds=SPEEDS)
+        near = self.chosen(found, tokens=self.short)
+        thin, uneven = replace(near, form="top64x2"), replace(near, speeds=SPEEDS)
         forms = ("dense8", "dense2", "top256x4", "top256x2", "top64x2")
         return {
             "form": [base, *(replace(base, form=form) for form in forms)],
+            "H": [base, *(replace(base, steps=steps) for steps in (5, 10, 40))],
+            "the same bytes a token": [
+                base, replace(base, form="dense8", steps=40), replace(base, form="dense2", steps=10),
+                replace(base, form="top512x2", steps=9),
+            ],
             "delay": [base, *(replace(base, delay=delay) for delay in (0.0, 1.6))],
             "guess": [
                 base, *(replace(base, guess=guess) for guess in ("none", "last", "momentum")),
@@ -95,28 +101,21 @@ class Plan:
                 *(replace(base, guess="momentum", trust=trust) for trust in (0.6, 0.8)),
                 replace(base, guess="momentum", trust=0.6, momentum=0.3), replace(base, guess="momentum", momentum=0.7),
             ],
-            "the same bytes a token": [
-                base, replace(base, form="dense8", steps=40), replace(base, form="dense2", steps=10),
-                replace(base, form="top512x2", steps=9), replace(base, form="top256x2", steps=5),
+            "guess, by the chosen": [
+                near, replace(near, guess="none"), replace(near, trust=0.8), replace(near, guess="own", trust=0.6),
+                replace(near, guess="own"), replace(near, guess="none", fold="round"),
             ],
-            "windows": [base, replace(base, windows=False), replace(base, windows=False, guess="none")],
-            "fold": [base, replace(base, fold="round", guess="none")],
-            "clock": [base, replace(base, clock="ledger")],
+            "said, by the chosen": [near, replace(near, form="dense4"), replace(near, steps=5)],
+            "windows and clock": [near, replace(near, windows=False), replace(near, clock="ledger")],
             "outer": [
-                base,
-                *(replace(base, momentum=mu) for mu in (0.0, 0.3, 0.7)),
-                replace(base, momentum=0.9, outer_rate=0.6),
-                *(replace(base, outer_rate=eta) for eta in (0.6, 1.0)),
-                replace(base, momentum=0.7, momentum_end=0.2),
+                near, *(replace(near, momentum=mu) for mu in (0.0, 0.3, 0.7)),
+                *(replace(near, outer_rate=eta) for eta in (0.6, 1.0)), replace(near, momentum=0.7, momentum_end=0.2),
             ],
-            "H": [base, *(replace(base, steps=steps) for steps in (2, 5, 10, 40, 80))],
             "decay": [thin, replace(thin, decay=0.95), replace(thin, momentum=0.0)],
-            "speeds": [
-                base, uneven, replace(uneven, weights="even"), replace(uneven, windows=False),
-            ],
-            "replicas": [replace(base, replicas=r) for r in (1, 2, 4, 8)],
-            "joiners": [base, replace(base, joins=(0.0, 0.0, 0.25, 0.5))],
-            "optimizer": [base, replace(base, optimizer="muon")],
+            "speeds": [near, uneven, replace(uneven, weights="even"), replace(uneven, windows=False)],
+            "replicas": [replace(near, replicas=r) for r in (1, 2, 4, 8)],
+            "joiners": [near, replace(near, joins=(0.0, 0.0, 0.25, 0.5))],
+            "optimizer": [near, replace(near, optimizer="muon")],
         }  # fmt: skip
 
     @staticmethod
@@ -126,15 +125,18 @@ class Plan:
     # ---- the frontier
 
     def chosen(self, found: Results, **more) -> Case:
-        return replace(CHOSEN, rate=self.tuned(found, "ours").rate, tokens=self.long, **more)
+        return replace(CHOSEN, **{"rate": self.tuned(found, "ours").rate, "tokens": self.long, **more})
+
+    def against(self, found: Results, kind: str) -> Case:
+        """A long training of what ours is held against, with rounds as long as ours."""
+        return self.tuned(found, kind, tokens=self.long, **({"steps": CHOSEN.steps} if kind == "diloco" else {}))
 
     def far(self, found: Results) -> list[Case]:
         """Seed 0: what counts most first. Data parallel at a lower rate too, as a long training may want it."""
         ours = self.chosen(found)
-        kinds = ("parallel", "diloco", "alone")
-        parallel, diloco, alone = (self.tuned(found, kind, tokens=self.long) for kind in kinds)
-        lower = replace(parallel, rate=parallel.rate / 2)
-        return [ours, diloco, parallel, lower, alone, replace(ours, delay=0.0), replace(ours, speeds=SPEEDS)]
+        parallel, diloco, alone = (self.against(found, kind) for kind in ("parallel", "diloco", "alone"))
+        more = [replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), replace(ours, form="top64x2")]
+        return [ours, diloco, parallel, replace(parallel, rate=parallel.rate / 2), alone, *more]
 
     def again(self, found: Results) -> list[Case]:
         """Seed 1 of what the figures are made of."""
@@ -142,7 +144,7 @@ class Plan:
 
     def best_far(self, found: Results, kind: str) -> Case:
         """The long training of a kind, with the rate that served it best."""
-        case = self.chosen(found) if kind == "ours" else self.tuned(found, kind, tokens=self.long)
+        case = self.chosen(found) if kind == "ours" else self.against(found, kind)
         return found.best([case, replace(case, rate=case.rate / 2)])
 
     # ---- a few minutes

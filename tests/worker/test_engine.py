@@ -18,7 +18,8 @@ from barnraise.exchange.anchor import Anchor, initial
 from barnraise.exchange.codec import decode, encode
 from barnraise.spec import UNIT_BITS, ModelSpec
 from barnraise.swap.arena import to_float
-from barnraise.swap.engine import Engine, accumulate
+from barnraise.swap.engine import Engine
+from barnraise.swap.outer import accumulate
 from barnraise.wire import FragmentUpdate, Update
 
 KINDS = ["resident", "staged", "exact", "restart", "staged disk"]
@@ -147,8 +148,11 @@ def test_the_same_inputs_give_the_same_bits_in_two_processes_with_one_thread(tmp
 # ---- rounds ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "decay"), [*((kind, 0.9) for kind in KINDS), ("resident", 1.0), ("exact", 1.0)])
-def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, new_engine):
+HARVESTS = [*((kind, 0.9, 0.0) for kind in KINDS), ("resident", 1.0, 0.0), ("exact", 1.0, 0.0)]
+
+
+@pytest.mark.parametrize(("kind", "decay", "guess"), HARVESTS + [(kind, 1.0, 0.7) for kind in KINDS])
+def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_engine):
     """Against numpy in fp32 and int64, written from DESIGN section 5."""
     engine = new_engine(kind, outer_rate=0.7, outer_momentum=0.6, feedback_decay=decay)
     count, weight = TINY.layers + 2, np.float32(0.3)
@@ -158,6 +162,10 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, new_engine)
     for seq in range(1, 4):
         for step in range(3):
             engine.step([some_text(seed=10 * seq + step)])
+            engine.add(guess=guess * (seq + step))
+        engine.flush()
+        engine.settle()
+        guessed = np.float32(guess * (seq + 2))
         replicas = [weights.numpy() for weights in weights_of(engine)]
         anchors = [units.numpy() for units in shelf(engine, "anchor")]
         harvested = [(payload, units.numpy().copy()) for payload, units in engine.harvest(encode, 0.3)]
@@ -165,7 +173,8 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, new_engine)
         kept = {name: [t.numpy() for t in shelf(engine, name)] for name in ("anchor", "momentum", "feedback")}
         fresh = weights_of(engine)
         for i, (payload, units) in enumerate(harvested):
-            delta = weight * (anchors[i].astype(np.float32) * np.float32(2.0**-26) - replicas[i])
+            start = anchors[i].astype(np.float32) * np.float32(2.0**-26) - momentum[i] * guessed
+            delta = weight * (start - replicas[i])
             momentum[i] = momentum[i] * np.float32(0.6) + delta
             outer = (momentum[i] * np.float32(0.6) + delta) * np.float32(0.7)
             rounded = np.rint(outer.astype(np.float64) * 2.0**26).astype(np.int64)
@@ -178,7 +187,8 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, new_engine)
             assert np.array_equal(kept["momentum"][i], momentum[i])
             assert np.array_equal(kept["feedback"][i], feedback[i])
             assert np.array_equal(kept["anchor"][i], anchors[i] + reply.numpy())
-            assert np.array_equal(fresh[i], to_float(torch.from_numpy(kept["anchor"][i])).numpy())
+            begun = to_float(torch.from_numpy(kept["anchor"][i])).numpy() - momentum[i] * guessed
+            assert np.array_equal(fresh[i], begun)
             if decay == 1.0:
                 assert np.array_equal(feedback[i] - said[i], owed[i]), "sent + residual is the sum of the rounded steps"
         assert engine.round_tokens == 0
@@ -234,6 +244,46 @@ def test_an_update_that_arrives_mid_round_is_not_taken_for_own_progress(kind, cl
         torch.testing.assert_close(now, was, rtol=0, atol=2.5e-7)
     assert max(p.abs().max().item() for p in before) > 1e-3
     assert engine.anchor.vector == {other.header.author: 1 for other in others}
+
+
+@pytest.mark.parametrize("clipping", ["exact", "layer"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_guessed_of_updates_under_way_is_neither_progress_nor_anchor(kind, clipping, new_engine):
+    """It moves the replica by the momentum, comes off as the update itself arrives, and is in nothing that is said."""
+    engine = new_engine(kind, dict(clipping=clipping))
+    a_round(engine)
+    engine.step([some_text()])
+    engine.step([some_text(seed=1)], rate_scale=0.0)
+    momentum, anchors, before = shelf(engine, "momentum"), shelf(engine, "anchor"), progress_of(engine)
+    assert max(m.abs().max().item() for m in momentum) > 1e-3
+    engine.add(guess=0.8)
+    for seed in (2, 3):
+        engine.step([some_text(seed=seed)], rate_scale=0.0)
+    for was, now, m in zip(before, progress_of(engine), momentum, strict=True):
+        torch.testing.assert_close(now, was + 0.8 * m, rtol=0, atol=2.5e-7)
+    assert all(map(torch.equal, anchors, shelf(engine, "anchor")))
+    other = a_round(new_engine(), "b", seed=2)
+    engine.add(other, guess=0.0)
+    for seed in (4, 5):
+        engine.step([some_text(seed=seed)], rate_scale=0.0)
+    assert engine.progress.guess == engine.ahead.guess == 0.0
+    for was, now in zip(before, progress_of(engine), strict=True):
+        torch.testing.assert_close(now, was, rtol=0, atol=5e-7)
+    assert engine.anchor.vector[other.header.author] == 1
+
+
+@pytest.mark.parametrize("drop", [Engine.reset_round, Engine.forget_momentum])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_guess_goes_with_the_round_and_with_the_momentum_it_was_made_of(kind, drop, new_engine):
+    engine = new_engine(kind)
+    a_round(engine)
+    engine.add(guess=0.8)
+    engine.step([some_text()], rate_scale=0.0)
+    drop(engine)
+    engine.flush()
+    assert engine.progress.guess == 0.0
+    for left in progress_of(engine):
+        assert left.abs().max() <= 2.5e-7
 
 
 def progress_of(engine: Engine) -> list[torch.Tensor]:

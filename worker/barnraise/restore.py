@@ -65,8 +65,7 @@ class Kept:
         if store.mark is None:
             return None
         mark = Mark.model_validate_json(store.mark)
-        notes = {name: int(count) for name, count in mark.notes.items()}
-        return Progress(position=mark.step, **notes)
+        return Progress(position=mark.step, **mark.notes)
 
     def load(self, engine: Engine) -> None:
         """Into an engine in memory. Raises StateError when it is of another model."""

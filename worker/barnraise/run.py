@@ -131,11 +131,11 @@ class Worker:
 
     def train(self) -> None:
         recipe, context = self.spec.recipe, self.spec.model.context
-        exchange, progress = self.exchange, self.progress
+        exchange, progress, clock = self.exchange, self.progress, self.place.coordinator.now
         while self.goes_on():
             engine = self.engine  # another one, where the others' anchor took the place of ours
             rhythm = exchange.rhythm(progress.rate)
-            while engine.round_tokens < rhythm.steps * recipe.step_sequences * context:
+            while not rhythm.over(engine.round_tokens // (recipe.step_sequences * context), clock()):
                 batch = self.text.batch(self.spec.seed, self.key, progress.step, recipe.step_sequences, context)
                 rate_scale = schedule(recipe, self.anchor.tokens + engine.round_tokens)
                 stats = engine.step(list(batch.split(self.plan.sequences)), rate_scale, progress.step + 1)
@@ -159,10 +159,10 @@ class Worker:
         self.tell()
 
     def take(self) -> None:
-        """What has come in since the last time; of what comes out, the momentum that followed it goes as well."""
+        """What has come in since the last time, and a guess of what is under way; of what comes out, the momentum that
+        followed it goes as well."""
         arrivals = self.exchange.arrived()
-        for arrival in arrivals:
-            self.engine.add(arrival)
+        self.engine.add(*arrivals, guess=self.exchange.guess(self.progress.rate))
         if any(arrival.withdraws for arrival in arrivals):
             self.engine.forget_momentum()
 

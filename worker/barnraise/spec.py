@@ -23,7 +23,7 @@ MAX_UPDATE_UNITS = 1 << 26  # an update moves no weight by more than 1.0
 SOURCES = ("stdlib", "huggingface", "urls", "files")
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")
-STRATEGIES = ("async",)
+STRATEGIES = ("windows", "async")  # rounds end together by the clock, or each in its own time; nobody waits
 # What an author says of an update: all values, or the largest so many of each chunk of 4096, in 2, 4 or 8 bits.
 _KEPT = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # 1…4095
 AUTO = "auto"  # …or each author as its line allows, rounds too
@@ -160,11 +160,12 @@ class Recipe:
     clip: float = 1.0  # gradient norm
     step_sequences: int = 8  # sequences a worker trains on in one step
     round_steps: int = 10  # H: local steps between two updates
-    strategy: str = "async"
+    strategy: str = "windows"
     codec: str = "dense8"
     outer_rate: float = 0.8  # η
     outer_momentum: float = 0.5  # μ
     feedback_decay: float = 1.0  # β of the error feedback
+    speculation: float = 1.0  # trust in the guess of updates under way; 0: none is made
     evaluate_every: int = 20_000
 
 
@@ -280,6 +281,7 @@ def problems(spec: RunSpec) -> dict[str, str]:
     within("recipe.outer_rate", recipe.outer_rate, 1e-3, 10.0, "the outer rate")
     within("recipe.outer_momentum", recipe.outer_momentum, 0.0, 0.99, "the outer momentum")
     within("recipe.feedback_decay", recipe.feedback_decay, 0.0, 1.0, "the decay of the error feedback")
+    within("recipe.speculation", recipe.speculation, 0.0, 1.0, "the trust in a guess of updates under way")
     within("recipe.evaluate_every", recipe.evaluate_every, 1_000, 10**15, "the tokens between two validations")
     within("seed", spec.seed, 0, 2**63 - 1, "the seed")
     within("max_tokens_per_update", spec.max_tokens_per_update, 1, 1 << 40, "the tokens an update")

@@ -13,6 +13,7 @@ SOURCE_WORDS = {
 }
 TOKENIZER_WORDS = {"bpe": "Byte-pair encoding, learnt from the text", "bytes": "Bytes (256 tokens)"}
 ACCESS_WORDS = {Access.ANYONE: "Anyone", Access.INVITATION: "People I invite by a link", Access.TEAM: "A team of mine"}
+STRATEGY_WORDS = {"windows": "Rounds end together, by the clock", "async": "Rounds end in each machine's own time"}
 CODEC_WORDS = {
     "auto": "As each machine's line allows",
     "dense8": "Every value, 8 bits",
@@ -46,6 +47,7 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         "recipe.round_steps": ("Steps a round", "between two updates of a machine; its line decides where updates do"),
         "recipe.outer_rate": ("Outer rate", "how much of a round goes into its update"),
         "recipe.outer_momentum": ("Outer momentum", ""),
+        "recipe.speculation": ("Speculation", "trust in a guess of the updates that are under way; 0: none is made"),
         "recipe.feedback_decay": ("Error feedback", "how much of what compression dropped is kept"),
     },
     "The text and the rest": {
@@ -58,7 +60,7 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
 }
 CHOICES = {  # the first is the default
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
-    "recipe.strategy": [(name, {"async": "Asynchronous"}.get(name, name)) for name in STRATEGIES],
+    "recipe.strategy": [(name, STRATEGY_WORDS.get(name, name)) for name in STRATEGIES],
     "recipe.codec": list(CODEC_WORDS.items()),
 }
 OWN = {"quorum": 1, "report_every": 5.0}  # of the run rather than of its spec

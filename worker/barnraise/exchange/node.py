@@ -30,12 +30,13 @@ from barnraise.exchange.anchor import Anchor, Holes, sketch
 from barnraise.exchange.audit import Audit
 from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.changes import entry, withdrawals
+from barnraise.exchange.fellows import Fellows
 from barnraise.exchange.fetch import Wanted
 from barnraise.exchange.hub import Hub
 from barnraise.exchange.inbox import Arrival
 from barnraise.exchange.ledger import Ledger, Outcome
-from barnraise.exchange.pace import Fellow, Pace, ramp, weight
-from barnraise.exchange.rhythm import Rhythm, agreed
+from barnraise.exchange.pace import ramp
+from barnraise.exchange.rhythm import Rhythm
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.stats import ExchangeStats, stats
 from barnraise.exchange.transport import Transport
@@ -88,10 +89,10 @@ class Node:
         self._audit = Audit(spec, ledger)
         self._saved: dict[str, int] = {}  # the version vector of the last state on disk
         self._replay: list[Arrival] = []
-        self._paces: dict[str, Pace] = {}  # by peer
+        self._fellows = Fellows(spec, self._hub.gossip)
         self._rate, self._complete = 0.0, False
-        self._recipe, self._most = spec.recipe, spec.max_tokens_per_update
-        self._parameters, self._step_tokens = spec.model.parameters, spec.recipe.step_sequences * spec.model.context
+        self._said = 0  # tokens of our last update
+        self._clock = clock
         self._rhythm: Rhythm | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -120,6 +121,7 @@ class Node:
                 "the anchor lacks updates from before the snapshot at which this folder's ledger begins: join again "
                 "from an empty folder"
             )
+        self._fellows.begin(applied)
         self._replay = [inbox.arrival(entry(update, ledger.verdicts)) for _, update in ledger.since(applied)]
         self._await(self._hub.begin(withdrawals(ledger, applied, holes or {})), None)
 
@@ -154,7 +156,7 @@ class Node:
         while queue:
             arrival = queue.popleft()
             if isinstance(arrival.header, Update):
-                self._paces.setdefault(arrival.header.peer, Pace()).note(now, arrival.header.tokens)
+                self._fellows.arrived(arrival.header, now)
             arrivals.append(arrival)
         return arrivals
 
@@ -175,6 +177,7 @@ class Node:
                     self._rename("what this machine publishes under its old name no longer counts")
         finally:
             self._blobs.release(part.digest for part in parts)
+        self._said = tokens
         self._tell(self._hub.published, update)
         return update
 
@@ -227,25 +230,19 @@ class Node:
 
     def weight(self, rate: float) -> float:
         """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone, less for who joined
-        late and is new. Links are bounded: who trains beyond them shows in the ledger."""
-        now, links = time.monotonic(), dict(self._hub.gossip.links)
-        fellows = [
-            Fellow(self._paces.get(link.key, Pace()).rate(link.rate), link.since)
-            for link in links.values()
-            if not link.complete
-        ]
-        further = [pace.unseen(now) for key, pace in self._paces.items() if key not in links]
-        fellows += [Fellow(each, now) for each in further if each]
-        return weight(rate, fellows, now) * (ramp(self.published) if self._ledger.base_heads() else 1.0)
+        late and is new."""
+        share = self._fellows.weight(rate, time.monotonic())
+        return share * (ramp(self.published) if self._ledger.base_heads() else 1.0)
+
+    def guess(self, rate: float) -> float:
+        """By how many of its momenta the replica of this machine, at `rate` tokens/s, is to be ahead of what it has:
+        for updates that peers announced and that `arrived` has not handed out yet."""
+        return self._fellows.guess(self.author, rate, self._said, time.monotonic())
 
     def rhythm(self, rate: float) -> Rhythm:
-        """How many steps the next round has, at `rate` tokens/s, and the form of its update: the recipe's or, where
-        that leaves it to the authors, what this machine's line carries."""
-        pushes = sum(link.eager for link in list(self._hub.gossip.links.values()))
-        seconds = self._step_tokens / rate if rate else None
-        turns, most = self._hub.turns, max(1, self._most // self._step_tokens)
-        line = min(turns.measured or math.inf, turns.rate)
-        self._rhythm = agreed(self._recipe, self._parameters, line, seconds, max(1, pushes), most)
+        """How long the next round is, at `rate` tokens/s, and the form of its update."""
+        line = min(self._hub.turns.measured or math.inf, self._hub.turns.rate)
+        self._rhythm = self._fellows.rhythm(rate, line, time.monotonic(), self._clock())
         return self._rhythm
 
     def announce(self, rate: float) -> None:

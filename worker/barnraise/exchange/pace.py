@@ -27,10 +27,21 @@ class Pace:
     def unseen(self, now: float) -> float:
         """Tokens/s of a peer we are not connected to, by its rounds alone; 0 before the second, and once the next is
         long overdue."""
-        if len(self.rounds) < 2 or (span := self.rounds[-1][0] - self.rounds[0][0]) <= 0:
+        if self.overdue(now) or (span := self.rounds[-1][0] - self.rounds[0][0]) <= 0:
             return 0.0
-        overdue = now - self.rounds[-1][0] > OVERDUE * span / (len(self.rounds) - 1)
-        return 0.0 if overdue else sum(tokens for _, tokens in list(self.rounds)[1:]) / span
+        return sum(tokens for _, tokens in list(self.rounds)[1:]) / span
+
+    def overdue(self, now: float) -> bool:
+        """Whether its next round should have come long ago, or too little is known of it."""
+        if len(self.rounds) < 2:
+            return True
+        span = self.rounds[-1][0] - self.rounds[0][0]
+        return now - self.rounds[-1][0] > OVERDUE * span / (len(self.rounds) - 1)
+
+    @property
+    def last(self) -> int:
+        """Tokens of its last round; 0 before the first."""
+        return self.rounds[-1][1] if self.rounds else 0
 
     def rate(self, announced: float) -> float:
         """Tokens/s: as announced, corrected by what came between the first and the last round that is remembered."""

@@ -7,6 +7,7 @@ from barnraise.exchange.form import Form
 from barnraise.spec import AUTO, Recipe
 
 SHARE = 0.8  # of the uplink that updates may take
+STRETCH = 1.5  # times the steps of a window that a round may have
 FIRST = Form.parse("dense4")  # on a line that is not known yet: half the bytes of eight bits, and no worse a step
 
 
@@ -34,10 +35,19 @@ LADDER = (
 
 @dataclass(frozen=True)
 class Rhythm:
-    """`steps` a round, and the form of its update."""
+    """A round of `steps`, or of about so many where it `ends` by the clock that machines share; the form of its
+    update."""
 
     steps: int
     form: Form
+    ends: float = math.inf  # seconds since 1970
+
+    def over(self, steps: int, now: float) -> bool:
+        """Whether a round of `steps` so far ends here. A clock that jumps changes the round it jumps in by no more than
+        STRETCH."""
+        if math.isinf(self.ends):
+            return steps >= self.steps
+        return steps > 0 and (now >= self.ends or steps >= int(STRETCH * self.steps))
 
 
 def agreed(recipe: Recipe, parameters: int, line: float, step_seconds: float | None, pushes: int, most: int) -> Rhythm:
@@ -68,3 +78,20 @@ def rhythm(allowed: float, step_seconds: float, parameters: int, pushes: int = 1
         if steps <= min(rung.longest, most):
             return Rhythm(min(most, max(steps, rung.shortest)), rung.form)
     return Rhythm(most, LADDER[-1].form)
+
+
+def together(
+    recipe: Recipe, alone: Rhythm, step_seconds: float, mean_seconds: float, now: float, most: int = 10_000
+) -> Rhythm:
+    """The round that `alone` would be, so that it ends when those of the others do: at the next multiple, on the clock
+    all machines share, of a power of two of seconds. Who is slower ends with the others every second time, or every
+    fourth, without a word between them. Nobody waits: a round ends with the first step that is done by then.
+
+    "auto": no shorter than the line demands. Else the nearest to the recipe's steps at the average machine's
+    `mean_seconds` a step, so that all have the same and a fast one takes more steps in it."""
+    if recipe.codec == AUTO:
+        period = 2.0 ** math.ceil(math.log2(alone.steps * step_seconds))
+    else:
+        period = 2.0 ** round(math.log2(alone.steps * mean_seconds))
+    steps = max(1, min(int(most / STRETCH), round(period / step_seconds)))
+    return Rhythm(steps, alone.form, period * (math.floor(now / period) + 1))

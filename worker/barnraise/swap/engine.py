@@ -19,17 +19,17 @@ from barnraise import model as gpt
 from barnraise.errors import StateError
 from barnraise.model import views
 from barnraise.plan import KINDS, Plan
-from barnraise.spec import UNIT_BITS, Recipe
+from barnraise.spec import Recipe
 from barnraise.swap import schedule
 from barnraise.swap.arena import give_back, to_float
 from barnraise.swap.loss import head_loss
 from barnraise.swap.moments import Moments
 from barnraise.swap.operations import ArrivalLike, Operations, Progress, Update, decoded
+from barnraise.swap.outer import Outer
 from barnraise.swap.passes import Passes
 from barnraise.swap.store import TRADING, TRAINING, Shelf, Store
+from barnraise.swap.tiles import Tiles
 
-FEEDBACK_BOUND = 1 << 30  # units, 16.0: far beyond what an update may say, and room below int32's end
-STEP_BOUND = 1 << 29
 FOLDED = 16  # updates folded in at a time: their sum stays below 2**31
 WARM_UP = 20  # steps over which a machine that lost its moments comes back to its rate
 
@@ -71,7 +71,10 @@ class Engine:
         self.operations = Operations(plan, recipe, store, self._mark)
         self.buffers = self.operations.buffers
         self.anchors = self.operations.anchors
+        self.tiles = Tiles(plan, store, self.buffers)
+        self.outer = Outer(recipe, store, self.tiles)
         self.progress = progress or Progress()
+        self._guess = self.progress.guess  # what it is to be
         self._arrivals: list[ArrivalLike] = []
         self._pending: Update | None = None
         if progress is None:
@@ -99,16 +102,18 @@ class Engine:
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
         shares = [mine / sum(tokens) for mine in tokens]
         passes = Passes(self.plan, [batch.to(self.device) for batch in batches], shares, self.operations.boundaries())
-        before, now = self._pending, self._next(rate_scale, sum(tokens), position, passes)
-        exact = self.plan.clipping == "exact"
+        before, exact = self._pending, self.plan.clipping == "exact"
+        if exact and before is not None:
+            self._burden(before)
+        now = self._next(rate_scale, sum(tokens), position, passes)
+        if not exact:
+            self._burden(now)
         update = before if exact else now
-        if update is not None:
-            update.arrivals, self._arrivals = self._arrivals[:FOLDED], self._arrivals[FOLDED:]
-            folds = bool(update.arrivals)
-            if folds:
-                self.operations.drain()  # the anchor's free slots are only free once the last commit is made
+        folds = update is not None and bool(update.arrivals)
+        if folds:
+            self.operations.drain()  # the anchor's free slots are only free once the last commit is made
         self.operations.run(partial(schedule.step, pending=before is not None), update, passes)
-        if update is not None and folds:
+        if folds:
             self.operations.drain()
             self._note(update)
         if before is not None:
@@ -133,9 +138,16 @@ class Engine:
     def _next(self, rate_scale: float, tokens: int, position: int, passes: Passes) -> Update:
         ahead = self.ahead
         warmth = 1 - ahead.warming / (WARM_UP + 1)
-        done = Progress(position, ahead.round_tokens + tokens, ahead.updates + 1, max(0, ahead.warming - 1))
+        warming = max(0, ahead.warming - 1)
+        done = Progress(position, ahead.round_tokens + tokens, ahead.updates + 1, warming, ahead.guess)
         shrink = 1.0 if self.plan.clipping == "none" else None
         return Update(self.recipe.learning_rate * rate_scale * warmth, done.updates, shrink, done, passes.norms)
+
+    def _burden(self, update: Update) -> None:
+        """What came in meanwhile goes the way of an update."""
+        update.arrivals, self._arrivals = self._arrivals[:FOLDED], self._arrivals[FOLDED:]
+        update.guess = self._guess - update.progress.guess
+        update.progress = replace(update.progress, guess=self._guess)
 
     def flush(self) -> None:
         """Makes the pending updates now."""
@@ -155,94 +167,77 @@ class Engine:
 
     # ---- trading ---------------------------------------------------------------------------------------------
 
-    def add(self, arrival: ArrivalLike) -> None:
-        """Another author's update, at any moment of a round. In memory it is folded in at once; a state on another
-        tier takes it when the next step's updates pass by (or `settle` is called)."""
-        self._arrivals.append(arrival)
+    def add(self, *arrivals: ArrivalLike, guess: float | None = None) -> None:
+        """Other authors' updates, at any moment of a round, and a guess of those that are still under way: the replica
+        is so many momenta ahead (the last guess stays where none is given). In memory both are folded in at once; a
+        state on another tier takes them when the next step's updates pass by (or `settle` is called)."""
+        if not arrivals and guess in (None, self._guess):
+            return
+        self._arrivals += arrivals
+        self._guess = self._guess if guess is None else guess
         if not (self.plan.on_disk or self.plan.staged):
             self.settle()
 
     @torch.no_grad()
     def settle(self) -> None:
-        """All that was added is in the anchor, and nothing is under way."""
+        """All that was added is in the anchor, the replica has the guess it was to have, and nothing is under way."""
         self.operations.drain()
-        while arrivals := self._arrivals[:FOLDED]:
+        while (arrivals := self._arrivals[:FOLDED]) or self._guess != self.progress.guess:
+            guess = self._guess - self.progress.guess
             for i in range(len(self.fragments)):
-                units = decoded(arrivals, i)
-                for t, (_, _, moments, weights) in enumerate(self._tiles(i)):
-                    self.operations.fold(i, t, units, weights, moments)
+                units = decoded(arrivals, i) if arrivals else None
+                for t, (_, _, moments, weights) in enumerate(self.tiles.of(i)):
+                    self.operations.fold(i, t, units, guess, weights, moments)
                 del units  # before the next fragment's are made
             for arrival in arrivals:
                 self.anchor.note(arrival.header)
             self._arrivals = self._arrivals[len(arrivals) :]
+            self._guessed()
             self.operations.forget_copies()
             if self.plan.commits_steps and self._pending is None:
                 self.commit()
+
+    def _guessed(self) -> None:
+        """The replica holds the guess that it was to have."""
+        self.progress = replace(self.progress, guess=self._guess)
+        if self._pending is not None:
+            self._pending.progress = replace(self._pending.progress, guess=self._guess)
 
     def harvest(self, encode: Encode, weight: float) -> Iterator[tuple[bytes, Tensor]]:
         """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
         applied to the anchor and the replica. Consume it whole, then `anchor.note` the header and `commit`. `weight`:
         this author's share, 0…1.
 
-        Δ ← w(anchor − replica); m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit); the update is −C(e). The
-        two are rounded apart so that with β = 1 sent plus residual is exactly the sum of the rounded steps."""
+        Δ ← w(anchor − g·m − replica), g the guess; m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit); the update
+        is −C(e). The two are rounded apart so that with β = 1 sent plus residual is exactly the sum of the rounded
+        steps."""
         self.flush()
         self.settle()
         give_back()
         for i in range(len(self.fragments)):
             with torch.no_grad():  # as a decorator it would hold on to what was yielded last
                 values = self.buffers.scratch(i)
-                self._owe(i, values, weight)
+                self.outer.owe(i, values, weight, self.progress.guess)
                 payload, units = encode(values)
-                self._say(i, values, units)
+                self.outer.say(i, values, units, self.progress.guess)
             yield payload, units
             del payload, units  # before the next fragment's are made
         self.operations.forget_copies()
         self.progress = replace(self.progress, round_tokens=0)
 
-    def _owe(self, i: int, values: Tensor, weight: float) -> None:
-        """What the round adds to what was owed: into the error feedback, and negated into `values` (int32 [n])."""
-        recipe, (a, b, c) = self.recipe, (self.buffers.spare(k) for k in (1, 2, 3))
-        for t, (begin, end, moments, weights) in enumerate(self._tiles(i, changes=False)):
-            n = end - begin
-            anchor = self.store.tile("anchor", i, t, a)[: 4 * n].view(torch.int32)
-            raw = self.store.tile("momentum", i, t, b)
-            momentum = raw[: 4 * n].view(torch.float32)
-            delta = to_float(anchor).sub_(moments.master(weights).to(anchor.device)).mul_(weight)
-            assert torch.isfinite(delta).all(), f"the replica of {self.fragments[i].name} is not finite"
-            momentum.mul_(recipe.outer_momentum).add_(delta)
-            self.store.keep("momentum", i, t, raw)
-            step = momentum.mul(recipe.outer_momentum).add_(delta).mul_(recipe.outer_rate)
-            feedback = self.store.tile("feedback", i, t, c)[: 4 * n].view(torch.int32)
-            accumulate(feedback, step, recipe.feedback_decay)
-            torch.neg(feedback, out=values[begin:end])
-
-    def _say(self, i: int, values: Tensor, units: Tensor) -> None:
-        """`units` of `values` were said: the rest stays owed, the anchor moves, and the replica begins at it."""
-        a, b = self.buffers.spare(1), self.buffers.spare(2)
-        for t, (begin, end, moments, weights) in enumerate(self._tiles(i)):
-            n, said = end - begin, units[begin:end]
-            held = self.store.held("feedback", i)
-            raw = b[: self.plan.record("feedback", n)] if held is None else self.store.span("feedback", i, t)
-            torch.sub(said, values[begin:end], out=raw[: 4 * n].view(torch.int32))
-            self.store.keep("feedback", i, t, raw)
-            raw = self.store.tile("anchor", i, t, a)
-            anchor = raw[: 4 * n].view(torch.int32).add_(said)
-            self.store.keep("anchor", i, t, raw)
-            self._set(moments, weights, to_float(anchor))
-
     @torch.no_grad()
     def reset_round(self) -> None:
-        """The replica is the anchor again; what the round had learnt is dropped."""
-        self._pending = None
+        """The replica is the anchor again; what the round had learnt, and the guess, are dropped."""
+        self._pending, self._guess = None, self.progress.guess
         self.settle()
         spare = self.buffers.spare(1)
         for i in range(len(self.fragments)):
-            for t, (begin, end, moments, weights) in enumerate(self._tiles(i, reads=False)):
+            for t, (begin, end, moments, weights) in enumerate(self.tiles.of(i, reads=False)):
                 anchor = self.store.tile("anchor", i, t, spare)[: 4 * (end - begin)].view(torch.int32)
-                self._set(moments, weights, to_float(anchor))
+                self.tiles.put(moments, weights, to_float(anchor))
         self.operations.forget_copies()
-        self.progress = replace(self.progress, round_tokens=0)
+        self._guess = 0.0
+        self.progress = replace(self.progress, round_tokens=0, guess=0.0)
         if self.plan.on_disk and self.store.mark is not None:
             self.commit()
 
@@ -252,7 +247,8 @@ class Engine:
 
     def forget_momentum(self) -> None:
         """A verdict took out what the momentum followed. What this machine owes stays owed."""
-        self.operations.drain()
+        self._guess = 0.0  # it was made of it
+        self.settle()
         self.store.clear("momentum")
 
     def mend(self, index: int, units: Tensor) -> None:
@@ -286,43 +282,6 @@ class Engine:
         give_back()
         return views(self.fragments[i], to_float(self.anchors[i]).to(self.device))
 
-    # ---- tiles between steps ---------------------------------------------------------------------------------
-
-    def _tiles(self, i: int, changes: bool = True, reads: bool = True) -> Iterator[tuple[int, int, Moments, Tensor]]:
-        """(begin, end, moments, weights as streamed) of fragment i's tiles; what was done to the weights is kept when
-        the next is asked for. Moments are read only where they hold half of the weights."""
-        plan, store = self.plan, self.store
-        split = plan.dtype == "bfloat16"
-        for t in range(plan.tile_count(i)):
-            begin, end = plan.bounds(i, t)
-            n = end - begin
-            raw = self._own("weights", i, t, 0, reads)
-            record = self._own("moments", i, t, 4, split and self.plan.on_disk)
-            moments = Moments.of(plan, record, n)
-            yield begin, end, moments, raw[: n * plan.streamed_bytes].view(self.buffers.dtype)
-            if changes:
-                store.keep("weights", i, t, raw)
-                if split:
-                    store.keep("moments", i, t, record)
-
-    def _own(self, kind: str, i: int, t: int, spare: int, reads: bool) -> Tensor:
-        """A tile's record; what it holds on disk only if `reads`."""
-        if self.store.held(kind, i) is not None:
-            return self.store.span(kind, i, t)
-        begin, end = self.plan.bounds(i, t)
-        into = self.buffers.spare(spare)[: self.plan.record(kind, end - begin)]
-        if reads:
-            self.store.read(kind, i, t, into)
-        return into
-
-    @staticmethod
-    def _set(moments: Moments, weights: Tensor, master: Tensor) -> None:
-        master = master.to(weights.device)
-        if moments.low is None:
-            weights.copy_(master)
-        else:
-            moments.keep(weights, master)
-
     # ---- keeping ---------------------------------------------------------------------------------------------
 
     def commit(self, closing: bool = False) -> None:
@@ -341,6 +300,8 @@ class Engine:
         if void & set(TRAINING):
             self.progress = replace(self.progress, updates=0, warming=WARM_UP)
             self.reset_round()
+        elif void and self.progress.guess:
+            self.reset_round()  # the guess in the replica was made of a momentum that may be gone
         elif void:
             self.commit()
         self.operations.forget_copies()
@@ -381,7 +342,7 @@ class Engine:
             m, v = tensors[f"m.{i}"], tensors[f"v.{i}"]
             for t in range(self.plan.tile_count(i)):
                 begin, end = self.plan.bounds(i, t)
-                record = self._own("moments", i, t, 4, reads=False)
+                record = self.tiles.own("moments", i, t, 4, reads=False)
                 Moments.of(self.plan, record, end - begin).take(m[begin:end], v[begin:end])
                 self.store.keep("moments", i, t, record)
         self.reset_round()
@@ -390,11 +351,3 @@ class Engine:
         """Ends the lanes. The state stays as the last commit left it."""
         self.operations.close()
         self.store.close()
-
-
-def accumulate(feedback: Tensor, step: Tensor, decay: float) -> None:
-    """feedback (int32 units) ← round(decay · feedback) + round(step / unit), bounded; uses up `step` (fp32)."""
-    if decay != 1.0:
-        feedback.copy_(feedback.double().mul_(decay).round_())
-    rounded = step.mul_(2.0**UNIT_BITS).round_().clamp_(-STEP_BOUND, STEP_BOUND).to(torch.int32)
-    feedback.add_(rounded).clamp_(-FEEDBACK_BOUND, FEEDBACK_BOUND)

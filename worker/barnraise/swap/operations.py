@@ -31,19 +31,22 @@ class ArrivalLike(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the state has come: `position` in the data, tokens of the round, AdamW's steps, and how many more warm
-    up after a loss of moments."""
+    """How far the state has come: `position` in the data, tokens of the round, AdamW's steps, how many more warm up
+    after a loss of moments, and the guess in the replica: by how many of its momenta it is where updates under way are
+    thought to take the anchor."""
 
     position: int = 0
     round_tokens: int = 0
     updates: int = 0
     warming: int = 0
+    guess: float = 0.0
 
 
 @dataclass
 class Update:
     """One step's updates: the rate, AdamW's count with this one, and by how much gradients are divided; `shrink` None:
-    by each fragment's own norm. `arrivals` are folded in on the way. `progress`: once it is done."""
+    by each fragment's own norm. `arrivals` are folded in on the way, and the guess grows by `guess`. `progress`: once
+    it is done."""
 
     rate: float
     count: int
@@ -51,6 +54,7 @@ class Update:
     progress: Progress
     norms: dict[int, Tensor] = field(default_factory=dict)
     arrivals: list[ArrivalLike] = field(default_factory=list)
+    guess: float = 0.0
     void: bool = False  # something was not finite: nothing is stepped any more
 
 
@@ -229,7 +233,7 @@ class Operations:
             shrink = self._shrink(update, i)
             for t in tiles:
                 moments, weights, gradient = self.buffers.update_parts(op, t)
-                self._fold(update.arrivals, i, t, weights, moments)
+                self._fold(update, i, t, weights, moments)
                 if not update.void:
                     moments.step(
                         self.plan.fragments[i], self.plan.bounds(i, t)[0], weights, gradient,
@@ -247,27 +251,34 @@ class Operations:
         update.void = update.void or not math.isfinite(norm)
         return update.shrink or max(1.0, norm * math.sqrt(len(self.plan.fragments)) / self.recipe.clip)
 
-    def _fold(self, arrivals: list[ArrivalLike], i: int, t: int, weights: Tensor, moments: Moments) -> None:
+    def _fold(self, update: Update, i: int, t: int, weights: Tensor, moments: Moments) -> None:
         """Other machines' updates: into the anchor and the replica alike, so that their difference stays this
-        machine's own progress."""
-        if not arrivals:
+        machine's own progress and what is guessed."""
+        if not update.arrivals:
+            if update.guess:
+                self.fold(i, t, None, update.guess, weights, moments)
             return
         if i not in self._units:
-            self._units[i] = decoded(arrivals, i), self.plan.tile_count(i)
+            self._units[i] = decoded(update.arrivals, i), self.plan.tile_count(i)
         units, left = self._units[i]
-        self.fold(i, t, units, weights, moments)
+        self.fold(i, t, units, update.guess, weights, moments)
         self._units[i] = units, left - 1
         if left == 1:
             del self._units[i]
 
-    def fold(self, i: int, t: int, units: Tensor, weights: Tensor, moments: Moments) -> None:
-        """Adds a tile of int32 units [fragment] to the anchor and to the replica."""
+    def fold(self, i: int, t: int, units: Tensor | None, guess: float, weights: Tensor, moments: Moments) -> None:
+        """Adds a tile of int32 units [fragment] to the anchor and to the replica, and to the latter so many momenta:
+        down, as an update goes."""
         begin, end = self.plan.bounds(i, t)
-        raw = self.store.tile("anchor", i, t, self.buffers.spare(1))
-        raw[: 4 * (end - begin)].view(torch.int32).add_(units[begin:end])
-        self.store.keep("anchor", i, t, raw)
         master = moments.master(weights)
-        master.add_(to_float(units[begin:end].to(master.device)))
+        if units is not None:
+            raw = self.store.tile("anchor", i, t, self.buffers.spare(1))
+            raw[: 4 * (end - begin)].view(torch.int32).add_(units[begin:end])
+            self.store.keep("anchor", i, t, raw)
+            master.add_(to_float(units[begin:end].to(master.device)))
+        if guess:
+            raw = self.store.tile("momentum", i, t, self.buffers.spare(2))
+            master.sub_(raw[: 4 * (end - begin)].view(torch.float32).to(master.device) * guess)
         moments.keep(weights, master)
 
     def _store(self, op: Op) -> Callable[[], None]:
