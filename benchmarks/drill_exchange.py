@@ -37,7 +37,7 @@ from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
 RECIPE = Recipe(
-    token_budget=1 << 40, learning_rate=2e-3, schedule="constant", warmup_tokens=20_000, step_sequences=8,
+    token_budget=1 << 40, learning_rate=2e-3, schedule="constant", warmup_tokens=20_000, step_sequences=16,
     round_steps=30, codec="dense4", evaluate_every=60_000,
 )  # fmt: skip
 
@@ -173,6 +173,8 @@ class Drill:
     def corrupted(self, four: list[Machine]) -> None:
         """A bit in the anchor in memory, one in a payload, one in the state on disk."""
         first, second, third = four[:3]
+        for each in (first, second):
+            each.order("hurry")
         first.order("flip")
         self.until(lambda: "is whole again" in first.said(), "the anchor's repair", 180)
         self.found["corruptions_found"] += 1
@@ -182,6 +184,8 @@ class Drill:
         flip(path)
         self.until(lambda: "came again, whole" in second.said(), "the payload's repair", 240)
         self.found["corruptions_found"] += 1
+        for each in (first, second):
+            each.withdraw("hurry")
         third.leave()
         flip(max((third.folder / "checkpoint").glob("?/*.safetensors"), key=lambda each: each.stat().st_mtime))
         third.start()
@@ -272,6 +276,7 @@ class Drill:
         after = median(each.loss for each in four)
         self.found["loss_before_poison"], self.found["loss_five_rounds_later"] = before, after
         self.found["healed"] = after <= before * 1.01
+        assert self.found["healed"], f"the loss was {before:.4f} before the poison and is {after:.4f}"
 
     def end(self, four: list[Machine]) -> None:
         """All leave at once, and come back to a run that is over: what each has then is compared, and added up anew."""

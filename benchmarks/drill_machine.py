@@ -89,6 +89,9 @@ class Machine:
     def order(self, what: str, text: str = "") -> None:
         write_whole(self.home.path / what, text.encode())
 
+    def withdraw(self, what: str) -> None:
+        (self.home.path / what).unlink()
+
     @contextlib.contextmanager
     def ledger(self) -> Iterator[Ledger]:
         with contextlib.closing(Ledger(self.folder, sweep=False)) as ledger:

@@ -102,7 +102,6 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
         mark=0,
         peers=tuple(Peer(key=k, addresses=[f"127.0.0.1:{port}"]) for k, port in setup.knows),
     )
-    audit.EACH, scrub.EACH = 0.1, 0.01  # a drill has no hours to wait: at half a percent of the time all the same
     orders = Orders(home.path)
     spent = Spent()
 
@@ -118,6 +117,9 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
 # ---- what is done to it --------------------------------------------------------------------------------------------
 
 
+USUAL, HURRIED = (audit.EACH, scrub.EACH), (0.1, 0.01)  # seconds between two looks: at fragments, at files
+
+
 class Orders:
     def __init__(self, folder: Path):
         self._folder, self._poisoned = folder, False
@@ -127,7 +129,8 @@ class Orders:
         return set(json.loads(path.read_text())) if path.exists() else set()
 
     def heed(self, worker: Worker) -> None:
-        """Between two steps."""
+        """Between two steps. `hurry`: a drill has no hours to wait until everything was looked at again."""
+        audit.EACH, scrub.EACH = HURRIED if (self._folder / "hurry").exists() else USUAL
         if (path := self._folder / "flip").exists() and len(worker.anchor.fragments):
             units = worker.anchor.fragments[0]
             units[7] ^= 1 << 12

@@ -136,7 +136,13 @@ class Plan:
         ours = self.chosen(found)
         parallel, diloco, alone = (self.against(found, kind) for kind in ("parallel", "diloco", "alone"))
         more = [replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), replace(ours, form="top64x2")]
-        return [ours, diloco, parallel, replace(parallel, rate=parallel.rate / 2), alone, *more]
+        return [ours, diloco, parallel, replace(parallel, rate=parallel.rate / 2), alone, *more, self.in_time(found)]
+
+    def in_time(self, found: Results) -> Case:
+        """DiLoCo with the tokens that it comes to while ours trains `long`: on the same lines it stands still in each
+        round for as long as an update is under way."""
+        diloco = self.best_far(found, "diloco")
+        return replace(diloco, tokens=int(self.long / (1 + CHOSEN.delay)))
 
     def again(self, found: Results) -> list[Case]:
         """Seed 1 of what the figures are made of."""

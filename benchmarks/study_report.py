@@ -30,6 +30,7 @@ def figures(plan: Plan, found: Results) -> dict[str, float | None]:
         "async_cost": gap(found, ours, replace(ours, delay=0.0)),
         "unequal_cost": gap(found, replace(ours, speeds=SPEEDS), ours),
         "alone_gap": gap(found, alone, ours),
+        "gap_to_diloco_in_time": gap(found, ours, plan.in_time(found)),
     }
 
 
@@ -91,9 +92,11 @@ def describe(case: Case, base: Case) -> str:
     """What is not as in `base`; all of it for the base itself."""
     if case == base:
         return "**as it is**"
-    names = [field.name for field in fields(Case) if field.name != "tokens"]
+    names = [field.name for field in fields(Case) if field.name != "tokens" or case.kind == "diloco"]
     if case.kind != base.kind:
-        names = ["kind", "seed", "rate", *(("steps", "outer_rate", "momentum") if case.kind == "diloco" else ())]
+        names = ["kind", "seed", "rate"]
+        if case.kind == "diloco":
+            names += ["steps", "outer_rate", "momentum", *(["tokens"] if case.tokens != base.tokens else [])]
         return ", ".join(f"{name} {getattr(case, name)}" for name in names)
     return ", ".join(f"{n} {getattr(case, n)}" for n in names if getattr(case, n) != getattr(base, n))
 
