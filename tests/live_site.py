@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -27,10 +28,14 @@ class Site:
     """The site's processes on a database of their own. `kill` and `start` the web server as a crash and a restart."""
 
     def __init__(self, folder: Path):
-        self.folder, self.port = folder, free_port(8400)
+        self.folder, self.port = (
+            folder,
+            free_port(random.randrange(20_000, 30_000)),
+        )  # others' tests may run beside ours
         database = re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", os.environ["DATABASE_URL"])
         valkey = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
         assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]
+        self.furnished: dict[str, str] = {}
         self.url = f"http://127.0.0.1:{self.port}"
         self.family = Family(folder / "logs")
         self.environment = {
@@ -53,6 +58,7 @@ class Site:
         until(self.answers, "the site")
 
     def answers(self) -> bool:
+        assert self.family.children["site"].poll() is None, self.log("site")
         try:
             return httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200
         except httpx.HTTPError:
@@ -65,6 +71,15 @@ class Site:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    def furnish(self) -> dict[str, str]:
+        """One of everything, once; the names of what there is."""
+        if not self.furnished:
+            there = (
+                f"import sys; sys.path.append({str(ROOT / 'tests')!r}); import furnished; print(furnished.furnish())"
+            )
+            self.furnished = json.loads(self.manage("shell", "-v", "0", "-c", there).splitlines()[-1])
+        return self.furnished
 
     def start_web(self) -> None:
         serve = ("-m", "uvicorn", "coordinator.asgi:application", "--host", "127.0.0.1", "--port", str(self.port))

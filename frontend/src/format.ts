@@ -86,3 +86,14 @@ export function duration(seconds: number): string {
   }
   return `${Math.round(seconds / 86_400)} days`;
 }
+
+const DAY = 86_400;
+
+/** Seconds since 1970 → "14:05" of the last day, "3 Jun 14:05" before; in the reader's own time zone or a named one. */
+export function moment(at: number, now: number, timeZone?: string): string {
+  const zone = timeZone ? { timeZone } : {};
+  const time = new Date(at * 1000);
+  const hours = time.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", ...zone });
+  if (now - at < DAY) return hours;
+  return `${time.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...zone })} ${hours}`;
+}

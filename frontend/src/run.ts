@@ -1,8 +1,11 @@
 // The run page: socket → store → views. The server has drawn all of it once; from here on only frames move it.
 
+import { Chosen } from "./choices";
+import { browserLines, LineFeed } from "./lines";
 import { browser, Feed, type Link } from "./socket";
 import { Store } from "./store";
 import { LossChart } from "./views/chart";
+import { Events } from "./views/events";
 import { Figures } from "./views/figures";
 import { Frame } from "./views/frame";
 import { LinkSign } from "./views/link";
@@ -11,15 +14,21 @@ import { Table } from "./views/table";
 
 export function runPage(page: HTMLElement): void {
   const store = new Store();
+  const run = page.dataset.liveRun!;
+  const chosen = new Chosen(page);
   const views = [
     new Figures(page),
     new Frame(page.querySelector("[data-frame]")!),
-    new LossChart(page.querySelector("[data-loss-chart]")!),
+    new LossChart(page.querySelector("[data-loss-chart]")!, chosen),
     new Pace(page.querySelector("[data-pace-chart]")!),
     new Table(page.querySelector("[data-workers]")!),
+    new Events(page.querySelector("[data-events]")!, chosen),
   ];
   const sign = new LinkSign(page);
-  const feed = new Feed(store, browser(page.dataset.liveRun!), (link: Link) => sign.show(link));
+  const feed = new Feed(store, browser(run), (link: Link) => sign.show(link));
+  const lines = new LineFeed(store, browserLines(run));
+  chosen.onChange(() => lines.want(chosen.value.machines));
+  lines.want(chosen.value.machines);
 
   let asked = false;
   store.subscribe(() => {
@@ -27,7 +36,7 @@ export function runPage(page: HTMLElement): void {
     asked = true; // several frames at once are drawn once
     requestAnimationFrame(() => {
       asked = false;
-      for (const view of views) view.draw(store);
+      if (store.run) for (const view of views) view.draw(store); // the machines' lines may come before the first frame
     });
   });
   addEventListener("online", () => feed.nudge());

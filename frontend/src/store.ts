@@ -2,15 +2,16 @@
 //
 // A snapshot replaces everything; delta n+1 follows frame n. What comes twice is dropped, what comes early waits for the
 // one before it, and the caller is told of the gap so that it can fetch a snapshot. Applying is idempotent: points are
-// keyed by their first number, workers and their plans by id, and the run's values are absolute.
+// keyed by their first number, workers, their plans and events by id, and the run's values are absolute.
 
-import type { Delta, Pair, Plan, Plans, Run, Series, Snapshot, Worker } from "./types";
+import type { Delta, Event, Line, Pair, Plan, Plans, Run, Series, Snapshot, Worker } from "./types";
 
 export type Outcome = "applied" | "stale" | "gap";
 export type SeriesName = keyof Series;
 
 const EARLY = 64; // deltas that may wait for one before them
 const POINTS = 1600; // of one series; beyond that neighbours are merged
+const EVENTS = 200; // the newest
 
 export class Store {
   seq = -1;
@@ -18,7 +19,11 @@ export class Store {
   run: Run | null = null;
   readonly workers = new Map<string, Worker>();
   readonly plans = new Map<string, Plan>();
-  readonly series: Series = { train: [], validation: [], rate: [] };
+  readonly series: Series = { train: [], validation: [], rate: [], clock: [] };
+  /** The newest first. */
+  events: Event[] = [];
+  /** Of the machines that trained most, where somebody asked for them. */
+  lines: Line[] = [];
   private early = new Map<number, Delta>();
   private listeners = new Set<() => void>();
 
@@ -41,7 +46,8 @@ export class Store {
     for (const worker of frame.workers) this.workers.set(worker.id, worker);
     this.plans.clear();
     this.plan(frame.plans);
-    for (const name of NAMES) this.series[name] = thin(merge([], frame[name]));
+    this.events = mingle([], frame.events ?? []);
+    for (const name of NAMES) this.series[name] = thin(merge([], frame[name] ?? []));
     this.drain();
     this.tell();
     return this.gap ? "gap" : "applied";
@@ -60,6 +66,12 @@ export class Store {
     return this.gap ? "gap" : "applied";
   }
 
+  /** Machines' own lines come apart from the frames, whole each time. */
+  setLines(lines: Line[]): void {
+    this.lines = lines.map((line) => ({ ...line, points: merge([], line.points) }));
+    this.tell();
+  }
+
   private drain(): void {
     for (const seq of [...this.early.keys()].sort((a, b) => a - b)) {
       const frame = this.early.get(seq)!;
@@ -74,6 +86,7 @@ export class Store {
     if (frame.run && this.run) Object.assign(this.run, frame.run);
     for (const worker of frame.workers ?? []) this.workers.set(worker.id, worker);
     this.plan(frame.plans);
+    if (frame.events) this.events = mingle(this.events, frame.events);
     for (const name of NAMES) {
       const fresh = frame[name];
       if (fresh?.length) this.series[name] = thin(merge(this.series[name], fresh));
@@ -89,7 +102,13 @@ export class Store {
   }
 }
 
-const NAMES: readonly SeriesName[] = ["train", "validation", "rate"];
+const NAMES: readonly SeriesName[] = ["train", "validation", "rate", "clock"];
+
+/** The newest first, each once, and no more than a list can bear. */
+export function mingle(known: Event[], fresh: Event[]): Event[] {
+  const byId = new Map([...known, ...fresh].map((event) => [event.id, event] as const));
+  return [...byId.values()].sort((a, b) => b.at - a.at || (a.id < b.id ? 1 : -1)).slice(0, EVENTS);
+}
 
 /** Both in order of their first number, each of which stays once: the later word wins. */
 export function merge(known: Pair[], fresh: Pair[]): Pair[] {

@@ -95,6 +95,25 @@ export interface Series {
   train: Pair[];
   validation: Pair[];
   rate: Pair[];
+  /** When training stood at so many tokens: [ledger tokens, seconds since 1970]. */
+  clock: Pair[];
+}
+
+/** Something that happened in the run: "who what", both plain text that others wrote. */
+export interface Event {
+  id: string;
+  /** Seconds since 1970. */
+  at: number;
+  kind: "run" | "machine" | "weights";
+  who: string;
+  what: string;
+}
+
+/** What one machine measured in training. */
+export interface Line {
+  id: string;
+  name: string;
+  points: Pair[];
 }
 
 export interface Snapshot extends Series {
@@ -106,6 +125,8 @@ export interface Snapshot extends Series {
   run: Run;
   workers: Worker[];
   plans: Plans;
+  /** The newest first. */
+  events: Event[];
 }
 
 export interface Delta extends Partial<Series> {
@@ -116,4 +137,6 @@ export interface Delta extends Partial<Series> {
   workers?: Worker[];
   /** Those that changed. */
   plans?: Plans;
+  /** Those that are new. */
+  events?: Event[];
 }

@@ -1,6 +1,6 @@
 // Frames as live/ sends them, for the tests.
 
-import type { Delta, Plan, Snapshot, Worker } from "../src/types";
+import type { Delta, Event, Plan, Snapshot, Worker } from "../src/types";
 
 export function worker(id: string, tokens = 0): Worker {
   return {
@@ -24,10 +24,15 @@ export function snapshot(seq: number, more: Partial<Snapshot> = {}): Snapshot {
       id: "r", name: "Run", status: "training", tokens: 1000, budget: 10_000, rate: 10, started: 1, updates: 3,
       workers_alive: 1, agree: null, waiting: null,
     },
-    train: [[100, 5]], validation: [], rate: [], workers: [worker("a")], plans: {}, ...more,
+    train: [[100, 5]], validation: [], rate: [], clock: [], workers: [worker("a")], plans: {},
+    events: [], ...more,
   };
 }
 
 export function delta(seq: number, more: Partial<Delta> = {}): Delta {
   return { type: "delta", seq, now: 100 + seq, ...more };
+}
+
+export function event(id: string, at: number, more: Partial<Event> = {}): Event {
+  return { id, at, kind: "machine", who: "barn", what: "joined", ...more };
 }

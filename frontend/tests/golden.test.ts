@@ -18,4 +18,8 @@ test("the page reads the golden snapshot and the golden delta that follows it", 
   expect(store.plans.get(machine)).toMatchObject({ binding: "compute", predicted_seconds: 4.2, clipping: "layer" });
   expect(store.series.train).toEqual([[20480, 4.5], [61440, 3.25], [71680, 3.125]]);
   expect(store.series.validation.at(-1)).toEqual([71680, 3.375]);
+  expect(store.series.clock.map(([tokens]) => tokens)).toEqual([20480, 61440, 71680]);
+  expect(store.events.map(({ kind, who }) => [kind, who])).toEqual(
+    [["weights", "A checkpoint"], ["machine", "workshop"], ["run", "The site"]],
+  );
 });

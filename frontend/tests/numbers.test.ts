@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { ago, bytes, count, deviation, duration, mark, percent, seconds } from "../src/format";
+import { ago, bytes, count, deviation, duration, mark, moment, percent, seconds } from "../src/format";
 import { align, smooth } from "../src/smooth";
 import type { Pair } from "../src/types";
 
@@ -53,4 +53,10 @@ test("a smoothed constant is that constant, and a step is followed", () => {
 
 test("series on one axis keep gaps where they have no point", () => {
   expect(align([[1, 10], [3, 30]], [[2, 20], [3, 31]])).toEqual([[1, 2, 3], [10, null, 30], [null, 20, 31]]);
+});
+
+test("a moment of the last day is its time, an earlier one has its date", () => {
+  const noon = Date.UTC(2026, 5, 3, 12, 0, 0) / 1000;
+  expect([noon, noon - 3600, noon - 86_399].map((at) => moment(at, noon, "UTC"))).toEqual(["12:00", "11:00", "12:00"]);
+  expect(moment(noon - 86_400, noon, "UTC")).toBe("2 Jun 12:00");
 });

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
-import { merge, Store, thin } from "../src/store";
+import { merge, mingle, Store, thin } from "../src/store";
 import type { Delta, Pair, Snapshot } from "../src/types";
-import { delta, plan, snapshot, worker } from "./frames";
+import { delta, event, plan, snapshot, worker } from "./frames";
 
 function point(seq: number): Delta {
   return delta(seq, { train: [[seq * 100, 5 - seq / 10]], run: { tokens: seq * 100 } });
@@ -30,11 +30,32 @@ describe("the store", () => {
     expect([...store.plans.keys()]).toEqual(["b"]);
   });
 
-  test("reads a site that speaks of no plans", () => {
+  test("reads a site that speaks of no plans, no events and no clock", () => {
     const store = new Store();
-    const { plans: _, ...older } = snapshot(0);
+    const { plans: _, events: __, clock: ___, ...older } = snapshot(0);
     expect(store.snapshot(older as Snapshot)).toBe("applied");
     expect(store.plans.size).toBe(0);
+    expect(store.events).toEqual([]);
+    expect(store.series.clock).toEqual([]);
+  });
+
+  test("lists what happened newest first and once, and forgets what a snapshot does not hold", () => {
+    const store = new Store();
+    store.snapshot(snapshot(0, { events: [event("b", 20), event("a", 10)] }));
+    store.delta(delta(1, { events: [event("d", 20), event("b", 20), event("c", 15)] }));
+    expect(store.events.map(({ id }) => id)).toEqual(["d", "b", "c", "a"]);
+    store.snapshot(snapshot(2, { events: [event("b", 20)] }));
+    expect(store.events.map(({ id }) => id)).toEqual(["b"]);
+  });
+
+  test("takes machines' lines whole, and tells of them", () => {
+    const store = new Store();
+    let told = 0;
+    store.subscribe(() => (told += 1));
+    store.setLines([{ id: "a", name: "barn", points: [[2, 4], [1, 5]] }]);
+    store.setLines([{ id: "b", name: "loft", points: [] }]);
+    expect(store.lines).toEqual([{ id: "b", name: "loft", points: [] }]);
+    expect(told).toBe(2);
   });
 
   test("drops what comes twice", () => {
@@ -136,6 +157,13 @@ describe("the store", () => {
     store.delta(point(1));
     expect(store.seq).toBe(1);
   });
+});
+
+test("a list of events stays bounded, and keeps the newest", () => {
+  const many = Array.from({ length: 900 }, (_, i) => event(`e${i}`, i));
+  const kept = mingle(many.slice(0, 500), many.slice(400));
+  expect(kept).toHaveLength(200);
+  expect([kept[0]!.at, kept.at(-1)!.at]).toEqual([899, 700]);
 });
 
 describe("series", () => {

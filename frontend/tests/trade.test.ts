@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { line, tradeFacts, weights } from "../src/views/trade";
+import { line, reach, tradeFacts, weights } from "../src/views/trade";
 import { worker } from "./frames";
 
 const TRADE = {
@@ -27,4 +27,10 @@ test("rounds, bits and the share of the line are said in a few words", () => {
 
 test("weights are identical, or differ, or have nothing to be compared with", () => {
   expect([null, true, false].map((agrees) => weights({ ...worker("a"), agrees }))).toEqual(["–", "Identical", "Differ"]);
+});
+
+test("a machine is linked to the others directly, through some of them, or not at all", () => {
+  const seen = (alive: number, peers: number, here = true) => reach({ ...worker("a"), peers, alive: here }, alive);
+  expect([seen(3, 2), seen(3, 5), seen(8, 2), seen(3, 0)]).toEqual(["Direct", "Direct", "2 direct, 5 relayed", "Alone"]);
+  expect([seen(1, 0), seen(3, 2, false)]).toEqual(["–", "–"]);
 });

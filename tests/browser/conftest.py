@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from chromium import found
+from looks import visitor
 from playwright.sync_api import Browser, Page, sync_playwright
 
 QUIET = (
@@ -26,10 +27,5 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser, site) -> Iterator[Page]:
-    """A fresh visitor. Anything the page's script complains of fails the test."""
-    context = browser.new_context(base_url=site.url, viewport={"width": 1280, "height": 900})
-    page, complaints = context.new_page(), []
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    yield page
-    context.close()
-    assert not complaints
+    with visitor(browser, site) as page:
+        yield page

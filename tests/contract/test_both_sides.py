@@ -149,5 +149,8 @@ def test_live_frames_have_the_shape_the_page_reads(db, state):
     later = json.loads(golden("live_delta"))
     assert set(delta(None, picture, [])) <= {*later, "rate"}
     assert set(later["run"]) <= set(shown["run"])
+    for event in (*told["events"], *shown["events"], *later["events"]):
+        assert set(event) == {"id", "at", "kind", "who", "what"}
+    assert told["events"][0]["what"] == "made the run"
     for plan in (*shown["plans"].values(), *later["plans"].values()):
         assert wire.PlanView.model_validate(plan).model_dump() == plan

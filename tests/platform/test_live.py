@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -175,7 +176,7 @@ def test_nothing_is_said_when_nothing_happened_until_silence_would_look_like_dea
     run, _, _ = training
     one = Broadcaster(str(run.pk))
     assert one.frame()
-    one.before = Picture(one.before.now + 60, one.before.run, one.before.workers)  # no rate point is due
+    one.before = replace(one.before, now=one.before.now + 60)  # no rate point is due
     assert one.frame() is None
     one.spoke -= live.QUIET
     assert json.loads(one.frame()).keys() == {"type", "now", "seq"}

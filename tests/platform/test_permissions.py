@@ -64,6 +64,8 @@ TABLE = {
     "GET /runs/{run}/invited/wrong/": "login 404 404 404 404",
     "GET /live/{run_id}/": ALL,
     "GET /live/{draft_id}/": "404 404 404 200 200",
+    "GET /live/{run_id}/machines/": ALL,
+    "GET /live/{draft_id}/machines/": "404 404 404 200 200",
     "GET /machines/": HERE,
     "GET /machines/enrol/": HERE,
     "GET /machines/enrol/{code}/": HERE,

@@ -1,12 +1,19 @@
-// Training and validation loss over the ledger's tokens. Training is drawn twice: every point faintly, and the line one
-// reads off them; validation is what the shared weights score on held-out text.
+// Training and validation loss over the ledger's tokens, over steps, or over time. Training is drawn twice: every point
+// faintly, and the line one reads off them; validation is what the shared weights score on held-out text. Machines have
+// lines of their own, where somebody wants to see them.
 
 import uPlot from "uplot";
-import { count, loss, mark, percent } from "../format";
+import { across, firstAfter, laid } from "../axes";
+import type { Chosen } from "../choices";
+import { count, loss, mark, moment, percent, whole } from "../format";
 import { align, smooth } from "../smooth";
 import type { Store } from "../store";
-import type { Pair } from "../types";
-import { axis, colour, Plot } from "./plot";
+import type { Line, Pair } from "../types";
+import { MachineLegend, pen } from "./pens";
+import { axis, colour, Plot, timeAxis } from "./plot";
+
+const WIDER = { none: 0, some: 1, much: 5 }; // times what is read off anyway
+const ACROSS = { tokens: "Tokens", steps: "Steps", time: "Time" };
 
 /** How far the smoothed line looks back, as a share of the range of tokens: three points' worth, within reason. */
 const readOff = (points: number) => Math.min(1 / 30, Math.max(1 / 80, 3 / points));
@@ -15,33 +22,44 @@ export class LossChart {
   private readonly plot: Plot;
   private readonly readout: Map<string, HTMLElement>;
   private readonly described: HTMLElement;
-  private logarithmic = false;
+  private readonly legend: MachineLegend;
+  private readonly stepTokens: number;
+  private store: Store | null = null;
   private train: Pair[] = [];
   private validation: Pair[] = [];
+  private lines: Line[] = [];
   private told = 0;
 
-  constructor(place: HTMLElement) {
+  constructor(place: HTMLElement, private readonly chosen: Chosen) {
     this.readout = new Map(
       [...place.querySelectorAll<HTMLElement>("[data-read]")].map((element) => [element.dataset.read!, element]),
     );
+    this.stepTokens = Number(place.dataset.stepTokens);
     this.described = place.querySelector("[data-described]")!;
+    this.legend = new MachineLegend(place.querySelector("[data-machine-lines]")!);
     const empty = place.querySelector<HTMLElement>("[data-empty]")!;
     this.plot = new Plot(place.querySelector("[data-plot]")!, empty, () => this.options(), (index) => this.read(index));
-    for (const button of place.querySelectorAll<HTMLButtonElement>("[data-scale]"))
-      button.addEventListener("click", () => {
-        this.logarithmic = button.dataset.scale === "log";
-        for (const other of place.querySelectorAll("[data-scale]"))
-          other.setAttribute("aria-pressed", String(other === button));
-        this.plot.rebuild();
-      });
+    chosen.onChange(() => {
+      if (!this.store) return;
+      this.draw(this.store);
+      this.plot.rebuild();
+    });
   }
 
   draw(store: Store): void {
-    const raw = store.series.train;
+    this.store = store;
+    const { value: choice } = this.chosen;
+    const { train: raw, clock } = store.series;
     const range = (raw.at(-1)?.[0] ?? 0) - (raw[0]?.[0] ?? 0);
-    this.train = smooth(raw, range * readOff(raw.length));
-    this.validation = store.series.validation;
-    this.plot.show(align(raw, this.train, this.validation));
+    const place = across(choice.across, this.stepTokens, clock);
+    const back = range * readOff(raw.length) * WIDER[choice.smoothing];
+    const line = (points: Pair[]) => laid(back ? smooth(points, back) : points, place);
+    this.train = choice.train ? line(raw) : [];
+    this.validation = choice.validation ? laid(store.series.validation, place) : [];
+    this.lines = choice.machines ? store.lines.map((each) => ({ ...each, points: line(each.points) })) : [];
+    this.legend.show(this.lines);
+    const faint = choice.train && back ? laid(raw, place) : [];
+    this.plot.show(align(faint, this.train, this.validation, ...this.lines.map((each) => each.points)));
     this.describe(store);
   }
 
@@ -49,22 +67,34 @@ export class LossChart {
   private describe(store: Store): void {
     if (performance.now() - this.told < 20_000 && this.told) return;
     this.told = performance.now();
-    const [train, validation] = [this.train.at(-1), this.validation.at(-1)];
-    const [first, run] = [this.validation[0], store.run!];
+    const [train, validation] = [store.series.train.at(-1), store.series.validation.at(-1)];
+    const [first, run] = [store.series.validation[0], store.run!];
     const from = first && validation !== first ? `, from ${loss(first[1])} at the start` : "";
     this.described.textContent =
       `After ${count(run.tokens)} tokens (${percent(run.tokens / run.budget)} of the budget): ` +
-      `training loss ${loss(train?.[1])}, validation loss ${loss(validation?.[1])}${from}.`;
+      `training loss ${loss(train?.[1])}, validation loss ${loss(validation?.[1])}${from}. ` +
+      "The arrow keys go along it.";
   }
 
-  private read(index: number | null): void {
+  private read(index: number | null): string {
     const xs = this.plot.data[0];
     const at = index === null ? Infinity : (xs[index] ?? Infinity);
     const [train, validation] = [before(this.train, at), before(this.validation, at)];
-    const tokens = index === null ? xs.at(-1) : at;
-    this.put("tokens", tokens === undefined ? "–" : count(tokens));
+    const x = this.said(index === null ? xs.at(-1) : at);
+    this.put("across", ACROSS[this.chosen.value.across]);
+    this.put("x", x);
     this.put("train", loss(train?.[1]));
     this.put("validation", loss(validation?.[1]));
+    const machines = this.lines.map((line) => [line.name, loss(before(line.points, at)?.[1])] as const);
+    this.legend.read(machines.map(([, value]) => value));
+    const said = [["training", loss(train?.[1])], ["validation", loss(validation?.[1])], ...machines];
+    return `${ACROSS[this.chosen.value.across]} ${x}: ${said.map((pair) => pair.join(" ")).join(", ")}`;
+  }
+
+  private said(x: number | undefined): string {
+    if (x === undefined) return "–";
+    if (this.chosen.value.across === "time") return moment(x, this.store?.now ?? x);
+    return this.chosen.value.across === "steps" ? whole(x) : count(x);
   }
 
   private put(name: string, text: string): void {
@@ -74,18 +104,20 @@ export class LossChart {
 
   private options(): Omit<uPlot.Options, "width" | "height"> {
     const [train, validation] = [colour("--train"), colour("--validation")];
+    const logarithmic = this.chosen.value.scale === "log";
+    const time = this.chosen.value.across === "time";
     return {
       scales: {
         x: { time: false, range: (_u, low, high) => [low, high > low ? high : low + 1] },
-        y: { distr: this.logarithmic ? 3 : 1, log: 2, range: (_u, low, high) => around(low, high, this.logarithmic) },
+        y: { distr: logarithmic ? 3 : 1, log: 2, range: (_u, low, high) => around(low, high, logarithmic) },
       },
       axes: [
-        axis({ values: (_u, splits) => splits.map(mark), space: 90, size: 30 }),
+        axis(time ? timeAxis() : { values: (_u, splits) => splits.map(mark), space: 90, size: 30 }),
         axis({
           values: (_u, splits) => splits.map((y) => (y === null ? "" : Number(y.toFixed(2)).toString())),
           size: 44,
           // A range of losses seldom spans a power of ten: split the log scale as evenly as the eye wants it.
-          ...(this.logarithmic && { splits: (_u, _i, low, high) => even(low, high), filter: (_u, splits) => splits }),
+          ...(logarithmic && { splits: (_u, _i, low, high) => even(low, high), filter: (_u, splits) => splits }),
         }),
       ],
       series: [
@@ -99,20 +131,18 @@ export class LossChart {
           spanGaps: true,
           points: { show: true, size: 6, fill: colour("--surface"), stroke: validation, width: 2, filter: sparse },
         },
+        ...this.lines.map((line, i) => {
+          const { ink, dash } = pen(i);
+          return { label: line.name, stroke: colour(ink), dash, width: 1.25, spanGaps: true, points: { show: false } };
+        }),
       ],
     };
   }
 }
 
-/** The newest point at or before these tokens. */
-function before(points: Pair[], tokens: number): Pair | undefined {
-  let [low, high] = [0, points.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (points[middle]![0] <= tokens) low = middle + 1;
-    else high = middle;
-  }
-  return points[low - 1];
+/** The newest point at or before this place. */
+function before(points: Pair[], x: number): Pair | undefined {
+  return points[firstAfter(points, x) - 1];
 }
 
 function around(low: number | null, high: number | null, logarithmic: boolean): [number, number] {

@@ -4,7 +4,7 @@ import type uPlot from "uplot";
 import { count, mark } from "../format";
 import type { Store } from "../store";
 import type { Pair } from "../types";
-import { axis, colour, Plot } from "./plot";
+import { axis, clock, colour, Plot, timeAxis } from "./plot";
 
 export class Pace {
   private readonly plot: Plot;
@@ -24,15 +24,12 @@ export class Pace {
     this.plot.show([this.points.map((p) => p[0]), this.points.map((p) => p[1])]);
   }
 
-  private read(index: number | null): void {
+  private read(index: number | null): string {
     const point = index === null ? this.points.at(-1) : this.points[index];
     this.at.textContent = point ? clock(point[0]) : "–";
     this.rate.textContent = point ? count(point[1]) : "–";
+    return `${this.at.textContent}: ${this.rate.textContent} tokens a second`;
   }
-}
-
-function clock(seconds: number): string {
-  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }
 
 function options(): Omit<uPlot.Options, "width" | "height"> {
@@ -42,7 +39,7 @@ function options(): Omit<uPlot.Options, "width" | "height"> {
       y: { range: (_u, _low, high) => [0, Math.max(1, high || 0) * 1.15] },
     },
     axes: [
-      axis({ space: 80, size: 30, values: (_u, splits) => splits.map((at) => clock(at).slice(0, 5)), incrs: STEPS }),
+      axis(timeAxis()),
       axis({ values: (_u, splits) => splits.map(mark), size: 52, space: 36 }),
     ],
     series: [
@@ -51,5 +48,3 @@ function options(): Omit<uPlot.Options, "width" | "height"> {
     ],
   };
 }
-
-const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440].map((minutes) => minutes * 60);

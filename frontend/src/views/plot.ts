@@ -14,7 +14,8 @@ export class Plot {
     private readonly box: HTMLElement,
     private readonly empty: HTMLElement,
     private readonly options: () => Omit<uPlot.Options, "width" | "height">,
-    private readonly read: (index: number | null) => void,
+    /** Shows what stands there (null: at the end), and says it. */
+    private readonly read: (index: number | null) => string,
   ) {
     new ResizeObserver(() => this.chart?.setSize(this.size())).observe(box);
     onThemeChange(document, () => this.rebuild());
@@ -26,10 +27,20 @@ export class Plot {
   show(data: Data): void {
     this.data = data;
     this.empty.hidden = data[0].length > 0;
-    if (this.chart) this.chart.setData(data as uPlot.AlignedData);
+    if (this.chart?.series.length === data.length && data[0].length) this.chart.setData(data as uPlot.AlignedData);
     else this.rebuild();
-    const index = this.chart?.cursor.idx;
-    this.read(index ?? null);
+    this.tell(this.chart?.cursor.idx ?? null);
+  }
+
+  /** With points on it, it is a slider along them: that is how a screen reader passes the arrow keys on, and reads what
+   *  they lead to. */
+  private tell(index: number | null): void {
+    const text = this.read(index);
+    const last = this.data[0].length - 1;
+    if (last < 0) return;
+    const now = index ?? last;
+    const said = { role: "slider", "aria-valuemin": 0, "aria-valuemax": last, "aria-valuenow": now, "aria-valuetext": text };
+    for (const [name, value] of Object.entries(said)) this.box.setAttribute(name, String(value));
   }
 
   rebuild(): void {
@@ -41,7 +52,7 @@ export class Plot {
       ...this.options(),
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 9, width: 2 } },
-      hooks: { setCursor: [(chart) => this.read(chart.cursor.idx ?? null)] },
+      hooks: { setCursor: [(chart) => this.tell(chart.cursor.idx ?? null)] },
     };
     this.chart = new uPlot(options, this.data as uPlot.AlignedData, this.box);
   }
@@ -56,7 +67,9 @@ export class Plot {
     if (!chart || last < 0) return;
     const now = chart.cursor.idx ?? last;
     const step = Math.max(1, Math.round(last / 60));
-    const next = { ArrowLeft: now - step, ArrowRight: now + step, Home: 0, End: last }[event.key];
+    const next = {
+      ArrowLeft: now - step, ArrowDown: now - step, ArrowRight: now + step, ArrowUp: now + step, Home: 0, End: last,
+    }[event.key];
     if (event.key === "Escape") chart.setCursor({ left: -10, top: -10 });
     if (next === undefined) return;
     event.preventDefault();
@@ -79,4 +92,25 @@ export function axis(more: uPlot.Axis): uPlot.Axis {
     border: { show: false },
     ...more,
   };
+}
+
+const HOURS = [1, 2, 5, 10, 15, 30, 60, 120, 360, 720].map((minutes) => minutes * 60);
+const DAYS = [1, 2, 5, 10, 30, 100, 365].map((days) => days * 86_400);
+
+/** An x axis in seconds since 1970: times of day, or days where it spans several. */
+export function timeAxis(): uPlot.Axis {
+  return {
+    space: 80,
+    size: 30,
+    incrs: [...HOURS, ...DAYS],
+    values: (_u, splits, _axis, _space, increment) => splits.map((at) => (increment < 86_400 ? clock(at).slice(0, 5) : day(at))),
+  };
+}
+
+export function clock(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+}
+
+function day(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
 }

@@ -5,21 +5,29 @@ import { ago, count, whole } from "../format";
 import type { Store } from "../store";
 import type { Plan, Worker } from "../types";
 import { PlanRow, predictedAndMeasured } from "./plan";
-import { line, weights } from "./trade";
+import { line, reach, weights } from "./trade";
 
 const ROWS = 200; // at most; the rest is said in a sentence
 
-const COLUMNS: readonly [name: string, text: (worker: Worker, now: number) => string][] = [
+const COLUMNS: readonly [name: string, text: (worker: Worker, now: number, alive: number) => string][] = [
   ["name", (w) => w.name],
   ["person", (w) => w.person],
   ["activity", (w) => (w.alive || w.activity === "left" || w.activity === "finished" ? w.activity : "gone")],
   ["seen", (w, now) => ago(now - w.last_seen)],
   ["tokens", (w) => count(w.tokens)],
   ["rate", (w) => (w.alive ? whole(w.rate) : "–")],
+  ["reach", (w, _now, alive) => reach(w, alive)],
   ["line", (w) => (w.alive ? line(w.trade) : "–")],
   ["lag", (w) => (w.alive && w.trade ? whole(w.trade.lag) : "–")],
   ["weights", weights],
 ];
+
+/** What a row is seen against: the site's clock, the most tokens of one machine, the machines that are there. */
+interface Around {
+  now: number;
+  most: number;
+  alive: number;
+}
 
 interface Row {
   element: HTMLElement;
@@ -52,9 +60,10 @@ export class Table {
     const all = [...store.workers.values()].sort(byName);
     const shown = all.length > ROWS ? all.filter((w) => w.alive).concat(all.filter((w) => !w.alive)).slice(0, ROWS) : all;
     const most = Math.max(1, ...shown.map((w) => w.tokens));
+    const alive = all.filter((w) => w.alive).length;
     const wanted = shown.flatMap((worker) => {
       const row = this.rows.get(worker.id) ?? this.make(worker.id);
-      this.fill(row, worker, store.plans.get(worker.id), store.now, most);
+      this.fill(row, worker, store.plans.get(worker.id), { now: store.now, most, alive });
       return row.plan ? [row.element, row.plan.element] : [row.element];
     });
     this.place(wanted);
@@ -86,12 +95,12 @@ export class Table {
     return row;
   }
 
-  private fill(row: Row, worker: Worker, plan: Plan | undefined, now: number, most: number): void {
+  private fill(row: Row, worker: Worker, plan: Plan | undefined, { now, most, alive }: Around): void {
     const { element, cells } = row;
     element.dataset.alive = String(worker.alive);
     element.dataset.activity = worker.activity;
     element.dataset.agrees = String(worker.agrees);
-    for (const [name, text] of COLUMNS) put(cells.get(name), text(worker, now));
+    for (const [name, text] of COLUMNS) put(cells.get(name), text(worker, now, alive));
     cells.get("share")?.style.setProperty("--share", (worker.tokens / most).toFixed(4));
     const [step, off, far] = predictedAndMeasured(plan, worker.step_seconds);
     put(cells.get("step"), step);

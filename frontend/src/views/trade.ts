@@ -14,6 +14,15 @@ export function line(trade: Trade | null): string {
   return speed(trade.sent_rate) + share;
 }
 
+/** How a machine reaches the others that are there: "Direct" to all of them, to some with the rest relayed by those, or
+ *  not at all. Updates travel through third machines, so that one link is enough. */
+export function reach(worker: Worker, alive: number): string {
+  const others = alive - 1;
+  if (!worker.alive || others < 1) return "–";
+  if (worker.peers === 0) return "Alone";
+  return worker.peers >= others ? "Direct" : `${whole(worker.peers)} direct, ${whole(others - worker.peers)} relayed`;
+}
+
 export function weights(worker: Worker): string {
   return worker.agrees === null ? "–" : worker.agrees ? "Identical" : "Differ";
 }

@@ -2,7 +2,7 @@
 
     snapshot  everything, with the number of the last delta it includes
     delta     what changed since the delta before: the run's changed values, whole rows of changed workers, changed
-              plans, new points
+              plans, new points, new events
 
 Values are absolute, plans and points are keyed, so applying a delta to a snapshot that already includes it changes
 nothing.
@@ -16,6 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.core.cache import cache
 
+from coordinator.live.events import events
 from coordinator.runs.models import Run
 from coordinator.telemetry import board, stream
 from coordinator.telemetry.history import history
@@ -23,7 +24,6 @@ from coordinator.telemetry.history import history
 COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", "tokens", "rate", "step",
            "step_seconds", "updates_sent", "updates_received", "peers", "behind", "trade",
            "agrees")  # fmt: skip
-SERIES = ("train", "validation", "rate")
 RATE_EVERY = 5  # seconds between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
 NEWEST = 500  # live points that a snapshot looks through for those that Postgres does not hold yet
@@ -32,12 +32,13 @@ NEWEST = 500  # live points that a snapshot looks through for those that Postgre
 @dataclass(frozen=True)
 class Picture:
     """A run at one moment. `now` in seconds since 1970; `workers`, and the `plans` of those that have one, by machine
-    id: apart, because a row changes with every report and a plan hardly ever."""
+    id: apart, because a row changes with every report and a plan hardly ever; `events` by id, the newest first."""
 
     now: float
     run: dict[str, Any]
     workers: dict[str, dict[str, Any]]
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+    events: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def take(cls, run: Run) -> "Picture":
@@ -45,7 +46,8 @@ class Picture:
         rows = board.workers(run, now)
         shown = {row["id"]: {name: _short(row[name]) for name in COLUMNS} for row in rows}
         line = {name: _short(value) for name, value in board.summary(run, rows).items()}
-        return cls(now, line, shown, {row["id"]: row["plan"] for row in rows if row["plan"]})
+        plans = {row["id"]: row["plan"] for row in rows if row["plan"]}
+        return cls(now, line, shown, plans, {event["id"]: event for event in events(run, rows)})
 
 
 def sequence_key(run: object) -> str:
@@ -64,19 +66,23 @@ def snapshot(run: Run) -> dict[str, Any]:
         "run": picture.run,
         "workers": list(picture.workers.values()),
         "plans": picture.plans,
+        "events": list(picture.events.values()),
         **_past(run),
     }
 
 
 def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) -> dict[str, Any]:
     """What `after` and the new `points` say beyond `before`; all of it when there is no before. Without its number."""
-    run, workers, plans = (before.run, before.workers, before.plans) if before else ({}, {}, {})
+    before = before or Picture(0.0, {}, {})
+    run, workers, plans = before.run, before.workers, before.plans
     parts: dict[str, Any] = {
         "run": {name: value for name, value in after.run.items() if name not in run or run[name] != value},
         "workers": [row for machine, row in after.workers.items() if workers.get(machine) != row],
         "plans": {machine: plan for machine, plan in after.plans.items() if plans.get(machine) != plan},
+        "events": [event for name, event in after.events.items() if name not in before.events],
         "train": series(points, "train"),
         "validation": series(points, "validation"),
+        "clock": clock(points),
         "rate": _rate(before, after),
     }
     return {"type": "delta", "now": after.now, **{name: part for name, part in parts.items() if part}}
@@ -91,6 +97,12 @@ def series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
     return [[tokens, round(sum(losses) / len(losses), 5)] for tokens, losses in sorted(found.items())]
 
 
+def clock(points: list[dict[str, Any]]) -> list[list[float]]:
+    """[[ledger tokens, seconds since 1970]…] ascending: when training stood there."""
+    found = {point["tokens"]: round(point["at"], 1) for point in points if point["kind"] == "train"}
+    return [[tokens, at] for tokens, at in sorted(found.items())]
+
+
 def _past(run: Run) -> dict[str, list[list[float]]]:
     """What Postgres holds, and past its end what is still on its way there."""
     key = f"live:{run.pk}:history"
@@ -100,15 +112,16 @@ def _past(run: Run) -> dict[str, list[list[float]]]:
         cache.set(key, past, HISTORY_SECONDS)
     tail = stream.client().xrevrange(stream.points_key(run.pk), count=NEWEST)
     newest = [json.loads(fields["point"]) for _, fields in reversed(tail)]
-    for kind in ("train", "validation"):
+    fresh = {kind: series(newest, kind) for kind in ("train", "validation")} | {"clock": clock(newest)}
+    for kind, points in fresh.items():
         last = past[kind][-1][0] if past[kind] else -1
-        past[kind] = past[kind] + [point for point in series(newest, kind) if point[0] > last]
+        past[kind] = past[kind] + [point for point in points if point[0] > last]
     return past
 
 
-def _rate(before: Picture | None, after: Picture) -> list[list[float]]:
+def _rate(before: Picture, after: Picture) -> list[list[float]]:
     slot = after.now // RATE_EVERY * RATE_EVERY
-    due = before is None or before.now < slot
+    due = before.now < slot
     return [[slot, after.run["rate"]]] if due and (after.run["rate"] or after.run["status"] == "training") else []
 
 

@@ -1,16 +1,32 @@
-"""The snapshot that deltas build on."""
+"""The snapshot that deltas build on, and what is fetched only by who wants to see it."""
 
 import uuid
 
+from django.core.cache import cache
 from django.http import HttpRequest, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
 from coordinator.live.picture import snapshot
 from coordinator.runs.models import Run
+from coordinator.telemetry.history import lines
+
+LINES_SECONDS = 5  # that machines' lines are as good as new
 
 
 @require_safe
 def run_snapshot(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
     found = get_object_or_404(Run.objects.visible_to(request.user), pk=run)
     return JsonResponse(snapshot(found), headers={"Cache-Control": "no-store"})
+
+
+@require_safe
+def run_lines(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
+    """What each of a few machines measured in training."""
+    found = get_object_or_404(Run.objects.visible_to(request.user), pk=run)
+    key = f"live:{run}:lines"
+    told = cache.get(key)
+    if told is None:
+        told = lines(found)
+        cache.set(key, told, LINES_SECONDS)
+    return JsonResponse({"machines": told}, headers={"Cache-Control": "no-store"})

@@ -1,36 +1,69 @@
 """A run's past from Postgres, thinned to what a chart can show."""
 
 import math
+from typing import Any
 
 from django.db import connection
 
+from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import BUCKET, WIDTHS
 
-SERIES = 600  # points at most
+SERIES = 600  # points at most…
+LINE = 200  # …and of one machine's own line
+LINES = 8  # machines that get one
 
 
 def history(run: Run) -> dict[str, list[list[float]]]:
-    """{"train": [[ledger tokens, nats a token]…], "validation": […], "rate": [[seconds since 1970, tokens/s]…]}.
+    """{"train": [[ledger tokens, nats a token]…], "validation": […], "clock": [[ledger tokens, seconds since 1970]…],
+    "rate": [[seconds since 1970, tokens/s]…]}.
 
-    Losses are means over all machines, binned by ledger tokens. The rate is the sum over machines of each one's mean,
-    over at least one and a half report intervals, so that every machine that is there is in every sum.
+    Losses are means over all machines, binned by ledger tokens; the clock says when those of training were measured.
+    The rate is the sum over machines of each one's mean, over at least one and a half report intervals, so that every
+    machine that is there is in every sum.
     """
-    return {"train": _losses(run, "train"), "validation": _losses(run, "validation"), "rate": _rates(run)}
+    train, validation = _losses(run, "train"), _losses(run, "validation")
+    return {
+        "train": [[tokens, loss] for tokens, loss, _ in train],
+        "validation": [[tokens, loss] for tokens, loss, _ in validation],
+        "clock": [[tokens, at] for tokens, _, at in train],
+        "rate": _rates(run),
+    }
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    """{"id", "name", "points": [[ledger tokens, nats a token]…]} of the machines that trained most, they first: what
+    each measured in training."""
+    members = Membership.objects.filter(run=run).select_related("machine").order_by("-tokens", "pk")[:LINES]
+    points: dict[int, list[list[float]]] = {member.pk: [] for member in members}
+    with connection.cursor() as cursor:
+        where = "telemetry_point WHERE membership_id = ANY(%s) AND kind = 'train' AND tokens <= %s"
+        wanted = [list(points), run.most_tokens]
+        cursor.execute(f"SELECT max(tokens) FROM {where}", wanted)
+        width = max(1, math.ceil(((cursor.fetchone()[0] or 0) + 1) / LINE))
+        cursor.execute(
+            f"SELECT membership_id, avg(tokens), avg(loss) FROM {where} GROUP BY membership_id, tokens / %s ORDER BY 2",
+            [*wanted, width],
+        )
+        for member, tokens, loss in cursor.fetchall():
+            points[member].append([round(float(tokens)), round(loss, 5)])
+    return [{"id": str(m.machine_id), "name": m.machine.name, "points": points[m.pk]} for m in members if points[m.pk]]
 
 
 _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)"
 
 
-def _losses(run: Run, kind: str) -> list[list[float]]:
+def _losses(run: Run, kind: str) -> list[tuple[int, float, float]]:
+    """(ledger tokens, nats a token, seconds since 1970), each a mean."""
     with connection.cursor() as cursor:
         points = f"telemetry_point WHERE {_MEMBERS} AND kind = %s AND tokens <= %s"
         wanted = [run.pk, kind, run.most_tokens]
         cursor.execute(f"SELECT max(tokens) FROM {points}", wanted)
         most = cursor.fetchone()[0]
         width = max(1, math.ceil(((most or 0) + 1) / SERIES))
-        cursor.execute(f"SELECT avg(tokens), avg(loss) FROM {points} GROUP BY tokens / %s ORDER BY 1", [*wanted, width])
-        return [[round(float(tokens)), round(loss, 5)] for tokens, loss in cursor.fetchall()]
+        means = f"SELECT avg(tokens), avg(loss), avg(at) FROM {points} GROUP BY tokens / %s ORDER BY 1"
+        cursor.execute(means, [*wanted, width])
+        return [(round(float(tokens)), round(loss, 5), round(at, 1)) for tokens, loss, at in cursor.fetchall()]
 
 
 def _rates(run: Run) -> list[list[float]]:

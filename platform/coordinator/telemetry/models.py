@@ -7,6 +7,7 @@ from coordinator.fleet.models import Membership
 from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
 from coordinator.telemetry.checkpoints import Holding as Holding
 from coordinator.telemetry.credit import Credit as Credit
+from coordinator.telemetry.events import Event as Event
 
 BUCKET = 10  # seconds the finest Rollup covers
 WIDTHS = (BUCKET, 60, 3600)  # …and each of the kinds there are

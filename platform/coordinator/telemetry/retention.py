@@ -9,11 +9,12 @@ from django.utils import timezone
 
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
-from coordinator.telemetry.models import Receipt, Rollup
+from coordinator.telemetry.models import Event, Receipt, Rollup
 
 DAY = 86_400
 ROLLUPS_KEPT = {10: 2 * DAY, 60: 30 * DAY}  # seconds of each width; rows of an hour stay
 POINTS_WHOLE = 30 * DAY  # after which one training loss of a machine stays an hour, and every validation
+EVENTS_KEPT = timedelta(days=90)
 AT_ONCE = 20_000  # rows a statement
 RECEIPTS_KEPT = timedelta(days=7)  # of machines that never came back to close a gap
 
@@ -25,6 +26,7 @@ def retain(now: float | None = None, seconds: float = 60.0) -> int:
     while (thinned := _thin(now - POINTS_WHOLE)) and time.monotonic() < ends:
         gone += thinned
     gone += thinned
+    gone += _by_batches(Event, ends, at__lt=timezone.now() - EVENTS_KEPT)
     gone += Receipt.objects.filter(received__lt=timezone.now() - RECEIPTS_KEPT).delete()[0]
     return gone + sum(checkpoints.forget(run) for run in _with_many_checkpoints())
 

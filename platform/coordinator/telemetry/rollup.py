@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from barnraise.wire import Activity, Report
 from coordinator import metrics
 from coordinator.fleet.models import Membership
-from coordinator.telemetry import checkpoints, credit
+from coordinator.telemetry import checkpoints, credit, events
 from coordinator.telemetry.models import BUCKET, WIDTHS, Point, Receipt
 from coordinator.telemetry.stream import PENDING, client
 
@@ -109,7 +109,9 @@ def store(pk: int, reports: list[Report], received: float) -> None:
         for r in fresh.values()
         for i, p in enumerate(r.points)
     )
-    _add_rollups(member, [fresh[seq] for seq in sorted(fresh)], received)
+    ordered = [fresh[seq] for seq in sorted(fresh)]
+    events.note(member, ordered, [_measured(member, r, received) for r in ordered])
+    _add_rollups(member, ordered, received)
     checkpoints.note(member, list(fresh.values()))
     credit.note(member, list(fresh.values()))
     _move_mark(member, held, set(fresh), again)

@@ -1,5 +1,7 @@
 """The pages of runs: the list, one run, its form. Machines have theirs in `machines.py`."""
 
+from datetime import UTC, datetime
+
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
@@ -69,16 +71,18 @@ def run_edit(request: HttpRequest, slug: str) -> HttpResponse:
 @require_safe
 def run_page(request: HttpRequest, slug: str) -> HttpResponse:
     run = visible(request, slug)
-    picture = Picture.take(run)
+    spec, picture = run.spec, Picture.take(run)
     share = picture.run["tokens"] / max(1, picture.run["budget"])
     return render(
         request,
         "run.html",
         {
             "run": run,
-            "spec": run.spec,
+            "spec": spec,
             "now": picture,
             "share": min(1.0, share),
+            "step_tokens": spec.recipe.step_sequences * spec.model.context,
+            "events": [event | {"time": datetime.fromtimestamp(event["at"], UTC)} for event in picture.events.values()],
             "workers": sorted(picture.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])),
             "mine": run.may_control(request.user),
             "checkpoints": checkpoints.lines(run),

@@ -141,7 +141,7 @@ def span(seconds: float) -> str:
 
 @register.filter
 def gigabytes(size: int) -> str:
-    return f"{size / 1e9:.10g} GB"
+    return f"{size / 1e9:.3g} GB"
 
 
 @register.filter

@@ -1,0 +1,80 @@
+"""Machines coming and going in a run, as their reports tell: one row each time, for the run's page."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from django.db import models
+from django.utils import timezone
+from uuid6 import uuid7
+
+from barnraise.wire import Activity, Report, Status
+from coordinator.accounts.models import Machine
+from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
+
+AWAY = (Activity.PREPARING, Activity.JOINING, Activity.LEFT)
+HERE = (Activity.TRAINING, Activity.PAUSED, Activity.FINISHING)
+
+
+class Event(models.Model):
+    """A machine `kind` at a moment. Its name is the machine's to keep, and to lose."""
+
+    class Kind(models.TextChoices):
+        JOINED = "joined"
+        PAUSED = "paused"  # it alone: what a whole run does is in the audit log
+        RESUMED = "resumed"
+        FINISHED = "finished"  # it holds the final weights
+        LEFT = "left"
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
+    machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="+")
+    kind = models.CharField(max_length=10, choices=Kind)
+    at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [
+            models.Index(fields=["run", "-at"], name="events_of_a_run"),
+            models.Index(fields=["at"], name="events_by_age"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.machine} {self.kind}"
+
+
+def note(member: Membership, reports: Sequence[Report], at: Sequence[float]) -> None:
+    """What these reports of one machine tell beyond what was known, `reports` ascending by seq, each measured `at` so
+    many seconds since 1970. Within the caller's transaction, before the reports' numbers are taken over."""
+    known, found = member.activity, []
+    for report, when in zip(reports, at, strict=True):
+        if report.seq > member.latest:  # one that fills a gap says what the machine did before what is known
+            if kind := turn(known, report.activity, member.run.state):
+                found.append(_event(member, kind, when))
+            known = report.activity
+    if found and found[0].kind == Event.Kind.RESUMED and not _rested(member):
+        del found[0]  # the whole run rested, and it with it
+    Event.objects.bulk_create(found)
+
+
+def turn(before: str, after: str, run: Status) -> Event.Kind | None:
+    """What it is called that a machine went from one activity to another, while its run was in this state."""
+    if before == after:
+        return None
+    if before in AWAY and after in HERE:
+        return Event.Kind.JOINED
+    if after == Activity.PAUSED and run is Status.TRAINING:
+        return Event.Kind.PAUSED
+    if before == Activity.PAUSED and after == Activity.TRAINING:
+        return Event.Kind.RESUMED
+    return {Activity.FINISHED: Event.Kind.FINISHED, Activity.LEFT: Event.Kind.LEFT}.get(after)
+
+
+def _event(member: Membership, kind: Event.Kind, at: float) -> Event:
+    when = datetime.fromtimestamp(at, UTC)
+    return Event(run=member.run, machine_id=member.machine_id, kind=kind, at=when)
+
+
+def _rested(member: Membership) -> bool:
+    last = Event.objects.filter(run=member.run, machine=member.machine_id).values_list("kind", flat=True).first()
+    return last == Event.Kind.PAUSED

@@ -1,0 +1,127 @@
+"""Every page of the site: axe-core finds nothing in either theme, it fits a phone, and here is its photograph."""
+
+from collections.abc import Iterator
+
+import pytest
+from live_site import log_in
+from looks import look, visitor
+from playwright.sync_api import Page
+
+# Name of the photograph → address, for who is not signed in…
+OUTSIDE = {
+    "home": "/",
+    "runs": "/runs/",
+    "run": "/runs/{run}/",
+    "run-over": "/runs/{over}/",
+    "leaderboard": "/credit/",
+    "leaderboard-teams": "/credit/?by=teams&period=week",
+    "volunteer": "/volunteers/{jonas}/",
+    "teams-all": "/teams/",
+    "team-seen": "/teams/{team}/",
+    "login": "/accounts/login/",
+    "signup": "/accounts/signup/",
+    "inactive": "/accounts/inactive/",
+    "password-reset": "/accounts/password/reset/",
+    "password-reset-done": "/accounts/password/reset/done/",
+    "password-reset-key": "/accounts/password/reset/key/1-x/",
+    "password-reset-key-done": "/accounts/password/reset/key/done/",
+    "unsubscribe": "/notifications/off/{off}/",
+    "nothing-here": "/runs/nothing-here/",
+}
+# …and for Ida, who owns what there is, and is of the staff.
+INSIDE = {
+    "home-inside": "/",
+    "run-owned": "/runs/{run}/",
+    "run-draft": "/runs/{draft}/",
+    "run-new": "/runs/new/",
+    "run-edit": "/runs/{draft}/edit/",
+    "run-terms": "/runs/{run}/terms/",
+    "run-invited": "/runs/{run}/invited/{bid}/",
+    "machines": "/machines/",
+    "machine": "/machines/{machine}/",
+    "enrol-code": "/machines/enrol/",
+    "enrol": "/machines/enrol/{code}/",
+    "account": "/account/",
+    "tokens": "/account/tokens/",
+    "leave": "/account/leave/",
+    "notices": "/notifications/",
+    "choices": "/notifications/choices/",
+    "webhooks": "/notifications/webhooks/",
+    "teams": "/teams/",
+    "team-new": "/teams/new/",
+    "team": "/teams/{team}/",
+    "invitation": "/teams/invitations/{token}/",
+    "logout": "/accounts/logout/",
+    "reauthenticate": "/accounts/reauthenticate/",
+    "addresses": "/accounts/email/",
+    "password": "/accounts/password/change/",
+    "sessions": "/accounts/sessions/",
+    "two-factor": "/accounts/2fa/",
+    "totp": "/accounts/2fa/totp/activate/",
+    "recovery-codes-none": "/accounts/2fa/recovery-codes/generate/",
+    "passkeys-none": "/accounts/2fa/webauthn/",
+    "passkey-new": "/accounts/2fa/webauthn/add/",
+}
+# The staff's pages are ours inside a frame that is Unfold's. Its scrolling sidebar and its scrolling table are two
+# regions of one name (SimpleBar's "scrollable content"), which axe-core finds and only Unfold can mend.
+UPSTREAM = "simplebar-content-wrapper"
+ADMIN = {
+    "admin": "/admin/",
+    "admin-runs": "/admin/runs/run/",
+    "admin-run": "/admin/runs/run/{run_id}/change/",
+    "admin-run-history": "/admin/runs/run/{run_id}/history/",
+    "admin-people": "/admin/accounts/user/",
+    "admin-person": "/admin/accounts/user/{jonas}/change/",
+    "admin-machines": "/admin/accounts/machine/",
+    "admin-machine": "/admin/accounts/machine/{machine}/change/",
+    "admin-enrolments": "/admin/accounts/enrolment/",
+    "admin-teams": "/admin/accounts/team/",
+    "admin-team": "/admin/accounts/team/{team_id}/change/",
+    "admin-rules": "/admin/accounts/siterules/",
+    "admin-memberships": "/admin/fleet/membership/",
+    "admin-membership": "/admin/fleet/membership/{membership}/change/",
+    "admin-announcements": "/admin/staff/announcement/",
+    "admin-announce": "/admin/staff/announcement/add/",
+    "admin-announcement": "/admin/staff/announcement/{said}/change/",
+    "admin-audit": "/admin/audit/entry/",
+    "admin-audit-entry": "/admin/audit/entry/{entry}/change/",
+    "admin-schedule": "/admin/django_celery_beat/periodictask/",
+    "admin-password": "/admin/password_change/",
+}
+
+
+@pytest.fixture(scope="module")
+def names(site) -> dict[str, str]:
+    return site.furnish()
+
+
+@pytest.fixture(scope="module")
+def outside(site, browser) -> Iterator[Page]:
+    with visitor(browser, site) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def inside(site, browser) -> Iterator[Page]:
+    with visitor(browser, site) as page:
+        log_in(page)
+        yield page
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_page_for_everybody(names, outside, name):
+    answer = outside.goto(OUTSIDE[name].format(**names))
+    assert answer.status == (404 if name == "nothing-here" else 200)
+    look(outside, name)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_page_for_who_is_signed_in(names, inside, name):
+    assert inside.goto(INSIDE[name].format(**names)).status == 200
+    look(inside, name)
+
+
+@pytest.mark.parametrize("name", ADMIN)
+def test_a_page_of_the_staff(names, inside, name):
+    assert inside.goto(ADMIN[name].format(**names)).status == 200
+    look(inside, name, not_ours=UPSTREAM, renew=True)
