@@ -31,7 +31,8 @@ MAY_IMPORT = {
     "planner": {"costs", "footprint", "hardware", "limits", "plan", "swap"},  # of swap what is pure
     "model": set(),
     "data": set(),
-    "sources": {"data"},
+    "parquet": set(),
+    "sources": {"data", "parquet"},
     "checkpoint": {"model", "swap"},
     "swap": {"costs", "hardware", "limits", "model", "plan", "swap"},
     "exchange": {"exchange"},

@@ -472,3 +472,31 @@ def test_a_manifest_of_a_run_from_its_seed_names_no_weights(person, draft, manif
     signed = ada.identity.sign("manifest", manifest(run, start=["4" * 64]))
     answer = ada.ask("POST", f"/runs/{run.slug}/manifest", signed)
     assert list(wire.Problem.model_validate_json(answer.content).fields) == ["start"]
+
+
+# ---- the strategy --------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_what_the_form_offers_and_leaves_rounds_and_updates_to_the_machines(signed_in):
+    client, _ = signed_in()
+    page = client.get("/runs/new/").content.decode()
+    assert re.search(r'<option value="auto"( selected)?>Auto: rounds and updates', page)
+    sent = {"name": "Auto", "preset": "gpt-nano", "recipe.strategy": "auto"}
+    assert client.post("/runs/new/", sent).status_code == 302
+    recipe = Run.objects.get().spec.recipe
+    assert (recipe.strategy, recipe.codec) == ("async", "auto")
+    page = client.get(f"/runs/{Run.objects.get().slug}/edit/").content.decode()
+    assert '<option value="auto" selected>Auto: rounds' in page
+    said = client.post("/runs/estimate/", {**sent, "volunteers": "25"}).content.decode()
+    assert said.count("auto picks") >= 2 and "25 like it, 20 Mb/s" in said and "25 like it, 100 Mb/s" in said
+
+
+def test_what_auto_decides_cannot_be_fixed_as_well_and_another_strategy_can(signed_in):
+    client, _ = signed_in()
+    sent = {"name": "Fixed", "preset": "gpt-nano", "recipe.strategy": "auto", "recipe.codec": "dense4"}
+    answer = client.post("/runs/new/", sent)
+    assert answer.status_code == 422 and "choose another strategy" in field_error(
+        answer.content.decode(), "recipe.codec"
+    )
+    assert client.post("/runs/new/", sent | {"recipe.strategy": "async"}).status_code == 302
+    assert Run.objects.get().spec.recipe.codec == "dense4"

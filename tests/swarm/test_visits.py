@@ -56,7 +56,9 @@ def told(site: Site, machine: str, name: str) -> dict:
 def test_a_new_run_begins_with_the_weights_another_ended_with(site, person):
     """Its owner's machine never saw that run: it says so until somebody serves it, then hands the weights on."""
     owner = ("--owner", "organiser@example.org", "--name", "Forebear", "--report-every", "1", "--launch")
-    budget = ("--tokens", "60000", "--set", "recipe.learning_rate=3e-3")
+    small = {"layers": 2, "width": 32, "heads": 2, "context": 32, "vocabulary": 300}
+    rules = [word for name, size in small.items() for word in ("--set", f"model.{name}={size}")]
+    budget = ("--tokens", "20000", "--set", "recipe.learning_rate=3e-3", *rules)
     run = site.manage("create_run", *owner, *budget).splitlines()[-1]
     for machine in ("elder", "heir", "cousin"):
         enrol(site, person, machine)

@@ -332,7 +332,8 @@ def _start(spec: RunSpec) -> str:
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 START_LAYERS = 100  # their digests lie in the spec, which stays short
-DATASET = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}(@[\w./-]{1,100})?", re.ASCII)  # owner/name@revision
+_PART = r"[\w-][\w.-]{0,95}"
+DATASET = re.compile(rf"{_PART}(/{_PART}){{1,5}}(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII)  # see `_places`
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
 
 
@@ -345,7 +346,14 @@ def _places(text: TextSpec) -> str:
     if text.source == "huggingface":
         sound = len(places) == 1 and DATASET.fullmatch(places[0])
         said = " ".join(places)[:60]
-        return "" if sound else f"name one dataset as owner/name or owner/name@revision; '{said}' is not one"
+        return (
+            ""
+            if sound
+            else (
+                "name one dataset as owner/name, where need be with /folder, @revision or #column after it; "
+                f"'{said}' is not one"
+            )
+        )
     if not 1 <= len(places) <= ADDRESSES or sum(map(len, places)) > PLACES_LENGTH:
         return f"give 1 to {ADDRESSES} addresses, of {PLACES_LENGTH:,} characters together at most"
     for place in places:

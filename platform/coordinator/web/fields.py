@@ -2,7 +2,7 @@
 
 from django import forms
 
-from barnraise.spec import SCHEDULES, STRATEGIES
+from barnraise.spec import AUTO, SCHEDULES, STRATEGIES
 from coordinator.runs.terms import Access
 
 SOURCE_WORDS = {
@@ -41,7 +41,7 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         "recipe.evaluate_every": ("Validate every", "tokens of the whole run"),
     },
     "How machines agree": {
-        "recipe.strategy": ("Strategy", "nobody waits for anybody"),
+        "recipe.strategy": ("Strategy", "nobody waits for anybody in either"),
         "recipe.codec": ("Updates say", "less of each update on slower lines"),
         "recipe.round_steps": ("Steps a round", "between two updates of a machine; its line decides where updates do"),
         "recipe.outer_rate": ("Outer rate", "how much of a round goes into its update"),
@@ -58,7 +58,8 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
 }
 CHOICES = {  # the first is the default
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
-    "recipe.strategy": [(name, {"async": "Asynchronous"}.get(name, name)) for name in STRATEGIES],
+    "recipe.strategy": [(AUTO, "Auto: rounds and updates as each machine's line allows")]
+    + [(name, {"async": "Asynchronous, as said below"}.get(name, name)) for name in STRATEGIES],
     "recipe.codec": list(CODEC_WORDS.items()),
 }
 OWN = {"quorum": 1, "report_every": 5.0}  # of the run rather than of its spec
