@@ -29,11 +29,11 @@ from drill_worker import MIRROR, RUN
 from barnraise import data, wire
 from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.court import MAIL
-from barnraise.exchange.verdicts import Ruling
 from barnraise.home import write_whole
 from barnraise.identity import digest
 from barnraise.judging import judged
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
+from barnraise.wire import Ruling
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
 RECIPE = Recipe(

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pydantic import BaseModel
 
 from barnraise.errors import MessageError
-from barnraise.identity import Identity, check_request
-from barnraise.wire import Directive, MirrorView, Problem, ReportReply, Reports, ServerTime, Status
+from barnraise.identity import Identity, check_request, digest
+from barnraise.wire import Directive, MirrorView, Problem, ReportReply, Reports, Ruling, ServerTime, Status
 
 RUN = "01890000-0000-7000-8000-000000000001"
 MACHINE = "01890000-0000-7000-8000-00000000000a"
@@ -18,18 +18,21 @@ MACHINE = "01890000-0000-7000-8000-00000000000a"
 
 class Coordinator:
     """`routes` maps "METHOD /path" to what answers it: (body) → a message, or (status, message). `ahead`: seconds its
-    clock is before ours. `reports`: those that came, by number; `failing`: (status, sentence) for every report."""
+    clock is before ours. `reports`: those that came, by number; `failing`: (status, sentence) for every report;
+    `rulings`: verdicts it sends to whoever does not say that it heeds them; `heeds`: what was last said of that."""
 
-    def __init__(self):
-        self.identity = Identity(b"s" * 32)
+    def __init__(self, identity: Identity | None = None, run: str = RUN):
+        self.identity = identity or Identity(b"s" * 32)
+        self.rulings: list[Ruling] = []
+        self.heeds: list[str] = []
         self.ahead, self.mark, self.failing = 0.0, 0, None
         self.reports: dict[int, BaseModel] = {}
         self.asked: list[str] = []
-        self.directive = dict(run=RUN, machine=MACHINE, status=Status.TRAINING, report_every=0.2)
+        self.directive = dict(run=run, machine=MACHINE, status=Status.TRAINING, report_every=0.2)
         self.issued: float | None = None
         self.routes: dict[str, Callable] = {
             "GET /mirror": lambda body: MirrorView(key=self.identity.key, name="small", protocols=[1], time=self.now()),
-            f"POST /runs/{RUN}/reports": self._report,
+            f"POST /runs/{run}/reports": self._report,
         }
         self.port, self._server = 0, None
         self.open()
@@ -93,6 +96,9 @@ class Coordinator:
     def _report(self, body: bytes):
         if self.failing:
             return self.failing[0], Problem(error=self.failing[1])
-        for report in Reports.model_validate(json.loads(body)).reports:
+        sent = Reports.model_validate(json.loads(body))
+        self.heeds = sent.heeds
+        for report in sent.reports:
             self.reports[report.seq] = report
-        return ReportReply(mark=self.mark, directive=self.signed_directive())
+        rulings = [each for each in self.rulings if digest(each.body) not in sent.heeds]
+        return ReportReply(mark=self.mark, directive=self.signed_directive(), rulings=rulings[:2])

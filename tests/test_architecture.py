@@ -10,13 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WORKER, PLATFORM = ROOT / "worker" / "barnraise", ROOT / "platform" / "coordinator"
 # What anything may build on.
-GROUND = {"database", "wire", "figures", "terms", "states", "errors", "identity", "spec", "__init__"}
+GROUND = {"database", "wire", "figures", "rulings", "terms", "states", "errors", "identity", "spec", "__init__"}
 
 # What each module of the worker may import of the worker, besides GROUND.
 MAY_IMPORT = {
     "database": set(),
     "wire": set(),
     "figures": set(),
+    "rulings": set(),
     "terms": set(),
     "states": set(),
     "errors": set(),
@@ -30,7 +31,8 @@ MAY_IMPORT = {
     "planner": {"costs", "footprint", "hardware", "limits", "plan", "swap"},  # of swap what is pure
     "model": set(),
     "data": set(),
-    "sources": {"data"},
+    "parquet": set(),
+    "sources": {"data", "parquet"},
     "checkpoint": {"model", "swap"},
     "swap": {"costs", "hardware", "limits", "model", "plan", "swap"},
     "exchange": {"exchange"},
@@ -39,14 +41,16 @@ MAY_IMPORT = {
     "report": {"coordinator"},
     "progress": {"report"},
     "restore": {"checkpoint", "exchange", "plan", "swap"},
+    "gathering": {"exchange"},
     "view": {"hardware", "plan", "swap"},
     "enter": {"coordinator", "data", "exchange", "home", "sources"},
     "run": {
-        "checkpoint", "data", "enter", "exchange", "hardware", "limits", "plan", "planner", "progress",
+        "checkpoint", "data", "enter", "exchange", "gathering", "hardware", "limits", "plan", "planner", "progress",
         "report", "restore", "swap", "telling", "view",
     },
-    "telling": {"enter", "exchange", "plan", "progress", "report"},
+    "telling": {"enter", "exchange", "home", "plan", "progress", "report"},
     "visiting": {"run"},
+    "starting": {"checkpoint", "enter", "exchange", "hardware", "home", "restore", "visiting"},
     "probe": {"hardware", "swap"},
     "planning": {"hardware", "home", "limits", "planner", "probe", "view"},
     "judging": {"enter", "exchange", "home", "planning"},
@@ -54,18 +58,21 @@ MAY_IMPORT = {
     "scripting": {"account", "coordinator", "home", "limits", "planning"},
     "cli": {
         "checkpoint", "coordinator", "enter", "exchange", "home", "judging", "planning", "restore", "run", "scripting",
-        "visiting",
+        "starting", "visiting",
     },
     "__main__": {"cli"},
     "__init__": set(),
 }  # fmt: skip
 WITHIN_GROUND = {
     "errors": set(), "spec": {"errors"}, "states": set(), "terms": set(), "figures": {"states", "terms"},
-    "wire": {"figures", "states", "terms"}, "identity": {"errors", "wire"},
+    "rulings": {"terms"},
+    "wire": {"figures", "rulings", "states", "terms"}, "identity": {"errors", "wire"},
 }  # fmt: skip
 # The standard library and torch alone: the engine runs on any PyTorch machine.
 BARE = {"spec", "hardware", "probe", "costs", "limits", "plan", "footprint", "planner", "model", "swap"}
-SITE_MAY_USE = {"wire", "errors", "identity", "spec", "hardware", "costs", "limits", "plan", "planner"}  # torch-free
+SITE_MAY_USE = {  # torch-free
+    "wire", "rulings", "errors", "identity", "spec", "hardware", "costs", "limits", "plan", "planner",
+}  # fmt: skip
 # The estimate of a new run reckons as machines would: closed forms, without torch and without anything of a network.
 SITE_MAY_USE_OF_EXCHANGE = ("barnraise.exchange.rhythm.", "barnraise.exchange.form.")
 # Each imports only what is left of it…

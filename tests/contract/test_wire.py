@@ -95,7 +95,7 @@ FREE_TEXT = {
     "sentence",
 }  # fmt: skip
 PRINTED = r"^\P{C}*$"  # a pattern that says nothing about what a text carries
-API_BYTES = 640_000  # no message of the API can be longer, however it is filled
+API_BYTES = 1_000_000  # no message of the API can be longer, however it is filled
 
 
 def longest(kind: object, constraints: list[object], path: str) -> int:

@@ -8,6 +8,7 @@ from django.test import Client
 
 from barnraise import wire
 from barnraise.errors import SpecError
+from barnraise.spec import RunSpec, Start
 from coordinator.accounts.models import Team
 from coordinator.accounts.rules import SiteRules
 from coordinator.audit.models import Entry
@@ -16,6 +17,7 @@ from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.invitations import Guest, Invitation
 from coordinator.runs.models import Run
 from coordinator.runs.terms import Access, Terms
+from coordinator.telemetry.rollup import drain
 
 pytestmark = pytest.mark.django_db
 INVITED = Terms(access=Access.INVITATION)
@@ -395,3 +397,106 @@ def test_a_run_made_with_senseless_terms_is_refused_whoever_makes_it(person):
         Run.create(person(), "x", spec_from_fields({}), terms=Terms("nobody", -1, 1 << 60, "x" * 30_000))
     assert set(refused.value.problems) == {"access", "least_memory", "least_device_memory", "notes"}
     assert json.dumps(refused.value.problems)
+
+
+# ---- from a checkpoint ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpointed(person, launched, numbers):
+    """A run of Ada's with one checkpoint, its owner's volunteer, and the checkpoint."""
+    run, ada = launched(person("ada@example.org"), name="Dusk")
+    view = wire.CheckpointView(tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400)
+    ada.report(run, numbers(4, checkpoint=view))
+    drain()
+    return run, ada, run.checkpoints.get()
+
+
+def test_a_run_begins_at_anothers_checkpoint_once_a_machine_of_its_owner_has_the_weights(
+    checkpointed, client, manifest, volunteer
+):
+    run, ada, checkpoint = checkpointed
+    client.force_login(run.owner)
+    assert "New run from here" in client.get(f"/runs/{run.slug}/").content.decode()
+    answer = client.post(f"/runs/{run.slug}/clone/", {"checkpoint": str(checkpoint.pk)})
+    made = Run.objects.get(parent=run)
+    assert answer["Location"] == f"/runs/{made.slug}/edit/"
+    tokenizer = json.loads(run.manifest["body"])["tokenizer"]
+    assert made.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer)
+    assert "begins with the weights of" in client.get(answer["Location"]).content.decode()
+    made.launch()
+    count = made.spec.model.layers + 2
+
+    def post(**changed) -> wire.Problem | None:
+        signed = ada.identity.sign("manifest", manifest(made, **changed))
+        answer = ada.ask("POST", f"/runs/{made.slug}/manifest", signed)
+        return None if answer.status_code == 200 else wire.Problem.model_validate_json(answer.content)
+
+    assert list(post(tokenizer=tokenizer).fields) == ["start"]
+    assert list(post(tokenizer="9" * 64, start=["4" * 64] * count).fields) == ["tokenizer"]
+    assert post(tokenizer=tokenizer, start=["4" * 64] * count) is None
+    made.refresh_from_db()
+    assert made.spec_text and made.spec.start.fragments == ("4" * 64,) * count, "pinned at the launch"
+    assert RunSpec.from_json(made.spec_text) == made.spec
+    again = made.clone(run.owner)
+    assert again.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer), "a copy begins where it did"
+
+
+def test_a_run_from_a_checkpoint_keeps_its_model_and_tokenizer_and_the_form_says_so_at_the_field(checkpointed, client):
+    run, _, checkpoint = checkpointed
+    made = run.clone(run.owner, start=checkpoint.start)
+    client.force_login(run.owner)
+    typed = {"name": made.name, "preset": "gpt-nano", "recipe.token_budget": "5000", "text.tokenizer": "bpe"}
+    answer = client.post(f"/runs/{made.slug}/edit/", typed | {"model.width": "256"})
+    assert answer.status_code == 422
+    assert "Must stay 128" in field_error(answer.content.decode(), "model.width")
+    answer = client.post(f"/runs/{made.slug}/edit/", typed | {"text.tokenizer": "bytes"})
+    assert "Must stay bpe" in field_error(answer.content.decode(), "text.tokenizer")
+    assert client.post(f"/runs/{made.slug}/edit/", typed).status_code == 302
+    made.refresh_from_db()
+    assert made.token_budget == 5000 and made.spec.start == checkpoint.start
+
+
+def test_a_checkpoint_that_is_not_this_runs_is_none(checkpointed, client, draft):
+    run, _, checkpoint = checkpointed
+    client.force_login(run.owner)
+    other = draft(run.owner, name="Other")
+    for pk in (checkpoint.pk, "nonsense"):
+        assert client.post(f"/runs/{other.slug}/clone/", {"checkpoint": str(pk)}).status_code == 404
+    assert Run.objects.count() == 2
+
+
+def test_a_manifest_of_a_run_from_its_seed_names_no_weights(person, draft, manifest, volunteer):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    signed = ada.identity.sign("manifest", manifest(run, start=["4" * 64]))
+    answer = ada.ask("POST", f"/runs/{run.slug}/manifest", signed)
+    assert list(wire.Problem.model_validate_json(answer.content).fields) == ["start"]
+
+
+# ---- the strategy --------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_what_the_form_offers_and_leaves_rounds_and_updates_to_the_machines(signed_in):
+    client, _ = signed_in()
+    page = client.get("/runs/new/").content.decode()
+    assert re.search(r'<option value="auto"( selected)?>Auto: rounds and updates', page)
+    sent = {"name": "Auto", "preset": "gpt-nano", "recipe.strategy": "auto"}
+    assert client.post("/runs/new/", sent).status_code == 302
+    recipe = Run.objects.get().spec.recipe
+    assert (recipe.strategy, recipe.codec) == ("async", "auto")
+    page = client.get(f"/runs/{Run.objects.get().slug}/edit/").content.decode()
+    assert '<option value="auto" selected>Auto: rounds' in page
+    said = client.post("/runs/estimate/", {**sent, "volunteers": "25"}).content.decode()
+    assert said.count("auto picks") >= 2 and "25 like it, 20 Mb/s" in said and "25 like it, 100 Mb/s" in said
+
+
+def test_what_auto_decides_cannot_be_fixed_as_well_and_another_strategy_can(signed_in):
+    client, _ = signed_in()
+    sent = {"name": "Fixed", "preset": "gpt-nano", "recipe.strategy": "auto", "recipe.codec": "dense4"}
+    answer = client.post("/runs/new/", sent)
+    assert answer.status_code == 422 and "choose another strategy" in field_error(
+        answer.content.decode(), "recipe.codec"
+    )
+    assert client.post("/runs/new/", sent | {"recipe.strategy": "async"}).status_code == 302
+    assert Run.objects.get().spec.recipe.codec == "dense4"

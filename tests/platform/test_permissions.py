@@ -17,6 +17,7 @@ from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
 from coordinator.api.routes import api
 from coordinator.audit.models import Entry
+from coordinator.fleet.verdicts import Charge, Verdict
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
 from coordinator.runs import models as runs
@@ -55,6 +56,9 @@ TABLE = {
     "GET /runs/{draft}/checkpoints/": "404 404 404 200 200",
     "GET /runs/{run}/terms/": "login 403 403 200 200",
     "GET /runs/{draft}/terms/": "login 404 404 200 200",
+    "GET /runs/{run}/verdicts/": "login 403 403 200 200",
+    "POST /runs/{run}/verdicts/ author={author}&first=3&reason=noise": "login 403 403 done done",
+    "POST /runs/{draft}/verdicts/ author={author}&first=3": "login 404 404 422 422",
     "POST /runs/{run}/clone/": "login 403 done done done",
     "POST /runs/{draft}/clone/": "login 404 404 done done",
     "POST /runs/{run}/invitations/ note=Bob": "login 403 403 done done",
@@ -150,6 +154,8 @@ TABLE = {
     "PATCH /api/v1/runs/{run}/terms {{}}": API,
     "GET /api/v1/runs/{run}/machines": API,
     "GET /api/v1/runs/{run}/checkpoints": API,
+    "GET /api/v1/runs/{run}/verdicts": API,
+    "POST /api/v1/runs/{run}/verdicts {{}}": API,
     "GET /api/v1/runs/{run}/invitations": API,
     "DELETE /api/v1/runs/{run}/invitations/{link}": API,
     "GET /api/v1/machines": API,
@@ -190,12 +196,13 @@ TABLE = {
     "GET /admin/accounts/": DESK,
     "GET /admin/nonsense": "login login login login 404",
 }
-SAID = "_form_submitted=1&reason=because&tokens=1000"
+SAID = "_form_submitted=1&reason=because&tokens=1000&first=5"
 DECISIONS = {  # each a dialog to look at, and a POST that decides
     "accounts/user/{person}": ["make_organiser", "unmake_organiser", "ban", "unban", "erase"],
     "accounts/machine/{machine}": ["revoke"],
     "accounts/team/{team_id}": ["disband"],
     "runs/run/{run_id}": ["pause", "resume", "extend", "finish", "cancel"],
+    "fleet/membership/{membership}": ["take_out"],
     "staff/announcement/{said}": ["withdraw"],
 }
 for where, actions in DECISIONS.items():
@@ -213,6 +220,7 @@ LOOKED = {  # model → a row of it
     "accounts/siterules": "{rules}",
     "runs/run": "{run_id}",
     "fleet/membership": "{membership}",
+    "fleet/verdict": "{verdict}",
     "staff/announcement": "{said}",
 }
 HIDDEN = {"admin/r/<path:content_type_id>/<path:object_id>/"}  # behind another route, which has its row
@@ -247,6 +255,9 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     owner = people["owner"]
     SiteRules.change("granted", people["staff"])
     run, machine = launched(owner, name="Dusk")
+    run.memberships.update(incarnation="a" * 16, lives={"a" * 16: 4})
+    author = f"{machine.identity.key}.{'a' * 16}"
+    verdict = Verdict.give(run, [Charge(author, 9)], "noise", actor=owner)
     team = Team.found("Weavers", owner)
     team.admit(people["guest"], owner)
     invitation, token = Invitation.send(team, "somebody@example.org", owner)
@@ -260,6 +271,7 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     personal, _ = Token.make(owner, "script", ["runs:read"], 30)
 
     names = {
+        "author": author, "verdict": verdict.pk,
         "link": link.pk, "bid": link.token, "personal": personal.pk, "owner_id": owner.pk,
         "run": run.slug, "run_id": run.pk, "machine": machine.machine.pk, "team": team.slug, "team_id": team.pk,
         "invitation": invitation.pk, "token": token, "place": team.members.get(person=people["guest"]).pk,

@@ -7,8 +7,10 @@ from typer.testing import CliRunner
 
 from barnraise import cli
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
+from barnraise.wire import Verdict
 from coordinator.fleet.machines import Rest
 from coordinator.runs.models import Run
+from coordinator.telemetry.rollup import drain
 from coordinator.tokens.models import SCOPES, Token
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -58,6 +60,25 @@ def test_a_script_creates_a_run_looks_at_it_and_moves_it_through_its_life(barnra
     copy = barnraise("runs", "copy", run.slug, "--name", "Again", "--json")
     assert Run.objects.get(pk=copy["id"]).parent == run
     assert "None" not in barnraise("runs", "members", run.slug) + barnraise("runs", "checkpoints", run.slug)
+
+
+def test_a_script_takes_a_machines_updates_out(barnraise, launched, volunteer, person, numbers):
+    run, _ = launched(barnraise.owner, name="Dusk")
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    bob.report(run, numbers(4))
+    drain()
+    assert "Nothing was taken out" in barnraise("runs", "verdict", "dusk")
+    what = ("--from", "4", "--update", "2:1000", "--reason", "noise")
+    made = barnraise("runs", "verdict", "dusk", "pc-2", *what, "--json")
+    said = Verdict.model_validate_json(made["body"])
+    assert list(said.after.values()) == [3] and list(said.updates.values()) == [{2: 1000}] and made["proven"]
+    told = barnraise("runs", "verdict", "dusk")
+    assert "from 4 on, 2" in told and "noise" in told
+    with pytest.raises(CoordinatorError, match="no machines of this run"):
+        barnraise("runs", "verdict", "dusk", "pc-3", "--from", "1")
+    with pytest.raises(StateError, match="NUMBER or NUMBER:TOKENS"):
+        barnraise("runs", "verdict", "dusk", "pc-2", "--update", "x")
 
 
 def test_a_script_asks_what_a_run_would_take(barnraise):

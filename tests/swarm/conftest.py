@@ -97,9 +97,15 @@ class Swarm:
         return home
 
     def start(
-        self, name: str, with_text: bool = True, knows: list[str] | None = None, limits: Limits | None = None
+        self,
+        name: str,
+        with_text: bool = True,
+        knows: list[str] | None = None,
+        limits: Limits | None = None,
+        site: str = NOBODY,
     ) -> Volunteer:
-        """Enters by hand, as a machine would that holds a ticket; `knows`: whom it dials first, by name."""
+        """Enters by hand, as a machine would that holds a ticket; `knows`: whom it dials first, by name; `site`: where
+        it reports to."""
         home = self.home(name, with_text)
         now, key = time.time(), home.identity.key
         machine = f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}"
@@ -107,7 +113,7 @@ class Swarm:
             run=RUN, peer=key, machine=machine, volunteer=digest(name), roles=[Role.WORKER], issued=now,
             expires=now + 86400, mirror=MIRROR.key,
         )  # fmt: skip
-        coordinator = Coordinator(NOBODY, home.identity, MIRROR.key)
+        coordinator = Coordinator(site, home.identity, MIRROR.key)
         known = [Home(self.folder / other).identity.key for other in knows or []]
         place = Place(
             run=RUN,

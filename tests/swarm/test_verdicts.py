@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from small_coordinator import Coordinator as Site
 
 from barnraise.errors import DamageError
 from barnraise.exchange import accord as accord_module
@@ -12,14 +13,14 @@ from barnraise.exchange.anchor import Anchor
 from barnraise.exchange.codec import decode
 from barnraise.exchange.court import MAIL
 from barnraise.exchange.ledger import Ledger
-from barnraise.exchange.verdicts import Ruling
 from barnraise.home import write_whole
 from barnraise.identity import Identity, digest
 from barnraise.judging import judged
 from barnraise.limits import Limits
 from barnraise.spec import ModelSpec
+from barnraise.wire import Ruling, Verdict
 
-OWNER = Identity(b"m" * 32)  # the swarm's
+OWNER = MIRROR = Identity(b"m" * 32)  # the swarm's
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
 TIGHT = Limits(memory=6_500_000)
 
@@ -97,6 +98,42 @@ def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_
     kept = Ledger(ada.worker.place.folder.path)
     assert kept.vector()[author] == good
     assert ada.status["anchor"] == sum_without(run, kept)
+    kept.close()
+
+
+def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, caplog):
+    """One machine of the two reaches the site; before the true verdict it gets three that prove nothing."""
+    run = swarm(token_budget=10_000_000)
+    site = Site(MIRROR, run.manifest.run)
+    ada, ben = run.start("ada", knows=["ben"], site=site.url), run.start("ben", knows=["ada"])
+    try:
+        run.until(lambda: all(v.status.get("updates_received", 0) > 3 for v in (ada, ben)))
+        author = ben.worker.exchange.author
+
+        def ruled(by=MIRROR, about=run.manifest.run, text=lambda body: body) -> Ruling:
+            signed = by.sign("verdict", Verdict(run=about, after={author: 1}, reason="noise", issued=1.0))
+            return Ruling(body=text(signed.body), signatures={signed.key: signed.signature})
+
+        strangers = Identity(b"x" * 32)
+        wrong = {
+            "neither the run's owner nor one of its mirrors": ruled(by=strangers),
+            "is for run": ruled(about="01890000-0000-7000-8000-000000000001"),
+            "more than 50000 bytes": ruled(text=lambda body: body + " " + "é" * 26_000),
+        }
+        for said, ruling in wrong.items():
+            site.rulings = [ruling]
+            run.until(lambda said=said: said in caplog.text)
+        assert not ada.worker.ledger.verdicts.rulings and not site.heeds
+        site.rulings = [ruled()]
+        run.until(lambda: site.heeds == [digest(site.rulings[0].body)])
+        run.until(lambda: all(v.worker.anchor.vector.get(author) == 1 for v in (ada, ben)))
+        ben.leave()
+        run.until(lambda: ada.worker.exchange.stats.behind == 0)
+        ada.leave()
+    finally:
+        site.close()
+    kept = Ledger(ada.worker.place.folder.path)
+    assert kept.vector()[author] == 1 and ada.status["anchor"] == sum_without(run, kept)
     kept.close()
 
 

@@ -1,5 +1,6 @@
 """A run's weights after its end: served by one that trained, fetched by one that did not, held against their digest."""
 
+import json
 import re
 import signal
 
@@ -44,3 +45,40 @@ def test_a_finished_runs_weights_are_served_and_fetched_and_are_those_the_site_l
     assert wrong.wait(200) == 1 and "you asked for" in site.log("fetch-guest")
     served.send_signal(signal.SIGINT)
     assert served.wait(60) == 0, site.log("serve-keeper")
+
+
+def told(site: Site, machine: str, name: str) -> dict:
+    """A machine's status in the run of that name; {} before it has one."""
+    found = (json.loads(path.read_text()) for path in (site.folder / machine / "runs").glob("*/status.json"))
+    return next((status for status in found if status["name"] == name), {})
+
+
+def test_a_new_run_begins_with_the_weights_another_ended_with(site, person):
+    """Its owner's machine never saw that run: it says so until somebody serves it, then hands the weights on."""
+    owner = ("--owner", "organiser@example.org", "--name", "Forebear", "--report-every", "1", "--launch")
+    small = {"layers": 2, "width": 32, "heads": 2, "context": 32, "vocabulary": 300}
+    rules = [word for name, size in small.items() for word in ("--set", f"model.{name}={size}")]
+    budget = ("--tokens", "20000", "--set", "recipe.learning_rate=3e-3", *rules)
+    run = site.manage("create_run", *owner, *budget).splitlines()[-1]
+    for machine in ("elder", "heir", "cousin"):
+        enrol(site, person, machine)
+    trained = site.barnraise("elder", "join", run, "--threads", "1")
+    assert trained.wait(300) == 0, site.log("join-elder")
+    ended = told(site, "elder", "Forebear")
+    row = re.compile(rf'title="{ended["anchor"]}".*?name="checkpoint" value="([0-9a-f-]+)"', re.S)
+    checkpoint = until(lambda: row.search(person.http.get(f"/runs/{run}/").text), "a checkpoint")[1]
+    made = person.post(f"/runs/{run}/clone/", checkpoint=checkpoint).url.path.split("/")[2]
+    person.post(f"/runs/{made}/launch/")
+
+    heir = site.barnraise("heir", "join", made, "--threads", "1")
+    until(lambda: "cannot be had now" in site.log("join-heir"), "a sentence", 120)
+    served = site.barnraise("elder", "serve", run)
+    until(lambda: told(site, "heir", "Forebear (copy)").get("validation_first"), "its first look", 240)
+    first = told(site, "heir", "Forebear (copy)")["validation_first"]
+    assert first == [0, pytest.approx(ended["validation_last"][1], abs=0.02)], "it goes on where the other ended"
+    served.send_signal(signal.SIGINT)
+    cousin = site.barnraise("cousin", "join", made, "--threads", "1")  # from the heir
+    assert heir.wait(300) == 0 and cousin.wait(300) == 0, site.log("join-heir") + site.log("join-cousin")
+    last = [told(site, machine, "Forebear (copy)") for machine in ("heir", "cousin")]
+    assert last[0]["anchor"] == last[1]["anchor"] and last[0]["validation_last"][1] < first[1]
+    assert served.wait(60) == 0, site.log("serve-elder")

@@ -13,9 +13,9 @@ from barnraise.exchange.codec import decode, encode
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.memory import MemoryNetwork
 from barnraise.exchange.node import Node
-from barnraise.exchange.verdicts import Ruling, Verdict
 from barnraise.identity import Identity
 from barnraise.spec import ModelSpec, RunSpec
+from barnraise.wire import Ruling, Verdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
 TINY = ModelSpec(layers=1, width=16, heads=1, context=8, vocabulary=256)

@@ -18,13 +18,13 @@ from barnraise.errors import PlanError, SpecError, StateError
 from barnraise.exchange.acceptance import Rules
 from barnraise.exchange.court import MAIL
 from barnraise.exchange.ledger import NOTHING, Ledger
-from barnraise.exchange.verdicts import Ruling, believed
+from barnraise.exchange.verdicts import believed
 from barnraise.hardware import Hardware
 from barnraise.home import Folder, Home, Membership
 from barnraise.identity import digest
 from barnraise.limits import Limits
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
-from barnraise.wire import Enrolment, EnrolmentStatus, JoinReply, MirrorView, Problem, RunView, Update
+from barnraise.wire import Enrolment, EnrolmentStatus, JoinReply, MirrorView, Problem, Ruling, RunView, Update
 
 RUN = "01890000-0000-7000-8000-000000000001"
 WORKER = Path(__file__).parents[2] / "worker"

@@ -12,8 +12,8 @@ import torch
 from barnraise import wire
 from barnraise.exchange import accord as accord_module
 from barnraise.exchange.court import MAIL
-from barnraise.exchange.verdicts import Ruling
 from barnraise.identity import digest
+from barnraise.wire import Ruling
 
 RUN = "01890000-0000-7000-8000-000000000001"
 

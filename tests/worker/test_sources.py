@@ -1,16 +1,24 @@
 """Where text comes from: fetched from what is public alone, cut into documents, the same whenever it is read."""
 
 import gzip
+import io
 import json
 import socket
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import hypothesis.strategies as st
+import pyarrow
 import pytest
+from hypothesis import HealthCheck, given, settings
+from pyarrow import parquet
 
+from barnraise import parquet as parquet_module
 from barnraise import sources
 from barnraise.errors import TextError
+from barnraise.parquet import texts as parquet_texts
 from barnraise.sources import Fetcher, dataset, documents, once, pieces, public, read
 from barnraise.spec import TextSpec
 
@@ -228,8 +236,8 @@ def test_the_hubs_token_goes_to_nobody_else(web, hub, fetcher):
 
 
 def test_a_dataset_without_files_this_version_reads_says_what_it_holds(hub, fetcher):
-    hub({"data/a.parquet": b"", "README.md": b""})
-    with pytest.raises(TextError, match=r"holds \.md, \.parquet; this version reads \.txt, \.jsonl"):
+    hub({"data/a.arrow": b"", "README.md": b""})
+    with pytest.raises(TextError, match=r"holds \.arrow, \.md; this version reads \.txt, \.jsonl.*\.parquet"):
         list(dataset(fetcher, "owner/name"))
 
 
@@ -241,3 +249,126 @@ def test_a_hub_that_talks_nonsense_is_refused(web, fetcher, monkeypatch, told):
     web.pages["/api/datasets/a/b/revision/v1"] = 200, told, {}
     with pytest.raises(TextError, match="does not describe"):
         list(dataset(fetcher, "a/b@v1"))
+
+
+# ---- Parquet -------------------------------------------------------------------------------------------------------
+
+
+def stored(**columns) -> bytes:
+    """A real file, of many row groups."""
+    into = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), into, row_group_size=2)
+    return into.getvalue()
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Whoever is named is at 127.0.0.1, and public."""
+    monkeypatch.setattr(sources, "Fetcher", lambda: Fetcher(reach=lambda host, port: "127.0.0.1"))
+
+
+def text_of(place: str) -> list[bytes]:
+    return documents(TextSpec(source="huggingface", places=(place,)))
+
+
+def test_a_dataset_that_is_stored_as_parquet_is_read_row_by_row(hub, here):
+    one, two = (
+        stored(text=["one", "", "two", "one"], id=[1, 2, 3, 4]),
+        stored(text=["three", None, "vier ü"], id=[1, 2, 3]),
+    )
+    hub({"README.md": b"", "data/train-0.parquet": one, "data/train-1.parquet": two, "data/test-0.parquet": b"no"})
+    assert text_of("owner/name") == [b"one", b"two", b"three", "vier ü".encode()]
+
+
+def test_text_files_are_taken_before_the_same_in_parquet(hub, here):
+    hub({"train.txt": b"first", "data/train-0.parquet": stored(text=["the same"])})
+    assert text_of("owner/name") == [b"first"]
+
+
+def test_of_several_columns_the_usual_one_is_read_or_the_one_that_is_named(hub, here):
+    hub({"a.parquet": stored(title=["t"], content=["c"], number=[1])})
+    assert text_of("owner/name") == [b"c"] and text_of("owner/name#title") == [b"t"]
+    with pytest.raises(TextError, match="no column of text called 'number'; it has title, content"):
+        text_of("owner/name#number")
+    hub({"a.parquet": stored(question=["q"], answer=["a"])})
+    with pytest.raises(TextError, match="question, answer: name one as owner/name#column"):
+        text_of("owner/name")
+    hub({"a.parquet": stored(story=pyarrow.array(["s", "s", "t"]).dictionary_encode(), n=[1, 2, 3])})
+    assert text_of("owner/name") == [b"s", b"t"], "the only text there is"
+    hub({"a.parquet": stored(n=[1, 2, 3])})
+    with pytest.raises(TextError, match="nothing to train on"):
+        text_of("owner/name")
+
+
+def test_of_several_texts_one_must_be_named_by_its_folder(hub, here):
+    hub({"small/train.parquet": stored(text=["s"]), "large/train.parquet": stored(text=["l"])})
+    with pytest.raises(TextError, match="several texts: name one as owner/name/folder, of large, small"):
+        text_of("owner/name")
+    assert text_of("owner/name/small") == [b"s"]
+
+
+def test_parquet_comes_from_addresses_and_files_as_well(web, here, tmp_path):
+    web.pages["/a.parquet"] = 200, stored(text=["far"]), {}
+    assert documents(TextSpec(source="urls", places=(web.url("/a.parquet"),))) == [b"far"]
+    (tmp_path / "b.parquet").write_bytes(stored(text=["near"]))
+    assert documents(TextSpec(source="files"), [tmp_path]) == [b"near"]
+
+
+def hostile() -> dict[str, bytes]:
+    good = stored(text=["some text that is long enough to be worth compressing"] * 50)
+    return {
+        "empty": b"",
+        "not parquet": b"PAR1" + b"x" * 100 + b"PAR1",
+        "cut off": good[: len(good) // 2],
+        "footer of nonsense": good[:-100] + b"\xff" * 92 + good[-8:],
+        "footer longer than the file": good[:-8] + (1 << 30).to_bytes(4, "little") + b"PAR1",
+        "pages of nonsense": good[:4] + b"\xff" * 200 + good[204:],
+    }
+
+
+@pytest.mark.parametrize("kind", hostile())
+def test_a_hostile_file_is_refused_by_name(hub, here, kind):
+    hub({"a.parquet": hostile()[kind]})
+    with pytest.raises(TextError, match=r"a\.parquet cannot be read as a Parquet file"):
+        text_of("owner/name")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_file_with_any_bytes_changed_is_read_or_refused(tmp_path, data):
+    whole = bytearray(stored(text=["one", "two", "three"] * 20))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(4, len(whole) - 9))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "a.parquet"
+    path.write_bytes(whole)
+    try:
+        assert all(isinstance(text, bytes) for text in parquet_texts(path, "a.parquet"))
+    except TextError as error:
+        assert str(error).startswith("a.parquet")
+
+
+def test_a_row_group_that_says_it_is_endless_is_refused(hub, here, monkeypatch):
+    monkeypatch.setattr(parquet_module, "GROUP", 10)
+    hub({"a.parquet": stored(text=["more than ten bytes of it", "in one group"])})
+    with pytest.raises(TextError, match="says that its row group 0 holds"):
+        text_of("owner/name")
+
+
+def test_a_machine_without_pyarrow_says_what_to_install(hub, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    hub({"a.parquet": stored(text=["x"])})
+    with pytest.raises(TextError, match=r"pip install 'barnraise\[parquet\]'"):
+        text_of("owner/name")
+
+
+def test_memory_stays_bounded_whatever_the_file_holds(tmp_path):
+    """200 MB of text in one row group, beside a column of as much: page by page, a few rows at a time."""
+    path, count = tmp_path / "a.parquet", 20_000
+    rows = pyarrow.array([f"{i:06d}" * 1_700 for i in range(count)])
+    parquet.write_table(pyarrow.table({"text": rows, "other": rows}), path, row_group_size=count, compression="zstd")
+    del rows
+    before, most = pyarrow.total_allocated_bytes(), 0
+    for text in parquet_texts(path, "a.parquet"):
+        assert len(text) == 10_200
+        most = max(most, pyarrow.total_allocated_bytes() - before)
+    assert most < 60_000_000

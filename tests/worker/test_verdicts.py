@@ -16,10 +16,11 @@ from barnraise.exchange.accord import AGAIN, Accord, ShowHeads, TellVerdicts
 from barnraise.exchange.anchor import Anchor
 from barnraise.exchange.changes import entry, path, withdrawals
 from barnraise.exchange.ledger import NOTHING, Ledger, Outcome
-from barnraise.exchange.verdicts import Fork, Ruling, Verdict, Verdicts, believed
+from barnraise.exchange.verdicts import Fork, Verdicts, believed
 from barnraise.identity import Identity, digest
 from barnraise.judging import judged
 from barnraise.spec import ModelSpec, RunSpec
+from barnraise.wire import Ruling, Verdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
 OWNER, MIRROR, SECOND, AUTHOR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3, 4, 5))

@@ -12,6 +12,7 @@ import platform
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,6 +130,7 @@ def join(
     Limits that are given here last: see `barnraise limits`.
     """
     from barnraise.enter import enter  # torch takes seconds to import: only where it is needed
+    from barnraise.starting import taken
 
     tell_logs()
     leaving = leave_on_signals()
@@ -137,7 +139,7 @@ def join(
     place.limits = limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     out.print(f"Entering [bold]{escape(run)}[/] on {escape(place.membership.mirror.name)} …")
     measured = measure(place, device, threads, hardware)
-    entered = enter(place, run, leaving, hardware_view(measured))
+    entered = enter(place, run, leaving, hardware_view(measured), partial(taken, place, leaving, lambda: measured))
     if entered is None:
         return
     from barnraise.exchange.transport import IrohTransport
@@ -219,9 +221,12 @@ def seed(
     """Prepare your run's text from files of this machine. They stay here: join with it, and it hands them to the
     others."""
     from barnraise import enter
+    from barnraise.starting import taken
 
     tell_logs()
-    view = enter.seed(Home(home or Home.default()), run, paths)
+    place = Home(home or Home.default())
+    weights = partial(taken, place, leave_on_signals(), lambda: measure(place, "", 0, None))
+    view = enter.seed(place, run, paths, weights)
     tokens = sum(shard.tokens for shard in enter.text_of(view).train)
     out.print(f"The text has {tokens:,} tokens. Next, on this machine: [bold]barnraise join {escape(run)}[/]")
 

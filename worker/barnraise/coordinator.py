@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 import httpx
@@ -90,8 +90,8 @@ class Coordinator:
     def manifest(self, run: str, manifest: Manifest) -> RunView:
         return self._ask("POST", f"/runs/{run}/manifest", self.identity.sign("manifest", manifest), RunView)
 
-    def report(self, run: str, reports: list[Report]) -> ReportReply:
-        return self._ask("POST", f"/runs/{run}/reports", Reports(reports=reports), ReportReply)
+    def report(self, run: str, reports: list[Report], heeds: Sequence[str] = ()) -> ReportReply:
+        return self._ask("POST", f"/runs/{run}/reports", Reports(reports=reports, heeds=list(heeds)), ReportReply)
 
     def close(self) -> None:
         self._http.close()

@@ -34,18 +34,23 @@ TOKEN = np.dtype("<u2")
 
 
 def prepare(
-    text: TextSpec, vocabulary: int, run: str, put: Callable[[bytes], str], found: list[bytes] | None = None
+    text: TextSpec,
+    vocabulary: int,
+    run: str,
+    put: Callable[[bytes], str],
+    found: list[bytes] | None = None,
+    known: bytes | None = None,
 ) -> Manifest:
-    """Builds the run's text of the documents `found`, else of the standard library. `put` keeps a blob and returns its
-    BLAKE3 digest. Raises TextError."""
+    """Builds the run's text of the documents `found`, else of the standard library, with the tokenizer's file `known`,
+    where it is given, else one learnt from them. `put` keeps a blob and returns its BLAKE3 digest. Raises TextError."""
     training, held_out = split(list(documents(text.source)) if found is None else found, text.held_out)
     tokenizer = None
     if text.tokenizer == "bpe":
-        tokenizer = train_tokenizer(training, vocabulary)
+        tokenizer = _tokenizer(known, vocabulary) if known is not None else train_tokenizer(training, vocabulary)
     return Manifest(
         run=run,
         vocabulary=vocabulary,
-        tokenizer=put(tokenizer.to_str().encode()) if tokenizer else None,
+        tokenizer=put(known or tokenizer.to_str().encode()) if tokenizer else None,
         train=_shards(encode(training, tokenizer), text.shard_tokens, put),
         held_out=_shards(encode(held_out, tokenizer), text.shard_tokens, put),
     )
@@ -102,6 +107,17 @@ def train_tokenizer(files: list[bytes], vocabulary: int) -> Tokenizer:
         vocab_size=vocabulary, special_tokens=[END], initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator(sample, trainer)
+    return tokenizer
+
+
+def _tokenizer(file: bytes, vocabulary: int) -> Tokenizer:
+    """Another run's, from its file. Raises TextError."""
+    try:
+        tokenizer = Tokenizer.from_buffer(file)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise TextError(f"the tokenizer of the run this one begins with cannot be read: {error}") from None
+    if tokenizer.get_vocab_size() > vocabulary or tokenizer.token_to_id(END) is None:
+        raise TextError(f"the tokenizer of the run this one begins with is not of {vocabulary:,} tokens")
     return tokenizer
 
 

@@ -6,7 +6,7 @@ machine that holds a ticket enters without any coordinator, by what its folder k
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ log = logging.getLogger("barnraise")
 JOINED = "join.json"  # in a run's folder: the last JoinReply, for the day no coordinator answers
 DIRECTIVE = "directive.json"  # …and the last directive that revoked somebody: they stay out while it is away
 POLL = 1.0  # seconds between two looks at a draft, at least
+RETRY = 30.0  # …and between two tries for the weights that one begins with
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,26 @@ class Place:
     peers: tuple[Peer, ...]
 
 
-def enter(home: Home, name: str, leaving: threading.Event, hardware: HardwareView | None = None) -> Place | None:
+@dataclass(frozen=True)
+class Taken:
+    """Weights of another run, kept as blobs: each fragment's digest; and that run's tokenizer, as its file."""
+
+    fragments: Sequence[str] = ()
+    tokenizer: bytes | None = None
+
+
+Weights = Callable[[RunSpec, Callable[[bytes | memoryview], str]], Taken]  # (a spec, what keeps a blob); StateError
+
+
+def enter(
+    home: Home,
+    name: str,
+    leaving: threading.Event,
+    hardware: HardwareView | None = None,
+    weights: Weights | None = None,
+) -> Place | None:
     """Waits for the launch if need be; None when `leaving` was set meanwhile. `name`: a run's id or slug; `hardware`:
-    what the coordinator is told of this machine.
+    what the coordinator is told of this machine; `weights` gets those of another run, where this one begins with them.
 
     Raises StateError, CoordinatorError or MessageError with a sentence for the person at the keyboard.
     """
@@ -68,9 +86,10 @@ def enter(home: Home, name: str, leaving: threading.Event, hardware: HardwareVie
         while reply.ticket is None:
             directive = opened(reply.directive, "directive", Directive, membership.mirror.key)
             _ended(reply)
-            if directive.prepare and not reply.run.manifest:
-                _prepare(coordinator, folder, reply)
-            if leaving.wait(max(POLL, directive.report_every)):
+            pause = max(POLL, directive.report_every)
+            if directive.prepare and not reply.run.manifest and not _prepare(coordinator, folder, reply, weights):
+                pause = max(RETRY, pause)
+            if leaving.wait(pause):
                 folder.close()
                 return None
             try:
@@ -83,7 +102,7 @@ def enter(home: Home, name: str, leaving: threading.Event, hardware: HardwareVie
         raise
 
 
-def seed(home: Home, name: str, paths: Sequence[Path]) -> RunView:
+def seed(home: Home, name: str, paths: Sequence[Path], weights: Weights | None = None) -> RunView:
     """Prepares a draft's text from files of this machine, its owner's, and posts what came out. The shards lie in the
     run's folder from then on, and a worker there hands them to the others. Raises BarnraiseError."""
     coordinator = Coordinator.known(home.membership, home.identity)
@@ -96,7 +115,8 @@ def seed(home: Home, name: str, paths: Sequence[Path]) -> RunView:
     try:
         reply = _join(coordinator, folder, view.id, None)
         _ended(reply)
-        _prepare(coordinator, folder, reply, paths)
+        if not _prepare(coordinator, folder, reply, weights, paths):
+            raise StateError(f"the text of '{view.name}' waits for the weights it begins with: try again")
         return coordinator.run(view.id)
     finally:
         folder.close()
@@ -141,13 +161,24 @@ def _kept(path: Path, shape: type[M] = JoinReply) -> M:
         raise StateError(f"{path} is damaged: remove it, and join while the coordinator answers") from None
 
 
-def _prepare(coordinator: Coordinator, folder: Folder, reply: JoinReply, paths: Sequence[Path] = ()) -> None:
-    """Builds the draft's text into the folder's blobs and posts what came out."""
-    draft = RunSpec.from_json(reply.run.spec)
-    log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
+def _prepare(
+    coordinator: Coordinator, folder: Folder, reply: JoinReply, weights: Weights | None, paths: Sequence[Path] = ()
+) -> bool:
+    """Builds the draft's text into the folder's blobs and posts what came out. False, with the reason in the log, where
+    the weights it begins with cannot be had now."""
+    draft, taken = RunSpec.from_json(reply.run.spec), Taken()
     blobs = Blobs(folder.path / "blobs")
+    if draft.start.run:
+        assert weights is not None, "whoever may be told to prepare can get them"
+        try:
+            taken = weights(draft, blobs.put)
+        except StateError as error:
+            log.warning("the weights that '%s' begins with cannot be had now: %s", reply.run.name, error)
+            return False
+    log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
     found = sources.documents(draft.text, paths)
-    manifest = data.prepare(draft.text, draft.model.vocabulary, reply.run.id, blobs.put, found)
+    manifest = data.prepare(draft.text, draft.model.vocabulary, reply.run.id, blobs.put, found, taken.tokenizer)
+    manifest = manifest.model_copy(update={"start": list(taken.fragments)})
     try:
         coordinator.manifest(reply.run.id, manifest)
     except CoordinatorGone as error:
@@ -155,6 +186,7 @@ def _prepare(coordinator: Coordinator, folder: Folder, reply: JoinReply, paths: 
     except CoordinatorError as error:
         if error.status != 409:  # another of the owner's machines was quicker
             raise
+    return True
 
 
 def _ended(reply: JoinReply) -> None:

@@ -14,10 +14,10 @@ from barnraise.errors import StateError
 from barnraise.home import Home, write_whole
 from barnraise.identity import digest
 from barnraise.planning import HomeOption
+from barnraise.wire import Ruling, Verdict
 
 if TYPE_CHECKING:
     from barnraise.exchange.ledger import Ledger
-    from barnraise.exchange.verdicts import Verdict
 
 app = typer.Typer()
 out = Console(highlight=False)
@@ -37,7 +37,6 @@ def verdict(
     from barnraise.enter import remembered  # torch takes seconds to import: only where it is needed
     from barnraise.exchange.court import MAIL
     from barnraise.exchange.ledger import Ledger
-    from barnraise.exchange.verdicts import Ruling
     from barnraise.spec import RunSpec
 
     place = Home(home or Home.default())
@@ -67,11 +66,9 @@ def judged(
     singles: Mapping[str, Iterable[int]],
     horizon: int,
     reason: str = "",
-) -> "Verdict":
+) -> Verdict:
     """The verdict that cuts authors after a number and takes single updates out. Raises StateError with a sentence for
     what is not here, what nobody may have the payload of, and what is more than `horizon` rounds of everybody's old."""
-    from barnraise.exchange.verdicts import Verdict
-
     named = [(author, seq) for author, last in cuts.items() for seq in range(last + 1, ledger.head(author).seq + 1)]
     named += [(author, seq) for author, seqs in singles.items() for seq in seqs]
     if not named:

@@ -27,6 +27,7 @@ from barnraise.wire import (
     Point,
     Report,
     ReportReply,
+    Ruling,
     Signed,
     TradeView,
     Witness,
@@ -124,12 +125,13 @@ class Reporter:
     """Sends a report every `directive.report_every` seconds, and whatever was spooled before it.
 
     `directive` is the coordinator's latest. `refused` is its sentence when it will not have this machine in the run any
-    more: the loop ends on it.
+    more: the loop ends on it. `heeds` are the digests of the verdicts this machine takes out: the loop's to set.
     """
 
     def __init__(self, coordinator: Coordinator, run: str, machine: str, directive: Directive, spool: Spool):
         self.directive = directive
         self.refused: str | None = None
+        self.heeds: tuple[str, ...] = ()
         self._coordinator, self._run, self._machine, self._spool = coordinator, run, machine, spool
         self._lock = threading.Lock()
         self._numbers = Numbers()
@@ -137,6 +139,7 @@ class Reporter:
         self.signed_directive: Signed | None = None  # as it came: proof, for peers that cannot reach a coordinator
         self._peers: list[Peer] = []
         self._ticket: Signed | None = None
+        self._rulings: list[Ruling] = []
         self._posted = 0  # the last seq posted since this start; the mark lags behind it
         self._mark = 0
         self._heard = self._moved = time.monotonic()
@@ -169,6 +172,12 @@ class Reporter:
     def taken_peers(self) -> list[Peer]:
         with self._lock:
             taken, self._peers = self._peers, []
+            return taken
+
+    def taken_rulings(self) -> list[Ruling]:
+        """As they came: whoever heeds them looks at who signed them."""
+        with self._lock:
+            taken, self._rulings = self._rulings, []
             return taken
 
     @property
@@ -239,7 +248,7 @@ class Reporter:
         if self._posted and time.monotonic() - self._moved > UNCONFIRMED:
             self._posted, self._moved = 0, time.monotonic()
         while batch := self._spool.after(self._posted):
-            reply = self._coordinator.report(self._run, batch)
+            reply = self._coordinator.report(self._run, batch, self.heeds)
             self._heard = time.monotonic()
             self._take(reply)
             if reply.mark > self._mark or reply.mark == self._spool.last:
@@ -264,6 +273,7 @@ class Reporter:
         with self._lock:
             self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers
+            self._rulings = reply.rulings or self._rulings
 
 
 def backoff(every: float, failures: int) -> float:

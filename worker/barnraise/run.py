@@ -21,11 +21,12 @@ from barnraise.data import Text
 from barnraise.enter import Place
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange import codec
-from barnraise.exchange.anchor import Anchor, initial
+from barnraise.exchange.anchor import Anchor, beginning
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.node import Node
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.transport import IrohTransport, Transport
+from barnraise.gathering import gather, gather_start
 from barnraise.hardware import Hardware
 from barnraise.identity import Identity
 from barnraise.limits import Limits
@@ -44,7 +45,6 @@ from barnraise.wire import Activity, Status
 log = logging.getLogger("barnraise")
 
 HELD_OUT = 32  # sequences a validation loss is taken over
-FETCH_SECONDS = 600.0  # after which a fetch goes on where it stopped: each new beginning costs bytes twice
 SNAPSHOT_SECONDS, SNAPSHOT_TRIES = 20.0, 6
 SETTLING = 120.0  # seconds a finished worker waits for the others to have every update
 PARTING = 5.0  # …and a leaving one for somebody to take its last
@@ -99,7 +99,7 @@ class Worker:
         self.milestone, self._worn = -1, False
         self.progress = Progress(self.key)
         self.progress.plan = plan_view(self.plan, hardware)
-        self.telling = Telling(place, self.plan, self.progress, self.reporter, self.exchange, watch)
+        self.telling = Telling(place, self.plan, self.progress, self.reporter, self.exchange, self.ledger, watch)
         log.info("the plan: %s", self.progress.plan.sentence)
         self._opened = ExitStack()  # the state, once it is
 
@@ -252,7 +252,11 @@ class Worker:
         """The anchor from what this machine kept, the peers, or the run's seed; the text from whoever has it."""
         mark, cut = self.restored(), None
         self.exchange.introduce(list(self.place.peers))
-        if mark is None and (cut := self.snapshot()) is None and self.leaving.is_set():
+        if (
+            mark is None
+            and (cut := self.snapshot()) is None
+            and not (gather_start(self.exchange, self.blobs, self.spec, self.waited) and not self.leaving.is_set())
+        ):
             return
         self.settle_in(mark, cut)
         self.fetch_text()
@@ -272,7 +276,7 @@ class Worker:
             trust = "two volunteers agree on it" if cut.confirmed else "unconfirmed: no second volunteer could be asked"
             log.info("took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust)
         elif mark is None:
-            self.anchor.begin((initial(each, self.spec.seed) for each in self.plan.fragments), {})
+            self.anchor.begin((beginning(self.spec, each.index, self.blobs) for each in self.plan.fragments), {})
         self.exchange.start(self.anchor.vector, self.anchor.holes)
         standing = self.kept.progress(self.store)
         describe = lambda progress: self.mark(progress).model_dump_json()  # noqa: E731
@@ -334,14 +338,10 @@ class Worker:
         manifest = self.place.manifest
         sizes = {shard.digest: 2 * shard.tokens for shard in (*manifest.train, *manifest.held_out)}
         wanted = [*sizes, manifest.tokenizer] if manifest.tokenizer else [*sizes]
-        if missing := [each for each in wanted if not self.blobs.has(each)]:
-            log.info("fetching the text from peers: %d of %d files", len(missing), len(wanted))
-        for each in missing:
+        if not all(self.blobs.has(each) for each in wanted):
             self.progress.activity = Activity.PREPARING
-            while not (self.leaving.is_set() or self.exchange.fetch(each, FETCH_SECONDS, sizes.get(each), self.waited)):
-                pass
-            if self.leaving.is_set():
-                return
+        if not gather(self.exchange, self.blobs, {e: sizes.get(e) for e in wanted}, "the text", self.waited):
+            return
         self.text = Text(manifest, self.blobs.path)
         self.held_out = self.text.held_out(HELD_OUT, self.spec.model.context)
 

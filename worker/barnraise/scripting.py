@@ -21,6 +21,7 @@ from barnraise.errors import StateError
 from barnraise.home import Home
 from barnraise.limits import parse_bytes
 from barnraise.planning import HomeOption, JsonOption
+from barnraise.wire import Verdict
 
 runs = typer.Typer(no_args_is_help=False, help="The runs there are, and what an organiser does with them.")
 machines = typer.Typer(no_args_is_help=False, help="Your machines, as the site knows them.")
@@ -130,13 +131,14 @@ def control(
 def copied(
     run: RunArgument,
     name: Annotated[str, typer.Option(help="Of the copy.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="The digest of weights of it to begin with.")] = "",
     site: SiteOption = "",
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """A draft of yours with another run's rules."""
     with account(home, site) as ours:
-        told(ours.ask("POST", "runs", run, "copies", body={"name": name}), as_json)
+        told(ours.ask("POST", "runs", run, "copies", body={"name": name, "checkpoint": checkpoint}), as_json)
 
 
 @runs.command("terms")
@@ -183,6 +185,38 @@ def checkpoints(run: RunArgument, site: SiteOption = "", home: HomeOption = None
         state = "DISPUTED" if each["disputed"] else "yes" if each["confirmed"] else "no"
         table.add_row(f"{each['tokens']:,}", each["digest"], str(each["machines"]), state)
     out.print(table if found else "No machine has announced one yet.")
+
+
+@runs.command()
+def verdict(
+    run: RunArgument,
+    machine: Annotated[str, typer.Argument(help="Whose updates: a machine's name, id or key, or KEY.LIFE.")] = "",
+    first: Annotated[int | None, typer.Option("--from", min=1, help="From this one on all of them come out.")] = None,
+    update: Annotated[list[str] | None, typer.Option(help="A single one, NUMBER or NUMBER:TOKENS; repeatable.")] = None,
+    reason: Annotated[str, typer.Option(help="For everybody to read.")] = "",
+    site: SiteOption = "",
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the site take a machine's updates out of a run of yours, on every machine. Without a machine: what was
+    taken out so far. (`barnraise verdict` does it without the site, on the machine that prepared the text.)"""
+    with account(home, site) as ours:
+        if machine:
+            asked = {"author": machine, "first": first, "updates": single_updates(update or []), "reason": reason}
+            found = [ours.ask("POST", "runs", run, "verdicts", body=asked)]
+        else:
+            found = ours.ask("GET", "runs", run, "verdicts")
+    if as_json:
+        tell(found[0] if machine else found)
+        return
+    table = Table("given", "of", "out", "because", box=None, pad_edge=False)
+    for each in found:
+        said = Verdict.model_validate_json(each["body"])
+        for author in {**said.after, **said.updates}:
+            cut = [f"from {said.after[author] + 1} on"] if author in said.after else []
+            out_of_it = ", ".join([*cut, *map(str, said.updates.get(author, {}))])
+            table.add_row(each["given"][:16], f"{author[:8]}….{author[-16:]}", out_of_it, escape(said.reason))
+    out.print(table if found else "Nothing was taken out of it.")
 
 
 @runs.command()
@@ -308,6 +342,17 @@ def spec_fields(fields: list[str], tokens: str, source: str, places: list[str]) 
         source = "urls" if "//" in places[0] else "huggingface"
     said = {"recipe.token_budget": tokens, "text.source": source, "text.places": places}
     return typed | {name: value for name, value in said.items() if value}
+
+
+def single_updates(said: list[str]) -> dict[str, int]:
+    """Number → tokens, 0 where they are not said. Raises StateError."""
+    found = {}
+    for each in said:
+        number, _, tokens = each.partition(":")
+        if not number.isdecimal() or not (tokens or "0").isdecimal():
+            raise StateError(f"--update takes NUMBER or NUMBER:TOKENS, not '{each}'")
+        found[number] = int(tokens or 0)
+    return found
 
 
 def terms(access: str, memory: str, device_memory: str, notes: Path | None) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """Where a run's text comes from, as documents in a fixed order. Read once in a run's life, on its owner's machine.
 
     stdlib        this Python's standard library
-    huggingface   the .txt and .jsonl files of a dataset (also gzipped), those named "train" where there are any
+    huggingface   the .txt and .jsonl files of a dataset (also gzipped) or, where there are none, its .parquet files;
+                  those named "train" where there are any. A place is owner/name/folder@revision#column, the last three
+                  where they are needed
     urls          the same kinds of files, from anywhere public
     files         files and folders of this machine, as `barnraise seed RUN PATH…` names them
 
-A .jsonl line is a document: its "text" (or "content"). Any other file is cut at the ends of lines into documents of
-some 64 KiB, so that a part of it can be held out. What came out is pinned by the manifest, wherever it came from.
+A .jsonl line is a document: its "text" (or "content"); so is a row of Parquet (`parquet.py`). Any other file is cut at
+the ends of lines into documents of some 64 KiB, so that a part of it can be held out. What came out is pinned by the
+manifest, wherever it came from.
 
 Addresses are somebody's input: a name that leads into a private network is refused after it was resolved, and what is
 connected to is the address that was looked at, redirects included.
@@ -19,13 +22,16 @@ import json
 import logging
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpx
 
-from barnraise import data
+from barnraise import data, parquet
 from barnraise.errors import TextError
 from barnraise.spec import TextSpec, address_problem
 
@@ -37,6 +43,7 @@ HOPS = 5  # redirects
 SECONDS = 60.0  # between two pieces of an answer
 HUB = "https://huggingface.co"
 ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+COLUMNS = ".parquet"
 Reach = Callable[[str, int], str]  # (host, port) → the address to connect to
 
 
@@ -49,10 +56,11 @@ def documents(text: TextSpec, paths: Sequence[Path] = ()) -> list[bytes]:
     with Fetcher() as fetcher:
         named = {
             "huggingface": lambda: dataset(fetcher, text.places[0]),
-            "urls": lambda: ((place, fetcher.get(place)) for place in text.places),
+            "urls": lambda: (each for place in text.places for each in fetched(fetcher, place, place)),
             "files": lambda: read(paths),
         }[text.source]()
-        return once(piece for name, content in named for piece in pieces(name, content))
+        column = text.places[0].partition("#")[2] if text.source == "huggingface" else ""
+        return once(piece for name, content in named for piece in pieces(name, content, column))
 
 
 def once(found: Iterable[bytes]) -> list[bytes]:
@@ -71,8 +79,12 @@ def once(found: Iterable[bytes]) -> list[bytes]:
     return list(seen)
 
 
-def pieces(name: str, content: bytes) -> Iterator[bytes]:
-    """The documents of one file, by its name. Raises TextError for one that is not what its name says."""
+def pieces(name: str, content: bytes | Path, column: str = "") -> Iterator[bytes]:
+    """The documents of one file, by its name: a Parquet file by its path, of which `column`, where that is said. Raises
+    TextError for one that is not what its name says."""
+    if isinstance(content, Path):
+        yield from parquet.texts(content, name, column)
+        return
     if name.endswith(".gz"):
         try:
             with gzip.open(io.BytesIO(content)) as file:
@@ -101,19 +113,30 @@ def _lines(name: str, content: bytes) -> Iterator[bytes]:
         yield text.encode("utf-8", errors="replace")
 
 
-def read(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of files; of folders every file in them, by path."""
+def read(paths: Sequence[Path]) -> Iterator[tuple[str, bytes | Path]]:
+    """(name, content, or of a Parquet file its path) of files; of folders every file in them, by path."""
     for path in paths:
         if not path.exists():
             raise TextError(f"there is no {path}")
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in inside:
-            yield file.name, file.read_bytes()
+            yield file.name, file if file.name.endswith(COLUMNS) else file.read_bytes()
 
 
-def dataset(fetcher: "Fetcher", place: str) -> Iterator[tuple[str, bytes]]:
+def fetched(fetcher: "Fetcher", name: str, url: str) -> Iterator[tuple[str, bytes | Path]]:
+    """(name, content) of one address; a Parquet file lies on the disk until whoever asked asks for the next."""
+    if urlsplit(url).path.lower().endswith(COLUMNS):
+        with fetcher.kept(url) as path:
+            yield name, path
+    else:
+        yield name, fetcher.get(url)
+
+
+def dataset(fetcher: "Fetcher", place: str) -> Iterator[tuple[str, bytes | Path]]:
     """(name, content) of a Hugging Face dataset's files, at one commit. HF_TOKEN, where it is set, opens gated ones."""
-    name, _, revision = place.partition("@")
+    whole, _, revision = place.partition("#")[0].partition("@")
+    owner, title, *folders = whole.split("/")
+    name, folder = f"{owner}/{title}", "".join(f"{each}/" for each in folders)
     hub = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
     about = fetcher.get(f"{hub}/api/datasets/{name}/revision/{quote(revision or 'main', safe='')}")
     try:
@@ -121,14 +144,25 @@ def dataset(fetcher: "Fetcher", place: str) -> Iterator[tuple[str, bytes]]:
         commit, files = str(told["sha"]), sorted(str(each["rfilename"]) for each in told["siblings"])
     except (ValueError, LookupError, TypeError):
         raise TextError(f"{hub} does not describe the dataset {name}") from None
+    fit = chosen(whole, [file for file in files if file.startswith(folder)])
+    for file in fit:
+        log.info("fetching %s of %s", file, name)
+        yield from fetched(fetcher, file.lower(), f"{hub}/datasets/{name}/resolve/{quote(commit)}/{quote(file)}")
+
+
+def chosen(name: str, files: Sequence[str]) -> list[str]:
+    """Of a dataset's files those that are its text, once. Raises TextError where nothing is, or more than one text."""
     fit = [file for file in files if file.lower().endswith(ENDINGS)]
+    fit = fit or [file for file in files if file.lower().endswith(COLUMNS)]
     fit = [file for file in fit if "train" in file.lower()] or fit
     if not fit:
         kinds = ", ".join(sorted({Path(file).suffix for file in files} - {""})) or "nothing"
-        raise TextError(f"the dataset {name} holds {kinds}; this version reads {', '.join(ENDINGS)}")
-    for file in fit:
-        log.info("fetching %s of %s", file, name)
-        yield file.lower(), fetcher.get(f"{hub}/datasets/{name}/resolve/{quote(commit)}/{quote(file)}")
+        raise TextError(f"the dataset {name} holds {kinds}; this version reads {', '.join((*ENDINGS, COLUMNS))}")
+    folders = sorted({file.rpartition("/")[0] for file in fit})
+    if len(folders) > 1 and fit[0].lower().endswith(COLUMNS):  # each is a text of its own, or the same one again
+        shown = ", ".join(folder or "its top" for folder in folders[:10])
+        raise TextError(f"the dataset {name} holds several texts: name one as owner/name/folder, of {shown}")
+    return fit
 
 
 def public(host: str, port: int) -> str:
@@ -161,23 +195,40 @@ class Fetcher:
 
     def get(self, url: str) -> bytes:
         """Raises TextError, with the address, for whatever goes wrong."""
+        body = io.BytesIO()
+        self._fetch(url, body)
+        return body.getvalue()
+
+    @contextmanager
+    def kept(self, url: str) -> Iterator[Path]:
+        """The same in a file, which is there for so long."""
+        with tempfile.TemporaryDirectory(prefix="barnraise-") as folder:
+            path = Path(folder) / "fetched"
+            try:
+                with path.open("wb") as file:
+                    self._fetch(url, file)
+            except OSError as error:
+                raise TextError(f"{url} does not fit on the disk: {error}") from None
+            yield path
+
+    def _fetch(self, url: str, into: BinaryIO) -> None:
         asked = url
         for _ in range(HOPS + 1):
             if self._reach is public and (problem := address_problem(url)):
                 raise TextError(f"{url} {problem}")
             try:
-                status, content, onward = self._ask(url)
+                status, onward = self._ask(url, into)
             except httpx.HTTPError as error:
                 raise TextError(f"{asked} could not be fetched: {error or type(error).__name__}") from None
             if status == 200:
-                return content
+                return
             if status not in (301, 302, 303, 307, 308) or not onward:
                 raise TextError(f"{asked} answered {status}")
             url = urljoin(url, onward)
         raise TextError(f"{asked} sends from one address to the next without end")
 
-    def _ask(self, url: str) -> tuple[int, bytes, str]:
-        """(status, body, where to go on), from the very address that was looked at."""
+    def _ask(self, url: str, into: BinaryIO) -> tuple[int, str]:
+        """(status, where to go on), from the very address that was looked at; the body of a 200 goes `into`."""
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         address = self._reach(host, port)
@@ -188,11 +239,11 @@ class Fetcher:
         ):
             headers["Authorization"] = f"Bearer {token}"
         target = parts._replace(netloc=f"{place}:{port}", fragment="").geturl()
-        body = bytearray()
+        size = 0
         with self._http.stream("GET", target, headers=headers, extensions={"sni_hostname": host}) as response:
             if response.status_code == 200:
                 for piece in response.iter_bytes():
-                    body += piece
-                    if len(body) > MOST:
+                    size += into.write(piece)
+                    if size > MOST:
                         raise TextError(f"{url} holds more than {MOST / 1e9:.1f} GB")
-            return response.status_code, bytes(body), response.headers.get("location", "")
+            return response.status_code, response.headers.get("location", "")

@@ -170,6 +170,18 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Start:
+    """The weights of another run that this one begins with; without a `run`, those of its own seed. `digest`: BLAKE3 of
+    them as one checkpoint; `tokenizer`: of that run's, "" for bytes; `fragments`: of each, pinned at launch."""
+
+    run: str = ""
+    digest: str = ""
+    tokens: int = 0  # behind them there
+    tokenizer: str = ""
+    fragments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """All that a peer must know to train in a run and to judge the updates of others. Keys are hex Ed25519 keys."""
 
@@ -183,11 +195,15 @@ class RunSpec:
     manifest: str = ""  # BLAKE3 of the signed manifest's body; pinned at launch
     max_tokens_per_update: int = 1 << 26
     verdict_horizon: int = 20  # rounds of ledger tokens an archive peer keeps updates for
+    start: Start = field(default_factory=Start)
     format: int = FORMAT
 
     def to_json(self) -> str:
         """One text for one spec: the digest of these exact bytes names the run's rules."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        raw = dataclasses.asdict(self)
+        if not self.start.run:
+            del raw["start"]  # the text that runs had before there was such a thing
+        return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "RunSpec":
@@ -292,6 +308,8 @@ def problems(spec: RunSpec) -> dict[str, str]:
         found["recipe.round_steps"] = (
             f"a round of {tokens:,} tokens is over the {limit} an update may hold; take fewer steps"
         )
+    if wrong := _start(spec):
+        found["start"] = wrong
     if spec.format != FORMAT:
         found["format"] = f"this version trains format {FORMAT}, not {spec.format}"
     if not 1 <= spec.threshold <= max(1, len(spec.roots)):
@@ -299,7 +317,25 @@ def problems(spec: RunSpec) -> dict[str, str]:
     return found
 
 
-DATASET = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}(@[\w./-]{1,100})?", re.ASCII)  # owner/name@revision
+def _start(spec: RunSpec) -> str:
+    """What is wrong with the weights it begins with; "" for nothing."""
+    start, names = spec.start, {spec.start.digest, *spec.start.fragments, spec.start.tokenizer or "0" * 64}
+    if not start.run:
+        return "" if start == Start() else "names weights, but no run that they are of"
+    if not RUN_ID.fullmatch(start.run) or not all(DIGEST.fullmatch(name) for name in names) or start.tokens < 0:
+        return "must name a run by its id, and weights by their digests"
+    if spec.model.layers > START_LAYERS:
+        return f"a model of more than {START_LAYERS} layers cannot begin with another's weights yet"
+    if start.fragments and len(start.fragments) != spec.model.layers + 2:
+        return f"must name {spec.model.layers + 2} fragments, as the model has; these are {len(start.fragments)}"
+    return "" if bool(start.tokenizer) == (spec.text.tokenizer != "bytes") else "has another kind of tokenizer"
+
+
+RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+START_LAYERS = 100  # their digests lie in the spec, which stays short
+_PART = r"[\w-][\w.-]{0,95}"
+DATASET = re.compile(rf"{_PART}(/{_PART}){{1,5}}(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII)  # see `_places`
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
 
 
@@ -312,7 +348,14 @@ def _places(text: TextSpec) -> str:
     if text.source == "huggingface":
         sound = len(places) == 1 and DATASET.fullmatch(places[0])
         said = " ".join(places)[:60]
-        return "" if sound else f"name one dataset as owner/name or owner/name@revision; '{said}' is not one"
+        return (
+            ""
+            if sound
+            else (
+                "name one dataset as owner/name, where need be with /folder, @revision or #column after it; "
+                f"'{said}' is not one"
+            )
+        )
     if not 1 <= len(places) <= ADDRESSES or sum(map(len, places)) > PLACES_LENGTH:
         return f"give 1 to {ADDRESSES} addresses, of {PLACES_LENGTH:,} characters together at most"
     for place in places:

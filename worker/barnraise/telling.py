@@ -1,17 +1,28 @@
 """What a worker says as it goes: figures to its coordinator, its status file and its peers; and what the coordinator
 answered, to the exchange."""
 
+import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from barnraise.enter import DIRECTIVE, Place
+from barnraise.errors import MessageError
+from barnraise.exchange.acceptance import Rules
 from barnraise.exchange.anchor import Anchor
+from barnraise.exchange.court import MAIL
+from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.node import Node
+from barnraise.exchange.verdicts import believed
+from barnraise.home import write_whole
+from barnraise.identity import digest
 from barnraise.plan import Plan
 from barnraise.progress import Progress
 from barnraise.report import Reporter
 from barnraise.spec import RunSpec
-from barnraise.wire import Directive
+from barnraise.wire import Directive, Ruling
+
+log = logging.getLogger("barnraise")
 
 
 def budget(spec: RunSpec, directive: Directive) -> int:
@@ -28,10 +39,13 @@ class Telling:
         progress: Progress,
         reporter: Reporter,
         exchange: Node,
+        ledger: Ledger,
         watch: Callable[[dict[str, Any]], None],
     ):
-        """`watch` is handed the status as well."""
-        self._place, self._plan, self._watch = place, plan, watch
+        """`watch` is handed the status as well. The ledger is the exchange's."""
+        self._place, self._plan, self._watch, self._ledger = place, plan, watch, ledger
+        self._rules = Rules.of(place.spec, place.run, frozenset(place.spec.roots))
+        self._refused: deque[str] = deque(maxlen=64)  # verdicts: one sentence each is enough
         self._progress, self._reporter, self._exchange = progress, reporter, exchange
         self._revoked = place.directive.revoked
 
@@ -75,3 +89,19 @@ class Telling:
         exchange.orphaned = reporter.orphaned
         if ticket := reporter.taken_ticket():
             exchange.renew(ticket)
+        for ruling in reporter.taken_rulings():
+            self._rule(ruling)
+        reporter.heeds = tuple(self._ledger.verdicts.rulings)
+
+    def _rule(self, ruling: Ruling) -> None:
+        """A verdict in the coordinator's answer goes where `barnraise verdict` leaves those of the run's owner."""
+        name, whole = digest(ruling.body), ruling.model_dump_json()
+        if name in self._ledger.verdicts.rulings or digest(whole) in self._refused:
+            return
+        try:
+            believed(ruling, self._rules)
+        except MessageError as error:
+            self._refused.append(digest(whole))  # of another signature the same text may be true
+            log.error("the verdict that %s sends is refused: %s", self._place.coordinator.url, error)
+            return
+        write_whole(self._place.folder.path / MAIL / f"{name}.json", whole.encode())

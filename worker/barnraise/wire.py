@@ -16,6 +16,9 @@ from barnraise.figures import Point as Point
 from barnraise.figures import Report
 from barnraise.figures import TradeView as TradeView
 from barnraise.figures import Witness as Witness
+from barnraise.rulings import RULINGS
+from barnraise.rulings import Ruling as Ruling
+from barnraise.rulings import Verdict as Verdict
 from barnraise.states import Activity as Activity
 from barnraise.states import Role, Status
 from barnraise.terms import (
@@ -107,6 +110,7 @@ class Manifest(Message):
     tokenizer: Digest | None
     train: list[Shard] = Field(min_length=1, max_length=1000)
     held_out: list[Shard] = Field(min_length=1, max_length=100)
+    start: list[Digest] = Field(default=[], max_length=300)  # fragments it begins with, where the seed does not say
 
 
 class Peer(Message):
@@ -246,7 +250,7 @@ class Bye(Message):
     reason: Short
 
 
-PeerMessage = Hello | State | Push | Ask | Want | Part | Missing | CutWant | Cut | Peers | Directives | Bye
+PeerMessage = Hello | State | Push | Ask | Want | Part | Missing | CutWant | Cut | Peers | Directives | Ruling | Bye
 
 
 # ---- between a worker and a coordinator (JSON over HTTPS, signed requests) -------------------------------------
@@ -306,7 +310,7 @@ class RunLine(Message):
 class RunView(RunLine):
     """A run as its workers see it. `spec` is exact text; its digest names the rules. None of it secret."""
 
-    spec: str = Field(max_length=16_000)
+    spec: str = Field(max_length=24_000)
     manifest: Signed | None = None
 
 
@@ -330,16 +334,21 @@ class JoinReply(Message):
 
 
 class Reports(Message):
+    """`heeds`: the verdicts this machine takes out, by the digest of their text: no need to send them again."""
+
     reports: list[Report] = Field(min_length=1, max_length=50)
+    heeds: list[Digest] = Field(default=[], max_length=RULINGS)
 
 
 class ReportReply(Message):
-    """`mark`: every report up to this seq is safe at the coordinator; drop it from the spool."""
+    """`mark`: every report up to this seq is safe at the coordinator; drop it from the spool. `rulings`: some of the
+    verdicts that the machine does not say it heeds; the others come with later answers."""
 
     mark: Count
     directive: Signed
     ticket: Signed | None = None  # a fresh one, when the old one nears its end
     peers: list[Peer] = Field(default=[], max_length=64)
+    rulings: list[Ruling] = Field(default=[], max_length=2)
 
 
 class Problem(Message):

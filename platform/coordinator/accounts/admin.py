@@ -1,4 +1,4 @@
-"""People, teams and machines for the staff."""
+"""People, teams and enrolments for the staff. Machines are with the runs they are in (`fleet/admin.py`)."""
 
 from importlib import import_module
 
@@ -13,7 +13,7 @@ from unfold.decorators import action
 from unfold.enums import ActionVariant
 
 from coordinator.accounts.leaving import leave
-from coordinator.accounts.models import Enrolment, Machine, SiteRules, Team, User
+from coordinator.accounts.models import Enrolment, SiteRules, Team, User
 from coordinator.audit.decisions import Looked, ReasonForm, asks
 
 for app in ("django.contrib.auth", "allauth.account", "allauth.mfa", "allauth.usersessions"):
@@ -109,31 +109,6 @@ class UserAdmin(Looked):
     def _grant(self, request: HttpRequest, pk: str, right: str, given: bool) -> HttpResponse:
         done, otherwise = "Done: {name}.", "{name}: it is so already."
         return self.decide(request, pk, lambda user: user.grant(right, request.user, given), done, otherwise)
-
-
-@admin.register(Machine)
-class MachineAdmin(Looked):
-    list_display = ["name", "owner", "system", "accelerator", "enrolled", "last_seen", "revoked"]
-    list_filter = [("revoked", admin.EmptyFieldListFilter)]
-    search_fields = ["hostname", "key", "owner__email", "owner__name", "=id"]
-    list_select_related = ["owner"]
-    actions_detail = ["revoke"]
-
-    @action(
-        description="Ban this machine",
-        permissions=DECIDE,
-        variant=ActionVariant.DANGER,
-        dialog=asks("Ban this machine", "Its tickets die: this site and its peers refuse it, for good.", ReasonForm),
-    )
-    def revoke(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
-        reason = form.cleaned_data["reason"]
-        return self.decide(
-            request,
-            object_id,
-            lambda machine: machine.revoke(actor=request.user, reason=reason),
-            "{name} is revoked: its peers hear of that.",
-            "{name} was revoked before.",
-        )
 
 
 @admin.register(Enrolment)

@@ -15,7 +15,7 @@ from coordinator.api.manifests import check_manifest
 from coordinator.api.site import answers, api
 from coordinator.fleet.facts import advance
 from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved, refusal
-from coordinator.fleet.models import Membership
+from coordinator.fleet.models import Membership, Verdict
 from coordinator.notify.models import Notice
 from coordinator.notify.sweep import refused
 from coordinator.runs.models import Run
@@ -145,6 +145,7 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
         directive=directive(membership),
         ticket=fresh_ticket(membership),
         peers=hints(membership),
+        rulings=Verdict.unheard(membership.run_id, sent.heeds) if membership.judged else [],
     )
 
 

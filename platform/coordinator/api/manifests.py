@@ -21,6 +21,10 @@ def check_manifest(run: Run, machine: Machine, signed: wire.Signed) -> wire.Mani
         found["vocabulary"] = f"must be the run's, {spec.model.vocabulary}; this is {manifest.vocabulary}"
     if (manifest.tokenizer is None) != (spec.text.tokenizer == "bytes"):
         found["tokenizer"] = "must name the tokenizer's file, except for bytes, which have none"
+    if spec.start.run and manifest.tokenizer != (spec.start.tokenizer or None):
+        found["tokenizer"] = "must be that of the run whose weights this one begins with"
+    if len(manifest.start) != (spec.model.layers + 2 if spec.start.run else 0):
+        found["start"] = "must name each fragment that the run begins with, and none where its seed says them"
     least = spec.model.context + 1
     for name in ("train", "held_out"):
         if (tokens := sum(shard.tokens for shard in getattr(manifest, name))) < least:

@@ -12,7 +12,8 @@ from coordinator.api import schemas
 from coordinator.api.authentication import Refusal, token_for
 from coordinator.api.endpoints import run_named
 from coordinator.api.site import answers, api
-from coordinator.fleet.models import Membership
+from coordinator.fleet.models import Membership, Verdict
+from coordinator.fleet.verdicts import Charge, author_of
 from coordinator.runs.drafts import OFFERED, spec_from_fields
 from coordinator.runs.estimate import estimate
 from coordinator.runs.invitations import Invitation
@@ -70,10 +71,16 @@ def act(request: HttpRequest, name: str, action: Action):
 
 @api.post("/runs/{name}/copies", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"])
 def copy(request: HttpRequest, name: str, asked: schemas.CloneIn):
-    """A draft of yours with the rules of a run that you see."""
+    """A draft of yours with the rules of a run that you see; from a checkpoint of it, if you name one."""
     run = run_named(request, name)
     organiser(request)
-    return out(run.clone(person(request), asked.name))
+    start = None
+    if asked.checkpoint:
+        found = run.checkpoints.filter(digest=asked.checkpoint).first()
+        if found is None:
+            raise Refusal(404, f"the run {run.name} has no checkpoint {asked.checkpoint[:16]}…")
+        start = found.start
+    return out(run.clone(person(request), asked.name, start))
 
 
 @api.patch("/runs/{name}/terms", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"])
@@ -123,6 +130,21 @@ def list_checkpoints(request: HttpRequest, name: str):
 
 
 CHECKPOINT = ("id", "tokens", "vector", "digest", "checksum", "size")
+
+
+@api.get("/runs/{name}/verdicts", response=answers(list[schemas.VerdictOut]), auth=READ, tags=["Runs"])
+def list_verdicts(request: HttpRequest, name: str):
+    """What was taken out of a run, by whose signature; the newest first. At most 500."""
+    return [verdict_out(each) for each in run_named(request, name).verdicts.all()]
+
+
+@api.post("/runs/{name}/verdicts", response=answers(schemas.VerdictOut), auth=WRITE, tags=["Runs"])
+def give_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn):
+    """Takes a machine's updates out of a run of yours, on every machine, for good."""
+    run = controlled(request, name)
+    updates = {int(number): tokens for number, tokens in asked.updates.items()}
+    charge = Charge(author_of(run, asked.author), asked.first, updates)
+    return verdict_out(Verdict.give(run, [charge], asked.reason, actor=person(request)))
 
 
 @api.get("/runs/{name}/invitations", response=answers(list[schemas.InvitationOut]), auth=READ, tags=["Runs"])
@@ -226,6 +248,13 @@ RUN = (
     "id", "slug", "name", "status", "launch_requested", "token_budget", "access", "least_memory", "least_device_memory",
     "notes", "archived", "created", "launched", "started", "finished",
 )  # fmt: skip
+
+
+def verdict_out(verdict: Verdict) -> schemas.VerdictOut:
+    return schemas.VerdictOut(**{field: getattr(verdict, field) for field in VERDICT})
+
+
+VERDICT = ("id", "digest", "body", "signatures", "given", "proven")
 
 
 def invitation_out(invitation: Invitation) -> schemas.InvitationOut:

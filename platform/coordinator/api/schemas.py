@@ -10,6 +10,7 @@ from barnraise.spec import PRESETS
 from barnraise.wire import Words
 
 Text = Annotated[str, Field(max_length=200)]
+Number = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,14}$")]  # of an update, as a key of JSON
 RUN_ID = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 MACHINE_ID = "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c"
 LATER = "0192f0c0-9a3e-7f40-8a5b-6c7d8e9f0a1d"
@@ -52,6 +53,11 @@ class RunIn(Schema):
 
 class CloneIn(Schema):
     name: str = Field("", max_length=80, description="Of the copy")
+    checkpoint: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="The digest of its weights to begin with; none: a seed's",
+    )
 
     model_config = example(name="Tiny stories, slower")
 
@@ -131,6 +137,33 @@ class CheckpointOut(Schema):
     model_config = example(
         id=LATER, tokens=61_440, vector="0" * 63 + "a", digest="0" * 63 + "b", checksum="0123456789abcdef",
         size=497_759_232, machines=3, machines_here=2, people=2, confirmed=True, disputed=False,
+    )  # fmt: skip
+
+
+class VerdictIn(Schema):
+    author: Text = Field(description="Whose: a machine's name, id or key; KEY.LIFE for an earlier life of its folder")
+    first: int | None = Field(None, ge=1, lt=1 << 53, description="From this update on all of them come out")
+    updates: dict[Number, Annotated[int, Field(ge=0, lt=1 << 53)]] = Field(
+        {}, max_length=200,
+        description="Single ones, each with the tokens it claims; with 0 those stay in the run's count",
+    )  # fmt: skip
+    reason: Words = Field("", max_length=100, description="For everybody to read")
+
+    model_config = example(author="attic-pc", first=17, reason="noise")
+
+
+class VerdictOut(Schema):
+    id: UUID
+    digest: str = Field(description="BLAKE3 of `body`, by which machines say that they heed it")
+    body: str = Field(description="What was signed, as its exact text: a Verdict")
+    signatures: dict[str, str] = Field(description="By mirror's key")
+    given: datetime
+    proven: bool = Field(description="As many mirrors have signed as the run's rules ask for")
+
+    model_config = example(
+        id=LATER, digest="0" * 63 + "c", signatures={"0" * 63 + "1": "0" * 127 + "2"}, given="2026-11-21T20:00:00Z",
+        body='{"run":"0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b","after":{},"updates":{},"reason":"noise","issued":1.0}',
+        proven=True,
     )  # fmt: skip
 
 

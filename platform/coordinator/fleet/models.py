@@ -3,13 +3,14 @@
 from datetime import timedelta
 
 from django.db import models
-from django.db.models import ExpressionWrapper, F
+from django.db.models import Exists, ExpressionWrapper, F, OuterRef
 from django.utils import timezone
 
 from barnraise.wire import Activity
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machines import Measured as Measured
 from coordinator.fleet.machines import Rest as Rest
+from coordinator.fleet.verdicts import Verdict as Verdict
 from coordinator.runs.models import Run
 
 MISSED = 3  # reports a machine may miss…
@@ -19,8 +20,10 @@ PEERS = 64  # hints in one reply
 
 class MembershipQuery(models.QuerySet):
     def of(self, run: Run, machine: Machine) -> "Membership | None":
-        """A machine's part in a run, with all that a directive takes, in one query."""
-        return self.select_related("run", "machine__rest").filter(run=run, machine=machine).first()
+        """A machine's part in a run, with all that a directive takes, and whether there are verdicts, in one query."""
+        judged = Exists(Verdict.objects.filter(run=OuterRef("run"), proven=True))
+        found = self.select_related("run", "machine__rest").annotate(judged=judged)
+        return found.filter(run=run, machine=machine).first()
 
     def alive(self) -> "MembershipQuery":
         every = ExpressionWrapper(
@@ -44,6 +47,7 @@ class Membership(models.Model):
     version = models.CharField(max_length=40, blank=True)
     activity = models.CharField(max_length=10, choices=[(a.value, a.value) for a in Activity], default="joining")
     incarnation = models.CharField(max_length=16, blank=True)
+    lives = models.JSONField(default=dict)  # incarnation → how many updates it has published
     ticket_expires = models.DateTimeField(null=True)
     step = models.BigIntegerField(default=0)
     tokens = models.BigIntegerField(default=0)

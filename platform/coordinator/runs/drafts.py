@@ -6,17 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from barnraise.errors import SpecError
-from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
+from barnraise.spec import AUTO, ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
 
 ROUNDS = 16  # an update may claim the tokens of so many rounds: room for longer ones, none to spend a budget at once
-OFFERED = {"recipe.codec": "auto"}  # what people are offered where they say nothing; the spec's own default is older
+OFFERED = {"recipe.codec": AUTO}  # what people are offered where they say nothing; the spec's own default is older
+FIXED = "windows"  # rounds end together by the clock, as far as lines allow
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
 
 
 def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -> RunSpec:
     """`fields` maps dotted names ("model.layers", "recipe.learning_rate", "seed") to values or their text; a field that
-    is absent, None or "" keeps its default. Raises SpecError with a sentence for each field that makes no sense."""
+    is absent, None or "" keeps its default. The strategy "auto" leaves rounds and what updates say to each machine and
+    its line; a spec says that as the codec "auto". Raises SpecError with a sentence for each field that makes no sense.
+    """
     found: dict[str, str] = {}
+    if fields.get("recipe.strategy") == AUTO:
+        if fields.get("recipe.codec") not in (None, "", AUTO):
+            found["recipe.codec"] = "the strategy auto leaves this to each machine: choose another strategy to fix it"
+        fields = {**fields, "recipe.strategy": FIXED, "recipe.codec": AUTO}
     values: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     top: dict[str, Any] = {}
     known = {

@@ -13,7 +13,7 @@ from uuid6 import uuid7
 from barnraise import wire
 from barnraise.errors import SpecError
 from barnraise.identity import digest
-from barnraise.spec import RunSpec, problems
+from barnraise.spec import RunSpec, Start, problems
 from coordinator import mirror
 from coordinator.audit.log import record
 from coordinator.runs import lifecycle
@@ -184,6 +184,9 @@ class Run(models.Model):
         if found := _checked(name, spec, self.report_every, self.quorum):
             raise SpecError(found)
         before = self.spec
+        spec = dataclasses.replace(spec, start=before.start)
+        if found := _unlike(before, spec):
+            raise SpecError(found)
         fields = {"name": name, "draft": dataclasses.asdict(spec)}
         if _prepared(before) != _prepared(spec):
             fields["manifest"] = None
@@ -230,10 +233,11 @@ class Run(models.Model):
         columns = terms.columns()
         return self._decide("arrange", ~Q(**columns), actor=actor, **columns)
 
-    def clone(self, owner, name: str = "") -> "Run":
-        """A draft with the same rules and terms, for somebody to change: what is launched never does. Raises
-        SpecError."""
-        spec = dataclasses.replace(self.spec, roots=(), threshold=1, owner="", manifest="")
+    def clone(self, owner, name: str = "", start: Start | None = None) -> "Run":
+        """A draft with the same rules and terms, for somebody to change: what is launched never does. `start`: weights
+        of this run that it begins with. Raises SpecError."""
+        start = dataclasses.replace(start or self.spec.start, fragments=())
+        spec = dataclasses.replace(self.spec, roots=(), threshold=1, owner="", manifest="", start=start)
         known = {"report_every": self.report_every, "quorum": self.quorum, "terms": self.terms}
         return Run.create(owner, name or f"{self.name[:72]} (copy)", spec, parent=self, **known)
 
@@ -271,9 +275,15 @@ class Run(models.Model):
         return self._decide(f"becomes_{after}", Q(status=before), **fields)
 
     def _pinned(self) -> RunSpec:
-        signed = wire.Signed.model_validate(self.manifest)
+        signed, spec = wire.Signed.model_validate(self.manifest), self.spec
+        start = dataclasses.replace(spec.start, fragments=tuple(json.loads(signed.body).get("start", ())))
         return dataclasses.replace(
-            self.spec, roots=(mirror.identity().key,), threshold=1, owner=signed.key, manifest=digest(signed.body)
+            spec,
+            roots=(mirror.identity().key,),
+            threshold=1,
+            owner=signed.key,
+            manifest=digest(signed.body),
+            start=start,
         )
 
     def _control(self, action: str, actor, **fields) -> bool:
@@ -297,6 +307,21 @@ class Run(models.Model):
 def _named(name: str) -> str:
     """Nothing in a name hides, or turns text around."""
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())
+
+
+def _unlike(before: RunSpec, spec: RunSpec) -> dict[str, str]:
+    """What a run that begins with another's weights must leave as it is, and does not."""
+    if not spec.start.run:
+        return {}
+    shape, because = dataclasses.asdict(before.model), "this run begins with another's weights"
+    found = {
+        f"model.{name}": f"must stay {value:,}: {because}"
+        for name, value in shape.items()
+        if getattr(spec.model, name) != value
+    }
+    if before.text.tokenizer != spec.text.tokenizer:
+        found["text.tokenizer"] = f"must stay {before.text.tokenizer}: {because}"
+    return found
 
 
 def _prepared(spec: RunSpec) -> tuple:

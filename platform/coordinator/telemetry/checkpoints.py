@@ -12,6 +12,7 @@ from django.utils import timezone
 from uuid6 import uuid7
 
 from barnraise import wire
+from barnraise.spec import Start
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
@@ -39,6 +40,12 @@ class Checkpoint(models.Model):
 
     def __str__(self) -> str:
         return f"{self.digest[:12]} at {self.tokens:,} tokens"
+
+    @property
+    def start(self) -> Start:
+        """For a run that begins here."""
+        manifest = wire.Manifest.model_validate_json(wire.Signed.model_validate(self.run.manifest).body)
+        return Start(str(self.run_id), self.digest, self.tokens, manifest.tokenizer or "")
 
 
 class Holding(models.Model):

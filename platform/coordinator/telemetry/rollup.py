@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from barnraise.wire import Activity, Report
 from coordinator import metrics
 from coordinator.fleet.models import Membership
+from coordinator.fleet.verdicts import lived
 from coordinator.telemetry import checkpoints, credit, events
 from coordinator.telemetry.models import BUCKET, WIDTHS, Point, Receipt
 from coordinator.telemetry.stream import PENDING, client
@@ -144,6 +145,7 @@ def _add_rollups(member: Membership, reports: list[Report], received: float) -> 
             member.plan, member.step_seconds = report.plan.model_dump(), report.step_seconds
         if report.trade:
             member.trade = report.trade.model_dump()
+        member.lives = lived(member.lives, report.incarnation, report.updates_sent)
         member.anchor, member.addresses, member.latest = report.anchor or "", list(report.addresses), report.seq
     _grow(member, sums)
 

@@ -2,7 +2,7 @@
 
 from django import forms
 
-from barnraise.spec import SCHEDULES, STRATEGIES
+from barnraise.spec import AUTO, SCHEDULES, STRATEGIES
 from coordinator.runs.terms import Access
 
 SOURCE_WORDS = {
@@ -13,7 +13,10 @@ SOURCE_WORDS = {
 }
 TOKENIZER_WORDS = {"bpe": "Byte-pair encoding, learnt from the text", "bytes": "Bytes (256 tokens)"}
 ACCESS_WORDS = {Access.ANYONE: "Anyone", Access.INVITATION: "People I invite by a link", Access.TEAM: "A team of mine"}
-STRATEGY_WORDS = {"windows": "Rounds end together, by the clock", "async": "Rounds end in each machine's own time"}
+STRATEGY_WORDS = {
+    "windows": "As said below, and rounds end together by the clock",
+    "async": "As said below, and rounds end in each machine's own time",
+}
 CODEC_WORDS = {
     "auto": "As each machine's line allows",
     "dense8": "Every value, 8 bits",
@@ -42,7 +45,7 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         "recipe.evaluate_every": ("Validate every", "tokens of the whole run"),
     },
     "How machines agree": {
-        "recipe.strategy": ("Strategy", "nobody waits for anybody"),
+        "recipe.strategy": ("Strategy", "nobody waits for anybody in either"),
         "recipe.codec": ("Updates say", "less of each update on slower lines"),
         "recipe.round_steps": ("Steps a round", "between two updates of a machine; its line decides where updates do"),
         "recipe.outer_rate": ("Outer rate", "how much of a round goes into its update"),
@@ -60,7 +63,8 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
 }
 CHOICES = {  # the first is the default
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
-    "recipe.strategy": [(name, STRATEGY_WORDS.get(name, name)) for name in STRATEGIES],
+    "recipe.strategy": [(AUTO, "Auto: rounds and updates as each machine's line allows")]
+    + [(name, STRATEGY_WORDS.get(name, name)) for name in STRATEGIES],
     "recipe.codec": list(CODEC_WORDS.items()),
 }
 OWN = {"quorum": 1, "report_every": 5.0}  # of the run rather than of its spec

@@ -8,7 +8,7 @@ from uuid import UUID
 from django import forms
 
 from barnraise.errors import SpecError
-from barnraise.spec import PRESETS, RunSpec, preset
+from barnraise.spec import AUTO, PRESETS, RunSpec, preset
 from coordinator.runs.drafts import OFFERED, spec_from_fields
 from coordinator.runs.models import Run
 from coordinator.runs.terms import Terms
@@ -108,8 +108,9 @@ class RunForm(Telling):
         self.fields["text.source"] = words.choice("Text", words.SOURCE_WORDS)
         self.fields["text.places"] = words.lines(
             "From where",
-            "A dataset as owner/name, or addresses of .txt and .jsonl files, one a line. A machine of yours fetches "
-            "them; files of your own it takes from barnraise seed.",
+            "A dataset as owner/name (and /folder, @revision, #column where it has several), or addresses of .txt, "
+            ".jsonl and .parquet files, one a line. A machine of yours fetches them; "
+            "files of your own it takes from barnraise seed.",
             2,
             9_000,
         )
@@ -223,5 +224,7 @@ def _typed(run: Run) -> dict[str, Any]:
     defaults = {**_flat(RunSpec(model=preset(chosen, 256 if spec.text.tokenizer == "bytes" else None))), "seed": None}
     always = {*PLAIN, *CHOICES}
     changed = {n: str(v) for n, v in _flat(spec).items() if n in always or v != defaults[n]}
+    if spec.recipe.codec == AUTO:
+        changed["recipe.strategy"] = AUTO
     changed["text.places"] = "\n".join(spec.text.places)
     return {**changed, **typed_as(run.terms), "name": run.name, "preset": chosen}

@@ -11,7 +11,10 @@ from django.views.decorators.http import require_POST
 
 from barnraise.errors import SpecError
 from coordinator.runs.invitations import Invitation
+from coordinator.runs.models import Run
+from coordinator.telemetry.checkpoints import Checkpoint
 from coordinator.web.forms import TermsForm
+from coordinator.web.judging import VerdictForm
 from coordinator.web.views import ORGANISERS, controlled, visible
 
 
@@ -28,19 +31,40 @@ def run_terms(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @login_required
+def run_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
+    """What was taken out of a run again, and a form that takes out more."""
+    run = controlled(request, slug)
+    form = VerdictForm(request.POST or None, run=run)
+    if request.method == "POST" and form.is_valid() and form.save(request.user):
+        messages.success(request, "Signed. Machines hear of it with their next reports, and from each other.")
+        return redirect("run_verdicts", slug=run.slug)
+    context = {"form": form, "run": run, "verdicts": run.verdicts.select_related("by")[:100]}
+    return render(request, "run_verdicts.html", context, status=422 if form.is_bound else 200)
+
+
+@login_required
 @require_POST
 def run_clone(request: HttpRequest, slug: str) -> HttpResponse:
-    """Anybody who sees a run may make one like it."""
+    """Anybody who sees a run may make one like it, from the start or from a `checkpoint`."""
     run = visible(request, slug)
     if not request.user.may_create_runs:
         raise PermissionDenied(ORGANISERS)
     try:
-        copy = run.clone(request.user)
+        chosen = request.POST.get("checkpoint")
+        copy = run.clone(request.user, start=checkpoint(run, chosen).start if chosen else None)
     except SpecError as error:
         messages.error(request, f"This run cannot be copied as it is: {error}.")
         return redirect(run)
     messages.success(request, f"A draft with the rules of {run.name}: change what you like, then launch it.")
     return redirect("run_edit", slug=copy.slug)
+
+
+def checkpoint(run: Run, pk: str) -> Checkpoint:
+    """One of this run's. Raises Http404."""
+    try:
+        return get_object_or_404(Checkpoint, pk=uuid.UUID(pk), run=run)
+    except ValueError:
+        raise Http404 from None
 
 
 @login_required

@@ -11,6 +11,7 @@ urlpatterns = [
     path("runs/<str:slug>/checkpoints/", views.run_checkpoints, name="run_checkpoints"),
     path("runs/<str:slug>/edit/", views.run_edit, name="run_edit"),
     path("runs/<str:slug>/terms/", organising.run_terms, name="run_terms"),
+    path("runs/<str:slug>/verdicts/", organising.run_verdicts, name="run_verdicts"),
     path("runs/<str:slug>/clone/", organising.run_clone, name="run_clone"),
     path("runs/<str:slug>/invitations/", organising.run_invite, name="run_invite"),
     path("runs/<str:slug>/invitations/<uuid:invitation>/", organising.run_withdraw, name="run_withdraw"),

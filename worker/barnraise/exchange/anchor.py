@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from barnraise.spec import UNIT_BITS, Fragment, ModelSpec
+from barnraise.exchange.blobs import Blobs
+from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
 from barnraise.wire import Update
 
 Holes = Mapping[str, Mapping[int, int]]  # author → number → tokens of updates that are out though later ones are in
@@ -247,6 +248,15 @@ def fragment_bytes(fragment: torch.Tensor) -> memoryview:
 
 def fragment_from(data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
+
+
+def beginning(spec: RunSpec, index: int, blobs: Blobs) -> torch.Tensor | None:
+    """int32 [n] that a fragment is before the first update: the seed's, or what the run takes over from another; None
+    where that is not in `blobs`, or not sound."""
+    if not spec.start.run:
+        return initial(spec.model.fragments()[index], spec.seed)
+    data = blobs.sound(spec.start.fragments[index])
+    return None if data is None else fragment_from(data)
 
 
 @cache

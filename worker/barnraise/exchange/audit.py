@@ -1,8 +1,8 @@
 """Each fragment of the anchor against its ledger, one at a time between steps, and what a damaged one must be.
 
-A fragment's sketch must be that of its beginning (the seed's weights, or the cut this machine began at) plus those that
-the headers state of what was put in since, less what verdicts took out. Where it is not, memory or disk has changed it:
-it is made anew from the beginning and the payloads, where these are few and all here, or else taken from peers at the
+A fragment's sketch must be that of its beginning (the run's first weights, or the cut this machine began at) plus
+those that the headers state of what was put in, less what verdicts took out. Else memory or disk has changed it: it is
+made anew from the beginning and the payloads, where these are few and all here, or else taken from peers at the
 same vector and verdicts; either way it must have the right sketch. Called from the worker's own thread.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from barnraise.errors import DamageError
-from barnraise.exchange.anchor import Anchor, fragment_from, initial
+from barnraise.exchange.anchor import Anchor, beginning, fragment_from
 from barnraise.exchange.changes import path
 from barnraise.exchange.codec import decode
 from barnraise.exchange.ledger import Ledger
@@ -39,7 +39,7 @@ class Findings:
 
 class Audit:
     def __init__(self, spec: RunSpec, ledger: Ledger):
-        self._fragments, self._seed, self._ledger = spec.model.fragments(), spec.seed, ledger
+        self._fragments, self._spec, self._ledger = spec.model.fragments(), spec, ledger
         self.findings = Findings()
         self._next, self._at = 0, 0.0  # which fragment, and when (monotonic seconds)
 
@@ -86,7 +86,8 @@ class Audit:
         if way is None or not all(blobs.has(update.fragments[index].digest) for update, _ in way):
             return None
         if base is None:
-            units = initial(self._fragments[index], self._seed)
+            if (units := beginning(self._spec, index, blobs)) is None:
+                return None
         elif (data := blobs.sound(base[1][index])) is not None:
             units = fragment_from(data)
         else:

@@ -26,7 +26,7 @@ from barnraise.exchange.gossip import Gossip
 from barnraise.exchange.inbox import Inbox
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.link import Link
-from barnraise.exchange.verdicts import Fork, Proof, Ruling, Verdicts, believed
+from barnraise.exchange.verdicts import Fork, Proof, Verdicts, believed
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -199,7 +199,7 @@ class Court:
 
     async def _open(self, path: Path) -> None:
         try:
-            ruling = Ruling.model_validate_json(path.read_bytes())
+            ruling = wire.Ruling.model_validate_json(path.read_bytes())
             await self.take(ruling)
         except (MessageError, ValidationError) as error:
             log.error("the verdict in %s is refused: %s", path, error)

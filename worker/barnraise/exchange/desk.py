@@ -15,8 +15,9 @@ from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.changes import path
 from barnraise.exchange.codec import decode
 from barnraise.exchange.ledger import Ledger
-from barnraise.exchange.verdicts import RULINGS, Fork, Ruling
-from barnraise.wire import Cut, Message, Update
+from barnraise.exchange.verdicts import Fork
+from barnraise.rulings import RULINGS
+from barnraise.wire import Cut, Message, Ruling, Update
 
 log = logging.getLogger("barnraise.exchange")
 

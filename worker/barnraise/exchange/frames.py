@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.exchange.verdicts import Fork, Ruling
+from barnraise.exchange.verdicts import Fork
 from barnraise.wire import LENGTH, MAX_FRAME, MAX_HEADER, Message, PeerMessage
 
-peer_message: TypeAdapter = TypeAdapter(Annotated[PeerMessage | Ruling | Fork, Field(discriminator="type")])
+peer_message: TypeAdapter = TypeAdapter(Annotated[PeerMessage | Fork, Field(discriminator="type")])
 
 
 def pack(message: Message, payload: bytes = b"") -> bytes:

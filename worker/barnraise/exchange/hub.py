@@ -31,7 +31,7 @@ from barnraise.exchange.overtaken import Overtaken
 from barnraise.exchange.rates import Turns
 from barnraise.exchange.scrub import Scrub
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
-from barnraise.exchange.verdicts import Fork, Ruling
+from barnraise.exchange.verdicts import Fork
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -312,7 +312,7 @@ class Hub:
                 self.gossip.circle.introduce(message.peers, now, vouched=False)
             case wire.Directives():
                 self.revoke(self.door.directed(message.directive), message.directive)
-            case Ruling() | Fork():
+            case wire.Ruling() | Fork():
                 await self.court.take(message, link.key)
             case wire.Hello():
                 link.ticket, link.hello = self.door.checked(link.key, message), message

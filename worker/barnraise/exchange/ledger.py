@@ -23,9 +23,9 @@ from barnraise.exchange.met import SCHEMA as MET
 from barnraise.exchange.met import Met
 from barnraise.exchange.retention import SCHEMA as RETENTION
 from barnraise.exchange.retention import Retention
-from barnraise.exchange.verdicts import Fork, Ruling, Verdicts
+from barnraise.exchange.verdicts import Fork, Verdicts
 from barnraise.identity import digest
-from barnraise.wire import Signed, Update
+from barnraise.wire import Ruling, Signed, Update
 
 FORMAT = 2
 NOTHING = digest("")  # what an author's first header calls its previous

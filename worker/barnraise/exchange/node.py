@@ -40,10 +40,9 @@ from barnraise.exchange.rhythm import Rhythm
 from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.stats import ExchangeStats, stats
 from barnraise.exchange.transport import Transport
-from barnraise.exchange.verdicts import Ruling
 from barnraise.identity import Identity, digest, opened
 from barnraise.spec import RunSpec
-from barnraise.wire import FragmentUpdate, Peer, Role, Signed, Ticket, Update
+from barnraise.wire import FragmentUpdate, Peer, Role, Ruling, Signed, Ticket, Update
 
 log = logging.getLogger("barnraise.exchange")
 

@@ -9,40 +9,15 @@ came: merging is union, and of one author's forks the earliest counts. Pure.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from barnraise.errors import MessageError
 from barnraise.exchange.acceptance import Rules, accept
 from barnraise.identity import digest, opened
-from barnraise.wire import Author, Count, Id, Key, Message, Signature, Signed, Time, Update, Words
+from barnraise.rulings import BODY, RULINGS
+from barnraise.wire import Message, Ruling, Signed, Update, Verdict
 
-RULINGS = 500  # of one run
 FORKS_OF_ONE = 64  # lives of one machine that are known to have forked
-BODY = 50_000  # bytes of a verdict's text
-
-Seq = Annotated[int, Field(ge=1, lt=1 << 53)]
-Singles = Annotated[dict[Seq, Count], Field(max_length=200)]
-
-
-class Verdict(Message):
-    """What is to come out. `after`: each author's last update that stays, 0 for none. `updates`: single ones, with the
-    tokens that their headers state, so that who never saw them counts alike."""
-
-    run: Id
-    after: dict[Author, Count] = Field(default={}, max_length=100)
-    updates: dict[Author, Singles] = Field(default={}, max_length=100)
-    reason: Words = Field(default="", max_length=100)
-    issued: Time
-
-
-class Ruling(Message):
-    """A verdict's exact text, and who signed it (kind "verdict")."""
-
-    type: Literal["ruling"] = "ruling"
-    body: str = Field(max_length=BODY)
-    signatures: dict[Key, Signature] = Field(min_length=1, max_length=16)
 
 
 class Fork(Message):
