@@ -11,7 +11,7 @@ from django.views.decorators.http import require_POST
 
 from barnraise.errors import SpecError
 from coordinator.runs.invitations import Invitation
-from coordinator.web.forms import TermsForm
+from coordinator.web.forms import ExtendForm, TermsForm
 from coordinator.web.views import ORGANISERS, controlled, visible
 
 
@@ -25,6 +25,17 @@ def run_terms(request: HttpRequest, slug: str) -> HttpResponse:
         messages.success(request, "Saved.")
         return redirect(run)
     return render(request, "run_terms.html", {"form": form, "run": run}, status=422 if form.is_bound else 200)
+
+
+@login_required
+def run_extend(request: HttpRequest, slug: str) -> HttpResponse:
+    """More tokens than its budget had, while some of it are left."""
+    run = controlled(request, slug)
+    form = ExtendForm(request.POST or None, run=run)
+    if request.method == "POST" and form.is_valid() and form.save(request.user):
+        messages.success(request, f"{form.cleaned_data['tokens']:,} tokens more: its machines hear of it in seconds.")
+        return redirect(run)
+    return render(request, "run_extend.html", {"form": form, "run": run}, status=422 if form.is_bound else 200)
 
 
 @login_required
