@@ -5,7 +5,7 @@ BIN := .venv/bin
 TOKENS ?=
 QUICK ?=
 
-.PHONY: setup demo test bench-swap bench-swap-cuda study-exchange drill-exchange lint clean
+.PHONY: setup demo test audit bench-swap bench-swap-cuda bench-site study-exchange drill-exchange lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -38,6 +38,14 @@ bench-swap: .venv/.installed
 
 bench-swap-cuda: .venv/.installed
 	@$(BIN)/python benchmarks/swap_cuda.py $(if $(QUICK),--quick)
+
+# What one site bears with 2,000 workers and 2,000 watchers, 15 minutes. QUICK=1: a tenth, 3 minutes.
+bench-site: setup
+	@$(BIN)/python benchmarks/site.py $(if $(QUICK),--quick)
+
+# Known weaknesses of what we build on; says so where a registry does not answer.
+audit: setup
+	@$(BIN)/python tests/audit.py
 
 # What the exchange survives: kills, partitions, flipped bits, hostile peers, poison; some 15 minutes. QUICK=1: five.
 drill-exchange: .venv/.installed

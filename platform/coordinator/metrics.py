@@ -37,8 +37,12 @@ def count(name: str, by: int = 1, **labels: str) -> None:
 
 def time(name: str, seconds: float, **labels: str) -> None:
     """Into a histogram."""
+    _add(_timed(name, seconds, **labels))
+
+
+def _timed(name: str, seconds: float, **labels: str) -> dict[str, float]:
     bucket = next((str(most) for most in BUCKETS if seconds <= most), "+Inf")
-    _add({_series(f"{name}_bucket", **labels, le=bucket): 1, _series(f"{name}_sum", **labels): seconds})
+    return {_series(f"{name}_bucket", **labels, le=bucket): 1, _series(f"{name}_sum", **labels): seconds}
 
 
 def _add(grown: dict[str, float]) -> None:
@@ -132,8 +136,8 @@ class Counting:
         seconds, match = clock.monotonic() - began, request.resolver_match
         view = (match.view_name or match.url_name or "other") if match else "none"
         request_labels = {"view": view, "method": request.method if request.method in METHODS else "other"}
-        count("barnraise_requests_total", **request_labels, status=str(response.status_code))
-        time("barnraise_request_seconds", seconds, view=view)
+        total = _series("barnraise_requests_total", **request_labels, status=str(response.status_code))
+        _add({total: 1, **_timed("barnraise_request_seconds", seconds, view=view)})  # in one trip
         extra = {"method": request.method, "path": request.path[:200], "status": response.status_code}
         level = logging.WARNING if response.status_code >= 500 else logging.INFO if seconds > SLOW else logging.DEBUG
         access.log(level, "%s %s %d in %.0f ms", *extra.values(), 1000 * seconds, extra={**extra, "seconds": seconds})

@@ -14,6 +14,7 @@ BARNRAISE_NETWORKS comma-separated private networks (10.0.0.0/8) that webhooks m
 BARNRAISE_NAME    what this mirror calls itself
 BARNRAISE_LOG     the least level that is logged: DEBUG, INFO, WARNING (default INFO)
 BARNRAISE_LOG_JSON 1: one JSON object a line
+BARNRAISE_AUDIT_DAYS days that the audit log is kept (default 730; 0: for good)
 BARNRAISE_METRICS_TOKEN what /metrics wants to be shown as a bearer token (default nothing: keep it from the outside)
 EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it letters go to Celery's log
 EMAIL_FROM        what letters come from: Barnraise <barn@example.org>
@@ -36,6 +37,10 @@ DEBUG = os.environ.get("BARNRAISE_DEBUG") == "1"
 MIRROR_NAME = os.environ.get("BARNRAISE_NAME", "Barnraise")[:100]
 
 
+# Of each process. Every request has a thread of its own, and a fresh connection takes Postgres a process and 5 ms.
+POOL = {"min_size": 0, "max_size": 40, "timeout": 10.0, "max_idle": 60.0, "reconnect_timeout": 0.0}
+
+
 def database(url: str) -> dict:
     """Django's form of a database URL; `?host=` names a socket folder, other options (sslmode …) are libpq's."""
     parts = urlsplit(url)
@@ -49,7 +54,8 @@ def database(url: str) -> dict:
         "PASSWORD": unquote(parts.password or ""),
         "HOST": options.pop("host", parts.hostname or ""),
         "PORT": str(parts.port or ""),
-        "OPTIONS": {"connect_timeout": 5, **options},
+        "OPTIONS": {"connect_timeout": 5, "pool": dict(POOL), **options},
+        "CONN_HEALTH_CHECKS": True,  # a connection that a restart of Postgres cut is replaced, not handed out
     }
 
 
@@ -77,6 +83,7 @@ X_FRAME_OPTIONS = "DENY"
 SESSION_COOKIE_HTTPONLY, SESSION_COOKIE_SAMESITE, CSRF_COOKIE_SAMESITE = True, "Lax", "Lax"
 ALLAUTH_TRUSTED_PROXY_COUNT = int(os.environ.get("BARNRAISE_PROXIES") or 0)
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
+AUDIT_DAYS = int(os.environ.get("BARNRAISE_AUDIT_DAYS") or 730)
 METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
 
 INSTALLED_APPS = [
@@ -208,6 +215,7 @@ CELERY_BEAT_SCHEDULE = {
     "letters": {"task": "notify.letters", "schedule": 10.0, "options": {"expires": 9}},
     "webhooks": {"task": "notify.webhooks", "schedule": 5.0, "options": {"expires": 4}},
     "sessions": {"task": "accounts.tidy", "schedule": 3600.0, "options": {"expires": 600}},
+    "audit": {"task": "audit.retain", "schedule": 86400.0, "options": {"expires": 3600}},
     "forget": {"task": "notify.tidy", "schedule": 86400.0, "options": {"expires": 3600}},
 }
 

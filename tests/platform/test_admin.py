@@ -65,7 +65,14 @@ def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, n
     assert wire.Directive.model_validate_json(answer.directive.body).token_budget == before + 5000
     assert Entry.objects.get(action="run.extend").detail == {"tokens": 5000}
     run.note_ledger(run.token_budget)
-    assert "cannot be extended" in decide(staff, "runs/run", "extend", run.pk, tokens="5000"), "machines have settled"
+    page = staff.post(f"/admin/runs/run/{run.pk}/extend/", {"_form_submitted": "1", "tokens": "5000"})
+    assert b"Its budget is spent" in page.content and b"5000" in page.content, "at the field, with what was typed"
+
+
+def test_staff_read_how_long_the_audit_log_is_kept(staff, settings):
+    assert b"kept for 730 days" in staff.get("/admin/audit/entry/").content
+    settings.AUDIT_DAYS = 0
+    assert b"kept for good" in staff.get("/admin/audit/entry/").content
 
 
 def test_staff_ban_a_machine_and_say_why(staff, person, volunteer):

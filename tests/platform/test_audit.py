@@ -1,6 +1,7 @@
 """The audit log: what is decided is in it, staff can find it, and nobody can change it."""
 
 import uuid
+from datetime import timedelta
 
 import pytest
 from django.test import Client
@@ -8,6 +9,7 @@ from django.utils import timezone
 
 from coordinator.audit.log import forget, record
 from coordinator.audit.models import Entry
+from coordinator.audit.tasks import retain
 
 pytestmark = pytest.mark.django_db
 
@@ -83,3 +85,16 @@ def test_staff_search_the_log_and_cannot_change_it(staff, person, draft):
     assert staff.post(f"{one}change/", {"action": "other"}).status_code == 403
     assert staff.post(f"{one}delete/", {"post": "yes"}).status_code == 403
     assert staff.get("/admin/audit/entry/add/").status_code == 403
+
+
+def test_entries_go_once_they_are_as_old_as_the_setting_says_and_not_a_day_sooner(person, settings):
+    ada = person()
+    ages = [0, 30, 729, 731, 4000]
+    for days in ages:
+        entry = record("user.tested", ada, days=days)
+        Entry.objects.filter(pk=entry.pk).update(at=timezone.now() - timedelta(days=days))
+    settings.AUDIT_DAYS = 0
+    assert retain() == 0 and Entry.objects.count() == 5, "0: for good"
+    settings.AUDIT_DAYS = 730
+    assert retain() == 2 and retain() == 0, "twice is no more than once"
+    assert sorted(entry.detail["days"] for entry in Entry.objects.all()) == [0, 30, 729]

@@ -42,7 +42,7 @@ def test_an_announcement_that_is_repeated_costs_no_query(person, launched, numbe
         drain()
     member = Membership.objects.select_related("run", "machine").get(run=run)
     with CaptureQueriesContext(connection) as queries:
-        checkpoints.note(member, [numbers(2, checkpoint=view(), anchor=None)])
+        checkpoints.note([(member, [numbers(2, checkpoint=view(), anchor=None)])])
     assert not queries.captured_queries and Holding.objects.count() == 1
 
 

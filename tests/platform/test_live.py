@@ -248,7 +248,7 @@ async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_sp
     assert await sync_to_async(stream.client().exists)(live.lock_key(run.pk))
     await two.leave()
     assert not await sync_to_async(stream.client().exists)(live.lock_key(run.pk))
-    assert str(run.pk) not in live.watchers._tasks
+    assert str(run.pk) not in live.watchers._rooms
 
 
 async def test_what_a_watcher_says_changes_nothing(training):

@@ -332,6 +332,27 @@ def test_public_addresses_are_public():
         assert outside.public(address)
 
 
+def test_of_what_a_webhook_hears_may_be_changed_and_none_at_all_is_refused_at_the_field(signed_in, receiver, valkey):
+    client, ada = signed_in(organiser=True)
+    url, *_ = receiver
+    one, two = (Webhook.add(ada, url, list(Kind.values)) for _ in range(2))
+    at = f"/notifications/webhooks/{one.pk}/kinds/"
+    assert client.post(at, {"kinds": ["run.finished", "run.started"]}).status_code == 302
+    one.refresh_from_db()
+    two.refresh_from_db()
+    assert one.kinds == ["run.started", "run.finished"] and two.kinds == list(Kind.values)
+    assert Entry.objects.get(action="webhook.listen").detail == {"kinds": one.kinds}
+    client.post(at, {"kinds": one.kinds})
+    assert Entry.objects.filter(action="webhook.listen").count() == 1, "the same again is no change"
+    for wrong, sentence in (({}, "Choose at least one"), ({"kinds": ["run.exploded"]}, "run.exploded")):
+        page = client.post(at, wrong)
+        assert page.status_code == 422 and sentence in page.content.decode()
+    one.refresh_from_db()
+    assert one.kinds == ["run.started", "run.finished"]
+    Notice.tell(News(ada, Kind.MACHINE_QUIET, "quiet", "A machine went quiet"))
+    assert one.deliveries.count() == 0 and two.deliveries.count() == 1
+
+
 def test_webhooks_are_for_organisers_and_for_their_owner_alone(signed_in, receiver, valkey):
     url, _, _ = receiver
     client, ada = signed_in()

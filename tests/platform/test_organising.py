@@ -12,6 +12,7 @@ from barnraise.spec import RunSpec, Start
 from coordinator.accounts.models import Team
 from coordinator.accounts.rules import SiteRules
 from coordinator.audit.models import Entry
+from coordinator.refusals import Refused
 from coordinator.runs import notes
 from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.invitations import Guest, Invitation
@@ -500,3 +501,42 @@ def test_what_auto_decides_cannot_be_fixed_as_well_and_another_strategy_can(sign
     )
     assert client.post("/runs/new/", sent | {"recipe.strategy": "async"}).status_code == 302
     assert Run.objects.get().spec.recipe.codec == "dense4"
+
+
+# ---- the budget ----------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_extends_a_run_while_tokens_are_left_and_is_told_at_the_field_why_not_later(
+    signed_in, launched, draft, numbers
+):
+    client, ada = signed_in()
+    run, machine = launched(ada)
+    before, at = run.token_budget, f"/runs/{run.slug}/extend/"
+    assert at in client.get(f"/runs/{run.slug}/terms/").content.decode()
+    for typed, told in (("many", "a whole number"), ("0", "from 1 to"), ("10000000000000000", "from 1 to")):
+        page = client.post(at, {"tokens": typed})
+        text = page.content.decode()
+        assert page.status_code == 422 and told in text and f'value="{typed}"' in text
+    assert client.post(at, {"tokens": "5,000"}).status_code == 302
+    run.refresh_from_db()
+    assert run.token_budget == before + 5000
+    reply = wire.ReportReply.model_validate_json(machine.report(run, numbers(1)).content)
+    assert wire.Directive.model_validate_json(reply.directive.body).token_budget == before + 5000
+    run.note_ledger(run.token_budget)
+    spent = client.post(at, {"tokens": "5000"})
+    assert spent.status_code == 422 and "Its budget is spent" in spent.content.decode()
+    assert at not in client.get(f"/runs/{run.slug}/terms/").content.decode()
+    run.finish()
+    assert "what is over is never opened again" in client.post(at, {"tokens": "5000"}).content.decode()
+    assert Run.objects.get(pk=run.pk).token_budget == before + 5000
+    assert "edit the draft" in client.post(f"/runs/{draft(ada).slug}/extend/", {"tokens": "1"}).content.decode()
+
+
+def test_two_that_extend_a_run_at_the_same_moment_do_not_undo_each_other(person, launched):
+    run, _ = launched(person())
+    other = Run.objects.get(pk=run.pk)
+    run.extend(1000)
+    with pytest.raises(Refused, match="look again"):
+        other.extend(500)
+    other.extend(500)
+    assert Run.objects.get(pk=run.pk).extra_tokens == 1500

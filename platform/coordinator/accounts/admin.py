@@ -23,6 +23,24 @@ admin.site.unregister(
 )  # addresses and secrets are their owner's alone
 
 DECIDE = ["decide"]
+RIGHTS = (  # (dialog, right, given, its title, what follows of it)
+    ("make_organiser", "organiser", True, "Make organiser", "They may create runs, whatever the site's rules say."),
+    ("unmake_organiser", "organiser", False, "No organiser any more",
+     "Their runs stay theirs. New ones are up to the site's rules."),
+    ("make_staff", "is_staff", True, "Make staff", "They may use this panel: see every address, ban people, end runs."),
+    ("unmake_staff", "is_staff", False, "No staff any more", "This panel is closed to them."),
+)  # fmt: skip
+
+
+def grants(name: str, right: str, given: bool, title: str, follows: str):
+    """A dialog that gives a right, or takes it."""
+
+    def grant(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+        done, otherwise = "Done: {name}.", "{name}: it is so already."
+        return self.decide(request, object_id, lambda user: user.grant(right, request.user, given), done, otherwise)
+
+    grant.__name__ = name  # its address
+    return action(description=title.removesuffix(" any more"), permissions=DECIDE, dialog=asks(title, follows))(grant)
 
 
 @admin.register(User)
@@ -38,42 +56,14 @@ class UserAdmin(Looked):
         {"title": "More", "items": ["make_staff", "unmake_staff", "erase"]},
     ]  # fmt: skip
 
+    make_organiser, unmake_organiser, make_staff, unmake_staff = (grants(*each) for each in RIGHTS)
+
     def get_queryset(self, request: HttpRequest):
         return super().get_queryset(request).prefetch_related("teams")
 
     @admin.display(description="teams")
     def in_teams(self, user: User) -> str:
         return ", ".join(team.name for team in user.teams.all()) or "none"
-
-    @action(
-        description="Make organiser",
-        permissions=DECIDE,
-        dialog=asks("Make organiser", "They may create runs, whatever the site's rules say."),
-    )
-    def make_organiser(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
-        return self._grant(request, object_id, "organiser", True)
-
-    @action(
-        description="No organiser",
-        permissions=DECIDE,
-        dialog=asks("No organiser any more", "Their runs stay theirs. New ones are up to the site's rules."),
-    )
-    def unmake_organiser(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
-        return self._grant(request, object_id, "organiser", False)
-
-    @action(
-        description="Make staff",
-        permissions=DECIDE,
-        dialog=asks("Make staff", "They may use this panel: see every address, ban people, end runs."),
-    )
-    def make_staff(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
-        return self._grant(request, object_id, "is_staff", True)
-
-    @action(
-        description="No staff", permissions=DECIDE, dialog=asks("No staff any more", "This panel is closed to them.")
-    )
-    def unmake_staff(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
-        return self._grant(request, object_id, "is_staff", False)
 
     @action(
         description="Ban",
@@ -105,10 +95,6 @@ class UserAdmin(Looked):
     )
     def erase(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self.decide(request, object_id, lambda user: leave(user, request.user), "The account is deleted.")
-
-    def _grant(self, request: HttpRequest, pk: str, right: str, given: bool) -> HttpResponse:
-        done, otherwise = "Done: {name}.", "{name}: it is so already."
-        return self.decide(request, pk, lambda user: user.grant(right, request.user, given), done, otherwise)
 
 
 @admin.register(Enrolment)

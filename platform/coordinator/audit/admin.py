@@ -2,7 +2,9 @@
 
 import json
 
+from django.conf import settings
 from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
 from coordinator.audit.decisions import Looked
@@ -19,6 +21,10 @@ class EntryAdmin(Looked):
     date_hierarchy = "at"
     fields = ["at", "action", "subject_kind", "subject_name", "subject_id", "who", "whole_detail", "request_id"]
     show_full_result_count = False  # the log is long
+    list_before_template = "admin/audit_kept.html"
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict | None = None) -> HttpResponse:
+        return super().changelist_view(request, {**(extra_context or {}), "kept_days": settings.AUDIT_DAYS})
 
     @admin.display(description="subject")
     def subject(self, entry: Entry) -> str:

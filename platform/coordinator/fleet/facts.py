@@ -18,7 +18,7 @@ def facts(run: Run) -> Facts:
         launch_requested=run.launch_requested,
         manifest=run.manifest is not None,
         quorum=run.quorum,
-        alive=members.alive().count(),
+        alive=Membership.objects.alive_in(run).count(),
         ledger_tokens=max(run.ledger_tokens, ledger(run)),
         token_budget=run.token_budget,
         owner_safe=not run.owner.is_active or any(owner == run.owner_id and safe for owner, _, safe in rows),
@@ -29,7 +29,7 @@ def facts(run: Run) -> Facts:
 
 def ledger(run: Run) -> int:
     """Tokens in the ledger as most machines that work on it see it: one that lies moves nothing."""
-    known = Membership.objects.alive().filter(run=run, activity__in=KNOWING).values_list("ledger_tokens", flat=True)
+    known = Membership.objects.alive_in(run).filter(activity__in=KNOWING).values_list("ledger_tokens", flat=True)
     return statistics.median_high(known) if known else 0
 
 

@@ -85,7 +85,7 @@ def prepares(membership: Membership) -> bool:
     run = membership.run
     if run.state is not wire.Status.DRAFT or run.manifest is not None or membership.machine.owner_id != run.owner_id:
         return False
-    theirs = Membership.objects.alive().filter(run=run, machine__owner=run.owner_id).order_by("joined", "pk")
+    theirs = Membership.objects.alive_in(run).filter(machine__owner=run.owner_id).order_by("joined", "pk")
     return theirs.first() == membership
 
 
@@ -97,6 +97,6 @@ def revoked(run: Run) -> list[str]:
 
 def hints(membership: Membership) -> list[wire.Peer]:
     """Others to try: those seen last first."""
-    others = Membership.objects.alive().filter(run=membership.run).exclude(pk=membership.pk).order_by("-last_seen")
+    others = Membership.objects.alive_in(membership.run).exclude(pk=membership.pk).order_by("-last_seen")
     rows = others.values_list("machine__key", "addresses")[:PEERS]
     return [wire.Peer(key=key, addresses=addresses) for key, addresses in rows if addresses]

@@ -10,13 +10,15 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import redis.exceptions
 from channels.db import database_sync_to_async
 from channels.layers import get_channel_layer
 from django.db import DatabaseError
 
-from coordinator.live.picture import Picture, delta, sequence_key
+from coordinator.live.picture import Picture, delta, lock_key, sequence_key
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 EVERY = 1.0  # seconds
 LOCK_MILLISECONDS = 5_000  # a speaker that is silent this long is replaced
 QUIET = 5.0  # seconds: with nothing to say, it says so this often, so that watchers can tell quiet from gone
+BEHIND = 8  # deltas that may wait for one watcher
 
 _RENEW = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
 _RELEASE = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('del', KEYS[1]) or 0"
@@ -32,10 +35,6 @@ _RELEASE = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('del', K
 
 def group(run: object) -> str:
     return f"run.{run}"
-
-
-def lock_key(run: object) -> str:
-    return f"live:{run}:broadcaster"
 
 
 class Broadcaster:
@@ -82,36 +81,98 @@ class Broadcaster:
             return pipe.execute()[-1]
 
 
+class Watcher:
+    """One websocket. It has a queue of its own, so that nobody waits for a slow line: who falls behind by BEHIND deltas
+    misses some, sees the gap in their numbers and fetches a snapshot."""
+
+    def __init__(self, send: Callable[[dict], Awaitable[None]]):
+        self._send = send
+        self._waiting: asyncio.Queue[str] = asyncio.Queue(BEHIND)
+
+    def hear(self, text: str) -> None:
+        if not self._waiting.full():
+            self._waiting.put_nowait(text)
+
+    async def tell(self) -> None:
+        """Until it is cancelled, or the socket is closed."""
+        try:
+            while True:
+                await self._send({"type": "websocket.send", "text": await self._waiting.get()})
+        except (OSError, RuntimeError) as error:  # as servers say that it is closed
+            log.debug("a watcher left: %r", error)
+
+
+@dataclass
+class Room:
+    """Who watches one run in this process, and the tasks that look at the run and that hear what is said of it."""
+
+    tasks: list[asyncio.Task]
+    looked: asyncio.Event
+    watchers: set[Watcher] = field(default_factory=set)
+
+    @property
+    def open(self) -> bool:
+        here = asyncio.get_running_loop()
+        return not any(task.done() or task.get_loop() is not here for task in self.tasks)
+
+
 class Watchers:
     """Who watches which run in this process; the first starts its broadcaster and the last stops it."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, tuple[asyncio.Task, asyncio.Event, set[str]]] = {}
+        self._rooms: dict[str, Room] = {}
 
-    async def join(self, run: str, channel: str) -> None:
+    async def join(self, run: str, watcher: Watcher) -> None:
         """Returns once the broadcaster has looked at the run: a snapshot fetched from here on has its number."""
-        task, looked, channels = self._tasks.get(run, (None, asyncio.Event(), set()))
-        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-            looked, channels = asyncio.Event(), set()
-            task = asyncio.create_task(speak(run, looked), name=f"broadcast {run}")
-            self._tasks[run] = task, looked, channels
-        channels.add(channel)
-        await looked.wait()
+        room = self._rooms.get(run)
+        if room is None or not room.open:
+            listening, looked = asyncio.Event(), asyncio.Event()
+            room = self._rooms[run] = Room([], looked)
+            room.tasks.append(asyncio.create_task(listen(run, room.watchers, listening), name=f"listen {run}"))
+            room.tasks.append(asyncio.create_task(speak(run, listening, looked), name=f"broadcast {run}"))
+        room.watchers.add(watcher)
+        await room.looked.wait()
 
-    async def leave(self, run: str, channel: str) -> None:
-        task, _, channels = self._tasks.get(run, (None, None, set()))
-        channels.discard(channel)
-        if task is not None and not channels:
-            del self._tasks[run]
-            task.cancel()
-            await asyncio.wait([task])
+    async def leave(self, run: str, watcher: Watcher) -> None:
+        room = self._rooms.get(run)
+        if room is None:
+            return
+        room.watchers.discard(watcher)
+        if not room.watchers:
+            del self._rooms[run]
+            for task in room.tasks:
+                task.cancel()
+            await asyncio.wait(room.tasks)
 
 
 watchers = Watchers()
 
 
-async def speak(run: str, looked: asyncio.Event) -> None:
+async def listen(run: str, watchers: set[Watcher], listening: asyncio.Event) -> None:
+    """One ear a process, however many watch: what is said of the run goes to all of them. Until cancelled."""
+    layer = get_channel_layer()
+    while True:
+        try:
+            channel = await layer.new_channel()
+            await layer.group_add(group(run), channel)
+            break
+        except (redis.exceptions.RedisError, OSError) as error:
+            log.info("nothing can be heard of run %s yet: %s", run, error)
+            listening.set()  # its watchers get their snapshot all the same, or learn that the site is ill
+            await asyncio.sleep(EVERY)
+    listening.set()
+    try:
+        while True:
+            event = await layer.receive(channel)
+            for watcher in watchers:
+                watcher.hear(event["text"])
+    finally:
+        await layer.group_discard(group(run), channel)
+
+
+async def speak(run: str, listening: asyncio.Event, looked: asyncio.Event) -> None:
     """Until cancelled. A database or Valkey that is gone silences it; watchers notice, and it goes on by itself."""
+    await listening.wait()
     broadcaster, well = Broadcaster(run), True
     frame, release = database_sync_to_async(broadcaster.frame), database_sync_to_async(broadcaster.release)
     layer = get_channel_layer()

@@ -54,6 +54,11 @@ def sequence_key(run: object) -> str:
     return f"live:{run}:seq"
 
 
+def lock_key(run: object) -> str:
+    """There while somebody speaks for the run."""
+    return f"live:{run}:broadcaster"
+
+
 def snapshot(run: Run) -> dict[str, Any]:
     """The number is read first: whatever the deltas up to it said is in what is read after."""
     seq = int(stream.client().get(sequence_key(run.pk)) or 0)

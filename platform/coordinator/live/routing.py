@@ -1,5 +1,5 @@
 from django.urls import path
 
-from coordinator.live.consumers import RunConsumer
+from coordinator.live.consumers import watch
 
-websocket_urlpatterns = [path("ws/runs/<uuid:run>/", RunConsumer.as_asgi())]
+websocket_urlpatterns = [path("ws/runs/<uuid:run>/", watch)]

@@ -3,11 +3,11 @@
 import uuid
 
 from django.core.cache import cache
-from django.http import HttpRequest, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
-from coordinator.live.picture import snapshot
+from coordinator.live.snapshots import snapshots
 from coordinator.runs.models import Run
 from coordinator.telemetry.history import lines
 
@@ -15,9 +15,10 @@ LINES_SECONDS = 5  # that machines' lines are as good as new
 
 
 @require_safe
-def run_snapshot(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
+def run_snapshot(request: HttpRequest, run: uuid.UUID) -> HttpResponse:
     found = get_object_or_404(Run.objects.visible_to(request.user), pk=run)
-    return JsonResponse(snapshot(found), headers={"Cache-Control": "no-store"})
+    headers = {"Cache-Control": "no-store"}
+    return HttpResponse(snapshots.of(found), content_type="application/json", headers=headers)
 
 
 @require_safe

@@ -30,6 +30,25 @@ class ChoicesForm(forms.Form):
         return [(kind.label, self[f"site-{kind.value}"], self[f"email-{kind.value}"]) for kind in Kind]
 
 
+class KindsForm(forms.Form):
+    """Of what a webhook hears."""
+
+    kinds = forms.MultipleChoiceField(
+        label="Of what",
+        choices=Kind.choices,
+        widget=forms.CheckboxSelectMultiple,
+        error_messages={"required": "Choose at least one, or switch the webhook off."},
+    )
+
+    def __init__(self, *args, hook: Webhook, **kwargs):
+        # Several of these are on one page: their boxes need names of their own.
+        super().__init__(*args, initial={"kinds": hook.kinds}, auto_id=f"id_{hook.pk}_%s", **kwargs)
+        self.hook = hook
+
+    def save(self) -> None:
+        self.hook.listen(self.cleaned_data["kinds"])
+
+
 class WebhookForm(forms.Form):
     url = forms.CharField(
         label="URL",

@@ -141,6 +141,16 @@ class Webhook(models.Model):
             record("webhook.add", made, actor=person, kinds=list(kinds))
         return made
 
+    def listen(self, kinds: list[str]) -> bool:
+        """Of what it hears from now on; what was owed before still comes. False when it was so before."""
+        wanted = [kind.value for kind in Kind if kind.value in kinds]
+        with transaction.atomic():
+            changed = Webhook.objects.filter(pk=self.pk).exclude(kinds=wanted).update(kinds=wanted) == 1
+            if changed:
+                record("webhook.listen", self, actor=self.person, kinds=wanted)
+        self.refresh_from_db()
+        return changed
+
     def remove(self) -> None:
         with transaction.atomic():
             record("webhook.remove", self, actor=self.person)

@@ -20,6 +20,12 @@ class TokensForm(BaseDialogForm):
         min_value=1, max_value=MOST_TOKENS, label="Tokens more", widget=UnfoldAdminIntegerFieldWidget
     )
 
+    def clean_tokens(self) -> int:
+        tokens = self.cleaned_data["tokens"]
+        if sentence := Run.objects.get(pk=self.object_id).inextensible(tokens):
+            raise forms.ValidationError(sentence)
+        return tokens
+
 
 @admin.register(Run)
 class RunAdmin(Looked):
@@ -56,7 +62,6 @@ class RunAdmin(Looked):
             object_id,
             lambda run: run.extend(tokens, actor=request.user),
             f"{{name}} has {tokens:,} tokens more.",
-            "{name} cannot be extended: it is not under way, its budget is spent, or that would be too much.",
         )
 
     @action(

@@ -16,6 +16,7 @@ from barnraise.identity import digest
 from barnraise.spec import RunSpec, Start, problems
 from coordinator import mirror
 from coordinator.audit.log import record
+from coordinator.refusals import Refused
 from coordinator.runs import lifecycle
 from coordinator.runs.invitations import Guest as Guest
 from coordinator.runs.invitations import Invitation as Invitation
@@ -47,7 +48,7 @@ class Run(models.Model):
     quorum = models.PositiveIntegerField(default=1, help_text="Machines that must be alive before training starts.")
     report_every = models.FloatField(default=10.0, help_text="Seconds between two reports of a machine.")
     ledger_tokens = models.BigIntegerField(default=0, editable=False)
-    extra_tokens = models.BigIntegerField(default=0, editable=False)  # what the staff gave it beyond its spec's budget
+    extra_tokens = models.BigIntegerField(default=0, editable=False)  # what it was given beyond its spec's budget
     created = models.DateTimeField(default=timezone.now, editable=False)
     launched = models.DateTimeField(null=True, editable=False)
     started = models.DateTimeField(null=True, editable=False)
@@ -213,17 +214,31 @@ class Run(models.Model):
         """An admin's word that this is it, whatever the budget says."""
         return self._control("finish", actor, finished=timezone.now())
 
-    def extend(self, tokens: int, *, actor=None) -> bool:
+    def inextensible(self, tokens: int = 1) -> str:
+        """Why it cannot get so many tokens more, as a sentence; "" where it can. Once its budget is spent a run is
+        never opened again: its machines have agreed on the final weights, and some are gone with them."""
+        anew = "Copy the run instead: the copy may begin with this one's weights"
+        if self.state is Status.DRAFT:
+            return "A draft has its budget in its own form: edit the draft."
+        if self.is_over:
+            return f"The run is {self.status}, and what is over is never opened again. {anew}."
+        if self.ledger_tokens >= self.token_budget:
+            return f"Its budget is spent, and its machines are settling the final model. {anew}."
+        if not 1 <= tokens <= MOST_TOKENS - self.token_budget:
+            return f"Type a number from 1 to {MOST_TOKENS - self.token_budget:,}: no run has more than 10^15 tokens."
+        return ""
+
+    def extend(self, tokens: int, *, actor=None) -> None:
         """So many tokens more than it had. The spec stays as it is: workers hear of it with their next directive, and
-        train on at the rate where the schedule ends. False unless it is under way, with tokens of its budget left."""
+        train on at the rate where the schedule ends. Raises Refused, with the sentence of `inextensible`."""
+        if sentence := self.inextensible(tokens):
+            raise Refused(sentence)
         under_way = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
-        if not 1 <= tokens <= MOST_TOKENS - self.token_budget or self.ledger_tokens >= self.token_budget:
-            return False
-        unchanged = Q(status__in=under_way, extra_tokens=self.extra_tokens)
+        unchanged = Q(status__in=under_way, extra_tokens=self.extra_tokens, ledger_tokens__lt=self.token_budget)
         with transaction.atomic():
-            if changed := self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
-                record("run.extend", self, actor=actor, tokens=tokens)
-        return changed
+            if not self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
+                raise Refused(self.inextensible(tokens) or "Somebody else extended it just now: look again.")
+            record("run.extend", self, actor=actor, tokens=tokens)
 
     def arrange(self, terms: Terms, *, actor=None) -> bool:
         """Who may join with what, and the notes. Raises SpecError, with a sentence for each field; False when nothing

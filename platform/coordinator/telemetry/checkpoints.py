@@ -6,6 +6,7 @@ the same updates confirms them. Two digests at one version vector mean that some
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from uuid import UUID
 
 from django.db import models, transaction
 from django.utils import timezone
@@ -63,36 +64,39 @@ class Holding(models.Model):
         return f"{self.machine} has {self.checkpoint}"
 
 
-def note(member: Membership, reports: list[wire.Report]) -> None:
-    """What these reports of one machine announce, and confirm. Twice says no more than once, and costs nothing: every
+def note(heard: Iterable[tuple[Membership, list[wire.Report]]]) -> None:
+    """What these reports of machines announce, and confirm. Twice says no more than once, and costs nothing: every
     report carries the last announcement."""
-    run = member.run
-    said = {r.checkpoint for r in reports if r.checkpoint and 0 < r.checkpoint.tokens <= run.most_tokens}
-    named = {(view.vector, view.digest) for view in said} | {(r.vector, r.anchor) for r in reports if r.anchor}
-    named = {pair for pair in named if (member.pk, *pair) not in _noted}
-    if not named:
+    wanted: dict[tuple, list[Membership]] = {}  # (run, vector, digest) → who names it
+    for member, reports in heard:
+        said = {r.checkpoint for r in reports if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.most_tokens}
+        named = {(view.vector, view.digest) for view in said} | {(r.vector, r.anchor) for r in reports if r.anchor}
+        named = {pair for pair in named if (member.pk, *pair) not in _noted}
+        for view in said:
+            if (view.vector, view.digest) in named:
+                Checkpoint.objects.get_or_create(
+                    run=member.run,
+                    vector=view.vector,
+                    digest=view.digest,
+                    defaults={"tokens": view.tokens, "checksum": view.checksum, "size": view.size},
+                )
+        for pair in named:
+            wanted.setdefault((member.run_id, *pair), []).append(member)
+    if not wanted:
         return
-    for view in said:
-        if (view.vector, view.digest) in named:
-            Checkpoint.objects.get_or_create(
-                run=run,
-                vector=view.vector,
-                digest=view.digest,
-                defaults={"tokens": view.tokens, "checksum": view.checksum, "size": view.size},
-            )
-    known = Checkpoint.objects.filter(run=run, vector__in={vector for vector, _ in named})
-    held = [each for each in known if (each.vector, each.digest) in named]
+    known = Checkpoint.objects.filter(run__in={run for run, _, _ in wanted}, vector__in={v for _, v, _ in wanted})
+    held = [(member, each) for each in known for member in wanted.get((each.run_id, each.vector, each.digest), ())]
     Holding.objects.bulk_create(
-        [Holding(checkpoint=each, machine=member.machine) for each in held], ignore_conflicts=True
+        [Holding(checkpoint=each, machine_id=member.machine_id) for member, each in held], ignore_conflicts=True
     )
-    transaction.on_commit(lambda: _remember((member.pk, each.vector, each.digest) for each in held))
+    transaction.on_commit(lambda: _remember((member.pk, each.vector, each.digest) for member, each in held))
 
 
-_noted: dict[tuple[int, str, str], None] = {}  # what this process has seen committed, the oldest first
+_noted: dict[tuple[UUID, str, str], None] = {}  # what this process has seen committed, the oldest first
 NOTED = 50_000
 
 
-def _remember(pairs: Iterable[tuple[int, str, str]]) -> None:
+def _remember(pairs: Iterable[tuple[UUID, str, str]]) -> None:
     for pair in pairs:
         _noted[pair] = None
     while len(_noted) > NOTED:

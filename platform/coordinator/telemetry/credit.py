@@ -5,10 +5,11 @@ many tokens all told; what is new in that becomes a range of the author's, one r
 author itself has reported, and for no more an update than the run's rules let one claim.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-from django.db import models
+from django.db import connection, models
 from django.db.models import Max, Sum
 from django.utils import timezone
 from uuid6 import uuid7
@@ -55,44 +56,66 @@ class Credit(models.Model):
         return f"{self.tokens:,} tokens of {self.machine}"
 
 
-def note(member: Membership, reports: list[wire.Report]) -> None:
-    """What these reports of one machine witness of others', within the caller's transaction."""
-    newest: dict[str, wire.Witness] = {}
-    for witness in (each for report in reports for each in report.witnessed):
-        if witness.author not in newest or newest[witness.author].seq < witness.seq:
-            newest[witness.author] = witness
+def note(heard: list[tuple[Membership, list[wire.Report]]]) -> None:
+    """What these reports of machines witness of others', within the caller's transaction. Four statements at most."""
+    newest: dict[tuple, tuple[Membership, wire.Witness]] = {}  # (run, author) → who has seen most of it
+    for member, reports in heard:
+        for witness in (each for report in reports for each in report.witnessed):
+            before = newest.get(place := (member.run_id, member.machine.owner_id, witness.author))
+            if before is None or before[1].seq < witness.seq:
+                newest[place] = member, witness
     if not newest:
         return
-    keys = {author.partition(".")[0] for author in newest}
-    authors = Membership.objects.filter(run=member.run, machine__key__in=keys).select_related("machine")
-    foreign = {each.machine.key: each for each in authors.exclude(machine__owner=member.machine.owner_id)}
-    before: dict[tuple, tuple[int, int]] = {}
-    ranges = Credit.objects.filter(run=member.run, machine__in=[each.machine_id for each in foreign.values()])
-    for row in ranges.values("machine", "incarnation").annotate(end=Max("last"), sum=Sum("tokens")):
-        before[row["machine"], row["incarnation"]] = row["end"], row["sum"]
-    most = member.run.spec.max_tokens_per_update if foreign else 0
-    for author, witness in sorted(newest.items()):
+    runs = {member.run_id: member.run for member, _ in newest.values()}
+    keys = {author.partition(".")[0] for _, _, author in newest}
+    told = Membership.objects.filter(run__in=runs, machine__key__in=keys)
+    authors = {
+        (run, key): (machine, owner, tokens)
+        for run, key, machine, owner, tokens in told.values_list(
+            "run", "machine__key", "machine", "machine__owner", "tokens"
+        )
+    }
+    known: dict[tuple, tuple[int, int]] = {}  # (run, machine, incarnation) → (last, tokens) so far
+    lives: dict[tuple, int] = defaultdict(int)  # (run, machine) → tokens of all its lives
+    ranges = Credit.objects.filter(run__in=runs, machine__in=[machine for machine, _, _ in authors.values()])
+    for row in ranges.values("run", "machine", "incarnation").annotate(end=Max("last"), sum=Sum("tokens")):
+        known[row["run"], row["machine"], row["incarnation"]] = row["end"], row["sum"]
+        lives[row["run"], row["machine"]] += row["sum"]
+    most = {run.pk: run.spec.max_tokens_per_update for run in runs.values()}
+    fresh: dict[tuple, Credit] = {}
+    for (run, _, author), (member, witness) in sorted(newest.items(), key=lambda item: (item[0][2], item[1][1].seq)):
         key, _, incarnation = author.partition(".")
-        if key in foreign:
-            last, total = before.get((foreign[key].machine_id, incarnation), (0, 0))
-            told = foreign[key].tokens  # by the author itself, of all its lives
-            lives = sum(tokens for (machine, _), (_, tokens) in before.items() if machine == foreign[key].machine_id)
-            tokens = min(witness.total - total, told - lives, (witness.seq - last) * most)
-            if witness.seq > last and tokens > 0:
-                _extend(member, foreign[key].machine, incarnation, last + 1, witness.seq, tokens)
+        machine, owner, reported = authors.get((run, key), (None, None, 0))
+        if machine is None or owner == member.machine.owner_id:
+            continue
+        last, total = known.get((run, machine, incarnation), (0, 0))
+        # No more than the author itself reported, of all its lives, and no more an update than the rules allow.
+        tokens = min(witness.total - total, reported - lives[run, machine], (witness.seq - last) * most[run])
+        if witness.seq > last and tokens > 0:
+            row = fresh.setdefault(
+                (run, machine, incarnation),
+                Credit(run_id=run, machine_id=machine, incarnation=incarnation, day=timezone.now().date(),
+                       first=last + 1, tokens=0),
+            )  # fmt: skip
+            row.last, row.tokens, row.witness_id = witness.seq, row.tokens + tokens, member.machine_id
+            known[run, machine, incarnation] = witness.seq, total + tokens
+            lives[run, machine] += tokens
+    _extend(list(fresh.values()))
 
 
-def _extend(member: Membership, machine: Machine, incarnation: str, first: int, last: int, tokens: int) -> None:
-    row, fresh = Credit.objects.get_or_create(
-        run=member.run,
-        machine=machine,
-        incarnation=incarnation,
-        day=timezone.now().date(),
-        defaults={"first": first, "last": last, "tokens": tokens, "witness": member.machine},
-    )
-    if not fresh:
-        row.last, row.tokens, row.witness = last, row.tokens + tokens, member.machine
-        row.save(update_fields=["last", "tokens", "witness"])
+def _extend(ranges: list[Credit]) -> None:
+    """Adds to the day's rows, in one statement."""
+    if not ranges:
+        return
+    columns = ("id", "run_id", "machine_id", "incarnation", "day", "first", "last", "tokens", "witness_id")
+    marks = ", ".join([f"({', '.join(['%s'] * len(columns))})"] * len(ranges))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO telemetry_credit ({', '.join(columns)}) VALUES {marks} "
+            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET last = excluded.last, "
+            "tokens = telemetry_credit.tokens + excluded.tokens, witness_id = excluded.witness_id",
+            [getattr(row, name) for row in ranges for name in columns],
+        )
 
 
 # ---- leaderboards --------------------------------------------------------------------------------------------------

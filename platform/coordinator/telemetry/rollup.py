@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
@@ -35,6 +36,8 @@ WAIT_SECONDS = 5.0
 TOTALS = ("tokens", "updates_sent", "updates_received", "peer_bytes_sent", "peer_bytes_received")
 GROWN = ("reports", "rate_sum", *TOTALS)
 MOST = 1 << 50  # of what a total may grow by in one report: sums stay within 63 bits
+Sums = dict[tuple, dict[str, float]]  # (membership, its finest bucket) → how much grew there
+CHANGING = [f.name for f in Membership._meta.concrete_fields if f.name not in ("id", "run", "machine", "joined")]
 LATEST = ("version", "activity", "incarnation", "step", "tokens", "ledger_tokens", "rate", "updates_sent",
           "updates_received", "peers", "peer_bytes_sent", "peer_bytes_received", "vector")  # fmt: skip
 
@@ -75,49 +78,76 @@ def _try_lock() -> bool:
         return cursor.fetchone()[0]
 
 
+Sent = dict[UUID, tuple[list[Report], float]]  # membership → its reports of a batch, and when the last of them came
+
+
 def _store_all(raw: list[str]) -> None:
-    reports: dict[int, list[Report]] = defaultdict(list)
-    received: dict[int, float] = {}
+    reports: dict[UUID, list[Report]] = defaultdict(list)
+    received: dict[UUID, float] = {}
     for text in raw:
         try:
             entry = json.loads(text)
-            pk, when = int(entry["membership"]), float(entry["received"])
+            pk, when = UUID(entry["membership"]), float(entry["received"])
             parsed = [Report.model_validate(r) for r in entry["reports"]]
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
             log.error("an entry of the queue is unreadable and was dropped: %.200s: %.200s", error, text)
             continue
         reports[pk] += parsed
         received[pk] = when
-    for pk in sorted(reports):  # in one order everywhere: row locks cannot meet head on
-        try:
-            with transaction.atomic():
-                store(pk, reports[pk], received[pk])
-        except (DataError, IntegrityError) as error:
-            log.error("reports of membership %s were dropped, Postgres refuses them: %s", pk, error)
+    sent = {pk: (reports[pk], received[pk]) for pk in sorted(reports)}
+    if sent and not _stored(sent):  # one machine's numbers must not cost the others theirs
+        for pk, theirs in sent.items():
+            if not _stored({pk: theirs}):
+                log.error("reports of membership %s were dropped: Postgres refuses them", pk)
 
 
-def store(pk: int, reports: list[Report], received: float) -> None:
-    """One machine's reports, in any order and any duplication, within the caller's transaction."""
-    member = Membership.objects.select_for_update(of=("self",)).select_related("run", "machine").filter(pk=pk).first()
-    if member is None:
-        log.info("reports of membership %s came after it was deleted", pk)
-        return
-    held = dict(member.receipts.values_list("seq", "received"))
-    fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held}
-    again = any(r.seq in held for r in reports)
-    Point.objects.bulk_create(
-        Point(membership=member, seq=r.seq, position=i, at=_measured(member, r, received), **p.model_dump())
-        for r in fresh.values()
-        for i, p in enumerate(r.points)
-    )
-    ordered = [fresh[seq] for seq in sorted(fresh)]
-    events.note(member, ordered, [_measured(member, r, received) for r in ordered])
-    _add_rollups(member, ordered, received)
-    checkpoints.note(member, list(fresh.values()))
-    credit.note(member, list(fresh.values()))
-    _move_mark(member, held, set(fresh), again)
-    member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
-    member.save()
+def _stored(sent: Sent) -> bool:
+    try:
+        with transaction.atomic():
+            store(sent)
+    except (DataError, IntegrityError) as error:
+        log.warning("Postgres refuses reports of %d machines: %s", len(sent), error)
+        return False
+    return True
+
+
+def store(sent: Sent) -> None:
+    """Machines' reports, in any order and any duplication, within the caller's transaction. So many statements however
+    many machines there are: at hundreds of reports a second a dozen for each would keep two cores busy."""
+    # In one order everywhere: row locks cannot meet head on.
+    locked = Membership.objects.select_for_update().filter(pk__in=sent).order_by("pk")
+    members = list(locked.prefetch_related("run", "machine"))
+    if len(members) < len(sent):
+        log.info("reports of %d memberships came after these were deleted", len(sent) - len(members))
+    held: dict[UUID, dict[int, datetime]] = defaultdict(dict)
+    for pk, seq, received in Receipt.objects.filter(membership__in=sent).values_list("membership", "seq", "received"):
+        held[pk][seq] = received
+    points: list[Point] = []
+    sums: Sums = defaultdict(lambda: defaultdict(float))
+    receipts: list[Receipt] = []
+    heard: list[tuple[Membership, list[Report]]] = []
+    for member in members:
+        reports, received = sent[member.pk]
+        fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held[member.pk]}
+        again = any(r.seq in held[member.pk] for r in reports)
+        points += [
+            Point(membership=member, seq=r.seq, position=i, at=_measured(member, r, received), **p.model_dump())
+            for r in fresh.values()
+            for i, p in enumerate(r.points)
+        ]
+        ordered = [fresh[seq] for seq in sorted(fresh)]
+        events.note(member, ordered, [_measured(member, r, received) for r in ordered])
+        _add_rollups(member, ordered, received, sums)
+        receipts += _move_mark(member, held[member.pk], set(fresh), again)
+        member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
+        heard.append((member, list(fresh.values())))
+    Point.objects.bulk_create(points)
+    Receipt.objects.bulk_create(receipts)
+    _grow(sums)
+    # Each is there, and locked: what looks like an insertion is one UPDATE of all of them.
+    Membership.objects.bulk_create(members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING)
+    checkpoints.note(heard)
+    credit.note(heard)
 
 
 def _measured(member: Membership, report: Report, received: float) -> float:
@@ -125,11 +155,10 @@ def _measured(member: Membership, report: Report, received: float) -> float:
     return min(max(report.at, member.run.created.timestamp()), received)
 
 
-def _add_rollups(member: Membership, reports: list[Report], received: float) -> None:
+def _add_rollups(member: Membership, reports: list[Report], received: float, sums: Sums) -> None:
     """Adds each report to its bucket, and takes the newest's numbers over into the membership."""
-    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))  # by the finest bucket
     for report in reports:
-        into = sums[int(_measured(member, report, received)) // BUCKET * BUCKET]
+        into = sums[member.pk, int(_measured(member, report, received)) // BUCKET * BUCKET]
         into["reports"] += 1
         into["rate_sum"] += report.rate
         if report.activity is Activity.FINISHED:
@@ -147,20 +176,19 @@ def _add_rollups(member: Membership, reports: list[Report], received: float) -> 
             member.trade = report.trade.model_dump()
         member.lives = lived(member.lives, report.incarnation, report.updates_sent)
         member.anchor, member.addresses, member.latest = report.anchor or "", list(report.addresses), report.seq
-    _grow(member, sums)
 
 
-def _grow(member: Membership, sums: dict[int, dict[str, float]]) -> None:
+def _grow(sums: Sums) -> None:
     """Adds to the rows of every width, in one statement."""
-    wider: dict[tuple[int, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for bucket, grown in sums.items():
+    wider: dict[tuple, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for (member, bucket), grown in sums.items():
         for width in WIDTHS:
             for name, value in grown.items():
-                wider[width, bucket // width * width][name] += value
+                wider[member, width, bucket // width * width][name] += value
     if not wider:
         return
     rows = [
-        (member.pk, *place, *(grown[name] if name == "rate_sum" else int(grown[name]) for name in GROWN))
+        (*place, *(grown[name] if name == "rate_sum" else int(grown[name]) for name in GROWN))
         for place, grown in sorted(wider.items())
     ]
     marks = ", ".join([f"({', '.join(['%s'] * (3 + len(GROWN)))})"] * len(rows))
@@ -173,16 +201,18 @@ def _grow(member: Membership, sums: dict[int, dict[str, float]]) -> None:
         )
 
 
-def _move_mark(member: Membership, held: dict[int, datetime], fresh: set[int], again: bool) -> None:
-    """`again`: the machine has posted what is held a second time, so it would have posted what is missing."""
+def _move_mark(member: Membership, held: dict[int, datetime], fresh: set[int], again: bool) -> list[Receipt]:
+    """What is held beyond the mark, to be remembered. `again`: the machine has posted what is held a second time, so it
+    would have posted what is missing."""
     beyond = fresh | set(held)
     member.mark = _contiguous(member.mark, beyond)
     waited = timezone.now() - min(held.values(), default=timezone.now())
     if again and waited > timedelta(minutes=GAP_MINUTES) and (left := [seq for seq in beyond if seq > member.mark]):
         log.warning("%s lost its reports %s to %s", member, member.mark + 1, min(left) - 1)
         member.mark = _contiguous(min(left), beyond)
-    member.receipts.filter(seq__lte=member.mark).delete()
-    Receipt.objects.bulk_create(Receipt(membership=member, seq=seq) for seq in fresh if seq > member.mark)
+    if held:
+        member.receipts.filter(seq__lte=member.mark).delete()
+    return [Receipt(membership=member, seq=seq) for seq in fresh if seq > member.mark]
 
 
 def _contiguous(mark: int, beyond: set[int]) -> int:

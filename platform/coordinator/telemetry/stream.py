@@ -54,17 +54,18 @@ def ingest(membership: Membership, reports: list[Report]) -> None:
     fresh = [r for r in reports if r.seq > membership.mark]
     if not fresh:
         return
-    if client().llen(PENDING) >= PENDING_MOST:
-        raise Behind
     now, run, machine = time.time(), membership.run_id, str(membership.machine_id)
+    with client().pipeline(transaction=False) as pipe:
+        waiting, shown = pipe.llen(PENDING).hget(workers_key(run), machine).execute()
+    if waiting >= PENDING_MOST:
+        raise Behind
     most = membership.run.most_tokens
     entry = {
         "id": secrets.token_hex(8),
-        "membership": membership.pk,
+        "membership": str(membership.pk),
         "received": now,
         "reports": [r.model_dump(mode="json") for r in fresh],
     }
-    shown = client().hget(workers_key(run), machine)
     newest = fresh[-1]
     with client().pipeline(transaction=True) as pipe:
         pipe.rpush(PENDING, json.dumps(entry))

@@ -9,6 +9,7 @@ from django import forms
 
 from barnraise.errors import SpecError
 from barnraise.spec import AUTO, PRESETS, RunSpec, preset
+from coordinator.refusals import Refused
 from coordinator.runs.drafts import OFFERED, spec_from_fields
 from coordinator.runs.models import Run
 from coordinator.runs.terms import Terms
@@ -85,6 +86,32 @@ class TermsForm(Telling):
 
     def save(self, actor) -> None:
         self.run.arrange(self.cleaned_data["terms"], actor=actor)
+
+
+class ExtendForm(Telling):
+    """More tokens for a run under way."""
+
+    tokens = number("Tokens more", "While some of its budget are left: once it is spent, copy the run instead.", "")
+
+    def __init__(self, *args, run: Run, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.run = run
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        cleaned["tokens"] = tokens = int(self.typed_number("tokens", int, 0))
+        if "tokens" not in self.errors and (problem := self.run.inextensible(tokens)):
+            self.add_error("tokens", problem)
+        return cleaned
+
+    def save(self, actor) -> bool:
+        """False when it changed meanwhile, which is then said at the field."""
+        try:
+            self.run.extend(self.cleaned_data["tokens"], actor=actor)
+        except Refused as error:
+            self.add_error("tokens", error.sentence)
+            return False
+        return True
 
 
 class RunForm(Telling):

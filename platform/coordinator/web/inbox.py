@@ -12,7 +12,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST, require_safe
 
 from coordinator.accounts.models import User
-from coordinator.notify.forms import ChoicesForm, WebhookForm
+from coordinator.notify.forms import ChoicesForm, KindsForm, WebhookForm
 from coordinator.notify.kinds import Kind
 from coordinator.notify.models import Choice, Notice, Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
@@ -64,8 +64,29 @@ def webhooks(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid() and form.save(request.user):
         messages.success(request, "Added. Try it with a test call.")
         return redirect("webhooks")
-    context = {"form": form, "hooks": request.user.webhooks.all()}
-    return render(request, "webhooks.html", context, status=422 if form.is_bound else 200)
+    return _webhooks(request, form)
+
+
+@login_required
+@require_POST
+def webhook_kinds(request: HttpRequest, webhook: uuid.UUID) -> HttpResponse:
+    """Of what one hears."""
+    form = KindsForm(request.POST, hook=get_object_or_404(Webhook, pk=webhook, person=request.user))
+    if not form.is_valid():
+        return _webhooks(request, WebhookForm(), form)
+    form.save()
+    messages.success(request, "Saved.")
+    return redirect("webhooks")
+
+
+def _webhooks(request: HttpRequest, form: WebhookForm, changed: KindsForm | None = None) -> HttpResponse:
+    """The page, with what was typed into either of its forms."""
+    rows = [
+        (hook, changed if changed and changed.hook == hook else KindsForm(hook=hook))
+        for hook in request.user.webhooks.all()
+    ]
+    status = 422 if form.is_bound or changed else 200
+    return render(request, "webhooks.html", {"form": form, "rows": rows}, status=status)
 
 
 @login_required

@@ -13,7 +13,7 @@ from barnraise.errors import SpecError
 from coordinator.runs.invitations import Invitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
-from coordinator.web.forms import TermsForm
+from coordinator.web.forms import ExtendForm, TermsForm
 from coordinator.web.judging import VerdictForm
 from coordinator.web.views import ORGANISERS, controlled, visible
 
@@ -40,6 +40,17 @@ def run_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
         return redirect("run_verdicts", slug=run.slug)
     context = {"form": form, "run": run, "verdicts": run.verdicts.select_related("by")[:100]}
     return render(request, "run_verdicts.html", context, status=422 if form.is_bound else 200)
+
+
+@login_required
+def run_extend(request: HttpRequest, slug: str) -> HttpResponse:
+    """More tokens than its budget had, while some of it are left."""
+    run = controlled(request, slug)
+    form = ExtendForm(request.POST or None, run=run)
+    if request.method == "POST" and form.is_valid() and form.save(request.user):
+        messages.success(request, f"{form.cleaned_data['tokens']:,} tokens more: its machines hear of it in seconds.")
+        return redirect(run)
+    return render(request, "run_extend.html", {"form": form, "run": run}, status=422 if form.is_bound else 200)
 
 
 @login_required

@@ -1,0 +1,104 @@
+"""Workers as the site hears them: each posts one signed report an interval, over a connection of its own, and keeps
+what was not confirmed for the next one."""
+
+import asyncio
+import math
+import random
+import time
+from dataclasses import dataclass, field
+
+from site_filling import Hand
+
+from barnraise import wire
+from barnraise.identity import digest
+
+PATIENCE = 15.0  # seconds, as the worker's own
+LATE = 60.0  # seconds in which what was refused is tried again, at the end
+PLAN = wire.PlanView(
+    device="NVIDIA GeForce RTX 3060", device_bytes=9 * 10**9, host_bytes=3 * 10**9, disk_bytes=0, groups=12,
+    micro_batches=4, micro_tokens=1024, layers=12, resident=3, clipping="exact", crash_safety="exact",
+    binding="compute", predicted_seconds=5.4, disk_written_per_day=0,
+    sentence="12 layers on the device; its arithmetic is what limits.",
+)  # fmt: skip
+TRADE = wire.TradeView(
+    round_steps=20, form="top64x2", density=0.015625, bits=0.234375, sent_rate=105000.5, received_rate=210000.0,
+    uplink_rate=1250000.0, lag=1,
+)  # fmt: skip
+
+
+@dataclass
+class Posts:
+    """What became of them. `sent`: (machine, seq) → the monotonic second at which its post began."""
+
+    milliseconds: list[tuple[float, float]] = field(default_factory=list)  # (when, how long)
+    sent: dict[tuple[str, int], float] = field(default_factory=dict)
+    confirmed: int = 0  # reports
+    ends: float = math.inf  # the monotonic second after which nobody reports anew
+    failed: dict[str, int] = field(default_factory=dict)  # posts, by what came instead
+
+
+class Worker:
+    def __init__(self, hand: Hand, others: list[Hand], run: str, mirror: str, port: int):
+        self.hand, self.others, self.run, self.mirror, self.port = hand, others, run, mirror, port
+        self.posts, self.seq = Posts(), 0
+        self.kept: list[wire.Report] = []
+
+    async def work(self, every: float, posts: Posts) -> None:
+        """One post an interval until `posts.ends`, from a random moment of the first on."""
+        self.posts = posts
+        due = time.monotonic() + random.random() * every
+        while due < posts.ends:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            self.kept.append(self.report())
+            await self.post()
+            due += every
+        while self.kept and time.monotonic() < posts.ends + LATE:
+            await asyncio.sleep(1.0)
+            await self.post()
+
+    def report(self) -> wire.Report:
+        self.seq += 1
+        told = 1000 * self.seq
+        authors = random.sample(self.others, min(6, len(self.others)))
+        seen = [wire.Witness(author=f"{o.identity.key}.{'a' * 16}", seq=self.seq, total=told) for o in authors]
+        return wire.Report(
+            seq=self.seq, at=time.time(), version="0.1", activity=wire.Activity.TRAINING, incarnation="a" * 16,
+            addresses=["192.0.2.7:41000"], step=self.seq, tokens=told, ledger_tokens=told * 2000, rate=500.0 + self.seq,
+            points=[wire.Point(kind="train", tokens=told * 2000, loss=5.0)], updates_sent=self.seq,
+            updates_received=self.seq * 1999, peers=8, peer_bytes_sent=told, peer_bytes_received=told,
+            vector=digest(f"{self.hand.machine} {self.seq}"), anchor=digest("a"), plan=PLAN, step_seconds=5.1,
+            trade=TRADE, witnessed=seen,
+        )  # fmt: skip
+
+    async def post(self) -> None:
+        path = f"/api/v1/runs/{self.run}/reports"
+        body = wire.Reports(reports=self.kept[:20]).model_dump_json().encode()
+        token = self.hand.identity.request_token(self.mirror, "POST", path, body, time.time())
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Barnraise {token}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        began = time.monotonic()
+        for report in self.kept:
+            self.posts.sent.setdefault((self.hand.machine, report.seq), began)
+        status = await self._answer(head.encode() + body)
+        self.posts.milliseconds.append((began, 1000 * (time.monotonic() - began)))
+        if status == "200":
+            self.posts.confirmed += len(self.kept[:20])
+            del self.kept[:20]
+        else:
+            self.posts.failed[status] = self.posts.failed.get(status, 0) + 1
+
+    async def _answer(self, request: bytes) -> str:
+        """The status, or what went wrong."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                try:
+                    writer.write(request)
+                    whole = await reader.read(-1)
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError) as error:
+            return type(error).__name__
+        return whole[9:12].decode() or "nothing"
