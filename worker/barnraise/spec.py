@@ -161,7 +161,7 @@ class Recipe:
     step_sequences: int = 8  # sequences a worker trains on in one step
     round_steps: int = 10  # H: local steps between two updates
     strategy: str = "windows"
-    codec: str = "dense8"
+    codec: str = "dense2"
     outer_rate: float = 0.8  # η
     outer_momentum: float = 0.5  # μ
     feedback_decay: float = 1.0  # β of the error feedback

@@ -8,7 +8,7 @@ from barnraise.spec import AUTO, Recipe
 
 SHARE = 0.8  # of the uplink that updates may take
 STRETCH = 1.5  # times the steps of a window that a round may have
-FIRST = Form.parse("dense4")  # on a line that is not known yet: half the bytes of eight bits, and no worse a step
+FIRST = Form.parse("dense2")  # on a line that is not known yet
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,6 @@ def _rung(form: str, shortest: int, longest: int) -> Rung:
 
 
 LADDER = (
-    _rung("dense8", 5, 10),
-    _rung("dense4", 5, 20),
     _rung("dense2", 10, 60),
     _rung("top256x2", 26, 120),
     _rung("top64x2", 30, 10_000),
@@ -67,11 +65,12 @@ def rhythm(allowed: float, step_seconds: float, parameters: int, pushes: int = 1
 
     A round of H steps lasts as long as its update may take to leave, so H steps of what is allowed must carry it:
     H ≥ pushes · bytes / (allowed · step_seconds). The ladder is in the order of loss a byte as the study measured it
-    (docs/benchmarks/exchange_study.md): of what a link carries, first bits are given up that cost nothing, then rounds
-    lengthen, then values are left out. The first rung is taken that the link carries in rounds it is good for, and on
-    it the shortest round that fits: never thinner, never rarer than the link demands, so that a faster link always says
-    more. `most` bounds the steps (an update may state only so many tokens); a link too slow even for the thinnest form
-    of so many steps is given that, and takes longer than a round."""
+    (docs/benchmarks/exchange_study.md): every value in two bits every ten steps, then rounds lengthen, then values are
+    left out. Four and eight bits cost bytes and gain nothing, and an update that is late costs more than one that says
+    less: so what a fast link carries beyond the first rung makes updates arrive sooner. The first rung is taken that
+    the link carries in rounds it is good for, and on it the shortest round that fits: never thinner, never rarer than
+    the link demands. `most` bounds the steps (an update may state only so many tokens); a link too slow even for the
+    thinnest form of so many steps is given that, and takes longer than a round."""
     carried = max(allowed * step_seconds, 1e-9)
     for rung in LADDER:
         steps = math.ceil(pushes * rung.form.size(parameters) / carried)
