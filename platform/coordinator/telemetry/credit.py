@@ -1,10 +1,12 @@
 """Credit: tokens of updates that a machine of a *different person* says it has applied.
 
-Nobody vouches for themselves. A machine's report names authors whose updates it holds, up to which number and of how
-many tokens all told; what is new in that becomes a range of the author's, one row a day. It counts for no more than the
-author itself has reported, and for no more an update than the run's rules let one claim.
+Nobody vouches for themselves. A machine's report brings signed headers of authors whose updates it holds, each with
+its own signed word that it does; what is new in that becomes a range of the author's, one row a day, which keeps the
+last of both signatures. It counts for no more than the author itself has reported, and for no more an update than the
+run's rules let one claim.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -43,6 +45,8 @@ class Credit(models.Model):
     last = models.BigIntegerField()
     tokens = models.BigIntegerField()
     witness = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL, related_name="+")  # of the last of them
+    head = models.JSONField(null=True)  # the author's signed header of the last, and…
+    said = models.JSONField(null=True)  # …the witness's signed word for it: a `wire.Testimony`, for anybody to check
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "machine", "incarnation", "day"], name="one_range_a_day")]
@@ -55,12 +59,13 @@ class Credit(models.Model):
         return f"{self.tokens:,} tokens of {self.machine}"
 
 
-def note(member: Membership, reports: list[wire.Report]) -> None:
-    """What these reports of one machine witness of others', within the caller's transaction."""
-    newest: dict[str, wire.Witness] = {}
-    for witness in (each for report in reports for each in report.witnessed):
-        if witness.author not in newest or newest[witness.author].seq < witness.seq:
-            newest[witness.author] = witness
+def note(member: Membership, witnessed: Iterable[wire.Testimony]) -> None:
+    """What one machine witnesses of others', whose signatures were checked; within the caller's transaction."""
+    newest: dict[str, tuple[wire.Update, wire.Testimony]] = {}
+    for told in witnessed:
+        head = wire.Update.model_validate_json(told.head.body)
+        if head.author not in newest or newest[head.author][0].seq < head.seq:
+            newest[head.author] = head, told
     if not newest:
         return
     keys = {author.partition(".")[0] for author in newest}
@@ -71,28 +76,35 @@ def note(member: Membership, reports: list[wire.Report]) -> None:
     for row in ranges.values("machine", "incarnation").annotate(end=Max("last"), sum=Sum("tokens")):
         before[row["machine"], row["incarnation"]] = row["end"], row["sum"]
     most = member.run.spec.max_tokens_per_update if foreign else 0
-    for author, witness in sorted(newest.items()):
+    for author, (head, told) in sorted(newest.items()):
         key, _, incarnation = author.partition(".")
         if key in foreign:
             last, total = before.get((foreign[key].machine_id, incarnation), (0, 0))
-            told = foreign[key].tokens  # by the author itself, of all its lives
+            own = foreign[key].tokens  # by the author itself, of all its lives
             lives = sum(tokens for (machine, _), (_, tokens) in before.items() if machine == foreign[key].machine_id)
-            tokens = min(witness.total - total, told - lives, (witness.seq - last) * most)
-            if witness.seq > last and tokens > 0:
-                _extend(member, foreign[key].machine, incarnation, last + 1, witness.seq, tokens)
+            tokens = min(head.total - total, own - lives, (head.seq - last) * most)
+            if head.seq > last and tokens > 0:
+                _extend(member, foreign[key].machine, incarnation, (last + 1, head.seq, tokens), told)
 
 
-def _extend(member: Membership, machine: Machine, incarnation: str, first: int, last: int, tokens: int) -> None:
+def _extend(
+    member: Membership, machine: Machine, incarnation: str, added: tuple[int, int, int], told: wire.Testimony
+) -> None:
+    """By what was `added`: (first, last, tokens)."""
+    first, last, tokens = added
+    proof = {"head": told.head.model_dump(), "said": told.witness.model_dump(), "witness": member.machine}
     row, fresh = Credit.objects.get_or_create(
         run=member.run,
         machine=machine,
         incarnation=incarnation,
         day=timezone.now().date(),
-        defaults={"first": first, "last": last, "tokens": tokens, "witness": member.machine},
+        defaults={"first": first, "last": last, "tokens": tokens, **proof},
     )
     if not fresh:
-        row.last, row.tokens, row.witness = last, row.tokens + tokens, member.machine
-        row.save(update_fields=["last", "tokens", "witness"])
+        row.last, row.tokens = last, row.tokens + tokens
+        for name, value in proof.items():
+            setattr(row, name, value)
+        row.save(update_fields=["last", "tokens", *proof])
 
 
 # ---- leaderboards --------------------------------------------------------------------------------------------------

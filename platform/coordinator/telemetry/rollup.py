@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -18,7 +18,7 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from barnraise.wire import Activity, Report
+from barnraise.wire import Activity, Report, Testimony
 from coordinator import metrics
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import lived
@@ -77,27 +77,30 @@ def _try_lock() -> bool:
 
 def _store_all(raw: list[str]) -> None:
     reports: dict[int, list[Report]] = defaultdict(list)
+    witnessed: dict[int, list[Testimony]] = defaultdict(list)
     received: dict[int, float] = {}
     for text in raw:
         try:
             entry = json.loads(text)
             pk, when = int(entry["membership"]), float(entry["received"])
             parsed = [Report.model_validate(r) for r in entry["reports"]]
+            told = [Testimony.model_validate(t) for t in entry.get("witnessed", ())]
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             log.error("an entry of the queue is unreadable and was dropped: %.200s: %.200s", error, text)
             continue
         reports[pk] += parsed
+        witnessed[pk] += told
         received[pk] = when
     for pk in sorted(reports):  # in one order everywhere: row locks cannot meet head on
         try:
             with transaction.atomic():
-                store(pk, reports[pk], received[pk])
+                store(pk, reports[pk], received[pk], witnessed[pk])
         except (DataError, IntegrityError) as error:
             log.error("reports of membership %s were dropped, Postgres refuses them: %s", pk, error)
 
 
-def store(pk: int, reports: list[Report], received: float) -> None:
-    """One machine's reports, in any order and any duplication, within the caller's transaction."""
+def store(pk: int, reports: list[Report], received: float, witnessed: Sequence[Testimony] = ()) -> None:
+    """One machine's reports, and what it witnessed: in any order and duplication, within the caller's transaction."""
     member = Membership.objects.select_for_update(of=("self",)).select_related("run", "machine").filter(pk=pk).first()
     if member is None:
         log.info("reports of membership %s came after it was deleted", pk)
@@ -112,7 +115,7 @@ def store(pk: int, reports: list[Report], received: float) -> None:
     )
     _add_rollups(member, [fresh[seq] for seq in sorted(fresh)], received)
     checkpoints.note(member, list(fresh.values()))
-    credit.note(member, list(fresh.values()))
+    credit.note(member, witnessed)
     _move_mark(member, held, set(fresh), again)
     member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
     member.save()
