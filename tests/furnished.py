@@ -78,7 +78,7 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
         told |= {"step": n * 50, "rate": 400 * share * dice.uniform(0.9, 1.1), "witnessed": []}
         told |= last if n == 144 else {}
         reports.append(REPORT.model_copy(update={"seq": n, "at": at, **told}))
-    rollup.store(member.pk, reports, TODAY)
+    rollup.store({member.pk: (reports, [], TODAY)})
 
 
 def told(person: User) -> None:
@@ -109,7 +109,7 @@ def furnish() -> str:
     for n, member in enumerate(members[:3]):
         more = {"seq": 145, "at": time.time(), "witnessed": seen, "peers": 2 if n else 1, "points": [], "step": 7250}
         more |= {"tokens": int(8_640_000 * shares[n]), "ledger_tokens": 8_640_000, "rate": 900 * shares[n]}
-        rollup.store(member.pk, [REPORT.model_copy(update=more)], time.time())
+        rollup.store({member.pk: ([REPORT.model_copy(update=more)], [], time.time())})
     advance(run)
     run.pause(actor=ida)
     run.resume(actor=ida)

@@ -34,6 +34,7 @@ ANSWERS = {
     ("POST", f"/runs/{RUN}/join"): "join_reply",
     ("POST", f"/runs/{RUN}/manifest"): "run_view",
     ("POST", f"/runs/{RUN}/reports"): "report_reply",
+    ("GET", f"/runs/{RUN}/directive"): "report_reply",
 }
 
 
@@ -83,7 +84,8 @@ def test_the_worker_reads_every_answer_of_a_site(coordinator):
     assert coordinator.join(RUN, []) == wire.JoinReply.model_validate_json(golden("join_reply"))
     assert coordinator.manifest(RUN, wire.Manifest.model_validate_json(golden("manifest"))).slug == "first-barn"
     reports = wire.Reports.model_validate_json(golden("reports"))
-    assert coordinator.report(RUN, list(reports.reports)).mark == 3
+    assert coordinator.report(RUN, list(reports.reports), reports.heeds, reports.witnessed).mark == 3
+    assert coordinator.listen(RUN).mark == 3
     assert json.loads(Handler.asked["POST", f"/runs/{RUN}/reports"]) == json.loads(golden("reports"))
     assert coordinator.bytes > 0
 

@@ -2,18 +2,24 @@
 
 from datetime import timedelta
 
+import hypothesis.strategies as st
 import pytest
 from django.test import Client
 from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
 
 from barnraise import wire
+from barnraise.identity import check_testimony, digest
 from coordinator.accounts.leaving import leave
 from coordinator.accounts.models import Team
+from coordinator.telemetry import credit
 from coordinator.telemetry.credit import BADGES, SHOWN, Credit, badges, leaders, of
 from coordinator.telemetry.rollup import drain
+from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
 LIFE, NEXT = "0123456789abcdef", "fedcba9876543210"
+WHO = st.integers(0, 2)
 
 
 @pytest.fixture
@@ -26,19 +32,34 @@ def barn(person, launched, volunteer):
     return run, ada, other, bob
 
 
+def witness_of(machine, run, author, seq: int, total: int, life: str = LIFE, said=None) -> wire.Testimony:
+    """That `machine` has applied another's updates up to `seq`, of so many tokens; but for what is `said` otherwise."""
+    update = wire.Update(
+        run=str(run.pk), peer=author.identity.key, incarnation=life, seq=seq, previous="0" * 64, tokens=1, total=total,
+        fragments=[],
+    )  # fmt: skip
+    head = author.identity.sign("update", update)
+    word = wire.Witness(run=str(run.pk), author=update.author, head=digest(head.body))
+    word = machine.identity.sign("witness", word.model_copy(update=said or {}))
+    return wire.Testimony(head=wire.SignedHeader(**head.model_dump()), witness=wire.SignedWord(**word.model_dump()))
+
+
+def posted(machine, run, report, seen):
+    return machine.ask("POST", f"/runs/{run.slug}/reports", wire.Reports(reports=[report], witnessed=seen))
+
+
 @pytest.fixture
 def says(numbers):
     """A machine reports: its own tokens, and what it holds of others, as (volunteer, seq, total[, life])."""
     told = {}
 
     def say(run, machine, tokens: int = 0, *held) -> None:
-        told[machine] = told.get(machine, 0) + 1
-        seen = [
-            wire.Witness(author=f"{who.identity.key}.{life[0] if life else LIFE}", seq=seq, total=total)
-            for who, seq, total, *life in held
-        ]
-        answer = machine.report(run, numbers(told[machine], tokens=tokens, witnessed=seen))
-        assert answer.status_code == 200, answer.content
+        for some in held[::2] or [None]:
+            told[machine] = told.get(machine, 0) + 1
+            at = held.index(some) if some else 0
+            seen = [witness_of(machine, run, *each) for each in held[at : at + 2]]
+            answer = posted(machine, run, numbers(told[machine], tokens=tokens), seen)
+            assert answer.status_code == 200, answer.content
         drain()
 
     return say
@@ -62,6 +83,9 @@ def test_what_another_person_took_in_counts_once_whoever_says_it_and_however_oft
     says(run, carl, 0, (ada, 3, 3000))
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens, row.witness) == (1, 3, 3000, carl.machine)
+    kept = wire.Testimony(head=row.head, witness=row.said)
+    update = check_testimony(kept, str(run.pk), carl.identity.key)
+    assert (update.peer, update.seq, update.total) == (ada.identity.key, 3, 3000), "what anybody can check"
 
 
 def test_nobody_vouches_for_themselves_or_for_a_machine_of_their_own(barn, says):
@@ -114,6 +138,70 @@ def test_who_is_not_in_the_run_gets_nothing(barn, says, volunteer, person):
     stranger = volunteer(person("eve@example.org"), 5)
     says(run, bob, 0, (stranger, 2, 2000))
     assert not Credit.objects.exists()
+
+
+@pytest.mark.parametrize("kind", ["word", "head", "run", "author", "another's"])
+def test_a_testimony_whose_signatures_do_not_hold_is_refused_with_its_report(barn, numbers, kind):
+    run, ada, _, bob = barn
+    good = witness_of(bob, run, ada, 2, 2000)
+    spoilt = {
+        "word": lambda: good.model_copy(update={"witness": good.witness.model_copy(update={"signature": "0" * 128})}),
+        "head": lambda: good.model_copy(update={"head": good.head.model_copy(update={"body": good.head.body + " "})}),
+        "run": lambda: witness_of(bob, run, ada, 2, 2000, said={"run": "01890000-0000-7000-8000-0000000000aa"}),
+        "author": lambda: witness_of(bob, run, ada, 2, 2000, said={"author": f"{bob.identity.key}.{LIFE}"}),
+        "another's": lambda: witness_of(ada, run, ada, 2, 2000),
+    }[kind]()
+    answer = posted(bob, run, numbers(1), [spoilt])
+    assert answer.status_code == 422 and "witnessed" in wire.Problem.model_validate_json(answer.content).fields
+    drain()
+    assert not Credit.objects.exists() and run.memberships.get(machine=bob.machine).mark == 0
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 9), st.sampled_from([LIFE, NEXT])), max_size=12
+    )
+)
+def test_whatever_is_witnessed_in_whatever_order_every_range_is_proven_and_none_counts_twice(barn, told):
+    """By three machines of two people, of each other, of themselves, again and out of order."""
+    run, machines = barn[0], barn[1:]
+    Credit.objects.all().delete()
+    run.memberships.update(tokens=1 << 40)
+    for witness, author, seq, life in told:
+        member = run.memberships.get(machine=machines[witness].machine)
+        credit.note(member, [witness_of(machines[witness], run, machines[author], seq, 100 * seq, life)])
+    best: dict[tuple, int] = {}
+    for witness, author, seq, life in told:
+        if machines[witness].machine.owner_id != machines[author].machine.owner_id:
+            place = (machines[author].machine.pk, life)
+            best[place] = max(seq, best.get(place, 0))
+    rows = list(Credit.objects.select_related("machine", "witness"))
+    assert {(row.machine_id, row.incarnation): (row.first, row.last, row.tokens) for row in rows} == {
+        place: (1, seq, 100 * seq) for place, seq in best.items()
+    }
+    for row in rows:
+        update = check_testimony(wire.Testimony(head=row.head, witness=row.said), str(run.pk), row.witness.key)
+        assert (update.author, update.seq) == (f"{row.machine.key}.{row.incarnation}", row.last)
+        assert row.witness.owner_id != row.machine.owner_id
+
+
+def test_ranges_are_shown_with_both_signatures(barn, says, person):
+    run, ada, other, bob = barn
+    says(run, ada, 3000)
+    says(run, bob, 0, (ada, 3, 3000))
+    says(run, other, 1000)
+    says(run, bob, 0, (other, 1, 1000))
+    _, text = Token.make(person("eve@example.org"), "script", ["runs:read"], 1)
+    page = Client().get(f"/api/v1/runs/{run.slug}/credit", headers={"Authorization": f"Bearer {text}"}).json()
+    assert [(row["peer"], row["first"], row["last"], row["tokens"]) for row in page["items"]] == [
+        (other.identity.key, 1, 1, 1000), (ada.identity.key, 1, 3, 3000)
+    ]  # fmt: skip
+    for row in page["items"]:
+        told = wire.Testimony(head=row["head"], witness=row["witness"])
+        assert check_testimony(told, row["run"], bob.identity.key).seq == row["last"]
 
 
 def test_leaderboards_rank_people_teams_machines_and_runs(barn, says, django_assert_max_num_queries):

@@ -158,6 +158,8 @@ TABLE = {
     "GET /api/v1/runs/{run}/machines": API,
     "GET /api/v1/runs/{run}/checkpoints": API,
     "GET /api/v1/runs/{run}/verdicts": API,
+    "GET /api/v1/runs/{run}/credit": API,
+    "GET /api/v1/runs/{run}/directive": API,
     "POST /api/v1/runs/{run}/verdicts {{}}": API,
     "GET /api/v1/runs/{run}/invitations": API,
     "DELETE /api/v1/runs/{run}/invitations/{link}": API,

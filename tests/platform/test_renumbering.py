@@ -8,7 +8,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
 BEFORE = [("fleet", "0004_rest_measured"), ("telemetry", "0004_credit"), ("accounts", "0002_people")]
-AFTER = [("fleet", "0005_o_membership_uuid"), ("telemetry", "0004_credit")]
+AFTER = [("fleet", "0005_membership_uuid"), ("telemetry", "0004_credit")]
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_any_order_and_any_duplication_comes_to_the_same(person, launched, numbe
     chance.shuffle(posts)
     while posts:
         batch, posts = posts[: (n := chance.randint(1, 5))], posts[n:]
-        store({member.pk: (batch, now)})
+        store({member.pk: (batch, [], now)})
         member.refresh_from_db()
         held = set(Point.objects.values_list("seq", flat=True))
         assert all(seq in held for seq in range(1, member.mark + 1))

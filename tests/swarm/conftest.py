@@ -169,12 +169,12 @@ class Swarm:
 def swarm(tmp_path, text) -> Iterator[Callable[..., Swarm]]:
     made: list[Swarm] = []
 
-    def make(model: ModelSpec | None = None, **recipe: Any) -> Swarm:
+    def make(model: ModelSpec | None = None, folder: str = "", **recipe: Any) -> Swarm:
         quick = Recipe(
             token_budget=120_000, learning_rate=3e-3, warmup_tokens=2_000, step_sequences=8, round_steps=10,
             evaluate_every=20_000,
         )  # fmt: skip
-        made.append(Swarm(tmp_path, text, replace(quick, **recipe), model))
+        made.append(Swarm(tmp_path / folder, text, replace(quick, **recipe), model))
         return made[-1]
 
     yield make

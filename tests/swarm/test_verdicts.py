@@ -1,11 +1,13 @@
 """Real workers: one whose updates are poison and come out again, one that forked, and anchors that were damaged."""
 
 import shutil
+import time
 
 import pytest
 import torch
 from small_coordinator import Coordinator as Site
 
+from barnraise import report as report_module
 from barnraise.errors import DamageError
 from barnraise.exchange import accord as accord_module
 from barnraise.exchange import audit as audit_module
@@ -18,7 +20,7 @@ from barnraise.identity import Identity, digest
 from barnraise.judging import judged
 from barnraise.limits import Limits
 from barnraise.spec import ModelSpec
-from barnraise.wire import Ruling, Verdict
+from barnraise.wire import ReportReply, Ruling, Verdict
 
 OWNER = MIRROR = Identity(b"m" * 32)  # the swarm's
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
@@ -135,6 +137,33 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
     kept = Ledger(ada.worker.place.folder.path)
     assert kept.vector()[author] == 1 and ada.status["anchor"] == sum_without(run, kept)
     kept.close()
+
+
+def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_reports_are(swarm, caplog, monkeypatch):
+    """The run asks for a report an hour. One of two peers reaches the site, the other hears of it from that one."""
+    assert report_module.LISTEN <= 30
+    monkeypatch.setattr(report_module, "LISTEN", 1.0)
+    run = swarm(token_budget=10_000_000)
+    site = Site(MIRROR, run.manifest.run)
+    site.directive["report_every"] = 3600.0
+    route = f"GET /runs/{run.manifest.run}/directive"
+    try:
+        ada = run.start("ada", knows=["ben", "cleo"], site=site.url)
+        ben, cleo = (run.start(name, knows=["ada", "ben", "cleo"]) for name in ("ben", "cleo"))
+        site.directive["machine"] = ada.worker.place.machine
+        site.routes[route] = lambda body: ReportReply(mark=0, directive=site.signed_directive())
+
+        def linked(one, other) -> bool:
+            return other.worker.key in {each.key for each in one.worker.exchange.stats.neighbours}
+
+        run.until(lambda: linked(ada, cleo) and linked(ben, cleo) and route in site.asked)
+        site.directive["revoked"] = [cleo.worker.key]
+        began = time.monotonic()
+        run.until(lambda: not linked(ada, cleo) and not linked(ben, cleo), 30.0)
+        assert time.monotonic() - began < 30.0, "a look, and a word to the other"
+        run.until(lambda: f"peer {cleo.worker.key[:8]} was revoked" in caplog.text)  # its ticket, as it came again
+    finally:
+        site.close()
 
 
 def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_goes_on(swarm):

@@ -11,15 +11,33 @@ import pytest
 from small_coordinator import MACHINE, RUN
 from small_coordinator import Coordinator as Small
 
+from barnraise import report as report_module
 from barnraise.coordinator import Coordinator
-from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
+from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.exchange.anchor import Anchor
-from barnraise.identity import Identity
-from barnraise.progress import WITNESSED, Progress, witnessed
+from barnraise.identity import Identity, check_testimony, digest, opened
+from barnraise.progress import Progress
 from barnraise.report import SLOWEST, Numbers, Reporter, Spool, backoff
 from barnraise.spec import RunSpec, preset
 from barnraise.telling import budget
-from barnraise.wire import Activity, Directive, PlanView, Point, Report, Reports, Status
+from barnraise.wire import (
+    Activity,
+    Directive,
+    PlanView,
+    Point,
+    Problem,
+    Report,
+    ReportReply,
+    Reports,
+    Signed,
+    SignedHeader,
+    SignedWord,
+    Status,
+    Testimony,
+    Update,
+    Witness,
+)  # fmt: skip
+from barnraise.witnessing import Witnessing
 
 GOLDEN = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
 
@@ -346,9 +364,71 @@ def test_a_budget_only_grows_past_the_specs():
         assert budget(spec, said) == expected
 
 
-def test_a_report_names_a_few_other_authors_and_in_a_large_run_others_each_time():
-    few = [SimpleNamespace(author=f"{n:064x}.{'a' * 16}", seq=n + 1, total=1000 * n) for n in range(3)]
-    assert [(w.author, w.seq, w.total) for w in witnessed(few)] == [(h.author, h.seq, h.total) for h in few]
-    many = [SimpleNamespace(author=f"{n:064x}.{'a' * 16}", seq=1, total=1) for n in range(60)]
-    assert len(witnessed(many)) == WITNESSED
-    assert len({w.author for _ in range(200) for w in witnessed(many)}) == 60
+def test_where_reports_are_rare_what_the_coordinator_decides_is_heard_between_them(small, start, monkeypatch):
+    assert report_module.LISTEN <= 30, "a revocation is known within a minute, peers' telling each other included"
+    monkeypatch.setattr(report_module, "LISTEN", 0.2)
+    small.directive["report_every"] = 3600.0
+    small.routes[f"GET /runs/{RUN}/directive"] = lambda body: ReportReply(mark=0, directive=small.signed_directive())
+    reporter = start()
+    waits_for(lambda: len(small.reports) == 1 and reporter.directive.report_every == 3600)
+    small.directive["revoked"] = ["a" * 64]
+    waits_for(lambda: reporter.directive.revoked == ["a" * 64])
+    assert len(small.reports) == 1 and opened(reporter.signed_directive, "directive", Directive).revoked
+    small.routes[f"GET /runs/{RUN}/directive"] = lambda body: (403, Problem(error="this machine was revoked"))
+    waits_for(lambda: reporter.refused == "this machine was revoked")
+
+
+# ---- what it witnesses
+
+
+def test_a_machine_testifies_to_what_is_new_of_others_some_at_a_time_and_anybody_can_check_it(tmp_path, monkeypatch):
+    ours, authors = Identity(b"w" * 32), [Identity(bytes([n]) * 32) for n in (1, 2, 3)]
+    known: dict[tuple[str, int], Signed] = {}
+
+    def head(author: Identity, seq: int) -> Update:
+        update = Update(
+            run=RUN, peer=author.key, incarnation="a" * 16, seq=seq, previous="0" * 64, tokens=10,
+            total=seq * 10 * (1 + authors.index(author) if author in authors else 1), fragments=[],
+        )  # fmt: skip
+        known[update.author, seq] = author.sign("update", update)
+        return update
+
+    witnessing = Witnessing(ours, RUN, SimpleNamespace(header=lambda author, seq: known[author, seq]))
+    heads = {each.author: each for each in (*(head(author, 2) for author in authors), head(ours, 5))}
+    first = witnessing.testimonies(heads)
+    assert [check_testimony(each, RUN, ours.key).peer for each in first] == [authors[2].key, authors[1].key]
+    assert witnessing.testimonies(heads) == (), "a minute has to pass"
+    second = witnessing.testimonies(heads, at_once=True)
+    assert [check_testimony(each, RUN).peer for each in second] == [authors[0].key]
+    assert witnessing.testimonies(heads, at_once=True) == (), "nothing is new"
+    heads[heads_of := next(iter(heads))] = head(authors[0], 3)
+    assert [check_testimony(each, RUN).seq for each in witnessing.testimonies(heads, at_once=True)] == [3], heads_of
+
+
+@pytest.mark.parametrize(
+    "spoilt, said",
+    [
+        ({"run": MACHINE}, "is not all of run"),
+        ({"witness": "b"}, "not by"),
+        ({"head": "0" * 64}, "is not the update it comes with"),
+        ({"author": "b" * 64 + "." + "a" * 16}, "is not the update it comes with"),
+        ({"signer": b"x"}, "is signed by"),
+        ({"body": " "}, "signature does not match"),
+    ],
+)
+def test_a_testimony_that_proves_something_else_is_refused(spoilt, said):
+    author, witness = Identity(b"a" * 32), Identity(b"w" * 32)
+    update = Update(
+        run=RUN, peer=author.key, incarnation="a" * 16, seq=1, previous="0" * 64, tokens=1, total=1, fragments=[]
+    )
+    signed = (Identity(spoilt["signer"] * 32) if "signer" in spoilt else author).sign("update", update)
+    word = Witness(
+        run=spoilt.get("run", RUN),
+        author=spoilt.get("author", update.author),
+        head=spoilt.get("head", digest(signed.body)),
+    )
+    by = witness.sign("witness", word)
+    head = signed.model_dump() | {"body": signed.body + spoilt.get("body", "")}
+    told = Testimony(head=SignedHeader(**head), witness=SignedWord(**by.model_dump()))
+    with pytest.raises(MessageError, match=said):
+        check_testimony(told, RUN, (Identity(b"b" * 32) if "witness" in spoilt else witness).key)

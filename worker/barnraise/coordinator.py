@@ -32,6 +32,7 @@ from barnraise.wire import (
     RunView,
     ServerTime,
     Signed,
+    Testimony,
 )
 
 SECONDS = 15.0  # an answer that takes longer is none
@@ -90,8 +91,15 @@ class Coordinator:
     def manifest(self, run: str, manifest: Manifest) -> RunView:
         return self._ask("POST", f"/runs/{run}/manifest", self.identity.sign("manifest", manifest), RunView)
 
-    def report(self, run: str, reports: list[Report], heeds: Sequence[str] = ()) -> ReportReply:
-        return self._ask("POST", f"/runs/{run}/reports", Reports(reports=reports, heeds=list(heeds)), ReportReply)
+    def report(
+        self, run: str, reports: list[Report], heeds: Sequence[str] = (), witnessed: Sequence[Testimony] = ()
+    ) -> ReportReply:
+        sent = Reports(reports=reports, heeds=list(heeds), witnessed=list(witnessed))
+        return self._ask("POST", f"/runs/{run}/reports", sent, ReportReply)
+
+    def listen(self, run: str) -> ReportReply:
+        """What a report would be answered, without one."""
+        return self._ask("GET", f"/runs/{run}/directive", None, ReportReply)
 
     def close(self) -> None:
         self._http.close()

@@ -7,7 +7,6 @@ from pydantic import Field
 from barnraise.states import Activity
 from barnraise.terms import (
     Address,
-    Author,
     Count,
     Digest,
     Incarnation,
@@ -75,14 +74,6 @@ class CheckpointView(Message):
     size: Count  # bytes
 
 
-class Witness(Message):
-    """Another author's updates that this machine has applied: up to `seq`, of `total` tokens all told."""
-
-    author: Author
-    seq: int = Field(ge=1, lt=1 << 53)
-    total: Count
-
-
 class Report(Message):
     """One machine's numbers over the seconds since its report before. Totals count from the state folder's birth."""
 
@@ -108,7 +99,6 @@ class Report(Message):
     step_seconds: Seconds | None = None  # of one step as measured, trading apart; a mean over some twenty
     trade: TradeView | None = None
     checkpoint: CheckpointView | None = None  # the last it made: in every report, so that none is lost
-    witnessed: list[Witness] = Field(default=[], max_length=6)  # some of those it knows, others each time
 
 
 Speed = Annotated[float, Field(ge=1, lt=1e18, allow_inf_nan=False)]  # FLOP, bytes or parameters a second

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from barnraise.errors import MessageError, TicketError
-from barnraise.wire import Message, Signed, Ticket
+from barnraise.wire import Message, Signed, Testimony, Ticket, Update, Witness
 
 REQUEST_SECONDS = 60  # a request's signature lives no longer
 CLAIMS = ("aud", "htm", "htu", "body", "iat", "exp", "jti")
@@ -106,6 +106,19 @@ def check_ticket(
     if now > ticket.expires + (TICKET_ORPHAN if orphaned else TICKET_SLACK):
         raise TicketError(f"the ticket of {peer[:8]} expired {(now - ticket.expires) / 3600:.1f} hours ago")
     return ticket
+
+
+def check_testimony(told: Testimony, run: str, witness: str | None = None) -> Update:
+    """The author's update that a machine (`witness`, where one is named) says it has applied, with all before it, once
+    both signatures hold and are about each other. Raises MessageError."""
+    update, said = opened(told.head, "update", Update), opened(told.witness, "witness", Witness, witness)
+    if update.peer != told.head.key:
+        raise MessageError(f"an update of {update.peer[:8]} is signed by {told.head.key[:8]}")
+    if {update.run, said.run} != {run}:
+        raise MessageError(f"what {told.witness.key[:8]} witnesses is not all of run {run}")
+    if (said.author, said.head) != (update.author, digest(told.head.body)):
+        raise MessageError(f"what {told.witness.key[:8]} witnesses is not the update it comes with")
+    return update
 
 
 def check_request(token: str, audience: str, method: str, path: str, body: bytes, now: float) -> tuple[str, str]:

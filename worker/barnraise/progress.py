@@ -2,21 +2,19 @@
 
 import json
 import logging
-import random
 import time
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Protocol
 
 from barnraise.identity import digest
 from barnraise.report import Numbers
-from barnraise.wire import Activity, CheckpointView, PlanView, Point, TradeView, Update, Witness
+from barnraise.wire import Activity, CheckpointView, PlanView, Point, TradeView, Update
 
 log = logging.getLogger("barnraise")
 
 TELL_EVERY = 0.5  # seconds between two status files
 POINT_EVERY = 2.0  # seconds of training loss that make one point
 DIGEST_SHARE = 0.02  # of the time, for the anchor's digest while it changes
-WITNESSED = 6  # authors told of in a report: in a large run others each time
 KEPT = 0.95  # of a running mean at each step: some twenty steps count
 
 
@@ -165,7 +163,6 @@ class Progress:
             step_seconds=self.step_seconds,
             trade=links.trade,
             checkpoint=self._checkpoint,
-            witnessed=witnessed(others),
             points=points,
         )
 
@@ -217,9 +214,3 @@ def standing(anchor: SharedWeights) -> str:
     """The digest of what is in an anchor: equal on machines whose anchors must be."""
     held = [dict(anchor.vector), anchor.holes] if anchor.holes else dict(anchor.vector)
     return digest(json.dumps(held, sort_keys=True))
-
-
-def witnessed(others: Sequence[Update]) -> tuple[Witness, ...]:
-    """Which updates of others are in, for their authors' credit."""
-    some = random.sample(others, WITNESSED) if len(others) > WITNESSED else others
-    return tuple(Witness(author=head.author, seq=head.seq, total=head.total) for head in some)

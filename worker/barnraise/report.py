@@ -29,8 +29,8 @@ from barnraise.wire import (
     ReportReply,
     Ruling,
     Signed,
+    Testimony,
     TradeView,
-    Witness,
 )
 
 log = logging.getLogger("barnraise.report")
@@ -42,6 +42,7 @@ SLOWEST = 60.0  # seconds between two tries at most, when nobody answers
 UNCONFIRMED = 60.0  # seconds the mark may stand still before everything above it is posted again
 FINAL = (403, 404, 409, 410)  # answers that mean this machine has no place in the run any more
 ORPHANED = 3600.0  # seconds without any answer after which peers go easy on expired tickets
+LISTEN = 30.0  # seconds between two looks at what the coordinator has decided, where reports are rarer
 GOODBYE = 10.0  # seconds a leaving worker gives the coordinator to take what waits
 
 
@@ -68,7 +69,6 @@ class Numbers:
     step_seconds: float | None = None
     trade: TradeView | None = None
     checkpoint: CheckpointView | None = None
-    witnessed: tuple[Witness, ...] = ()
     points: tuple[Point, ...] = field(default=(), compare=False)  # new ones only
 
 
@@ -125,13 +125,15 @@ class Reporter:
     """Sends a report every `directive.report_every` seconds, and whatever was spooled before it.
 
     `directive` is the coordinator's latest. `refused` is its sentence when it will not have this machine in the run any
-    more: the loop ends on it. `heeds` are the digests of the verdicts this machine takes out: the loop's to set.
+    more: the loop ends on it. `heeds` are the digests of the verdicts this machine takes out, `witnessed`
+    what goes with the next post alone: the loop's to set.
     """
 
     def __init__(self, coordinator: Coordinator, run: str, machine: str, directive: Directive, spool: Spool):
         self.directive = directive
         self.refused: str | None = None
         self.heeds: tuple[str, ...] = ()
+        self.witnessed: tuple[Testimony, ...] = ()
         self._coordinator, self._run, self._machine, self._spool = coordinator, run, machine, spool
         self._lock = threading.Lock()
         self._numbers = Numbers()
@@ -218,7 +220,24 @@ class Reporter:
             while pause > every and not self._wake.wait(every):
                 pause -= every
                 self._keep(self._report())
-            self._wake.wait(max(0.0, pause))
+            self._listen_for(max(0.0, pause), listens=not failures)
+
+    def _listen_for(self, seconds: float, listens: bool) -> None:
+        """Until the next report is due. A revocation does not wait for that, however rare reports are."""
+        while seconds > LISTEN and not self._wake.wait(LISTEN):
+            seconds -= LISTEN
+            if not listens:
+                continue
+            try:
+                self._take(self._coordinator.listen(self._run))
+                self._heard = time.monotonic()
+            except CoordinatorGone as error:
+                log.debug("%s; the next report says so aloud", error)
+            except CoordinatorError as error:
+                log.error("the coordinator refuses: %s", error)
+                if error.status in FINAL:
+                    self.refused = str(error)
+        self._wake.wait(seconds)
 
     def _keep(self, report: Report) -> None:
         """A full disk costs this report, and neither the thread nor the training."""
@@ -248,7 +267,8 @@ class Reporter:
         if self._posted and time.monotonic() - self._moved > UNCONFIRMED:
             self._posted, self._moved = 0, time.monotonic()
         while batch := self._spool.after(self._posted):
-            reply = self._coordinator.report(self._run, batch, self.heeds)
+            witnessed, self.witnessed = self.witnessed, ()
+            reply = self._coordinator.report(self._run, batch, self.heeds, witnessed)
             self._heard = time.monotonic()
             self._take(reply)
             if reply.mark > self._mark or reply.mark == self._spool.last:

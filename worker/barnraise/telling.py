@@ -21,6 +21,7 @@ from barnraise.progress import Progress
 from barnraise.report import Reporter
 from barnraise.spec import RunSpec
 from barnraise.wire import Directive, Ruling
+from barnraise.witnessing import Witnessing
 
 log = logging.getLogger("barnraise")
 
@@ -45,6 +46,7 @@ class Telling:
         """`watch` is handed the status as well. The ledger is the exchange's."""
         self._place, self._plan, self._watch, self._ledger = place, plan, watch, ledger
         self._rules = Rules.of(place.spec, place.run, frozenset(place.spec.roots))
+        self._witnessing = Witnessing(place.coordinator.identity, place.run, ledger)
         self._refused: deque[str] = deque(maxlen=64)  # verdicts: one sentence each is enough
         self._progress, self._reporter, self._exchange = progress, reporter, exchange
         self._revoked = place.directive.revoked
@@ -57,6 +59,8 @@ class Telling:
         incarnation, links = self._place.folder.label.incarnation, exchange.stats
         numbers = progress.numbers(anchor, links, incarnation, exchange.addresses())
         reporter.note(numbers)
+        if (told := self._witnessing.testimonies(anchor.heads, at_once)) and not reporter.witnessed:
+            reporter.witnessed = told
         if numbers.anchor:
             exchange.stands(numbers.vector, numbers.anchor)
         exchange.announce(progress.rate)

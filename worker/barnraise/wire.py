@@ -15,7 +15,6 @@ from barnraise.figures import PlanView as PlanView
 from barnraise.figures import Point as Point
 from barnraise.figures import Report
 from barnraise.figures import TradeView as TradeView
-from barnraise.figures import Witness as Witness
 from barnraise.rulings import RULINGS
 from barnraise.rulings import Ruling as Ruling
 from barnraise.rulings import Verdict as Verdict
@@ -333,11 +332,38 @@ class JoinReply(Message):
     peers: list[Peer] = Field(max_length=64)
 
 
+class Witness(Message):
+    """What a machine signs of another's (kind "witness"): that it has applied all updates of `author` up to the one
+    whose header has this digest."""
+
+    run: Id
+    author: Author
+    head: Digest
+
+
+class SignedHeader(Signed):
+    body: str = Field(max_length=61_000)  # of an update of 300 fragments
+
+
+class SignedWord(Signed):
+    body: str = Field(max_length=1_000)
+
+
+class Testimony(Message):
+    """An author's last signed header that a machine has applied, and that machine's signed word for it. Who has both
+    can check it alone: `identity.check_testimony`."""
+
+    head: SignedHeader
+    witness: SignedWord
+
+
 class Reports(Message):
-    """`heeds`: the verdicts this machine takes out, by the digest of their text: no need to send them again."""
+    """`heeds`: the verdicts this machine takes out, by the digest of their text: no need to send them again.
+    `witnessed`: some others' updates that it has applied since it last spoke of them, for their credit."""
 
     reports: list[Report] = Field(min_length=1, max_length=50)
     heeds: list[Digest] = Field(default=[], max_length=RULINGS)
+    witnessed: list[Testimony] = Field(default=[], max_length=2)
 
 
 class ReportReply(Message):

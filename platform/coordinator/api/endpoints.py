@@ -7,7 +7,7 @@ from django.http import HttpRequest
 
 from barnraise import wire
 from barnraise.errors import MessageError
-from barnraise.identity import opened
+from barnraise.identity import check_testimony, opened
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.api.authentication import Refusal, limit, machine_or_token, signed_by_machine
@@ -135,8 +135,13 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
     numbers = [report.seq for report in sent.reports]
     if any(a >= b for a, b in pairwise(numbers)):
         raise Refusal(422, "reports must come in the order of their numbers", {"reports": "seq must ascend"})
+    for told in sent.witnessed:
+        try:
+            check_testimony(told, str(run.pk), machine(request).key)
+        except MessageError as error:
+            raise Refusal(422, str(error), {"witnessed": str(error)}) from None
     try:
-        stream.ingest(membership, sent.reports)
+        stream.ingest(membership, sent.reports, sent.witnessed)
     except stream.Behind:
         raise Refusal(503, "the site is behind with its reports; keep yours and try again in a minute") from None
     moved(membership, list(sent.reports[-1].addresses))
@@ -147,6 +152,17 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
         peers=hints(membership),
         rulings=Verdict.unheard(membership.run_id, sent.heeds) if membership.judged else [],
     )
+
+
+@api.get("/runs/{name}/directive", response=answers(wire.ReportReply), auth=signed_by_machine, tags=["Workers"])
+def get_directive(request: HttpRequest, name: str):
+    """What a report would be answered, without one: a revocation must not wait where reports are rare."""
+    run = run_named(request, name)
+    membership = Membership.objects.of(run, machine(request))
+    if membership is None:
+        raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
+    limit(request, "directives", REPORTS, 60, machine(request))
+    return wire.ReportReply(mark=membership.mark, directive=directive(membership))
 
 
 def machine(request: HttpRequest) -> Machine:

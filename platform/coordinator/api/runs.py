@@ -132,6 +132,23 @@ def list_checkpoints(request: HttpRequest, name: str):
 CHECKPOINT = ("id", "tokens", "vector", "digest", "checksum", "size")
 
 
+@api.get("/runs/{name}/credit", response=answers(schemas.CreditPage), auth=READ, tags=["Runs"])
+def list_credit(request: HttpRequest, name: str, after: UUID | None = None):
+    """Whose updates were witnessed in a run, fifty ranges a page, each with the two signatures that prove its end."""
+    found = run_named(request, name).credits.select_related("machine").order_by("-pk")
+    page, following = pages(found.filter(pk__lt=after) if after else found, lambda row: row.pk)
+    items = [
+        schemas.CreditOut(
+            run=row.run_id, peer=row.machine.key, witness=row.said, **{field: getattr(row, field) for field in CREDIT}
+        )
+        for row in page
+    ]
+    return schemas.CreditPage(items=items, next=following)
+
+
+CREDIT = ("id", "incarnation", "first", "last", "tokens", "day", "head")
+
+
 @api.get("/runs/{name}/verdicts", response=answers(list[schemas.VerdictOut]), auth=READ, tags=["Runs"])
 def list_verdicts(request: HttpRequest, name: str):
     """What was taken out of a run, by whose signature; the newest first. At most 500."""

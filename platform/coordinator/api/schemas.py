@@ -1,13 +1,13 @@
 """What scripts send and get: every field bounded, with an example. What workers send and get is in `barnraise.wire`."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from ninja import Field, Schema
 
 from barnraise.spec import PRESETS
-from barnraise.wire import Words
+from barnraise.wire import Signed, Words
 
 Text = Annotated[str, Field(max_length=200)]
 Number = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,14}$")]  # of an update, as a key of JSON
@@ -165,6 +165,28 @@ class VerdictOut(Schema):
         body='{"run":"0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b","after":{},"updates":{},"reason":"noise","issued":1.0}',
         proven=True,
     )  # fmt: skip
+
+
+class CreditOut(Schema):
+    """Updates of one machine that another person's has applied."""
+
+    id: UUID
+    run: UUID
+    peer: str = Field(description="The author's key")
+    incarnation: str
+    first: int
+    last: int
+    tokens: int
+    day: date
+    head: Signed | None = Field(description='The author\'s signed header of the last update (kind "update")')
+    witness: Signed | None = Field(description='The witness\'s signed word that it has applied it (kind "witness")')
+
+
+class CreditPage(Schema):
+    items: list[CreditOut]
+    next: UUID | None = Field(description="Pass it as `after` for the next page; none after the last")
+
+    model_config = example(items=[], next=None)
 
 
 class InvitationIn(Schema):

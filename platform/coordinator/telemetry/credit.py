@@ -1,11 +1,14 @@
 """Credit: tokens of updates that a machine of a *different person* says it has applied.
 
-Nobody vouches for themselves. A machine's report names authors whose updates it holds, up to which number and of how
-many tokens all told; what is new in that becomes a range of the author's, one row a day. It counts for no more than the
-author itself has reported, and for no more an update than the run's rules let one claim.
+Nobody vouches for themselves. A machine's report brings signed headers of authors whose updates it holds, each with
+its own signed word that it does; what is new in that becomes a range of the author's, one row a day, which keeps the
+last of both signatures. It counts for no more than the author itself has reported, and for no more an update than the
+run's rules let one claim.
 """
 
+import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -44,6 +47,8 @@ class Credit(models.Model):
     last = models.BigIntegerField()
     tokens = models.BigIntegerField()
     witness = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL, related_name="+")  # of the last of them
+    head = models.JSONField(null=True)  # the author's signed header of the last, and…
+    said = models.JSONField(null=True)  # …the witness's signed word for it: a `wire.Testimony`, for anybody to check
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "machine", "incarnation", "day"], name="one_range_a_day")]
@@ -56,22 +61,24 @@ class Credit(models.Model):
         return f"{self.tokens:,} tokens of {self.machine}"
 
 
-def note(heard: list[tuple[Membership, list[wire.Report]]]) -> None:
-    """What these reports of machines witness of others', within the caller's transaction. Four statements at most."""
-    newest: dict[tuple, tuple[Membership, wire.Witness]] = {}  # (run, author) → who has seen most of it
-    for member, reports in heard:
-        for witness in (each for report in reports for each in report.witnessed):
-            before = newest.get(place := (member.run_id, member.machine.owner_id, witness.author))
-            if before is None or before[1].seq < witness.seq:
-                newest[place] = member, witness
+def note(heard: list[tuple[Membership, Sequence[wire.Testimony]]]) -> None:
+    """What these machines witness of others', whose signatures were checked; within the caller's transaction. Four
+    statements at most."""
+    newest: dict[tuple, tuple[Membership, wire.Update, wire.Testimony]] = {}  # (run, author) → who has seen most of it
+    for member, told in heard:
+        for each in told:
+            head = wire.Update.model_validate_json(each.head.body)
+            before = newest.get(place := (member.run_id, member.machine.owner_id, head.author))
+            if before is None or before[1].seq < head.seq:
+                newest[place] = member, head, each
     if not newest:
         return
-    runs = {member.run_id: member.run for member, _ in newest.values()}
+    runs = {member.run_id: member.run for member, _, _ in newest.values()}
     keys = {author.partition(".")[0] for _, _, author in newest}
-    told = Membership.objects.filter(run__in=runs, machine__key__in=keys)
+    found = Membership.objects.filter(run__in=runs, machine__key__in=keys)
     authors = {
         (run, key): (machine, owner, tokens)
-        for run, key, machine, owner, tokens in told.values_list(
+        for run, key, machine, owner, tokens in found.values_list(
             "run", "machine__key", "machine", "machine__owner", "tokens"
         )
     }
@@ -83,22 +90,23 @@ def note(heard: list[tuple[Membership, list[wire.Report]]]) -> None:
         lives[row["run"], row["machine"]] += row["sum"]
     most = {run.pk: run.spec.max_tokens_per_update for run in runs.values()}
     fresh: dict[tuple, Credit] = {}
-    for (run, _, author), (member, witness) in sorted(newest.items(), key=lambda item: (item[0][2], item[1][1].seq)):
+    for (run, _, author), (member, head, told) in sorted(newest.items(), key=lambda item: (item[0][2], item[1][1].seq)):
         key, _, incarnation = author.partition(".")
         machine, owner, reported = authors.get((run, key), (None, None, 0))
         if machine is None or owner == member.machine.owner_id:
             continue
         last, total = known.get((run, machine, incarnation), (0, 0))
         # No more than the author itself reported, of all its lives, and no more an update than the rules allow.
-        tokens = min(witness.total - total, reported - lives[run, machine], (witness.seq - last) * most[run])
-        if witness.seq > last and tokens > 0:
+        tokens = min(head.total - total, reported - lives[run, machine], (head.seq - last) * most[run])
+        if head.seq > last and tokens > 0:
             row = fresh.setdefault(
                 (run, machine, incarnation),
                 Credit(run_id=run, machine_id=machine, incarnation=incarnation, day=timezone.now().date(),
                        first=last + 1, tokens=0),
             )  # fmt: skip
-            row.last, row.tokens, row.witness_id = witness.seq, row.tokens + tokens, member.machine_id
-            known[run, machine, incarnation] = witness.seq, total + tokens
+            row.last, row.tokens, row.witness_id = head.seq, row.tokens + tokens, member.machine_id
+            row.head, row.said = told.head.model_dump(), told.witness.model_dump()
+            known[run, machine, incarnation] = head.seq, total + tokens
             lives[run, machine] += tokens
     _extend(list(fresh.values()))
 
@@ -107,14 +115,20 @@ def _extend(ranges: list[Credit]) -> None:
     """Adds to the day's rows, in one statement."""
     if not ranges:
         return
-    columns = ("id", "run_id", "machine_id", "incarnation", "day", "first", "last", "tokens", "witness_id")
+    proof = ("head", "said")
+    columns = ("id", "run_id", "machine_id", "incarnation", "day", "first", "last", "tokens", "witness_id", *proof)
     marks = ", ".join([f"({', '.join(['%s'] * len(columns))})"] * len(ranges))
     with connection.cursor() as cursor:
         cursor.execute(
             f"INSERT INTO telemetry_credit ({', '.join(columns)}) VALUES {marks} "
             "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET last = excluded.last, "
-            "tokens = telemetry_credit.tokens + excluded.tokens, witness_id = excluded.witness_id",
-            [getattr(row, name) for row in ranges for name in columns],
+            "tokens = telemetry_credit.tokens + excluded.tokens, witness_id = excluded.witness_id, "
+            "head = excluded.head, said = excluded.said",
+            [
+                json.dumps(getattr(row, name)) if name in proof else getattr(row, name)
+                for row in ranges
+                for name in columns
+            ],
         )
 
 

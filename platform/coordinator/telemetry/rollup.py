@@ -19,7 +19,7 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from barnraise.wire import Activity, Report
+from barnraise.wire import Activity, Report, Testimony
 from coordinator import metrics
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import lived
@@ -78,23 +78,27 @@ def _try_lock() -> bool:
         return cursor.fetchone()[0]
 
 
-Sent = dict[UUID, tuple[list[Report], float]]  # membership → its reports of a batch, and when the last of them came
+# membership → its reports of a batch, what it witnessed, and when the last of them came
+Sent = dict[UUID, tuple[list[Report], list[Testimony], float]]
 
 
 def _store_all(raw: list[str]) -> None:
     reports: dict[UUID, list[Report]] = defaultdict(list)
+    witnessed: dict[UUID, list[Testimony]] = defaultdict(list)
     received: dict[UUID, float] = {}
     for text in raw:
         try:
             entry = json.loads(text)
             pk, when = UUID(entry["membership"]), float(entry["received"])
             parsed = [Report.model_validate(r) for r in entry["reports"]]
+            told = [Testimony.model_validate(t) for t in entry.get("witnessed", ())]
         except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
             log.error("an entry of the queue is unreadable and was dropped: %.200s: %.200s", error, text)
             continue
         reports[pk] += parsed
+        witnessed[pk] += told
         received[pk] = when
-    sent = {pk: (reports[pk], received[pk]) for pk in sorted(reports)}
+    sent = {pk: (reports[pk], witnessed[pk], received[pk]) for pk in sorted(reports)}
     if sent and not _stored(sent):  # one machine's numbers must not cost the others theirs
         for pk, theirs in sent.items():
             if not _stored({pk: theirs}):
@@ -126,8 +130,9 @@ def store(sent: Sent) -> None:
     sums: Sums = defaultdict(lambda: defaultdict(float))
     receipts: list[Receipt] = []
     heard: list[tuple[Membership, list[Report]]] = []
+    testified: list[tuple[Membership, list[Testimony]]] = []
     for member in members:
-        reports, received = sent[member.pk]
+        reports, told, received = sent[member.pk]
         fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held[member.pk]}
         again = any(r.seq in held[member.pk] for r in reports)
         points += [
@@ -141,13 +146,14 @@ def store(sent: Sent) -> None:
         receipts += _move_mark(member, held[member.pk], set(fresh), again)
         member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
         heard.append((member, list(fresh.values())))
+        testified.append((member, told))
     Point.objects.bulk_create(points)
     Receipt.objects.bulk_create(receipts)
     _grow(sums)
     # Each is there, and locked: what looks like an insertion is one UPDATE of all of them.
     Membership.objects.bulk_create(members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING)
     checkpoints.note(heard)
-    credit.note(heard)
+    credit.note(testified)
 
 
 def _measured(member: Membership, report: Report, received: float) -> float:

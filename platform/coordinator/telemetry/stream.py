@@ -10,6 +10,7 @@ Losing all of Valkey loses nothing for good: a machine keeps every report until 
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 
 import redis
@@ -17,7 +18,7 @@ from django.conf import settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from barnraise.wire import Report
+from barnraise.wire import Report, Testimony
 from coordinator.fleet.models import Membership
 
 PENDING = "reports:pending"
@@ -49,8 +50,9 @@ class Behind(Exception):
     """The queue is full: whatever drains it does not run."""
 
 
-def ingest(membership: Membership, reports: list[Report]) -> None:
-    """Queues what Postgres does not hold, and shows it to watchers. `reports` ascend by seq. Raises Behind."""
+def ingest(membership: Membership, reports: list[Report], witnessed: Sequence[Testimony] = ()) -> None:
+    """Queues what Postgres does not hold, and shows it to watchers. `reports` ascend by seq, and the testimonies were
+    checked. Raises Behind."""
     fresh = [r for r in reports if r.seq > membership.mark]
     if not fresh:
         return
@@ -65,6 +67,7 @@ def ingest(membership: Membership, reports: list[Report]) -> None:
         "membership": str(membership.pk),
         "received": now,
         "reports": [r.model_dump(mode="json") for r in fresh],
+        "witnessed": [told.model_dump(mode="json") for told in witnessed],
     }
     newest = fresh[-1]
     with client().pipeline(transaction=True) as pipe:

@@ -14,7 +14,7 @@ from coordinator.audit.log import record
 BEGINS = "brn_"  # so that people, and programs that look for leaked secrets, know one when they see it
 SCOPES = {
     "runs:read": "See the runs you may see, their machines and checkpoints",
-    "runs:write": "Create, launch, pause, resume, cancel, copy and archive runs, and invite people",
+    "runs:write": "Create, launch, pause, resume, cancel, copy and archive runs, take updates out, and invite people",
     "machines:read": "See your machines",
     "machines:write": "Rename, pause, resume and revoke your machines",
 }

@@ -9,7 +9,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("fleet", "0005_o_membership_uuid"),
+        ("fleet", "0005_membership_uuid"),
         ("runs", "0003_extra_tokens"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
