@@ -172,7 +172,7 @@ def test_whatever_is_witnessed_in_whatever_order_every_range_is_proven_and_none_
     run.memberships.update(tokens=1 << 40)
     for witness, author, seq, life in told:
         member = run.memberships.get(machine=machines[witness].machine)
-        credit.note(member, [witness_of(machines[witness], run, machines[author], seq, 100 * seq, life)])
+        credit.note([(member, [witness_of(machines[witness], run, machines[author], seq, 100 * seq, life)])])
     best: dict[tuple, int] = {}
     for witness, author, seq, life in told:
         if machines[witness].machine.owner_id != machines[author].machine.owner_id:
