@@ -18,7 +18,6 @@ from playwright.sync_api import Page
 from coordinator.demo.processes import Family, free_port
 
 ROOT = Path(__file__).parents[1]
-SHOTS = ROOT / "build" / "screenshots"
 MEASURED = ROOT / "build" / "hardware.json"
 DATABASE = "barnraise_live"
 CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in a letter
@@ -172,17 +171,3 @@ def enrol(site: Site, page: Page, machine: str) -> None:
     page.get_by_text(machine).first.wait_for()
     page.get_by_role("button", name="Approve").click()
     assert login.wait(120) == 0, site.log(f"login-{machine}")
-
-
-def shoot(page: Page, name: str) -> None:
-    """Both themes, wide and narrow, whole page, under build/screenshots."""
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    wide = page.viewport_size
-    for width in (1280, 360):
-        page.set_viewport_size({"width": width, "height": 900})
-        for theme in ("light", "dark"):
-            page.emulate_media(color_scheme=theme)
-            page.wait_for_timeout(300)  # fonts and the chart's redraw
-            page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)
-    page.emulate_media(color_scheme="light")
-    page.set_viewport_size(wide)
