@@ -56,7 +56,7 @@ def launched(owner: User, name: str, signer: Identity, **fields: str) -> runs.Ru
     }
     told = wire.Manifest(run=str(run.pk), vocabulary=run.spec.model.vocabulary, tokenizer=digest("t"), **shard)
     run.launch(actor=owner)
-    run.accept_manifest(signer.sign("manifest", told))
+    run.accept_manifest(signer.sign("manifest", told), machine=Machine.objects.get(key=signer.key))
     runs.Run.objects.filter(pk=run.pk).update(created=datetime.fromtimestamp(TODAY - DAY, UTC))
     run.refresh_from_db()
     return run
@@ -91,7 +91,7 @@ def furnish() -> str:
     """The names of what there is now, as JSON: for addresses."""
     ida = User.objects.get(name="Ida")
     jonas = User.objects.create_user("jonas@example.org", "oak-and-spruce-7", name=HOSTILE)
-    named = ((ida, "barn"), (ida, "loft"), (jonas, "mill"), (jonas, "<i>byre</i>"))
+    named = ((ida, "barn"), (ida, "loft"), (jonas, "granary"), (jonas, "<i>byre</i>"))
     places = [machine(owner, name, seed) for seed, (owner, name) in enumerate(named, 1)]
     signer = places[0][1]
     run = launched(ida, "Dawn over the <i>long</i> barn 🌾", signer, **{"recipe.token_budget": "12000000"})

@@ -15,9 +15,12 @@ ROOT = Path(__file__).parents[1]
 SHOTS = ROOT / "build" / "screenshots"
 WIDTHS = (1280, 360)
 THEMES = ("light", "dark")
+# Unfold's scrolling sidebar and its scrolling table are two regions of one name (SimpleBar's "scrollable content"):
+# axe-core finds that on pages of the staff, and only Unfold can mend it.
+UPSTREAM = "simplebar-content-wrapper"
 AUDIT = """async (colours) => {
   await document.fonts.ready;
-  const only = colours ? { runOnly: ['cat.color'] } : {};
+  const only = colours ? { runOnly: { type: 'rule', values: ['color-contrast', 'link-in-text-block'] } } : {};
   const { violations } = await axe.run(document, { resultTypes: ['violations'], ...only });
   return violations.flatMap(({ id, help, nodes }) =>
     nodes.map(({ target, any, all, none }) =>

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from live_site import log_in
-from looks import look, visitor
+from looks import UPSTREAM, look, visitor
 from playwright.sync_api import Page
 
 # Name of the photograph → address, for who is not signed in…
@@ -62,9 +62,7 @@ INSIDE = {
     "passkeys-none": "/accounts/2fa/webauthn/",
     "passkey-new": "/accounts/2fa/webauthn/add/",
 }
-# The staff's pages are ours inside a frame that is Unfold's. Its scrolling sidebar and its scrolling table are two
-# regions of one name (SimpleBar's "scrollable content"), which axe-core finds and only Unfold can mend.
-UPSTREAM = "simplebar-content-wrapper"
+# The staff's pages are ours inside a frame that is Unfold's.
 ADMIN = {
     "admin": "/admin/",
     "admin-runs": "/admin/runs/run/",

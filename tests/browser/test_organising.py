@@ -2,7 +2,8 @@
 
 import re
 
-from live_site import Site, log_in, shoot, until
+from live_site import enrol, log_in, until
+from looks import look
 from playwright.sync_api import Page, expect
 
 
@@ -19,7 +20,7 @@ def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_s
     expect(estimate).to_contain_text("25 like it, 100 Mb/s")
     page.locator(".preset", has_text="gpt3-175b").click()
     expect(estimate).to_contain_text("does not fit", timeout=20_000)
-    shoot(page, "new-run")
+    look(page, "run-new-estimated")
     page.locator(".preset", has_text="gpt-nano").click()
     page.locator("[name=name]").fill("Terms and ties")
     page.get_by_label("People I invite by a link").check()
@@ -47,9 +48,8 @@ def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_s
     expect(page.get_by_text("Paused by you")).to_be_visible()
     until(lambda: site.status("byre")["activity"] == "paused", "a pause on the machine", 30)
     stopped = site.status("byre")["step"]
-    shoot(page, "machine-paused")
+    look(page, "machine-paused")
     page.goto("/machines/")
-    shoot(page, "machines")
     assert site.status("byre")["step"] == stopped
     page.get_by_role("link", name="byre").click()
     page.get_by_role("button", name="Resume").click()
@@ -58,7 +58,7 @@ def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_s
     page.goto(f"/runs/{slug}/")
     announced = page.locator("#checkpoints tbody tr")
     until(lambda: page.reload() and announced.count() > 0, "a checkpoint", 60)
-    shoot(page, "run-organised")
+    look(page, "run-organised")
     page.get_by_role("button", name="Cancel run").wait_for()
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel run").click()
@@ -79,7 +79,6 @@ def test_an_invited_person_a_token_and_terms_are_each_a_page(site, page: Page):
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("must be a number", exact=False).first).to_be_visible()
     expect(page.get_by_label("Least memory, GB")).to_have_value("lots")
-    shoot(page, "run-terms")
     page.get_by_label("Least memory, GB").fill("8")
     page.get_by_label("People I invite by a link").check()
     page.get_by_role("button", name="Save").click()
@@ -87,37 +86,14 @@ def test_an_invited_person_a_token_and_terms_are_each_a_page(site, page: Page):
     link = page.locator("#invitations code").inner_text()
     page.goto(link)
     expect(page.get_by_role("button", name="Accept")).to_be_visible()
-    shoot(page, "invited")
     page.goto("/account/tokens/")
     expect(page.get_by_role("heading", name="Make one")).to_be_visible()
     page.locator("#id_name").fill("nightly")
     page.get_by_role("button", name="Make a token").click()
     expect(page.locator(".command code")).to_contain_text("brn_")
-    shoot(page, "tokens")
+    look(page, "token-made")
     page.goto("/account/")
     page.get_by_role("link", name="Your certificate").click()
     expect(page.get_by_text("This certifies that")).to_be_visible()
-    shoot(page, "certificate")
     page.goto("/credit/?by=teams&period=week")
     expect(page.get_by_role("link", name="Teams", exact=True).first).to_have_attribute("aria-current", "page")
-    shoot(page, "credit")
-    for width in (360, 1280):
-        page.set_viewport_size({"width": width, "height": 900})
-        for path in (
-            "/account/tokens/",
-            f"/runs/{slug}/",
-            f"/runs/{slug}/terms/",
-            "/machines/",
-            "/runs/new/",
-            "/credit/",
-        ):
-            page.goto(path)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
-
-
-def enrol(site: Site, page: Page, machine: str) -> None:
-    login = site.barnraise(machine, "login", site.url, "--name", machine)
-    where = re.compile(r"http://\S+/machines/enrol/\S+/")
-    page.goto(until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")[0])
-    page.get_by_role("button", name="Approve").click()
-    assert login.wait(30) == 0, site.log(f"login-{machine}")

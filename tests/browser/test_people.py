@@ -2,11 +2,11 @@
 
 import re
 
-from live_site import SHOTS, log_in, shoot, until
+from live_site import CODE, log_in, until
+from looks import UPSTREAM, look
 from playwright.sync_api import Browser, Page, expect
 
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
-CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)
 
 
 def test_a_person_signs_up_adds_a_passkey_founds_a_team_and_leaves(site, browser: Browser):
@@ -32,11 +32,11 @@ def sign_up(site, page: Page) -> None:
     page.get_by_label("Name").fill("Eve")
     page.get_by_role("button", name="Make the account").click()
     expect(page.locator(".error")).to_contain_text("too short")
-    shoot(page, "signup-mistake")
+    look(page, "signup-mistake")
     page.get_by_label("Password").fill(SECRET)
     page.get_by_role("button", name="Make the account").click()
     expect(page.get_by_role("heading", name="Verification Code")).to_be_visible()
-    shoot(page, "verify")
+    look(page, "verify")
     page.get_by_label("Code").fill(CODE.search(site.letter(EVE))[1])
     page.get_by_role("button", name="Confirm").click()
     expect(page.get_by_text("Eve", exact=True).first).to_be_visible()
@@ -49,71 +49,57 @@ def add_a_passkey(page: Page) -> None:
            "isUserVerified": True, "automaticPresenceSimulation": True}  # fmt: skip
     protocol.send("WebAuthn.addVirtualAuthenticator", {"options": key})
     page.goto("/account/")
-    shoot(page, "account")
     page.get_by_role("link", name="Passkeys, app and recovery codes").click()
-    shoot(page, "two-factor")
     page.goto("/accounts/2fa/webauthn/add/")
     page.get_by_label("Password").fill(SECRET)
-    shoot(page, "reauthenticate")
     page.get_by_role("button", name="Confirm").click()
     page.get_by_label("Name").fill("This laptop")
     page.get_by_label("Passwordless").check()
-    shoot(page, "passkey-add")
     page.get_by_role("button", name="Add").click()
     expect(page.get_by_role("heading", name="Recovery Codes")).to_be_visible()
-    shoot(page, "recovery-codes")
+    look(page, "recovery-codes")
     page.goto("/accounts/2fa/webauthn/")
     expect(page.get_by_text("This laptop")).to_be_visible()
-    shoot(page, "passkeys")
+    look(page, "passkeys")
     page.goto("/accounts/2fa/totp/activate/")
     expect(page.locator("main img")).to_be_visible()
-    shoot(page, "totp")
 
 
 def sign_in_by_it(page: Page) -> None:
     page.locator("details.menu summary").click()
-    shoot(page, "menu")
+    look(page, "menu")
     page.get_by_role("button", name="Sign out").click()
     page.goto("/accounts/login/")
-    shoot(page, "login")
     page.get_by_role("button", name="Use a passkey").click()
     expect(page.get_by_text("Eve", exact=True).first).to_be_visible()
 
 
 def found_a_team(site, page: Page) -> None:
     page.goto("/teams/")
-    shoot(page, "teams-none")
+    look(page, "teams-none")
     page.get_by_role("link", name="New team").click()
     page.get_by_role("button", name="Found it").click()
     expect(page.locator(".error")).to_contain_text("1 to 60 characters")
-    shoot(page, "team-new-mistake")
+    look(page, "team-new-mistake")
     page.get_by_label("Name").fill("The <b>Weavers</b> \u202eof the very long name 🧵")
     page.get_by_role("button", name="Found it").click()
     page.get_by_label("E-mail address").fill("guest@example.org")
     page.get_by_role("button", name="Send the invitation").click()
     expect(page.get_by_text("A letter is on its way to guest@example.org")).to_be_visible()
-    shoot(page, "team")
     link = re.search(r"/teams/invitations/\S+", site.letter("guest@example.org"))[0]
     page.goto(link)
     expect(page.get_by_role("button", name="Join the team")).to_be_visible()
-    shoot(page, "invitation")
     page.goto("/teams/")
-    shoot(page, "teams")
 
 
 def look_at_the_rest(site, page: Page) -> None:
-    for path, name in (
-        ("/notifications/", "notices-none"), ("/notifications/choices/", "choices"), ("/accounts/email/", "addresses"),
-        ("/accounts/sessions/", "sessions"), ("/accounts/password/change/", "password"),
-        ("/accounts/password/reset/", "password-reset"),
-    ):  # fmt: skip
-        page.goto(path)
-        shoot(page, name)
+    page.goto("/notifications/")
+    look(page, "notices-none")
     page.goto("/notifications/webhooks/")
     page.get_by_label("URL").fill("https://10.0.0.1/hook")
     page.get_by_role("button", name="Add the webhook").click()
     expect(page.locator(".error")).to_contain_text("not a public address")
-    shoot(page, "webhooks-mistake")
+    look(page, "webhooks-mistake")
     page.get_by_label("URL").fill(f"{site.url}/hook")
     page.get_by_role("button", name="Add the webhook").click()
     page.get_by_role("button", name="Test it").click()
@@ -124,13 +110,11 @@ def look_at_the_rest(site, page: Page) -> None:
         return page.get_by_text("1 failure in a row").count() == 1
 
     until(answered, "the answer to a test call", 30)
-    shoot(page, "webhooks")
     news = "from coordinator.accounts.models import User as U; from coordinator.notify.models import Notice as N; "
     news += "from coordinator.notify.kinds import *; u = U.objects.get(email='eve@example.org'); "
     news += "[N.tell(News(u, k, k, 'Evening shift: ' + k.label, 'A sentence that says more.', '/runs/')) for k in Kind]"
     site.manage("shell", "-v", "0", "-c", news)
     page.goto("/notifications/")
-    shoot(page, "notices")
     assert "Evening shift" in site.letter(EVE, "5 things happened")
 
 
@@ -142,7 +126,7 @@ def leave(page: Page) -> None:
     page.get_by_label("Your e-mail address").fill("wrong@example.org")
     page.get_by_role("button", name="Delete my account").click()
     expect(page.locator(".error")).to_contain_text("Your address here is")
-    shoot(page, "leave-mistake")
+    look(page, "leave-mistake")
     page.get_by_label("Your e-mail address").fill(EVE)
     page.get_by_role("button", name="Delete my account").click()
     expect(page.get_by_text("Your account is deleted")).to_be_visible()
@@ -155,39 +139,29 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     renewed = page.locator("#figures").get_by_text("renewed every five seconds")
     first = renewed.inner_text()
     until(lambda: renewed.inner_text() != first, "figures that renew themselves", 20)
-    shoot(page, "admin-dashboard")
-    page.emulate_media(color_scheme="dark")
-    page.reload()
-    page.screenshot(path=SHOTS / "admin-dashboard-dark-reloaded.png")
-    page.emulate_media(color_scheme="light")
-    page.reload()
     page.goto("/admin/staff/announcement/add/")
     page.locator("[name=text]").fill("The power is off tonight from 22:00.")
-    shoot(page, "admin-announce")
     page.get_by_role("button", name="Save", exact=True).click()
     page.goto("/")
     expect(page.get_by_text("The power is off tonight")).to_be_visible()
-    shoot(page, "announcement")
+    look(page, "announcement")
     page.goto("/admin/accounts/user/?q=mallory")
-    shoot(page, "admin-people")
     page.get_by_role("link", name="mallory@example.org").click()
     page.get_by_role("link", name="Ban", exact=True).click()
     dialog = page.locator("#dialog")
     dialog.locator("[name=reason]").fill("Spam, again and again.")
-    shoot(page, "admin-ban")
+    look(page, "admin-ban", not_ours=UPSTREAM)
     dialog.get_by_role("button", name="Ban").click()
     expect(page.get_by_text("Mallory is banned")).to_be_visible()
-    shoot(page, "admin-person")
     page.goto("/admin/audit/entry/?q=Mallory")
     expect(page.get_by_text("user.ban").first).to_be_visible()
-    shoot(page, "admin-audit")
     banned = page.context.browser.new_context(base_url=site.url).new_page()
     banned.goto("/accounts/login/")
     banned.get_by_label("Email").fill("mallory@example.org")
     banned.get_by_label("Password").first.fill(SECRET)
     banned.get_by_role("button", name="Sign in").last.click()
     expect(banned.get_by_text("Spam, again and again.")).to_be_visible()
-    shoot(banned, "banned")
+    look(banned, "banned")
     banned.context.close()
     page.goto("/admin/staff/announcement/")
     page.get_by_role("link", name="The power is off tonight").first.click()

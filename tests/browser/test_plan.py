@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from live_site import EMAIL, log_in, shoot
+from live_site import EMAIL, log_in
+from looks import look
 from playwright.sync_api import Page, expect
 
 from barnraise import wire
@@ -78,9 +79,6 @@ def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_mea
     expect(opener).to_have_attribute("aria-expanded", "true")
 
     page.get_by_role("button", name="How tower trains").click()
-    page.set_viewport_size({"width": 360, "height": 900})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.set_viewport_size({"width": 1280, "height": 900})
-    shoot(page, "run-plan")
+    look(page, "run-plan")
     opener.press("Space")
     expect(plan).to_have_count(0)
