@@ -39,6 +39,7 @@ async def load(site: Site, run, workers: list, watchers: int, every: float, seco
     from site_watchers import Heard, Watcher, percentile
     from site_workers import Posts
 
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
     posts, heard = Posts(), Heard()
     working = [asyncio.create_task(worker.work(every, posts)) for worker in workers]
     began, sockets = time.monotonic(), []

@@ -10,7 +10,8 @@ import httpx
 import psutil
 
 WEB = ("-m", "uvicorn", "coordinator.asgi:application", "--host", "127.0.0.1", "--no-access-log",
-       "--ws-per-message-deflate", "false")  # fmt: skip
+       "--ws-per-message-deflate", "false", "--timeout-worker-healthcheck", "60")  # fmt: skip
+STARTING = 180.0  # seconds until it must be ready
 CELERY = ("-m", "celery", "-A", "coordinator.celery:app")
 
 
@@ -47,14 +48,14 @@ class Site:
         self.family.start("web", sys.executable, *WEB, "--port", str(self.port), "--workers", str(self.web))
         self.family.start("celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
         self.family.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + STARTING
         while not self._answers():
             assert time.monotonic() < deadline, self.family.last_words("web")
             time.sleep(0.2)
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/readyz", timeout=10).status_code == 200
         except httpx.HTTPError:
             return False
 

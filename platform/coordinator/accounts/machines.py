@@ -45,6 +45,8 @@ class Machine(models.Model):
 
     class Meta:
         ordering = ["-enrolled"]
+        # Few are, and every directive names those of its run.
+        indexes = [models.Index(fields=["revoked"], condition=models.Q(revoked__isnull=False), name="machine_revoked")]
 
     def __str__(self) -> str:
         return self.name
