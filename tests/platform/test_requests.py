@@ -101,6 +101,8 @@ TABLE = [
     ("GET", "/runs/none", None, [401, 401, 403, 404, 404]),
     ("POST", "/runs/launched/join", "join", MACHINES),
     ("POST", "/runs/draft/join", "join", [401, 401, 403, 404, 200]),
+    ("GET", "/runs/launched/directive", None, [401, 401, 403, 403, 200]),
+    ("GET", "/runs/draft/directive", None, [401, 401, 403, 404, 403]),
     ("POST", "/runs/launched/manifest", "manifest", [401, 401, 403, 403, 409]),
     ("POST", "/runs/draft/manifest", "manifest", [401, 401, 403, 404, 200]),
     ("POST", "/runs/launched/reports", "reports", [401, 401, 403, 403, 200]),

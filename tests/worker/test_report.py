@@ -12,6 +12,7 @@ from small_coordinator import MACHINE, RUN
 from small_coordinator import Coordinator as Small
 
 from barnraise import report as report_module
+from barnraise import wire
 from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.exchange.anchor import Anchor
@@ -33,7 +34,6 @@ from barnraise.wire import (
     SignedHeader,
     SignedWord,
     Status,
-    Testimony,
     Update,
     Witness,
 )  # fmt: skip
@@ -429,6 +429,6 @@ def test_a_testimony_that_proves_something_else_is_refused(spoilt, said):
     )
     by = witness.sign("witness", word)
     head = signed.model_dump() | {"body": signed.body + spoilt.get("body", "")}
-    told = Testimony(head=SignedHeader(**head), witness=SignedWord(**by.model_dump()))
+    told = wire.Testimony(head=SignedHeader(**head), witness=SignedWord(**by.model_dump()))
     with pytest.raises(MessageError, match=said):
         check_testimony(told, RUN, (Identity(b"b" * 32) if "witness" in spoilt else witness).key)

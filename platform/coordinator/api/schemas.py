@@ -181,6 +181,11 @@ class CreditOut(Schema):
     head: Signed | None = Field(description='The author\'s signed header of the last update (kind "update")')
     witness: Signed | None = Field(description='The witness\'s signed word that it has applied it (kind "witness")')
 
+    model_config = example(
+        id="0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b", run="0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1c", peer="5f" * 32,
+        incarnation="0123456789abcdef", first=1, last=12, tokens=491_520, day="2026-11-21", head=None, witness=None,
+    )  # fmt: skip
+
 
 class CreditPage(Schema):
     items: list[CreditOut]

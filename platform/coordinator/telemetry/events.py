@@ -43,9 +43,9 @@ class Event(models.Model):
         return f"{self.machine} {self.kind}"
 
 
-def note(member: Membership, reports: Sequence[Report], at: Sequence[float]) -> None:
+def told(member: Membership, reports: Sequence[Report], at: Sequence[float]) -> list[Event]:
     """What these reports of one machine tell beyond what was known, `reports` ascending by seq, each measured `at` so
-    many seconds since 1970. Within the caller's transaction, before the reports' numbers are taken over."""
+    many seconds since 1970; asked before the reports' numbers are taken over. To be saved."""
     known, found = member.activity, []
     for report, when in zip(reports, at, strict=True):
         if report.seq > member.latest:  # one that fills a gap says what the machine did before what is known
@@ -54,7 +54,7 @@ def note(member: Membership, reports: Sequence[Report], at: Sequence[float]) -> 
             known = report.activity
     if found and found[0].kind == Event.Kind.RESUMED and not _rested(member):
         del found[0]  # the whole run rested, and it with it
-    Event.objects.bulk_create(found)
+    return found
 
 
 def turn(before: str, after: str, run: Status) -> Event.Kind | None:

@@ -129,6 +129,7 @@ def store(sent: Sent) -> None:
     points: list[Point] = []
     sums: Sums = defaultdict(lambda: defaultdict(float))
     receipts: list[Receipt] = []
+    happened: list[events.Event] = []
     heard: list[tuple[Membership, list[Report]]] = []
     testified: list[tuple[Membership, list[Testimony]]] = []
     for member in members:
@@ -141,7 +142,7 @@ def store(sent: Sent) -> None:
             for i, p in enumerate(r.points)
         ]
         ordered = [fresh[seq] for seq in sorted(fresh)]
-        events.note(member, ordered, [_measured(member, r, received) for r in ordered])
+        happened += events.told(member, ordered, [_measured(member, r, received) for r in ordered])
         _add_rollups(member, ordered, received, sums)
         receipts += _move_mark(member, held[member.pk], set(fresh), again)
         member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
@@ -149,6 +150,7 @@ def store(sent: Sent) -> None:
         testified.append((member, told))
     Point.objects.bulk_create(points)
     Receipt.objects.bulk_create(receipts)
+    events.Event.objects.bulk_create(happened)
     _grow(sums)
     # Each is there, and locked: what looks like an insertion is one UPDATE of all of them.
     Membership.objects.bulk_create(members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING)
