@@ -95,7 +95,7 @@ def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_
     run.until(lambda: dora.status.get("updates_sent", 0) > 0)
     for volunteer in (dora, ben):
         volunteer.leave()
-    run.until(lambda: ada.worker.exchange.stats.behind == 0)
+    run.until(lambda: ada.worker.exchange.stats.behind == 0 and ada.worker.anchor.vector == ada.worker.ledger.vector())
     ada.leave()
     kept = Ledger(ada.worker.place.folder.path)
     assert kept.vector()[author] == good
