@@ -130,7 +130,9 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
         run.until(lambda: site.heeds == [digest(site.rulings[0].body)])
         run.until(lambda: all(v.worker.anchor.vector.get(author) == 1 for v in (ada, ben)))
         ben.leave()
-        run.until(lambda: ada.worker.exchange.stats.behind == 0)
+        run.until(
+            lambda: ada.worker.exchange.stats.behind == 0 and ada.worker.anchor.vector == ada.worker.ledger.vector()
+        )
         ada.leave()
     finally:
         site.close()
