@@ -75,10 +75,21 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
         if n % 12 == 0:
             points.append(wire.Point(kind="validation", tokens=ledger, loss=loss(ledger) + 0.1))
         told = {"tokens": int(ledger * share), "ledger_tokens": ledger, "points": points, "checkpoint": None}
-        told |= {"step": n * 50, "rate": 400 * share * dice.uniform(0.9, 1.1), "witnessed": []}
+        told |= {"step": n * 50, "rate": 400 * share * dice.uniform(0.9, 1.1)}
         told |= last if n == 144 else {}
         reports.append(REPORT.model_copy(update={"seq": n, "at": at, **told}))
     rollup.store({member.pk: (reports, [], TODAY)})
+
+
+def testimony(run: runs.Run, author: Identity, witness: Identity, total: int) -> wire.Testimony:
+    """That `witness` has applied what `author` did: `total` tokens."""
+    update = wire.Update(
+        run=str(run.pk), peer=author.key, incarnation=REPORT.incarnation, seq=144, previous="0" * 64, tokens=60_000,
+        total=total, fragments=[],
+    )  # fmt: skip
+    head = author.sign("update", update)
+    word = witness.sign("witness", wire.Witness(run=str(run.pk), author=update.author, head=digest(head.body)))
+    return wire.Testimony(head=wire.SignedHeader(**head.model_dump()), witness=wire.SignedWord(**word.model_dump()))
 
 
 def told(person: User) -> None:
@@ -99,17 +110,19 @@ def furnish() -> str:
     asked = wire.JoinRequest(version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE)
     members = [joining.join(run, each, asked) for each, _ in places]
     advance(run)
-    authors = [f"{each.key}.{REPORT.incarnation}" for each, _ in places]
     shares = (0.4, 0.3, 0.2, 0.1)
     for n, (member, share) in enumerate(zip(members, shares, strict=True)):
         new = {"checkpoint": REPORT.checkpoint.model_copy(update={"tokens": 8_000_000})} if n != 1 else {}
         new |= {"activity": "left"} if n == 3 else {"peers": 2 if n else 1}
         report_of_a_day(member, share, **new)
-    seen = [wire.Witness(author=a, seq=144, total=int(8_640_000 * s)) for a, s in zip(authors, shares, strict=True)]
     for n, member in enumerate(members[:3]):
-        more = {"seq": 145, "at": time.time(), "witnessed": seen, "peers": 2 if n else 1, "points": [], "step": 7250}
+        seen = [
+            testimony(run, author, witness=places[n][1], total=int(8_640_000 * share))
+            for (_, author), share in zip(places, shares, strict=True)
+        ]
+        more = {"seq": 145, "at": time.time(), "peers": 2 if n else 1, "points": [], "step": 7250}
         more |= {"tokens": int(8_640_000 * shares[n]), "ledger_tokens": 8_640_000, "rate": 900 * shares[n]}
-        rollup.store({member.pk: ([REPORT.model_copy(update=more)], [], time.time())})
+        rollup.store({member.pk: ([REPORT.model_copy(update=more)], seen, time.time())})
     advance(run)
     run.pause(actor=ida)
     run.resume(actor=ida)
