@@ -136,7 +136,13 @@ class Plan:
         ours = self.chosen(found)
         parallel, diloco, alone = (self.against(found, kind) for kind in ("parallel", "diloco", "alone"))
         more = [replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), replace(ours, form="top64x2")]
-        return [ours, diloco, parallel, replace(parallel, rate=parallel.rate / 2), alone, *more, self.in_time(found)]
+        more += [self.in_step(found), self.in_time(found)]
+        return [ours, diloco, parallel, replace(parallel, rate=parallel.rate / 2), alone, *more]
+
+    def in_step(self, found: Results) -> Case:
+        """Ours as DiLoCo is: no update is late, and its momentum. What is left is the codec and the sum."""
+        diloco = self.best_far(found, "diloco")
+        return replace(self.best_far(found, "ours"), delay=0.0, momentum=diloco.momentum, outer_rate=diloco.outer_rate)
 
     def in_time(self, found: Results) -> Case:
         """DiLoCo with the tokens that it comes to while ours trains `long`: on the same lines it stands still in each

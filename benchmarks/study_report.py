@@ -30,6 +30,7 @@ def figures(plan: Plan, found: Results) -> dict[str, float | None]:
         "async_cost": gap(found, ours, replace(ours, delay=0.0)),
         "unequal_cost": gap(found, replace(ours, speeds=SPEEDS), ours),
         "alone_gap": gap(found, alone, ours),
+        "gap_to_diloco_in_step": gap(found, plan.in_step(found), diloco),
         "gap_to_diloco_in_time": gap(found, ours, plan.in_time(found)),
     }
 
