@@ -12,7 +12,6 @@ OUTSIDE = {
     "home": "/",
     "runs": "/runs/",
     "run": "/runs/{run}/",
-    "run-over": "/runs/{over}/",
     "leaderboard": "/credit/",
     "leaderboard-teams": "/credit/?by=teams&period=week",
     "volunteer": "/volunteers/{jonas}/",
@@ -32,6 +31,7 @@ OUTSIDE = {
 INSIDE = {
     "home-inside": "/",
     "run-owned": "/runs/{run}/",
+    "run-over": "/runs/{over}/",
     "run-draft": "/runs/{draft}/",
     "run-new": "/runs/new/",
     "run-edit": "/runs/{draft}/edit/",

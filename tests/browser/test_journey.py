@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from live_site import Site, enrol, log_in, sign_up, until
-from looks import UPSTREAM, look, visitor
+from looks import DIALOG, UPSTREAM, look, visitor
 from playwright.sync_api import Browser, Page, expect
 
 MACHINES = ("barn", "loft", "mill")
@@ -128,7 +128,7 @@ def ban(site: Site, staff: Page, run_page: Page, worker) -> None:
     staff.get_by_role("link", name="Ban this machine").click()
     dialog = staff.locator("#dialog")
     dialog.locator("[name=reason]").fill("It sends nonsense.")
-    look(staff, "admin-machine-ban", not_ours=UPSTREAM)
+    look(staff, "admin-machine-ban", not_ours=DIALOG)
     dialog.get_by_role("button", name="Ban this machine").click()
     expect(staff.get_by_text("its peers hear of that")).to_be_visible()
     assert worker.wait(120) != 0, "a banned machine stops, and says why"

@@ -3,7 +3,7 @@
 import re
 
 from live_site import CODE, log_in, until
-from looks import UPSTREAM, look
+from looks import DIALOG, look
 from playwright.sync_api import Browser, Page, expect
 
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
@@ -81,7 +81,7 @@ def found_a_team(site, page: Page) -> None:
     page.get_by_role("button", name="Found it").click()
     expect(page.locator(".error")).to_contain_text("1 to 60 characters")
     look(page, "team-new-mistake")
-    page.get_by_label("Name").fill("The <b>Weavers</b> \u202eof the very long name 🧵")
+    page.get_by_label("Name").fill("The <b>Joiners</b> \u202eof the very long name 🧵")
     page.get_by_role("button", name="Found it").click()
     page.get_by_label("E-mail address").fill("guest@example.org")
     page.get_by_role("button", name="Send the invitation").click()
@@ -140,17 +140,17 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     first = renewed.inner_text()
     until(lambda: renewed.inner_text() != first, "figures that renew themselves", 20)
     page.goto("/admin/staff/announcement/add/")
-    page.locator("[name=text]").fill("The power is off tonight from 22:00.")
+    page.locator("[name=text]").fill("The water is off tonight from 22:00.")
     page.get_by_role("button", name="Save", exact=True).click()
     page.goto("/")
-    expect(page.get_by_text("The power is off tonight")).to_be_visible()
+    expect(page.get_by_text("The water is off tonight")).to_be_visible()
     look(page, "announcement")
     page.goto("/admin/accounts/user/?q=mallory")
     page.get_by_role("link", name="mallory@example.org").click()
     page.get_by_role("link", name="Ban", exact=True).click()
     dialog = page.locator("#dialog")
     dialog.locator("[name=reason]").fill("Spam, again and again.")
-    look(page, "admin-ban", not_ours=UPSTREAM)
+    look(page, "admin-ban", not_ours=DIALOG)
     dialog.get_by_role("button", name="Ban").click()
     expect(page.get_by_text("Mallory is banned")).to_be_visible()
     page.goto("/admin/audit/entry/?q=Mallory")
@@ -164,7 +164,7 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     look(banned, "banned")
     banned.context.close()
     page.goto("/admin/staff/announcement/")
-    page.get_by_role("link", name="The power is off tonight").first.click()
+    page.get_by_role("link", name="The water is off tonight").first.click()
     page.get_by_role("link", name="Withdraw").click()
     page.locator("#dialog").get_by_role("button", name="Withdraw").click()
     expect(page.get_by_text("Withdrawn.")).to_be_visible()
