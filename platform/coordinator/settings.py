@@ -230,7 +230,7 @@ _GREENS = {  # the pages' green, as the admin's accent
     200: "oklch(88% .06 165)",
     300: "oklch(80% .08 165)",
     400: "oklch(68% .09 165)",
-    500: "oklch(56% .09 165)",
+    500: "oklch(54% .09 165)",
     600: "oklch(46% .08 165)",
     700: "oklch(40% .07 165)",
     800: "oklch(34% .05 165)",
