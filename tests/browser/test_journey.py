@@ -46,7 +46,7 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
     run_page.get_by_role("button", name="Pause").click()
     until(lambda: all(site.status(m)["activity"] == "paused" for m in MACHINES), "a pause on every machine", 200)
     steps = {m: site.status(m)["step"] for m in MACHINES}
-    expect(run_page.locator("[data-events] li").first).to_contain_text("paused the run")
+    expect(run_page.locator("[data-events] li", has_text="paused the run")).to_have_count(1)
     assert {m: site.status(m)["step"] for m in MACHINES} == steps
     run_page.get_by_role("button", name="Resume").click()
     until(lambda: all(site.status(m)["step"] > steps[m] for m in MACHINES), "training again", 200)
