@@ -41,7 +41,7 @@ bench-swap-cuda: .venv/.installed
 
 # What one site bears with 2,000 workers and 2,000 watchers, 15 minutes. QUICK=1: a tenth, 3 minutes.
 bench-site: setup
-	@$(BIN)/python benchmarks/site.py $(if $(QUICK),--quick)
+	@PYTHONPATH=platform $(BIN)/python benchmarks/site.py $(if $(QUICK),--quick)
 
 # Known weaknesses of what we build on; says so where a registry does not answer.
 audit: setup

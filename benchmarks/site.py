@@ -23,11 +23,7 @@ from statistics import median
 from typing import Any
 
 import uvloop
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "platform"), str(ROOT / "worker")]
-
-from site_stack import Site  # noqa: E402
+from site_stack import Site
 
 WARM = 0.1  # of a load's time, at its beginning, that does not count
 RAMP = 40.0  # watchers a second that come

@@ -318,7 +318,10 @@ def test_a_run_that_is_over_is_put_away_and_taken_out_again(signed_in, launched)
     run, _ = launched(ada)
     assert not run.archive(), "it is not over"
     run.finish()
-    listed = lambda: run.name in client.get("/runs/").content.decode()  # noqa: E731
+
+    def listed() -> bool:
+        return run.name in client.get("/runs/").content.decode()
+
     assert listed() and client.post(f"/runs/{run.slug}/archive/").status_code == 302 and not listed()
     assert client.get(f"/runs/{run.slug}/").status_code == 200, "it stays at its address"
     assert client.post(f"/runs/{run.slug}/unarchive/").status_code == 302 and listed()

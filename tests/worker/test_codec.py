@@ -52,13 +52,13 @@ def slow(values: list[int], name: str) -> tuple[bytes, list[int]]:
         for i, amount in zip(where, said, strict=True):
             row[i] = amount
         levels, places, codes, sent = levels + mine, places + where, codes + coded, sent + row
-    bits_of = lambda numbers, width: (  # noqa: E731
-        sum((v % (1 << width)) << i * width for i, v in enumerate(numbers)).to_bytes(
-            -(-len(numbers) * width // 8), "little"
-        )
-    )
     header = b"BRU1" + bytes([1 if dense else 2, bits]) + struct.pack("<HI", 0 if dense else kept, len(values))
     return header + bits_of(levels, 32) + (b"" if dense else bits_of(places, 12)) + bits_of(codes, bits), sent
+
+
+def bits_of(numbers: list[int], width: int) -> bytes:
+    whole = sum((v % (1 << width)) << i * width for i, v in enumerate(numbers))
+    return whole.to_bytes(-(-len(numbers) * width // 8), "little")
 
 
 def halves_up(a: int, b: int) -> int:
@@ -67,7 +67,10 @@ def halves_up(a: int, b: int) -> int:
 
 def slow_multiples(values: list[int], top: int) -> tuple[list[int], list[int], list[int]]:
     sizes = [abs(v) for v in values]
-    steps = lambda level: [min(top, halves_up(s, max(1, level))) for s in sizes]  # noqa: E731
+
+    def steps(level: int) -> list[int]:
+        return [min(top, halves_up(s, max(1, level))) for s in sizes]
+
     level = largest = -(-max(sizes) // top)
     if top == 7:
         level = min(largest, slow_start(sum(sizes) // len(sizes)))

@@ -324,7 +324,10 @@ def test_who_said_goodbye_is_not_dialled_again_soon():
     me.circle.introduce([peer(2)], 0.0)
     me.parting(key_of(2), 1.0)
     me.unlinked(key_of(2), 1.0)
-    dialled = lambda now: any(isinstance(action, g.Dial) for action in me.act(now))  # noqa: E731
+
+    def dialled(now: float) -> bool:
+        return any(isinstance(action, g.Dial) for action in me.act(now))
+
     assert not dialled(1.0 + circle.LATER) and dialled(1.0 + 2 * circle.LATER)
 
 

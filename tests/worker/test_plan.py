@@ -40,7 +40,10 @@ MODELS = ("gpt-nano", "gpt-mini", "gpt2-124m", "gpt2-1.5b", "gpt3-6.7b")
 @st.composite
 def machines(draw) -> tuple[Hardware, ModelSpec, Limits, int]:
     base, model = draw(st.sampled_from([PC, CARD])), preset(draw(st.sampled_from(MODELS)))
-    rate = lambda: draw(st.floats(0.2, 5))  # noqa: E731
+
+    def rate() -> float:
+        return draw(st.floats(0.2, 5))
+
     machine = replace(
         base, adam=base.adam * rate(), disk_read=base.disk_read * rate(), disk_write=base.disk_write * rate(),
         to_device=base.to_device * rate(), elementwise=base.elementwise * rate(),

@@ -279,7 +279,10 @@ class Worker:
             self.anchor.begin((beginning(self.spec, each.index, self.blobs) for each in self.plan.fragments), {})
         self.exchange.start(self.anchor.vector, self.anchor.holes)
         standing = self.kept.progress(self.store)
-        describe = lambda progress: self.mark(progress).model_dump_json()  # noqa: E731
+
+        def describe(progress: operations.Progress) -> str:
+            return self.mark(progress).model_dump_json()
+
         self.engine = Engine(self.plan, self.spec.recipe, self.store, self.anchor, describe, standing)
         self._opened.callback(self.engine.close)
         if mark is None:
