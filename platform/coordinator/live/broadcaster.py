@@ -115,6 +115,14 @@ class Room:
         here = asyncio.get_running_loop()
         return not any(task.done() or task.get_loop() is not here for task in self.tasks)
 
+    def close(self) -> list[asyncio.Task]:
+        """What is still at it here, told to end."""
+        here = asyncio.get_running_loop()
+        ending = [task for task in self.tasks if not task.done() and task.get_loop() is here]
+        for task in ending:
+            task.cancel()
+        return ending
+
 
 class Watchers:
     """Who watches which run in this process; the first starts its broadcaster and the last stops it."""
@@ -126,6 +134,8 @@ class Watchers:
         """Returns once the broadcaster has looked at the run: a snapshot fetched from here on has its number."""
         room = self._rooms.get(run)
         if room is None or not room.open:
+            if room is not None:
+                room.close()  # one of its tasks ended; the other would speak to nobody for ever
             listening, looked = asyncio.Event(), asyncio.Event()
             room = self._rooms[run] = Room([], looked)
             room.tasks.append(asyncio.create_task(listen(run, room.watchers, listening), name=f"listen {run}"))
@@ -140,9 +150,8 @@ class Watchers:
         room.watchers.discard(watcher)
         if not room.watchers:
             del self._rooms[run]
-            for task in room.tasks:
-                task.cancel()
-            await asyncio.wait(room.tasks)
+            if ending := room.close():
+                await asyncio.wait(ending)
 
 
 watchers = Watchers()
