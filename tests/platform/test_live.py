@@ -251,6 +251,22 @@ async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_sp
     assert str(run.pk) not in live.watchers._rooms
 
 
+async def test_where_the_ear_of_a_process_ended_the_next_to_watch_opens_another_and_the_old_voice_ends(training):
+    run, _, report = training
+    one = await Socket(run.pk).open()
+    ear, voice = live.watchers._rooms[str(run.pk)].tasks
+    ear.cancel()
+    await asyncio.wait([ear])
+    two = await Socket(run.pk).open()
+    await asyncio.wait([voice], timeout=SECONDS)
+    assert voice.cancelled(), "it would speak for ever, to nobody"
+    await sync_to_async(report)(2)
+    assert await two.heard(lambda frame: frame.get("train"))
+    await one.leave()
+    await two.leave()
+    assert str(run.pk) not in live.watchers._rooms
+
+
 async def test_what_a_watcher_says_changes_nothing(training):
     run, _, report = training
     socket = await Socket(run.pk).open()
