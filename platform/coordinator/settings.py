@@ -231,7 +231,7 @@ _GREENS = {  # the pages' green, as the admin's accent
     300: "oklch(80% .08 165)",
     400: "oklch(68% .09 165)",
     500: "oklch(54% .09 165)",
-    600: "oklch(46% .08 165)",
+    600: "oklch(43% .08 165)",  # Unfold lays a fifth of white over it, and white words upon that
     700: "oklch(40% .07 165)",
     800: "oklch(34% .05 165)",
     900: "oklch(28% .04 165)",

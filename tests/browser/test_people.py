@@ -167,4 +167,4 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     page.get_by_role("link", name="The water is off tonight").first.click()
     page.get_by_role("link", name="Withdraw").click()
     page.locator("#dialog").get_by_role("button", name="Withdraw").click()
-    expect(page.get_by_text("Withdrawn.")).to_be_visible()
+    expect(page.get_by_text("Withdrawn.", exact=True)).to_be_visible()
