@@ -22,6 +22,7 @@ from coordinator.audit.models import Entry
 from coordinator.fleet import joining
 from coordinator.fleet.facts import advance
 from coordinator.fleet.models import Membership
+from coordinator.fleet.verdicts import Charge, Verdict
 from coordinator.notify.kinds import Kind, News
 from coordinator.notify.models import Notice, Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
@@ -124,6 +125,8 @@ def furnish() -> str:
         more |= {"tokens": int(8_640_000 * shares[n]), "ledger_tokens": 8_640_000, "rate": 900 * shares[n]}
         rollup.store({member.pk: ([REPORT.model_copy(update=more)], seen, time.time())})
     advance(run)
+    noisy = f"{places[3][1].key}.{REPORT.incarnation}"
+    verdict = Verdict.give(run, [Charge(noisy, 140, {12: 60_000})], "noise <b>in</b> every update", actor=ida)
     run.pause(actor=ida)
     run.resume(actor=ida)
     over = launched(jonas, "Dusk", signer)
@@ -147,5 +150,6 @@ def furnish() -> str:
         "machine": places[0][0].pk, "ida": ida.pk, "jonas": jonas.pk, "team": team.slug, "team_id": team.pk,
         "token": token, "hook": hook.pk, "said": said.pk, "code": code, "entry": Entry.objects.first().pk,
         "off": signing.dumps(str(ida.pk), salt=UNSUBSCRIBE), "membership": members[0].pk,
+        "verdict": verdict.pk,
     }  # fmt: skip
     return json.dumps({name: str(value) for name, value in names.items()})

@@ -1,8 +1,12 @@
 """Every page of the site: axe-core finds nothing in either theme, it fits a phone, and here is its photograph."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from uuid import UUID
 
 import pytest
+from django.contrib import admin
+from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from live_site import log_in
 from looks import UPSTREAM, look, visitor
 from playwright.sync_api import Page
@@ -36,6 +40,8 @@ INSIDE = {
     "run-new": "/runs/new/",
     "run-edit": "/runs/{draft}/edit/",
     "run-terms": "/runs/{run}/terms/",
+    "run-extend": "/runs/{run}/extend/",
+    "run-verdicts": "/runs/{run}/verdicts/",
     "run-invited": "/runs/{run}/invited/{bid}/",
     "machines": "/machines/",
     "machine": "/machines/{machine}/",
@@ -78,6 +84,8 @@ ADMIN = {
     "admin-rules": "/admin/accounts/siterules/",
     "admin-memberships": "/admin/fleet/membership/",
     "admin-membership": "/admin/fleet/membership/{membership}/change/",
+    "admin-verdicts": "/admin/fleet/verdict/",
+    "admin-verdict": "/admin/fleet/verdict/{verdict}/change/",
     "admin-announcements": "/admin/staff/announcement/",
     "admin-announce": "/admin/staff/announcement/add/",
     "admin-announcement": "/admin/staff/announcement/{said}/change/",
@@ -86,6 +94,17 @@ ADMIN = {
     "admin-schedule": "/admin/django_celery_beat/periodictask/",
     "admin-password": "/admin/password_change/",
 }
+# What is no page of its own: a part of one, a deed, a download, or a step that the tests of people take on their way.
+OTHERS = {
+    "admin_figures", "machine_pause", "machine_resume", "machine_revoke", "metrics", "healthz", "readyz",
+    "notices_read", "run_checkpoints", "run_clone", "run_control", "run_estimate", "run_fits", "run_invite",
+    "run_lines", "run_snapshot", "run_withdraw", "team_invite", "team_part", "team_promote", "team_rename",
+    "team_uninvite", "token_revoke", "webhook_control", "webhook_kinds", "account_confirm_login_code",
+    "account_email_verification_sent", "account_set_password", "mfa_authenticate", "mfa_deactivate_totp",
+    "mfa_download_recovery_codes", "mfa_edit_webauthn", "mfa_login_webauthn", "mfa_reauthenticate",
+    "mfa_reauthenticate_webauthn", "mfa_remove_webauthn", "mfa_view_recovery_codes",
+}  # fmt: skip
+KEPT_BY_OTHERS = "django_celery_beat"  # of its lists, the one that the staff need is looked at
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +123,33 @@ def inside(site, browser) -> Iterator[Page]:
     with visitor(browser, site) as page:
         log_in(page)
         yield page
+
+
+def routes(resolver: URLResolver) -> Iterator[str]:
+    """Names of what a person may come upon."""
+    for each in resolver.url_patterns:
+        if isinstance(each, URLPattern):
+            yield each.name
+        elif each.app_name not in ("admin", "ninja"):
+            yield from routes(each)
+
+
+def looked_at(addresses: Iterable[str]) -> set[str]:
+    """The names of their routes."""
+    some = {"jonas": UUID(int=0), "machine": UUID(int=0), "run_id": UUID(int=0), "bid": "x", "slug": "x"}
+    filled = re.compile(r"\{(\w+)\}")
+    return {
+        resolve(filled.sub(lambda name: str(some.get(name[1], "x")), each.partition("?")[0])).url_name
+        for each in addresses
+    }
+
+
+def test_no_page_is_forgotten():
+    there = set(routes(get_resolver())) - {None}
+    seen = looked_at(each for name, each in {**OUTSIDE, **INSIDE}.items() if name != "nothing-here")
+    assert there - OTHERS == seen and there >= OTHERS
+    lists = {f"/admin/{one._meta.app_label}/{one._meta.model_name}/" for one in admin.site._registry}
+    assert {each for each in lists if KEPT_BY_OTHERS not in each} <= set(ADMIN.values())
 
 
 @pytest.mark.parametrize("name", OUTSIDE)

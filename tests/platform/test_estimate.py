@@ -1,5 +1,6 @@
 """What a run would take: by the planner that machines ask themselves, and by how often they would trade."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from barnraise.spec import PRESETS, RunSpec
 from coordinator.fleet.machines import Measured
 from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.estimate import LINES, estimate, pace
+from coordinator.runs.terms import Terms
 from coordinator.runs.typical import LAPTOP, MACHINES
 from coordinator.web.templatetags.barnraise import span
 
@@ -135,6 +137,29 @@ def test_a_machine_that_measured_the_slowest_rates_breaks_no_estimate(volunteer,
     )
     Measured.note(ada.machine, wire.HardwareView.model_validate(told.model_dump()))
     assert "pc-1" in ask(ada.machine.owner)
+
+
+def fits(client: Client, run) -> dict[str, tuple[str, str]]:
+    """Name → whether it fits, and what is said of it."""
+    html = client.get(f"/runs/{run.slug}/fits/").content.decode()
+    found = re.findall(r'data-fits="(\w+)"><b>(.*?)</b> <span class="number">(.*?)</span>', html)
+    return {name: (fit, said) for fit, name, said in found}
+
+
+@pytest.mark.django_db
+def test_who_thinks_of_joining_is_told_whether_their_machines_fit(volunteer, person, launched, golden_hardware):
+    run, _ = launched(person("owner@example.org"), terms=Terms(least_memory=10 * 10**9, least_device_memory=16 * 10**9))
+    seen = fits(Client(), run)
+    assert seen["8 GB laptop"][0] == "no" and "asks for 10.0 GB of memory" in seen["8 GB laptop"][1]
+    assert seen["12 GB GPU"] == ("no", f"The run {run.name} asks for 16.0 GB of GPU memory; this machine has 12.0 GB.")
+    assert seen["24 GB GPU"][0] == "yes" and seen["24 GB GPU"][1].endswith("tokens/s")
+    bob, client = volunteer(person("bob@example.org"), 2), Client()
+    client.force_login(bob.machine.owner)
+    assert fits(client, run)["pc-2"] == ("unknown", "measures itself when it joins")
+    Measured.note(bob.machine, golden_hardware.model_copy(update={"device_memory": 8 * 2**30}))
+    assert fits(client, run)["pc-2"][0] == "no"
+    Measured.note(bob.machine, golden_hardware.model_copy(update={"device_memory": 24 * 2**30}))
+    assert fits(client, run)["pc-2"][0] == "yes"
 
 
 def test_planning_is_done_once_for_the_same_machine_and_model():

@@ -52,6 +52,8 @@ TABLE = {
     "POST /runs/{run}/resume/": "login 403 403 done done",
     "POST /runs/{run}/cancel/": "login 403 403 done done",
     "POST /runs/{run}/finish/": "login 403 403 404 404",
+    "GET /runs/{run}/fits/": ALL,
+    "GET /runs/{draft}/fits/": "404 404 404 200 200",
     "GET /runs/{run}/checkpoints/": ALL,
     "GET /runs/{draft}/checkpoints/": "404 404 404 200 200",
     "GET /runs/{run}/terms/": "login 403 403 200 200",

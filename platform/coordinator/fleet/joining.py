@@ -35,7 +35,11 @@ def refusal(run: Run, machine: Machine, told: wire.HardwareView | None = None) -
         return ""
     if not run.open_to(machine.owner):
         return f"the run {run.name} {run.circle}: ask {run.owner.shown_name} to let you in"
-    memory, device_memory = _memory(machine, told)
+    return short_of(run, *_memory(machine, told))
+
+
+def short_of(run: Run, memory: int, device_memory: int) -> str:
+    """What a machine of so many bytes lacks of the least that this run's owner asks for; "" for nothing."""
     for what, has, least in (
         ("memory", memory, run.least_memory),
         ("GPU memory", device_memory, run.least_device_memory),

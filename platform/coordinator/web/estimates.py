@@ -1,14 +1,18 @@
-"""What a run would take, while its form is filled in: an htmx fragment."""
+"""What a run would take: while its form is filled in, and for who thinks of joining it. htmx fragments."""
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_POST, require_safe
 
+from barnraise.hardware import Hardware
+from coordinator.fleet.joining import refusal, short_of
 from coordinator.fleet.machines import measured
-from coordinator.runs.estimate import LINES, download_seconds, estimate
+from coordinator.runs.estimate import LINES, Need, download_seconds, estimate
+from coordinator.runs.models import Run
 from coordinator.runs.typical import MACHINES
 from coordinator.web.forms import RunForm
+from coordinator.web.views import visible
 
 OWN_MOST = 4  # of a person's machines, those seen last
 
@@ -39,6 +43,25 @@ def run_estimate(request: HttpRequest) -> HttpResponse:
     return render(request, "parts/estimate.html", context)
 
 
+@require_safe
+def run_fits(request: HttpRequest, slug: str) -> HttpResponse:
+    """Whether this person's machines would do for the run, or machines that people have."""
+    run = visible(request, slug)
+    own = [fit(run, machine.name, measured(machine), refusal(run, machine)) for machine in theirs(request)]
+    typical = [fit(run, name, has, short_of(run, has.memory, has.device_memory)) for name, has in MACHINES]
+    return render(request, "parts/fits.html", {"run": run, "own": own, "typical": typical})
+
+
+def fit(run: Run, name: str, hardware: Hardware | None, refused: str) -> Need:
+    """One that has not measured itself yet is neither refused nor given a rate: nobody knows of its GPU."""
+    if hardware is None:
+        return Need(name)
+    return Need(name, refused) if refused else estimate(run.spec, [(name, hardware)], 1)[0]
+
+
 def theirs(request: HttpRequest):
+    """Nobody's, of who is not signed in."""
+    if not request.user.is_authenticated:
+        return []
     found = request.user.machines.filter(revoked=None).select_related("measured")
     return found.order_by("-last_seen", "-enrolled")[:OWN_MOST]

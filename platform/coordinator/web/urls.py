@@ -9,6 +9,7 @@ urlpatterns = [
     path("runs/estimate/", estimates.run_estimate, name="run_estimate"),
     path("runs/<str:slug>/", views.run_page, name="run"),
     path("runs/<str:slug>/checkpoints/", views.run_checkpoints, name="run_checkpoints"),
+    path("runs/<str:slug>/fits/", estimates.run_fits, name="run_fits"),
     path("runs/<str:slug>/edit/", views.run_edit, name="run_edit"),
     path("runs/<str:slug>/terms/", organising.run_terms, name="run_terms"),
     path("runs/<str:slug>/verdicts/", organising.run_verdicts, name="run_verdicts"),
