@@ -233,6 +233,11 @@ async def test_the_socket_of_a_run_that_is_not_there_is_closed(valkey, db):
     assert (await socket.receive_output(SECONDS))["code"] == 4404
 
 
+@pytest.mark.parametrize("run", ["not-a-run", "../../admin"])
+async def test_a_socket_to_nowhere_is_refused(valkey, db, run):
+    assert await Socket(run).connect() == {"type": "websocket.close"}
+
+
 async def test_a_site_of_another_origin_may_not_watch_with_a_visitors_cookies(training):
     run, _, _ = training
     assert (await Socket(run.pk, origin="https://evil.example").connect())["type"] == "websocket.close"

@@ -36,6 +36,12 @@ async def watch(scope, receive, send) -> None:
         await watchers.leave(run, watcher)
 
 
+async def nowhere(scope, receive, send) -> None:
+    """Refuses a socket to any other address; without it each would be an error in the log."""
+    await receive()
+    await send({"type": "websocket.close"})
+
+
 @database_sync_to_async
 def visible(run: str, user) -> bool:
     return Run.objects.visible_to(user).filter(pk=run).exists()

@@ -1,5 +1,5 @@
-from django.urls import path
+from django.urls import path, re_path
 
-from coordinator.live.consumers import watch
+from coordinator.live.consumers import nowhere, watch
 
-websocket_urlpatterns = [path("ws/runs/<uuid:run>/", watch)]
+websocket_urlpatterns = [path("ws/runs/<uuid:run>/", watch), re_path("", nowhere)]
