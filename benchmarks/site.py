@@ -141,7 +141,8 @@ def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) 
         every_one = sorted(ms for took in found.values() for ms in took)
         result["page_p95_ms"] = round(every_one[int(0.95 * len(every_one))], 1)
     hands = site_filling.hands(like, workers) if told.only != "pages" else []
-    crew = [Worker(hand, hands, like.slug, mirror.identity().key, site.port) for hand in hands]
+    crew: list[Worker] = []
+    crew.extend(Worker(hand, crew, like, mirror.identity().key, site.port) for hand in hands)
     seconds = told.seconds or (60.0 if told.quick else 300.0)
     before = 0  # reports of the loads before
     for every, long in ((30.0, seconds), (10.0, min(120.0, seconds))):

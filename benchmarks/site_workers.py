@@ -11,8 +11,12 @@ from site_filling import Hand
 
 from barnraise import wire
 from barnraise.identity import digest
+from coordinator.runs.models import Run
 
 PATIENCE = 15.0  # seconds, as the worker's own
+WITNESSES_EVERY = 60.0  # seconds, as the worker's own
+FRAGMENT = wire.FragmentUpdate(digest=digest("payload"), size=1_800_000, sketch="0" * 16)
+FRAGMENTS = 14  # of an update: those of a model of 124 M parameters
 LATE = 60.0  # seconds in which what was refused is tried again, at the end
 PLAN = wire.PlanView(
     device="NVIDIA GeForce RTX 3060", device_bytes=9 * 10**9, host_bytes=3 * 10**9, disk_bytes=0, groups=12,
@@ -38,10 +42,14 @@ class Posts:
 
 
 class Worker:
-    def __init__(self, hand: Hand, others: list[Hand], run: str, mirror: str, port: int):
-        self.hand, self.others, self.run, self.mirror, self.port = hand, others, run, mirror, port
+    """`crew`: all of them, this one too."""
+
+    def __init__(self, hand: Hand, crew: "list[Worker]", run: Run, mirror: str, port: int):
+        self.hand, self.crew, self.run, self.mirror, self.port = hand, crew, run, mirror, port
         self.posts, self.seq = Posts(), 0
         self.kept: list[wire.Report] = []
+        self.witnesses_at = time.monotonic() + random.random() * WITNESSES_EVERY
+        self.head: wire.Signed | None = None  # of its last update
 
     async def work(self, every: float, posts: Posts) -> None:
         """One post an interval until `posts.ends`, from a random moment of the first on."""
@@ -58,21 +66,43 @@ class Worker:
 
     def report(self) -> wire.Report:
         self.seq += 1
-        told = 1000 * self.seq
-        authors = random.sample(self.others, min(6, len(self.others)))
-        seen = [wire.Witness(author=f"{o.identity.key}.{'a' * 16}", seq=self.seq, total=told) for o in authors]
+        told, self.head = 1000 * self.seq, None
         return wire.Report(
             seq=self.seq, at=time.time(), version="0.1", activity=wire.Activity.TRAINING, incarnation="a" * 16,
             addresses=["192.0.2.7:41000"], step=self.seq, tokens=told, ledger_tokens=told * 2000, rate=500.0 + self.seq,
             points=[wire.Point(kind="train", tokens=told * 2000, loss=5.0)], updates_sent=self.seq,
             updates_received=self.seq * 1999, peers=8, peer_bytes_sent=told, peer_bytes_received=told,
             vector=digest(f"{self.hand.machine} {self.seq}"), anchor=digest("a"), plan=PLAN, step_seconds=5.1,
-            trade=TRADE, witnessed=seen,
+            trade=TRADE,
         )  # fmt: skip
 
+    def testimonies(self) -> list[wire.Testimony]:
+        """Of two others, now and then as workers do."""
+        if time.monotonic() < self.witnesses_at:
+            return []
+        self.witnesses_at = time.monotonic() + WITNESSES_EVERY
+        others = random.sample(self.crew, min(2, len(self.crew)))
+        return [self.testimony(each.published()) for each in others if each.seq and each is not self]
+
+    def published(self) -> wire.Signed:
+        """Its last update's header, signed once."""
+        if self.head is None:
+            said = wire.Update(
+                run=str(self.run.pk), peer=self.hand.identity.key, incarnation="a" * 16, seq=self.seq,
+                previous="0" * 64, tokens=1000, total=1000 * self.seq, fragments=[FRAGMENT] * FRAGMENTS,
+            )  # fmt: skip
+            self.head = self.hand.identity.sign("update", said)
+        return self.head
+
+    def testimony(self, head: wire.Signed) -> wire.Testimony:
+        author = f"{head.key}.{'a' * 16}"
+        said = wire.Witness(run=str(self.run.pk), author=author, head=digest(head.body))
+        word = self.hand.identity.sign("witness", said)
+        return wire.Testimony(head=wire.SignedHeader(**head.model_dump()), witness=wire.SignedWord(**word.model_dump()))
+
     async def post(self) -> None:
-        path = f"/api/v1/runs/{self.run}/reports"
-        body = wire.Reports(reports=self.kept[:20]).model_dump_json().encode()
+        path = f"/api/v1/runs/{self.run.slug}/reports"
+        body = wire.Reports(reports=self.kept[:20], witnessed=self.testimonies()).model_dump_json().encode()
         token = self.hand.identity.request_token(self.mirror, "POST", path, body, time.time())
         head = (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Barnraise {token}\r\n"
