@@ -12,6 +12,7 @@ from barnraise.errors import CoordinatorError
 from barnraise.identity import Identity, check_ticket, digest, opened
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine, Refused
+from coordinator.fleet import common
 from coordinator.fleet.models import Membership
 
 pytestmark = pytest.mark.django_db
@@ -194,6 +195,7 @@ def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, vol
     bob.join(run)
     bob.machine.revoke()
     assert bob.report(run, numbers(1)).status_code == 403
+    time.sleep(common.SECONDS)
     reply = wire.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
     assert opened(reply.directive, "directive", wire.Directive).revoked == [bob.identity.key]
     assert reply.peers == []

@@ -76,11 +76,11 @@ def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbers):
 
 def test_a_run_without_verdicts_costs_its_reports_no_further_query(world, numbers, django_assert_num_queries):
     run, ada, bob = world
-    member = Membership.objects.of(run, ada.machine)
+    member = Membership.objects.of(ada.machine, run.slug)
     assert member.judged is False
     Verdict.give(run, [charge(bob)])
     with django_assert_num_queries(1):
-        assert Membership.objects.of(run, ada.machine).judged
+        assert Membership.objects.of(ada.machine, run.slug).judged
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from coordinator.accounts.models import Enrolment, Machine
 from coordinator.api.authentication import Refusal, limit, machine_or_token, signed_by_machine
 from coordinator.api.manifests import check_manifest
 from coordinator.api.site import answers, api
+from coordinator.fleet.common import common
 from coordinator.fleet.facts import advance
 from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved, refusal
 from coordinator.fleet.models import Membership, Verdict
@@ -99,6 +100,7 @@ def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
         raise Refusal(403, sentence)
     drain(wait=True)  # first: a goodbye that is still on its way must not come after the new arrival
     membership = join(run, machine(request), asked)
+    common(run, fresh=True)
     return wire.JoinReply(
         run=run.view(),
         ticket=fresh_ticket(membership, always=True),
@@ -127,17 +129,14 @@ def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
 @api.post("/runs/{name}/reports", response=answers(wire.ReportReply), auth=signed_by_machine, tags=["Workers"])
 def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
     """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
-    run = run_named(request, name)
-    membership = Membership.objects.of(run, machine(request))
-    if membership is None:
-        raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
+    membership = part(request, name)
     limit(request, "reports", REPORTS, 60, machine(request))
     numbers = [report.seq for report in sent.reports]
     if any(a >= b for a, b in pairwise(numbers)):
         raise Refusal(422, "reports must come in the order of their numbers", {"reports": "seq must ascend"})
     for told in sent.witnessed:
         try:
-            check_testimony(told, str(run.pk), machine(request).key)
+            check_testimony(told, str(membership.run_id), machine(request).key)
         except MessageError as error:
             raise Refusal(422, str(error), {"witnessed": str(error)}) from None
     try:
@@ -157,10 +156,7 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
 @api.get("/runs/{name}/directive", response=answers(wire.ReportReply), auth=signed_by_machine, tags=["Workers"])
 def get_directive(request: HttpRequest, name: str):
     """What a report would be answered, without one: a revocation must not wait where reports are rare."""
-    run = run_named(request, name)
-    membership = Membership.objects.of(run, machine(request))
-    if membership is None:
-        raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
+    membership = part(request, name)
     limit(request, "directives", REPORTS, 60, machine(request))
     return wire.ReportReply(mark=membership.mark, directive=directive(membership))
 
@@ -168,6 +164,15 @@ def get_directive(request: HttpRequest, name: str):
 def machine(request: HttpRequest) -> Machine:
     """Who signed the request."""
     return request.auth  # type: ignore[attr-defined]  # set by ninja from `signed_by_machine`
+
+
+def part(request: HttpRequest, name: str) -> Membership:
+    """The machine's in the run of this id or slug. Raises Refusal."""
+    membership = Membership.objects.of(machine(request), name)
+    if membership is None:
+        run = run_named(request, name)
+        raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
+    return membership
 
 
 def seen(request: HttpRequest):

@@ -6,8 +6,9 @@ from django.utils import timezone
 
 from barnraise import wire
 from coordinator.accounts.models import Machine
+from coordinator.fleet.common import PEERS, common
 from coordinator.fleet.machines import Measured, rests
-from coordinator.fleet.models import PEERS, Membership
+from coordinator.fleet.models import Membership
 from coordinator.runs import tickets
 from coordinator.runs.models import Run
 
@@ -81,7 +82,8 @@ def fresh_ticket(membership: Membership, *, always: bool = False) -> wire.Signed
 
 def directive(membership: Membership) -> wire.Signed:
     run, machine = membership.run, membership.machine
-    return tickets.directive(run, machine, revoked(run), prepares(membership), rests=rests(machine))
+    gone = common(run).revoked
+    return tickets.directive(run, machine, gone, prepares(membership), rests=rests(machine))
 
 
 def prepares(membership: Membership) -> bool:
@@ -93,14 +95,6 @@ def prepares(membership: Membership) -> bool:
     return theirs.first() == membership
 
 
-def revoked(run: Run) -> list[str]:
-    """Keys that no peer of this run should speak to any more."""
-    gone = Membership.objects.filter(run=run, machine__revoked__isnull=False).order_by("-machine__revoked")
-    return list(gone.values_list("machine__key", flat=True)[:1000])
-
-
 def hints(membership: Membership) -> list[wire.Peer]:
     """Others to try: those seen last first."""
-    others = Membership.objects.alive_in(membership.run).exclude(pk=membership.pk).order_by("-last_seen")
-    rows = others.values_list("machine__key", "addresses")[:PEERS]
-    return [wire.Peer(key=key, addresses=addresses) for key, addresses in rows if addresses]
+    return [peer for peer in common(membership.run).peers if peer.key != membership.machine.key][:PEERS]

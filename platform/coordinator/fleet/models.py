@@ -13,18 +13,21 @@ from coordinator.fleet.machines import Measured as Measured
 from coordinator.fleet.machines import Rest as Rest
 from coordinator.fleet.verdicts import Verdict as Verdict
 from coordinator.runs.models import Run
+from coordinator.runs.query import name_of
 
 MISSED = 3  # reports a machine may miss…
 GRACE = 5.0  # …and seconds more, before it counts as gone
-PEERS = 64  # hints in one reply
 
 
 class MembershipQuery(models.QuerySet):
-    def of(self, run: Run, machine: Machine) -> "Membership | None":
-        """A machine's part in a run, with all that a directive takes, and whether there are verdicts, in one query."""
+    def of(self, machine: Machine, name: str) -> "Membership | None":
+        """A machine's part in the run of this id or slug, with all that a directive takes, and whether there are
+        verdicts, in one query."""
+        if (run := name_of(name)) is None:
+            return None
         judged = Exists(Verdict.objects.filter(run=OuterRef("run"), proven=True))
-        found = self.select_related("run", "machine__rest").annotate(judged=judged)
-        return found.filter(run=run, machine=machine).first()
+        found = self.select_related("run", "machine__rest").annotate(judged=judged).order_by()
+        return found.filter(machine=machine, **{f"run__{column}": value for column, value in run.items()}).first()
 
     def alive(self) -> "MembershipQuery":
         every = ExpressionWrapper(

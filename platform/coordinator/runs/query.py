@@ -28,6 +28,12 @@ class RunQuery(models.QuerySet):
 
     def named(self, name: str):
         """The run of this id or slug; None when there is none."""
-        if not re.fullmatch(r"[0-9A-Za-z_-]{1,100}", name):
-            return None
-        return self.filter(pk=name).first() if ID.fullmatch(name) else self.filter(slug=name).first()
+        column = name_of(name)
+        return self.filter(**column).first() if column else None
+
+
+def name_of(name: str) -> dict[str, str] | None:
+    """What to look for where a run is named: its id, or its slug. None for what no run is called."""
+    if not re.fullmatch(r"[0-9A-Za-z_-]{1,100}", name):
+        return None
+    return {"pk": name} if ID.fullmatch(name) else {"slug": name}

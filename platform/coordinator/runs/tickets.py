@@ -1,6 +1,7 @@
 """What the mirror signs for a machine in a run: tickets for its peers, directives for itself."""
 
 import time
+from collections.abc import Sequence
 
 from barnraise import wire
 from coordinator import mirror
@@ -29,7 +30,7 @@ def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
     )
 
 
-def directive(run: Run, machine: Machine, revoked: list[str], prepare: bool, *, rests: bool = False) -> wire.Signed:
+def directive(run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, rests: bool = False) -> wire.Signed:
     """`rests`: its owner wants this one machine to take no steps. What ends a run ends it for this one too."""
     return mirror.identity().sign(
         "directive",
@@ -37,7 +38,7 @@ def directive(run: Run, machine: Machine, revoked: list[str], prepare: bool, *, 
             run=str(run.pk),
             machine=str(machine.pk),
             status=wire.Status.PAUSED if rests and run.state in RESTED else run.state,
-            revoked=revoked[:1000],
+            revoked=list(revoked),
             prepare=prepare,
             report_every=run.report_every,
             token_budget=run.token_budget if run.extra_tokens else None,

@@ -1,0 +1,47 @@
+"""What all machines of a run are told alike. Looked up at most once a second by each process: where thousands report,
+these two questions would be half of what a report costs."""
+
+import time
+from dataclasses import dataclass
+from uuid import UUID
+
+from barnraise import wire
+from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
+
+SECONDS = 1.0  # that an answer may be old
+PEERS = 64  # hints in one reply
+REVOKED = 1000  # keys in one directive: those revoked last
+KEPT = 1000  # runs
+
+
+@dataclass(frozen=True)
+class Common:
+    """`revoked`: keys that no peer of the run should speak to any more. `peers`: those seen last, first; one more than
+    a reply names, which leaves its asker out."""
+
+    revoked: tuple[str, ...]
+    peers: tuple[wire.Peer, ...]
+
+
+_known: dict[UUID, tuple[float, Common]] = {}  # run → until when (monotonic), what
+
+
+def common(run: Run, *, fresh: bool = False) -> Common:
+    """`fresh`: of this moment, for who comes in: those who came a moment before are its first peers."""
+    until, found = _known.get(run.pk, (0.0, None))
+    if fresh or found is None or time.monotonic() >= until:
+        if len(_known) >= KEPT:  # however many runs there are, few report in one second
+            _known.clear()
+        found = looked_up(run)
+        _known[run.pk] = time.monotonic() + SECONDS, found
+    return found
+
+
+def looked_up(run: Run) -> Common:
+    gone = Membership.objects.filter(run=run, machine__revoked__isnull=False).order_by("-machine__revoked")
+    seen = Membership.objects.alive_in(run).order_by("-last_seen").values_list("machine__key", "addresses")
+    return Common(
+        revoked=tuple(gone.values_list("machine__key", flat=True)[:REVOKED]),
+        peers=tuple(wire.Peer(key=key, addresses=addresses) for key, addresses in seen[: PEERS + 1] if addresses),
+    )
