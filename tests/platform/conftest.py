@@ -50,6 +50,14 @@ class Volunteer:
         return self.ask("POST", f"/runs/{run.slug}/reports", wire.Reports(reports=list(reports)))
 
 
+@pytest.fixture(autouse=True)
+def another_moment():
+    """What one test looked up is not what the next one sees."""
+    from coordinator.memo import Memo
+
+    Memo.forget()
+
+
 @pytest.fixture
 def valkey(state):
     """An empty Valkey; the live site of the browser's tests has a database of its own beside it."""

@@ -30,6 +30,8 @@ def asks(title: str, description: str, form: type[BaseDialogForm] = BaseDialogFo
 class Looked(ModelAdmin):
     """Looked at in full; changed by decisions alone."""
 
+    list_per_page = 50
+
     def view_on_site(self, obj: Any) -> str | None:
         """Straight there: Django's own detour takes any text for a key."""
         return obj.get_absolute_url() if hasattr(obj, "get_absolute_url") else None

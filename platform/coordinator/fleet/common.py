@@ -1,18 +1,17 @@
 """What all machines of a run are told alike. Looked up at most once a second by each process: where thousands report,
 these two questions would be half of what a report costs."""
 
-import time
 from dataclasses import dataclass
 from uuid import UUID
 
 from barnraise import wire
 from coordinator.fleet.models import Membership
+from coordinator.memo import Memo
 from coordinator.runs.models import Run
 
 SECONDS = 1.0  # that an answer may be old
 PEERS = 64  # hints in one reply
 REVOKED = 1000  # keys in one directive: those revoked last
-KEPT = 1000  # runs
 
 
 @dataclass(frozen=True)
@@ -24,18 +23,12 @@ class Common:
     peers: tuple[wire.Peer, ...]
 
 
-_known: dict[UUID, tuple[float, Common]] = {}  # run → until when (monotonic), what
+_known: Memo[UUID, Common] = Memo(SECONDS)  # by run
 
 
 def common(run: Run, *, fresh: bool = False) -> Common:
     """`fresh`: of this moment, for who comes in: those who came a moment before are its first peers."""
-    until, found = _known.get(run.pk, (0.0, None))
-    if fresh or found is None or time.monotonic() >= until:
-        if len(_known) >= KEPT:  # however many runs there are, few report in one second
-            _known.clear()
-        found = looked_up(run)
-        _known[run.pk] = time.monotonic() + SECONDS, found
-    return found
+    return _known.get(run.pk, lambda: looked_up(run), fresh=fresh)
 
 
 def looked_up(run: Run) -> Common:

@@ -13,6 +13,7 @@ from django.utils import timezone
 from barnraise.wire import Status
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
+from coordinator.memo import Memo
 from coordinator.notify.models import Delivery, Notice
 from coordinator.runs.models import Run
 from coordinator.staff import errors
@@ -21,6 +22,7 @@ from coordinator.telemetry import stream
 BUSY = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
 LISTED = 12  # runs
 CELERY_QUEUE = "celery"
+counts: Memo[None, dict[str, Any]] = Memo(5.0)  # as often as the page asks: every machine and person is counted
 
 
 def figures() -> dict[str, Any]:
@@ -30,7 +32,13 @@ def figures() -> dict[str, Any]:
         queues, recent = _queues(), [{**e, "at": _moment(e["at"])} for e in errors.recent()]
     except redis.exceptions.RedisError:
         queues, recent = None, None
-    return {"counts": _counts(), "runs": _runs(), "queues": queues, "errors": recent, "at": timezone.now()}
+    return {
+        "counts": counts.get(None, _counts),
+        "runs": _runs(),
+        "queues": queues,
+        "errors": recent,
+        "at": timezone.now(),
+    }
 
 
 def _counts() -> dict[str, Any]:

@@ -7,10 +7,12 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from coordinator.accounts.models import User
+from coordinator.memo import Memo
 from coordinator.telemetry import credit
 
 BY = {"people": "People", "teams": "Teams", "machines": "Machines", "runs": "Runs"}
 PERIODS = {"week": "7 days", "month": "30 days", "year": "A year", "all": "All time"}
+leaders: Memo[tuple[str, str], list[credit.Place]] = Memo(30.0)  # a sum over everybody's credit is of no one moment
 
 
 @require_safe
@@ -19,7 +21,8 @@ def leaderboard(request: HttpRequest) -> HttpResponse:
     by, period = request.GET.get("by"), request.GET.get("period")
     by, period = by if by in BY else "people", period if period in PERIODS else "all"
     context = {"by": by, "period": period, "kinds": BY.items(), "periods": PERIODS.items()}
-    return render(request, "leaderboard.html", {**context, "places": credit.leaders(by, period)})
+    places = leaders.get((by, period), lambda: credit.leaders(by, period))
+    return render(request, "leaderboard.html", {**context, "places": places})
 
 
 @require_safe

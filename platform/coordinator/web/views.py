@@ -1,6 +1,7 @@
 """The pages of runs: the list, one run, its form. Machines have theirs in `machines.py`."""
 
 from datetime import UTC, datetime
+from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -16,7 +17,7 @@ from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
 from coordinator.web.forms import RunForm
 
-LISTED = 200  # runs on one page
+LISTED, ENDED = 50, 10  # runs on one page; of those that ended, beside the ones under way
 CONTROLS = {
     "launch": "Launched. Training starts once a machine of yours has prepared the text.",
     "pause": "Paused. Machines keep their state and wait.",
@@ -37,11 +38,21 @@ def home(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def run_list(request: HttpRequest) -> HttpResponse:
-    found = Run.objects.visible_to(request.user).listed().select_related("owner")[:LISTED]
-    under_way = [run for run in found if not run.is_over]
-    over = [run for run in found if run.is_over]
+    """Those under way and the last that ended; `?ended`: those alone. `before` is the last run of the page before."""
+    known = Run.objects.visible_to(request.user).listed().select_related("owner").order_by("-pk")
+    under_way, over = known.filter(status__in=UNFINISHED), known.exclude(status__in=UNFINISHED)
+    ended, before = "ended" in request.GET, uuid_or_none(request.GET.get("before", ""))
+    here = over if ended else under_way
+    found = list(here.filter(pk__lt=before)[: LISTED + 1] if before else here[: LISTED + 1])
+    context = {
+        "ended": ended,
+        "later": before is not None,
+        "under_way": [] if ended else found[:LISTED],
+        "over": found[:LISTED] if ended else [] if before else over[:ENDED],
+        "following": found[LISTED - 1].pk if len(found) > LISTED else None,
+    }
     part = request.headers.get("HX-Request") == "true"
-    return render(request, "parts/run_list.html" if part else "runs.html", {"under_way": under_way, "over": over})
+    return render(request, "parts/run_list.html" if part else "runs.html", context)
 
 
 @login_required
@@ -122,6 +133,13 @@ def joining_problem(request: HttpRequest, run: Run) -> str:
     if run.access != "anyone" and not (request.user.is_authenticated and run.open_to(request.user)):
         return f"It {run.circle}: ask {run.owner.shown_name} to let you in."
     return ""
+
+
+def uuid_or_none(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
 
 
 def visible(request: HttpRequest, slug: str) -> Run:

@@ -90,7 +90,12 @@ def _ends(m: drawing.Member, short: float = 0) -> SafeString:
 @register.simple_tag
 def quilt(name: object) -> SafeString:
     """The barn quilt that stands for a run, by its id."""
-    patches = format_html_join("", '<polygon class="{}" points="{}"/>', drawing.quilt(str(name)))
+    return _quilt(str(name))
+
+
+@lru_cache(maxsize=4096)
+def _quilt(name: str) -> SafeString:
+    patches = format_html_join("", '<polygon class="{}" points="{}"/>', drawing.quilt(name))
     ground = SafeString('<rect class="g" width="6" height="6"/>')
     return format_html('<svg class="quilt" viewBox="0 0 6 6" aria-hidden="true">{}{}</svg>', ground, patches)
 

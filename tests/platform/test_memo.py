@@ -1,0 +1,32 @@
+"""What a process remembers for a moment."""
+
+import time
+
+from coordinator.memo import Memo
+
+
+def test_an_answer_is_good_for_its_time_and_no_longer():
+    memo: Memo[str, float] = Memo(0.05)
+    first = memo.get("a", time.monotonic)
+    assert memo.get("a", time.monotonic) == first
+    assert memo.get("b", time.monotonic) != first, "another key is another answer"
+    assert memo.get("a", time.monotonic, fresh=True) > first
+    time.sleep(0.06)
+    again = memo.get("a", time.monotonic)
+    assert again >= first + 0.05
+    Memo.forget()
+    assert memo.get("a", time.monotonic) > again
+
+
+def test_it_keeps_so_many_and_never_what_could_not_be_found():
+    memo: Memo[int, int] = Memo(60.0, most=3)
+    for key in range(100):
+        memo.get(key, lambda key=key: key)
+    assert len(memo._known) <= 3
+    asked = []
+    for _ in range(2):
+        try:
+            memo.get(1000, lambda: asked.append(1) or 1 // 0)
+        except ZeroDivisionError:
+            continue
+    assert len(asked) == 2
