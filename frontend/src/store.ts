@@ -84,6 +84,7 @@ export class Store {
     this.seq = frame.seq;
     this.now = frame.now;
     if (frame.run && this.run) Object.assign(this.run, frame.run);
+    for (const machine of frame.gone ?? []) this.workers.delete(machine);
     for (const worker of frame.workers ?? []) this.workers.set(worker.id, worker);
     this.plan(frame.plans);
     if (frame.events) this.events = mingle(this.events, frame.events);

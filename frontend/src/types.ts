@@ -18,6 +18,7 @@ export interface Run {
   started: number | null;
   updates: number;
   workers_alive: number;
+  workers_known: number;
   /** Whether machines with the same updates hold the same weights; null while there is nothing to compare. */
   agree: boolean | null;
   /** What the run waits for, as a sentence. */
@@ -135,6 +136,8 @@ export interface Delta extends Partial<Series> {
   now: number;
   run?: Partial<Run>;
   workers?: Worker[];
+  /** Machines that are shown no more, where others took their place. */
+  gone?: string[];
   /** Those that changed. */
   plans?: Plans;
   /** Those that are new. */

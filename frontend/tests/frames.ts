@@ -22,7 +22,7 @@ export function snapshot(seq: number, more: Partial<Snapshot> = {}): Snapshot {
     type: "snapshot", seq, mirror: "here", now: 100 + seq,
     run: {
       id: "r", name: "Run", status: "training", tokens: 1000, budget: 10_000, rate: 10, started: 1, updates: 3,
-      workers_alive: 1, agree: null, waiting: null,
+      workers_alive: 1, workers_known: 1, agree: null, waiting: null,
     },
     train: [[100, 5]], validation: [], rate: [], clock: [], workers: [worker("a")], plans: {},
     events: [], ...more,

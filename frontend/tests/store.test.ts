@@ -19,6 +19,15 @@ describe("the store", () => {
     expect(store.now).toBe(108);
   });
 
+  test("forgets machines that are shown no more, and takes what is told of others in the same breath", () => {
+    const store = new Store();
+    store.snapshot(snapshot(0));
+    store.delta(delta(1, { gone: ["a", "never there"], workers: [worker("b", 5)] }));
+    expect([...store.workers.keys()]).toEqual(["b"]);
+    store.delta(delta(2, { gone: ["b"], workers: [worker("a", 6)] }));
+    expect([...store.workers.keys()]).toEqual(["a"]);
+  });
+
   test("keeps a machine's plan until another one is told, and forgets those a snapshot does not hold", () => {
     const store = new Store();
     store.snapshot(snapshot(0, { plans: { a: plan() } }));

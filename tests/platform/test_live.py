@@ -14,6 +14,7 @@ from barnraise import wire
 from barnraise.identity import digest
 from coordinator.asgi import application
 from coordinator.live import broadcaster as live
+from coordinator.live import picture
 from coordinator.live.broadcaster import Broadcaster
 from coordinator.live.picture import COLUMNS, Picture, delta, series
 from coordinator.telemetry import board, stream
@@ -190,6 +191,20 @@ def test_a_delta_is_what_changed_and_nothing_else():
     }  # fmt: skip
     assert delta(None, after, [])["run"] == after.run
     assert delta(before, before, []) == {"type": "delta", "now": 10.0}
+    assert delta(after, replace(before, run=after.run), [])["gone"] == ["b"]
+
+
+def test_of_many_machines_those_alive_are_shown_and_all_are_counted(person, launched, volunteer, numbers, monkeypatch):
+    monkeypatch.setattr(picture, "ROWS", 2)
+    run, ada = launched(person())
+    others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
+    for each in others:
+        each.join(run)
+    for n, each in enumerate((ada, *others)):
+        each.report(run, numbers(1, activity="left" if n < 2 else "training"))
+    seen = picture.Picture.take(run)
+    assert set(seen.workers) == {str(each.machine.pk) for each in others[1:]}
+    assert (seen.run["workers_known"], seen.run["workers_alive"]) == (4, 2)
 
 
 def test_machines_that_measured_at_the_same_count_are_one_point():

@@ -43,7 +43,7 @@ export class Figures {
     this.put("train", loss(recent(store.series.train)));
     this.put("rate", count(run.rate));
     this.put("alive", whole(run.workers_alive));
-    this.put("known", whole(store.workers.size));
+    this.put("known", whole(run.workers_known));
     this.put("updates", whole(run.updates));
     this.put("tokens", count(run.tokens));
     this.put("budget", count(run.budget));

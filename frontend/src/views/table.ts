@@ -7,7 +7,6 @@ import type { Plan, Worker } from "../types";
 import { PlanRow, predictedAndMeasured } from "./plan";
 import { line, reach, weights } from "./trade";
 
-const ROWS = 200; // at most; the rest is said in a sentence
 
 const COLUMNS: readonly [name: string, text: (worker: Worker, now: number, alive: number) => string][] = [
   ["name", (w) => w.name],
@@ -57,19 +56,19 @@ export class Table {
 
   draw(store: Store): void {
     this.store = store;
-    const all = [...store.workers.values()].sort(byName);
-    const shown = all.length > ROWS ? all.filter((w) => w.alive).concat(all.filter((w) => !w.alive)).slice(0, ROWS) : all;
+    const shown = [...store.workers.values()].sort(byName);
+    const more = (store.run?.workers_known ?? 0) - shown.length;
     const most = Math.max(1, ...shown.map((w) => w.tokens));
-    const alive = all.filter((w) => w.alive).length;
+    const alive = store.run?.workers_alive ?? 0;
     const wanted = shown.flatMap((worker) => {
       const row = this.rows.get(worker.id) ?? this.make(worker.id);
       this.fill(row, worker, store.plans.get(worker.id), { now: store.now, most, alive });
       return row.plan ? [row.element, row.plan.element] : [row.element];
     });
     this.place(wanted);
-    this.empty.hidden = all.length > 0;
-    this.more.hidden = all.length <= ROWS;
-    this.more.textContent = all.length > ROWS ? `…and ${whole(all.length - ROWS)} more` : "";
+    this.empty.hidden = shown.length > 0;
+    this.more.hidden = more <= 0;
+    this.more.textContent = more > 0 ? `…and ${whole(more)} more` : "";
   }
 
   /** Moves no row that is in its place already: moving one would take the keyboard's focus from it. */

@@ -1,8 +1,8 @@
 """What watchers of a run are shown, and the difference between two moments of it.
 
     snapshot  everything, with the number of the last delta it includes
-    delta     what changed since the delta before: the run's changed values, whole rows of changed workers, changed
-              plans, new points, new events
+    delta     what changed since the delta before: the run's changed values, whole rows of changed workers, which are
+              shown no more, changed plans, new points, new events
 
 Values are absolute, plans and points are keyed, so applying a delta to a snapshot that already includes it changes
 nothing.
@@ -26,13 +26,15 @@ COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", 
            "agrees")  # fmt: skip
 RATE_EVERY = 5  # seconds between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
+ROWS = 200  # machines in a picture, as the page shows them: of thousands, each watcher would be told of each
 NEWEST = 500  # live points that a snapshot looks through for those that Postgres does not hold yet
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A run at one moment. `now` in seconds since 1970; `workers`, and the `plans` of those that have one, by machine
-    id: apart, because a row changes with every report and a plan hardly ever; `events` by id, the newest first."""
+    """A run at one moment. `now` in seconds since 1970; `workers`, of many those alive before the others, and the
+    `plans` of those that have one, by machine id: apart, because a row changes with every report and a plan hardly
+    ever; `events` by id, the newest first."""
 
     now: float
     run: dict[str, Any]
@@ -43,11 +45,12 @@ class Picture:
     @classmethod
     def take(cls, run: Run) -> "Picture":
         now = time.time()
-        rows = board.workers(run, now)
+        everybody = board.workers(run, now)
+        rows = sorted(everybody, key=_place)[:ROWS]
         shown = {row["id"]: {name: _short(row[name]) for name in COLUMNS} for row in rows}
-        line = {name: _short(value) for name, value in board.summary(run, rows).items()}
+        line = {name: _short(value) for name, value in board.summary(run, everybody).items()}
         plans = {row["id"]: row["plan"] for row in rows if row["plan"]}
-        return cls(now, line, shown, plans, {event["id"]: event for event in events(run, rows)})
+        return cls(now, line, shown, plans, {event["id"]: event for event in events(run, everybody)})
 
 
 def sequence_key(run: object) -> str:
@@ -83,6 +86,7 @@ def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) 
     parts: dict[str, Any] = {
         "run": {name: value for name, value in after.run.items() if name not in run or run[name] != value},
         "workers": [row for machine, row in after.workers.items() if workers.get(machine) != row],
+        "gone": [machine for machine in workers if machine not in after.workers],
         "plans": {machine: plan for machine, plan in after.plans.items() if plans.get(machine) != plan},
         "events": [event for name, event in after.events.items() if name not in before.events],
         "train": series(points, "train"),
@@ -128,6 +132,11 @@ def _rate(before: Picture, after: Picture) -> list[list[float]]:
     slot = after.now // RATE_EVERY * RATE_EVERY
     due = before.now < slot
     return [[slot, after.run["rate"]]] if due and (after.run["rate"] or after.run["status"] == "training") else []
+
+
+def _place(row: dict[str, Any]) -> tuple[bool, str, str, str]:
+    """Those alive first, then as the page sorts them."""
+    return not row["alive"], row["person"], row["name"], row["id"]
 
 
 def _short(value: Any) -> Any:

@@ -68,6 +68,7 @@ def summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "rate": sum(row["rate"] for row in rows),
         "started": run.started.timestamp() if run.started else None,
         "updates": sum(row["updates_sent"] for row in rows),
+        "workers_known": len(rows),
         "workers_alive": sum(row["alive"] for row in rows),
         "agree": agreement(rows),
         "waiting": lifecycle.waiting(run.state, known) or None,
