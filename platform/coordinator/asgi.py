@@ -2,18 +2,18 @@
 
 import os
 
+import django
 from asgiref.sync import sync_to_async
-from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from channels.security.websocket import AllowedHostsOriginValidator
 from django.conf import settings
-from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
-pages = get_asgi_application()
+django.setup(set_prefix=False)
 
 from coordinator import embedded  # noqa: E402  (the app registry must be filled first)
 from coordinator.live.routing import websocket_urlpatterns  # noqa: E402
+from coordinator.pages import Pages  # noqa: E402
 
 
 async def lifespan(scope: dict, receive, send) -> None:
@@ -29,8 +29,8 @@ async def lifespan(scope: dict, receive, send) -> None:
 
 application = ProtocolTypeRouter(
     {
-        "http": pages,
-        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+        "http": Pages(),
+        "websocket": AllowedHostsOriginValidator(URLRouter(websocket_urlpatterns)),
         "lifespan": lifespan,
     }
 )

@@ -5,8 +5,12 @@ delta, which two thousand watchers a process do not leave room for.
 """
 
 import asyncio
+from importlib import import_module
 
 from channels.db import database_sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.http import HttpRequest, parse_cookie
 
 from coordinator.live.broadcaster import Watcher, watchers
 from coordinator.runs.models import Run
@@ -18,7 +22,7 @@ async def watch(scope, receive, send) -> None:
     """Until the browser leaves. What it says meanwhile is not heard."""
     run = str(scope["url_route"]["kwargs"]["run"])
     await receive()  # that it wants to connect
-    if not await visible(run, scope["user"]):
+    if not await visible(run, dict(scope["headers"])):
         await send({"type": "websocket.accept"})  # a browser learns the code only of a socket that was open
         await send({"type": "websocket.close", "code": NOT_HERE})
         return
@@ -43,5 +47,11 @@ async def nowhere(scope, receive, send) -> None:
 
 
 @database_sync_to_async
-def visible(run: str, user) -> bool:
-    return Run.objects.visible_to(user).filter(pk=run).exists()
+def visible(run: str, headers: dict[bytes, bytes]) -> bool:
+    """To whose session the browser's cookie names. Channels' own middleware would go on to look after that session
+    with each delta to each watcher."""
+    request = HttpRequest()
+    cookies = parse_cookie(headers.get(b"cookie", b"").decode("latin-1"))
+    store = import_module(settings.SESSION_ENGINE).SessionStore
+    request.session = store(cookies.get(settings.SESSION_COOKIE_NAME))
+    return Run.objects.visible_to(get_user(request)).filter(pk=run).exists()
