@@ -34,20 +34,34 @@ class Waits(Exception):
     """A row cannot be written before another subject's is there."""
 
 
+Words = dict[str, tuple[str, int, str]]  # space → (word, hlc, id of the event that claimed it)
+
+
 def nothing() -> Iterable[Told]:
     return ()
+
+
+def no_words(state: State) -> Words:
+    return {}
+
+
+def no_needs(state: State) -> list[str]:
+    return []
 
 
 @dataclass(frozen=True)
 class Kind:
     """`shapes`: what → its payload. `fold`: facts of one subject, sorted → its state, None where there is none; pure,
     and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits.
-    `existing`: events that say what rows say, for a site that is older than its log."""
+    `words`: of a state, those that only one subject may have. `needs`: digests of its particulars. `existing`: events
+    that say what rows say, for a site that is older than its log."""
 
     name: str
     shapes: Mapping[str, type[Message]]
     fold: Callable[[Sequence[Fact]], State | None]
     store: Callable[[str, State | None], None]
+    words: Callable[[State], Words] = no_words
+    needs: Callable[[State], list[str]] = no_needs
     existing: Callable[[], Iterable[Told]] = nothing
 
 

@@ -19,7 +19,7 @@ from barnraise.wire import Signed
 from coordinator import mirror
 from coordinator.mirrors import clock, kinds, state
 from coordinator.mirrors.message import LONGEST, NOTHING, Event
-from coordinator.mirrors.models import Clock, LogEvent, Origin, Tally
+from coordinator.mirrors.models import Clock, LogEvent, Origin, Subject, Tally
 
 log = logging.getLogger("coordinator.mirrors")
 MOST = 1000  # events served at once
@@ -40,10 +40,12 @@ def change() -> Iterator[Tally]:
 
 def record(type: str, subject: Any, payload: dict[str, Any]) -> LogEvent:
     """Notes in our log, within the caller's transaction, that this was changed here; rows are the caller's to write.
-    `subject` is "kind:which", or only which. `payload` is of the shape that the kind names for `type`."""
+    `subject` is "kind:which", or only which. `payload` is of the shape that the kind names for `type`; UUIDs in it are
+    written as text."""
     kind, _, what = type.partition(".")
     known = kinds.registered()[kind]
-    said = known.shapes[what].model_validate(payload).model_dump(mode="json")
+    plain = {name: str(value) if isinstance(value, UUID) else value for name, value in payload.items()}
+    said = known.shapes[what].model_validate(plain).model_dump(mode="json")
     name = subject if str(subject).startswith(f"{kind}:") else f"{kind}:{subject}"
     with change() as tally:
         made = _append(tally, _ours(tally), type, name, said, applied=True)
@@ -98,6 +100,19 @@ def begin(tally: Tally) -> Origin:
     made = _append(tally, origin, "origin.begin", f"origin:{origin.pk}", said, applied=True)
     state.fold([made.subject], tally, store=False)
     return origin
+
+
+def adopt() -> int:
+    """What rows say of subjects that no event ever spoke of, as events: a site may be older than its log. How many."""
+    told = 0
+    with change():
+        for kind in kinds.registered().values():
+            known = set(Subject.objects.filter(name__startswith=f"{kind.name}:").values_list("name", flat=True))
+            for type, which, said in kind.existing():
+                if f"{kind.name}:{which}" not in known:
+                    record(type, which, said)
+                    told += 1
+    return told
 
 
 # ---- time ----------------------------------------------------------------------------------------------------------

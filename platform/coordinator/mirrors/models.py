@@ -96,6 +96,42 @@ class Subject(models.Model):
         return self.name
 
 
+class Claim(models.Model):
+    """A subject wants a word that only one may have, such as a run its slug. Who claimed it first has it: by (hlc, id)
+    of the event that did."""
+
+    space = models.CharField(max_length=30)  # of words, "run.slug"
+    word = models.CharField(max_length=200)
+    subject = models.CharField(max_length=210)
+    hlc = models.BigIntegerField()
+    uuid = models.UUIDField()
+
+    class Meta:
+        ordering = ["hlc", "uuid", "subject"]
+        constraints = [models.UniqueConstraint(fields=["subject", "space"], name="one_claim_a_subject")]
+        indexes = [models.Index(fields=["space", "word"], name="claims_by_word")]
+
+    def __str__(self) -> str:
+        return f"{self.subject} claims {self.word}"
+
+
+class Particulars(models.Model):
+    """What must be forgettable, and so is in no event: those name it by `digest`, BLAKE3 of `salt` and `body`. Without
+    a body it is wanted here, and not yet come. It goes when no state names it any more."""
+
+    digest = models.CharField(max_length=64, primary_key=True)
+    subject = models.CharField(max_length=210, db_index=True)
+    salt = models.CharField(max_length=32, blank=True)
+    body = models.TextField(blank=True)
+
+    class Meta:
+        verbose_name_plural = "particulars"
+        indexes = [models.Index(fields=["digest"], condition=models.Q(body=""), name="particulars_wanted")]
+
+    def __str__(self) -> str:
+        return f"particulars of {self.subject}"
+
+
 class Proof(models.Model):
     """Two events that one origin signed with one number."""
 

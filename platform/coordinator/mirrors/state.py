@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from blake3 import blake3
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 
-from coordinator.mirrors import kinds
+from coordinator.mirrors import claims, kinds
 from coordinator.mirrors.kinds import State, Waits
-from coordinator.mirrors.models import LogEvent, Subject, Tally
+from coordinator.mirrors.models import LogEvent, Particulars, Subject, Tally
 
 log = logging.getLogger("coordinator.mirrors")
 MODULUS = 1 << 256
@@ -34,7 +34,7 @@ def weight(subject: str, text: str) -> int:
 def folded(subject: str, events: Iterable[LogEvent]) -> State | None:
     """Of one subject's accepted events, in whatever order. What this version does not understand says nothing."""
     kind = kinds.registered().get(subject.partition(":")[0])
-    facts = [fact for event in events if (fact := kinds.fact(event))]
+    facts = [fact for event in {event.digest: event for event in events}.values() if (fact := kinds.fact(event))]
     return kind.fold(sorted(facts, key=lambda fact: fact.place)) if kind and facts else None
 
 
@@ -56,6 +56,8 @@ def fold(names: Sequence[str], tally: Tally, *, store: bool) -> int:
     for event in LogEvent.objects.filter(subject__in=names, accepted=True):
         events[event.subject].append(event)
     before = dict(Subject.objects.filter(pk__in=names).values_list("name", "state"))
+    if store:  # what rows' writing recorded before may have moved it on
+        tally.refresh_from_db()
     total, changed = int(tally.total, 16), []
     for name in names:
         state = folded(name, events[name])
@@ -68,15 +70,31 @@ def fold(names: Sequence[str], tally: Tally, *, store: bool) -> int:
     )
     tally.total = f"{total % MODULUS:064x}"
     tally.save(update_fields=["total", "hlc"])
-    if store:
-        write(changed)
+    _settle_particulars(changed)
+    others = claims.settle(changed)
+    write([*changed, *others] if store else others)
     return len(changed)
 
 
-def write(subjects: Iterable[Subject]) -> int:
+def _settle_particulars(changed: Sequence[Subject]) -> None:
+    """What a state names is wanted or here; what none names any more goes."""
+    wanted: list[Particulars] = []
+    for subject in changed:
+        kind = kinds.registered()[subject.name.partition(":")[0]]
+        if kind.needs is not kinds.no_needs:
+            needs = kind.needs(json.loads(subject.state)) if subject.state else []
+            wanted += [Particulars(digest=each, subject=subject.name) for each in needs]
+    Particulars.objects.bulk_create(wanted, ignore_conflicts=True)
+    names = [subject.name for subject in changed]
+    Particulars.objects.filter(subject__in=names).exclude(pk__in=[each.digest for each in wanted]).delete()
+
+
+def write(subjects: Sequence[Subject]) -> int:
     """Into rows, those that others refer to first. How many could be written; the rest stays marked."""
     order = list(kinds.registered())
-    written = []
+    written, names = [], [subject.name for subject in subjects]
+    if not names:
+        return 0
     for subject in sorted(subjects, key=lambda each: (order.index(each.name.partition(":")[0]), each.name)):
         kind, _, which = subject.name.partition(":")
         try:
@@ -84,11 +102,14 @@ def write(subjects: Iterable[Subject]) -> int:
                 kinds.registered()[kind].store(which, json.loads(subject.state) if subject.state else None)
         except Waits as wait:
             log.debug("%s waits for %s", subject.name, wait)
+        except IntegrityError as error:  # two that swap a word: the second finds it free
+            log.info("%s cannot be written yet: %s", subject.name, error)
         except DatabaseError as error:
             log.error("what the log says of %s does not fit into rows: %s", subject.name, error)
         else:
             written.append(subject.name)
-    Subject.objects.filter(pk__in=written).update(stored=True)
+    Subject.objects.filter(pk__in=set(names) - set(written)).update(stored=False)
+    Subject.objects.filter(pk__in=written, stored=False).update(stored=True)
     return len(written)
 
 
@@ -98,6 +119,21 @@ def write_waiting() -> int:
     while (waiting := list(Subject.objects.filter(stored=False))) and (wrote := write(waiting)):
         done += wrote
     return done
+
+
+def rebuild() -> int:
+    """All subjects folded anew and written into rows again, after an upgrade that understands more of a kind than the
+    version before. How many changed."""
+    names = list(LogEvent.objects.filter(accepted=True, type__in=kinds.types()).values_list("subject", flat=True))
+    changed, names = 0, sorted({*names, *Subject.objects.values_list("name", flat=True)})
+    for start in range(0, len(names), AT_ONCE):
+        with transaction.atomic():
+            tally = Tally.objects.select_for_update().get()
+            some = names[start : start + AT_ONCE]
+            changed += fold(some, tally, store=True)
+            write(list(Subject.objects.filter(pk__in=some)))
+    write_waiting()
+    return changed
 
 
 def state_hash() -> str:
