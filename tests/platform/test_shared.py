@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from datetime import date
 
 import pytest
 from other_mirror import OtherMirror
@@ -12,6 +13,8 @@ from barnraise import wire
 from barnraise.identity import Identity, digest
 from coordinator.accounts.leaving import leave
 from coordinator.accounts.models import Enrolment, Machine, Team, User
+from coordinator.fleet.models import Rest, Verdict
+from coordinator.fleet.verdicts import Charge
 from coordinator.mirrors import particulars, receiving, state
 from coordinator.mirrors.cutting import cut
 from coordinator.mirrors.log import adopt
@@ -19,6 +22,9 @@ from coordinator.mirrors.models import LogEvent, Particulars, Subject
 from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run
 from coordinator.runs.terms import Terms
+from coordinator.telemetry import checkpoints, credit, tasks
+from coordinator.telemetry.models import Credit
+from coordinator.telemetry.rollup import drain
 
 
 @pytest.fixture
@@ -209,6 +215,114 @@ def test_two_mirrors_that_gave_one_slug_away_agree_who_keeps_it(person, draft):
     both = rows(), state.state_hash()
     for seed in range(3):
         assert rebuilt(logs(), everything(), seed) == both
+
+
+def test_what_is_taken_out_of_a_run_is_the_same_elsewhere(person, launched, numbers, proven):
+    ada = person()
+    run, mine = launched(ada)
+    assert mine.report(run, numbers(1)).status_code == 200
+    drain()
+    author = f"{mine.identity.key}.{'a' * 16}"
+    given = Verdict.give(run, [Charge(author, first=1)], "nonsense", actor=ada)
+    here = proven("verdict.give")["Verdict"]
+    assert [row["proven"] for row in here] == [True] and Verdict.objects.get().ruling == given.ruling
+
+
+def test_a_machine_rests_whichever_mirror_it_reports_to(person, volunteer, proven):
+    ada = person()
+    one, other = volunteer(ada, 1).machine, volunteer(ada, 2).machine
+    Rest.begin(one, actor=ada)
+    Rest.begin(other, actor=ada)
+    Rest.end(other, actor=ada)
+    assert [row["machine_id"] for row in proven("rest.begin", "rest.end")["Rest"]] == [one.pk]
+
+
+# ---- what reports say -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def barn(person, launched, volunteer):
+    """(run, ada's machine, bob's), both in it."""
+    run, ada = launched(person(name="Ada"))
+    bob = volunteer(person("bob@example.org"), 3)
+    bob.join(run)
+    return run, ada, bob
+
+
+def earned(run, machine, witness, day: int, first: int, last: int, tokens: int) -> None:
+    """As `credit.note` adds it."""
+    row = Credit(run=run, machine=machine.machine, incarnation="a" * 16, day=date(2026, 1, day), first=first, last=last,
+                 tokens=tokens, witness=witness.machine)  # fmt: skip
+    credit._extend([row])
+
+
+def test_reports_write_no_events(barn, numbers):
+    run, ada, bob = barn
+    before = LogEvent.objects.count()
+    view = wire.CheckpointView(tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1)
+    for seq in range(1, 6):
+        ada.report(run, numbers(seq, checkpoint=view))
+        bob.report(run, numbers(seq))
+    drain()
+    assert LogEvent.objects.count() == before
+    assert tasks.tell() == 2 and tasks.tell() == 0  # a checkpoint, and who holds it
+    for seq in range(6, 9):
+        ada.report(run, numbers(seq, checkpoint=view))
+    drain()
+    assert tasks.tell() == 0
+
+
+def test_checkpoints_and_who_holds_them_are_the_same_elsewhere(barn, numbers, proven):
+    run, ada, bob = barn
+    view = wire.CheckpointView(tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1)
+    ada.report(run, numbers(1, checkpoint=view))
+    drain()
+    tasks.tell()
+    bob.report(run, numbers(1, vector="a" * 64, anchor="c" * 64))
+    drain()
+    tasks.tell()
+    here = proven("checkpoint.announce", "checkpoint.hold")
+    assert len(here["Checkpoint"]) == 1 and len(here["Holding"]) == 2
+
+
+def test_a_checkpoint_that_was_forgotten_is_gone_elsewhere_too(barn, numbers, proven, monkeypatch):
+    run, ada, _ = barn
+    view = wire.CheckpointView(tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1)
+    ada.report(run, numbers(1, checkpoint=view))
+    drain()
+    tasks.tell()
+    monkeypatch.setattr(checkpoints, "KEPT", 0)
+    assert checkpoints.forget(run) == 2
+    assert proven("checkpoint.forget")["Checkpoint"] == []
+
+
+def test_credit_is_the_same_elsewhere(barn, proven):
+    run, ada, bob = barn
+    earned(run, ada, bob, 1, 1, 4, 400)
+    assert tasks.tell() == 1
+    earned(run, ada, bob, 1, 5, 6, 150)
+    earned(run, ada, bob, 2, 7, 7, 90)
+    assert tasks.tell() == 2 and tasks.tell() == 0
+    here = proven("credit.receipt")["Credit"]
+    assert [(row["first"], row["last"], row["tokens"]) for row in here] == [(1, 6, 550), (7, 7, 90)]
+
+
+def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
+    run, ada, bob = barn
+    place = f"{run.pk}:{ada.identity.key}:{'a' * 16}"
+    earned(run, ada, bob, 1, 1, 4, 400)
+    tasks.tell()
+    earned(run, ada, bob, 1, 5, 8, 400)  # heard here and not told yet, when the other mirror's receipts come
+    other = OtherMirror()
+    for first, last, tokens in ((1, 6, 600), (3, 4, 200), (7, 12, 600)):
+        said = {"day": "2026-01-01", "first": first, "last": last, "tokens": tokens, "witness": bob.identity.key}
+        other.tell("credit.receipt", place, said)
+    receiving.receive(other.events)
+    row = Credit.objects.get()
+    assert (row.first, row.last, row.tokens) == (1, 12, 1200)
+    assert tasks.tell() == 0
+    both = rows(), state.state_hash()
+    assert rebuilt(logs(), everything()) == both
 
 
 # ---- what comes from others -----------------------------------------------------------------------------------------
