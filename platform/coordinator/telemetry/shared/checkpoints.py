@@ -11,7 +11,7 @@ from barnraise.wire import Count, Id, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import log
 from coordinator.mirrors.kinds import Fact, Kind, State, Waits, register
-from coordinator.mirrors.state import current, is_known
+from coordinator.mirrors.state import current
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, Holding
 
@@ -51,12 +51,12 @@ def fold(facts: Sequence[Fact]) -> State | None:
     }
 
 
-def store(which: str, state: State | None) -> None:
+def store(which: str, state: State | None) -> list[str] | None:
     run, vector, named = which.split(":")
     found = Checkpoint.objects.filter(run=run, vector=vector, digest=named)
     if state is None:
         found.delete()
-        return
+        return None
     if not Run.objects.filter(pk=run).exists():
         raise Waits(f"run:{run}")
     fields = {name: state[name] for name in ("tokens", "checksum", "size")}
@@ -65,8 +65,6 @@ def store(which: str, state: State | None) -> None:
         Checkpoint.objects.bulk_create([Checkpoint(id=state["id"], run_id=run, vector=vector, digest=named, **fields)])
     checkpoint, holders = found.get(), state["holders"]
     machines = dict(Machine.objects.filter(key__in=holders).values_list("key", "pk"))
-    if strangers := [key for key in holders if key not in machines and not is_known(f"machine:{key}")]:
-        raise Waits(f"machine:{strangers[0]}")
     Holding.objects.bulk_create(
         [
             Holding(checkpoint=checkpoint, machine_id=machine, said=datetime.fromisoformat(holders[key]))
@@ -74,6 +72,7 @@ def store(which: str, state: State | None) -> None:
         ],
         ignore_conflicts=True,
     )
+    return [f"machine:{key}" for key in holders if key not in machines]
 
 
 def tell() -> int:
