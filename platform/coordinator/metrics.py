@@ -123,13 +123,15 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
         "How far this machine's clock is ahead of the other mirrors'",
         {"barnraise_clock_ahead_seconds": events.clock_off()},
     )
-    unsettled = {"applied": LogEvent.objects.filter(accepted=True, applied=False).count()}
-    unsettled["stored"] = Subject.objects.filter(stored=False).count()
-    waiting = {_series("barnraise_events_waiting", to_be=name): float(count) for name, count in unsettled.items()}
-    yield "barnraise_events_waiting", "Events not understood yet, and subjects whose rows wait for others", waiting
     queues = {"reports": client().llen(stream.PENDING), "tasks": client().llen("celery")}
+    queues["events"] = LogEvent.objects.filter(accepted=True, applied=False).count()
+    queues["subjects"] = Subject.objects.filter(stored=False).count()
     waiting = {_series("barnraise_queue", queue=name): float(length) for name, length in queues.items()}
-    yield "barnraise_queue", "What waits: posts of reports, and Celery's tasks", waiting
+    yield (
+        "barnraise_queue",
+        "What waits: posts of reports, Celery's tasks, events to be understood, what they say to be written",
+        waiting,
+    )
 
 
 class Counting:

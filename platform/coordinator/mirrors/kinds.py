@@ -52,8 +52,8 @@ def no_needs(state: State) -> list[str]:
 @dataclass(frozen=True)
 class Kind:
     """`shapes`: what → its payload. `fold`: facts of one subject, sorted → its state, None where there is none; pure,
-    and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits,
-    and returns names of subjects that the rows would refer to, and do without while those have none.
+    and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits
+    before it writes, and returns names of subjects that the rows would refer to, and do without while those have none.
     `words`: of a state, those that only one subject may have. `needs`: digests of its particulars. `existing`: events
     that say what rows say, for a site that is older than its log."""
 
@@ -64,6 +64,10 @@ class Kind:
     words: Callable[[State], Words] = no_words
     needs: Callable[[State], list[str]] = no_needs
     existing: Callable[[], Iterable[Told]] = nothing
+
+    @property
+    def types(self) -> list[str]:
+        return [f"{self.name}.{what}" for what in self.shapes]
 
 
 _kinds: dict[str, Kind] = {}
@@ -80,7 +84,7 @@ def registered() -> dict[str, Kind]:
 
 def types() -> list[str]:
     """All types of events that this version understands."""
-    return [f"{kind.name}.{what}" for kind in _kinds.values() for what in kind.shapes]
+    return [type for kind in _kinds.values() for type in kind.types]
 
 
 def fact(event: LogEvent) -> Fact | None:

@@ -91,9 +91,9 @@ def _ours(tally: Tally) -> Origin:
 
 
 def begin(tally: Tally) -> Origin:
-    """A new log of ours, bound to this site's key by its first event. After a restore from a backup, where nobody has
-    the rest of the old one: its next numbers may be out in the world."""
-    before = Origin.objects.filter(ours=True).first()
+    """A new log of ours, bound to this site's key by its first event, which names the one before. So it is after a
+    restore from a backup: the old one's next numbers may be out in the world, and come back from other mirrors."""
+    before = Origin.objects.filter(key=mirror.identity().key).order_by("-known").first()
     Origin.objects.filter(ours=True).update(ours=False)
     origin = Origin.objects.create(id=secrets.token_hex(16), key=mirror.identity().key, ours=True)
     said = {"name": settings.MIRROR_NAME, "after": before.pk if before else None}

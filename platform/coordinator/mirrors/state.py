@@ -96,25 +96,42 @@ def write(subjects: Sequence[Subject]) -> int:
 
 
 def _write(subjects: Sequence[Subject]) -> set[str]:
-    """The names of those that could be."""
+    """The names of those that could be. All in one go, and one by one only where the database refuses something."""
     order = list(kinds.registered())
-    written: dict[str, Subject] = {}
-    for subject in sorted(subjects, key=lambda each: (order.index(each.name.partition(":")[0]), each.name)):
-        kind, _, which = subject.name.partition(":")
-        try:
-            with transaction.atomic():
-                lacks = kinds.registered()[kind].store(which, json.loads(subject.state) if subject.state else None)
-        except Waits as wait:
-            log.debug("%s waits for %s", subject.name, wait)
-        except DatabaseError as error:
-            log.error("what the log says of %s does not fit into rows: %s", subject.name, error)
-        else:
-            subject.stored, subject.lacks = True, " ".join(lacks or ())
-            written[subject.name] = subject
-    if names := {subject.name for subject in subjects}:
-        Subject.objects.filter(pk__in=names - written.keys()).update(stored=False)
-        Subject.objects.bulk_update(written.values(), ["stored", "lacks"])
-    return set(written)
+    ordered = sorted(subjects, key=lambda each: (order.index(each.name.partition(":")[0]), each.name))
+    written: list[Subject] = []
+    try:
+        with transaction.atomic():
+            written = [subject for subject in ordered if _stored(subject)]
+    except DatabaseError:
+        written = [subject for subject in ordered if _stored_alone(subject)]
+    names = {subject.name for subject in written}
+    if ordered:
+        Subject.objects.filter(pk__in={subject.name for subject in ordered} - names).update(stored=False)
+        done = Subject.objects.filter(pk__in=names)
+        done.exclude(stored=True, lacks="").update(stored=True, lacks="")
+        Subject.objects.bulk_update([subject for subject in written if subject.lacks], ["lacks"])
+    return names
+
+
+def _stored(subject: Subject) -> bool:
+    kind, _, which = subject.name.partition(":")
+    try:
+        lacks = kinds.registered()[kind].store(which, json.loads(subject.state) if subject.state else None)
+    except Waits as wait:
+        log.debug("%s waits for %s", subject.name, wait)
+        return False
+    subject.stored, subject.lacks = True, " ".join(lacks or ())
+    return True
+
+
+def _stored_alone(subject: Subject) -> bool:
+    try:
+        with transaction.atomic():
+            return _stored(subject)
+    except DatabaseError as error:
+        log.error("what the log says of %s does not fit into rows: %s", subject.name, error)
+        return False
 
 
 def write_waiting() -> int:
