@@ -256,7 +256,9 @@ def test_a_proof_convinces_who_has_seen_only_one_side_or_none(db, shelf):
     liar = OtherMirror()
     other = liar.sign("note.say", "a", {"text": "to you this"})
     mine = liar.tell("note.say", "a", {"text": "to me that"})
-    assert cutting.believe(mine, other)
+    with pytest.raises(receiving.Refused, match="no mirror of the list"):
+        cutting.believe(mine, other, keys={"a" * 64})
+    assert cutting.believe(mine, other, keys={liar.identity.key})
     assert not cutting.believe(mine, other)
     assert "ends with event 1" in refused(*liar.events)
     assert receiving.receive(liar.events[:1]).stored == 1

@@ -432,6 +432,20 @@ def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
     assert not User.objects.get(pk="01890000-0000-7000-8000-000000000001").is_superuser
 
 
+def test_hostile_texts_reach_no_row(person):
+    """A mirror of the list may be taken over: what it says is of its shape, or is not written."""
+    other, evil = OtherMirror(), {"name": "x\0", "email": "a\0@b", "password": "!\0"}
+    for n, said in enumerate([evil, evil | {"name": "\u202e", "email": "a@b"}, {"email": 7}, []]):
+        body = json.dumps(said)
+        about = digest("0" * 32 + body)
+        who = {"about": about, "joined": "2026-01-01T00:00:00Z"}
+        other.tell("person.join", f"01890000-0000-7000-8000-00000000000{n}", who)
+        receiving.receive(other.events)
+        particulars.take([particulars.Kept(about, "0" * 32, body)])
+    assert {row["name"] for row in rows()["User"]} == {""} and User.objects.count() == 4
+    assert not Subject.objects.filter(stored=False).exists()
+
+
 def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched, proven):
     ada = person(name="Ada")
     team = Team.found("Weavers", ada)

@@ -2,6 +2,7 @@
 folded anew without them. Because state is a fold of accepted events, that undoes exactly what they did."""
 
 import logging
+from collections.abc import Container
 
 from barnraise.errors import MessageError
 from barnraise.wire import Signed
@@ -51,14 +52,17 @@ def proofs() -> list[tuple[Signed, Signed]]:
     return [(Signed.model_validate(each.first), Signed.model_validate(each.second)) for each in Proof.objects.all()]
 
 
-def believe(first: Signed, second: Signed) -> bool:
-    """Another mirror's proof. True when it was news. Raises Refused where it proves nothing."""
+def believe(first: Signed, second: Signed, *, keys: Container[str] | None = None) -> bool:
+    """Another mirror's proof, against one of `keys` (None: anybody). True when it was news. Raises Refused where it
+    proves nothing."""
     try:
         one, other = read(first), read(second)
     except MessageError as error:
         raise Refused(str(error)) from None
     if first.key != second.key or (one.origin, one.seq) != (other.origin, other.seq) or first.body == second.body:
         raise Refused("these are not two events of one origin with one number")
+    if keys is not None and first.key not in keys:
+        raise Refused(f"this is about {first.key[:8]}, which is no mirror of the list")
     with change() as tally:
         origin = Origin.objects.filter(pk=one.origin).first()
         if origin is None:  # its log comes later, and ends there

@@ -66,7 +66,10 @@ def take(come: Sequence[Kept]) -> int:
     fits = {
         each.digest: each
         for each in come
-        if len(each.salt) == 32 and 0 < len(each.body) <= LONGEST and digest(each.salt + each.body) == each.digest
+        if len(each.salt) == 32
+        and 0 < len(each.body) <= LONGEST
+        and "\0" not in each.salt + each.body
+        and digest(each.salt + each.body) == each.digest
     }
     with change():
         rows = list(Particulars.objects.filter(pk__in=fits, body=""))

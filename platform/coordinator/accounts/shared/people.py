@@ -22,8 +22,8 @@ class Who(Message):
     """Particulars."""
 
     name: Words = Field(max_length=60)
-    email: str = Field(max_length=254, pattern=r"^[^@\s]+@[^@\s]+$")
-    password: str = Field(max_length=128)
+    email: str = Field(max_length=254, pattern=r"^[^@\s\x00-\x1f]+@[^@\s\x00-\x1f]+$")
+    password: str = Field(max_length=128, pattern=r"^[\x21-\x7e]*$")
 
 
 class About(Message):

@@ -104,9 +104,10 @@ def packed(signed: dict) -> str:
 def unpacked(text: str) -> wire.Signed | None:
     """None where it is no signed text, or one that is made to burst."""
     try:
-        return wire.Signed.model_validate_json(zlib.decompressobj().decompress(base64.b64decode(text), BURST))
+        signed = wire.Signed.model_validate_json(zlib.decompressobj().decompress(base64.b64decode(text), BURST))
     except (ValueError, zlib.error):
         return None
+    return None if "\0" in signed.body else signed
 
 
 EVENTS = {
