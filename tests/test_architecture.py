@@ -79,7 +79,7 @@ SITE_MAY_USE = {  # torch-free
 # The estimate of a new run reckons as machines would: closed forms, without torch and without anything of a network.
 SITE_MAY_USE_OF_EXCHANGE = ("barnraise.exchange.rhythm.", "barnraise.exchange.form.")
 # Each imports only what is left of it…
-SITE_ORDER = ["audit", "accounts", "tokens", "runs", "fleet", "telemetry", "notify"]
+SITE_ORDER = ["audit", "mirrors", "accounts", "tokens", "runs", "fleet", "telemetry", "notify"]
 SITE_LEAVES = {"live", "api", "web", "staff", "demo"}  # …and these whatever they need
 
 

@@ -88,6 +88,7 @@ METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
 
 INSTALLED_APPS = [
     "coordinator.audit",
+    "coordinator.mirrors",
     "coordinator.accounts",
     "coordinator.tokens",
     "coordinator.runs",
