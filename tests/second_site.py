@@ -6,18 +6,24 @@ from random import Random
 
 from barnraise.wire import Signed
 from coordinator.accounts.models import Machine, Team, TeamMember, User
+from coordinator.fleet.models import Rest, Verdict
 from coordinator.mirrors import log, particulars, receiving, state
 from coordinator.mirrors.message import read
 from coordinator.mirrors.models import Claim, Clock, LogEvent, Origin, Particulars, Proof, Subject, Tally
 from coordinator.runs.models import Run
+from coordinator.telemetry.models import Checkpoint, Credit, Holding
 
 # What each site knows for itself, or what is nobody else's.
 OWN = {
     User: {"is_superuser", "last_login", "ban_reason"},
     Machine: {"last_seen", "revoked_reason"},
     Run: {"ledger_tokens", "notes"},
+    Holding: {"id", "told"},
+    Checkpoint: {"told"},
+    Credit: {"id", "head", "said"},
 }
-SHARED = (User, Machine, Team, TeamMember, Run)
+ORDER = ("id", "checkpoint_id", "machine_id", "incarnation", "day")
+SHARED = (User, Machine, Team, TeamMember, Run, Rest, Verdict, Checkpoint, Holding, Credit)
 LOG = (Proof, LogEvent, Origin, Subject, Claim, Particulars, Tally, Clock)
 
 
@@ -26,7 +32,8 @@ def rows() -> dict[str, list[dict]]:
     told = {}
     for model in SHARED:
         names = [f.attname for f in model._meta.concrete_fields if f.name not in OWN.get(model, ())]
-        told[model.__name__] = list(model.objects.order_by("pk").values(*names))
+        known = model.objects.values(*names)
+        told[model.__name__] = sorted(known, key=lambda row: [str(row[name]) for name in names if name in ORDER])
     for person in told["User"]:
         if person["password"].startswith("!"):  # none: Django draws the rest of it
             person["password"] = "!"

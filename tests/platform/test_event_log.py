@@ -5,7 +5,9 @@ import threading
 import time
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection, models
+from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 from other_mirror import OtherMirror
@@ -346,6 +348,34 @@ def test_an_event_from_the_far_future_waits_until_then(db, shelf):
     log.note_clock("1" * 64, time.time() + FAR)
     log.note_clock("2" * 64, time.time() + FAR)  # it was this clock that was wrong
     assert receiving.receive([soon]).stored == 1
+
+
+# ---- by hand, and for everybody -------------------------------------------------------------------------------------
+
+
+def test_the_status_page_tells_the_heads_and_the_state_hash(db, shelf):
+    made = log.record("note.say", "a", {"text": "x"})
+    told = Client().get("/status").json()
+    assert (told["key"], told["state"]) == (mirror.identity().key, state.state_hash())
+    assert told["heads"] == {made.origin_id: {"seq": 2, "digest": made.digest}}
+    assert abs(told["time"] - time.time()) < 60
+
+
+def test_staff_cut_a_log_and_rebuild_by_hand(db, shelf, capsys):
+    other = OtherMirror()
+    other.tell("note.say", "a", {"text": "one"})
+    other.tell("note.say", "a", {"text": "two"})
+    receiving.receive(other.events)
+    call_command("eventlog", "cut", other.origin, "2", "it lies")
+    assert shelf == {"a": "one"}
+    shelf.clear()
+    call_command("eventlog", "rebuild")
+    assert shelf == {"a": "one"}
+    call_command("eventlog", "show")
+    said = capsys.readouterr().out
+    assert "1 events withdrawn" in said and "cut after 2: it lies" in said and state.state_hash() in said
+    with pytest.raises(CommandError, match="No log 111 is known here"):
+        call_command("eventlog", "cut", "111", "2", "who")
 
 
 def test_every_table_of_the_log_is_bounded(db):

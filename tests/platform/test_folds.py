@@ -164,6 +164,74 @@ def test_any_order_and_any_duplication_make_one_run(spec, data, seed):
     one_state("run", data.draw(runs(spec)), seed)
 
 
+receipt = st.builds(
+    lambda day, first, more, rate, witness: {
+        "day": f"2026-01-0{day}", "first": first, "last": first + more, "tokens": (more + 1) * rate, "witness": witness,
+    },
+    st.integers(1, 3), st.integers(1, 20), st.integers(0, 9), st.integers(0, 90), st.none() | DIGESTS,
+)  # fmt: skip
+
+
+@HISTORIES
+@given(histories("credit", {"receipt": receipt}), st.integers())
+def test_receipts_add_up_to_the_union_of_their_ranges(facts, seed):
+    one_state("credit", facts, seed)
+    days = folded("credit", facts)["days"].values()
+    covered = {seq for each in facts for seq in range(each.said.first, each.said.last + 1)}
+    most = max(each.said.tokens / (each.said.last - each.said.first + 1) for each in facts)
+    assert sum(day["tokens"] for day in days) <= most * len(covered)
+    assert max(day["last"] for day in days) == max(covered)
+
+
+@HISTORIES
+@given(
+    histories(
+        "credit", {"receipt": receipt.map(lambda said: said | {"tokens": 7 * (said["last"] - said["first"] + 1)})}
+    )
+)
+def test_where_all_witnesses_agree_no_token_is_lost_or_counted_twice(facts):
+    covered = {seq for each in facts for seq in range(each.said.first, each.said.last + 1)}
+    assert sum(day["tokens"] for day in folded("credit", facts)["days"].values()) == 7 * len(covered)
+
+
+CHECKPOINT = histories(
+    "checkpoint",
+    {
+        "announce": st.builds(
+            lambda id, tokens, at: {"id": id, "tokens": tokens, "checksum": "0" * 16, "size": 1, "announced": at},
+            st.sampled_from(PLACES), st.integers(0, 5), AT,
+        ),
+        "hold": st.dictionaries(DIGESTS, AT, min_size=1).map(lambda holders: {"holders": holders}),
+        "forget": st.just({}),
+    },
+)  # fmt: skip
+REST = histories("rest", {"begin": st.builds(lambda at: {"at": at}, AT), "end": st.just({})})
+VERDICT = histories(
+    "verdict",
+    {
+        "give": st.builds(
+            lambda id, at, key, body: {"id": id, "body": body, "signatures": {key: "a" * 128}, "given": at},
+            st.sampled_from(PLACES), AT, DIGESTS, st.sampled_from(["one", "two"]),
+        )
+    },
+)  # fmt: skip
+
+
+@HISTORIES
+@given(
+    st.one_of(
+        [
+            st.tuples(st.just("checkpoint"), CHECKPOINT),
+            st.tuples(st.just("rest"), REST),
+            st.tuples(st.just("verdict"), VERDICT),
+        ]
+    ),
+    st.integers(),
+)
+def test_any_order_and_any_duplication_make_one_of_anything_else(history, seed):
+    one_state(*history, seed)
+
+
 # ---- the rules, one by one -------------------------------------------------------------------------------------------
 
 

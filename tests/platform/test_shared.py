@@ -2,9 +2,15 @@
 
 import json
 import re
+import time
 from dataclasses import replace
+from datetime import date
+from random import Random
 
 import pytest
+from django.db import transaction
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from other_mirror import OtherMirror
 from second_site import LOG, everything, logs, rebuilt, rows
 
@@ -12,13 +18,19 @@ from barnraise import wire
 from barnraise.identity import Identity, digest
 from coordinator.accounts.leaving import leave
 from coordinator.accounts.models import Enrolment, Machine, Team, User
+from coordinator.fleet.models import Rest, Verdict
+from coordinator.fleet.verdicts import Charge
 from coordinator.mirrors import particulars, receiving, state
 from coordinator.mirrors.cutting import cut
 from coordinator.mirrors.log import adopt
+from coordinator.mirrors.message import read
 from coordinator.mirrors.models import LogEvent, Particulars, Subject
 from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run
 from coordinator.runs.terms import Terms
+from coordinator.telemetry import checkpoints, credit, tasks
+from coordinator.telemetry.models import Credit
+from coordinator.telemetry.rollup import drain
 
 
 @pytest.fixture
@@ -209,6 +221,192 @@ def test_two_mirrors_that_gave_one_slug_away_agree_who_keeps_it(person, draft):
     both = rows(), state.state_hash()
     for seed in range(3):
         assert rebuilt(logs(), everything(), seed) == both
+
+
+def test_what_is_taken_out_of_a_run_is_the_same_elsewhere(person, launched, numbers, proven):
+    ada = person()
+    run, mine = launched(ada)
+    assert mine.report(run, numbers(1)).status_code == 200
+    drain()
+    author = f"{mine.identity.key}.{'a' * 16}"
+    given = Verdict.give(run, [Charge(author, first=1)], "nonsense", actor=ada)
+    here = proven("verdict.give")["Verdict"]
+    assert [row["proven"] for row in here] == [True] and Verdict.objects.get().ruling == given.ruling
+
+
+def test_a_machine_rests_whichever_mirror_it_reports_to(person, volunteer, proven):
+    ada = person()
+    one, other = volunteer(ada, 1).machine, volunteer(ada, 2).machine
+    Rest.begin(one, actor=ada)
+    Rest.begin(other, actor=ada)
+    Rest.end(other, actor=ada)
+    assert [row["machine_id"] for row in proven("rest.begin", "rest.end")["Rest"]] == [one.pk]
+
+
+# ---- what reports say -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def barn(person, launched, volunteer):
+    """(run, ada's machine, bob's), both in it."""
+    run, ada = launched(person(name="Ada"))
+    bob = volunteer(person("bob@example.org"), 3)
+    bob.join(run)
+    return run, ada, bob
+
+
+def earned(run, machine, witness, day: int, first: int, last: int, tokens: int) -> None:
+    """As `credit.note` adds it."""
+    row = Credit(run=run, machine=machine.machine, incarnation="a" * 16, day=date(2026, 1, day), first=first, last=last,
+                 tokens=tokens, witness=witness.machine)  # fmt: skip
+    credit._extend([row])
+
+
+def test_reports_write_no_events(barn, numbers):
+    run, ada, bob = barn
+    before = LogEvent.objects.count()
+    view = wire.CheckpointView(tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1)
+    for seq in range(1, 6):
+        ada.report(run, numbers(seq, checkpoint=view))
+        bob.report(run, numbers(seq))
+    drain()
+    assert LogEvent.objects.count() == before
+    assert tasks.tell() == 2 and tasks.tell() == 0  # a checkpoint, and who holds it
+    for seq in range(6, 9):
+        ada.report(run, numbers(seq, checkpoint=view))
+    drain()
+    assert tasks.tell() == 0
+
+
+def test_checkpoints_and_who_holds_them_are_the_same_elsewhere(barn, numbers, proven):
+    run, ada, bob = barn
+    view = wire.CheckpointView(tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1)
+    ada.report(run, numbers(1, checkpoint=view))
+    drain()
+    tasks.tell()
+    bob.report(run, numbers(1, vector="a" * 64, anchor="c" * 64))
+    drain()
+    tasks.tell()
+    here = proven("checkpoint.announce", "checkpoint.hold")
+    assert len(here["Checkpoint"]) == 1 and len(here["Holding"]) == 2
+
+
+def test_a_checkpoint_that_was_forgotten_is_gone_elsewhere_too(barn, numbers, proven, monkeypatch):
+    run, ada, _ = barn
+    view = wire.CheckpointView(tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1)
+    ada.report(run, numbers(1, checkpoint=view))
+    drain()
+    tasks.tell()
+    monkeypatch.setattr(checkpoints, "KEPT", 0)
+    assert checkpoints.forget(run) == 2
+    assert proven("checkpoint.forget")["Checkpoint"] == []
+
+
+def test_credit_is_the_same_elsewhere(barn, proven):
+    run, ada, bob = barn
+    earned(run, ada, bob, 1, 1, 4, 400)
+    assert tasks.tell() == 1
+    earned(run, ada, bob, 1, 5, 6, 150)
+    earned(run, ada, bob, 2, 7, 7, 90)
+    assert tasks.tell() == 2 and tasks.tell() == 0
+    here = proven("credit.receipt")["Credit"]
+    assert [(row["first"], row["last"], row["tokens"]) for row in here] == [(1, 6, 550), (7, 7, 90)]
+
+
+def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
+    run, ada, bob = barn
+    place = f"{run.pk}:{ada.identity.key}:{'a' * 16}"
+    earned(run, ada, bob, 1, 1, 4, 400)
+    tasks.tell()
+    earned(run, ada, bob, 1, 5, 8, 400)  # heard here and not told yet, when the other mirror's receipts come
+    other = OtherMirror()
+    for first, last, tokens in ((1, 6, 600), (3, 4, 200), (7, 12, 600)):
+        said = {"day": "2026-01-01", "first": first, "last": last, "tokens": tokens, "witness": bob.identity.key}
+        other.tell("credit.receipt", place, said)
+    receiving.receive(other.events)
+    row = Credit.objects.get()
+    assert (row.first, row.last, row.tokens) == (1, 12, 1200)
+    assert tasks.tell() == 0
+    both = rows(), state.state_hash()
+    assert rebuilt(logs(), everything()) == both
+
+
+# ---- three mirrors at once ------------------------------------------------------------------------------------------
+
+WHO = [f"01890000-0000-7000-8000-{n:012x}" for n in range(3)]
+AT = "2026-01-01T00:00:00.000001Z"
+
+
+def happenings(chance: Random) -> tuple[list[OtherMirror], list[particulars.Kept]]:
+    """Three mirrors that hear nothing of each other do things to the same people, teams, machines and runs."""
+    mirrors, kept = [OtherMirror(n) for n in (1, 2, 3)], []
+    spec = spec_from_fields({"seed": 1})
+    clock = time.time() - 1000
+
+    def keep(**said) -> str:
+        body = state.canonical(said)
+        kept.append(particulars.Kept(digest("0" * 32 + body), "0" * 32, body))
+        return kept[-1].digest
+
+    def written(version: int) -> dict:
+        draft = json.loads(spec.to_json())
+        about = keep(slug="barn", name=chance.choice(["Barn", "Hay"]), draft=draft)
+        return {"version": version, "about": about, "text": "a" * 16}
+
+    bans: list[str] = []
+    for n, who in enumerate(WHO):  # people come first, or what is theirs waits
+        said = {"about": keep(name=f"P{n}", email=f"{n}@example.org", password="!"), "joined": AT}
+        chance.choice(mirrors).tell("person.join", who, said, at=clock)
+    for _ in range(chance.randint(20, 50)):
+        mirror, who, n = chance.choice(mirrors), chance.choice(WHO), chance.randint(0, 2)
+        thing, place = WHO[n].replace("-8000-", "-9000-"), WHO[n].replace("-8000-", f"-a{chance.randint(0, 9)}00-")
+        about = keep(name=f"P{n}", email=f"{who[-1]}@example.org", password="!")
+        create = {
+            "word": digest("barn"), "owner": who, "report_every": 1.0, "quorum": 1, "created": AT,
+            "settings": written(0), "terms": {"version": 0, "access": "team", "team": thing},
+        }  # fmt: skip
+        found = {"place": place, "person": who, "joined": AT, "leads": True}
+        type, which, said = chance.choice([
+            ("person.join", who, {"about": about, "joined": AT}),
+            ("person.about", who, {"about": about}),
+            ("person.grant", who, {"right": "organiser", "given": bool(n)}),
+            ("person.ban", who, {"at": AT}),
+            ("person.unban", who, {"lifts": bans[: chance.randint(0, 3)]}),
+            ("machine.enrol", digest(str(n)), {"id": place, "owner": who, "enrolled": AT, "about": keep(
+                hostname=f"pc {n}", system="", processor="", cores=n, memory_bytes=n, accelerator="")}),
+            ("machine.revoke", digest(str(n)), {"at": AT}),
+            ("team.found", thing, found | {"name": chance.choice(["Wool", "wool"]), "slug": "wool", "created": AT}),
+            ("team.join", thing, found | {"leads": False}),
+            ("team.part", thing, {"places": [place]}),
+            ("team.rename", thing, {"name": chance.choice(["Wool", "Silk"])}),
+            ("run.create", thing, create),
+            ("run.edit", thing, written(chance.randint(1, 3))),
+            ("run.becomes", thing, {"status": chance.choice(["training", "paused"]), "epoch": n, "at": AT}),
+            ("run.extend", thing, {"tokens": n + 1}),
+            ("rest.begin", digest(str(n)), {"at": AT}),
+            ("rest.end", digest(str(n)), {}),
+            ("credit.receipt", f"{thing}:{digest(str(n))}:{'a' * 16}",
+             {"day": f"2026-01-0{n + 1}", "first": n + 1, "last": n + 4, "tokens": 40}),
+        ])  # fmt: skip
+        clock += chance.random()
+        made = mirror.tell(type, which, said, at=clock)
+        if type == "person.ban":
+            bans.append(read(made).id)
+    return mirrors, kept
+
+
+@pytest.mark.django_db
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_whatever_happened_at_three_mirrors_and_however_it_is_heard_rows_and_hash_are_one(seed):
+    mirrors, kept = happenings(Random(seed))
+    events = [event for mirror in mirrors for event in mirror.events]
+    with transaction.atomic():
+        first = rebuilt(events, kept, seed)
+        assert first[1] != "0" * 64
+        for n in (1, 2):
+            assert rebuilt(events, kept, seed + n) == first
+        transaction.set_rollback(True)
 
 
 # ---- what comes from others -----------------------------------------------------------------------------------------

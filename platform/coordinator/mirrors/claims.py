@@ -20,6 +20,11 @@ def has(subject: str, space: str, word: str) -> bool:
     return first in (subject, None)
 
 
+def evicted(subject: str) -> None:
+    """Its row had a word that is another's, and was given the one that no other has: it is written anew."""
+    Subject.objects.filter(pk=subject).update(stored=False)
+
+
 def settle(changed: Collection[Subject]) -> list[Subject]:
     """Claims as the new states make them. Returns the other subjects whose words may thereby be others."""
     wanted: dict[tuple[str, str], Claim] = {}

@@ -52,14 +52,15 @@ def no_needs(state: State) -> list[str]:
 @dataclass(frozen=True)
 class Kind:
     """`shapes`: what → its payload. `fold`: facts of one subject, sorted → its state, None where there is none; pure,
-    and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits.
+    and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits,
+    and returns names of subjects that the rows would refer to, and do without while those have none.
     `words`: of a state, those that only one subject may have. `needs`: digests of its particulars. `existing`: events
     that say what rows say, for a site that is older than its log."""
 
     name: str
     shapes: Mapping[str, type[Message]]
     fold: Callable[[Sequence[Fact]], State | None]
-    store: Callable[[str, State | None], None]
+    store: Callable[[str, State | None], list[str] | None]
     words: Callable[[State], Words] = no_words
     needs: Callable[[State], list[str]] = no_needs
     existing: Callable[[], Iterable[Told]] = nothing

@@ -89,9 +89,13 @@ class Subject(models.Model):
     name = models.CharField(max_length=210, primary_key=True)
     state = models.TextField(blank=True)
     stored = models.BooleanField(default=True)
+    lacks = models.TextField(blank=True, default="")  # subjects that its rows could do without, and would name
 
     class Meta:
-        indexes = [models.Index(fields=["name"], condition=models.Q(stored=False), name="subjects_not_yet_stored")]
+        indexes = [
+            models.Index(fields=["name"], condition=models.Q(stored=False), name="subjects_not_yet_stored"),
+            models.Index(fields=["name"], condition=~models.Q(lacks=""), name="subjects_that_lack_another"),
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from blake3 import blake3
-from django.db import DatabaseError, IntegrityError, transaction
+from django.db import DatabaseError, transaction
 
 from coordinator.mirrors import claims, kinds
 from coordinator.mirrors.kinds import State, Waits
@@ -44,11 +44,6 @@ def current(subject: str) -> State | None:
     return json.loads(text) if text else None
 
 
-def is_known(subject: str) -> bool:
-    """Whether any event spoke of it, be it gone since."""
-    return Subject.objects.filter(pk=subject).exists()
-
-
 def fold(names: Sequence[str], tally: Tally, *, store: bool) -> int:
     """These subjects anew, from all their accepted events; within `log.change`, whose tally that is. `store`: into rows
     as well (a local change has written them itself). How many changed."""
@@ -73,6 +68,8 @@ def fold(names: Sequence[str], tally: Tally, *, store: bool) -> int:
     _settle_particulars(changed)
     others = claims.settle(changed)
     write([*changed, *others] if store else others)
+    if others:
+        write_waiting()
     return len(changed)
 
 
@@ -90,27 +87,34 @@ def _settle_particulars(changed: Sequence[Subject]) -> None:
 
 
 def write(subjects: Sequence[Subject]) -> int:
-    """Into rows, those that others refer to first. How many could be written; the rest stays marked."""
+    """Into rows, those that others refer to first, and after them those that lacked one of these. How many could be
+    written; the rest stays marked."""
+    written = _write(subjects)
+    lacking = Subject.objects.exclude(lacks="") if written else ()
+    _write([each for each in lacking if not written.isdisjoint(each.lacks.split())])
+    return len(written)
+
+
+def _write(subjects: Sequence[Subject]) -> set[str]:
+    """The names of those that could be."""
     order = list(kinds.registered())
-    written, names = [], [subject.name for subject in subjects]
-    if not names:
-        return 0
+    written: dict[str, Subject] = {}
     for subject in sorted(subjects, key=lambda each: (order.index(each.name.partition(":")[0]), each.name)):
         kind, _, which = subject.name.partition(":")
         try:
             with transaction.atomic():
-                kinds.registered()[kind].store(which, json.loads(subject.state) if subject.state else None)
+                lacks = kinds.registered()[kind].store(which, json.loads(subject.state) if subject.state else None)
         except Waits as wait:
             log.debug("%s waits for %s", subject.name, wait)
-        except IntegrityError as error:  # two that swap a word: the second finds it free
-            log.info("%s cannot be written yet: %s", subject.name, error)
         except DatabaseError as error:
             log.error("what the log says of %s does not fit into rows: %s", subject.name, error)
         else:
-            written.append(subject.name)
-    Subject.objects.filter(pk__in=set(names) - set(written)).update(stored=False)
-    Subject.objects.filter(pk__in=written, stored=False).update(stored=True)
-    return len(written)
+            subject.stored, subject.lacks = True, " ".join(lacks or ())
+            written[subject.name] = subject
+    if names := {subject.name for subject in subjects}:
+        Subject.objects.filter(pk__in=names - written.keys()).update(stored=False)
+        Subject.objects.bulk_update(written.values(), ["stored", "lacks"])
+    return set(written)
 
 
 def write_waiting() -> int:

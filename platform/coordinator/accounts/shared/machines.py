@@ -3,6 +3,7 @@ particulars: that goes when its owner goes."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from uuid import UUID
 
 from pydantic import AwareDatetime, Field
 
@@ -77,8 +78,25 @@ def store(which: str, state: State | None) -> None:
         "revoked": state["revoked"] and datetime.fromisoformat(state["revoked"]),
     }
     fields |= (particulars.look(state["about"], What) or {}) if state["about"] else NOTHING
+    known = found.first()
+    if known and str(known.pk) != state["id"]:
+        known = _renumbered(known, state["id"])
     if not found.update(**fields):
         Machine.objects.bulk_create([Machine(id=state["id"], key=which, **fields)])
+
+
+def _renumbered(machine: Machine, pk: str) -> Machine:
+    """It enrolled at two mirrors at once, and the other one's row is the one that counts: all that hangs on this one
+    moves over."""
+    before, key = machine.pk, machine.key
+    Machine.objects.filter(pk=before).update(key=f"was {before}")
+    machine.pk = UUID(pk)
+    Machine.objects.bulk_create([machine])
+    for relation in Machine._meta.related_objects:
+        field = relation.field.name
+        relation.related_model._base_manager.filter(**{field: before}).update(**{field: machine.pk})
+    Machine.objects.filter(pk=before).delete()
+    return Machine.objects.get(key=key)
 
 
 def existing() -> Iterable[Told]:

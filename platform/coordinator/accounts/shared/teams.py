@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
+from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
 from barnraise.wire import Id, Message, Words
@@ -95,11 +96,17 @@ def store(which: str, state: State | None) -> None:
         slug = f"{slug[:70]}-{tail}"
     if not claims.has(subject, "team.name", name.lower()):
         name = f"{name[:49]} ({tail})"
+    for other in Team.objects.filter(Q(slug=slug) | Q(name__iexact=name)).exclude(pk=which):
+        end = other.pk.hex[-8:]
+        Team.objects.filter(pk=other.pk).update(slug=f"{other.slug[:70]}-{end}", name=f"{other.name[:49]} ({end})")
+        claims.evicted(f"team:{other.pk}")
     fields = {"slug": slug, "name": name, "created": datetime.fromisoformat(state["created"])}
     if not Team.objects.filter(pk=which).update(**fields):
         Team.objects.bulk_create([Team(pk=which, **fields)])
     wanted = {member["places"][0]: member for member in state["members"]}
-    TeamMember.objects.filter(team=which).exclude(pk__in=wanted).delete()
+    there = {str(member.pk): str(member.person_id) for member in TeamMember.objects.filter(team=which)}
+    stale = [place for place, person in there.items() if wanted.get(place, {}).get("person") != person]
+    TeamMember.objects.filter(pk__in=stale).delete()
     TeamMember.objects.bulk_create(
         [
             TeamMember(pk=place, team_id=which, person_id=member["person"], leads=member["leads"],

@@ -18,7 +18,6 @@ from coordinator.accounts.models import Team, User
 from coordinator.mirrors import claims, particulars
 from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits, register
 from coordinator.mirrors.kinds import Words as Claimed
-from coordinator.mirrors.state import is_known
 from coordinator.runs.models import MOST_TOKENS, Run
 from coordinator.runs.shared import telling
 from coordinator.runs.terms import MOST_BYTES
@@ -168,10 +167,10 @@ def needs(state: State) -> list[str]:
     return [state["about"]]
 
 
-def store(which: str, state: State | None) -> None:
+def store(which: str, state: State | None) -> list[str] | None:
     if state is None:
         Run.objects.filter(pk=which).delete()
-        return
+        return None
     if not User.objects.filter(pk=state["owner"]).exists():
         raise Waits(f"person:{state['owner']}")
     terms, launch, about = state["terms"], state["launch"], particulars.look(state["about"], telling.Written)
@@ -181,6 +180,11 @@ def store(which: str, state: State | None) -> None:
     slug, spec = about["slug"], launch["spec"] if launch else ""
     if not claims.has(f"run:{which}", "run.slug", state["word"]):
         slug = f"{slug[:91]}-{UUID(which).hex[-8:]}"
+    for other in Run.objects.filter(slug=slug).exclude(pk=which):
+        Run.objects.filter(pk=other.pk).update(slug=f"{other.slug[:91]}-{other.pk.hex[-8:]}")
+        claims.evicted(f"run:{other.pk}")
+    lacks: list[str] = []
+    team = terms["team"] if terms["access"] == "team" else None
     fields = {
         "slug": slug,
         "name": about["name"],
@@ -194,26 +198,26 @@ def store(which: str, state: State | None) -> None:
         "quorum": state["quorum"],
         "report_every": state["report_every"],
         "extra_tokens": state["extra"],
-        "parent_id": _weak("run", Run, state["parent"]),
+        "parent_id": _known(lacks, "run", Run, state["parent"]),
         "access": terms["access"],
         "least_memory": terms["least_memory"],
         "least_device_memory": terms["least_device_memory"],
-        "team_id": _weak("team", Team, terms["team"]) if terms["access"] == "team" else None,
+        "team_id": _known(lacks, "team", Team, team),
     }
     for name in ("created", "started", "finished", "archived"):
         fields[name] = state[name] and datetime.fromisoformat(state[name])
     fields["launched"] = launch and datetime.fromisoformat(launch["at"])
     if not Run.objects.filter(pk=which).update(**fields):
         Run.objects.bulk_create([Run(pk=which, **fields)])
+    return lacks
 
 
-def _weak(kind: str, model: Any, pk: str | None) -> str | None:
-    """A reference that is dropped once what it names is gone, and waited for while it was never heard of."""
+def _known(lacks: list[str], kind: str, model: Any, pk: str | None) -> str | None:
+    """What a run can do without: named while it is there."""
     if pk is None or model.objects.filter(pk=pk).exists():
         return pk
-    if is_known(f"{kind}:{pk}"):
-        return None
-    raise Waits(f"{kind}:{pk}")
+    lacks.append(f"{kind}:{pk}")
+    return None
 
 
 def existing() -> Iterable[Told]:
