@@ -22,6 +22,7 @@ from barnraise.mirrors import Expulsion, Listed, Lists
 from coordinator import mirror
 from coordinator.mirrors import lists, particulars, peer, pulling, sealing, tasks
 from coordinator.mirrors.models import Clock, List, LogEvent, Origin, Particulars, Proof, Standing
+from coordinator.mirrors.state import state_hash
 from coordinator.mirrors.wire import Heads, LogPart, Pair, Sealed, Wants
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
@@ -119,6 +120,14 @@ def test_a_nudge_goes_to_the_others_once_for_many_changes(small, valkey, setting
         for _ in range(5):
             tasks.changed()
     assert len(sent) == 1
+
+
+def test_the_status_says_of_each_other_mirror_whether_it_has_come_to_our_state(small, log):
+    (told,) = Client().get("/status").json()["mirrors"]
+    assert (told["same"], told["heard"], told["why"]) == (None, None, "")
+    pull(small)
+    (told,) = Client().get("/status").json()["mirrors"]
+    assert told["same"] is (state_hash() == "0" * 64) and told["heard"] > 0 and told["url"] == small.url
 
 
 # ---- what is not

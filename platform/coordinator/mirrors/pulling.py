@@ -4,8 +4,8 @@ whole and stays, what is refused changes nothing, and the next pull goes on from
 import logging
 import random
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.utils import timezone
 
@@ -127,7 +127,18 @@ def our_words(to: str) -> Heads:
     )
 
 
-def differing(standings: Iterable[Standing]) -> bool:
-    """Whether any mirror that was heard of has come to another state than ours."""
-    ours = state.state_hash()
-    return any(each.state not in ("", ours) for each in standings)
+def compared() -> list[dict[str, Any]]:
+    """The other mirrors of the list as we last heard of them. `same`: whether they had come to our state of now; None
+    where nothing was heard yet; `why`: what was wrong with the last pull."""
+    ours, known = state.state_hash(), Standing.objects.in_bulk()
+    found = []
+    for each in lists.others():
+        standing = known.get(each.key) or Standing(key=each.key, tried=None)
+        found.append(
+            {
+                "key": each.key, "name": each.name, "url": each.url, "list": standing.version,
+                "heard": standing.heard and standing.heard.timestamp(), "state": standing.state,
+                "same": standing.state == ours if standing.state else None, "why": standing.why,
+            }
+        )  # fmt: skip
+    return found

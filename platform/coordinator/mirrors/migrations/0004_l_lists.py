@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("mirrors", "0002_log_claims"),
+        ("mirrors", "0003_log_lacks"),
     ]
 
     operations = [
