@@ -52,8 +52,8 @@ def small(log):
 
 @pytest.fixture
 def hurry(monkeypatch):
-    monkeypatch.setattr(peer, "BETWEEN", 0.5)
-    monkeypatch.setattr(peer, "WHOLE", 1.0)
+    monkeypatch.setattr(peer, "BETWEEN", 1.5)
+    monkeypatch.setattr(peer, "WHOLE", 2.0)
     monkeypatch.setattr(peer, "MAX_ANSWER", 1 << 20)
 
 
@@ -201,7 +201,7 @@ def silent():
     ("answer", "sentence"),
     [
         (lambda: (200, endless()), "sent more than 1,048,576 bytes and was cut off"),
-        (lambda: (200, dripping()), "takes more than 1 seconds for one answer and was cut off"),
+        (lambda: (200, dripping()), "takes more than 2 seconds for one answer and was cut off"),
         (lambda: (200, silent()), "does not answer"),
         (lambda: (200, b"<html><title>Welcome</title></html>"), "something that no mirror says"),
         (lambda: (200, b'{"key": "ab'), "it may be cut off"),
@@ -212,7 +212,7 @@ def silent():
 )
 @pytest.mark.parametrize("where", ["GET /mirrors/heads", "the log"])
 def test_a_mirror_that_answers_with_something_else_is_named_and_changes_nothing(
-    small, log, hurry, where, answer, sentence
+    small, log, hurry, monkeypatch, where, answer, sentence
 ):
     where = f"GET /mirrors/logs/{log.origin}" if where == "the log" else where
     right = small.routes[where]
@@ -221,12 +221,35 @@ def test_a_mirror_that_answers_with_something_else_is_named_and_changes_nothing(
     assert sentence in told.refused[0] and told.refused[0].startswith("the small one")
     assert here(log) == 0 and Standing.objects.get().why == told.refused[0][:300]
     small.routes[where] = right
+    monkeypatch.undo()
     assert pull(small).stored == 10 and Standing.objects.get().why == ""
 
 
 def test_a_mirror_that_is_gone_is_named(small, log):
     small.close()
     assert "does not answer" in pull(small).refused[0]
+
+
+def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_heard_again_when_it_nudges(small, log):
+    key, right = small.identity.key, small.routes["GET /mirrors/heads"]
+    small.routes["GET /mirrors/heads"] = lambda query, who: (502, b"<html>")
+    assert pulling.pull_all()[key].refused
+    assert pulling.pull_all() == {}, "not at once again: other tasks wait behind it"
+    standing = Standing.objects.get()
+    waits = [pulling.wait(Standing(key=key, failures=n)).total_seconds() for n in (1, 4, 100)]
+    assert standing.failures == 1 and 2.5 <= waits[0] <= 5 and 20 <= waits[1] <= 40 and 60 <= waits[2] <= 120
+    small.routes["GET /mirrors/heads"] = right
+    tasks.pull(key)
+    assert here(log) == 10 and Standing.objects.get().failures == 0
+    assert pulling.pull_all() == {key: pulling.Pulled()}
+
+
+def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(small, monkeypatch, settings):
+    away = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {"default": away}
+    tasks.changed()
+    assert lists.named()[0] == 1
+    assert lists.take([signed_list(2, ourselves(), small.listed)])
 
 
 def test_heads_by_another_key_or_for_another_site_are_refused(small):

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from django.core.cache import cache
 from django.db import transaction
+from redis.exceptions import RedisError
 
 from barnraise.errors import ListError
 from barnraise.mirrors import Listed, MirrorList, SignedList, chain_after, read, taken
@@ -47,11 +49,14 @@ def _turned(before: SignedList, after: SignedList) -> bool:
 
 def named() -> tuple[int, str | None]:
     """(version, digest) of the newest, for directives; (0, None) without one."""
-    if (known := cache.get(REMEMBERED)) is None:
-        last = List.objects.last()
-        known = (last.version, last.signed.digest) if last else (0, None)
-        cache.set(REMEMBERED, known, SECONDS)
-    return known[0], known[1]
+    with suppress(RedisError):  # while Valkey is away the database is asked each time
+        if (known := cache.get(REMEMBERED)) is not None:
+            return known[0], known[1]
+    last = List.objects.last()
+    found = (last.version, last.signed.digest) if last else (0, None)
+    with suppress(RedisError):
+        cache.set(REMEMBERED, found, SECONDS)
+    return found
 
 
 def take(lists: Sequence[SignedList], vouched: str = "", now: float | None = None) -> bool:
@@ -67,9 +72,14 @@ def take(lists: Sequence[SignedList], vouched: str = "", now: float | None = Non
             List.objects.create(version=read(signed).version, body=signed.body, signatures=signed.signatures)
         if fresh:
             _expel(read(fresh[-1]))
-            transaction.on_commit(lambda: cache.delete(REMEMBERED))
-        cache.delete(REMEMBERED)
+            transaction.on_commit(_forget)
+        _forget()
         return bool(fresh)
+
+
+def _forget() -> None:
+    with suppress(RedisError):  # it is forgotten soon anyway
+        cache.delete(REMEMBERED)
 
 
 def _expel(found: MirrorList) -> None:

@@ -192,6 +192,7 @@ class Standing(models.Model):
     tried = models.DateTimeField(default=timezone.now)
     heard = models.DateTimeField(null=True)
     why = models.CharField(max_length=300, blank=True)
+    failures = models.PositiveSmallIntegerField(default=0)  # in a row
     state = models.CharField(max_length=64, blank=True)
     version = models.BigIntegerField(default=0)  # of its list
 

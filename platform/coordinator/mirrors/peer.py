@@ -27,7 +27,7 @@ from coordinator.mirrors.wire import (
 )
 
 MAX_ANSWER = 16 << 20  # bytes; a page of events comes nowhere near it
-BETWEEN, WHOLE = 10.0, 30.0  # seconds between two pieces of an answer, and for all of it
+BETWEEN, WHOLE = 5.0, 20.0  # seconds between two pieces of an answer, and for all of it
 S = TypeVar("S", bound=BaseModel)
 
 

@@ -5,6 +5,7 @@ import logging
 import random
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -21,6 +22,7 @@ from coordinator.mirrors.wire import SOME, SPOKEN, Head, Heads
 from coordinator.refusals import Refused
 
 log = logging.getLogger("coordinator.mirrors")
+SOONEST, LONGEST = 2.5, 120.0  # seconds between two tries of a mirror that does not answer
 
 
 @dataclass
@@ -31,11 +33,21 @@ class Pulled:
     refused: list[str] = field(default_factory=list)
 
 
-def pull_all() -> dict[str, Pulled]:
-    """From every other mirror of the list, in any order: from the one what the other lacks. By key."""
-    listed = lists.others()
+def pull_all(patient: bool = True) -> dict[str, Pulled]:
+    """From every other mirror of the list, in any order: from the one what the other lacks. By key. `patient`: one that
+    could not be used is left alone for a while, longer each time, unless it nudges."""
+    listed, now = lists.others(), timezone.now()
     random.shuffle(listed)
-    return {each.key: pull(each) for each in listed}
+    resting = {
+        each.key for each in Standing.objects.filter(failures__gt=0) if patient and now < each.tried + wait(each)
+    }
+    return {each.key: pull(each) for each in listed if each.key not in resting}
+
+
+def wait(standing: Standing) -> timedelta:
+    """How long this one is left alone after its last try."""
+    longest = min(LONGEST, SOONEST * 2 ** min(standing.failures, 16))
+    return timedelta(seconds=longest * random.uniform(0.5, 1.0))
 
 
 def pull(listed: Listed) -> Pulled:
@@ -51,9 +63,11 @@ def pull(listed: Listed) -> Pulled:
     except Unheard as error:
         done.refused.append(error.sentence)
     why = "; ".join(done.refused)[:300]
-    before = Standing.objects.filter(pk=listed.key).values_list("why", flat=True).first()
-    Standing.objects.update_or_create(key=listed.key, defaults={"tried": now, "why": why, **said})
-    if why and why != before:
+    before = Standing.objects.filter(pk=listed.key).first() or Standing(key=listed.key)
+    failures = 0 if said else min(100, before.failures + 1)
+    defaults = {"tried": timezone.now(), "why": why, "failures": failures, **said}
+    Standing.objects.update_or_create(key=listed.key, defaults=defaults)
+    if why and why != before.why:
         log.warning("%s: %s", listed.name, why)
     return done
 

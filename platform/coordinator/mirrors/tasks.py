@@ -5,6 +5,7 @@ import logging
 from celery import shared_task
 from django.core.cache import cache
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from coordinator.mirrors import lists, pulling
 from coordinator.mirrors.peer import Peer, Unheard
@@ -43,5 +44,5 @@ def changed() -> None:
     try:
         if lists.named()[0] and cache.add(PENDING, 1, 30):
             nudge.apply_async(countdown=QUIET)
-    except (OperationalError, ConnectionError) as error:
+    except (OperationalError, RedisError) as error:
         log.debug("nobody is nudged (%s): others pull by the clock", error)

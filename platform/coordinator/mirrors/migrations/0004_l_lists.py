@@ -30,6 +30,7 @@ class Migration(migrations.Migration):
                 ("tried", models.DateTimeField(default=django.utils.timezone.now)),
                 ("heard", models.DateTimeField(null=True)),
                 ("why", models.CharField(blank=True, max_length=300)),
+                ("failures", models.PositiveSmallIntegerField(default=0)),
                 ("state", models.CharField(blank=True, max_length=64)),
                 ("version", models.BigIntegerField(default=0)),
             ],

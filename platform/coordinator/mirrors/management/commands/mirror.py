@@ -23,7 +23,7 @@ class Command(BaseCommand):
     def handle(self, *, verb: str, **options: Any) -> None:
         if verb == "join":
             self.join(**options)
-        for key, done in pulling.pull_all().items():
+        for key, done in pulling.pull_all(patient=False).items():
             self.stdout.write(f"{key[:8]}: {done.stored} events" + "".join(f"\n  {each}" for each in done.refused))
         self.stdout.write(f"state {state_hash()}")
 
