@@ -16,7 +16,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from coordinator import metrics, mirror
-from coordinator.mirrors import log
+from coordinator.mirrors import log, pulling
 from coordinator.mirrors.state import state_hash
 from coordinator.telemetry import stream
 
@@ -57,7 +57,8 @@ def metrics_page(request: HttpRequest) -> HttpResponse:
 def status(request: HttpRequest) -> JsonResponse:
     """Mirrors with one state hash say the same of everything."""
     heads = {origin: {"seq": seq, "digest": last} for origin, (seq, last) in sorted(log.heads().items())}
-    return JsonResponse({**mirror.view().model_dump(), "state": state_hash(), "heads": heads})
+    said = {"state": state_hash(), "heads": heads, "mirrors": pulling.compared()}
+    return JsonResponse({**mirror.view().model_dump(), **said})
 
 
 def _database() -> str:

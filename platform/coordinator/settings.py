@@ -209,6 +209,7 @@ CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 600)
 CELERY_BEAT_SCHEDULE = {
+    "mirrors": {"task": "mirrors.pull", "schedule": 5.0, "options": {"expires": 5}},
     "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},
     "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},
     "tidy": {"task": "telemetry.tidy", "schedule": 3600.0, "options": {"expires": 600}},

@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from barnraise.errors import MessageError
 from barnraise.wire import Signed
-from coordinator.mirrors import state
+from coordinator.mirrors import kinds, state
 from coordinator.mirrors.log import change
 from coordinator.mirrors.message import read
 from coordinator.mirrors.models import LogEvent, Origin, Proof, Tally
@@ -31,7 +31,7 @@ def _cut(tally: Tally, origin: Origin, seq: int, why: str) -> int:
     origin.cut_seq, origin.why = seq, why[:300]
     origin.save(update_fields=["cut_seq", "why"])
     beyond = LogEvent.objects.filter(origin=origin, seq__gt=seq, accepted=True)
-    names = sorted(set(beyond.values_list("subject", flat=True)))
+    names = sorted(set(beyond.filter(type__in=kinds.types()).values_list("subject", flat=True)))
     withdrawn = beyond.update(accepted=False)
     for start in range(0, len(names), state.AT_ONCE):
         state.fold(names[start : start + state.AT_ONCE], tally, store=True)

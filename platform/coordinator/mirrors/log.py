@@ -50,7 +50,14 @@ def record(type: str, subject: Any, payload: dict[str, Any]) -> LogEvent:
     with change() as tally:
         made = _append(tally, _ours(tally), type, name, said, applied=True)
         state.fold([name], tally, store=False)
+        transaction.on_commit(_nudge)
     return made
+
+
+def _nudge() -> None:
+    from coordinator.mirrors.tasks import changed  # what pulls builds on what records
+
+    changed()
 
 
 def _append(tally: Tally, origin: Origin, type: str, name: str, said: dict[str, Any], *, applied: bool) -> LogEvent:

@@ -3,6 +3,7 @@
 from django.db import models
 from django.utils import timezone
 
+from barnraise.mirrors import SignedList
 from barnraise.wire import Signed
 from coordinator.mirrors.message import NOTHING, Event
 
@@ -162,3 +163,38 @@ class Clock(models.Model):
 
     def __str__(self) -> str:
         return f"{self.key[:8]} is {self.ahead:+.1f} s from us"
+
+
+class List(models.Model):
+    """One version, exactly as it was signed. They stay: who was away for long needs those that changed the roots."""
+
+    version = models.BigIntegerField(primary_key=True)
+    body = models.TextField()
+    signatures = models.JSONField()
+    taken = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["version"]
+        verbose_name = "mirror list"
+
+    def __str__(self) -> str:
+        return f"mirror list {self.version}"
+
+    @property
+    def signed(self) -> SignedList:
+        return SignedList(body=self.body, signatures=self.signatures)
+
+
+class Standing(models.Model):
+    """What we last heard of another mirror. `why`: what was wrong with the last try; "" where nothing was."""
+
+    key = models.CharField(max_length=64, primary_key=True)
+    tried = models.DateTimeField(default=timezone.now)
+    heard = models.DateTimeField(null=True)
+    why = models.CharField(max_length=300, blank=True)
+    failures = models.PositiveSmallIntegerField(default=0)  # in a row
+    state = models.CharField(max_length=64, blank=True)
+    version = models.BigIntegerField(default=0)  # of its list
+
+    def __str__(self) -> str:
+        return self.key[:8]
