@@ -35,15 +35,17 @@ MAY_IMPORT = {
     "sources": {"data", "parquet"},
     "checkpoint": {"model", "swap"},
     "swap": {"costs", "hardware", "limits", "model", "plan", "swap"},
-    "exchange": {"exchange"},
+    "mirrors": set(),
+    "mirrored": {"coordinator", "home", "mirrors"},
+    "exchange": {"exchange", "mirrors"},
     "home": {"limits"},
-    "coordinator": {"home"},
+    "coordinator": {"home", "mirrors"},
     "report": {"coordinator"},
     "progress": {"report"},
     "restore": {"checkpoint", "exchange", "plan", "swap"},
     "gathering": {"exchange"},
     "view": {"hardware", "plan", "swap"},
-    "enter": {"coordinator", "data", "exchange", "home", "sources"},
+    "enter": {"coordinator", "mirrored", "data", "exchange", "home", "sources"},
     "run": {
         "checkpoint", "data", "enter", "exchange", "gathering", "hardware", "limits", "plan", "planner", "progress",
         "report", "restore", "swap", "telling", "view",
@@ -72,12 +74,12 @@ WITHIN_GROUND = {
 # The standard library and torch alone: the engine runs on any PyTorch machine.
 BARE = {"spec", "hardware", "probe", "costs", "limits", "plan", "footprint", "planner", "model", "swap"}
 SITE_MAY_USE = {  # torch-free
-    "wire", "rulings", "errors", "identity", "spec", "hardware", "costs", "limits", "plan", "planner",
+    "wire", "rulings", "errors", "identity", "spec", "hardware", "costs", "limits", "mirrors", "plan", "planner",
 }  # fmt: skip
 # The estimate of a new run reckons as machines would: closed forms, without torch and without anything of a network.
 SITE_MAY_USE_OF_EXCHANGE = ("barnraise.exchange.rhythm.", "barnraise.exchange.form.")
 # Each imports only what is left of it…
-SITE_ORDER = ["audit", "accounts", "tokens", "runs", "fleet", "telemetry", "notify"]
+SITE_ORDER = ["audit", "mirrors", "accounts", "tokens", "runs", "fleet", "telemetry", "notify"]
 SITE_LEAVES = {"live", "api", "web", "staff", "demo"}  # …and these whatever they need
 
 

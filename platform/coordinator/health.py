@@ -1,6 +1,8 @@
-"""What those who run the site ask it: /healthz, is this process alive; /readyz, can it serve; /metrics, what it counts.
+"""What those who run the site ask it: /healthz, is this process alive; /readyz, can it serve; /metrics, what it counts;
+and what anybody may: /status, how far it has come in the logs that mirrors share.
 
-They are for the inside: a proxy should not pass them on, and with BARNRAISE_METRICS_TOKEN set /metrics wants to see it.
+The first three are for the inside: a proxy should not pass them on, and with BARNRAISE_METRICS_TOKEN set /metrics wants
+to see it.
 """
 
 import secrets
@@ -13,7 +15,9 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from coordinator import metrics
+from coordinator import metrics, mirror
+from coordinator.mirrors import log, pulling
+from coordinator.mirrors.state import state_hash
 from coordinator.telemetry import stream
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
@@ -46,6 +50,15 @@ def metrics_page(request: HttpRequest) -> HttpResponse:
         return HttpResponse(metrics.exposition(), content_type=TEXT)
     except (redis.exceptions.RedisError, DatabaseError) as error:
         return HttpResponse(f"nothing can be counted just now: {type(error).__name__}\n", status=503, content_type=TEXT)
+
+
+@require_safe
+@never_cache
+def status(request: HttpRequest) -> JsonResponse:
+    """Mirrors with one state hash say the same of everything."""
+    heads = {origin: {"seq": seq, "digest": last} for origin, (seq, last) in sorted(log.heads().items())}
+    said = {"state": state_hash(), "heads": heads, "mirrors": pulling.compared()}
+    return JsonResponse({**mirror.view().model_dump(), **said})
 
 
 def _database() -> str:

@@ -51,6 +51,11 @@ def restore(folder: Path) -> None:
         raise Unkept(f"{ours} is another site's: start from an empty state folder")
     _run("pg_restore", "--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction",
          f"--dbname={connection.settings_dict['NAME']}", str(folder / DUMP))  # fmt: skip
+    with connection.cursor() as cursor:
+        if "mirrors_origin" in connection.introspection.table_names(cursor):
+            # What was written after the backup may be out in the world: the log is another's from here on, its end is
+            # pulled from other mirrors like anybody's, and this site's next event begins a new one.
+            cursor.execute("UPDATE mirrors_origin SET ours = false")
     settings.STATE_DIR.mkdir(parents=True, exist_ok=True)
     for name in KEYS:
         if (folder / name).exists():

@@ -104,6 +104,8 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
     from django.db.models import Count
 
     from coordinator.fleet.models import Membership
+    from coordinator.mirrors import log as events
+    from coordinator.mirrors.models import LogEvent, Subject
     from coordinator.runs.models import Run, Status
     from coordinator.telemetry import stream
 
@@ -116,9 +118,20 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
         "Machines that report, in runs under way",
         {"barnraise_machines_alive": alive.count()},
     )
+    yield (
+        "barnraise_clock_ahead_seconds",
+        "How far this machine's clock is ahead of the other mirrors'",
+        {"barnraise_clock_ahead_seconds": events.clock_off()},
+    )
     queues = {"reports": client().llen(stream.PENDING), "tasks": client().llen("celery")}
+    queues["events"] = LogEvent.objects.filter(accepted=True, applied=False).count()
+    queues["subjects"] = Subject.objects.filter(stored=False).count()
     waiting = {_series("barnraise_queue", queue=name): float(length) for name, length in queues.items()}
-    yield "barnraise_queue", "What waits: posts of reports, and Celery's tasks", waiting
+    yield (
+        "barnraise_queue",
+        "What waits: posts of reports, Celery's tasks, events to be understood, what they say to be written",
+        waiting,
+    )
 
 
 class Counting:

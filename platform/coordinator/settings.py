@@ -16,6 +16,7 @@ BARNRAISE_LOG     the least level that is logged: DEBUG, INFO, WARNING (default 
 BARNRAISE_LOG_JSON 1: one JSON object a line
 BARNRAISE_AUDIT_DAYS days that the audit log is kept (default 730; 0: for good)
 BARNRAISE_METRICS_TOKEN what /metrics wants to be shown as a bearer token (default nothing: keep it from the outside)
+BARNRAISE_TELL_SECONDS seconds between two tellings of credit and checkpoints to other mirrors (default 600)
 EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it letters go to Celery's log
 EMAIL_FROM        what letters come from: Barnraise <barn@example.org>
 """
@@ -88,6 +89,7 @@ METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
 
 INSTALLED_APPS = [
     "coordinator.audit",
+    "coordinator.mirrors",
     "coordinator.accounts",
     "coordinator.tokens",
     "coordinator.runs",
@@ -205,10 +207,13 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # LOGGING below speaks for workers too
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
+TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 600)
 CELERY_BEAT_SCHEDULE = {
+    "mirrors": {"task": "mirrors.pull", "schedule": 5.0, "options": {"expires": 5}},
     "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},
     "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},
     "tidy": {"task": "telemetry.tidy", "schedule": 3600.0, "options": {"expires": 600}},
+    "tell": {"task": "telemetry.tell", "schedule": TELL_SECONDS, "options": {"expires": TELL_SECONDS}},
     "retain": {"task": "telemetry.retain", "schedule": 3600.0, "options": {"expires": 600}},
     "liveness": {"task": "fleet.sweep", "schedule": 60.0, "options": {"expires": 50}},
     "notify": {"task": "notify.sweep", "schedule": 30.0, "options": {"expires": 25}},

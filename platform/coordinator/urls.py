@@ -19,6 +19,7 @@ urlpatterns = [
     path("healthz", health.healthz, name="healthz"),
     path("readyz", health.readyz, name="readyz"),
     path("metrics", health.metrics_page, name="metrics"),
+    path("status", health.status, name="status"),
     path("admin/figures/", admin.site.admin_view(live_figures), name="admin_figures"),
     path("admin/r/<path:rest>", outages.nothing),  # Django's detour to "view on site", which takes any text for a key
     path("admin/", admin.site.urls),

@@ -10,6 +10,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from coordinator import mirror
+from coordinator.mirrors.models import Origin
 from coordinator.runs.models import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,11 +70,17 @@ def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(person, launched
 
     elsewhere()
     call_command("restore", kept, stdout=said)
-    assert rows() == before and len(before) > 30
+    found = rows()
+    assert found.pop("mirrors_origin") != before.pop("mirrors_origin"), "its log goes on as a new one"
+    assert found == before and len(before) > 30
     assert mirror.identity().key == ours, "its machines know it again"
     assert client.get("/readyz").status_code == 200 and run.name in client.get(f"/runs/{run.slug}/").content.decode()
     assert ada.report(run, numbers(2)).status_code == 200, "and it knows them"
     assert Run.objects.get().spec_digest == run.spec_digest
+    old = Origin.objects.get()
+    assert Run.objects.get().pause()
+    begun = Origin.objects.get(ours=True)
+    assert begun != old and begun.events.first().event.payload["after"] == old.pk
     with pytest.raises(CommandError, match="tables already"):
         call_command("restore", kept)
 

@@ -18,6 +18,7 @@ from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
 from coordinator.api.routes import api
 from coordinator.audit.models import Entry
 from coordinator.fleet.verdicts import Charge, Verdict
+from coordinator.mirrors.models import Origin, Proof
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
 from coordinator.runs import models as runs
@@ -172,10 +173,17 @@ TABLE = {
     "GET /healthz": ALL,
     "GET /readyz": ALL,
     "GET /metrics": ALL,
+    "GET /status": ALL,
     "GET /api/v1/openapi.json": ALL,
     "GET /api/v1/docs": ALL,
     "GET /api/v1/": "404 404 404 404 404",
     "GET /api/v1/mirror": ALL,
+    "GET /api/v1/mirrors/list": ALL,
+    "GET /api/v1/mirrors/heads": API,
+    "GET /api/v1/mirrors/logs/00000000000000000000000000000000": API,
+    "GET /api/v1/mirrors/proofs": API,
+    "POST /api/v1/mirrors/particulars {{}}": API,
+    "POST /api/v1/mirrors/nudge {{}}": API,
     "POST /api/v1/enrolments": "422 422 422 422 422",
     "GET /api/v1/enrolments/{code}": ALL,
     "GET /api/v1/runs": API,
@@ -229,6 +237,8 @@ LOOKED = {  # model → a row of it
     "fleet/membership": "{membership}",
     "fleet/verdict": "{verdict}",
     "staff/announcement": "{said}",
+    "mirrors/origin": "{origin}",
+    "mirrors/proof": "{proof}",
 }
 HIDDEN = {"admin/r/<path:content_type_id>/<path:object_id>/"}  # behind another route, which has its row
 WRITTEN = {"staff/announcement", "accounts/siterules"}  # by forms, whose saving is a model's method
@@ -275,10 +285,13 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     said = Announcement(text="Hello")
     said.publish(people["staff"])
     link = runs.Invitation.make(run, actor=owner)
+    log = Origin.objects.get()
+    signed = {"key": log.key, "body": "{}", "signature": "0" * 128}
+    proof = Proof.objects.create(origin=log, seq=1, first=signed, second=signed)
     personal, _ = Token.make(owner, "script", ["runs:read"], 30)
 
     names = {
-        "author": author, "verdict": verdict.pk,
+        "origin": log.pk, "proof": proof.pk, "author": author, "verdict": verdict.pk,
         "link": link.pk, "bid": link.token, "personal": personal.pk, "owner_id": owner.pk,
         "run": run.slug, "run_id": run.pk, "machine": machine.machine.pk, "team": team.slug, "team_id": team.pk,
         "invitation": invitation.pk, "token": token, "place": team.members.get(person=people["guest"]).pk,

@@ -418,4 +418,4 @@ def test_who_was_met_is_known_after_a_restart_and_found_again_without_anybodys_h
     b.open()
     b.start()  # nobody introduces it
     world.agree(a, b)
-    assert b.node.acquainted and b.anchor.vector == {a.node.author: 2}
+    assert b.ledger.met.peers() and b.anchor.vector == {a.node.author: 2}

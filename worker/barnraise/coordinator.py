@@ -12,6 +12,7 @@ from barnraise import __version__
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError
 from barnraise.home import Membership
 from barnraise.identity import Identity, M, opened
+from barnraise.mirrors import Lists, SignedList
 from barnraise.wire import (
     Address,
     Enrolment,
@@ -59,6 +60,28 @@ class Coordinator:
     def known(cls, membership: Membership, identity: Identity) -> "Coordinator":
         return cls(membership.url, identity, membership.mirror.key)
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """Of all that may direct this machine."""
+        return frozenset({self.mirror})
+
+    def turn(self) -> str:
+        """The key of the mirror that the next calls go to: this one, always."""
+        return self.mirror
+
+    @property
+    def ready(self) -> bool:
+        """Whether somebody looked and found that it answers: nobody does, between two calls."""
+        return False
+
+    @property
+    def chain(self) -> list[SignedList]:
+        """The mirror lists held: none, where there is one coordinator alone."""
+        return []
+
+    def heard(self, lists: Sequence[SignedList]) -> None:
+        """Nothing: what it told when it was met is all that is believed."""
+
     def now(self) -> float:
         """Seconds since 1970 by the coordinator's clock, as far as it is known."""
         return self._clock() + self._ahead
@@ -100,6 +123,10 @@ class Coordinator:
     def listen(self, run: str) -> ReportReply:
         """What a report would be answered, without one."""
         return self._ask("GET", f"/runs/{run}/directive", None, ReportReply)
+
+    def mirrors(self, after: int) -> Lists:
+        """The mirror lists past this version that lead to the newest."""
+        return self._ask("GET", f"/mirrors/list?after={after}", None, Lists)
 
     def close(self) -> None:
         self._http.close()

@@ -18,6 +18,7 @@ from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, St
 from barnraise.exchange.blobs import Blobs
 from barnraise.home import Folder, Home
 from barnraise.identity import M, check_ticket, digest, opened
+from barnraise.mirrored import Mirrored
 from barnraise.spec import RunSpec
 from barnraise.wire import Directive, HardwareView, JoinReply, Manifest, Peer, RunView, Signed, Status
 
@@ -37,7 +38,7 @@ class Place:
     name: str
     machine: str
     folder: Folder
-    coordinator: Coordinator
+    coordinator: Coordinator | Mirrored
     spec: RunSpec
     spec_digest: str
     manifest: Manifest
@@ -71,7 +72,7 @@ def enter(
     Raises StateError, CoordinatorError or MessageError with a sentence for the person at the keyboard.
     """
     membership = home.membership
-    coordinator = Coordinator.known(membership, home.identity)
+    coordinator = Mirrored.known(home)
     try:
         run = coordinator.run(name).id
     except CoordinatorGone as error:
@@ -84,7 +85,7 @@ def enter(
     try:
         reply = _join(coordinator, folder, run, hardware)
         while reply.ticket is None:
-            directive = opened(reply.directive, "directive", Directive, membership.mirror.key)
+            directive = _directed(reply, coordinator)
             _ended(reply)
             pause = max(POLL, directive.report_every)
             if directive.prepare and not reply.run.manifest and not _prepare(coordinator, folder, reply, weights):
@@ -105,7 +106,7 @@ def enter(
 def seed(home: Home, name: str, paths: Sequence[Path], weights: Weights | None = None) -> RunView:
     """Prepares a draft's text from files of this machine, its owner's, and posts what came out. The shards lie in the
     run's folder from then on, and a worker there hands them to the others. Raises BarnraiseError."""
-    coordinator = Coordinator.known(home.membership, home.identity)
+    coordinator = Mirrored.known(home)
     view = coordinator.run(name)
     if RunSpec.from_json(view.spec).text.source != "files":
         raise StateError(f"the text of '{view.name}' does not come from files: any machine of its owner prepares it")
@@ -129,7 +130,7 @@ def text_of(view: RunView) -> Manifest:
     return opened(view.manifest, "manifest", Manifest)
 
 
-def _join(coordinator: Coordinator, folder: Folder, run: str, hardware: HardwareView | None) -> JoinReply:
+def _join(coordinator: Mirrored, folder: Folder, run: str, hardware: HardwareView | None) -> JoinReply:
     try:
         reply = coordinator.join(run, [], hardware)
     except CoordinatorGone:
@@ -162,7 +163,7 @@ def _kept(path: Path, shape: type[M] = JoinReply) -> M:
 
 
 def _prepare(
-    coordinator: Coordinator, folder: Folder, reply: JoinReply, weights: Weights | None, paths: Sequence[Path] = ()
+    coordinator: Mirrored, folder: Folder, reply: JoinReply, weights: Weights | None, paths: Sequence[Path] = ()
 ) -> bool:
     """Builds the draft's text into the folder's blobs and posts what came out. False, with the reason in the log, where
     the weights it begins with cannot be had now."""
@@ -194,7 +195,21 @@ def _ended(reply: JoinReply) -> None:
         raise CoordinatorError(f"the run '{reply.run.name}' is {reply.run.status}: there is nothing to train")
 
 
-def _placed(reply: JoinReply, folder: Folder, coordinator: Coordinator, machine: str) -> Place:
+def _directed(reply: JoinReply, coordinator: Mirrored) -> Directive:
+    """Raises MessageError for one that none of this machine's mirrors signed: a kept one may be of another than today's
+    choice."""
+    if reply.directive.key not in coordinator.keys:
+        raise MessageError(f"the directive is signed by {reply.directive.key[:8]}, not a mirror of this machine's")
+    return opened(reply.directive, "directive", Directive)
+
+
+def _mirrors(spec: RunSpec, coordinator: Mirrored) -> frozenset[str]:
+    """Whose tickets count in the run: its own mirrors', and, where those are of the mirror list, all of the list's."""
+    roots, newest = frozenset(spec.roots), coordinator.newest
+    return roots | newest.keys if newest and roots & newest.keys else roots
+
+
+def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: str) -> Place:
     """Checks by digest and signature that spec, manifest, ticket and directive hang together."""
     run, assigned = reply.run, digest(reply.run.spec)
     spec = RunSpec.from_json(run.spec)
@@ -203,13 +218,14 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Coordinator, machine:
     manifest = opened(run.manifest, "manifest", Manifest, spec.owner)
     if manifest.run != run.id:
         raise MessageError(f"the manifest of run '{run.name}' was made for another run")
-    directive = opened(reply.directive, "directive", Directive, coordinator.mirror)
+    directive = _directed(reply, coordinator)
     if directive.run != run.id or directive.machine != machine:
         raise MessageError(f"the coordinator's directive is for another machine or run than '{run.name}'")
-    if coordinator.mirror not in spec.roots:
+    mirrors = _mirrors(spec, coordinator)
+    if coordinator.mirror not in mirrors:
         raise StateError(f"run '{run.name}' does not list {coordinator.url} among its mirrors")
     assert reply.ticket is not None
-    me, mirrors = coordinator.identity.key, frozenset(spec.roots)
+    me = coordinator.identity.key
     check_ticket(reply.ticket, run=run.id, peer=me, mirrors=mirrors, revoked=frozenset(), now=0, orphaned=False)
     folder.pin(assigned)
     return Place(

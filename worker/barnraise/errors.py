@@ -7,7 +7,8 @@ BarnraiseError
 ├── DamageError        what was read back from a disk is not what was written
 ├── TextError          text could not be prepared, or a shard is not what its digest says
 ├── MessageError       a message from another machine is malformed, unsigned, altered, or not for us
-│   └── TicketError    …and the reason is its ticket
+│   ├── TicketError    …and the reason is its ticket
+│   └── ListError      …and it is a mirror list that does not take the place of the one held
 └── CoordinatorError   a coordinator refused, with a sentence
     └── CoordinatorGone  …or did not answer at all; nothing is lost, try again later
 
@@ -50,6 +51,14 @@ class MessageError(BarnraiseError):
 
 class TicketError(MessageError):
     pass
+
+
+class ListError(MessageError):
+    """`forged`: nobody who looked at it should have passed it on; else it may have been right once, or elsewhere."""
+
+    def __init__(self, sentence: str, forged: bool = False):
+        self.forged = forged
+        super().__init__(sentence)
 
 
 class CoordinatorError(BarnraiseError):

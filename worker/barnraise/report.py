@@ -144,6 +144,8 @@ class Reporter:
         self._rulings: list[Ruling] = []
         self._posted = 0  # the last seq posted since this start; the mark lags behind it
         self._mark = 0
+        self._told = coordinator.turn()  # the mirror that these two are about
+        self._directed_by = ""  # …and the one whose directive is heeded
         self._heard = self._moved = time.monotonic()
         self._wake = threading.Event()
         self._until: float | None = None  # when to stop trying, once stopped
@@ -217,9 +219,11 @@ class Reporter:
             every = self.directive.report_every
             pause = backoff(every, failures)
             # A report is written every interval even while nobody answers, so that the chart has no hole afterwards.
-            while pause > every and not self._wake.wait(every):
+            while pause > every and not self._coordinator.ready and not self._wake.wait(every):
                 pause -= every
                 self._keep(self._report())
+            if failures and self._coordinator.ready:  # another mirror: soon, and not all machines at once
+                failures, pause = 0, every * random.uniform(0.3, 1.0)
             self._listen_for(max(0.0, pause), listens=not failures)
 
     def _listen_for(self, seconds: float, listens: bool) -> None:
@@ -264,6 +268,8 @@ class Reporter:
         The mark follows the coordinator's database by seconds. If it stands still, what was posted got lost behind the
         API (its queue was restarted, say), and is posted again: the database knows each report by its number.
         """
+        if (mirror := self._coordinator.turn()) != self._told:  # it knows of nothing that only the last one was told
+            self._told, self._posted, self._mark, self._moved = mirror, 0, 0, time.monotonic()
         if self._posted and time.monotonic() - self._moved > UNCONFIRMED:
             self._posted, self._moved = 0, time.monotonic()
         while batch := self._spool.after(self._posted):
@@ -287,8 +293,9 @@ class Reporter:
         if (
             directive.run == self._run
             and directive.machine == self._machine
-            and directive.issued >= self.directive.issued
+            and (directive.issued >= self.directive.issued or reply.directive.key != self._directed_by)
         ):
+            self._directed_by = reply.directive.key  # mirrors' clocks differ: only one's own times can be compared
             self.directive, self.signed_directive = directive, reply.directive
         with self._lock:
             self._ticket = reply.ticket or self._ticket

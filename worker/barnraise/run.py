@@ -108,6 +108,7 @@ class Worker:
         with ExitStack() as leave:  # each of these, whatever became of the others
             leave.callback(self.place.folder.close)
             leave.callback(self.ledger.close)
+            leave.callback(self.place.coordinator.close)
             leave.callback(self.reporter.stop)
             leave.callback(self._opened.close)  # after the last word about the anchor
             try:
@@ -328,7 +329,7 @@ class Worker:
     def snapshot(self) -> Snapshot | None:
         """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
         replay everything, from peers that may not have it."""
-        known = self.place.peers or self.exchange.acquainted
+        known = self.place.peers or self.ledger.met.peers()
         for _ in range(SNAPSHOT_TRIES):
             cut = self.exchange.join(SNAPSHOT_SECONDS if known else 0.0, self.waited)
             whole = self.ledger.vector() and not self.ledger.gone()

@@ -86,6 +86,8 @@ class Telling:
     def _hear(self) -> None:
         reporter, exchange = self._reporter, self._exchange
         exchange.introduce(reporter.taken_peers())
+        if newer := exchange.know(self._place.coordinator.chain):
+            self._place.coordinator.heard(newer)
         if reporter.signed_directive and reporter.directive.revoked != self._revoked:
             self._revoked = reporter.directive.revoked
             self._place.folder.keep(DIRECTIVE, reporter.signed_directive)

@@ -127,6 +127,8 @@ class Directive(Message):
     prepare: bool = False  # build the text and post its manifest
     report_every: float = Field(default=10.0, ge=0.2, le=3600)  # seconds
     token_budget: Count | None = None  # where it is more than the spec's: training goes on that far
+    mirrors: Count = 0  # the version of the newest mirror list this one has…
+    listed: Digest | None = None  # …and its digest, by which a machine that has none knows its first
     issued: Time
 
 
@@ -169,6 +171,7 @@ class State(Message):
     complete: bool = False  # the run is over for me and I publish no more
     verdicts: Digest | None = None  # of all I know of; None: of none
     heads: Digest | None = None  # of the headers behind the vector: other ones under equal vectors mean a fork
+    mirrors: Count | None = None  # the version of the mirror list I hold, 0 for none; None: I know of no such thing
 
 
 class Push(Message):

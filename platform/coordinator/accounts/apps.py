@@ -7,5 +7,6 @@ class Accounts(AppConfig):
 
     def ready(self) -> None:
         from coordinator.accounts import security
+        from coordinator.accounts.shared import machines, people, teams  # noqa: F401  (they register themselves)
 
         security.listen()

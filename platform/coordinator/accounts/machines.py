@@ -11,10 +11,13 @@ from uuid6 import uuid7
 
 from barnraise import wire
 from coordinator.audit.log import record
+from coordinator.mirrors import log as mirrors
+from coordinator.mirrors import particulars
 from coordinator.refusals import Refused
 
 CODE_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ23456789"  # no vowels, nothing that looks like something else
 CODE_MINUTES = 15
+NOTHING = {"hostname": "", "system": "", "processor": "", "cores": 0, "memory_bytes": 0, "accelerator": ""}  # known
 
 
 def printable(value):
@@ -51,6 +54,20 @@ class Machine(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    def save(self, *args, **kwargs) -> None:
+        """However a machine becomes somebody's, other mirrors hear of it."""
+        if not self._state.adding:
+            return super().save(*args, **kwargs)
+        with mirrors.change():
+            super().save(*args, **kwargs)
+            mirrors.record("machine.enrol", self.key, self.told)
+
+    @property
+    def told(self) -> dict:
+        """To other mirrors; within `mirrors.change`."""
+        about = particulars.keep(f"machine:{self.key}", {field: getattr(self, field) for field in NOTHING})
+        return {"about": about, "id": self.pk, "owner": self.owner_id, "enrolled": self.enrolled}
+
     @property
     def name(self) -> str:
         return machine_name(self.hostname, self.key)
@@ -58,17 +75,19 @@ class Machine(models.Model):
     def rename(self, name: str, *, actor=None) -> None:
         """What people see it called. "" goes back to its key. It keeps this name when it enrols again."""
         name = " ".join(printable(name).split())[:100]
-        with transaction.atomic():
+        with mirrors.change():
             Machine.objects.filter(pk=self.pk).update(hostname=name)
+            self.refresh_from_db()
+            mirrors.record("machine.about", self.key, {"about": self.told["about"]})
             record("machine.rename", self, actor=actor, name=name)
-        self.hostname = name
 
     def revoke(self, *, actor=None, reason: str = "") -> bool:
         """From now on the site refuses it, and its peers hear of that. False when it was revoked before."""
-        with transaction.atomic():
-            still = Machine.objects.filter(pk=self.pk, revoked=None)
-            changed = still.update(revoked=timezone.now(), revoked_reason=reason[:300]) == 1
+        with mirrors.change():
+            still, now = Machine.objects.filter(pk=self.pk, revoked=None), timezone.now()
+            changed = still.update(revoked=now, revoked_reason=reason[:300]) == 1
             if changed:
+                mirrors.record("machine.revoke", self.key, {"at": now})
                 record("machine.revoke", self, actor=actor, reason=reason)
         self.refresh_from_db(fields=["revoked", "revoked_reason"])
         return changed
@@ -133,7 +152,7 @@ class Enrolment(models.Model):
     def approve(self, user) -> Machine:
         """The machine is this person's from now on. Raises Refused."""
         about = wire.Machine.model_validate(self.about).model_dump()
-        with transaction.atomic():
+        with mirrors.change():
             self._decide(self.Decision.APPROVED, user)
             machine, created = Machine.objects.select_for_update().get_or_create(
                 key=self.key, defaults={"owner": user, **about}
@@ -146,6 +165,7 @@ class Enrolment(models.Model):
                 about.pop("hostname")  # its owner may have renamed it
                 Machine.objects.filter(pk=machine.pk).update(**about)
                 machine.refresh_from_db()
+                mirrors.record("machine.about", machine.key, {"about": machine.told["about"]})
             Enrolment.objects.filter(pk=self.pk).update(machine=machine)
             record("machine.enrol", machine, actor=user, again=not created)
         self.refresh_from_db()

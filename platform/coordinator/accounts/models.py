@@ -5,7 +5,7 @@ from uuid import UUID
 
 from django.apps import apps
 from django.contrib.auth.models import AbstractBaseUser, BaseUserManager, PermissionsMixin
-from django.db import models, transaction
+from django.db import models
 from django.db.models.functions import Lower
 from django.utils import timezone
 from django.utils.functional import cached_property
@@ -15,6 +15,9 @@ from coordinator.accounts.machines import Enrolment, Machine, machine_name, prin
 from coordinator.accounts.rules import SiteRules
 from coordinator.accounts.teams import Invitation, Team, TeamMember
 from coordinator.audit.log import record
+from coordinator.mirrors import log as mirrors
+from coordinator.mirrors import particulars
+from coordinator.mirrors.state import current
 from coordinator.refusals import Refused
 
 __all__ = [
@@ -72,6 +75,32 @@ class User(AbstractBaseUser, PermissionsMixin):
     def __str__(self) -> str:
         return self.shown_name
 
+    def save(self, *args, **kwargs) -> None:
+        """However somebody comes to be, or changes a password or an address, other mirrors hear of it."""
+        fields = kwargs.get("update_fields")
+        if fields is not None and not {*fields} & {"name", "email", "password"}:
+            return super().save(*args, **kwargs)
+        with mirrors.change():
+            fresh = self._state.adding
+            super().save(*args, **kwargs)
+            if fresh:
+                mirrors.record("person.join", self.pk, self.told)
+            else:
+                self.tell()
+
+    def tell(self) -> None:
+        """Name, address and password as they are now, where that is news; within `mirrors.change`."""
+        known = current(f"person:{self.pk}")
+        if known and not self.left and known["about"] != (about := self.told["about"]):
+            mirrors.record("person.about", self.pk, {"about": about})
+
+    @property
+    def told(self) -> dict:
+        """To other mirrors; within `mirrors.change`."""
+        kept = {"name": self.name, "email": self.email, "password": self.password}
+        about = particulars.keep(f"person:{self.pk}", kept)
+        return {"about": about, "joined": self.date_joined, "organiser": self.organiser, "is_staff": self.is_staff}
+
     @property
     def shown_name(self) -> str:
         """What others see: never the address."""
@@ -105,10 +134,11 @@ class User(AbstractBaseUser, PermissionsMixin):
     def rename(self, name: str) -> bool:
         """By the person alone: nobody else names people."""
         name = " ".join(printable(name).split())[:60]
-        with transaction.atomic():
+        with mirrors.change():
             changed = User.objects.filter(pk=self.pk).exclude(name=name).update(name=name) == 1
             self.name = name
             if changed:
+                self.tell()
                 record("user.rename", self, actor=self)
         return changed
 
@@ -119,9 +149,10 @@ class User(AbstractBaseUser, PermissionsMixin):
             raise Refused("only a superuser makes people staff, or takes that from them")
         if right == "is_staff" and self == actor:
             raise Refused("nobody takes that from themselves: ask another superuser")
-        with transaction.atomic():
+        with mirrors.change():
             changed = User.objects.filter(pk=self.pk, **{right: not given}).update(**{right: given}) == 1
             if changed:
+                mirrors.record("person.grant", self.pk, {"right": right, "given": given})
                 word = right.removeprefix("is_")
                 record(f"user.{word if given else f'not_{word}'}", self, actor=actor)
         self.refresh_from_db(fields=[right])
@@ -133,10 +164,11 @@ class User(AbstractBaseUser, PermissionsMixin):
         Raises Refused."""
         if self == actor or (self.is_staff and not actor.is_superuser):
             raise Refused("nobody bans themselves, and only a superuser bans staff")
-        with transaction.atomic():
-            still = User.objects.filter(pk=self.pk, banned=None, left=None)
-            if still.update(is_active=False, banned=timezone.now(), ban_reason=reason[:300]) != 1:
+        with mirrors.change():
+            still, now = User.objects.filter(pk=self.pk, banned=None, left=None), timezone.now()
+            if still.update(is_active=False, banned=now, ban_reason=reason[:300]) != 1:
                 return False
+            mirrors.record("person.ban", self.pk, {"at": now})
             record("user.ban", self, actor=actor, reason=reason)
             for machine in self.machines.filter(revoked=None):
                 machine.revoke(actor=actor, reason=reason)
@@ -145,10 +177,11 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     def unban(self, actor) -> bool:
         """They may log in again; revoked keys stay revoked, and machines enrol with new ones."""
-        with transaction.atomic():
+        with mirrors.change():
             banned = User.objects.filter(pk=self.pk, banned__isnull=False, left=None)
             changed = banned.update(is_active=True, banned=None, ban_reason="") == 1
             if changed:
+                mirrors.record("person.unban", self.pk, {"lifts": (current(f"person:{self.pk}") or {}).get("bans", [])})
                 record("user.unban", self, actor=actor)
         self.refresh_from_db()
         return changed

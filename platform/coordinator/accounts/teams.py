@@ -13,6 +13,8 @@ from uuid6 import uuid7
 
 from coordinator.audit.log import record
 from coordinator.audit.models import Entry
+from coordinator.mirrors import log as mirrors
+from coordinator.mirrors.state import current
 from coordinator.refusals import Refused
 
 MOST_TEAMS = 20  # a person may be in
@@ -48,9 +50,11 @@ class Team(models.Model):
         if actor.team_places.count() >= MOST_TEAMS:
             raise Refused(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
         try:
-            with transaction.atomic():
+            with mirrors.change():
                 team = cls.objects.create(id=pk, slug=slug, name=name)
-                team.members.create(person=actor, leads=True)
+                first = team.members.create(person=actor, leads=True)
+                founded = {"name": name, "slug": slug, "created": team.created, **first.told}
+                mirrors.record("team.found", pk, founded)
                 record("team.found", team, actor=actor)
         except IntegrityError:
             raise Refused(f"there is a team called {name} already: choose another name") from None
@@ -60,9 +64,10 @@ class Team(models.Model):
         """The address stays: others may have it. Raises Refused."""
         name, before = named(name), self.name
         try:
-            with transaction.atomic():
+            with mirrors.change():
                 Team.objects.filter(pk=self.pk).update(name=name)
                 self.name = name
+                mirrors.record("team.rename", self.pk, {"name": name})
                 record("team.rename", self, actor=actor, before=before)
         except IntegrityError:
             self.name = before
@@ -76,19 +81,21 @@ class Team(models.Model):
         """False when the person is in it already. Raises Refused."""
         if person.team_places.count() >= MOST_TEAMS:
             raise Refused(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
-        with transaction.atomic():
-            _, fresh = TeamMember.objects.get_or_create(team=self, person=person)
+        with mirrors.change():
+            member, fresh = TeamMember.objects.get_or_create(team=self, person=person)
             if fresh:
+                mirrors.record("team.join", self.pk, member.told)
                 record("team.join", self, actor=actor, person=person.pk)
         return fresh
 
     def part(self, person, actor) -> bool:
         """The person leaves, or is sent away. The last to lead hands on to who has been here longest; a team that
         nobody is in is no more. False when the person was not in it."""
-        with transaction.atomic():
-            Team.objects.select_for_update().get(pk=self.pk)  # two who leave at once take turns
+        with mirrors.change():  # two who leave at once take turns
+            places = self._places(person)
             if not self.members.filter(person=person).delete()[0]:
                 return False
+            mirrors.record("team.part", self.pk, {"places": places})
             record("team.leave" if actor == person else "team.remove", self, actor=actor, person=person.pk)
             if not self.members.exists():
                 self.disband(actor)
@@ -97,16 +104,24 @@ class Team(models.Model):
         return True
 
     def promote(self, person, actor) -> bool:
-        with transaction.atomic():
+        with mirrors.change():
             changed = self.members.filter(person=person, leads=False).update(leads=True) == 1
             if changed:
+                mirrors.record("team.promote", self.pk, {"places": self._places(person)})
                 record("team.promote", self, actor=actor, person=person.pk)
         return changed
 
     def disband(self, actor, reason: str = "") -> None:
-        with transaction.atomic():
+        with mirrors.change():
             record("team.disband", self, actor=actor, reason=reason)
+            pk = self.pk
             self.delete()
+            mirrors.record("team.disband", pk, {})
+
+    def _places(self, person) -> list[str]:
+        """Those by which this person is in it: one, or more where mirrors let them in at the same time."""
+        members = (current(f"team:{self.pk}") or {}).get("members", [])
+        return [place for member in members if member["person"] == str(person.pk) for place in member["places"]]
 
 
 class TeamMember(models.Model):
@@ -124,6 +139,11 @@ class TeamMember(models.Model):
 
     def __str__(self) -> str:
         return f"{self.person} in {self.team}"
+
+    @property
+    def told(self) -> dict:
+        """To other mirrors."""
+        return {"place": self.pk, "person": self.person_id, "joined": self.joined, "leads": self.leads}
 
 
 class Invitation(models.Model):
@@ -170,7 +190,7 @@ class Invitation(models.Model):
 
     def accept(self, person) -> None:
         """Raises Refused."""
-        with transaction.atomic():
+        with mirrors.change():
             if not Invitation.objects.filter(pk=self.pk, expires__gt=timezone.now()).delete()[0]:
                 raise Refused("this invitation was used or withdrawn meanwhile: ask for another one")
             self.team.admit(person, person)

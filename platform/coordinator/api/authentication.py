@@ -11,6 +11,7 @@ from barnraise.errors import MessageError
 from barnraise.identity import check_request
 from coordinator import mirror
 from coordinator.accounts.models import Machine
+from coordinator.mirrors import lists
 from coordinator.telemetry import stream
 from coordinator.tokens.models import Token
 
@@ -31,28 +32,53 @@ class Refusal(Exception):
 
 def signed_by_machine(request: HttpRequest) -> Machine:
     """The machine that signed this request, for this mirror, method, path and body, once. Raises Refusal."""
-    header = request.headers.get("Authorization", "")
-    if not header.startswith(SCHEME):
-        raise Refusal(401, "sign this request with your machine's key: Authorization: Barnraise <token>")
-    token = header.removeprefix(SCHEME)
-    method, path = request.method or "", request.get_full_path()
-    try:
-        key, jti = check_request(token, mirror.identity().key, method, path, request.body, time.time())
-    except MessageError as error:
-        raise Refusal(401, str(error)) from None
+    key, jti = _signer(request, "your machine's key")
     machine = Machine.objects.select_related("owner").filter(key=key).first()
     if machine is None:
         limit(request, "refused", REFUSED, REFUSED_SECONDS)
         raise Refusal(401, f"the key {key[:8]}… is not enrolled here: run `barnraise login` on this machine")
     if machine.revoked or not machine.owner.is_active:
         raise Refusal(403, f"the machine {machine.name} was revoked here; its owner can enrol it with a new key")
-    ours = secrets.token_hex(8)  # tells a retry of our own, over a connection that broke, from a replay
-    if stream.client().set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS) not in (None, ours):
-        raise Refusal(401, "this request was made before; sign each one afresh")
+    _spend(key, jti)
     now = timezone.now()
     if machine.last_seen is None or (now - machine.last_seen).total_seconds() > SEEN_EVERY:
         Machine.objects.filter(pk=machine.pk).update(last_seen=now)
     return machine
+
+
+def signed_by_mirror(request: HttpRequest) -> str:
+    """The key of the mirror of the list that signed this request, once. Raises Refusal."""
+    key, jti = _signer(request, "your mirror's key")
+    found = lists.newest()
+    if found is None:
+        raise Refusal(403, "this site is no mirror of others: it has no mirror list")
+    listed = found.named(key)
+    if listed is None:
+        limit(request, "refused", REFUSED, REFUSED_SECONDS)
+        raise Refusal(401, f"the key {key[:8]}… is no mirror of list {found.version}")
+    if listed.expelled:
+        raise Refusal(403, f"the mirror {listed.name} was expelled by list {found.version}")
+    _spend(key, jti)
+    return key
+
+
+def _signer(request: HttpRequest, with_what: str) -> tuple[str, str]:
+    """(key, jti) of a request that is signed for this mirror, method, path and body. Raises Refusal."""
+    header = request.headers.get("Authorization", "")
+    if not header.startswith(SCHEME):
+        raise Refusal(401, f"sign this request with {with_what}: Authorization: Barnraise <token>")
+    token = header.removeprefix(SCHEME)
+    method, path = request.method or "", request.get_full_path()
+    try:
+        return check_request(token, mirror.identity().key, method, path, request.body, time.time())
+    except MessageError as error:
+        raise Refusal(401, str(error)) from None
+
+
+def _spend(key: str, jti: str) -> None:
+    ours = secrets.token_hex(8)  # tells a retry of our own, over a connection that broke, from a replay
+    if stream.client().set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS) not in (None, ours):
+        raise Refusal(401, "this request was made before; sign each one afresh")
 
 
 def token_for(scope: str) -> Callable[[HttpRequest], Token]:

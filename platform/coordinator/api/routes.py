@@ -1,7 +1,7 @@
 """Every address of the API, by the modules that serve them."""
 
-from coordinator.api import endpoints, machines, runs
+from coordinator.api import endpoints, machines, mirrors, runs
 from coordinator.api.site import api
 
-SERVED_BY = (endpoints, machines, runs)
+SERVED_BY = (endpoints, machines, mirrors, runs)
 __all__ = ["SERVED_BY", "api"]

@@ -7,3 +7,4 @@ class Fleet(AppConfig):
 
     def ready(self) -> None:
         from coordinator.fleet import leaving  # noqa: F401  (it listens)
+        from coordinator.fleet.shared import rests, verdicts  # noqa: F401  (they register themselves)

@@ -10,4 +10,5 @@ from coordinator.fleet.models import Measured, Membership, Rest
 def forget(sender, person, **rest) -> None:
     Membership.objects.filter(machine__owner=person).update(addresses=[])
     Measured.objects.filter(machine__owner=person).delete()
-    Rest.objects.filter(machine__owner=person).delete()
+    for rest in Rest.objects.filter(machine__owner=person).select_related("machine"):
+        Rest.end(rest.machine)

@@ -1,13 +1,14 @@
 """What the site knows of a machine beyond its key: whether its owner lets it rest, and what it measured of itself."""
 
 from django.conf import settings
-from django.db import models, transaction
+from django.db import models
 from django.utils import timezone
 
 from barnraise import wire
 from barnraise.hardware import Hardware
 from coordinator.accounts.models import Machine
 from coordinator.audit.log import record
+from coordinator.mirrors import log as mirrors
 
 
 class Rest(models.Model):
@@ -21,23 +22,30 @@ class Rest(models.Model):
     def __str__(self) -> str:
         return f"{self.machine} rests"
 
+    @property
+    def told(self) -> dict:
+        """To other mirrors."""
+        return {"at": self.since, "by": self.by_id}
+
     @classmethod
     def begin(cls, machine: Machine, *, actor=None) -> bool:
         """False when it rests already, or was revoked."""
-        with transaction.atomic():
+        with mirrors.change():
             if not Machine.objects.select_for_update().filter(pk=machine.pk, revoked=None).exists():
                 return False
-            _, begun = cls.objects.get_or_create(machine=machine, defaults={"by": actor})
+            rest, begun = cls.objects.get_or_create(machine=machine, defaults={"by": actor})
             if begun:
+                mirrors.record("rest.begin", machine.key, rest.told)
                 record("machine.pause", machine, actor=actor)
         return begun
 
     @classmethod
     def end(cls, machine: Machine, *, actor=None) -> bool:
         """False when it does not rest."""
-        with transaction.atomic():
+        with mirrors.change():
             ended = cls.objects.filter(machine=machine).delete()[0] == 1
             if ended:
+                mirrors.record("rest.end", machine.key, {})
                 record("machine.resume", machine, actor=actor)
         return ended
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
-from django.db import models, transaction
+from django.db import models
 from django.utils import timezone
 from pydantic import ValidationError
 from uuid6 import uuid7
@@ -20,6 +20,7 @@ from barnraise.identity import digest
 from barnraise.rulings import AUTHORS, RULINGS, SINGLES
 from coordinator import mirror
 from coordinator.audit.log import record
+from coordinator.mirrors import log as mirrors
 from coordinator.runs.models import Run
 
 UNDER_WAY = (wire.Status.RECRUITING, wire.Status.TRAINING, wire.Status.PAUSED)
@@ -64,6 +65,16 @@ class Verdict(models.Model):
         return wire.Verdict.model_validate_json(self.body)
 
     @property
+    def place(self) -> str:
+        """By which mirrors know it."""
+        return f"{self.run_id}:{self.digest}"
+
+    @property
+    def told(self) -> dict:
+        """To other mirrors."""
+        return {"id": self.pk, "body": self.body, "signatures": self.signatures, "given": self.given, "by": self.by_id}
+
+    @property
     def ruling(self) -> wire.Ruling:
         """As machines take it."""
         return wire.Ruling(body=self.body, signatures=self.signatures)
@@ -72,7 +83,7 @@ class Verdict(models.Model):
     def give(cls, run: Run, charges: Sequence[Charge], reason: str = "", *, actor=None) -> "Verdict":
         """Signed by this mirror, and noted. Raises SpecError, with a sentence for each field ("run", "author", "first",
         "updates", "reason") that makes no sense."""
-        with transaction.atomic():
+        with mirrors.change():
             run = Run.objects.select_for_update(of=("self",)).get(pk=run.pk)
             if found := problems(run, charges):
                 raise SpecError(found)
@@ -95,6 +106,7 @@ class Verdict(models.Model):
                 proven=run.spec.threshold == 1,
                 by=actor if getattr(actor, "pk", None) else None,
             )
+            mirrors.record("verdict.give", made.place, made.told)
             told = {"after": said.after, "updates": said.updates, "reason": said.reason, "digest": made.digest}
             record("run.verdict", run, actor=actor, **told)
         return made

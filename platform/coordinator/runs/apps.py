@@ -7,3 +7,4 @@ class Runs(AppConfig):
 
     def ready(self) -> None:
         from coordinator.runs import leaving  # noqa: F401  (it listens)
+        from coordinator.runs.shared import runs  # noqa: F401  (it registers itself)

@@ -4,6 +4,7 @@ from django.dispatch import receiver
 
 from coordinator.accounts.leaving import leaving
 from coordinator.audit import log as audit
+from coordinator.mirrors import log as mirrors
 from coordinator.runs.models import Guest, Invitation, Run
 
 
@@ -11,7 +12,10 @@ from coordinator.runs.models import Guest, Invitation, Run
 def forget(sender, person, **rest) -> None:
     drafts = Run.objects.filter(owner=person, spec_text="")
     audit.forget(*drafts)
+    gone = [draft.pk for draft in drafts]
     drafts.delete()
+    for pk in gone:
+        mirrors.record("run.forget", pk, {})
     Run.objects.filter(owner=person).update(notes="")
     Guest.objects.filter(user=person).delete()
     Invitation.objects.filter(run__owner=person).delete()  # whom they are for is in their notes; who came by them stays

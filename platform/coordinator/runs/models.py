@@ -16,12 +16,14 @@ from barnraise.identity import digest
 from barnraise.spec import RunSpec, Start, problems
 from coordinator import mirror
 from coordinator.audit.log import record
+from coordinator.mirrors import log as mirrors
 from coordinator.refusals import Refused
 from coordinator.runs import lifecycle
 from coordinator.runs.invitations import Guest as Guest
 from coordinator.runs.invitations import Invitation as Invitation
 from coordinator.runs.lifecycle import Facts
 from coordinator.runs.query import ID, RunQuery
+from coordinator.runs.shared import telling
 from coordinator.runs.terms import OPEN, Access, Terms
 
 Status = wire.Status
@@ -170,12 +172,13 @@ class Run(models.Model):
             slug = own
         fields = {"name": name, "draft": dataclasses.asdict(spec), "report_every": report_every, "quorum": quorum}
         fields |= terms.columns() | {"id": pk, "owner": owner, "parent": parent}
-        with transaction.atomic():
+        with mirrors.change():
             try:
                 with transaction.atomic():
                     made = cls.objects.create(slug=slug, **fields)
             except IntegrityError:  # another run of this name was made at the same moment
                 made = cls.objects.create(slug=own, **fields)
+            mirrors.record("run.create", pk, telling.created(made))
             record("run.create", made, actor=owner, parent=parent and parent.pk)
         return made
 
@@ -235,9 +238,10 @@ class Run(models.Model):
             raise Refused(sentence)
         under_way = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
         unchanged = Q(status__in=under_way, extra_tokens=self.extra_tokens, ledger_tokens__lt=self.token_budget)
-        with transaction.atomic():
+        with mirrors.change():
             if not self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
                 raise Refused(self.inextensible(tokens) or "Somebody else extended it just now: look again.")
+            mirrors.record("run.extend", self.pk, {"tokens": tokens})
             record("run.extend", self, actor=actor, tokens=tokens)
 
     def arrange(self, terms: Terms, *, actor=None) -> bool:
@@ -306,9 +310,10 @@ class Run(models.Model):
         return self._decide(action, Q(status__in=[s.value for s in allowed]), actor=actor, status=after, **fields)
 
     def _decide(self, action: str, condition: Q, *, actor=None, machine=None, **fields) -> bool:
-        """A change that another mirror would have to know of: made and noted together, or not at all."""
-        with transaction.atomic():
+        """A change that another mirror has to know of: made, told and noted together, or not at all."""
+        with mirrors.change():
             if changed := self._change(condition, **fields):
+                telling.tell(self, action)
                 record(f"run.{action}", self, actor=actor, machine=machine)
         return changed
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from barnraise import wire
 from coordinator import mirror
 from coordinator.accounts.models import Machine
+from coordinator.mirrors import lists
 from coordinator.runs.models import Run
 
 TICKET_SECONDS = 24 * 3600
@@ -32,6 +33,7 @@ def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
 
 def directive(run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, rests: bool = False) -> wire.Signed:
     """`rests`: its owner wants this one machine to take no steps. What ends a run ends it for this one too."""
+    version, listed = lists.named()
     return mirror.identity().sign(
         "directive",
         wire.Directive(
@@ -42,6 +44,8 @@ def directive(run: Run, machine: Machine, revoked: Sequence[str], prepare: bool,
             prepare=prepare,
             report_every=run.report_every,
             token_budget=run.token_budget if run.extra_tokens else None,
+            mirrors=version,
+            listed=listed,
             issued=time.time(),
         ),
     )

@@ -16,6 +16,7 @@ from barnraise import wire
 from barnraise.spec import Start
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
+from coordinator.mirrors import log as mirrors
 from coordinator.runs.models import Run
 
 SHOWN = 20  # on the run's page
@@ -33,6 +34,7 @@ class Checkpoint(models.Model):
     checksum = models.CharField(max_length=16)
     size = models.BigIntegerField()
     announced = models.DateTimeField(default=timezone.now)
+    told = models.BooleanField(default=False)  # to other mirrors
 
     class Meta:
         ordering = ["-tokens", "-id"]
@@ -41,6 +43,11 @@ class Checkpoint(models.Model):
 
     def __str__(self) -> str:
         return f"{self.digest[:12]} at {self.tokens:,} tokens"
+
+    @property
+    def place(self) -> str:
+        """By which mirrors know it."""
+        return f"{self.run_id}:{self.vector}:{self.digest}"
 
     @property
     def start(self) -> Start:
@@ -56,6 +63,7 @@ class Holding(models.Model):
     checkpoint = models.ForeignKey(Checkpoint, on_delete=models.CASCADE, related_name="holdings")
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="+")
     said = models.DateTimeField(default=timezone.now)
+    told = models.BooleanField(default=False)  # to other mirrors
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["checkpoint", "machine"], name="one_holding_a_machine")]
@@ -143,4 +151,11 @@ def forget(run: Run) -> int:
     """Of a run with more than KEPT checkpoints, the oldest beyond them that only one machine ever spoke of."""
     beyond = run.checkpoints.order_by("-tokens", "-pk").values("pk")[KEPT:]
     alone = Checkpoint.objects.filter(pk__in=beyond).annotate(count=models.Count("holdings")).filter(count__lt=2)
-    return Checkpoint.objects.filter(pk__in=list(alone.values_list("pk", flat=True))).delete()[0]
+    gone = 0
+    for checkpoint in alone:
+        with mirrors.change():
+            place, told = checkpoint.place, checkpoint.told
+            gone += checkpoint.delete()[0]
+            if told:
+                mirrors.record("checkpoint.forget", place, {})
+    return gone

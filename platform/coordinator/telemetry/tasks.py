@@ -14,6 +14,7 @@ from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import retention
 from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.shared import checkpoints, credits
 
 log = logging.getLogger("coordinator.telemetry")
 LATELY = timedelta(hours=1)  # ago, at most, somebody reported in a run that may change
@@ -40,6 +41,13 @@ def tick() -> int:
             changed += 1
             log.info("run %s: %s → %s", run.slug, before, run.status)
     return changed
+
+
+@shared_task(name="telemetry.tell", time_limit=300)
+def tell() -> int:
+    """New checkpoints and credit into the event log. How many events: a few for each machine that works, however often
+    it reports."""
+    return checkpoints.tell() + credits.tell()
 
 
 @shared_task(name="telemetry.retain")

@@ -19,7 +19,7 @@ HEADER, A_FRAGMENT = 600, 200  # bytes that a header needs at most: two of them 
 @dataclass(frozen=True)
 class Rules:
     """What of a run decides. `sizes`: each fragment's elements; `mirrors`: keys whose tickets count, and of whom
-    `threshold` may give a verdict; so may `owner`."""
+    `threshold` may give a verdict; so may `owner`. `expelled`: those of them whose tickets open no door any more."""
 
     run: str
     mirrors: frozenset[str]
@@ -27,6 +27,7 @@ class Rules:
     max_tokens: int
     owner: str = ""
     threshold: int = 1
+    expelled: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "Rules":

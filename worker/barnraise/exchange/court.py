@@ -52,7 +52,7 @@ class Court:
         cut: Callable[[Iterable[str]], None],
     ):
         """`drop(peer, reason)` ends a connection; `cut` is told of authors that nothing more is taken of."""
-        self._rules, self._ledger, self._gossip, self._inbox, self._fetcher = rules, ledger, gossip, inbox, fetcher
+        self.rules, self._ledger, self._gossip, self._inbox, self._fetcher = rules, ledger, gossip, inbox, fetcher
         self._links, self._disk, self._spawn, self._drop, self._cut = links, disk, spawn, drop, cut
         self.accord = Accord(ledger.verdicts.digest)
         self.waiting = 0  # updates that are to come out and whose payloads are not here
@@ -63,7 +63,7 @@ class Court:
 
     async def take(self, proof: Proof, source: str | None = None) -> None:
         """A verdict or a fork, from a peer or from ourselves. Raises MessageError for what proves nothing."""
-        found = await self._disk(believed, proof, self._rules)
+        found = await self._disk(believed, proof, self.rules)
         if self._inbox.open:  # before that there is nothing to take out, and the snapshot brings its own
             await self._heed(found, source)
 

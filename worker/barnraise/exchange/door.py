@@ -27,7 +27,7 @@ class Door:
         clock: Callable[[], float],
     ):
         """`spec`: the spec's digest. `clock`: seconds since 1970, as the coordinators have it."""
-        self._transport, self._rules, self._spec, self._clock = transport, rules, spec, clock
+        self._transport, self.rules, self._spec, self._clock = transport, rules, spec, clock
         self.incarnation, self.ticket = incarnation, ticket
         self.revoked: frozenset[str] = frozenset()
         self.orphaned = False  # no coordinator has answered for an hour: expired tickets count for longer
@@ -36,7 +36,7 @@ class Door:
         return wire.Hello(
             protocols=[wire.PROTOCOL],
             version=__version__,
-            run=self._rules.run,
+            run=self.rules.run,
             spec=self._spec,
             incarnation=self.incarnation,
             ticket=self.ticket,
@@ -59,8 +59,8 @@ class Door:
         """The ticket of a peer that may speak with us. Raises MessageError."""
         if wire.PROTOCOL not in hello.protocols:
             raise MessageError(f"it speaks protocols {hello.protocols}, and this version {wire.PROTOCOL}")
-        if hello.run != self._rules.run:
-            raise MessageError(f"it works on run {hello.run}, not {self._rules.run}")
+        if hello.run != self.rules.run:
+            raise MessageError(f"it works on run {hello.run}, not {self.rules.run}")
         if hello.spec != self._spec:
             raise MessageError(f"it has spec {hello.spec[:8]} of this run, not {self._spec[:8]}")
         return self.valid(peer, hello.ticket)
@@ -69,9 +69,9 @@ class Door:
         """The ticket, if it holds now. Raises TicketError."""
         return check_ticket(
             ticket,
-            run=self._rules.run,
+            run=self.rules.run,
             peer=peer,
-            mirrors=self._rules.mirrors,
+            mirrors=self.rules.mirrors - self.rules.expelled,
             revoked=self.revoked,
             now=self._clock(),
             orphaned=self.orphaned,
@@ -90,7 +90,7 @@ class Door:
     def directed(self, signed: wire.Signed) -> frozenset[str]:
         """Whom a mirror's directive revokes. Raises MessageError."""
         directive = opened(signed, "directive", wire.Directive)
-        if signed.key not in self._rules.mirrors or directive.run != self._rules.run:
+        if signed.key not in self.rules.mirrors - self.rules.expelled or directive.run != self.rules.run:
             raise MessageError("a directive is not by a mirror of this run")
         return frozenset(directive.revoked)
 

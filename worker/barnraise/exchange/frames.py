@@ -6,9 +6,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
 from barnraise.exchange.verdicts import Fork
+from barnraise.mirrors import Lists
 from barnraise.wire import LENGTH, MAX_FRAME, MAX_HEADER, Message, PeerMessage
 
-peer_message: TypeAdapter = TypeAdapter(Annotated[PeerMessage | Fork, Field(discriminator="type")])
+peer_message: TypeAdapter = TypeAdapter(Annotated[PeerMessage | Fork | Lists, Field(discriminator="type")])
 
 
 def pack(message: Message, payload: bytes = b"") -> bytes:

@@ -29,9 +29,11 @@ from barnraise.exchange.link import Frames, Link
 from barnraise.exchange.outgoing import asked, blob_frames, update_frames
 from barnraise.exchange.overtaken import Overtaken
 from barnraise.exchange.rates import Turns
+from barnraise.exchange.register import Register
 from barnraise.exchange.scrub import Scrub
 from barnraise.exchange.transport import Channel, ChannelClosed, Transport
 from barnraise.exchange.verdicts import Fork
+from barnraise.mirrors import Lists
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -76,6 +78,7 @@ class Hub:
         self.court = Court(
             rules, ledger, self.gossip, self.inbox, self.fetcher, self.links, disk, self._spawn, self._drop, cut
         )
+        self.register = Register(rules, self.links, clock, (self.door, self.inbox, self.court))
         self.scrub = Scrub(ledger, self.fetcher, partial(self._beside, self._slow))
         self.inbox.met(transport.key, ticket)
         self._directive: wire.Signed | None = None  # the last that revoked somebody
@@ -136,9 +139,6 @@ class Hub:
     def introduce(self, peers: list[wire.Peer]) -> None:
         self.gossip.circle.introduce(peers, self._loop.time())
         self.poke()
-
-    def stands(self, vector: str, anchor: str) -> None:
-        self.gossip.stands(vector, anchor)
 
     def announce(self, rate: float, complete: bool) -> None:
         self.gossip.announce(rate, complete)
@@ -232,9 +232,8 @@ class Hub:
         return True
 
     async def _converse(self, link: Link) -> None:
-        writer = self._spawn(
-            link.write(partial(self._state, link), partial(self._update, link), self._blob, self.turns)
-        )
+        blob = partial(blob_frames, [self.ledger.blobs, self.desk.cuts])
+        writer = self._spawn(link.write(partial(self._state, link), partial(self._update, link), blob, self.turns))
         writer.add_done_callback(lambda task: self._written(link, task))
         try:
             while True:
@@ -281,6 +280,7 @@ class Hub:
                 message = self.court.counting(message)
                 self.gossip.told_state(link.key, message, now)
                 self.court.compare(link.key, message)
+                self.register.answer(link.key, message, now)
             case wire.Push():
                 update = await self.inbox.header(link.key, message, now)
                 if update and update.peer == self.transport.key:
@@ -314,6 +314,8 @@ class Hub:
                 self.revoke(self.door.directed(message.directive), message.directive)
             case wire.Ruling() | Fork():
                 await self.court.take(message, link.key)
+            case Lists():
+                self.register.heard(message)
             case wire.Hello():
                 link.ticket, link.hello = self.door.checked(link.key, message), message
                 self.inbox.met(link.key, message.ticket)
@@ -331,7 +333,8 @@ class Hub:
     def _state(self, link: Link) -> wire.State | None:
         if (state := self.gossip.tell(link.key, self._loop.time())) is None:
             return None
-        return state.model_copy(update={"verdicts": self.ledger.verdicts.digest, "heads": self.ledger.summary})
+        said = {"verdicts": self.ledger.verdicts.digest, "heads": self.ledger.summary, "mirrors": self.register.version}
+        return state.model_copy(update=said)
 
     def _update(self, link: Link, author: str, seq: int, whole: bool) -> Frames:
         def ticket(peer: str) -> wire.Signed | None:
@@ -339,9 +342,6 @@ class Hub:
 
         lacks = partial(self.gossip.lacks, link.key, author, seq)
         return update_frames(self.ledger, author, seq, whole, ticket, lacks)
-
-    def _blob(self, digest: str, offset: int) -> Frames:
-        return blob_frames([self.ledger.blobs, self.desk.cuts], digest, offset)
 
     # ---- the clockwork
 

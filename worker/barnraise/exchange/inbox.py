@@ -94,7 +94,7 @@ class Judge(Protocol):
 class Inbox:
     def __init__(self, rules: Rules, ledger: Ledger, gossip: Gossip, disk: Callable[..., Awaitable], blame):
         """`disk` runs a call beside the loop; `blame(peer, reason)` is told who passed on what nobody should."""
-        self._rules, self._ledger, self._gossip, self._disk, self._blame = rules, ledger, gossip, disk, blame
+        self.rules, self._ledger, self._gossip, self._disk, self._blame = rules, ledger, gossip, disk, blame
         self.arrived: deque[Arrival] = deque()
         self.refetch: Callable[[str, int], bool] = lambda digest, size: False  # set by whoever can wait
         self.court: Judge  # set by the court itself
@@ -137,7 +137,7 @@ class Inbox:
         """Takes a header; returns the update if it is news. Raises MessageError for one nobody should pass on."""
         signed = push.header
         ticket = self._tickets.get(signed.key) or push.ticket
-        update = accept(signed, ticket, self._rules)
+        update = accept(signed, ticket, self.rules)
         self.met(update.peer, ticket)
         author, seq = update.author, update.seq
         outcome = self._ledger.judge(signed, update)
@@ -234,7 +234,7 @@ class Inbox:
     def _check_payloads(self, update: Update) -> None:
         if self._ledger.verdicts.out(update.author, update.seq):
             return
-        for part, size in zip(update.fragments, self._rules.sizes, strict=True):
+        for part, size in zip(update.fragments, self.rules.sizes, strict=True):
             check_payload(self._ledger.blobs.read(part.digest), part, size)
 
     async def _enter(self, author: str) -> None:
@@ -262,7 +262,7 @@ class Inbox:
 
     def arrival(self, header: Update | Withdrawal) -> Arrival:
         """A change, ready for the loop."""
-        return Arrival(header, self._rules.sizes, self._ledger.blobs, self.refetch)
+        return Arrival(header, self.rules.sizes, self._ledger.blobs, self.refetch)
 
     def ruled(self) -> None:
         """A verdict is heeded from now on: what waits here and is named by it is let go of."""

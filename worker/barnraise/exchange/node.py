@@ -41,6 +41,7 @@ from barnraise.exchange.snapshot import Snapshot
 from barnraise.exchange.stats import ExchangeStats, stats
 from barnraise.exchange.transport import Transport
 from barnraise.identity import Identity, digest, opened
+from barnraise.mirrors import SignedList, read
 from barnraise.spec import RunSpec
 from barnraise.wire import FragmentUpdate, Peer, Role, Ruling, Signed, Ticket, Update
 
@@ -251,7 +252,7 @@ class Node:
 
     def stands(self, vector: str, anchor: str) -> None:
         """Our anchor's digest at a version vector (by its digest), for peers to compare theirs with."""
-        self._tell(self._hub.stands, vector, anchor)
+        self._tell(self._hub.gossip.stands, vector, anchor)
 
     def complete(self) -> None:
         """This machine publishes no more."""
@@ -291,11 +292,6 @@ class Node:
         self.open()
         self._tell(self._hub.introduce, peers)
 
-    @property
-    def acquainted(self) -> bool:
-        """Whether this folder remembers any peer."""
-        return bool(self._ledger.met.peers())
-
     def addresses(self) -> list[str]:
         """Where others may reach this machine, to tell a coordinator."""
         self.open()
@@ -307,6 +303,13 @@ class Node:
     def revoke(self, keys: Iterable[str], directive: Signed | None = None) -> None:
         """These keys are out. `directive`: the signed proof, passed on to peers who cannot reach a coordinator."""
         self._tell(self._hub.revoke, frozenset(keys), directive)
+
+    def know(self, lists: list[SignedList]) -> list[SignedList]:
+        """The mirror lists this machine holds, for the peers. Returns those of the peers, where they are newer."""
+        register, version = self._hub.register, read(lists[-1]).version if lists else 0
+        if version > register.version:
+            self._tell(register.know, lists)
+        return register.chain if register.version > version else []
 
     @property
     def orphaned(self) -> bool:

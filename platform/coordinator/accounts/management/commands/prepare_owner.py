@@ -4,9 +4,9 @@ from allauth.account.models import EmailAddress
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 from django.core.validators import validate_email
-from django.db import transaction
 
 from coordinator.accounts.models import User
+from coordinator.mirrors import log as mirrors
 
 
 class Command(BaseCommand):
@@ -24,9 +24,11 @@ class Command(BaseCommand):
             validate_email(email)
         except ValidationError:
             raise CommandError(f"'{email}' is not an e-mail address") from None
-        with transaction.atomic():
+        with mirrors.change():
             user = User.objects.filter(email__iexact=email).first() or User.objects.create_user(email, password)
             user.name = name or user.name
+            if staff and not user.is_staff:
+                mirrors.record("person.grant", user.pk, {"right": "is_staff", "given": True})
             if staff:
                 user.is_staff = user.is_superuser = True
             if not user.check_password(password):

@@ -1,0 +1,125 @@
+"""The kind "person": that there is somebody, what the staff granted, bans, and that they left. Who it is (name, address
+and the password's hash) is in particulars, which go with them; why they were banned stays where that was decided."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from django.contrib.auth.hashers import make_password
+from pydantic import AwareDatetime, Field
+
+from barnraise.wire import Digest, Id, Message, Words
+from coordinator.accounts import leaving
+from coordinator.accounts.models import User
+from coordinator.mirrors import particulars
+from coordinator.mirrors.kinds import Fact, Kind, State, Told, register
+
+RIGHTS = ("organiser", "is_staff")
+
+
+class Who(Message):
+    """Particulars."""
+
+    name: Words = Field(max_length=60)
+    email: str = Field(max_length=254, pattern=r"^[^@\s\x00-\x1f]+@[^@\s\x00-\x1f]+$")
+    password: str = Field(max_length=128, pattern=r"^[\x21-\x7e]*$")
+
+
+class About(Message):
+    """`about`: the digest of their name, address and password's hash."""
+
+    about: Digest
+
+
+class Join(About):
+    joined: AwareDatetime
+    organiser: bool = False
+    is_staff: bool = False
+
+
+class Grant(Message):
+    right: Literal["organiser", "is_staff"]
+    given: bool
+
+
+class At(Message):
+    at: AwareDatetime
+
+
+class Unban(Message):
+    lifts: list[Id] = Field(max_length=1000)  # ids of events "person.ban"
+
+
+def fold(facts: Sequence[Fact]) -> State | None:
+    """Of a right the last word counts, by (hlc, id): whoever decides knows what was decided before. A ban counts until
+    an unban *names* it: whoever lifted one ban did not know of another that was given at the same time elsewhere, and
+    to keep somebody out too long is mended sooner than to let them in. Leaving is for good, and takes every right."""
+    joins = [fact.said for fact in facts if fact.what == "join"]
+    if not joins:
+        return None
+    rights = {right: getattr(joins[0], right) for right in RIGHTS}
+    rights |= {fact.said.right: fact.said.given for fact in facts if fact.what == "grant"}
+    lifted = {ban for fact in facts if fact.what == "unban" for ban in fact.said.lifts}
+    bans = [fact for fact in facts if fact.what == "ban" and str(fact.id) not in lifted]
+    left = next((fact.said.at.isoformat() for fact in facts if fact.what == "leave"), None)
+    about = [fact.said.about for fact in facts if fact.what == "about"] or [joins[0].about]
+    return {
+        "about": None if left else about[-1],
+        "joined": joins[0].joined.isoformat(),
+        **(dict.fromkeys(RIGHTS, False) if left else rights),
+        "bans": [str(ban.id) for ban in bans],
+        "banned": bans[0].said.at.isoformat() if bans else None,
+        "left": left,
+    }
+
+
+def store(which: str, state: State | None) -> None:
+    """A person from elsewhere has a row without a name or an address, which nobody logs in to, until those come by
+    their own way. An address that somebody else has here stays theirs. Whom no event vouches for any more is kept out,
+    not erased: what others did hangs on the row."""
+    found = User.objects.filter(pk=which)
+    if state is None:
+        found.update(is_active=False)
+        return
+    banned, left = state["banned"], state["left"]
+    fields = {
+        "date_joined": datetime.fromisoformat(state["joined"]),
+        "organiser": state["organiser"],
+        "is_staff": state["is_staff"],
+        "banned": banned and datetime.fromisoformat(banned),
+        "is_active": not banned and not left,
+    } | (particulars.look(state["about"], Who) or {})
+    if "email" in fields and User.objects.filter(email__iexact=fields["email"]).exclude(pk=which).exists():
+        del fields["email"]
+    person = found.first()
+    if person is None:
+        nowhere = {"email": f"{UUID(which).hex}@elsewhere.invalid", "password": make_password(None)}
+        gone = {"left": datetime.fromisoformat(left), "email": leaving.address(UUID(which))} if left else {}
+        User.objects.bulk_create([User(pk=which, **{**nowhere, **gone, **fields})])
+        return
+    found.update(**fields)
+    if left and person.left is None:
+        leaving.erase(person, datetime.fromisoformat(left))
+
+
+def existing() -> Iterable[Told]:
+    for person in User.objects.all().iterator():
+        yield "person.join", str(person.pk), person.told
+        if person.banned:
+            yield "person.ban", str(person.pk), {"at": person.banned}
+        if person.left:
+            yield "person.leave", str(person.pk), {"at": person.left}
+
+
+def needs(state: State) -> list[str]:
+    return [state["about"]] if state["about"] else []
+
+
+register(
+    Kind(
+        "person",
+        {"join": Join, "about": About, "grant": Grant, "ban": At, "unban": Unban, "leave": At},
+        fold, store, needs=needs, existing=existing,
+    )
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""What mirrors ask each other, and the list that machines ask for. Mirrors sign their requests as machines do."""
+
+from typing import Annotated
+
+from django.http import HttpRequest
+from ninja import Path, Query
+
+from barnraise.errors import MessageError
+from barnraise.mirrors import Lists
+from barnraise.wire import Signed
+from coordinator import mirror
+from coordinator.api.authentication import Refusal, limit, signed_by_mirror
+from coordinator.api.site import answers, api
+from coordinator.mirrors import cutting, lists, pulling, sealing, tasks
+from coordinator.mirrors import wire as between
+from coordinator.mirrors.log import serve
+
+ORIGIN = r"^[0-9a-f]{32}$"
+Number = Annotated[int, Query(ge=0, lt=1 << 53)]
+
+
+@api.get("/mirrors/list", response=answers(Lists), tags=["Mirrors"])
+def get_list(request: HttpRequest, after: Number = 0):
+    """The newest mirror list, and what leads to it from the version that the asker holds."""
+    limit(request, "lists", 600, 60)
+    return Lists(lists=lists.told(after))
+
+
+@api.get("/mirrors/heads", response=answers(Signed), auth=signed_by_mirror, tags=["Mirrors"])
+def get_heads(request: HttpRequest):
+    """How far this mirror has come in every log it holds, signed for the mirror that asks."""
+    return mirror.identity().sign("heads", pulling.our_words(request.auth))
+
+
+@api.get("/mirrors/logs/{origin}", response=answers(between.LogPart), auth=signed_by_mirror, tags=["Mirrors"])
+def get_log(
+    request: HttpRequest,
+    origin: Annotated[str, Path(pattern=ORIGIN)],
+    after: Number = 0,
+    most: Annotated[int, Query(ge=1, le=between.PAGE)] = between.PAGE,
+):
+    """A log's events from number `after` + 1 on, of whatever mirror it is."""
+    page, size = [], 0
+    found = serve(origin, after, most)
+    for event in found:
+        size += len(event.body.encode())
+        if page and size > between.PAGE_BYTES:
+            break
+        page.append(event)
+    return between.LogPart(events=page, more=len(page) < len(found) or len(found) == most)
+
+
+@api.get("/mirrors/proofs", response=answers(between.Proofs), auth=signed_by_mirror, tags=["Mirrors"])
+def get_proofs(request: HttpRequest):
+    """Of each log that signed two events with one number, both."""
+    pairs = cutting.proofs()[-100:]
+    return between.Proofs(proofs=[between.Pair(first=first, second=second) for first, second in pairs])
+
+
+@api.post("/mirrors/particulars", response=answers(between.Sealed), auth=signed_by_mirror, tags=["Mirrors"])
+def post_particulars(request: HttpRequest, wants: between.Wants):
+    """Personal data that events name by digest, sealed to a key that goes with the request."""
+    try:
+        return sealing.sealed(wants)
+    except MessageError as error:
+        raise Refusal(422, str(error), {"key": str(error)}) from None
+
+
+@api.post("/mirrors/nudge", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"])
+def post_nudge(request: HttpRequest, said: between.Nudge):
+    """The mirror that signed this has something new."""
+    limit(request, "nudges", 600, 60)
+    tasks.pull.delay(request.auth)
+    return between.Heard()

@@ -1,0 +1,1 @@
+"""What other mirrors know of machines in runs."""

@@ -1,0 +1,100 @@
+"""The registry of kinds: what the events of one kind of subject mean. Adding a kind is one file in the app that owns
+the rows, which registers itself here when the app is ready."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from barnraise.wire import Message
+from coordinator.mirrors.models import LogEvent
+
+State = dict[str, Any]  # JSON
+Told = tuple[str, str, dict[str, Any]]  # (type, subject, payload)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One accepted event, as folds see it: `what` is its type without the kind. Facts sort by (hlc, id)."""
+
+    hlc: int
+    id: UUID
+    digest: str
+    what: str
+    said: Any  # of the shape that the kind names
+
+    @property
+    def place(self) -> tuple[int, UUID, str]:
+        return self.hlc, self.id, self.digest
+
+
+class Waits(Exception):
+    """A row cannot be written before another subject's is there."""
+
+
+Words = dict[str, tuple[str, int, str]]  # space → (word, hlc, id of the event that claimed it)
+
+
+def nothing() -> Iterable[Told]:
+    return ()
+
+
+def no_words(state: State) -> Words:
+    return {}
+
+
+def no_needs(state: State) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`shapes`: what → its payload. `fold`: facts of one subject, sorted → its state, None where there is none; pure,
+    and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits
+    before it writes, and returns names of subjects that the rows would refer to, and do without while those have none.
+    `words`: of a state, those that only one subject may have. `needs`: digests of its particulars. `existing`: events
+    that say what rows say, for a site that is older than its log."""
+
+    name: str
+    shapes: Mapping[str, type[Message]]
+    fold: Callable[[Sequence[Fact]], State | None]
+    store: Callable[[str, State | None], list[str] | None]
+    words: Callable[[State], Words] = no_words
+    needs: Callable[[State], list[str]] = no_needs
+    existing: Callable[[], Iterable[Told]] = nothing
+
+    @property
+    def types(self) -> list[str]:
+        return [f"{self.name}.{what}" for what in self.shapes]
+
+
+_kinds: dict[str, Kind] = {}
+
+
+def register(kind: Kind) -> None:
+    _kinds[kind.name] = kind
+
+
+def registered() -> dict[str, Kind]:
+    """In the order of the apps: what others refer to comes first."""
+    return dict(_kinds)
+
+
+def types() -> list[str]:
+    """All types of events that this version understands."""
+    return [type for kind in _kinds.values() for type in kind.types]
+
+
+def fact(event: LogEvent) -> Fact | None:
+    """None where this version does not understand it."""
+    kind, _, what = event.type.partition(".")
+    known = _kinds.get(kind)
+    if known is None or what not in known.shapes:
+        return None
+    try:
+        said = known.shapes[what].model_validate(event.event.payload)
+    except ValidationError:
+        return None
+    return Fact(event.hlc, event.uuid, event.digest, what, said)

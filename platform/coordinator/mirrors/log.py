@@ -1,0 +1,168 @@
+"""Our own log, and serving everybody's. `record` is the only way in for a change made here."""
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+from uuid6 import uuid7
+
+from barnraise.identity import digest
+from barnraise.wire import Signed
+from coordinator import mirror
+from coordinator.mirrors import clock, kinds, state
+from coordinator.mirrors.message import LONGEST, NOTHING, Event
+from coordinator.mirrors.models import Clock, LogEvent, Origin, Subject, Tally
+
+log = logging.getLogger("coordinator.mirrors")
+MOST = 1000  # events served at once
+HEARD = timedelta(minutes=10)  # ago at most: an older word about a clock says nothing
+
+
+@contextmanager
+def change() -> Iterator[Tally]:
+    """A transaction in which what mirrors share changes. It takes the tally's lock *first*, before any row's: such
+    changes follow each other, and two of them never hold what the other waits for."""
+    with transaction.atomic():
+        locked = Tally.objects.select_for_update()
+        if (tally := locked.first()) is None:  # the very first time
+            Tally.objects.bulk_create([Tally()], ignore_conflicts=True)
+            tally = locked.get()
+        yield tally
+
+
+def record(type: str, subject: Any, payload: dict[str, Any]) -> LogEvent:
+    """Notes in our log, within the caller's transaction, that this was changed here; rows are the caller's to write.
+    `subject` is "kind:which", or only which. `payload` is of the shape that the kind names for `type`; UUIDs in it are
+    written as text."""
+    kind, _, what = type.partition(".")
+    known = kinds.registered()[kind]
+    plain = {name: str(value) if isinstance(value, UUID) else value for name, value in payload.items()}
+    said = known.shapes[what].model_validate(plain).model_dump(mode="json")
+    name = subject if str(subject).startswith(f"{kind}:") else f"{kind}:{subject}"
+    with change() as tally:
+        made = _append(tally, _ours(tally), type, name, said, applied=True)
+        state.fold([name], tally, store=False)
+        transaction.on_commit(_nudge)
+    return made
+
+
+def _nudge() -> None:
+    from coordinator.mirrors.tasks import changed  # what pulls builds on what records
+
+    changed()
+
+
+def _append(tally: Tally, origin: Origin, type: str, name: str, said: dict[str, Any], *, applied: bool) -> LogEvent:
+    tally.hlc = clock.stamp(tally.hlc, now())
+    event = Event(
+        id=str(uuid7()), origin=origin.pk, seq=origin.head_seq + 1, prev=origin.head_digest, hlc=tally.hlc, type=type,
+        subject=name, payload=said,
+    )  # fmt: skip
+    signed = mirror.identity().sign("event", event)
+    assert len(signed.body) <= LONGEST, f"{type} does not fit into an event"
+    made = row(event, signed)
+    made.applied = applied
+    made.save(force_insert=True)
+    advance(origin, made)
+    return made
+
+
+def row(event: Event, signed: Signed) -> LogEvent:
+    """Not yet saved."""
+    return LogEvent(
+        digest=digest(signed.body), uuid=UUID(event.id), origin_id=event.origin, seq=event.seq, hlc=event.hlc,
+        type=event.type, subject=event.subject, body=signed.body, key=signed.key, signature=signed.signature,
+    )  # fmt: skip
+
+
+def advance(origin: Origin, last: LogEvent) -> None:
+    origin.head_seq, origin.head_digest, origin.head_hlc = last.seq, last.digest, last.hlc
+    origin.save(update_fields=["head_seq", "head_digest", "head_hlc"])
+
+
+def _ours(tally: Tally) -> Origin:
+    """The log that this site writes now. One that was cut, or that is another key's, is never written again: a new life
+    begins."""
+    found = Origin.objects.filter(ours=True).first()
+    if found and found.cut_seq is None and found.key == mirror.identity().key:
+        return found
+    return begin(tally)
+
+
+def begin(tally: Tally) -> Origin:
+    """A new log of ours, bound to this site's key by its first event, which names the one before. So it is after a
+    restore from a backup: the old one's next numbers may be out in the world, and come back from other mirrors."""
+    before = Origin.objects.filter(key=mirror.identity().key).order_by("-known").first()
+    Origin.objects.filter(ours=True).update(ours=False)
+    origin = Origin.objects.create(id=secrets.token_hex(16), key=mirror.identity().key, ours=True)
+    said = {"name": settings.MIRROR_NAME, "after": before.pk if before else None}
+    made = _append(tally, origin, "origin.begin", f"origin:{origin.pk}", said, applied=True)
+    state.fold([made.subject], tally, store=False)
+    return origin
+
+
+def adopt() -> int:
+    """What rows say of subjects that no event ever spoke of, as events: a site may be older than its log. How many."""
+    told = 0
+    with change():
+        for kind in kinds.registered().values():
+            known = set(Subject.objects.filter(name__startswith=f"{kind.name}:").values_list("name", flat=True))
+            for type, which, said in kind.existing():
+                if f"{kind.name}:{which}" not in known:
+                    record(type, which, said)
+                    told += 1
+    return told
+
+
+# ---- time ----------------------------------------------------------------------------------------------------------
+
+
+def now() -> float:
+    """Seconds since 1970, corrected where this machine's clock is far from the other mirrors'."""
+    heard = Clock.objects.filter(heard__gt=timezone.now() - HEARD).values_list("ahead", flat=True)
+    if (by := clock.correction(list(heard))) != 0:
+        log.error("this machine's clock is %+.0f s from the other mirrors': events are stamped with theirs", -by)
+    return time.time() + by
+
+
+def note_clock(key: str, theirs: float, ours: float | None = None) -> None:
+    """Another mirror (by its key) signed that it is `theirs`, seconds since 1970; `ours`, this machine's clock then."""
+    ahead = theirs - (time.time() if ours is None else ours)
+    Clock.objects.update_or_create(key=key, defaults={"ahead": ahead, "heard": timezone.now()})
+
+
+def clock_off() -> float:
+    """Seconds that this machine's clock is ahead of the others' median; 0 where none was heard of."""
+    heard = Clock.objects.filter(heard__gt=timezone.now() - HEARD).values_list("ahead", flat=True)
+    return 0.0 - clock.middle(list(heard))
+
+
+# ---- serving -------------------------------------------------------------------------------------------------------
+
+
+def heads() -> dict[str, tuple[int, str]]:
+    """Of every log held here: the number and the digest of its last accepted event. Two mirrors with one number and two
+    digests show each other that event, which proves a fork (see `serve`)."""
+    return {origin.pk: _head(origin) for origin in Origin.objects.all()}
+
+
+def _head(origin: Origin) -> tuple[int, str]:
+    if origin.cut_seq is None or origin.head_seq <= origin.cut_seq:
+        return origin.head_seq, origin.head_digest
+    last = LogEvent.objects.filter(origin=origin, accepted=True).order_by("-seq").first()
+    return (last.seq, last.digest) if last else (0, NOTHING)
+
+
+def serve(origin: str, after: int, most: int = MOST) -> list[Signed]:
+    """An origin's events from number `after` + 1 on, as they were signed; what was cut away is not served. Who asks for
+    one more than it lacks (its own last again) finds out at once when the two logs are not one."""
+    found = LogEvent.objects.filter(origin=origin, seq__gt=after, accepted=True).order_by("seq")
+    return [event.signed for event in found[: min(most, MOST)]]

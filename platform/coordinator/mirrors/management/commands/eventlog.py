@@ -1,0 +1,40 @@
+"""The event log by hand. `show`: logs, their heads and the state hash. `adopt`: what rows say of subjects that no event
+spoke of yet (`migrate` does it too). `rebuild`: every subject folded and written anew, after an upgrade. `cut`: a log's
+events beyond a number are withdrawn, here."""
+
+from django.core.management.base import BaseCommand, CommandError
+
+from coordinator.mirrors import cutting, log, receiving, state
+from coordinator.mirrors.models import Origin
+from coordinator.refusals import Refused
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser) -> None:
+        does = parser.add_subparsers(dest="does", required=True)
+        for name in ("show", "adopt", "rebuild"):
+            does.add_parser(name)
+        one = does.add_parser("cut")
+        one.add_argument("origin", help="32 hex digits")
+        one.add_argument("seq", type=int, help="the last event that counts")
+        one.add_argument("why")
+
+    def handle(self, *, does: str, **options) -> None:
+        if does == "adopt":
+            self.stdout.write(f"{log.adopt():,} events")
+        elif does == "rebuild":
+            receiving.settle()
+            self.stdout.write(f"{state.rebuild():,} subjects changed")
+        elif does == "cut":
+            try:
+                withdrawn = cutting.cut(options["origin"], options["seq"], options["why"])
+            except Refused as error:
+                raise CommandError(error.sentence) from None
+            self.stdout.write(f"{withdrawn:,} events withdrawn")
+        for origin in Origin.objects.all():
+            mine = " (ours)" if origin.ours else ""
+            end = "" if origin.cut_seq is None else f", cut after {origin.cut_seq}: {origin.why}"
+            self.stdout.write(f"{origin.pk} of {origin.key[:8]}{mine}: {origin.head_seq:,} events{end}")
+        self.stdout.write(state.state_hash())

@@ -1,0 +1,47 @@
+"""One event as it is signed (kind "event") and travels between mirrors."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from barnraise.errors import MessageError
+from barnraise.identity import opened
+from barnraise.wire import Digest, Id, Message, Signed
+
+LONGEST = 100_000  # characters of an event's text
+NOTHING = "0" * 64  # what stands before the first
+
+OriginId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Type = Annotated[str, Field(pattern=r"^[a-z]{1,20}\.[a-z_]{1,30}$")]
+SubjectName = Annotated[str, Field(pattern=r"^[a-z]{1,20}:[0-9A-Za-z.:_-]{1,180}$")]
+
+
+class Event(Message):
+    """The change `seq` of a log (`origin`). `prev` is the BLAKE3 of the text before, `hlc` a hybrid time (see `clock`);
+    `type` is "kind.what" and `subject` "kind:which", of one kind; `payload` is as the kind's file says."""
+
+    id: Id
+    origin: OriginId
+    seq: int = Field(ge=1, lt=1 << 53)
+    prev: Digest
+    hlc: int = Field(ge=0, lt=1 << 63)
+    type: Type
+    subject: SubjectName
+    payload: dict[str, Any] = Field(max_length=100)
+
+    @model_validator(mode="after")
+    def of_one_kind(self) -> "Event":
+        if self.kind != self.subject.partition(":")[0]:
+            raise ValueError("type and subject are of two kinds")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return self.type.partition(".")[0]
+
+
+def read(signed: Signed) -> Event:
+    """The event inside, once its signature holds. Raises MessageError."""
+    if len(signed.body) > LONGEST:
+        raise MessageError(f"an event by {signed.key[:8]} is longer than {LONGEST:,} characters")
+    return opened(signed, "event", Event)

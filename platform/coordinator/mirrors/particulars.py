@@ -1,0 +1,81 @@
+"""What people may take back: names, addresses, drafts. Events name it by a salted digest; the text is in a row beside
+the log, which goes once no state names it, and travels between mirrors by a way of its own, encrypted to each."""
+
+import logging
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from barnraise.identity import digest
+from barnraise.wire import Message
+from coordinator.mirrors.log import change
+from coordinator.mirrors.models import Particulars, Subject
+from coordinator.mirrors.state import canonical, write, write_waiting
+
+log = logging.getLogger("coordinator.mirrors")
+LONGEST = 100_000  # characters
+MOST = 500  # served at once
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One of them on its way to another mirror."""
+
+    digest: str
+    salt: str
+    body: str
+
+
+def keep(subject: str, said: dict[str, Any]) -> str:
+    """The digest by which an event may name this; within `log.change`, before `record`. The same text as now has the
+    same digest again."""
+    body = canonical(said)
+    if before := Particulars.objects.filter(subject=subject, body=body).first():
+        return before.digest
+    salt = secrets.token_hex(16)
+    made = Particulars.objects.create(digest=digest(salt + body), subject=subject, salt=salt, body=body)
+    return made.digest
+
+
+def look(named: str | None, shape: type[Message]) -> dict[str, Any] | None:
+    """None where it is not here (yet, or any more), or is not of this shape: another mirror wrote it."""
+    body = Particulars.objects.filter(pk=named).values_list("body", flat=True).first() if named else None
+    try:
+        return shape.model_validate_json(body).model_dump() if body else None
+    except ValidationError as error:
+        log.error("particulars %s make no sense: %s", named, error)
+        return None
+
+
+def wanted(most: int = MOST) -> list[str]:
+    """Digests that states name, whose text has not come yet."""
+    return list(Particulars.objects.filter(body="").order_by("pk").values_list("pk", flat=True)[:most])
+
+
+def serve(digests: Collection[str]) -> list[Kept]:
+    """Of these, what is here."""
+    found = Particulars.objects.filter(pk__in=list(digests)[:MOST]).exclude(body="").order_by("pk")
+    return [Kept(each.digest, each.salt, each.body) for each in found]
+
+
+def take(come: Sequence[Kept]) -> int:
+    """What another mirror sent. Only what is wanted and is what its digest says; how many that were."""
+    fits = {
+        each.digest: each
+        for each in come
+        if len(each.salt) == 32
+        and 0 < len(each.body) <= LONGEST
+        and "\0" not in each.salt + each.body
+        and digest(each.salt + each.body) == each.digest
+    }
+    with change():
+        rows = list(Particulars.objects.filter(pk__in=fits, body=""))
+        for row in rows:
+            row.salt, row.body = fits[row.digest].salt, fits[row.digest].body
+        Particulars.objects.bulk_update(rows, ["salt", "body"])
+        write(list(Subject.objects.filter(pk__in={row.subject for row in rows})))
+        write_waiting()
+    return len(rows)

@@ -1,0 +1,141 @@
+"""Another mirror, over HTTPS: one signed request, one checked answer, bounded in bytes and in seconds."""
+
+import time
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from barnraise.errors import MessageError
+from barnraise.identity import opened
+from barnraise.mirrors import Listed
+from barnraise.wire import MirrorView, Problem, ServerTime, Signed
+from coordinator import mirror
+from coordinator.mirrors.particulars import Kept
+from coordinator.mirrors.sealing import Lock
+from coordinator.mirrors.wire import (
+    PAGE,
+    SPOKEN,
+    Heads,
+    Heard,
+    Lists,
+    LogPart,
+    Nudge,
+    Proofs,
+    Sealed,
+    Wants,
+)
+
+MAX_ANSWER = 16 << 20  # bytes; a page of events comes nowhere near it
+BETWEEN, WHOLE = 5.0, 20.0  # seconds between two pieces of an answer, and for all of it
+S = TypeVar("S", bound=BaseModel)
+
+
+class Unheard(Exception):
+    """No answer that can be used. `sentence` names the mirror and why; nothing was taken from it."""
+
+    def __init__(self, sentence: str):
+        self.sentence = sentence
+        super().__init__(sentence)
+
+
+class Peer:
+    """Raises Unheard from every method. Requests are addressed to `key`, and by `ahead` in the other's time, learnt
+    from a signed 401."""
+
+    def __init__(self, url: str, key: str = "", name: str = ""):
+        self.url, self.key, self.name = url.rstrip("/"), key, name or url
+        self._ahead = 0.0
+        self._http = httpx.Client(timeout=BETWEEN, headers={"User-Agent": "barnraise-mirror"})
+
+    @classmethod
+    def of(cls, listed: Listed) -> "Peer":
+        return cls(listed.url, listed.key, listed.name)
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def meet(self) -> MirrorView:
+        """Who answers there."""
+        view = self._ask("GET", "/mirror", None, MirrorView)
+        if self.key and view.key != self.key:
+            raise Unheard(f"{self.name} is the mirror {view.key[:8]}, and the list says {self.key[:8]}")
+        return view
+
+    def heads(self) -> Heads:
+        """How far it has come, signed by its key and for us."""
+        signed = self._ask("GET", "/mirrors/heads", None, Signed)
+        try:
+            found = opened(signed, "heads", Heads, self.key)
+        except MessageError as error:
+            raise Unheard(f"{self.name}: {error}") from None
+        if (found.mirror, found.to) != (self.key, mirror.identity().key):
+            raise Unheard(f"{self.name} answered with heads that are not for this site")
+        if not set(found.protocols) & set(SPOKEN):
+            ours = ", ".join(map(str, SPOKEN))
+            raise Unheard(f"{self.name} speaks the protocols {found.protocols} between mirrors, and this site {ours}")
+        return found
+
+    def lists(self, after: int) -> Lists:
+        return self._ask("GET", f"/mirrors/list?after={after}", None, Lists)
+
+    def events(self, origin: str, after: int, most: int = PAGE) -> LogPart:
+        return self._ask("GET", f"/mirrors/logs/{origin}?after={after}&most={most}", None, LogPart)
+
+    def proofs(self) -> Proofs:
+        return self._ask("GET", "/mirrors/proofs", None, Proofs)
+
+    def particulars(self, digests: list[str]) -> list[Kept]:
+        lock = Lock()
+        answer = self._ask("POST", "/mirrors/particulars", Wants(digests=digests, key=lock.key), Sealed)
+        try:
+            return lock.open(answer)
+        except MessageError as error:
+            raise Unheard(f"{self.name}: {error}") from None
+
+    def nudge(self) -> None:
+        self._ask("POST", "/mirrors/nudge", Nudge(), Heard)
+
+    def _ask(self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True) -> S:
+        whole, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
+        headers = {"Content-Type": "application/json"} if body else {}
+        if self.key:
+            now = time.time() + self._ahead
+            token = mirror.identity().request_token(self.key, method, whole, body, now)
+            headers["Authorization"] = f"Barnraise {token}"
+        status, answer = self._exchange(method, whole, body, headers)
+        try:
+            if status == 200:
+                return shape.model_validate_json(answer)
+            problem = Problem.model_validate_json(answer)
+        except ValidationError:
+            cut = " (it may be cut off)" if answer[:1] == b"{" and not answer.rstrip().endswith(b"}") else ""
+            raise Unheard(f"{self.name} answered {status} with something that no mirror says{cut}") from None
+        if status == 401 and again and problem.time and self._learn_time(problem.time):
+            return self._ask(method, path, message, shape, again=False)
+        raise Unheard(f"{self.name} refuses: {problem.error}")
+
+    def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        answer, until = bytearray(), time.monotonic() + WHOLE
+        try:
+            with self._http.stream(method, self.url + path, content=body, headers=headers) as response:
+                for piece in response.iter_bytes():
+                    answer += piece
+                    if len(answer) > MAX_ANSWER:
+                        raise Unheard(f"{self.name} sent more than {MAX_ANSWER:,} bytes and was cut off")
+                    if time.monotonic() > until:
+                        raise Unheard(f"{self.name} takes more than {WHOLE:g} seconds for one answer and was cut off")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unheard(f"{self.name} does not answer ({error or type(error).__name__})") from None
+        return response.status_code, bytes(answer)
+
+    def _learn_time(self, signed: Signed) -> bool:
+        try:
+            told = opened(signed, "time", ServerTime, self.key)
+        except MessageError:
+            return False
+        before, self._ahead = self._ahead, told.time - time.time()
+        return abs(self._ahead - before) > 1.0

@@ -1,0 +1,158 @@
+"""Other mirrors' logs are pulled, each from whoever has more of it, checked, and taken page by page: what is taken is
+whole and stays, what is refused changes nothing, and the next pull goes on from there."""
+
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+
+from barnraise.errors import ListError
+from barnraise.mirrors import Listed
+from coordinator import mirror
+from coordinator.mirrors import cutting, lists, particulars, receiving, state
+from coordinator.mirrors.log import heads as our_heads
+from coordinator.mirrors.log import note_clock
+from coordinator.mirrors.models import LogEvent, Origin, Proof, Standing
+from coordinator.mirrors.peer import Peer, Unheard
+from coordinator.mirrors.wire import SOME, SPOKEN, Head, Heads
+from coordinator.refusals import Refused
+
+log = logging.getLogger("coordinator.mirrors")
+SOONEST, LONGEST = 2.5, 120.0  # seconds between two tries of a mirror that does not answer
+
+
+@dataclass
+class Pulled:
+    """`stored`: events that were new. `refused`: a sentence for each thing that was not taken."""
+
+    stored: int = 0
+    refused: list[str] = field(default_factory=list)
+
+
+def pull_all(patient: bool = True) -> dict[str, Pulled]:
+    """From every other mirror of the list, in any order: from the one what the other lacks. By key. `patient`: one that
+    could not be used is left alone for a while, longer each time, unless it nudges."""
+    listed, now = lists.others(), timezone.now()
+    random.shuffle(listed)
+    resting = {
+        each.key for each in Standing.objects.filter(failures__gt=0) if patient and now < each.tried + wait(each)
+    }
+    return {each.key: pull(each) for each in listed if each.key not in resting}
+
+
+def wait(standing: Standing) -> timedelta:
+    """How long this one is left alone after its last try."""
+    longest = min(LONGEST, SOONEST * 2 ** min(standing.failures, 16))
+    return timedelta(seconds=longest * random.uniform(0.5, 1.0))
+
+
+def pull(listed: Listed) -> Pulled:
+    """One round with one mirror; what was wrong with it is noted, and logged when it is news."""
+    done, now = Pulled(), timezone.now()
+    said: dict[str, object] = {}
+    try:
+        with Peer.of(listed) as peer:
+            heads = peer.heads()
+            note_clock(listed.key, heads.time)
+            said = {"heard": now, "state": heads.state, "version": heads.mirrors}
+            take_all(peer, heads, done)
+    except Unheard as error:
+        done.refused.append(error.sentence)
+    why = "; ".join(done.refused)[:300]
+    before = Standing.objects.filter(pk=listed.key).first() or Standing(key=listed.key)
+    failures = 0 if said else min(100, before.failures + 1)
+    defaults = {"tried": timezone.now(), "why": why, "failures": failures, **said}
+    Standing.objects.update_or_create(key=listed.key, defaults=defaults)
+    if why and why != before.why:
+        log.warning("%s: %s", listed.name, why)
+    return done
+
+
+def take_all(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False) -> None:
+    """All that a mirror has more of than we do. `later`: nothing is folded until `receiving.settle`. Raises Unheard."""
+    if heads.mirrors > lists.named()[0]:
+        try:
+            lists.take(peer.lists(lists.named()[0]).lists)
+        except ListError as error:
+            done.refused.append(f"{peer.name}: {error}")
+    if heads.proofs > Proof.objects.count():
+        for pair in peer.proofs().proofs:
+            try:
+                cutting.believe(pair.first, pair.second)
+            except Refused as error:
+                done.refused.append(f"{peer.name}: {error.sentence}")
+    ours = our_heads()
+    for origin, head in sorted(heads.heads.items(), key=lambda item: not _own(item[0])):  # a restored site's own first
+        seq, _ = ours.get(origin, (0, ""))
+        if head.seq > seq:
+            _take_log(peer, origin, seq, head, done, later)
+        elif head.seq and _other(origin, head):
+            _take_log(peer, origin, head.seq, head, done, later)
+    while wanted := particulars.wanted(SOME):
+        if not particulars.take(peer.particulars(wanted)):
+            break
+
+
+def _take_log(peer: Peer, origin: str, seq: int, head: Head, done: Pulled, later: bool) -> None:
+    """A log from our last event on: that one again, for where it is another the two are a proof."""
+    after, keys = max(0, seq - 1), lists.believed(origin)
+    while True:
+        page = peer.events(origin, after)
+        if not page.events:
+            if after < head.seq:
+                done.refused.append(f"{peer.name} has {head.seq} events of log {origin[:8]} and shows {after}")
+            return
+        told = receiving.receive(page.events, keys=keys, later=later)
+        done.stored += told.stored
+        if told.refused:
+            done.refused += [f"{peer.name}: {sentence}" for sentence in told.refused.values()]
+            return
+        came = Origin.objects.filter(pk=origin).values_list("head_seq", flat=True).first() or 0
+        if not page.more or came <= after or told.forked:  # what brings us no further is not asked for again
+            return
+        after = came
+
+
+def _own(origin: str) -> bool:
+    return Origin.objects.filter(pk=origin, key=mirror.identity().key).exists()
+
+
+def _other(origin: str, head: Head) -> bool:
+    """Whether our event of that number is another one."""
+    mine = LogEvent.objects.filter(origin=origin, seq=head.seq, accepted=True).values_list("digest", flat=True).first()
+    return mine is not None and mine != head.digest
+
+
+def our_words(to: str) -> Heads:
+    """What we say to another mirror that asks how far we have come."""
+    return Heads(
+        protocols=list(SPOKEN),
+        mirror=mirror.identity().key,
+        to=to,
+        time=time.time(),
+        mirrors=lists.named()[0],
+        proofs=Proof.objects.count(),
+        state=state.state_hash(),
+        heads={origin: Head(seq=seq, digest=digest) for origin, (seq, digest) in our_heads().items()},
+    )
+
+
+def compared() -> list[dict[str, Any]]:
+    """The other mirrors of the list as we last heard of them. `same`: whether they had come to our state of now; None
+    where nothing was heard yet; `why`: what was wrong with the last pull."""
+    ours, known = state.state_hash(), Standing.objects.in_bulk()
+    found = []
+    for each in lists.others():
+        standing = known.get(each.key) or Standing(key=each.key, tried=None)
+        found.append(
+            {
+                "key": each.key, "name": each.name, "url": each.url, "list": standing.version,
+                "heard": standing.heard and standing.heard.timestamp(), "state": standing.state,
+                "same": standing.state == ours if standing.state else None, "why": standing.why,
+            }
+        )  # fmt: skip
+    return found

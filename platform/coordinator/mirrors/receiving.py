@@ -1,0 +1,131 @@
+"""Other origins' events: verified, chained, kept, folded. What does not fit is refused whole, with a sentence."""
+
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+from barnraise.errors import MessageError
+from barnraise.identity import digest
+from barnraise.wire import Signed
+from coordinator.mirrors import clock, kinds, state
+from coordinator.mirrors.cutting import prove
+from coordinator.mirrors.log import advance, change, now, row
+from coordinator.mirrors.message import Event, read
+from coordinator.mirrors.models import LogEvent, Origin, Subject, Tally
+from coordinator.refusals import Refused
+
+
+@dataclass
+class Received:
+    """`stored`: events that were new. `refused`: origin ("" where none can be read) → why none of its events of this
+    run were taken. `forked`: origins that were caught signing two events with one number."""
+
+    stored: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    forked: list[str] = field(default_factory=list)
+
+
+def receive(signed: Sequence[Signed], *, keys: Container[str] | None = None, later: bool = False) -> Received:
+    """Events of whatever origins, each origin's ascending. `keys`: the mirrors whose word counts (None: anybody's).
+    `later`: kept, and folded when `settle` is called. All of an origin's, or none; with one that is altered, or no
+    event at all, nothing."""
+    told = Received()
+    runs: dict[str, list[tuple[Event, Signed]]] = defaultdict(list)
+    for each in signed:
+        try:
+            event = read(each)
+        except MessageError as error:
+            return Received(refused={"": Refused(str(error)).sentence})  # who sent that is not to be read further
+        runs[event.origin].append((event, each))
+    for origin, run in runs.items():
+        try:
+            with change() as tally:
+                told.stored += _take(tally, origin, run, keys, told)
+        except Refused as error:
+            told.refused[origin] = error.sentence
+    if not later:
+        settle()
+    return told
+
+
+def _take(
+    tally: Tally, origin_id: str, run: list[tuple[Event, Signed]], keys: Container[str] | None, told: Received
+) -> int:
+    origin = Origin.objects.filter(pk=origin_id).first() or Origin(id=origin_id, key=run[0][1].key)
+    if keys is not None and origin.key not in keys:
+        raise Refused(f"log {origin.pk[:8]} is signed by {origin.key[:8]}, which is no mirror of the list")
+    numbers = [event.seq for event, _ in run]
+    known = dict(LogEvent.objects.filter(origin=origin.pk, seq__in=numbers).values_list("seq", "digest"))
+    fresh: list[LogEvent] = []
+    seq, last, hlc = origin.head_seq, origin.head_digest, origin.head_hlc
+    for event, signed in run:
+        if signed.key != origin.key:
+            raise Refused(
+                f"event {event.seq} of log {origin.pk[:8]} is signed by {signed.key[:8]}, and the log is "
+                f"{origin.key[:8]}'s"
+            )
+        if event.seq <= seq:
+            mine = known.get(event.seq) or next((e.digest for e in fresh if e.seq == event.seq), "")
+            if mine != digest(signed.body):
+                return _forked(tally, origin, event.seq, fresh, signed, told)
+            continue
+        if origin.cut_seq is not None and event.seq > origin.cut_seq:
+            raise Refused(f"log {origin.pk[:8]} ends with event {origin.cut_seq}: {origin.why}")
+        if event.seq != seq + 1:
+            raise Refused(
+                f"log {origin.pk[:8]} has a hole: event {event.seq} came, and {seq} is the last before it here"
+            )
+        if event.seq == 1 and (event.type, event.subject) != ("origin.begin", f"origin:{origin.pk}"):
+            raise Refused(f"log {origin.pk[:8]} does not begin as a log does")
+        if event.prev != last:
+            raise Refused(f"event {event.seq} of log {origin.pk[:8]} does not follow the event {seq} that is here")
+        if event.hlc <= hlc:
+            raise Refused(f"event {event.seq} of log {origin.pk[:8]} is stamped before the one it follows")
+        made = row(event, signed)
+        seq, last, hlc = made.seq, made.digest, made.hlc
+        fresh.append(made)
+    if not fresh:
+        return 0
+    if clock.is_ahead(hlc, here := now()):
+        far = clock.seconds(hlc) - here
+        raise Refused(f"event {seq} of log {origin.pk[:8]} is stamped {far:,.0f} s ahead of this site's time: later")
+    if origin._state.adding:
+        origin.save(force_insert=True)
+    LogEvent.objects.bulk_create(fresh)
+    advance(origin, fresh[-1])
+    tally.hlc = max(tally.hlc, hlc)
+    tally.save(update_fields=["hlc"])
+    return len(fresh)
+
+
+def _forked(tally: Tally, origin: Origin, seq: int, fresh: list[LogEvent], second: Signed, told: Received) -> int:
+    """Two events with one number. Of this run nothing is taken; what was taken before is cut from that number on."""
+    first = next((event.signed for event in fresh if event.seq == seq), None)
+    first = first or LogEvent.objects.get(origin=origin.pk, seq=seq).signed
+    if origin._state.adding:
+        origin.save(force_insert=True)
+    prove(tally, origin, seq, first, second)
+    told.forked.append(origin.pk)
+    return 0
+
+
+def settle() -> int:
+    """Folds the subjects of events that are kept and not yet applied, as far as this version understands them: after
+    `receive`, and after an upgrade. Kinds in their order, so that few rows wait for others. How many subjects
+    changed."""
+    changed = sum(_settle(kind) for kind in kinds.registered().values())
+    if Subject.objects.filter(stored=False).exists():
+        with change():
+            state.write_waiting()
+    return changed
+
+
+def _settle(kind: kinds.Kind) -> int:
+    waiting = LogEvent.objects.filter(applied=False, accepted=True, type__in=kind.types)
+    changed = 0
+    while waiting.exists():
+        with change() as tally:
+            names = list(waiting.order_by("subject").values_list("subject", flat=True).distinct()[: state.AT_ONCE])
+            changed += state.fold(names, tally, store=True)
+            waiting.filter(subject__in=names).update(applied=True)
+    return changed

@@ -1,0 +1,162 @@
+"""From accepted events to state: each subject folded from all its events, its digest in one commutative sum.
+
+The sum over subjects of BLAKE3(subject, state), modulo 2²⁵⁶, does not depend on the order of anything: two mirrors with
+the same accepted events publish the same 64 digits, and a change costs two digests however much there is.
+"""
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from blake3 import blake3
+from django.db import DatabaseError, transaction
+
+from coordinator.mirrors import claims, kinds
+from coordinator.mirrors.kinds import State, Waits
+from coordinator.mirrors.models import LogEvent, Particulars, Subject, Tally
+
+log = logging.getLogger("coordinator.mirrors")
+MODULUS = 1 << 256
+AT_ONCE = 500  # subjects folded in one transaction
+
+
+def canonical(state: State | None) -> str:
+    """ "" for none."""
+    return "" if state is None else json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def weight(subject: str, text: str) -> int:
+    """What a subject adds to the sum; nothing where there is no such thing."""
+    return int(blake3(f"{subject}\0{text}".encode()).hexdigest(), 16) if text else 0
+
+
+def folded(subject: str, events: Iterable[LogEvent]) -> State | None:
+    """Of one subject's accepted events, in whatever order. What this version does not understand says nothing."""
+    kind = kinds.registered().get(subject.partition(":")[0])
+    facts = [fact for event in {event.digest: event for event in events}.values() if (fact := kinds.fact(event))]
+    return kind.fold(sorted(facts, key=lambda fact: fact.place)) if kind and facts else None
+
+
+def current(subject: str) -> State | None:
+    """What is known of a subject now."""
+    text = Subject.objects.filter(pk=subject).values_list("state", flat=True).first()
+    return json.loads(text) if text else None
+
+
+def fold(names: Sequence[str], tally: Tally, *, store: bool) -> int:
+    """These subjects anew, from all their accepted events; within `log.change`, whose tally that is. `store`: into rows
+    as well (a local change has written them itself). How many changed."""
+    events: dict[str, list[LogEvent]] = defaultdict(list)
+    for event in LogEvent.objects.filter(subject__in=names, accepted=True):
+        events[event.subject].append(event)
+    before = dict(Subject.objects.filter(pk__in=names).values_list("name", "state"))
+    if store:  # what rows' writing recorded before may have moved it on
+        tally.refresh_from_db()
+    total, changed = int(tally.total, 16), []
+    for name in names:
+        state = folded(name, events[name])
+        text, known = canonical(state), before.get(name)
+        if text != known:
+            total += weight(name, text) - weight(name, known or "")
+            changed.append(Subject(name=name, state=text, stored=not store))
+    Subject.objects.bulk_create(
+        changed, update_conflicts=True, unique_fields=["name"], update_fields=["state", "stored"]
+    )
+    tally.total = f"{total % MODULUS:064x}"
+    tally.save(update_fields=["total", "hlc"])
+    _settle_particulars(changed)
+    others = claims.settle(changed)
+    write([*changed, *others] if store else others)
+    if others:
+        write_waiting()
+    return len(changed)
+
+
+def _settle_particulars(changed: Sequence[Subject]) -> None:
+    """What a state names is wanted or here; what none names any more goes."""
+    wanted: list[Particulars] = []
+    for subject in changed:
+        kind = kinds.registered()[subject.name.partition(":")[0]]
+        if kind.needs is not kinds.no_needs:
+            needs = kind.needs(json.loads(subject.state)) if subject.state else []
+            wanted += [Particulars(digest=each, subject=subject.name) for each in needs]
+    Particulars.objects.bulk_create(wanted, ignore_conflicts=True)
+    names = [subject.name for subject in changed]
+    Particulars.objects.filter(subject__in=names).exclude(pk__in=[each.digest for each in wanted]).delete()
+
+
+def write(subjects: Sequence[Subject]) -> int:
+    """Into rows, those that others refer to first, and after them those that lacked one of these. How many could be
+    written; the rest stays marked."""
+    written = _write(subjects)
+    lacking = Subject.objects.exclude(lacks="") if written else ()
+    _write([each for each in lacking if not written.isdisjoint(each.lacks.split())])
+    return len(written)
+
+
+def _write(subjects: Sequence[Subject]) -> set[str]:
+    """The names of those that could be. All in one go, and one by one only where the database refuses something."""
+    order = list(kinds.registered())
+    ordered = sorted(subjects, key=lambda each: (order.index(each.name.partition(":")[0]), each.name))
+    written: list[Subject] = []
+    try:
+        with transaction.atomic():
+            written = [subject for subject in ordered if _stored(subject)]
+    except DatabaseError:
+        written = [subject for subject in ordered if _stored_alone(subject)]
+    names = {subject.name for subject in written}
+    if ordered:
+        Subject.objects.filter(pk__in={subject.name for subject in ordered} - names).update(stored=False)
+        done = Subject.objects.filter(pk__in=names)
+        done.exclude(stored=True, lacks="").update(stored=True, lacks="")
+        Subject.objects.bulk_update([subject for subject in written if subject.lacks], ["lacks"])
+    return names
+
+
+def _stored(subject: Subject) -> bool:
+    kind, _, which = subject.name.partition(":")
+    try:
+        lacks = kinds.registered()[kind].store(which, json.loads(subject.state) if subject.state else None)
+    except Waits as wait:
+        log.debug("%s waits for %s", subject.name, wait)
+        return False
+    subject.stored, subject.lacks = True, " ".join(lacks or ())
+    return True
+
+
+def _stored_alone(subject: Subject) -> bool:
+    try:
+        with transaction.atomic():
+            return _stored(subject)
+    except DatabaseError as error:
+        log.error("what the log says of %s does not fit into rows: %s", subject.name, error)
+        return False
+
+
+def write_waiting() -> int:
+    """Those that waited for others, as long as that gets anywhere."""
+    done = 0
+    while (waiting := list(Subject.objects.filter(stored=False))) and (wrote := write(waiting)):
+        done += wrote
+    return done
+
+
+def rebuild() -> int:
+    """All subjects folded anew and written into rows again, after an upgrade that understands more of a kind than the
+    version before. How many changed."""
+    names = list(LogEvent.objects.filter(accepted=True, type__in=kinds.types()).values_list("subject", flat=True))
+    changed, names = 0, sorted({*names, *Subject.objects.values_list("name", flat=True)})
+    for start in range(0, len(names), AT_ONCE):
+        with transaction.atomic():
+            tally = Tally.objects.select_for_update().get()
+            some = names[start : start + AT_ONCE]
+            changed += fold(some, tally, store=True)
+            write(list(Subject.objects.filter(pk__in=some)))
+    write_waiting()
+    return changed
+
+
+def state_hash() -> str:
+    """64 hex digits: equal on all mirrors that have accepted the same events and understand them."""
+    return Tally.objects.values_list("total", flat=True).first() or Tally().total

@@ -1,0 +1,48 @@
+"""Pulling in the background: by the clock as the guarantee, and at once when another mirror says it has news."""
+
+import logging
+
+from celery import shared_task
+from django.core.cache import cache
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from coordinator.mirrors import lists, pulling
+from coordinator.mirrors.peer import Peer, Unheard
+
+log = logging.getLogger("coordinator.mirrors")
+
+QUIET = 0.3  # seconds that changes are gathered before others are nudged
+PENDING = "mirrors:nudge"
+
+
+@shared_task(name="mirrors.pull")
+def pull(key: str | None = None) -> None:
+    """From one mirror, by its key, or from all."""
+    if key is None:
+        pulling.pull_all()
+    else:
+        for each in lists.others():
+            if each.key == key:
+                pulling.pull(each)
+
+
+@shared_task(name="mirrors.nudge")
+def nudge() -> None:
+    """Says to all others that there is something new here. Who does not hear it pulls by its own clock."""
+    cache.delete(PENDING)
+    for each in lists.others():
+        try:
+            with Peer.of(each) as peer:
+                peer.nudge()
+        except Unheard as error:
+            log.debug("%s", error.sentence)
+
+
+def changed() -> None:
+    """After a commit that added to our log."""
+    try:
+        if lists.named()[0] and cache.add(PENDING, 1, 30):
+            nudge.apply_async(countdown=QUIET)
+    except (OperationalError, RedisError) as error:
+        log.debug("nobody is nudged (%s): others pull by the clock", error)

@@ -1,0 +1,1 @@
+"""What other mirrors know of what reports say: told every few minutes, never with a report."""

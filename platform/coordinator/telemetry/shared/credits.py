@@ -1,0 +1,108 @@
+"""The kind "credit", by run, peer and incarnation: receipts, each of a range of one author's updates."""
+
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+from django.db import connection
+from django.db.models import F
+from pydantic import Field
+from uuid6 import uuid7
+
+from barnraise.wire import Count, Key, Message
+from coordinator.accounts.models import Machine
+from coordinator.mirrors import log
+from coordinator.mirrors.kinds import Fact, Kind, State, Waits, register
+from coordinator.mirrors.state import current
+from coordinator.runs.models import Run
+from coordinator.telemetry.models import Credit
+
+
+class Receipt(Message):
+    """`tokens` of updates `first` to `last`; `witness`: the machine of another person that said it has the last."""
+
+    day: date
+    first: int = Field(ge=1, lt=1 << 53)
+    last: int = Field(ge=1, lt=1 << 53)
+    tokens: Count
+    witness: Key | None = None
+
+
+def fold(facts: Sequence[Fact]) -> State | None:
+    """The union of all ranges. Mirrors hear of the same updates from different witnesses, so ranges overlap: they are
+    laid along each other by (first, longest, fewest tokens), and of each only what the ones before it leave open
+    counts, by its share of updates. No update counts twice, whoever told of it and how often."""
+    told = {
+        (fact.said.first, -fact.said.last, fact.said.tokens, fact.said.day, fact.said.witness or "") for fact in facts
+    }
+    days: dict[str, dict[str, Any]] = {}
+    reach = 0
+    for first, end, tokens, day, witness in sorted(told):
+        last, begin = -end, max(first, reach + 1)
+        if last < begin:
+            continue
+        share = tokens * (last - begin + 1) // (last - first + 1)
+        row = days.setdefault(day.isoformat(), {"first": begin, "tokens": 0})
+        row.update(last=last, tokens=row["tokens"] + share, witness=witness or None)
+        reach = last
+    return {"days": days}
+
+
+def store(which: str, state: State | None) -> None:
+    """What this site has heard and not told yet is told first, and stays on top of what the state says."""
+    run, key, incarnation = which.split(":")
+    machine = Machine.objects.filter(key=key).first()
+    if machine is None or not Run.objects.filter(pk=run).exists():
+        raise Waits(f"machine:{key}" if machine is None else f"run:{run}")
+    rows = Credit.objects.filter(run=run, machine=machine, incarnation=incarnation)
+    if _tell(which, list(rows.select_for_update())):
+        state = current(f"credit:{which}")
+    days = state["days"] if state else {}
+    rows.filter(told_tokens=F("tokens")).exclude(day__in=days).delete()
+    witnesses = dict(Machine.objects.filter(key__in=[d["witness"] for d in days.values()]).values_list("key", "pk"))
+    for day, said in days.items():
+        _write(run, machine, incarnation, day, said, witnesses.get(said["witness"]))
+
+
+def _write(run: str, machine: Machine, incarnation: str, day: str, said: dict, witness: Any) -> None:
+    """One statement: reports are rolled up meanwhile, and what they add must not be lost."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO telemetry_credit AS mine (id, run_id, machine_id, incarnation, day, first, last, tokens, "
+            "told_last, told_tokens, witness_id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
+            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET first = excluded.first, "
+            "last = CASE WHEN mine.last > mine.told_last THEN greatest(mine.last, excluded.last) "
+            "ELSE excluded.last END, "
+            "tokens = excluded.tokens + mine.tokens - mine.told_tokens, told_last = excluded.last, "
+            "told_tokens = excluded.tokens, witness_id = excluded.witness_id",
+            [uuid7(), run, machine.pk, incarnation, day, said["first"], said["last"], said["tokens"], said["last"],
+             said["tokens"], witness],
+        )  # fmt: skip
+
+
+def tell() -> int:
+    """What was witnessed here since the last time. How many events that took."""
+    told = 0
+    quiet = Credit.objects.exclude(tokens=F("told_tokens")).order_by("run", "machine", "incarnation")
+    for run, key, incarnation in list(quiet.values_list("run", "machine__key", "incarnation").distinct()[:2000]):
+        with log.change():
+            rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation).select_for_update(
+                of=("self",)
+            )
+            told += _tell(f"{run}:{key}:{incarnation}", list(rows))
+    return told
+
+
+def _tell(which: str, rows: list[Credit]) -> int:
+    fresh = [row for row in rows if row.tokens != row.told_tokens]
+    for row in sorted(fresh, key=lambda row: row.day):
+        first = max(row.first, row.told_last + 1)
+        if row.last >= first:
+            witness = row.witness.key if row.witness else None
+            said = {"day": row.day, "first": first, "last": row.last, "tokens": max(0, row.tokens - row.told_tokens)}
+            log.record("credit.receipt", which, said | {"witness": witness})
+        Credit.objects.filter(pk=row.pk).update(told_last=row.last, told_tokens=row.tokens)
+    return len(fresh)
+
+
+register(Kind("credit", {"receipt": Receipt}, fold, store))
