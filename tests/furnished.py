@@ -23,6 +23,7 @@ from coordinator.fleet import joining
 from coordinator.fleet.facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import Charge, Verdict
+from coordinator.mirrors.models import Origin
 from coordinator.notify.kinds import Kind, News
 from coordinator.notify.models import Notice, Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
@@ -151,5 +152,6 @@ def furnish() -> str:
         "token": token, "hook": hook.pk, "said": said.pk, "code": code, "entry": Entry.objects.first().pk,
         "off": signing.dumps(str(ida.pk), salt=UNSUBSCRIBE), "membership": members[0].pk,
         "verdict": verdict.pk,
+        "log": Origin.objects.get(ours=True).pk,
     }  # fmt: skip
     return json.dumps({name: str(value) for name, value in names.items()})

@@ -86,6 +86,9 @@ ADMIN = {
     "admin-membership": "/admin/fleet/membership/{membership}/change/",
     "admin-verdicts": "/admin/fleet/verdict/",
     "admin-verdict": "/admin/fleet/verdict/{verdict}/change/",
+    "admin-logs": "/admin/mirrors/origin/",
+    "admin-log": "/admin/mirrors/origin/{log}/change/",
+    "admin-proofs": "/admin/mirrors/proof/",
     "admin-announcements": "/admin/staff/announcement/",
     "admin-announce": "/admin/staff/announcement/add/",
     "admin-announcement": "/admin/staff/announcement/{said}/change/",
@@ -98,11 +101,11 @@ ADMIN = {
 OTHERS = {
     "admin_figures", "machine_pause", "machine_resume", "machine_revoke", "metrics", "healthz", "readyz",
     "notices_read", "run_checkpoints", "run_clone", "run_control", "run_estimate", "run_fits", "run_invite",
-    "run_lines", "run_snapshot", "run_withdraw", "team_invite", "team_part", "team_promote", "team_rename",
-    "team_uninvite", "token_revoke", "webhook_control", "webhook_kinds", "account_confirm_login_code",
-    "account_email_verification_sent", "account_set_password", "mfa_authenticate", "mfa_deactivate_totp",
-    "mfa_download_recovery_codes", "mfa_edit_webauthn", "mfa_login_webauthn", "mfa_reauthenticate",
-    "mfa_reauthenticate_webauthn", "mfa_remove_webauthn", "mfa_view_recovery_codes",
+    "run_lines", "run_snapshot", "run_withdraw", "status", "team_invite", "team_part", "team_promote",
+    "team_rename", "team_uninvite", "token_revoke", "webhook_control", "webhook_kinds",
+    "account_confirm_login_code", "account_email_verification_sent", "account_set_password", "mfa_authenticate",
+    "mfa_deactivate_totp", "mfa_download_recovery_codes", "mfa_edit_webauthn", "mfa_login_webauthn",
+    "mfa_reauthenticate", "mfa_reauthenticate_webauthn", "mfa_remove_webauthn", "mfa_view_recovery_codes",
 }  # fmt: skip
 KEPT_BY_OTHERS = "django_celery_beat"  # of its lists, the one that the staff need is looked at
 
