@@ -133,7 +133,11 @@ class MembershipAdmin(Looked):
 
 @admin.register(Verdict)
 class VerdictAdmin(Looked):
-    list_display = ["run", "given", "by", "proven", "digest"]
+    list_display = ["run", "given", "by", "proven", "short_digest"]
     search_fields = ["run__name", "run__slug", "=digest"]
     list_select_related = ["run", "by"]
     fields = ["run", "given", "by", "proven", "digest", "body"]
+
+    @admin.display(description="digest")
+    def short_digest(self, verdict: Verdict) -> str:
+        return f"{verdict.digest[:16]}…"

@@ -29,9 +29,9 @@ class OriginAdmin(Looked):
     def short_key(self, origin: Origin) -> str:
         return f"{origin.key[:16]}…"
 
-    @admin.display(description="forked", boolean=True)
-    def proven(self, origin: Origin) -> bool:
-        return bool(origin.proofs.all())
+    @admin.display(description="forked")
+    def proven(self, origin: Origin) -> str:
+        return "proven" if origin.proofs.all() else "no"
 
     @admin.display(description="newest events")
     def events(self, origin: Origin) -> str:
