@@ -14,8 +14,9 @@ SPEEDS = (1.0, 2.0, 4.0, 7.0)
 KINDS = ("ours", "parallel", "diloco", "alone")
 RATES = (1e-3, 2e-3, 4e-3)
 OURS = Case()  # what the sweep turns around, but for the inner rate
-# What 100 Mb/s afford: four machines that train 124 M parameters on a GPU of 12 GB, 64 sequences a step, say two bits
-# every ten steps in 0.17 of a round (the estimate of a new run, coordinator/runs/estimate.py, reckons so).
+# A line with room: four machines that train 124 M parameters on a GPU of 12 GB at 64 sequences a step say two bits
+# every ten steps in 0.17 of a round on 100 Mb/s, as the estimate of a new run reckons. At the 8 sequences that a new
+# run has by default the same line is full, and at 64 sequences a faster GPU fills half of it.
 AFFORDED = 0.17
 CHOSEN = Case(form="dense2", steps=10, guess="momentum")  # what the frontier is made with, but for the inner rate
 
