@@ -139,8 +139,8 @@ class Orders:
         if (self._folder / "poison").exists() and not self._poisoned and hasattr(worker, "engine"):
             self._poisoned, honest = True, worker.engine.harvest
 
-            def harvest(encode: Callable, weight: float) -> Any:
-                return honest(lambda values: encode(noise_like(values)), weight)
+            def harvest(encode: Callable, *rest: Any) -> Any:
+                return honest(lambda values: encode(noise_like(values)), *rest)
 
             worker.engine.harvest = harvest
 

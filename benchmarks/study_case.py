@@ -24,6 +24,7 @@ class Case:
     momentum_end: float | None = None  # …and at the end, when that is another
     delay: float = 0.8  # rounds that an update is under way, ± a quarter
     windows: bool = True  # rounds end together by the clock
+    streamed: bool = False  # each fragment's round ends when the line comes to it, not all at once
     guess: str = "own"  # of an update under way: by one's own, the peer's last, one's own momentum, or none
     trust: float = 1.0  # what a guess is multiplied by
     fold: str = "now"  # a late update moves the replica when it comes, or only with the next round

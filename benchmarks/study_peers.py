@@ -3,9 +3,14 @@
 Codec, int32 anchor, the error feedback's arithmetic and the schedule are the worker's own. The clock's unit is a step
 of a machine of average speed, so that all machines together take `replicas` steps in one, and a round lasts H.
 What a machine knows is what it could: the tokens of updates it has, the speeds that the others announce, the time.
+
+A round has turns. In each some fragments are said, and begin anew from the anchor; the others go on. Not streamed there
+is one, at the round's end. Streamed, each fragment has its own: it ends where the line has sent those before it, and is
+late by its own bytes alone.
 """
 
 import heapq
+import math
 import random
 from collections import defaultdict, deque
 from dataclasses import dataclass
@@ -14,7 +19,7 @@ from itertools import count
 import torch
 from study_baselines import FINAL, Curve, finished
 from study_case import Case
-from study_model import PIECES, SIZE, STEP_TOKENS, Replica, batch, initial_units, rate_scale
+from study_model import FRAGMENTS, PIECES, SIZE, STEP_TOKENS, Replica, batch, initial_units, rate_scale
 from torch import Tensor
 
 from barnraise.exchange.codec import encode
@@ -26,10 +31,34 @@ RAMP = 3  # rounds over which a late joiner comes to its weight
 
 
 @dataclass(frozen=True)
+class Turn:
+    """Of each round: when, 0…1, the share of the model's bytes, and whose they are."""
+
+    number: int
+    when: float
+    share: float
+    begin: int
+    end: int  # …of SIZE
+    fragments: tuple[int, ...]
+
+    @property
+    def part(self) -> slice:
+        return slice(self.begin, self.end)
+
+
+def turns(case: Case) -> list[Turn]:
+    if not case.streamed:
+        return [Turn(0, 1.0, 1.0, 0, SIZE, tuple(range(len(FRAGMENTS))))]
+    places = [(piece.start, piece.stop) for piece in PIECES]
+    return [Turn(i, end / SIZE, (end - begin) / SIZE, begin, end, (i,)) for i, (begin, end) in enumerate(places)]
+
+
+@dataclass(frozen=True)
 class Sent:
-    """An update on its way: the int32 [SIZE] it decodes to."""
+    """An update on its way: the int32 [of its turn's part] it decodes to."""
 
     author: int
+    turn: Turn
     window: int  # the round of its author's clock that it ends
     units: Tensor
     tokens: int
@@ -46,11 +75,12 @@ class Machine:
         self.start = to_float(self.anchor)
         self.replica.flat.copy_(self.start)
         self.held: dict[int, int] = defaultdict(int)  # tokens of each author in the anchor
-        self.last: dict[int, Tensor] = {}  # each author's last update that came
-        self.seen: dict[int, int] = {}  # the window that it ended
-        self.guesses: dict[tuple[int, int], Tensor] = {}
-        self.own: deque[tuple[int, Tensor]] = deque(maxlen=GUESSED + 1)  # (window, update)
-        self.data_step = self.round_steps = self.rounds = 0
+        self.last: dict[tuple[int, int], Tensor] = {}  # (author, turn): the last update that came
+        self.seen: dict[tuple[int, int], int] = {}  # the window that it ended
+        self.guesses: dict[tuple[int, int, int], Tensor] = {}  # by author, turn and window
+        self.own: dict[int, deque[tuple[int, Tensor]]] = defaultdict(lambda: deque(maxlen=GUESSED + 1))  # by turn
+        self.said: dict[int, int] = defaultdict(int)  # turn → the steps when it last ended
+        self.data_step = self.round_steps = self.rounds = 0  # `round_steps`: since the last turn
 
     # ---- between the rounds' ends
 
@@ -65,60 +95,66 @@ class Machine:
         self.data_step, self.round_steps = self.data_step + 1, self.round_steps + 1
 
     def receive(self, sent: Sent) -> None:
-        self.anchor += sent.units
+        turn, part = (sent.author, sent.turn.number), sent.turn.part
+        self.anchor[part] += sent.units
         self.held[sent.author] += sent.tokens
         update = to_float(sent.units)
-        self.last[sent.author], self.seen[sent.author] = update, sent.window
-        guess = self.guesses.pop((sent.author, sent.window), None)
+        self.last[turn], self.seen[turn] = update, sent.window
+        guess = self.guesses.pop((*turn, sent.window), None)
         if self.case.fold == "now":
             moved = update if guess is None else update - guess
-            self.replica.flat += moved
-            self.start += moved
+            self.replica.flat[part] += moved
+            self.start[part] += moved
 
-    # ---- a round's end
+    # ---- a turn's end
 
-    def harvest(self, window: int, share: float, done: float) -> tuple[Sent, int]:
-        """Ends the round: the update and its payloads' bytes. `done`: of the training, 0…1. As `Engine.harvest`."""
-        case = self.case
+    def harvest(self, turn: Turn, window: int, share: float, done: float) -> tuple[Sent, int]:
+        """Ends the turn: the update and its payloads' bytes. `done`: of the training, 0…1. As `Engine.harvest`."""
+        case, part = self.case, turn.part
         end = case.momentum if case.momentum_end is None else case.momentum_end
-        momentum = case.momentum + (end - case.momentum) * done
+        mu = case.momentum + (end - case.momentum) * done
         weight = (share if case.weights == "rate" else 1 / case.replicas) * self.ramp
-        delta = (self.start - self.replica.flat).mul_(weight)
-        self.momentum.mul_(momentum).add_(delta)
-        accumulate(self.feedback, (delta + momentum * self.momentum).mul_(case.outer_rate), case.decay)
-        units, size = torch.empty(SIZE, dtype=torch.int32), 0
-        for piece in PIECES:
-            payload, units[piece] = encode(-self.feedback[piece], case.form)
+        delta = (self.start[part] - self.replica.flat[part]).mul_(weight)
+        momentum, feedback = self.momentum[part], self.feedback[part]
+        momentum.mul_(mu).add_(delta)
+        accumulate(feedback, (delta + mu * momentum).mul_(case.outer_rate), case.decay)
+        units, size = torch.empty_like(feedback), 0
+        for i in turn.fragments:
+            piece = slice(PIECES[i].start - part.start, PIECES[i].stop - part.start)
+            payload, units[piece] = encode(-feedback[piece], case.form)
             size += len(payload)
-        self.feedback += units
-        sent = Sent(self.number, window, units, self.round_steps * STEP_TOKENS)
-        self.anchor += units
+        feedback += units
+        sent = Sent(self.number, turn, window, units, self.round_steps * STEP_TOKENS)
+        self.anchor[part] += units
         self.held[self.number] += sent.tokens
-        self.own.append((window, to_float(units)))
-        self.round_steps, self.rounds = 0, self.rounds + 1
+        self.own[turn.number].append((window, to_float(units)))
+        self.said[turn.number] = self.data_step
+        self.round_steps, self.rounds = 0, self.rounds + (turn.when == 1.0)
         return sent, size
 
     @property
     def ramp(self) -> float:
         return min(1.0, (self.rounds + 1) / RAMP) if self.begins else 1.0
 
-    def begin(self, missing: list[tuple[int, int, float]]) -> None:
-        """The next round: from the anchor and, for each (author, window, ratio) that is missing, a guess."""
-        self.start = to_float(self.anchor)
-        self.guesses = {}
+    def begin(self, turn: Turn, missing: list[tuple[int, int, float]]) -> None:
+        """The turn's part anew: from the anchor and, for each (author, window, ratio) that is missing, a guess."""
+        start = to_float(self.anchor[turn.part])
+        self.guesses = {key: guess for key, guess in self.guesses.items() if key[1] != turn.number}
         if self.case.guess != "none":
             for author, window, ratio in missing:
-                self.guesses[author, window] = guess = self.guess(author, window, ratio)
-                self.start += guess
-        self.replica.flat.copy_(self.start)
+                self.guesses[author, turn.number, window] = guess = self.guess(author, turn, window, ratio)
+                start += guess
+        self.start[turn.part] = start
+        self.replica.flat[turn.part] = start
 
-    def guess(self, author: int, window: int, ratio: float) -> Tensor:
-        """What `author`, whose updates are `ratio` times this machine's, may have sent at the end of `window`."""
-        if self.case.guess == "last" and author in self.last:
-            return self.last[author] * self.case.trust
+    def guess(self, author: int, turn: Turn, window: int, ratio: float) -> Tensor:
+        """What `author`, whose updates are `ratio` times this machine's, may have sent at the turn of `window`."""
+        if self.case.guess == "last" and (author, turn.number) in self.last:
+            return self.last[author, turn.number] * self.case.trust
         if self.case.guess == "momentum":  # a steady one's next: (1 − μ)m is its Δ
-            return self.momentum * (-self.case.outer_rate * ratio * self.case.trust)
-        same = self.own if self.case.windows else [self.own[-1]]
+            return self.momentum[turn.part] * (-self.case.outer_rate * ratio * self.case.trust)
+        own = self.own[turn.number]
+        same = own if self.case.windows else [own[-1]]
         near = min(same, key=lambda entry: abs(entry[0] - window))
         return near[1] * (ratio * self.case.trust)
 
@@ -136,6 +172,7 @@ class World:
         self.machines = [Machine(case, i, speed / mean, joins[i] * self.length) for i, speed in enumerate(speeds)]
         self.curve, self.bytes, self.steps, self.updates = Curve(case.tokens), 0, 0, 0
         self.dice, self._serial, self._queue = dice, count(), []
+        self.turns = turns(case)
         self.phase = [0.0 if case.windows else dice.random() * case.steps for _ in speeds]
         for i, machine in enumerate(self.machines):
             self._at(machine.begins + dice.random() * 0.01 + 1 / machine.speed, "step", i)
@@ -156,9 +193,9 @@ class World:
             return int(now / self.case.steps + 1e-6)
         return machine.rounds
 
-    def missing(self, mine: Machine, window: int, now: float) -> list[tuple[int, int, float]]:
-        """(author, window, its size over one of mine) of what mine has not and others have sent, as far as the clock
-        tells."""
+    def missing(self, mine: Machine, turn: Turn, window: int, now: float) -> list[tuple[int, int, float]]:
+        """(author, window, its size over one of mine) of what mine has not and others have sent in this turn, as far as
+        the clock tells."""
         case, found = self.case, []
         for other in self.machines:
             if other is mine or other.begins > now or not case.delay:
@@ -167,10 +204,10 @@ class World:
             ratio = (ratio if case.weights == "rate" else 1.0) * (ratio if case.windows else 1.0)
             if case.windows:
                 first = self.window(other, other.begins)
-                since = max(mine.seen.get(other.number, first), window - GUESSED, first)
+                since = max(mine.seen.get((other.number, turn.number), first), window - GUESSED, first)
                 found += [(other.number, w, ratio) for w in range(since + 1, window + 1)]
             else:
-                found.append((other.number, mine.seen.get(other.number, 0) + 1, ratio))
+                found.append((other.number, mine.seen.get((other.number, turn.number), 0) + 1, ratio))
         return found
 
     # ---- the clock
@@ -191,8 +228,8 @@ class World:
             share = self.share(machine, now)
             machine.step(share, budget, self._owed(machine, now))
             self.steps += 1
-            if self._ends(machine, now):
-                self._trade(machine, now)
+            for turn, window in self._ended(machine, now):
+                self._trade(machine, turn, window, now)
             self._at(now + 1 / machine.speed, "step", i)
             self.curve.note(self.steps * STEP_TOKENS, self._validate)
             if self.steps % 50 == 0 and not torch.isfinite(machine.replica.flat).all():
@@ -210,40 +247,47 @@ class World:
                 owed += max(0.0, (began - other.begins) * other.speed * STEP_TOKENS - machine.held[other.number])
         return owed
 
-    def _ends(self, machine: Machine, now: float) -> bool:
-        if self.case.windows:  # with the first step that ends after the window does
-            return int(now / self.case.steps + 1e-6) > int((now - 1 / machine.speed) / self.case.steps + 1e-6)
-        return machine.round_steps + (self.phase[machine.number] if not machine.rounds else 0) >= self.case.steps
+    def _ended(self, machine: Machine, now: float) -> list[tuple[Turn, int]]:
+        """Each turn that ended with this step, and its (last) round: by the one clock, or by the machine's steps."""
+        if self.case.windows:
+            before, after = (at / self.case.steps + 1e-6 for at in (now - 1 / machine.speed, now))
+        else:
+            steps = machine.data_step + self.phase[machine.number]
+            before, after = (at / self.case.steps + 1e-6 for at in (steps - 1, steps))
+        rounds = range(int(before) + 1, math.ceil(after) + 1)
+        ended = {turn: r for r in rounds for turn in self.turns if before < r - 1 + turn.when <= after}
+        return list(ended.items())
 
-    def _trade(self, machine: Machine, now: float) -> None:
-        sent, size = machine.harvest(*self._round(machine, now))
+    def _trade(self, machine: Machine, turn: Turn, window: int, now: float) -> None:
+        sent, size = machine.harvest(turn, window, self.share(machine, now), self.done)
         self.bytes, self.updates = self.bytes + size, self.updates + 1
         for other in range(len(self.machines)):
             if other != machine.number:
-                late = self.case.delay * self.case.steps * (0.75 + 0.5 * self.dice.random())
+                late = self.case.delay * turn.share * self.case.steps * (0.75 + 0.5 * self.dice.random())
                 self._at(now + late, "arrive", other, sent)
         if self.case.delay:
-            machine.begin(self.missing(machine, sent.window, now))
+            machine.begin(turn, self.missing(machine, turn, window, now))
         else:  # what others send at this very moment is not there yet; it comes during the first step
-            machine.begin([])
+            machine.begin(turn, [])
 
-    def _round(self, machine: Machine, now: float) -> tuple[int, float, float]:
-        window = self.window(machine, now) if self.case.windows else machine.rounds + 1
-        return window, self.share(machine, now), min(1.0, self.steps * STEP_TOKENS / self.case.tokens)
+    @property
+    def done(self) -> float:
+        return min(1.0, self.steps * STEP_TOKENS / self.case.tokens)
 
     def _join(self, machine: Machine, now: float) -> None:
         """From the first machine's anchor as it is; its updates that are under way come to the joiner from others."""
         source = self.machines[0]
         machine.anchor = source.anchor.clone()
         machine.held, machine.seen = source.held.copy(), source.seen.copy()
-        machine.seen[source.number] = self.window(source, now)
+        machine.seen |= {(source.number, turn.number): self.window(source, now) for turn in self.turns}
         machine.last, machine.replica.warming = dict(source.last), 20
         self._queue = [event for event in self._queue if event[2:4] != ("arrive", machine.number)]
         heapq.heapify(self._queue)
         for at, _, kind, i, sent in list(self._queue):
             if kind == "arrive" and i == source.number:
                 self._at(at, "arrive", machine.number, sent)
-        machine.begin([])
+        for turn in self.turns:
+            machine.begin(turn, [])
 
     def _validate(self, sequences: int) -> float:
         machine = self.machines[0]
@@ -253,8 +297,8 @@ class World:
         """Everybody's last round and all that is under way: then all anchors are one, bit for bit."""
         under_way = [(i, sent) for _, _, kind, i, sent in self._queue if kind == "arrive"]
         for machine in self.machines:
-            if machine.round_steps:
-                sent, size = machine.harvest(*self._round(machine, self.length))
+            for turn in (turn for turn in self.turns if machine.said[turn.number] < machine.data_step):
+                sent, size = machine.harvest(turn, 0, self.share(machine, self.length), self.done)
                 self.bytes, self.updates = self.bytes + size, self.updates + 1
                 under_way += [(i, sent) for i in range(len(self.machines)) if i != machine.number]
         for i, sent in under_way:

@@ -1,10 +1,14 @@
 """Workers among themselves: no coordinator answers in any of these."""
 
+from contextlib import closing
+
 import pytest
 
 from barnraise.checkpoint import Checkpoint
 from barnraise.errors import StateError
+from barnraise.exchange import turns
 from barnraise.exchange.blobs import Blobs
+from barnraise.exchange.ledger import Ledger
 from barnraise.swap.engine import WARM_UP
 
 TRIO = ["ada", "ben", "cleo"]
@@ -29,6 +33,38 @@ def test_three_workers_train_one_model_and_end_with_the_same_bits(swarm):
     assert last[1] < first[1] - 1.0, "the loss must fall"
     assert all(v.status["updates_sent"] > 0 and v.status["updates_received"] > 0 for v in trio)
     assert len({v.status["validation_last"][1] for v in trio}) == 1, "one anchor, one loss"
+
+
+@pytest.fixture
+def short_turns(monkeypatch):
+    """Rounds of a second or less are said in turns, too."""
+    monkeypatch.setattr(turns, "SECONDS", 0.02)
+
+
+def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, short_turns):
+    run = swarm(strategy="streams", round_steps=16)
+    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    for volunteer in trio:
+        volunteer.join()
+    assert len(finals(trio)) == 1
+    assert trio[0].status["validation_last"][1] < trio[0].status["validation_first"][1] - 1.0, "the loss must fall"
+    with closing(Ledger(trio[0].worker.place.folder.path)) as ledger:
+        updates = [update for _, update in ledger.since({})]
+    assert any(len(update.said) < len(update.fragments) for update in updates), "none was a turn"
+    for author in {update.author for update in updates}:
+        said = [len(update.said) for update in updates if update.author == author]
+        assert said[-1] == len(updates[0].fragments), "the last says all that is left"
+
+
+def test_one_that_is_killed_between_two_turns_comes_back_to_the_same_bits(swarm, short_turns):
+    run = swarm(strategy="streams", round_steps=16)
+    trio = [run.start(name, knows=others(name)) for name in TRIO]
+    run.until(lambda: all(v.status.get("ledger_tokens", 0) > 30_000 for v in trio))
+    trio[1].kill()
+    back = run.start("ben", knows=others("ben"))
+    for volunteer in (trio[0], back, trio[2]):
+        volunteer.join()
+    assert len(finals([trio[0], back, trio[2]])) == 1
 
 
 def test_one_is_killed_and_comes_back_to_its_own_state(swarm):

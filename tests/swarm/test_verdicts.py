@@ -43,9 +43,9 @@ def poisons(engine) -> None:
     """From now on what is published is loud noise."""
     honest = engine.harvest
 
-    def harvest(encode, weight):
+    def harvest(encode, *rest):
         noise = lambda values: encode(torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32))  # noqa: E731
-        return honest(noise, weight)
+        return honest(noise, *rest)
 
     engine.harvest = harvest
 

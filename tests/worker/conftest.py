@@ -78,7 +78,8 @@ class Machine:
         """What the loop does between two steps."""
         for arrival in self.node.arrived():
             for index in range(len(self.anchor.fragments)):
-                self.anchor.add(index, arrival.decode(index))
+                if (units := arrival.decode(index)) is not None:
+                    self.anchor.add(index, units)
             self.anchor.note(arrival.header)
         self.node.serve(self.anchor)
 

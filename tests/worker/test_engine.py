@@ -51,8 +51,9 @@ class Arrived:
         )  # fmt: skip
         self.payloads = payloads
 
-    def decode(self, index: int) -> torch.Tensor:
-        return decode(self.payloads[index], TINY.fragments()[index].size)
+    def decode(self, index: int) -> torch.Tensor | None:
+        payload = self.payloads[index]
+        return decode(payload, TINY.fragments()[index].size) if payload else None
 
 
 def a_round(engine: Engine, author: str = "a", seq: int = 1, weight: float = 1.0, seed: int = 0) -> Arrived:
@@ -193,6 +194,56 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_
                 assert np.array_equal(feedback[i] - said[i], owed[i]), "sent + residual is the sum of the rounded steps"
         assert engine.round_tokens == 0
     assert any(f.any() for f in feedback), "the codec loses something, or this test shows nothing"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_says_its_fragments_as_a_round_does_and_leaves_the_others_as_they_are(kind, new_engine):
+    whole, turn = new_engine(kind), new_engine(kind)
+    for engine in (whole, turn):
+        for step in range(3):
+            engine.step([some_text(seed=step)])
+        engine.flush()
+    before, replica = {name: shelf(turn, name) for name in ("anchor", "momentum", "feedback")}, weights_of(turn)
+    said = [payload for payload, _ in whole.harvest(encode, 0.3)]
+    due = {1, 3}
+    found = [each and each[0] for each in turn.harvest(encode, 0.3, due)]
+    assert found == [payload if i in due else None for i, payload in enumerate(said)]
+    for name, parts in before.items():
+        for i, (was, now, ended) in enumerate(zip(parts, shelf(turn, name), shelf(whole, name), strict=True)):
+            assert torch.equal(now, ended if i in due else was), (name, i)
+    for i, (was, now, ended) in enumerate(zip(replica, weights_of(turn), weights_of(whole), strict=True)):
+        assert torch.equal(now, ended if i in due else was), i
+    assert turn.round_tokens == 0
+    rest = [each and each[0] for each in turn.harvest(encode, 0.3, set(range(TINY.layers + 2)) - due)]
+    assert rest == [None if i in due else payload for i, payload in enumerate(said)], "in two turns, as in one round"
+    assert bits(turn) == bits(whole)
+
+
+def test_a_step_that_is_pending_at_a_turns_end_stays_so_and_counts_once(new_engine):
+    engine = new_engine("staged")
+    engine.step([some_text()])
+    assert engine.ahead.updates == 1 and engine.progress.updates == 0, "its update waits for the next step"
+    list(engine.harvest(encode, 1.0, due={1}))
+    assert engine.progress.updates == 0 and engine.round_tokens == 0
+    engine.step([some_text(seed=1)])
+    assert engine.round_tokens == 4 * TINY.context
+    engine.flush()
+    assert engine.progress.updates == 2 and all(torch.isfinite(each).all() for each in weights_of(engine))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_that_says_nothing_of_a_fragment_leaves_it_as_it_is(kind, new_engine):
+    engine, author = new_engine(kind), new_engine()
+    author.step([some_text()])
+    arrived = Arrived("b", 1, [each[0] if each else b"" for each in author.harvest(encode, 1.0, due={2})])
+    before, replica = shelf(engine, "anchor"), weights_of(engine)
+    engine.add(arrived)
+    engine.step([some_text(seed=5)])
+    engine.settle()
+    for i, (was, now) in enumerate(zip(before, shelf(engine, "anchor"), strict=True)):
+        said = torch.zeros_like(was) if (units := arrived.decode(i)) is None else units
+        assert torch.equal(now, was + said) and (i == 2) == bool(said.any())
+    assert engine.anchor.vector == {arrived.header.author: 1} and len(replica) == len(before)
 
 
 @pytest.mark.parametrize("kind", KINDS)

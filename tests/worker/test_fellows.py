@@ -45,6 +45,7 @@ def company(recipe: Recipe = RECIPE) -> tuple[Circle, Fellows]:
     circle = Circle()
     fellows = Fellows(RunSpec(preset("gpt2-124m"), recipe=recipe), circle)
     fellows.begin({ME: 3})
+    fellows.said(1000, 0.0)
     for author in (BEN, CLEO):
         circle.link(author).vector = {ME: 3, BEN: 3, CLEO: 3}
         for seq in (1, 2, 3):
@@ -120,29 +121,43 @@ def test_a_guess_is_what_a_machine_like_us_says_by_weight_and_by_tokens():
 
 def test_what_was_announced_and_has_not_come_is_guessed_until_it_comes():
     circle, fellows = company()
-    assert fellows.guess(ME, 100.0, 1000, 31.0) == 0.0
+    assert fellows.guess(ME, 100.0, 31.0) == 0.0
     circle.links["c" * 64].vector[BEN] = 4
-    assert fellows.guess(ME, 100.0, 1000, 31.0) == pytest.approx(RECIPE.outer_rate)
+    assert fellows.guess(ME, 100.0, 31.0) == pytest.approx(RECIPE.outer_rate)
     circle.links["b" * 64].rate = 700.0
-    assert fellows.guess(ME, 100.0, 1000, 31.5) == pytest.approx(RECIPE.outer_rate), "nothing else is missing"
+    assert fellows.guess(ME, 100.0, 31.5) == pytest.approx(RECIPE.outer_rate), "nothing else is missing"
     circle.links["c" * 64].vector |= {CLEO: 4, ME: 9, "d" * 64 + ".0": 50}
     circle.links["b" * 64].rate = 100.0
-    assert fellows.guess(ME, 100.0, 1000, 32.0) == pytest.approx(2 * RECIPE.outer_rate), (
-        "of a stranger nothing is known"
-    )
+    assert fellows.guess(ME, 100.0, 32.0) == pytest.approx(2 * RECIPE.outer_rate), "of a stranger nothing is known"
     fellows.arrived(update(BEN, 4), 33.0)
     fellows.arrived(update(CLEO, 4), 33.0)
-    assert fellows.guess(ME, 100.0, 1000, 33.0) == 0.0
+    assert fellows.guess(ME, 100.0, 33.0) == 0.0
 
 
 def test_what_was_announced_and_never_comes_is_not_waited_for():
     circle, fellows = company()
     circle.links["c" * 64].vector[BEN] = 4
-    assert fellows.guess(ME, 100.0, 1000, 69.0) > 0
-    assert fellows.guess(ME, 100.0, 1000, 71.0) == 0.0, "four of its rounds later"
+    assert fellows.guess(ME, 100.0, 69.0) > 0
+    assert fellows.guess(ME, 100.0, 71.0) == 0.0, "four of its rounds later"
 
 
 def test_without_speculation_nothing_is_guessed():
     circle, fellows = company(replace(RECIPE, speculation=0.0))
     circle.links["c" * 64].vector[BEN] = 4
-    assert fellows.guess(ME, 100.0, 1000, 31.0) == 0.0
+    assert fellows.guess(ME, 100.0, 31.0) == 0.0
+
+
+def test_streams_are_windows_said_in_turns_and_nothing_is_guessed_in_them():
+    circle, fellows = company(replace(RECIPE, strategy="streams", round_steps=30))
+    circle.links["c" * 64].vector[BEN] = 4
+    clock = 1e9 + 0.5
+    window = company(replace(RECIPE, round_steps=30))[1].rhythm(500.0, math.inf, 31.0, clock)
+    whole = fellows.rhythm(500.0, math.inf, 31.0, clock, turns=False)
+    assert whole == window and fellows.guess(ME, 500.0, 31.0) > 0
+    turn = fellows.rhythm(500.0, math.inf, 31.0, clock)
+    assert (turn.steps, turn.period) == (window.steps, window.period) and clock < turn.ends <= window.ends
+    assert len(turn.turns.ends) > 1 and fellows.guess(ME, 500.0, 31.0) == 0.0
+    fellows.said(1000, turn.ends)
+    following = fellows.rhythm(500.0, math.inf, 31.0, turn.ends)
+    assert set(turn.due(turn.ends)) == set(range(14)), "all that was never said"
+    assert following.ends > turn.ends and set(following.due(following.ends)) in map(set, following.turns.parts)

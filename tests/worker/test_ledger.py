@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from barnraise import wire
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange import blobs as blobs_module
-from barnraise.exchange.acceptance import Rules, accept, check_payload
+from barnraise.exchange.acceptance import UNSAID, Rules, accept, check_payload
 from barnraise.exchange.anchor import sketch
-from barnraise.exchange.blobs import Blobs, Growth
+from barnraise.exchange.blobs import EMPTY, Blobs, Growth
 from barnraise.exchange.codec import encode
 from barnraise.exchange.ledger import NOTHING, Head, Ledger, Outcome
 from barnraise.exchange.verdicts import Verdicts
@@ -246,6 +246,26 @@ def test_a_payload_larger_than_its_fragment_could_need_is_refused():
     parts = [part.model_copy(update={"size": 1 << 40}) for part in sound().fragments]
     with pytest.raises(MessageError, match="bytes for fragment 0"):
         accept(altered(sound(), fragments=parts)[0], ticket(), RULES)
+
+
+def test_an_update_may_say_nothing_of_some_fragments_in_one_way_alone_and_not_of_all():
+    first, *rest = sound().fragments
+    turn = altered(sound(), fragments=[first, *([UNSAID] * len(rest))])[0]
+    assert [part.size for part in accept(turn, ticket(), RULES).said] == [20]
+    with pytest.raises(MessageError, match=r"says nothing$"):
+        accept(altered(sound(), fragments=[UNSAID] * len(RULES.sizes))[0], ticket(), RULES)
+    for changed in ({"digest": "a" * 64}, {"sketch": "1" + "0" * 15}):
+        parts = [first, *([UNSAID.model_copy(update=changed)] * len(rest))]
+        with pytest.raises(MessageError, match="not as nothing is said"):
+            accept(altered(sound(), fragments=parts)[0], ticket(), RULES)
+
+
+def test_the_blob_without_bytes_is_always_here_and_takes_no_file(tmp_path):
+    blobs = Blobs(tmp_path)
+    assert blobs.put(b"") == EMPTY and blobs.has(EMPTY) and (blobs.size(EMPTY), blobs.read(EMPTY)) == (0, b"")
+    assert blobs.sound(EMPTY) == b"" and not list(tmp_path.rglob("*"))
+    blobs.drop(EMPTY)
+    assert blobs.let_go(EMPTY) and blobs.has(EMPTY)
 
 
 def test_a_payload_with_another_checksum_than_stated_is_refused():

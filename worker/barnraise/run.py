@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from barnraise.enter import Place
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange import codec
 from barnraise.exchange.anchor import Anchor, beginning
+from barnraise.exchange.form import Form
 from barnraise.exchange.ledger import Ledger
 from barnraise.exchange.node import Node
 from barnraise.exchange.snapshot import Snapshot
@@ -51,10 +52,8 @@ PARTING = 5.0  # …and a leaving one for somebody to take its last
 
 
 class Worker:
-    """One machine in one run, from its state folder to its final checkpoint.
-
-    `leaving` ends it early at the next step, with everything saved; `watch` is handed the status now and then.
-    """
+    """One machine in one run, from its state folder to its final checkpoint. `leaving` ends it early at the next step,
+    with everything saved; `watch` is handed the status now and then."""
 
     def __init__(
         self,
@@ -133,23 +132,34 @@ class Worker:
     def train(self) -> None:
         recipe, context = self.spec.recipe, self.spec.model.context
         exchange, progress, clock = self.exchange, self.progress, self.place.coordinator.now
+        partly = False  # said, with more of it learnt
         while self.goes_on():
             engine = self.engine  # another one, where the others' anchor took the place of ours
-            rhythm = exchange.rhythm(progress.rate)
+            rhythm, due = exchange.rhythm(progress.rate, turns=not self.plan.on_disk), None
             while not rhythm.over(engine.round_tokens // (recipe.step_sequences * context), clock()):
                 batch = self.text.batch(self.spec.seed, self.key, progress.step, recipe.step_sequences, context)
                 rate_scale = schedule(recipe, self.anchor.tokens + engine.round_tokens)
-                stats = engine.step(list(batch.split(self.plan.sequences)), rate_scale, progress.step + 1)
-                progress.stepped(stats, self.anchor.tokens)
+                batches = list(batch.split(self.plan.sequences))
+                progress.stepped(engine.step(batches, rate_scale, progress.step + 1), self.anchor.tokens)
                 self.trade()
                 if not self.may_step():
                     break
-            if tokens := engine.round_tokens:
-                encode = partial(codec.encode, form=rhythm.form)
-                header = exchange.offer(engine.harvest(encode, exchange.weight(progress.rate)), tokens)
-                self.anchor.note(header)
-                self.save()
+            else:
+                due = rhythm.due(clock())
+            if engine.round_tokens:
+                self.say(rhythm.form, due)
+                partly = due is not None
             self.trade()
+        if partly:
+            self.say(rhythm.form)
+
+    def say(self, form: Form, due: Collection[int] | None = None) -> None:
+        """What was learnt of the fragments that are `due`, or of all of them; the state is saved once a round."""
+        exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, form=form)
+        tokens, weight = engine.round_tokens, exchange.weight(self.progress.rate)
+        self.anchor.note(exchange.offer(engine.harvest(encode, weight, due), tokens))
+        if due is None or self.plan.last in due:
+            self.save()
 
     def trade(self) -> None:
         """Takes what has arrived, hands out what is asked for, tells the coordinator's thread. Waits for nobody."""
@@ -240,8 +250,11 @@ class Worker:
             notes=notes(progress),
         )
 
+    def describe(self, progress: operations.Progress) -> str:
+        return self.mark(progress).model_dump_json()
+
     def save(self, closing: bool = False) -> None:
-        """Once a round, right after the harvest: the replica is the anchor then."""
+        """Once a round, right after the harvest: the replica is the anchor then, or nearly (`turns.py`)."""
         self.engine.flush()
         self.engine.settle()  # what is in the anchor and what the mark says are one
         self.kept.save(self.engine, self.mark(self.engine.progress), closing)
@@ -280,11 +293,7 @@ class Worker:
             self.anchor.begin((beginning(self.spec, each.index, self.blobs) for each in self.plan.fragments), {})
         self.exchange.start(self.anchor.vector, self.anchor.holes)
         standing = self.kept.progress(self.store)
-
-        def describe(progress: operations.Progress) -> str:
-            return self.mark(progress).model_dump_json()
-
-        self.engine = Engine(self.plan, self.spec.recipe, self.store, self.anchor, describe, standing)
+        self.engine = Engine(self.plan, self.spec.recipe, self.store, self.anchor, self.describe, standing)
         self._opened.callback(self.engine.close)
         if mark is None:
             if cut:
@@ -371,9 +380,8 @@ class Worker:
     def agreed(self) -> bool:
         """Everybody connected has had the same updates for a second; for five, where nobody is connected."""
         now, stats = time.monotonic(), self.exchange.stats
-        if not (
-            self.exchange.settled() and stats.updates_sent + stats.updates_received == sum(self.anchor.vector.values())
-        ):
+        taken_in = stats.updates_sent + stats.updates_received == sum(self.anchor.vector.values())
+        if not (self.exchange.settled() and taken_in):
             self._unsettled = now
         return now - self._unsettled > (1.0 if stats.peers else 5.0)
 

@@ -23,7 +23,8 @@ MAX_UPDATE_UNITS = 1 << 26  # an update moves no weight by more than 1.0
 SOURCES = ("stdlib", "huggingface", "urls", "files")
 TOKENIZERS = ("bytes", "bpe")
 SCHEDULES = ("cosine", "constant")
-STRATEGIES = ("windows", "async")  # rounds end together by the clock, or each in its own time; nobody waits
+# Rounds end together by the clock, said in turns or at once; or each ends in its own time. Nobody waits.
+STRATEGIES = ("streams", "windows", "async")
 # What an author says of an update: all values, or the largest so many of each chunk of 4096, in 2, 4 or 8 bits.
 _KEPT = r"[1-9]\d{0,2}|[1-3]\d{3}|40[0-8]\d|409[0-5]"  # 1…4095
 AUTO = "auto"  # …or each author as its line allows, rounds too

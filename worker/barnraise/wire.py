@@ -71,7 +71,8 @@ class Ticket(Message):
 
 
 class FragmentUpdate(Message):
-    """One fragment's part of an update: its payload by digest and size, and the sketch of what it decodes to."""
+    """One fragment's part of an update: its payload by digest and size, and the sketch of what it decodes to. A payload
+    without bytes says nothing of the fragment, which is zeros."""
 
     digest: Digest
     size: Count
@@ -94,6 +95,11 @@ class Update(Message):
     @property
     def author(self) -> str:
         return f"{self.peer}.{self.incarnation}"
+
+    @property
+    def said(self) -> list[FragmentUpdate]:
+        """Those of the fragments that have a payload."""
+        return [part for part in self.fragments if part.size]
 
 
 class Shard(Message):

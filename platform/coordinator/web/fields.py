@@ -14,6 +14,7 @@ SOURCE_WORDS = {
 TOKENIZER_WORDS = {"bpe": "Byte-pair encoding, learnt from the text", "bytes": "Bytes (256 tokens)"}
 ACCESS_WORDS = {Access.ANYONE: "Anyone", Access.INVITATION: "People I invite by a link", Access.TEAM: "A team of mine"}
 STRATEGY_WORDS = {
+    "streams": "As said below; rounds end together by the clock, and are said a part at a time",
     "windows": "As said below, and rounds end together by the clock",
     "async": "As said below, and rounds end in each machine's own time",
 }
@@ -45,7 +46,7 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
         "recipe.evaluate_every": ("Validate every", "tokens of the whole run"),
     },
     "How machines agree": {
-        "recipe.strategy": ("Strategy", "nobody waits for anybody in either"),
+        "recipe.strategy": ("Strategy", "nobody waits for anybody in any of them"),
         "recipe.codec": ("Updates say", "less of each update on slower lines"),
         "recipe.round_steps": ("Steps a round", "between two updates of a machine; its line decides where updates do"),
         "recipe.outer_rate": ("Outer rate", "how much of a round goes into its update"),

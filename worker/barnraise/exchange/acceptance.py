@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from barnraise.errors import MessageError
 from barnraise.exchange.anchor import sketch
+from barnraise.exchange.blobs import EMPTY
 from barnraise.exchange.codec import decode, payload_size
 from barnraise.identity import opened
 from barnraise.spec import RunSpec
 from barnraise.wire import FragmentUpdate, Signed, Ticket, Update
 
+UNSAID = FragmentUpdate(digest=EMPTY, size=0, sketch="0" * 16)  # of a fragment whose turn it is not
 HEADER, A_FRAGMENT = 600, 200  # bytes that a header needs at most: two of them must fit into one proof of a fork
 
 
@@ -50,8 +52,12 @@ def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
     if len(update.fragments) != len(rules.sizes):
         raise MessageError(f"{who} has {len(update.fragments)} fragments; the model has {len(rules.sizes)}")
     for index, (part, size) in enumerate(zip(update.fragments, rules.sizes, strict=True)):
-        if not 0 < part.size <= payload_size(size):
+        if part.size > payload_size(size):
             raise MessageError(f"{who} needs {part.size} bytes for fragment {index} of {size} weights")
+        if not part.size and part != UNSAID:
+            raise MessageError(f"{who} says nothing of fragment {index}, and not as nothing is said")
+    if not update.said:
+        raise MessageError(f"{who} says nothing")
     if ticket is None:
         raise MessageError(f"{who} came without a ticket of its author")
     held = opened(ticket, "ticket", Ticket)

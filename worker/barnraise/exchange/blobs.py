@@ -17,6 +17,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+EMPTY = blake3(b"").hexdigest()  # the blob without bytes: always here, and no file
 KEPT = 7 * 86400.0  # seconds without a byte after which a blob that never got whole is swept at the next start
 _READ = 1 << 20  # bytes hashed at a time
 
@@ -53,10 +54,12 @@ class Blobs:
         return self.folder / digest[:2] / digest
 
     def has(self, digest: str) -> bool:
-        return self.path(digest).exists()
+        return digest == EMPTY or self.path(digest).exists()
 
     def size(self, digest: str) -> int | None:
         """Bytes, or None where there is no such blob."""
+        if digest == EMPTY:
+            return 0
         try:
             return self.path(digest).stat().st_size
         except FileNotFoundError:
@@ -64,6 +67,8 @@ class Blobs:
 
     def read(self, digest: str, offset: int = 0, size: int = -1) -> bytes:
         """`size` bytes from `offset` on (all by default). Raises FileNotFoundError."""
+        if digest == EMPTY:
+            return b""
         with self.path(digest).open("rb") as file:
             file.seek(offset)
             return file.read(size)

@@ -74,8 +74,10 @@ def encode(values: torch.Tensor, form: Form | str = "dense8") -> tuple[bytes, to
 
 
 def decode(payload: bytes, n: int) -> torch.Tensor:
-    """The int32[n] a payload stands for. Raises MessageError on anything malformed, over the bound, or that no encoder
-    writes."""
+    """The int32[n] a payload stands for; zeros where it has no bytes. Raises MessageError on anything malformed, over
+    the bound, or that no encoder writes."""
+    if not payload:
+        return torch.zeros(n, dtype=torch.int32)
     form = _form(payload, n)
     sizes = form.parts(n)
     raw = np.frombuffer(payload, np.uint8)

@@ -22,12 +22,15 @@ class Circle(Protocol):
 class Fellows:
     def __init__(self, spec: RunSpec, circle: Circle):
         self._recipe, self._parameters = spec.recipe, spec.model.parameters
+        self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
         self._step_tokens = spec.recipe.step_sequences * spec.model.context
         self._most = max(1, spec.max_tokens_per_update // self._step_tokens)
         self._circle = circle
         self._paces: dict[str, Pace] = {}  # by peer
         self._handed: dict[str, int] = {}  # author → its last update that the loop has
         self._guess: tuple[dict[str, int], float] = ({}, 0.0)  # updates under way by author, and what follows
+        self._said, self._said_at = 0, 0.0  # tokens of our last update; when it was, by the shared clock
+        self._in_turns = False
 
     def begin(self, vector: Mapping[str, int]) -> None:
         """The loop has these updates."""
@@ -38,14 +41,19 @@ class Fellows:
         self._paces.setdefault(update.peer, Pace()).note(now, update.tokens)
         self._handed[update.author] = update.seq
 
+    def said(self, tokens: int, clock: float) -> None:
+        """The loop publishes an update of so many. `clock`: seconds since 1970."""
+        self._said, self._said_at = tokens, clock
+
     def weight(self, rate: float, now: float) -> float:
         """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone."""
         return weight(rate, self._training(now), now)
 
-    def guess(self, author: str, rate: float, tokens: int, now: float) -> float:
-        """In this author's momenta: what is announced and has not come, for who said `tokens` in its last update. The
-        same while the same is missing: a figure that moved with every rate would move the replica at every step."""
-        if not self._recipe.speculation:
+    def guess(self, author: str, rate: float, now: float) -> float:
+        """In this author's momenta: what is announced and has not come, for who trains at `rate` tokens/s. The same
+        while the same is missing: a figure that moved with every rate would move the replica at every step. Nothing
+        where rounds are said in turns: what is under way is little, and of which fragments is not known."""
+        if not self._recipe.speculation or self._in_turns:
             return 0.0
         missing = self._missing(author, now)
         if missing != self._guess[0]:
@@ -53,20 +61,25 @@ class Fellows:
             for each, count in missing.items():
                 key = each.partition(".")[0]
                 absent.append(Absent(count, self._paces[key].last, self._rate(key, links, now)))
-            self._guess = missing, momenta(self._recipe, absent, tokens, rate)
+            self._guess = missing, momenta(self._recipe, absent, self._said, rate)
         return self._guess[1]
 
-    def rhythm(self, rate: float, line: float, now: float, clock: float) -> Rhythm:
+    def rhythm(self, rate: float, line: float, now: float, clock: float, turns: bool = True) -> Rhythm:
         """The next round at `rate` tokens/s over a line of so many bytes/s: as the recipe says or the line allows and,
-        unless nobody else trains, in the window that the others have. `clock`: seconds since 1970."""
+        unless nobody else trains, in the window that the others have. `clock`: seconds since 1970. `turns`: whether it
+        may be said in turns, where the recipe wants it."""
         pushes = sum(link.eager for link in dict(self._circle.links).values())
         seconds = self._step_tokens / rate if rate else None
         alone = agreed(self._recipe, self._parameters, line, seconds, max(1, pushes), self._most)
         rates = [fellow.rate for fellow in self._training(now) if fellow.rate]
-        if not rates or seconds is None or self._recipe.strategy != "windows":
+        if not rates or seconds is None or self._recipe.strategy == "async":
             return alone
         mean = self._step_tokens * (1 + len(rates)) / (rate + sum(rates))
-        return together(self._recipe, alone, seconds, mean, clock, self._most)
+        window = together(self._recipe, alone, seconds, mean, clock, self._most)
+        if turns and self._recipe.strategy == "streams":
+            window = window.streamed(self._sizes, self._said_at, clock)
+        self._in_turns = window.turns is not None
+        return window
 
     # ---- what is known of them
 

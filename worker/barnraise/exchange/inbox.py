@@ -48,15 +48,16 @@ class Arrival:
         """Whether it takes out what is in the anchor."""
         return isinstance(self.header, Withdrawal) and self.header.times < 0
 
-    def decode(self, index: int) -> torch.Tensor:
-        """int32[size] units to add to fragment `index`. Raises StateError when the disk gives other bytes back, and
-        nobody else has the right ones."""
+    def decode(self, index: int) -> torch.Tensor | None:
+        """int32[size] units to add to fragment `index`; None where it says nothing of it. Raises StateError when the
+        disk gives other bytes back, and nobody else has the right ones."""
         update, times = self.header, 1
         if isinstance(update, Withdrawal):
             update, times = update.update, update.times
-        if times == 0:
-            return torch.zeros(self.sizes[index], dtype=torch.int32)
-        units = decode(self._payload(update, update.fragments[index]), self.sizes[index])
+        part = update.fragments[index]
+        if times == 0 or not part.size:
+            return None
+        units = decode(self._payload(update, part), self.sizes[index])
         return units if times > 0 else units.neg_()
 
     def _payload(self, update: Update, part: FragmentUpdate) -> bytes:
@@ -235,7 +236,8 @@ class Inbox:
         if self._ledger.verdicts.out(update.author, update.seq):
             return
         for part, size in zip(update.fragments, self.rules.sizes, strict=True):
-            check_payload(self._ledger.blobs.read(part.digest), part, size)
+            if part.size:
+                check_payload(self._ledger.blobs.read(part.digest), part, size)
 
     async def _enter(self, author: str) -> None:
         """Whole updates that are next in their author's order go into the ledger, and to the loop."""

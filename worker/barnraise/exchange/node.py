@@ -25,7 +25,7 @@ import torch
 
 from barnraise.errors import StateError
 from barnraise.exchange import snapshot as snapshots
-from barnraise.exchange.acceptance import Rules
+from barnraise.exchange.acceptance import UNSAID, Rules
 from barnraise.exchange.anchor import Anchor, Holes, sketch
 from barnraise.exchange.audit import Audit
 from barnraise.exchange.blobs import Blobs
@@ -90,9 +90,7 @@ class Node:
         self._saved: dict[str, int] = {}  # the version vector of the last state on disk
         self._replay: list[Arrival] = []
         self._fellows = Fellows(spec, self._hub.gossip)
-        self._rate, self._complete = 0.0, False
-        self._said = 0  # tokens of our last update
-        self._clock = clock
+        self._rate, self._complete, self._clock = 0.0, False, clock
         self._rhythm: Rhythm | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -160,26 +158,29 @@ class Node:
             arrivals.append(arrival)
         return arrivals
 
-    def offer(self, payloads: Iterable[tuple[bytes, torch.Tensor]], tokens: int) -> Update:
-        """Publishes one round: (payload, the integers it decodes to) of each fragment in order, taken as they come.
-
-        Files first, fsynced; then the ledger's row; only then is anybody told. Raises OSError when the disk refuses;
-        then nothing was published.
-        """
+    def offer(self, payloads: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
+        """Publishes a round, or a turn of it: (payload, the integers it decodes to) of each fragment in order, taken as
+        they come; None for one of which nothing is said. Files first, fsynced; then the ledger's row; only then is
+        anybody told. Raises OSError when the disk refuses; then nothing was published."""
         parts: list[FragmentUpdate] = []
         try:
-            for payload, units in payloads:
-                name = self._blobs.put(payload, hold=True)
-                parts.append(FragmentUpdate(digest=name, size=len(payload), sketch=sketch(units)))
-                del payload, units  # before the next fragment's are made
+            for said in payloads:
+                parts.append(self._stored(said))
+                del said  # before the next fragment's are made
             while (update := self._entered(parts, tokens)) is None:
                 with self._naming:
                     self._rename("what this machine publishes under its old name no longer counts")
         finally:
-            self._blobs.release(part.digest for part in parts)
-        self._said = tokens
+            self._blobs.release(part.digest for part in parts if part.size)
+        self._fellows.said(tokens, self._clock())
         self._tell(self._hub.published, update)
         return update
+
+    def _stored(self, said: tuple[bytes, torch.Tensor] | None) -> FragmentUpdate:
+        if said is None:
+            return UNSAID
+        payload, units = said
+        return FragmentUpdate(digest=self._blobs.put(payload, hold=True), size=len(payload), sketch=sketch(units))
 
     def _entered(self, parts: list[FragmentUpdate], tokens: int) -> Update | None:
         """The next update of this machine, in the ledger; None when verdicts keep this author out."""
@@ -237,12 +238,12 @@ class Node:
     def guess(self, rate: float) -> float:
         """By how many of its momenta the replica of this machine, at `rate` tokens/s, is to be ahead of what it has:
         for updates that peers announced and that `arrived` has not handed out yet."""
-        return self._fellows.guess(self.author, rate, self._said, time.monotonic())
+        return self._fellows.guess(self.author, rate, time.monotonic())
 
-    def rhythm(self, rate: float) -> Rhythm:
-        """How long the next round is, at `rate` tokens/s, and the form of its update."""
+    def rhythm(self, rate: float, turns: bool = True) -> Rhythm:
+        """The next round at `rate` tokens/s, and the form of its update. `turns`: whether it may be said in turns."""
         line = min(self._hub.turns.measured or math.inf, self._hub.turns.rate)
-        self._rhythm = self._fellows.rhythm(rate, line, time.monotonic(), self._clock())
+        self._rhythm = self._fellows.rhythm(rate, line, time.monotonic(), self._clock(), turns)
         return self._rhythm
 
     def announce(self, rate: float) -> None:

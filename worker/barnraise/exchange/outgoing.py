@@ -35,7 +35,7 @@ def update_frames(
     if whole and not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return
     yield pack(wire.Push(header=signed, ticket=ticket(update.peer)))
-    for part in update.fragments if whole else ():
+    for part in update.said if whole else ():
         for frame in blob_frames([ledger.blobs], part.digest, 0):
             if not lacks():
                 return

@@ -1,9 +1,11 @@
 """How often and how thinly a machine says what it learnt, from what its link carries. Pure."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from barnraise.exchange.form import Form
+from barnraise.exchange.turns import Turns, fitting
 from barnraise.spec import AUTO, Recipe
 
 SHARE = 0.8  # of the uplink that updates may take
@@ -34,11 +36,14 @@ LADDER = (
 @dataclass(frozen=True)
 class Rhythm:
     """A round of `steps`, or of about so many where it `ends` by the clock that machines share; the form of its
-    update."""
+    update. With `turns` it is the next of them that ends then, of a round of `period` seconds."""
 
     steps: int
     form: Form
     ends: float = math.inf  # seconds since 1970
+    period: float = math.inf
+    turns: Turns | None = None
+    since: float = 0.0  # when something was said last
 
     def over(self, steps: int, now: float) -> bool:
         """Whether a round of `steps` so far ends here. A clock that jumps changes the round it jumps in by no more than
@@ -46,6 +51,20 @@ class Rhythm:
         if math.isinf(self.ends):
             return steps >= self.steps
         return steps > 0 and (now >= self.ends or steps >= int(STRETCH * self.steps))
+
+    def due(self, now: float) -> Collection[int] | None:
+        """The fragments that are to be said, of a round that is over; None for all of them."""
+        if self.turns is None:
+            return None
+        return self.turns.due(self.since / self.period, now / self.period) or None
+
+    def streamed(self, sizes: tuple[int, ...], since: float, now: float) -> "Rhythm":
+        """This round said in turns, of fragments of these sizes, where it is long enough for two; at `now`, by a
+        machine that said something last at `since`."""
+        turns = fitting(sizes, self.period, self.steps)
+        if math.isinf(self.period) or len(turns.ends) == 1:
+            return self
+        return replace(self, ends=self.period * turns.next(now / self.period), turns=turns, since=since)
 
 
 def agreed(recipe: Recipe, parameters: int, line: float, step_seconds: float | None, pushes: int, most: int) -> Rhythm:
@@ -93,4 +112,4 @@ def together(
     else:
         period = 2.0 ** round(math.log2(alone.steps * mean_seconds))
     steps = max(1, min(int(most / STRETCH), round(period / step_seconds)))
-    return Rhythm(steps, alone.form, period * (math.floor(now / period) + 1))
+    return Rhythm(steps, alone.form, period * (math.floor(now / period) + 1), period)

@@ -7,7 +7,7 @@ One thread calls all of this.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -185,7 +185,9 @@ class Engine:
         while (arrivals := self._arrivals[:FOLDED]) or self._guess != self.progress.guess:
             guess = self._guess - self.progress.guess
             for i in range(len(self.fragments)):
-                units = decoded(arrivals, i) if arrivals else None
+                units = decoded(arrivals, i)
+                if units is None and not guess:
+                    continue
                 for t, (_, _, moments, weights) in enumerate(self.tiles.of(i)):
                     self.operations.fold(i, t, units, guess, weights, moments)
                 del units  # before the next fragment's are made
@@ -203,18 +205,25 @@ class Engine:
         if self._pending is not None:
             self._pending.progress = replace(self._pending.progress, guess=self._guess)
 
-    def harvest(self, encode: Encode, weight: float) -> Iterator[tuple[bytes, Tensor]]:
+    def harvest(
+        self, encode: Encode, weight: float, due: Collection[int] | None = None
+    ) -> Iterator[tuple[bytes, Tensor] | None]:
         """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
         applied to the anchor and the replica. Consume it whole, then `anchor.note` the header and `commit`. `weight`:
-        this author's share, 0…1.
+        this author's share, 0…1. `due`: the fragments whose round ends; the others go on, and None comes for them. A
+        step whose update is pending counts in the next round of those, so that it may stay so.
 
         Δ ← w(anchor − g·m − replica), g the guess; m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit); the update
         is −C(e). The two are rounded apart so that with β = 1 sent plus residual is exactly the sum of the rounded
         steps."""
-        self.flush()
+        if due is None:
+            self.flush()
         self.settle()
         give_back()
         for i in range(len(self.fragments)):
+            if due is not None and i not in due:
+                yield None
+                continue
             with torch.no_grad():  # as a decorator it would hold on to what was yielded last
                 values = self.buffers.scratch(i)
                 self.outer.owe(i, values, weight, self.progress.guess)
@@ -224,6 +233,8 @@ class Engine:
             del payload, units  # before the next fragment's are made
         self.operations.forget_copies()
         self.progress = replace(self.progress, round_tokens=0)
+        if self._pending is not None:
+            self._pending.progress = replace(self._pending.progress, round_tokens=0)
 
     @torch.no_grad()
     def reset_round(self) -> None:

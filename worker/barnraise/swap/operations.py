@@ -26,7 +26,7 @@ from barnraise.swap.tiers import Lane, named
 class ArrivalLike(Protocol):
     header: Any
 
-    def decode(self, index: int) -> Tensor: ...
+    def decode(self, index: int) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Operations:
         torch.set_num_threads(threads)
         self._hazards = Hazards()
         self._cached: dict[int, int] = {}
-        self._units: dict[int, tuple[Tensor, int]] = {}  # fragment → what is folded in, tiles still to come
+        self._units: dict[int, tuple[Tensor | None, int]] = {}  # fragment → what is folded in, tiles still to come
         self._failure: BaseException | None = None
         self._does = {kind: getattr(self, f"_{kind.name.lower()}") for kind in Kind}
 
@@ -310,9 +310,11 @@ class Operations:
         return lambda: self.store.commit(mark)
 
 
-def decoded(arrivals: list[ArrivalLike], i: int) -> Tensor:
-    """The sum of all arrivals' units of fragment i, int32 [n]."""
-    units = arrivals[0].decode(i)
-    for arrival in arrivals[1:]:
-        units = units.add_(arrival.decode(i))
-    return units
+def decoded(arrivals: list[ArrivalLike], i: int) -> Tensor | None:
+    """The sum of all arrivals' units of fragment i, int32 [n]; None where none says anything of it."""
+    total = None
+    for arrival in arrivals:
+        if (units := arrival.decode(i)) is not None:
+            total = units if total is None else total.add_(units)
+        del units  # before the next one's are made
+    return total
