@@ -70,7 +70,7 @@ class Workers:
     def start(self, number: int, slug: str) -> None:
         command = (HERE / "mirrors_volunteer.py", "join", slug, "--home", self.home(number), "--threads", "1")
         started = self.family.start(f"worker-{number}", sys.executable, *map(str, command), **self._alike)
-        os.setpriority(os.PRIO_PROCESS, started.pid, 19)  # a real one would not share the sites' cores
+        os.setpriority(os.PRIO_PROCESS, started.pid, min(19, os.nice(0) + 5))  # real ones have cores of their own
 
     def status(self, number: int) -> dict[str, Any] | None:
         try:
