@@ -260,6 +260,15 @@ def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(sma
     assert small.asked[-1] == "POST /mirrors/nudge"
 
 
+def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, log, monkeypatch):
+    monkeypatch.setattr(pulling, "SOONEST", pulling.LONGEST)
+    key, right = small.identity.key, small.routes["GET /mirrors/heads"]
+    small.routes["GET /mirrors/heads"] = lambda query, who: (503, b'{"error": "the database is away"}')
+    assert "the database is away" in pulling.pull_all()[key].refused[0]
+    small.routes["GET /mirrors/heads"] = right
+    assert pulling.pull_all()[key].stored == 10
+
+
 def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(small, monkeypatch, settings):
     away = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {"default": away}

@@ -196,7 +196,7 @@ class Standing(models.Model):
     heard = models.DateTimeField(null=True)
     why = models.CharField(max_length=300, blank=True)
     failures = models.PositiveSmallIntegerField(default=0)  # in a row
-    silent = models.BooleanField(default=False, db_default=False)  # at the last of them there was no answer at all
+    silent = models.BooleanField(default=False, db_default=False)  # the last of them was no answer at all, or a 503
     state = models.CharField(max_length=64, blank=True)
     version = models.BigIntegerField(default=0)  # of its list
 

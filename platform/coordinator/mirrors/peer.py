@@ -36,7 +36,7 @@ S = TypeVar("S", bound=BaseModel)
 
 class Unheard(Exception):
     """No answer that can be used. `sentence` names the mirror and why; nothing was taken from it. `silent`: there was
-    no answer at all."""
+    no answer at all, or that its database is away and one shall ask again in a moment."""
 
     def __init__(self, sentence: str, silent: bool = False):
         self.sentence, self.silent = sentence, silent
@@ -120,7 +120,7 @@ class Peer:
             raise Unheard(f"{self.name} answered {status} with something that no mirror says{cut}") from None
         if status == 401 and again and problem.time and self._learn_time(problem.time):
             return self._ask(method, path, message, shape, again=False)
-        raise Unheard(f"{self.name} refuses: {problem.error}")
+        raise Unheard(f"{self.name} refuses: {problem.error}", silent=status == 503)
 
     def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         answer, until = bytearray(), time.monotonic() + WHOLE
