@@ -3,9 +3,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 TOKENS ?=
+MIRRORS ?=
 QUICK ?=
 
-.PHONY: setup demo test audit bench-swap bench-swap-cuda bench-site study-exchange drill-exchange lint clean
+.PHONY: setup demo test audit bench-swap bench-swap-cuda bench-site study-exchange drill-exchange drill-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -22,8 +23,9 @@ frontend/dist/.built: .venv/.installed $(FRONTEND)
 	$(BIN)/python frontend/build.py
 	@touch $@
 
+# MIRRORS=3: three sites that replace each other, in a state folder of their own.
 demo: setup
-	@$(BIN)/python manage.py demo $(if $(TOKENS),--tokens $(TOKENS))
+	@$(if $(MIRRORS),BARNRAISE_STATE=.state/mirrors-$(MIRRORS) BARNRAISE_NAME="Mirror 1") $(BIN)/python manage.py demo $(if $(MIRRORS),--mirrors $(MIRRORS)) $(if $(TOKENS),--tokens $(TOKENS))
 
 test: setup
 	@$(BIN)/python tests/chromium.py
@@ -50,6 +52,10 @@ audit: setup
 # What the exchange survives: kills, partitions, flipped bits, hostile peers, poison; some 15 minutes. QUICK=1: five.
 drill-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/drill_exchange.py $(if $(QUICK),--quick)
+
+# What a site of three mirrors survives, some 15 minutes; as root on Linux, where a mirror can be cut off. QUICK=1: five.
+drill-mirrors: setup
+	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/drill_mirrors.py $(if $(QUICK),--quick)
 
 # What the exchange costs in loss and saves in bytes, 75 minutes on two cores; goes on where it stopped. QUICK=1: a few.
 study-exchange: .venv/.installed

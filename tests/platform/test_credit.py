@@ -7,11 +7,14 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
+from mirror_lists import listed, signed_list
 
 from barnraise import wire
 from barnraise.identity import check_testimony, digest
+from coordinator import mirror
 from coordinator.accounts.leaving import leave
 from coordinator.accounts.models import Team
+from coordinator.mirrors import lists
 from coordinator.telemetry import credit
 from coordinator.telemetry.credit import BADGES, SHOWN, Credit, badges, leaders, of
 from coordinator.telemetry.rollup import drain
@@ -105,6 +108,14 @@ def test_credit_is_no_more_than_the_author_told_of_itself_and_the_rest_comes_whe
     says(run, ada, 9000)
     says(run, bob, 0, (ada, 9, 9000))
     assert tokens(ada) == 9000
+
+
+def test_where_a_site_is_one_of_several_a_machine_that_reports_to_another_gets_its_credit_all_the_same(barn, says):
+    run, ada, _, bob = barn
+    here = listed(mirror.identity(), "https://here.example.org")
+    lists.take([first := signed_list(1, here)], vouched=first.digest)
+    says(run, bob, 0, (ada, 2, 2000))
+    assert tokens(ada) == 2000, "its signed header says so"
 
 
 def test_two_who_lie_together_get_no_more_than_the_rules_let_an_update_claim(barn, says):

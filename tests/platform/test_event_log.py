@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import types
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -340,6 +341,16 @@ def test_a_mirror_whose_clock_is_an_hour_wrong_stamps_with_the_others_time_and_s
     assert abs(clock.seconds(made.hlc) - right) < 5
     assert "+3599 s from the other mirrors'" in caplog.text or "+3600 s from the other mirrors'" in caplog.text
     assert log.clock_off() == pytest.approx(FAR, abs=5)
+
+
+def test_a_clock_that_is_set_wrong_in_between_spoils_not_even_the_next_event(db, shelf, monkeypatch):
+    right = time.time()
+    for key in ("1", "2"):
+        log.note_clock(key * 64, right)
+    set_wrong = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + FAR})
+    monkeypatch.setattr(log, "time", set_wrong)
+    made = log.record("note.say", "a", {"text": "x"})
+    assert abs(clock.seconds(made.hlc) - right) < 5
 
 
 def test_an_event_from_the_far_future_waits_until_then(db, shelf):

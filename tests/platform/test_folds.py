@@ -194,6 +194,30 @@ def test_where_all_witnesses_agree_no_token_is_lost_or_counted_twice(facts):
     assert sum(day["tokens"] for day in folded("credit", facts)["days"].values()) == 7 * len(covered)
 
 
+def up_to(seq: int) -> int:
+    """Tokens of an author's first updates, which are of many sizes."""
+    return sum(1 + 37 * each % 91 for each in range(1, seq + 1))
+
+
+@HISTORIES
+@given(
+    histories(
+        "credit",
+        {
+            "receipt": receipt.map(
+                lambda said: (
+                    said | {"tokens": up_to(said["last"]) - up_to(said["first"] - 1), "total": up_to(said["last"])}
+                )
+            )
+        },
+    )
+)
+def test_ranges_that_overlap_in_part_count_to_the_token_where_the_author_signed_its_totals(facts):
+    covered = {seq for each in facts for seq in range(each.said.first, each.said.last + 1)}
+    right = sum(up_to(seq) - up_to(seq - 1) for seq in covered)
+    assert sum(day["tokens"] for day in folded("credit", facts)["days"].values()) == right
+
+
 CHECKPOINT = histories(
     "checkpoint",
     {

@@ -244,6 +244,31 @@ def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_he
     assert pulling.pull_all() == {key: pulling.Pulled()}
 
 
+def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(small, log, hurry, monkeypatch):
+    monkeypatch.setattr(peer, "KNOCK", 0.5)
+    monkeypatch.setattr(pulling, "SOONEST", pulling.LONGEST)
+    right = dict(small.routes)
+    small.routes |= dict.fromkeys(("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, silent()))
+    assert "does not answer" in pulling.pull_all()[small.identity.key].refused[0]
+    assert pulling.pull_all() == {}, "it does not open"
+    asked = len(small.asked)
+    tasks.nudge()
+    assert "POST /mirrors/nudge" not in small.asked[asked:], "nobody waits for it"
+    small.routes = right
+    assert pulling.pull_all()[small.identity.key].stored == 10
+    tasks.nudge()
+    assert small.asked[-1] == "POST /mirrors/nudge"
+
+
+def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, log, monkeypatch):
+    monkeypatch.setattr(pulling, "SOONEST", pulling.LONGEST)
+    key, right = small.identity.key, small.routes["GET /mirrors/heads"]
+    small.routes["GET /mirrors/heads"] = lambda query, who: (503, b'{"error": "the database is away"}')
+    assert "the database is away" in pulling.pull_all()[key].refused[0]
+    small.routes["GET /mirrors/heads"] = right
+    assert pulling.pull_all()[key].stored == 10
+
+
 def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(small, monkeypatch, settings):
     away = {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {"default": away}

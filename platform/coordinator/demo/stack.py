@@ -6,6 +6,7 @@ import logging
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from django.utils import timezone
 from coordinator import embedded, mirror
 from coordinator.accounts.models import Enrolment, Machine, User
 from coordinator.demo.processes import Family, free_port
+from coordinator.demo.several import Several
 from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run
 
 OWNER = "owner@barnraise.local"
 STARTING = 60.0  # seconds a part may take to come up
+STARTING_MIRRORS = 180.0  # …of several at once
 
 
 class Broken(Exception):
@@ -29,13 +32,15 @@ class Broken(Exception):
 
 
 class Stack:
-    """`folder` holds the volunteers' homes and every log. Use as a context manager: leaving it stops everything."""
+    """`folder` holds the volunteers' homes and every log. Use as a context manager: leaving it stops everything.
+    `mirrors`: how many sites there are; of several this process's own is the first."""
 
-    def __init__(self, folder: Path, port: int = 8000):
+    def __init__(self, folder: Path, port: int = 8000, mirrors: int = 1):
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self.folder = folder
         self.family = Family(folder / "logs")
-        self.port = free_port(port)
+        self.several = Several(folder, mirrors, port) if mirrors > 1 else None
+        self.port = self.several.first.port if self.several else free_port(port)
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> "Stack":
@@ -46,14 +51,21 @@ class Stack:
         if workers:
             self.family.stop(*workers)
         self.family.stop()
+        if self.several:
+            self.several.stop()
         embedded.stop(settings.STATE_DIR)
 
     # ---- the site --------------------------------------------------------------------------------------------
 
     def start_site(self) -> None:
+        if self.several:
+            self.several.begin()
         self.migrate()
-        self.start_web()
-        self.start_celery()
+        if self.several:
+            self.several.start(self._wait_for_mirrors)
+        else:
+            self.start_web()
+            self.start_celery()
 
     def migrate(self) -> None:
         call_command("migrate", verbosity=0, interactive=False)
@@ -152,6 +164,16 @@ class Stack:
         # OpenMP would start a thread a core in each of three workers; spinning, they take turns at slowing each other.
         self.family.start(f"worker-{number}", sys.executable, *map(str, command), **self._alike)
 
+    def start_workers(self, numbers: list[int], run: Run) -> None:
+        """Of several mirrors each would have one of them prepare the text, and two might launch the run: there the
+        first comes alone."""
+        if self.several:
+            self.start_worker(numbers.pop(0), run)
+            self.wait(lambda: Run.objects.filter(pk=run.pk).exclude(spec_text="").exists(), "the run's launch")
+            self.several.settled()
+        for number in numbers:
+            self.start_worker(number, run)
+
     def status(self, number: int, run: Run) -> dict[str, Any] | None:
         """What a worker last wrote of itself, None before its first word."""
         try:
@@ -160,6 +182,16 @@ class Stack:
             return None
 
     # ---- waiting ---------------------------------------------------------------------------------------------
+
+    def _wait_for_mirrors(self, done: Callable[[], object], what: str) -> None:
+        def all_well() -> object:
+            if fallen := self.several and self.several.died():
+                mirror, name = fallen
+                raise Broken(f"{mirror.name} did not come up; the last words of its {name}, of {mirror.family.logs}:\n"
+                             f"{mirror.family.last_words(name)}")  # fmt: skip
+            return done()
+
+        self.wait(all_well, what, STARTING_MIRRORS)
 
     def check(self) -> None:
         """Raises Broken when a process has died."""

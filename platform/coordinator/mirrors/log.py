@@ -5,13 +5,14 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.utils import timezone
 from uuid6 import uuid7
 
 from barnraise.identity import digest
@@ -23,7 +24,7 @@ from coordinator.mirrors.models import Clock, LogEvent, Origin, Subject, Tally
 
 log = logging.getLogger("coordinator.mirrors")
 MOST = 1000  # events served at once
-HEARD = timedelta(minutes=10)  # ago at most: an older word about a clock says nothing
+HEARD = 600.0  # seconds ago at most: an older word about a clock says nothing
 
 
 @contextmanager
@@ -127,8 +128,7 @@ def adopt() -> int:
 
 def now() -> float:
     """Seconds since 1970, corrected where this machine's clock is far from the other mirrors'."""
-    heard = Clock.objects.filter(heard__gt=timezone.now() - HEARD).values_list("ahead", flat=True)
-    if (by := clock.correction(list(heard))) != 0:
+    if (by := clock.correction(_ahead())) != 0:
         log.error("this machine's clock is %+.0f s from the other mirrors': events are stamped with theirs", -by)
     return time.time() + by
 
@@ -136,13 +136,38 @@ def now() -> float:
 def note_clock(key: str, theirs: float, ours: float | None = None) -> None:
     """Another mirror (by its key) signed that it is `theirs`, seconds since 1970; `ours`, this machine's clock then."""
     ahead = theirs - (time.time() if ours is None else ours)
-    Clock.objects.update_or_create(key=key, defaults={"ahead": ahead, "heard": timezone.now()})
+    said = {"ahead": ahead, "heard": datetime.fromtimestamp(time.time(), UTC), "steady": _steady(), "boot": _boot()}
+    Clock.objects.update_or_create(key=key, defaults=said)
 
 
 def clock_off() -> float:
     """Seconds that this machine's clock is ahead of the others' median; 0 where none was heard of."""
-    heard = Clock.objects.filter(heard__gt=timezone.now() - HEARD).values_list("ahead", flat=True)
-    return 0.0 - clock.middle(list(heard))
+    return 0.0 - clock.middle(_ahead())
+
+
+def _ahead() -> list[float]:
+    """Seconds that each other mirror heard lately is ahead of this machine's clock. That may have been set since: how
+    long ago it was says the clock that nobody sets, so that not one event is stamped wrong until they are heard again.
+    """
+    found, steady, wall = [], _steady(), time.time()
+    for each in Clock.objects.all():
+        shown = wall - each.heard.timestamp()
+        passed = steady - each.steady if each.boot and each.boot == _boot() else shown
+        if 0 <= passed < HEARD:
+            found.append(each.ahead + passed - shown)
+    return found
+
+
+def _steady() -> float:
+    """Seconds since this machine started, sleep included where the system can tell."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    """Which start of this machine that counts from."""
+    known = Path("/proc/sys/kernel/random/boot_id")
+    return known.read_text().strip() if known.exists() else ""
 
 
 # ---- serving -------------------------------------------------------------------------------------------------------

@@ -155,11 +155,14 @@ class Proof(models.Model):
 
 
 class Clock(models.Model):
-    """How far another mirror's clock was ahead of ours when it last signed its time."""
+    """How far another mirror's clock was ahead of ours when it last signed its time. `steady`: this machine's seconds
+    since it started, by a clock that nobody sets, and `boot`, which start that was; "" where no system says so."""
 
     key = models.CharField(max_length=64, primary_key=True)
     ahead = models.FloatField()  # seconds
-    heard = models.DateTimeField(default=timezone.now)
+    heard = models.DateTimeField(default=timezone.now)  # by our clock of then
+    steady = models.FloatField(default=0, db_default=0)
+    boot = models.CharField(max_length=36, blank=True, default="", db_default="")
 
     def __str__(self) -> str:
         return f"{self.key[:8]} is {self.ahead:+.1f} s from us"
@@ -193,6 +196,7 @@ class Standing(models.Model):
     heard = models.DateTimeField(null=True)
     why = models.CharField(max_length=300, blank=True)
     failures = models.PositiveSmallIntegerField(default=0)  # in a row
+    silent = models.BooleanField(default=False, db_default=False)  # the last of them was no answer at all, or a 503
     state = models.CharField(max_length=64, blank=True)
     version = models.BigIntegerField(default=0)  # of its list
 

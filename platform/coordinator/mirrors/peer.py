@@ -1,6 +1,8 @@
 """Another mirror, over HTTPS: one signed request, one checked answer, bounded in bytes and in seconds."""
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import httpx
@@ -28,14 +30,16 @@ from coordinator.mirrors.wire import (
 
 MAX_ANSWER = 16 << 20  # bytes; a page of events comes nowhere near it
 BETWEEN, WHOLE = 5.0, 20.0  # seconds between two pieces of an answer, and for all of it
+KNOCK = 1.5  # …and for one who was silent to say that it is there again
 S = TypeVar("S", bound=BaseModel)
 
 
 class Unheard(Exception):
-    """No answer that can be used. `sentence` names the mirror and why; nothing was taken from it."""
+    """No answer that can be used. `sentence` names the mirror and why; nothing was taken from it. `silent`: there was
+    no answer at all, or that its database is away and one shall ask again in a moment."""
 
-    def __init__(self, sentence: str):
-        self.sentence = sentence
+    def __init__(self, sentence: str, silent: bool = False):
+        self.sentence, self.silent = sentence, silent
         super().__init__(sentence)
 
 
@@ -116,7 +120,7 @@ class Peer:
             raise Unheard(f"{self.name} answered {status} with something that no mirror says{cut}") from None
         if status == 401 and again and problem.time and self._learn_time(problem.time):
             return self._ask(method, path, message, shape, again=False)
-        raise Unheard(f"{self.name} refuses: {problem.error}")
+        raise Unheard(f"{self.name} refuses: {problem.error}", silent=status == 503)
 
     def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         answer, until = bytearray(), time.monotonic() + WHOLE
@@ -129,7 +133,7 @@ class Peer:
                     if time.monotonic() > until:
                         raise Unheard(f"{self.name} takes more than {WHOLE:g} seconds for one answer and was cut off")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unheard(f"{self.name} does not answer ({error or type(error).__name__})") from None
+            raise Unheard(f"{self.name} does not answer ({error or type(error).__name__})", silent=True) from None
         return response.status_code, bytes(answer)
 
     def _learn_time(self, signed: Signed) -> bool:
@@ -139,3 +143,18 @@ class Peer:
             return False
         before, self._ahead = self._ahead, told.time - time.time()
         return abs(self._ahead - before) > 1.0
+
+
+def awake(silent: Sequence[Listed]) -> list[Listed]:
+    """Which of these are there again: all are asked at once who they are, so that it costs no more than a moment."""
+    if not silent:
+        return []
+    with ThreadPoolExecutor(len(silent)) as crew:
+        return [each for each, there in zip(silent, crew.map(_is_there, silent), strict=True) if there]
+
+
+def _is_there(listed: Listed) -> bool:
+    try:
+        return httpx.get(f"{listed.url.rstrip('/')}/api/v1/mirror", timeout=KNOCK).status_code == 200
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False

@@ -17,7 +17,7 @@ from coordinator.mirrors import cutting, lists, particulars, receiving, state
 from coordinator.mirrors.log import heads as our_heads
 from coordinator.mirrors.log import note_clock
 from coordinator.mirrors.models import LogEvent, Origin, Proof, Standing
-from coordinator.mirrors.peer import Peer, Unheard
+from coordinator.mirrors.peer import Peer, Unheard, awake
 from coordinator.mirrors.wire import SOME, SPOKEN, Head, Heads
 from coordinator.refusals import Refused
 
@@ -35,13 +35,14 @@ class Pulled:
 
 def pull_all(patient: bool = True) -> dict[str, Pulled]:
     """From every other mirror of the list, in any order: from the one what the other lacks. By key. `patient`: one that
-    could not be used is left alone for a while, longer each time, unless it nudges."""
+    could not be used is left alone for a while, longer each time, unless it nudges. Who was only silent is knocked at
+    meanwhile: when a line heals nobody has to wait for the other's patience."""
     listed, now = lists.others(), timezone.now()
     random.shuffle(listed)
-    resting = {
-        each.key for each in Standing.objects.filter(failures__gt=0) if patient and now < each.tried + wait(each)
-    }
-    return {each.key: pull(each) for each in listed if each.key not in resting}
+    failed = Standing.objects.filter(failures__gt=0)
+    resting = {each.key: each.silent for each in failed if patient and now < each.tried + wait(each)}
+    back = {each.key for each in awake([each for each in listed if resting.get(each.key)])}
+    return {each.key: pull(each) for each in listed if each.key not in resting or each.key in back}
 
 
 def wait(standing: Standing) -> timedelta:
@@ -54,6 +55,7 @@ def pull(listed: Listed) -> Pulled:
     """One round with one mirror; what was wrong with it is noted, and logged when it is news."""
     done, now = Pulled(), timezone.now()
     said: dict[str, object] = {}
+    silent = False
     try:
         with Peer.of(listed) as peer:
             heads = peer.heads()
@@ -62,10 +64,11 @@ def pull(listed: Listed) -> Pulled:
             take_all(peer, heads, done)
     except Unheard as error:
         done.refused.append(error.sentence)
+        silent = error.silent
     why = "; ".join(done.refused)[:300]
     before = Standing.objects.filter(pk=listed.key).first() or Standing(key=listed.key)
     failures = 0 if said else min(100, before.failures + 1)
-    defaults = {"tried": timezone.now(), "why": why, "failures": failures, **said}
+    defaults = {"tried": timezone.now(), "why": why, "failures": failures, "silent": silent, **said}
     Standing.objects.update_or_create(key=listed.key, defaults=defaults)
     if why and why != before.why:
         log.warning("%s: %s", listed.name, why)

@@ -8,6 +8,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from coordinator.mirrors import lists, pulling
+from coordinator.mirrors.models import Standing
 from coordinator.mirrors.peer import Peer, Unheard
 
 log = logging.getLogger("coordinator.mirrors")
@@ -29,9 +30,11 @@ def pull(key: str | None = None) -> None:
 
 @shared_task(name="mirrors.nudge")
 def nudge() -> None:
-    """Says to all others that there is something new here. Who does not hear it pulls by its own clock."""
+    """Says to all others that there is something new here. Who does not hear it pulls by its own clock; who was silent
+    the last time is not waited for, since other tasks wait behind this one."""
     cache.delete(PENDING)
-    for each in lists.others():
+    silent = set(Standing.objects.filter(silent=True).values_list("key", flat=True))
+    for each in (each for each in lists.others() if each.key not in silent):
         try:
             with Peer.of(each) as peer:
                 peer.nudge()

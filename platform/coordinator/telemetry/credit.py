@@ -2,8 +2,8 @@
 
 Nobody vouches for themselves. A machine's report brings signed headers of authors whose updates it holds, each with
 its own signed word that it does; what is new in that becomes a range of the author's, one row a day, which keeps the
-last of both signatures. It counts for no more than the author itself has reported, and for no more an update than the
-run's rules let one claim.
+last of both signatures. It counts for no more than the author itself has reported (where the site is one of several:
+has signed), and for no more an update than the run's rules let one claim.
 """
 
 import json
@@ -20,6 +20,7 @@ from uuid6 import uuid7
 from barnraise import wire
 from coordinator.accounts.models import Machine, Team, User
 from coordinator.fleet.models import Membership
+from coordinator.mirrors import lists
 from coordinator.runs.models import Run
 
 SHOWN = 100  # places of a leaderboard
@@ -91,6 +92,7 @@ def note(heard: list[tuple[Membership, Sequence[wire.Testimony]]]) -> None:
         known[row["run"], row["machine"], row["incarnation"]] = row["end"], row["sum"]
         lives[row["run"], row["machine"]] += row["sum"]
     most = {run.pk: run.spec.max_tokens_per_update for run in runs.values()}
+    several = lists.named()[0] > 0
     fresh: dict[tuple, Credit] = {}
     for (run, _, author), (member, head, told) in sorted(newest.items(), key=lambda item: (item[0][2], item[1][1].seq)):
         key, _, incarnation = author.partition(".")
@@ -98,8 +100,11 @@ def note(heard: list[tuple[Membership, Sequence[wire.Testimony]]]) -> None:
         if machine is None or owner == member.machine.owner_id:
             continue
         last, total = known.get((run, machine, incarnation), (0, 0))
-        # No more than the author itself reported, of all its lives, and no more an update than the rules allow.
-        tokens = min(head.total - total, reported - lives[run, machine], (head.seq - last) * most[run])
+        fresh_tokens = head.total - total
+        # No more an update than the rules allow; and no more than the author itself reported, of all its lives. Of
+        # several mirrors it reports to any: there its signed header is its word.
+        known_here = fresh_tokens if several else reported - lives[run, machine]
+        tokens = min(fresh_tokens, known_here, (head.seq - last) * most[run])
         if head.seq > last and tokens > 0:
             row = fresh.setdefault(
                 (run, machine, incarnation),

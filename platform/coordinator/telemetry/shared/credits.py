@@ -9,6 +9,7 @@ from django.db.models import F
 from pydantic import Field
 from uuid6 import uuid7
 
+from barnraise import wire
 from barnraise.wire import Count, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import log
@@ -17,35 +18,46 @@ from coordinator.mirrors.state import current
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Credit
 
+UNTOLD = -1  # where no total was signed
+
 
 class Receipt(Message):
-    """`tokens` of updates `first` to `last`; `witness`: the machine of another person that said it has the last."""
+    """`tokens` of updates `first` to `last`; `witness`: the machine of another person that said it has the last.
+    `total`: of all updates up to the last, as the author signed it with that one."""
 
     day: date
     first: int = Field(ge=1, lt=1 << 53)
     last: int = Field(ge=1, lt=1 << 53)
     tokens: Count
     witness: Key | None = None
+    total: Count | None = None
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
     """The union of all ranges. Mirrors hear of the same updates from different witnesses, so ranges overlap: they are
     laid along each other by (first, longest, fewest tokens), and of each only what the ones before it leave open
-    counts, by its share of updates. No update counts twice, whoever told of it and how often."""
-    told = {
-        (fact.said.first, -fact.said.last, fact.said.tokens, fact.said.day, fact.said.witness or "") for fact in facts
-    }
+    counts: by what the author signed at both ends of that, or else by its share of updates. No update counts twice,
+    whoever told of it and how often."""
+    told = {_placed(fact.said) for fact in facts}
     days: dict[str, dict[str, Any]] = {}
-    reach = 0
-    for first, end, tokens, day, witness in sorted(told):
+    reach, before = 0, UNTOLD  # the last update that counted, and the author's total there
+    for first, end, tokens, day, witness, total in sorted(told):
         last, begin = -end, max(first, reach + 1)
         if last < begin:
             continue
         share = tokens * (last - begin + 1) // (last - first + 1)
+        if begin > first and UNTOLD not in (before, total):
+            share = min(tokens, max(0, total - before))
         row = days.setdefault(day.isoformat(), {"first": begin, "tokens": 0})
         row.update(last=last, tokens=row["tokens"] + share, witness=witness or None)
-        reach = last
+        reach, before = last, total
     return {"days": days}
+
+
+def _placed(said: Receipt) -> tuple[int, int, int, date, str, int]:
+    """As ranges are laid along each other."""
+    total = UNTOLD if said.total is None else said.total
+    return said.first, -said.last, said.tokens, said.day, said.witness or "", total
 
 
 def store(which: str, state: State | None) -> None:
@@ -100,9 +112,15 @@ def _tell(which: str, rows: list[Credit]) -> int:
         if row.last >= first:
             witness = row.witness.key if row.witness else None
             said = {"day": row.day, "first": first, "last": row.last, "tokens": max(0, row.tokens - row.told_tokens)}
-            log.record("credit.receipt", which, said | {"witness": witness})
+            log.record("credit.receipt", which, said | {"witness": witness, "total": _signed(row)})
         Credit.objects.filter(pk=row.pk).update(told_last=row.last, told_tokens=row.tokens)
     return len(fresh)
+
+
+def _signed(row: Credit) -> int | None:
+    """The author's total at the row's last update, where the header that is kept is of that one."""
+    head = wire.Update.model_validate_json(row.head["body"]) if row.head else None
+    return head.total if head and head.seq == row.last else None
 
 
 register(Kind("credit", {"receipt": Receipt}, fold, store))

@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from coordinator.demo.several import Several
 from coordinator.demo.stack import OWNER, Broken, Stack
 from coordinator.runs.models import Run, Status
 
 WORKERS = (1, 2, 3)
 SHOWN = 3_000_000  # tokens of a demo that nobody limits: some five minutes on two cores
 NAME = "Demo"
+MIRRORS = 9  # on one machine, at most
 FINISHING = 90.0  # seconds between the last worker's end and the site's word that the run is finished
 
 
@@ -27,16 +29,19 @@ class Command(BaseCommand):
     def add_arguments(self, parser) -> None:
         parser.add_argument("--tokens", type=int, help="stop when the ledger holds so many, print one line of JSON")
         parser.add_argument("--port", type=int, default=8000)
+        parser.add_argument("--mirrors", type=int, default=1, help="sites with databases of their own")
 
-    def handle(self, *, tokens: int | None, port: int, **options: Any) -> None:
+    def handle(self, *, tokens: int | None, port: int, mirrors: int = 1, **options: Any) -> None:
         if tokens is not None and tokens < 1_000:
             raise CommandError(f"TOKENS must be 1,000 or more, not {tokens}")
+        if not 1 <= mirrors <= MIRRORS:
+            raise CommandError(f"MIRRORS must be between 1 and {MIRRORS}, not {mirrors}")
         for name in ("SIGTERM", "SIGHUP"):  # a closed terminal stops everything too
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), _interrupt)
         started = time.monotonic()
         console = Console(highlight=False)
-        stack = Stack(settings.STATE_DIR / "demo", port)
+        stack = Stack(settings.STATE_DIR / "demo", port, mirrors)
         try:
             with stack:
                 self.show(stack, console, tokens, started, moved=port != stack.port and port)
@@ -67,17 +72,19 @@ class Command(BaseCommand):
             shutil.rmtree(stack.home(number) / "runs", ignore_errors=True)
         stack.enrol(owner, list(WORKERS))
         stack.wait_for_measurement()
-        for number in WORKERS:
-            stack.start_worker(number, run)
+        stack.start_workers(list(WORKERS), run)
         console.print(
             f"\n  Watch it at   [bold]{url}[/]\n  log in as     {OWNER}  password  {password}\n", soft_wrap=True
         )
+        if stack.several:
+            introduce(stack.several, run.get_absolute_url(), console)
         console.print(f"  up in {time.monotonic() - started:.1f} s · Ctrl-C stops everything\n")
         self.watch(stack, console, run)
         if tokens is None:
             console.print("The run is finished. The site stays up until Ctrl-C.")
             while True:
                 stack.check()
+                mourn(stack.several, console)
                 time.sleep(0.5)
         self.conclude(stack, run, url, started)
 
@@ -87,6 +94,7 @@ class Command(BaseCommand):
         with Live(console=console, auto_refresh=False, transient=False) as live:
             while any(stack.family.children[f"worker-{n}"].poll() is None for n in WORKERS):
                 stack.check()
+                mourn(stack.several, console)
                 statuses = {n: stack.status(n, run) for n in WORKERS}
                 if console.is_terminal:
                     live.update(_table(statuses), refresh=True)
@@ -104,6 +112,7 @@ class Command(BaseCommand):
         lasts = [s["validation_last"] for s in statuses if s.get("validation_last")]
         agree = len({(s.get("vector"), s.get("anchor")) for s in statuses}) == 1 and bool(statuses[0].get("anchor"))
         first, last = min(firsts)[1], max(lasts)[1]
+        told = stack.several.told() if stack.several else {}
         print(
             json.dumps(
                 {
@@ -117,14 +126,32 @@ class Command(BaseCommand):
                     "coordinator_bytes": sum(s["coordinator_bytes"] for s in statuses),
                     "seconds": round(time.monotonic() - started, 1),
                     "url": url,
+                    **told,
                 }
             ),
             flush=True,
         )
         if not agree:
             raise CommandError("the workers' anchors differ")
+        if not told.get("one_state_hash", True):
+            raise CommandError("the mirrors do not say the same")
         if not last < first:
             raise CommandError(f"the validation loss did not fall: {first:.4f} → {last:.4f}")
+
+
+def introduce(several: Several, path: str, console: Console) -> None:
+    """Where each mirror shows the run, and how to be rid of one."""
+    for each in several.all:
+        kill = " ".join(map(str, each.pids))
+        console.print(f"  {each.name:<12}  {each.url}{path}   kill -9 {kill}", soft_wrap=True)
+    console.print(f"  {len(several.all)} mirrors joined in {several.took:.1f} s; kill any: the others go on\n")
+
+
+def mourn(several: Several | None, console: Console) -> None:
+    """Says of each mirror that died meanwhile that it did."""
+    for each in several.lost() if several else ():
+        left = ", ".join(other.url for other in several.live) or "none: training goes on all the same"
+        console.print(f"{each.name} at {each.url} is gone. What is left: {left}", soft_wrap=True)
 
 
 def _interrupt(number: int, frame: Any) -> None:
