@@ -20,7 +20,8 @@ Answer = bytes | Iterable[bytes]
 
 class SmallMirror:
     """`routes` maps "METHOD /path" (without /api/v1 and the query) to (query, who asks) → a message, (status, bytes) or
-    pieces. `asked`: what was asked for. `lists`, `proofs`, `protocols`, `ahead`: what it says of itself."""
+    pieces; what was posted is query["body"]. `asked`: what was asked for. `lists`, `proofs`, `protocols`, `ahead`: what
+    it says of itself."""
 
     def __init__(self, log: OtherMirror, context: ssl.SSLContext | None = None):
         self.log, self.identity = log, log.identity
@@ -43,8 +44,8 @@ class SmallMirror:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                status, answer = ours.answer(self.command, self.path, self.headers.get("Authorization", ""))
+                posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                status, answer = ours.answer(self.command, self.path, self.headers.get("Authorization", ""), posted)
                 self.send_response(status)
                 self.end_headers()
                 try:
@@ -85,14 +86,15 @@ class SmallMirror:
         some = self.log.events[after : after + self.most]
         return LogPart(events=some, more=after + len(some) < len(self.log.events))
 
-    def answer(self, method: str, path: str, authorization: str) -> tuple[int, Answer]:
+    def answer(self, method: str, path: str, authorization: str, posted: bytes = b"") -> tuple[int, Answer]:
         parts = urlsplit(path)
         route = f"{method} {parts.path.removeprefix('/api/v1')}"
         self.asked.append(route)
         who = jwt.get_unverified_header(authorization.partition(" ")[2])["kid"] if authorization else ""
         if route not in self.routes:
             return 404, b'{"error": "there is nothing at this address"}'
-        found = self.routes[route]({name: values[-1] for name, values in parse_qs(parts.query).items()}, who)
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        found = self.routes[route](query | {"body": posted.decode()}, who)
         if isinstance(found, Message):
             return 200, found.model_dump_json().encode()
         return found if isinstance(found, tuple) else (200, found)

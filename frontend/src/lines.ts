@@ -40,10 +40,14 @@ export class LineFeed {
   }
 }
 
-export function browserLines(run: string): LinesOutside {
+/** `base`: of the mirror that is asked just now; "" for the page's own. */
+export function browserLines(run: string, base: () => string): LinesOutside {
   return {
     async fetch() {
-      const answer = await fetch(`/live/${run}/machines/`, { headers: { Accept: "application/json" } });
+      const answer = await fetch(`${base()}/live/${run}/machines/`, {
+        headers: { Accept: "application/json" },
+        credentials: base() ? "omit" : "same-origin",
+      });
       if (!answer.ok) throw new Error(`the site answered ${answer.status}`);
       return ((await answer.json()) as { machines: Line[] }).machines;
     },

@@ -2,6 +2,7 @@
 
 import { Chosen } from "./choices";
 import { browserLines, LineFeed } from "./lines";
+import { Choice, mirrorsOf } from "./mirrors";
 import { browser, Feed, type Link } from "./socket";
 import { Store } from "./store";
 import { LossChart } from "./views/chart";
@@ -24,9 +25,11 @@ export function runPage(page: HTMLElement): void {
     new Table(page.querySelector("[data-workers]")!),
     new Events(page.querySelector("[data-events]")!, chosen),
   ];
-  const sign = new LinkSign(page);
-  const feed = new Feed(store, browser(run), (link: Link) => sign.show(link));
-  const lines = new LineFeed(store, browserLines(run));
+  const mirrors = mirrorsOf(page);
+  const choice = new Choice(page.dataset.follows === "true" ? mirrors.length : 1); // else it takes a session
+  const sign = new LinkSign(page, mirrors);
+  const feed = new Feed(store, browser(run, mirrors), (link: Link, at: number) => sign.show(link, at), choice);
+  const lines = new LineFeed(store, browserLines(run, () => mirrors[choice.at]!.base));
   chosen.onChange(() => lines.want(chosen.value.machines));
   lines.want(chosen.value.machines);
 

@@ -37,6 +37,13 @@ export class Store {
     return this.early.size > 0;
   }
 
+  /** From here on frames are another mirror's, which numbers its own: its first snapshot takes the place of all. */
+  elsewhere(): void {
+    this.seq = -1;
+    this.now = 0;
+    this.early.clear();
+  }
+
   snapshot(frame: Snapshot): Outcome {
     if (frame.seq < this.seq && frame.now < this.now) return "stale"; // an answer that was overtaken on its way
     this.seq = frame.seq;

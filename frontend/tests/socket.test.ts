@@ -1,4 +1,5 @@
 import { beforeEach, describe, expect, test } from "vitest";
+import { Choice, LOOK_HOME } from "../src/mirrors";
 import { Feed, type Link, type Outside, PATIENCE, Refusal, SILENCE, type Wire } from "../src/socket";
 import { Store } from "../src/store";
 import type { Delta, Snapshot } from "../src/types";
@@ -6,19 +7,19 @@ import { delta, snapshot } from "./frames";
 
 /** A site in memory: its sockets, its snapshots, and a clock that moves when told. */
 class Site implements Outside {
-  sockets: (Wire & { closed: boolean })[] = [];
-  asked: { give: (frame: Snapshot) => void; fail: (error: Error) => void }[] = [];
+  sockets: (Wire & { closed: boolean; mirror: number })[] = [];
+  asked: { mirror: number; give: (frame: Snapshot) => void; fail: (error: Error) => void }[] = [];
   now = 0;
   private timers = new Map<number, { at: number; run: () => void }>();
   private next = 1;
 
-  open(): Wire {
-    const wire = { onopen: null, onmessage: null, onclose: null, closed: false, close() { this.closed = true; } };
+  open(mirror: number): Wire {
+    const wire = { mirror, onopen: null, onmessage: null, onclose: null, closed: false, close() { this.closed = true; } };
     this.sockets.push(wire);
     return wire;
   }
-  snapshot(): Promise<Snapshot> {
-    return new Promise((give, fail) => this.asked.push({ give, fail }));
+  snapshot(mirror: number): Promise<Snapshot> {
+    return new Promise((give, fail) => this.asked.push({ mirror, give, fail }));
   }
   later(milliseconds: number, run: () => void): number {
     this.timers.set(this.next, { at: this.now + milliseconds, run });
@@ -30,7 +31,7 @@ class Site implements Outside {
   chance(): number {
     return 0.5;
   }
-  get last(): Wire & { closed: boolean } {
+  get last(): Wire & { closed: boolean; mirror: number } {
     return this.sockets.at(-1)!;
   }
   say(frame: Delta): void {
@@ -206,5 +207,79 @@ describe("the feed", () => {
     site.pass(60_000);
     expect(site.sockets).toHaveLength(1);
     expect(site.last.closed).toBe(true);
+  });
+});
+
+describe("the feed where there are other mirrors", () => {
+  let told: [Link, number][];
+
+  beforeEach(() => {
+    [site, store, told] = [new Site(), new Store(), []];
+    feed = new Feed(store, site, (link, at) => told.push([link, at]), new Choice(2, () => 0.5));
+    feed.start();
+  });
+
+  test("goes on at another one, from its snapshot and by its numbers, and says which", async () => {
+    await live(1000);
+    site.last.onclose?.({ code: 1006 });
+    site.pass(500);
+    expect(site.last.mirror).toBe(1);
+    site.last.onopen?.();
+    site.say(delta(8, { run: { tokens: 2222 }, train: [[300, 3]] }));
+    expect(site.asked.at(-1)!.mirror).toBe(1);
+    expect(store.run?.tokens).toBe(1000); // what was seen stays until then
+    await site.give(snapshot(7, { now: 1, train: [[100, 5], [200, 4]] }));
+    expect(store.seq).toBe(8);
+    expect(store.run?.tokens).toBe(2222);
+    expect(store.series.train).toEqual([[100, 5], [200, 4], [300, 3]]);
+    expect(told).toEqual([["live", 0], ["reconnecting", 0], ["live", 1]]);
+  });
+
+  test("tries them in turn, each round later", () => {
+    const mirrors: number[] = [];
+    for (let i = 0; i < 5; i++) {
+      mirrors.push(site.last.mirror);
+      site.last.onclose?.({ code: 1006 });
+      site.pass(500 * 2 ** Math.floor(i / 2));
+    }
+    expect(mirrors).toEqual([0, 1, 0, 1, 0]);
+  });
+
+  test("comes back once its own answers again, and what is shown stays meanwhile", async () => {
+    await live(1000);
+    site.last.onclose?.({ code: 1006 });
+    site.pass(500);
+    await live(7);
+    let seq = 7;
+    const hear = (milliseconds: number) => {
+      for (let i = 0; i < milliseconds; i += 10_000) {
+        site.pass(10_000);
+        site.say(delta(++seq));
+      }
+    };
+    hear(LOOK_HOME);
+    expect(site.asked.at(-1)!.mirror).toBe(0);
+    site.asked.at(-1)!.fail(new Error("still gone"));
+    await settled();
+    expect(site.last.mirror).toBe(1);
+    hear(LOOK_HOME);
+    expect(told.at(-1)).toEqual(["live", 1]);
+    await site.give(snapshot(2000));
+    expect(site.last.mirror).toBe(0);
+    expect(site.sockets.at(-2)!.closed).toBe(true);
+    await live(2001);
+    expect(store.seq).toBe(2001);
+    expect(told.at(-1)).toEqual(["live", 0]);
+  });
+
+  test("is not refused by another one that may not know of the run yet", async () => {
+    await live(1000);
+    site.last.onclose?.({ code: 1006 });
+    site.pass(500);
+    site.last.onclose?.({ code: 4404 });
+    site.pass(500);
+    expect(site.last.mirror).toBe(0);
+    site.last.onclose?.({ code: 4404 });
+    expect(told.at(-1)).toEqual(["refused", 0]);
   });
 });

@@ -5,7 +5,6 @@ import os
 import django
 from asgiref.sync import sync_to_async
 from channels.routing import ProtocolTypeRouter, URLRouter
-from channels.security.websocket import AllowedHostsOriginValidator
 from django.conf import settings
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
@@ -30,7 +29,7 @@ async def lifespan(scope: dict, receive, send) -> None:
 application = ProtocolTypeRouter(
     {
         "http": Pages(),
-        "websocket": AllowedHostsOriginValidator(URLRouter(websocket_urlpatterns)),
+        "websocket": URLRouter(websocket_urlpatterns),
         "lifespan": lifespan,
     }
 )

@@ -1,5 +1,6 @@
 """What a browser may load on our pages: our own files, and nothing inline. The admin's Alpine evaluates expressions and
-the API's documentation styles inline, so they may."""
+the API's documentation styles inline, so they may. A page that watches a run may go on at other mirrors: the origins
+that its view says it `reaches`."""
 
 from django.http import HttpRequest, HttpResponse
 
@@ -23,5 +24,7 @@ class ContentSecurityPolicy:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         response = self.get_response(request)
         policy = next((policy for start, policy in POLICIES.items() if request.path.startswith(start)), PAGES)
+        if others := getattr(request, "reaches", ()):
+            policy = policy.replace("connect-src 'self'", f"connect-src 'self' {' '.join(others)}")
         response.headers.setdefault("Content-Security-Policy", policy)
         return response

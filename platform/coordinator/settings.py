@@ -211,6 +211,7 @@ TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 600)
 CELERY_BEAT_SCHEDULE = {
     "mirrors": {"task": "mirrors.pull", "schedule": 5.0, "options": {"expires": 5}},
     "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},
+    "gather": {"task": "telemetry.gather", "schedule": 2.0, "options": {"expires": 2}},
     "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},
     "tidy": {"task": "telemetry.tidy", "schedule": 3600.0, "options": {"expires": 600}},
     "tell": {"task": "telemetry.tell", "schedule": TELL_SECONDS, "options": {"expires": TELL_SECONDS}},

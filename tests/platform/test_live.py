@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 from asgiref.sync import sync_to_async
-from asgiref.testing import ApplicationCommunicator
 from django.test import Client
+from watching import SECONDS, Socket
 
 from barnraise import wire
 from barnraise.identity import digest
-from coordinator.asgi import application
 from coordinator.live import broadcaster as live
 from coordinator.live import picture
 from coordinator.live.broadcaster import Broadcaster
@@ -20,43 +19,6 @@ from coordinator.live.picture import COLUMNS, Picture, delta, series
 from coordinator.telemetry import board, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-SECONDS = 8  # that a socket may take
-
-
-class Socket(ApplicationCommunicator):
-    """A browser's end of /ws/runs/{run}/, spoken to as an ASGI server would."""
-
-    def __init__(self, run: object, client: Client | None = None, origin: str = "http://localhost"):
-        headers = [(b"host", b"localhost"), (b"origin", origin.encode())]
-        if client:
-            headers.append((b"cookie", f"sessionid={client.cookies['sessionid'].value}".encode()))
-        path = f"/ws/runs/{run}/"
-        super().__init__(
-            application,
-            {"type": "websocket", "path": path, "headers": headers, "query_string": b"", "subprotocols": []},
-        )
-
-    async def connect(self) -> dict:
-        """What the site answered: websocket.accept, or websocket.close."""
-        await self.send_input({"type": "websocket.connect"})
-        return await self.receive_output(SECONDS)
-
-    async def open(self) -> "Socket":
-        assert (await self.connect())["type"] == "websocket.accept"
-        return self
-
-    async def heard(self, wanted=lambda frame: True) -> dict:
-        """The next frame that is `wanted`."""
-        while True:
-            message = await self.receive_output(SECONDS)
-            assert message["type"] == "websocket.send", message
-            if wanted(frame := json.loads(message["text"])):
-                return frame
-
-    async def leave(self) -> None:
-        await self.send_input({"type": "websocket.disconnect", "code": 1001})
-        await self.wait(SECONDS)
 
 
 async def snapshot(run, client: Client | None = None) -> dict:

@@ -184,6 +184,7 @@ TABLE = {
     "GET /api/v1/mirrors/proofs": API,
     "POST /api/v1/mirrors/particulars {{}}": API,
     "POST /api/v1/mirrors/nudge {{}}": API,
+    "POST /api/v1/mirrors/news {{}}": API,
     "POST /api/v1/enrolments": "422 422 422 422 422",
     "GET /api/v1/enrolments/{code}": ALL,
     "GET /api/v1/runs": API,

@@ -1,77 +1,15 @@
-"""Two real mirrors: servers, databases and keys of their own, and nothing between them but HTTP."""
-
-import os
-import re
-import subprocess
-import sys
-import time
-from pathlib import Path
+"""Two real mirrors: one begins from the other, each goes on while the other is dead, and both show a run whole."""
 
 import httpx
-import psycopg
 import pytest
-
-from coordinator.demo.processes import Family, free_port
-
-ROOT = Path(__file__).parents[2]
-
-
-class Site:
-    """One mirror. `manage` runs a command there; `start` and `kill` its web server."""
-
-    def __init__(self, name: str, folder: Path, valkey: int):
-        self.name, self.port = name, free_port(31_000 + valkey * 100)
-        self.url = f"http://127.0.0.1:{self.port}"
-        (folder / name).mkdir()
-        self.family = Family(folder / name / "logs")
-        self.environment = {
-            "DATABASE_URL": re.sub(r"/barnraise(?=\?|$)", f"/mirror_{name}", os.environ["DATABASE_URL"]),
-            "REDIS_URL": re.sub(r"/0$", f"/{valkey}", os.environ["REDIS_URL"]),
-            "BARNRAISE_STATE": str(folder / name),
-            "BARNRAISE_NAME": f"Mirror {name}",
-        }
-
-    def manage(self, *command: str, fails: bool = False) -> str:
-        done = subprocess.run(
-            [sys.executable, ROOT / "manage.py", *command], env={**os.environ, **self.environment},
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert (done.returncode != 0) == fails, done.stdout + done.stderr
-        return done.stdout + (done.stderr if fails else "")
-
-    def shell(self, code: str) -> str:
-        return self.manage("shell", "-v", "0", "-c", code).strip().splitlines()[-1]
-
-    def start(self) -> None:
-        serve = ("-m", "uvicorn", "coordinator.asgi:application", "--host", "127.0.0.1", "--port", str(self.port))
-        self.family.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
-        end = time.monotonic() + 120
-        while True:
-            try:
-                if httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                assert time.monotonic() < end, self.family.last_words("site")
-            time.sleep(0.2)
-
-    def kill(self) -> None:
-        site = self.family.children.pop("site")
-        site.kill()
-        site.wait()
+from live_site import until
+from two_sites import Machine, Site, furnish, list_both, two_sites
 
 
 @pytest.fixture
 def sites(state, tmp_path):
-    made = [Site("a", tmp_path, 2), Site("b", tmp_path, 3)]
-    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
-        connection.execute("CREATE DATABASE mirror_a")
-        made[0].manage("migrate", "--verbosity", "0")
-        connection.execute("CREATE DATABASE mirror_b TEMPLATE mirror_a")
+    with two_sites(tmp_path) as made:
         yield made
-        for site in made:
-            site.family.stop()
-        for site in made:
-            connection.execute(f"DROP DATABASE mirror_{site.name} WITH (FORCE)")
 
 
 def people(site: Site) -> str:
@@ -89,14 +27,7 @@ def pulled(site: Site) -> str:
 
 def test_a_second_mirror_begins_from_the_first_and_each_goes_on_while_the_other_is_dead(sites, tmp_path):
     a, b = sites
-    file, root = str(tmp_path / "list.json"), str(tmp_path / "root")
-    key = a.manage("mirrors", "keygen", root).strip()
-    a.manage("mirrors", "begin", "--url", a.url, "--name", "A", "--root", key, "--threshold", "1", "--to", file)
-    theirs = b.shell("from coordinator import mirror; print(mirror.identity().key)")
-    a.manage("mirrors", "add", "--key", theirs, "--url", b.url, "--name", "B", "--to", file)
-    a.manage("mirrors", "sign", file, "--key", root)
-    a.manage("mirrors", "publish", file, "--first")
-    digest = re.search(r"BLAKE3 (\w{64})", a.manage("mirrors", "show"))[1]
+    digest = list_both(a, b, tmp_path)
     a.manage("prepare_owner", "--email", "ida@example.org", "--password", "raise-the-frame-7", "--name", "Ida")
     a.start()
     assert "Nothing was taken" in b.manage("mirror", "join", a.url, "--list", "0" * 64, fails=True)
@@ -111,3 +42,39 @@ def test_a_second_mirror_begins_from_the_first_and_each_goes_on_while_the_other_
     assert there != joined and "Bob" in people(a) and "Ida" in people(a)
     a.start()
     assert pulled(b) == there, "one state on both"
+
+
+def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, tmp_path):
+    a, b = sites
+    run = furnish(a)["run"]
+    digest = list_both(a, b, tmp_path)
+    a.start()
+    b.manage("mirror", "join", a.url, "--list", digest)
+    b.start()
+    a.work()
+    b.work()
+    barn, loft = Machine(1), Machine(2)
+    barn.tell(a, run, 1, 2, 3, 4)
+    loft.tell(b, run, 1, 2, 3, rate=100.0)
+
+    def whole(site: Site) -> bool:
+        seen = site.snapshot(run)
+        machines = {row["name"]: row["tokens"] for row in seen["workers"]} == {"barn": 2000, "loft": 1500}
+        losses = [x for x, _ in seen["train"]] == [1000, 2000, 3000, 4000]
+        joined = [event["what"] for event in seen["events"]].count("joined")
+        return machines and losses and joined == 2 and len(seen["plans"]) == 2
+
+    for site in (a, b):
+        until(lambda site=site: whole(site), f"all machines at {site.name}")
+
+    a.kill()
+    barn.tell(b, run, 4, 5)  # what A had not confirmed comes again
+    until(lambda: b.snapshot(run)["run"]["tokens"] == 5000, "the next report")
+    until(lambda: len(b.snapshot(run)["train"]) == 5, "the next loss")
+    seen = b.snapshot(run)
+    assert seen["run"]["workers_known"] == 2
+    assert [x for x, _ in seen["train"]] == [1000, 2000, 3000, 4000, 5000], "no hole, and nothing twice"
+    assert [event["what"] for event in seen["events"]].count("joined") == 2, "it did not join again"
+    answer = httpx.get(f"{b.url}/live/{run}/", headers={"Origin": a.url}, timeout=30)
+    assert answer.headers["Access-Control-Allow-Origin"] == a.url
+    until(lambda: b.snapshot(run)["run"]["workers_alive"] == 0, "what is heard of no more to grow old")

@@ -37,6 +37,8 @@ from barnraise.terms import (
     Vector,
     Version,
 )
+from barnraise.terms import Loss as Loss
+from barnraise.terms import Seconds as Seconds
 from barnraise.terms import Words as Words
 
 PROTOCOL = 1  # peers and coordinators state N and N-1

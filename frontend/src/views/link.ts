@@ -1,5 +1,7 @@
-// Whether what one sees is live: a dot and a word, said aloud when it changes.
+// Whether what one sees is live, and by which mirror: a dot and a word, said aloud when it changes. Links on the page
+// lead to its own site all the same; while that is gone, the way to this page at another one stands beside it.
 
+import type { Mirror } from "../mirrors";
 import type { Link } from "../socket";
 
 const WORDS: Record<Link, string> = {
@@ -12,15 +14,37 @@ const WORDS: Record<Link, string> = {
 export class LinkSign {
   private readonly sign: HTMLElement;
   private readonly word: HTMLElement;
+  private readonly by: HTMLElement;
+  private readonly elsewhere: HTMLElement;
 
-  constructor(private readonly page: HTMLElement) {
+  constructor(
+    private readonly page: HTMLElement,
+    private readonly mirrors: Mirror[],
+  ) {
     this.sign = page.querySelector("[data-link]")!;
     this.word = this.sign.querySelector("[data-word]")!;
+    this.by = this.sign.querySelector("[data-by]")!;
+    this.elsewhere = page.querySelector("[data-elsewhere]")!;
   }
 
-  show(link: Link): void {
+  /** `at`: the mirror that is asked. */
+  show(link: Link, at: number): void {
     this.sign.dataset.link = link;
     this.word.textContent = WORDS[link];
+    this.by.textContent = `by ${this.mirrors[at]!.name}`;
+    this.by.hidden = link !== "live" || this.mirrors.length < 2;
     this.page.dataset.stale = String(link !== "live");
+    this.offer(link === "live" ? (at ? [this.mirrors[at]!] : []) : this.mirrors.slice(1), at);
+  }
+
+  private offer(mirrors: Mirror[], at: number): void {
+    const links = mirrors.map(({ name, page }) => {
+      const link = document.createElement("a");
+      [link.href, link.textContent] = [page, name];
+      return link;
+    });
+    const words = at ? `${this.mirrors[0]!.name} does not answer. This page at ` : "This page at ";
+    this.elsewhere.replaceChildren(words, ...links.flatMap((link, i) => (i ? [", ", link] : [link])));
+    this.elsewhere.hidden = links.length === 0;
   }
 }

@@ -95,7 +95,9 @@ def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn):
 def list_members(request: HttpRequest, name: str, after: UUID | None = None):
     """The machines in a run, fifty a page."""
     run = run_named(request, name)
-    found = Membership.objects.filter(run=run).select_related("run", "machine__owner").order_by("-machine_id")
+    found = (
+        Membership.everywhere.newest().filter(run=run).select_related("run", "machine__owner").order_by("-machine_id")
+    )
     page, following = pages(found.filter(machine__lt=after) if after else found, lambda member: member.machine_id)
     items = [
         schemas.MemberOut(

@@ -33,7 +33,9 @@ def common(run: Run, *, fresh: bool = False) -> Common:
 
 def looked_up(run: Run) -> Common:
     gone = Membership.objects.filter(run=run, machine__revoked__isnull=False).order_by("-machine__revoked")
-    seen = Membership.objects.alive_in(run).order_by("-last_seen").values_list("machine__key", "addresses")
+    alive = Membership.everywhere.alive_in(run).values("machine")  # whichever mirror they report to: all know where
+    seen = Membership.objects.filter(run=run, machine__in=alive).order_by("-last_seen")
+    seen = seen.values_list("machine__key", "addresses")
     return Common(
         revoked=tuple(gone.values_list("machine__key", flat=True)[:REVOKED]),
         peers=tuple(wire.Peer(key=key, addresses=addresses) for key, addresses in seen[: PEERS + 1] if addresses),

@@ -1,9 +1,12 @@
 """What the site knows of a run, gathered for the lifecycle's pure `tick`."""
 
 import statistics
+import time
+from datetime import datetime
+from typing import Any
 
 from barnraise.wire import Activity
-from coordinator.fleet.models import Membership
+from coordinator.fleet.models import Membership, is_alive
 from coordinator.runs.lifecycle import Facts
 from coordinator.runs.models import Run
 
@@ -11,26 +14,36 @@ KNOWING = (Activity.TRAINING, Activity.PAUSED, Activity.FINISHING, Activity.FINI
 
 
 def facts(run: Run) -> Facts:
-    members = Membership.objects.filter(run=run, machine__revoked=None)
-    rows = list(members.values_list("machine__owner", "tokens", "safe"))
-    others = {owner for owner, tokens, _ in rows if owner != run.owner_id and tokens}
+    """Of its machines wherever they report: another mirror's word counts as ours does, for it could sign what follows
+    from it as well."""
+    members = Membership.everywhere.filter(run=run, machine__revoked=None)
+    rows = list(members.values("machine", "machine__owner", "tokens", "safe", "ledger_tokens", "activity",
+                               "last_seen", "heard"))  # fmt: skip
+    now = time.time()
+    alive = [row for row in rows if is_alive(row["last_seen"].timestamp(), row["activity"], run.report_every, now)]
+    others = {row["machine__owner"] for row in rows if row["machine__owner"] != run.owner_id and row["tokens"]}
+    safe = {row["machine__owner"] for row in rows if row["safe"]}
     return Facts(
         launch_requested=run.launch_requested,
         manifest=run.manifest is not None,
         quorum=run.quorum,
-        alive=Membership.objects.alive_in(run).count(),
-        ledger_tokens=max(run.ledger_tokens, ledger(run)),
+        alive=len({row["machine"] for row in alive}),
+        ledger_tokens=max(run.ledger_tokens, _ledger(alive)),
         token_budget=run.token_budget,
-        owner_safe=not run.owner.is_active or any(owner == run.owner_id and safe for owner, _, safe in rows),
-        others_safe=len({owner for owner, _, safe in rows if owner in others and safe}),
+        owner_safe=not run.owner.is_active or run.owner_id in safe,
+        others_safe=len(safe & others),
         others_ever=len(others),
     )
 
 
-def ledger(run: Run) -> int:
+def _ledger(alive: list[dict[str, Any]]) -> int:
     """Tokens in the ledger as most machines that work on it see it: one that lies moves nothing."""
-    known = Membership.objects.alive_in(run).filter(activity__in=KNOWING).values_list("ledger_tokens", flat=True)
-    return statistics.median_high(known) if known else 0
+    newest: dict[Any, tuple[datetime, int]] = {}
+    for row in alive:
+        if row["activity"] in KNOWING:
+            said = row["heard"], row["ledger_tokens"]
+            newest[row["machine"]] = max(said, newest.get(row["machine"], said))
+    return statistics.median_high(tokens for _, tokens in newest.values()) if newest else 0
 
 
 def advance(run: Run) -> bool:

@@ -1,9 +1,9 @@
 """A machine's part in a run."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from django.db import models
-from django.db.models import Exists, ExpressionWrapper, F, OuterRef
+from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q
 from django.utils import timezone
 from uuid6 import uuid7
 
@@ -17,6 +17,7 @@ from coordinator.runs.query import name_of
 
 MISSED = 3  # reports a machine may miss…
 GRACE = 5.0  # …and seconds more, before it counts as gone
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MembershipQuery(models.QuerySet):
@@ -42,17 +43,35 @@ class MembershipQuery(models.QuerySet):
         since = timezone.now() - timedelta(seconds=MISSED * run.report_every + GRACE)
         return self.filter(run=run, last_seen__gt=since, machine__revoked=None).exclude(activity=Activity.LEFT)
 
+    def newest(self) -> "MembershipQuery":
+        """Of several mirrors' rows of a machine in a run the one that heard a report last; of two alike ours."""
+        later = Q(heard__gt=OuterRef("heard")) | Q(heard=OuterRef("heard"), mirror__lt=OuterRef("mirror"))
+        others = Membership.everywhere.filter(later, run=OuterRef("run"), machine=OuterRef("machine"))
+        return self.filter(~Exists(others))
+
+
+class Here(models.Manager.from_queryset(MembershipQuery)):
+    """What machines told this site themselves."""
+
+    def get_queryset(self) -> MembershipQuery:
+        return super().get_queryset().filter(mirror="")
+
 
 class Membership(models.Model):
     """Numbers are from the machine's latest report that reached Postgres; `mark` is the highest report number up to
     which Postgres holds everything; `plan` is the last it told, a `wire.PlanView`, and `step_seconds` belongs to it;
-    `trade` the last `wire.TradeView`."""
+    `trade` the last `wire.TradeView`.
+
+    Where another mirror tells of it (`mirror`, its key) the row says what was reported *there*, and stands apart from
+    ours: `objects` are ours alone, `everywhere` are all, and `newest` chooses."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="memberships")
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="memberships")
+    mirror = models.CharField(max_length=64, blank=True, default="", db_default="")
     joined = models.DateTimeField(default=timezone.now)
     last_seen = models.DateTimeField(default=timezone.now)
+    heard = models.DateTimeField(default=NEVER, db_default=NEVER)  # its last report; it may be seen without one
     addresses = models.JSONField(default=list)
     version = models.CharField(max_length=40, blank=True)
     activity = models.CharField(max_length=10, choices=[(a.value, a.value) for a in Activity], default="joining")
@@ -76,12 +95,18 @@ class Membership(models.Model):
     safe = models.DateTimeField(null=True)  # when it said that it holds the final checkpoint whole
     mark = models.BigIntegerField(default=0)
     latest = models.BigIntegerField(default=0)  # the highest report number whose numbers these are
+    changed = models.BigIntegerField(null=True, default=0, db_default=0)  # `telemetry.moments`; null: not ours to tell
+    planned = models.BigIntegerField(default=0, db_default=0)  # when its plan was another one the last time
 
-    objects = MembershipQuery.as_manager()
+    objects = Here()
+    everywhere = MembershipQuery.as_manager()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["run", "machine"], name="one_membership_a_run")]
-        indexes = [models.Index(fields=["run", "last_seen"])]
+        constraints = [models.UniqueConstraint(fields=["run", "machine", "mirror"], name="one_membership_a_mirror")]
+        indexes = [
+            models.Index(fields=["run", "last_seen"]),
+            models.Index(fields=["changed", "id"], condition=Q(changed__isnull=False), name="memberships_to_tell"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.machine} in {self.run}"

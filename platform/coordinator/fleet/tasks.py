@@ -16,6 +16,6 @@ ADDRESSES_KEPT = timedelta(hours=1)  # where a machine was reached is nobody's b
 def sweep() -> int:
     """Liveness: who has been silent for a day has left; who is away is not to be reached. How many rows changed."""
     now = timezone.now()
-    left = Membership.objects.filter(last_seen__lt=now - SILENT).exclude(activity=Activity.LEFT)
+    left = Membership.everywhere.filter(last_seen__lt=now - SILENT).exclude(activity=Activity.LEFT)
     away = Membership.objects.filter(last_seen__lt=now - ADDRESSES_KEPT).exclude(addresses=[])
     return left.exclude(activity=Activity.FINISHED).update(activity=Activity.LEFT) + away.update(addresses=[])

@@ -10,9 +10,11 @@ from importlib import import_module
 from channels.db import database_sync_to_async
 from django.conf import settings
 from django.contrib.auth import get_user
+from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, parse_cookie
 
 from coordinator.live.broadcaster import Watcher, watchers
+from coordinator.live.mirrors import guest_of, is_ours
 from coordinator.runs.models import Run
 
 NOT_HERE = 4404  # close code: no such run, or not for this person; asking again is of no use
@@ -22,7 +24,11 @@ async def watch(scope, receive, send) -> None:
     """Until the browser leaves. What it says meanwhile is not heard."""
     run = str(scope["url_route"]["kwargs"]["run"])
     await receive()  # that it wants to connect
-    if not await visible(run, dict(scope["headers"])):
+    sees = await visible(run, dict(scope["headers"]))
+    if sees is None:
+        await send({"type": "websocket.close"})
+        return
+    if not sees:
         await send({"type": "websocket.accept"})  # a browser learns the code only of a socket that was open
         await send({"type": "websocket.close", "code": NOT_HERE})
         return
@@ -47,9 +53,14 @@ async def nowhere(scope, receive, send) -> None:
 
 
 @database_sync_to_async
-def visible(run: str, headers: dict[bytes, bytes]) -> bool:
-    """To whose session the browser's cookie names. Channels' own middleware would go on to look after that session
-    with each delta to each watcher."""
+def visible(run: str, headers: dict[bytes, bytes]) -> bool | None:
+    """To whose session the browser's cookie names; None: the page it is on is neither ours nor another mirror's.
+    Channels' own middleware would go on to look after that session with each delta to each watcher."""
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if guest_of(origin):
+        return Run.objects.visible_to(AnonymousUser()).filter(pk=run).exists()
+    if not is_ours(origin):
+        return None
     request = HttpRequest()
     cookies = parse_cookie(headers.get(b"cookie", b"").decode("latin-1"))
     store = import_module(settings.SESSION_ENGINE).SessionStore

@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
+from coordinator.live.mirrors import whose
 from coordinator.live.snapshots import snapshots
 from coordinator.runs.models import Run
 from coordinator.telemetry.history import lines
@@ -16,18 +17,19 @@ LINES_SECONDS = 5  # that machines' lines are as good as new
 
 @require_safe
 def run_snapshot(request: HttpRequest, run: uuid.UUID) -> HttpResponse:
-    found = get_object_or_404(Run.objects.visible_to(request.user), pk=run)
-    headers = {"Cache-Control": "no-store"}
+    person, headers = whose(request)
+    found = get_object_or_404(Run.objects.visible_to(person), pk=run)
     return HttpResponse(snapshots.of(found), content_type="application/json", headers=headers)
 
 
 @require_safe
 def run_lines(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
     """What each of a few machines measured in training."""
-    found = get_object_or_404(Run.objects.visible_to(request.user), pk=run)
+    person, headers = whose(request)
+    found = get_object_or_404(Run.objects.visible_to(person), pk=run)
     key = f"live:{run}:lines"
     told = cache.get(key)
     if told is None:
         told = lines(found)
         cache.set(key, told, LINES_SECONDS)
-    return JsonResponse({"machines": told}, headers={"Cache-Control": "no-store"})
+    return JsonResponse({"machines": told}, headers=headers)

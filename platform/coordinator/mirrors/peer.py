@@ -64,14 +64,14 @@ class Peer:
 
     def meet(self) -> MirrorView:
         """Who answers there."""
-        view = self._ask("GET", "/mirror", None, MirrorView)
+        view = self.ask("GET", "/mirror", None, MirrorView)
         if self.key and view.key != self.key:
             raise Unheard(f"{self.name} is the mirror {view.key[:8]}, and the list says {self.key[:8]}")
         return view
 
     def heads(self) -> Heads:
         """How far it has come, signed by its key and for us."""
-        signed = self._ask("GET", "/mirrors/heads", None, Signed)
+        signed = self.ask("GET", "/mirrors/heads", None, Signed)
         try:
             found = opened(signed, "heads", Heads, self.key)
         except MessageError as error:
@@ -84,26 +84,27 @@ class Peer:
         return found
 
     def lists(self, after: int) -> Lists:
-        return self._ask("GET", f"/mirrors/list?after={after}", None, Lists)
+        return self.ask("GET", f"/mirrors/list?after={after}", None, Lists)
 
     def events(self, origin: str, after: int, most: int = PAGE) -> LogPart:
-        return self._ask("GET", f"/mirrors/logs/{origin}?after={after}&most={most}", None, LogPart)
+        return self.ask("GET", f"/mirrors/logs/{origin}?after={after}&most={most}", None, LogPart)
 
     def proofs(self) -> Proofs:
-        return self._ask("GET", "/mirrors/proofs", None, Proofs)
+        return self.ask("GET", "/mirrors/proofs", None, Proofs)
 
     def particulars(self, digests: list[str]) -> list[Kept]:
         lock = Lock()
-        answer = self._ask("POST", "/mirrors/particulars", Wants(digests=digests, key=lock.key), Sealed)
+        answer = self.ask("POST", "/mirrors/particulars", Wants(digests=digests, key=lock.key), Sealed)
         try:
             return lock.open(answer)
         except MessageError as error:
             raise Unheard(f"{self.name}: {error}") from None
 
     def nudge(self) -> None:
-        self._ask("POST", "/mirrors/nudge", Nudge(), Heard)
+        self.ask("POST", "/mirrors/nudge", Nudge(), Heard)
 
-    def _ask(self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True) -> S:
+    def ask(self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True) -> S:
+        """What it answers to one request, which must be of this shape."""
         whole, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
         headers = {"Content-Type": "application/json"} if body else {}
         if self.key:
@@ -119,7 +120,7 @@ class Peer:
             cut = " (it may be cut off)" if answer[:1] == b"{" and not answer.rstrip().endswith(b"}") else ""
             raise Unheard(f"{self.name} answered {status} with something that no mirror says{cut}") from None
         if status == 401 and again and problem.time and self._learn_time(problem.time):
-            return self._ask(method, path, message, shape, again=False)
+            return self.ask(method, path, message, shape, again=False)
         raise Unheard(f"{self.name} refuses: {problem.error}", silent=status == 503)
 
     def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:

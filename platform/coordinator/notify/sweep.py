@@ -48,7 +48,7 @@ def ended(now: datetime) -> Iterator[News]:
 def stalled(now: datetime, since: datetime) -> Iterator[News]:
     runs = Run.objects.filter(status=Status.TRAINING).annotate(heard=Max("memberships__last_seen"))
     for run in runs.filter(heard__lt=now - STALLED, heard__gt=now - LOOK_BACK).select_related("owner"):
-        if now - since > STALLED and not Membership.objects.alive().filter(run=run).exists():
+        if now - since > STALLED and not Membership.everywhere.alive().filter(run=run).exists():
             text = "No machine has reported for some minutes. Those that hold a ticket may be going on by themselves."
             episode = f"{run.heard.timestamp():.0f}"
             yield of_run(run, run.owner, Kind.RUN_STALLED, f"{run.name} stalled", text, episode)

@@ -13,23 +13,28 @@ from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 
 # Columns of a membership, in one query without a model each: a run of thousands is looked at every second.
-WHO = ("pk", "machine", "last_seen", "latest", "machine__revoked", "machine__key", "machine__hostname",
-       "machine__owner", "machine__owner__name", "machine__owner__left")  # fmt: skip
+WHO = ("pk", "mirror", "machine", "last_seen", "heard", "latest", "machine__revoked", "machine__key",
+       "machine__hostname", "machine__owner", "machine__owner__name", "machine__owner__left")  # fmt: skip
 KEPT = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received", "peers",
         "vector", "anchor", "plan", "step_seconds", "trade")  # fmt: skip
 
 
 def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
-    """One row a machine: id, name, person, activity, alive, last_seen, version, tokens, rate (tokens/s; 0 when gone),
-    step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind (tokens), plan and trade (a
-    `wire.PlanView`, a `wire.TradeView`, or None), agrees (see `agreement`, of this machine); and vector, anchor."""
+    """One row a machine, wherever it reports: id, name, person, activity, alive, last_seen, version, tokens, rate
+    (tokens/s; 0 when gone), step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind (tokens),
+    plan and trade (a `wire.PlanView`, a `wire.TradeView`, or None), agrees (see `agreement`, of this machine); and
+    vector, anchor. Of what several mirrors know of a machine its newest report counts."""
     now = time.time() if now is None else now
     live = stream.rows(run.pk)
-    members = list(Membership.objects.filter(run=run).order_by("joined").values_list(*WHO))
-    whole = {pk for pk, machine, _, latest, *_ in members if _is_whole(live.get(str(machine)), latest)}
-    stored = _stored(run) if len(whole) < len(members) else {}
+    members = _newest(run, live)
+    pks = [
+        pk
+        for pk, mirror, machine, _, _, latest, *_ in members
+        if mirror or not _is_whole(live.get(str(machine)), latest)
+    ]
+    stored = _stored(pks) if pks else {}
     found = []
-    for pk, machine, last_seen, latest, revoked, key, hostname, owner, name, left in members:
+    for pk, mirror, machine, last_seen, _, latest, revoked, key, hostname, owner, name, left in members:
         row = {
             "id": str(machine),
             "name": machine_name(hostname, key),
@@ -37,7 +42,7 @@ def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
             "last_seen": last_seen.timestamp(),
             **stored.get(pk, {}),
         }
-        newer = live.get(row["id"])
+        newer = None if mirror else live.get(row["id"])
         if newer and newer["seq"] >= latest:
             row |= {k: v for k, v in newer.items() if k != "seq" and not (k == "last_seen" and v < row[k])}
         row["alive"] = revoked is None and is_alive(row["last_seen"], row["activity"], run.report_every, now)
@@ -49,6 +54,18 @@ def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         row["behind"] = max(0, ledger - row["ledger_tokens"])
         row["agrees"] = _agrees(row, groups.get(row["vector"], []))
     return found
+
+
+def _newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
+    """Of each machine's rows (`WHO`) the one of the mirror that heard it report last, of two alike ours."""
+    newest: dict[UUID, tuple[float, tuple]] = {}
+    for row in Membership.everywhere.filter(run=run).order_by("joined", "mirror").values_list(*WHO):
+        _, mirror, machine, _, heard, *_ = row
+        told = live.get(str(machine), {}) if not mirror else {}
+        at = max(heard.timestamp(), told.get("last_seen", 0.0))
+        if machine not in newest or at > newest[machine][0] or (at == newest[machine][0] and not mirror):
+            newest[machine] = at, row
+    return [row for _, row in newest.values()]
 
 
 def _is_whole(row: dict[str, Any] | None, latest: int) -> bool:
@@ -104,7 +121,7 @@ def _ledger(rows: list[dict[str, Any]]) -> int:
     return statistics.median_high(known) if known else 0
 
 
-def _stored(run: Run) -> dict[UUID, dict[str, Any]]:
+def _stored(pks: list[UUID]) -> dict[UUID, dict[str, Any]]:
     """Membership → its numbers as Postgres holds them."""
-    rows = Membership.objects.filter(run=run).values("pk", *KEPT)
+    rows = Membership.everywhere.filter(pk__in=pks).values("pk", *KEPT)
     return {row.pop("pk"): row | {"anchor": row["anchor"] or None} for row in rows}

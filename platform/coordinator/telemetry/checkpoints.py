@@ -132,7 +132,7 @@ def lines(run: Run, most: int = SHOWN) -> list[Line]:
     """The newest first; four queries however many there are."""
     found = list(run.checkpoints.all()[:most])
     holdings = Holding.objects.filter(checkpoint__in=found).select_related("machine").order_by("said", "pk")
-    here = set(Membership.objects.alive().filter(run=run).values_list("machine_id", flat=True))
+    here = set(Membership.everywhere.alive().filter(run=run).values_list("machine_id", flat=True))
     by: dict[object, list[Machine]] = {each.pk: [] for each in found}
     for holding in holdings:
         by[holding.checkpoint_id].append(holding.machine)

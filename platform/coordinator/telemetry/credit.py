@@ -78,7 +78,7 @@ def note(heard: list[tuple[Membership, Sequence[wire.Testimony]]]) -> None:
         return
     runs = {member.run_id: member.run for member, _, _ in newest.values()}
     keys = {author.partition(".")[0] for _, _, author in newest}
-    found = Membership.objects.filter(run__in=runs, machine__key__in=keys)
+    found = Membership.everywhere.filter(run__in=runs, machine__key__in=keys).order_by("tokens")  # the most: last
     authors = {
         (run, key): (machine, owner, tokens)
         for run, key, machine, owner, tokens in found.values_list(

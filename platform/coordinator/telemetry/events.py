@@ -1,7 +1,7 @@
 """Machines coming and going in a run, as their reports tell: one row each time, for the run's page."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from django.db import models
 from django.utils import timezone
@@ -14,6 +14,7 @@ from coordinator.runs.models import Run
 
 AWAY = (Activity.PREPARING, Activity.JOINING, Activity.LEFT)
 HERE = (Activity.TRAINING, Activity.PAUSED, Activity.FINISHING)
+AWAY_AT_MOST = timedelta(minutes=15)  # between its last report to one mirror and its first to another
 
 
 class Event(models.Model):
@@ -31,29 +32,34 @@ class Event(models.Model):
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="+")
     kind = models.CharField(max_length=10, choices=Kind)
     at = models.DateTimeField(default=timezone.now)
+    mirror = models.CharField(max_length=64, blank=True, default="", db_default="")  # whose word it is; "": ours
+    changed = models.BigIntegerField(null=True, default=0, db_default=0)  # see `moments`; null: not ours to tell
 
     class Meta:
         ordering = ["-at", "-id"]
         indexes = [
             models.Index(fields=["run", "-at"], name="events_of_a_run"),
             models.Index(fields=["at"], name="events_by_age"),
+            models.Index(fields=["changed", "id"], condition=models.Q(changed__isnull=False), name="events_to_tell"),
         ]
 
     def __str__(self) -> str:
         return f"{self.machine} {self.kind}"
 
 
-def told(member: Membership, reports: Sequence[Report], at: Sequence[float]) -> list[Event]:
+def told(member: Membership, reports: Sequence[Report], at: Sequence[float], moment: int) -> list[Event]:
     """What these reports of one machine tell beyond what was known, `reports` ascending by seq, each measured `at` so
-    many seconds since 1970; asked before the reports' numbers are taken over. To be saved."""
+    many seconds since 1970; asked before the reports' numbers are taken over. To be saved, as of this `moment`."""
     known, found = member.activity, []
     for report, when in zip(reports, at, strict=True):
         if report.seq > member.latest:  # one that fills a gap says what the machine did before what is known
             if kind := turn(known, report.activity, member.run.state):
-                found.append(_event(member, kind, when))
+                found.append(_event(member, kind, when, moment))
             known = report.activity
     if found and found[0].kind == Event.Kind.RESUMED and not _rested(member):
         del found[0]  # the whole run rested, and it with it
+    elif found and found[0].kind == Event.Kind.JOINED and _came_over(member):
+        del found[0]
     return found
 
 
@@ -70,9 +76,15 @@ def turn(before: str, after: str, run: Status) -> Event.Kind | None:
     return {Activity.FINISHED: Event.Kind.FINISHED, Activity.LEFT: Event.Kind.LEFT}.get(after)
 
 
-def _event(member: Membership, kind: Event.Kind, at: float) -> Event:
+def _event(member: Membership, kind: Event.Kind, at: float, moment: int) -> Event:
     when = datetime.fromtimestamp(at, UTC)
-    return Event(run=member.run, machine_id=member.machine_id, kind=kind, at=when)
+    return Event(run=member.run, machine_id=member.machine_id, kind=kind, at=when, changed=moment)
+
+
+def _came_over(member: Membership) -> bool:
+    """Whether it was at work all along, and only reported to another mirror."""
+    elsewhere = Membership.everywhere.exclude(mirror="").filter(run=member.run, machine=member.machine_id)
+    return elsewhere.filter(activity__in=HERE, heard__gt=timezone.now() - AWAY_AT_MOST).exists()
 
 
 def _rested(member: Membership) -> bool:

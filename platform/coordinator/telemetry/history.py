@@ -4,7 +4,9 @@ import math
 from typing import Any
 
 from django.db import connection
+from django.db.models import Max
 
+from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import BUCKET, WIDTHS
@@ -20,7 +22,8 @@ def history(run: Run) -> dict[str, list[list[float]]]:
 
     Losses are means over all machines, binned by ledger tokens; the clock says when those of training were measured.
     The rate is the sum over machines of each one's mean, over at least one and a half report intervals, so that every
-    machine that is there is in every sum.
+    machine that is there is in every sum. A machine that went from one mirror to another has rows of both: what it told
+    to both weighs twice in a mean, and it is one machine in every sum.
     """
     train, validation = _losses(run, "train"), _losses(run, "validation")
     return {
@@ -34,20 +37,22 @@ def history(run: Run) -> dict[str, list[list[float]]]:
 def lines(run: Run) -> list[dict[str, Any]]:
     """{"id", "name", "points": [[ledger tokens, nats a token]…]} of the machines that trained most, they first: what
     each measured in training."""
-    members = Membership.objects.filter(run=run).select_related("machine").order_by("-tokens", "pk")[:LINES]
-    points: dict[int, list[list[float]]] = {member.pk: [] for member in members}
+    trained = Membership.everywhere.filter(run=run).values("machine").annotate(most=Max("tokens"))
+    most = [row["machine"] for row in trained.order_by("-most", "machine")[:LINES]]
+    machines, points = Machine.objects.in_bulk(most), {machine: [] for machine in most}
     with connection.cursor() as cursor:
-        where = "telemetry_point WHERE membership_id = ANY(%s) AND kind = 'train' AND tokens <= %s"
-        wanted = [list(points), run.most_tokens]
-        cursor.execute(f"SELECT max(tokens) FROM {where}", wanted)
-        width = max(1, math.ceil(((cursor.fetchone()[0] or 0) + 1) / LINE))
-        cursor.execute(
-            f"SELECT membership_id, avg(tokens), avg(loss) FROM {where} GROUP BY membership_id, tokens / %s ORDER BY 2",
-            [*wanted, width],
+        rows = (
+            "telemetry_point p JOIN fleet_membership m ON m.id = membership_id "  # of whichever mirror
+            "WHERE m.run_id = %s AND m.machine_id = ANY(%s) AND kind = 'train' AND p.tokens <= %s"
         )
-        for member, tokens, loss in cursor.fetchall():
-            points[member].append([round(float(tokens)), round(loss, 5)])
-    return [{"id": str(m.machine_id), "name": m.machine.name, "points": points[m.pk]} for m in members if points[m.pk]]
+        wanted = [run.pk, most, run.most_tokens]
+        cursor.execute(f"SELECT max(p.tokens) FROM {rows}", wanted)
+        width = max(1, math.ceil(((cursor.fetchone()[0] or 0) + 1) / LINE))
+        means = f"SELECT machine_id, avg(p.tokens), avg(loss) FROM {rows} GROUP BY machine_id, p.tokens / %s ORDER BY 2"
+        cursor.execute(means, [*wanted, width])
+        for machine, tokens, loss in cursor.fetchall():
+            points[machine].append([round(float(tokens)), round(loss, 5)])
+    return [{"id": str(m), "name": machines[m].name, "points": points[m]} for m in most if points[m]]
 
 
 _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)"
@@ -79,10 +84,11 @@ def _rates(run: Run) -> list[list[float]]:
         narrow = math.ceil(narrow / width) * width
         wide = narrow * max(1, math.ceil((last - first + 1) / narrow / (SERIES - 1)))
         cursor.execute(
-            f"""
+            """
             WITH machine AS (
-                SELECT bucket / %s AS slot, sum(rate_sum) / sum(reports) AS rate FROM telemetry_rollup
-                WHERE {_MEMBERS} AND width = %s GROUP BY slot, membership_id
+                SELECT bucket / %s AS slot, sum(rate_sum) / sum(reports) AS rate
+                FROM telemetry_rollup JOIN fleet_membership m ON m.id = membership_id
+                WHERE m.run_id = %s AND width = %s GROUP BY slot, m.machine_id
             ), everybody AS (SELECT slot * %s AS second, sum(rate) AS rate FROM machine GROUP BY slot)
             SELECT second / %s * %s AS at, avg(rate) FROM everybody GROUP BY at ORDER BY at
             """,

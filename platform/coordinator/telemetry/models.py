@@ -7,10 +7,12 @@ from coordinator.fleet.models import Membership
 from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
 from coordinator.telemetry.checkpoints import Holding as Holding
 from coordinator.telemetry.credit import Credit as Credit
+from coordinator.telemetry.ear import Ear as Ear
 from coordinator.telemetry.events import Event as Event
 
 BUCKET = 10  # seconds the finest Rollup covers
 WIDTHS = (BUCKET, 60, 3600)  # …and each of the kinds there are
+OURS = models.Q(changed__isnull=False)
 
 
 class Rollup(models.Model):
@@ -27,10 +29,14 @@ class Rollup(models.Model):
     updates_received = models.BigIntegerField(default=0)
     peer_bytes_sent = models.BigIntegerField(default=0)
     peer_bytes_received = models.BigIntegerField(default=0)
+    changed = models.BigIntegerField(null=True, default=0, db_default=0)  # see `moments`; null: another mirror's
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["membership", "width", "bucket"], name="one_rollup_a_bucket")]
-        indexes = [models.Index(fields=["width", "bucket"], name="rollups_by_age")]
+        indexes = [
+            models.Index(fields=["width", "bucket"], name="rollups_by_age"),
+            models.Index(fields=["changed", "id"], condition=OURS, name="rollups_to_tell"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.membership_id}, {self.width} s at {self.bucket}"
@@ -46,12 +52,14 @@ class Point(models.Model):
     tokens = models.BigIntegerField()
     loss = models.FloatField()
     at = models.FloatField()  # seconds since 1970
+    changed = models.BigIntegerField(null=True, default=0, db_default=0)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["membership", "seq", "position"], name="one_point_a_place")]
         indexes = [
             models.Index(fields=["membership", "kind", "tokens"]),
             models.Index(fields=["at"], name="points_by_age"),
+            models.Index(fields=["changed", "id"], condition=OURS, name="points_to_tell"),
         ]
 
     def __str__(self) -> str:

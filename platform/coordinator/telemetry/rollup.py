@@ -25,6 +25,7 @@ from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import lived
 from coordinator.telemetry import checkpoints, credit, events
 from coordinator.telemetry.models import BUCKET, WIDTHS, Point, Receipt
+from coordinator.telemetry.moments import moment
 from coordinator.telemetry.stream import PENDING, client
 
 log = logging.getLogger("coordinator.telemetry")
@@ -37,7 +38,8 @@ TOTALS = ("tokens", "updates_sent", "updates_received", "peer_bytes_sent", "peer
 GROWN = ("reports", "rate_sum", *TOTALS)
 MOST = 1 << 50  # of what a total may grow by in one report: sums stay within 63 bits
 Sums = dict[tuple, dict[str, float]]  # (membership, its finest bucket) → how much grew there
-CHANGING = [f.name for f in Membership._meta.concrete_fields if f.name not in ("id", "run", "machine", "joined")]
+FIXED = ("id", "run", "machine", "mirror", "joined")
+CHANGING = [f.name for f in Membership._meta.concrete_fields if f.name not in FIXED]
 LATEST = ("version", "activity", "incarnation", "step", "tokens", "ledger_tokens", "rate", "updates_sent",
           "updates_received", "peers", "peer_bytes_sent", "peer_bytes_received", "vector")  # fmt: skip
 
@@ -126,6 +128,9 @@ def store(sent: Sent) -> None:
     held: dict[UUID, dict[int, datetime]] = defaultdict(dict)
     for pk, seq, received in Receipt.objects.filter(membership__in=sent).values_list("membership", "seq", "received"):
         held[pk][seq] = received
+    here = {m.pk: {n for n in (*held[m.pk], *(r.seq for r in sent[m.pk][0])) if n > m.mark} for m in members}
+    safe_elsewhere = _safe_elsewhere(members, here)
+    changed = moment()
     points: list[Point] = []
     sums: Sums = defaultdict(lambda: defaultdict(float))
     receipts: list[Receipt] = []
@@ -137,25 +142,51 @@ def store(sent: Sent) -> None:
         fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held[member.pk]}
         again = any(r.seq in held[member.pk] for r in reports)
         points += [
-            Point(membership=member, seq=r.seq, position=i, at=_measured(member, r, received), **p.model_dump())
+            Point(
+                membership=member,
+                seq=r.seq,
+                position=i,
+                at=_measured(member, r, received),
+                changed=changed,
+                **p.model_dump(),
+            )
             for r in fresh.values()
             for i, p in enumerate(r.points)
         ]
         ordered = [fresh[seq] for seq in sorted(fresh)]
-        happened += events.told(member, ordered, [_measured(member, r, received) for r in ordered])
-        _add_rollups(member, ordered, received, sums)
+        happened += events.told(member, ordered, [_measured(member, r, received) for r in ordered], changed)
+        _add_rollups(member, ordered, received, sums, changed)
+        member.mark = max(member.mark, safe_elsewhere.get(member.pk, 0))
         receipts += _move_mark(member, held[member.pk], set(fresh), again)
-        member.last_seen = max(member.last_seen, datetime.fromtimestamp(received, UTC))
+        when = datetime.fromtimestamp(received, UTC)
+        member.last_seen, member.heard = max(member.last_seen, when), max(member.heard, when)
+        member.changed = changed
         heard.append((member, list(fresh.values())))
         testified.append((member, told))
     Point.objects.bulk_create(points)
     Receipt.objects.bulk_create(receipts)
     events.Event.objects.bulk_create(happened)
-    _grow(sums)
+    _grow(sums, changed)
     # Each is there, and locked: what looks like an insertion is one UPDATE of all of them.
     Membership.objects.bulk_create(members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING)
     checkpoints.note(heard)
     credit.note(testified)
+
+
+def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> dict[UUID, int]:
+    """Membership → a number up to which another mirror holds everything, where what is `here` (numbers of reports)
+    begins right behind it: what a machine told there it has dropped, and it will not come any more. No mirror's word
+    reaches further: none can make us drop what a machine has yet to tell."""
+    firsts = {m.pk: min(here[m.pk]) - 1 for m in members if here[m.pk] and min(here[m.pk]) > m.mark + 1}
+    behind = {(member.run_id, member.machine_id): member.pk for member in members if member.pk in firsts}
+    if not behind:
+        return {}
+    told = Membership.everywhere.exclude(mirror="").filter(
+        run__in={run for run, _ in behind}, machine__in={machine for _, machine in behind}
+    )
+    marks = told.values_list("run", "machine", "mark")
+    known = [(behind[run, machine], mark) for run, machine, mark in marks if (run, machine) in behind]
+    return {pk: firsts[pk] for pk, mark in known if mark >= firsts[pk]}
 
 
 def _measured(member: Membership, report: Report, received: float) -> float:
@@ -163,7 +194,7 @@ def _measured(member: Membership, report: Report, received: float) -> float:
     return min(max(report.at, member.run.created.timestamp()), received)
 
 
-def _add_rollups(member: Membership, reports: list[Report], received: float, sums: Sums) -> None:
+def _add_rollups(member: Membership, reports: list[Report], received: float, sums: Sums, changed: int) -> None:
     """Adds each report to its bucket, and takes the newest's numbers over into the membership."""
     for report in reports:
         into = sums[member.pk, int(_measured(member, report, received)) // BUCKET * BUCKET]
@@ -179,14 +210,16 @@ def _add_rollups(member: Membership, reports: list[Report], received: float, sum
         for name in LATEST:
             setattr(member, name, getattr(report, name))
         if report.plan:  # the last one stays, with the time measured under it
-            member.plan, member.step_seconds = report.plan.model_dump(), report.step_seconds
+            plan = report.plan.model_dump()
+            member.planned = member.planned if plan == member.plan else changed
+            member.plan, member.step_seconds = plan, report.step_seconds
         if report.trade:
             member.trade = report.trade.model_dump()
         member.lives = lived(member.lives, report.incarnation, report.updates_sent)
         member.anchor, member.addresses, member.latest = report.anchor or "", list(report.addresses), report.seq
 
 
-def _grow(sums: Sums) -> None:
+def _grow(sums: Sums, changed: int) -> None:
     """Adds to the rows of every width, in one statement."""
     wider: dict[tuple, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (member, bucket), grown in sums.items():
@@ -196,15 +229,15 @@ def _grow(sums: Sums) -> None:
     if not wider:
         return
     rows = [
-        (*place, *(grown[name] if name == "rate_sum" else int(grown[name]) for name in GROWN))
+        (*place, changed, *(grown[name] if name == "rate_sum" else int(grown[name]) for name in GROWN))
         for place, grown in sorted(wider.items())
     ]
-    marks = ", ".join([f"({', '.join(['%s'] * (3 + len(GROWN)))})"] * len(rows))
+    marks = ", ".join([f"({', '.join(['%s'] * (4 + len(GROWN)))})"] * len(rows))
     adding = ", ".join(f"{name} = telemetry_rollup.{name} + excluded.{name}" for name in GROWN)
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO telemetry_rollup (membership_id, width, bucket, {', '.join(GROWN)}) VALUES {marks} "
-            f"ON CONFLICT (membership_id, width, bucket) DO UPDATE SET {adding}",
+            f"INSERT INTO telemetry_rollup (membership_id, width, bucket, changed, {', '.join(GROWN)}) VALUES {marks} "
+            f"ON CONFLICT (membership_id, width, bucket) DO UPDATE SET changed = excluded.changed, {adding}",
             [value for row in rows for value in row],
         )
 

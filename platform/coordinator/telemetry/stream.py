@@ -83,6 +83,15 @@ def ingest(membership: Membership, reports: list[Report], witnessed: Sequence[Te
         pipe.execute()
 
 
+def show(run: object, machine: object, point: dict) -> None:
+    """One {kind, tokens, loss, at} that another mirror tells of, to watchers here."""
+    key = points_key(run)
+    with client().pipeline(transaction=False) as pipe:
+        pipe.xadd(key, {"point": json.dumps({"machine": str(machine), **point})}, maxlen=POINTS_KEPT, approximate=True)
+        pipe.expire(key, KEPT_SECONDS)
+        pipe.execute()
+
+
 def _row(report: Report, now: float) -> dict:
     """What of a report the table of workers shows."""
     kept = ("seq", "activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received",

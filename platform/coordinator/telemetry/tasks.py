@@ -12,7 +12,7 @@ from coordinator.accounts.models import Enrolment, Invitation
 from coordinator.fleet.facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
-from coordinator.telemetry import retention
+from coordinator.telemetry import listening, retention
 from coordinator.telemetry.rollup import drain
 from coordinator.telemetry.shared import checkpoints, credits
 
@@ -26,13 +26,19 @@ def rollup() -> int:
     return drain()
 
 
+@shared_task(name="telemetry.gather", max_retries=0)
+def gather() -> int:
+    """What is new of machines that report to other mirrors. How many rows."""
+    return listening.gather()
+
+
 @shared_task(name="telemetry.tick", max_retries=0)
 def tick() -> int:
     """Every run that can change by itself, one step on. How many did. What is known of a run changes with what its
     machines say, and when its owner leaves: the others, thousands perhaps, are not looked at."""
     changed = 0
     complete = Q(status=Status.DRAFT, launch_requested=True, manifest__isnull=False)  # other drafts wait for people
-    lately = Membership.objects.filter(run=OuterRef("pk"), last_seen__gt=timezone.now() - LATELY)
+    lately = Membership.everywhere.filter(run=OuterRef("pk"), last_seen__gt=timezone.now() - LATELY)
     heard = Q(Exists(lately)) | Q(owner__is_active=False)
     under_way = Q(status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED])
     for run in Run.objects.filter(complete | under_way & heard).select_related("owner"):

@@ -21,7 +21,7 @@ LONGEST = 60  # characters of a name
 
 def theirs(request: HttpRequest):
     """This person's machines with what the pages show of them, those that were revoked last."""
-    member = Membership.objects.select_related("run").order_by("-last_seen")
+    member = Membership.everywhere.newest().select_related("run").order_by("-last_seen")
     found = request.user.machines.select_related("rest", "measured").prefetch_related(Prefetch("memberships", member))
     return found.order_by(F("revoked").asc(nulls_first=True), "-enrolled")
 

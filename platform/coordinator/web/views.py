@@ -1,16 +1,19 @@
 """The pages of runs: the list, one run, its form. Machines have theirs in `machines.py`."""
 
+import json
 from datetime import UTC, datetime
 from uuid import UUID
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise import wire
+from coordinator.live.mirrors import sites
 from coordinator.live.picture import Picture
 from coordinator.runs import notes
 from coordinator.runs.models import Run
@@ -82,7 +85,10 @@ def run_edit(request: HttpRequest, slug: str) -> HttpResponse:
 @require_safe
 def run_page(request: HttpRequest, slug: str) -> HttpResponse:
     run = visible(request, slug)
-    spec, picture = run.spec, Picture.take(run)
+    spec, picture, mirrors = run.spec, Picture.take(run), sites()
+    public = run.may_see(AnonymousUser())
+    if public:  # else it takes a session, which the others do not share
+        request.reaches = [each for site in mirrors if not site.ours for each in site.reached]
     share = picture.run["tokens"] / max(1, picture.run["budget"])
     return render(
         request,
@@ -101,6 +107,8 @@ def run_page(request: HttpRequest, slug: str) -> HttpResponse:
             "refusal": joining_problem(request, run),
             "invitations": run.invitations.filter(withdrawn=None) if run.may_control(request.user) else (),
             "site": site(request),
+            "mirrors": json.dumps([each.told(f"/runs/{run.pk}/") for each in mirrors]),
+            "follows": public,
             "has_machine": request.user.is_authenticated and request.user.machines.filter(revoked=None).exists(),
         },
     )
