@@ -195,6 +195,9 @@ class Standing(models.Model):
     failures = models.PositiveSmallIntegerField(default=0)  # in a row
     state = models.CharField(max_length=64, blank=True)
     version = models.BigIntegerField(default=0)  # of its list
+    apart = models.DateTimeField(null=True)  # since when its state has been another than ours; None: it is the same
+    protocols = models.JSONField(default=list)
+    heads = models.JSONField(default=dict)  # log → how far it has come
 
     def __str__(self) -> str:
         return self.key[:8]

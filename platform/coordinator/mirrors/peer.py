@@ -23,6 +23,7 @@ from coordinator.mirrors.wire import (
     Nudge,
     Proofs,
     Sealed,
+    Spent,
     Wants,
 )
 
@@ -98,6 +99,9 @@ class Peer:
 
     def nudge(self) -> None:
         self._ask("POST", "/mirrors/nudge", Nudge(), Heard)
+
+    def spent(self, marks: list[str]) -> None:
+        self._ask("POST", "/mirrors/spent", Spent(marks=marks), Heard)
 
     def _ask(self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True) -> S:
         whole, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
