@@ -4,6 +4,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from random import Random
 
+from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
+
 from barnraise.wire import Signed
 from coordinator.accounts.models import Machine, Team, TeamMember, User
 from coordinator.fleet.models import Rest, Verdict
@@ -21,9 +24,11 @@ OWN = {
     Holding: {"id", "told"},
     Checkpoint: {"told"},
     Credit: {"id", "head", "said"},
+    EmailAddress: {"id"},
+    Authenticator: {"id", "last_used_at"},
 }
-ORDER = ("id", "checkpoint_id", "machine_id", "incarnation", "day")
-SHARED = (User, Machine, Team, TeamMember, Run, Rest, Verdict, Checkpoint, Holding, Credit)
+ORDER = ("id", "user_id", "email", "type", "checkpoint_id", "machine_id", "incarnation", "day")
+SHARED = (User, EmailAddress, Authenticator, Machine, Team, TeamMember, Run, Rest, Verdict, Checkpoint, Holding, Credit)
 LOG = (Proof, LogEvent, Origin, Subject, Claim, Particulars, Tally, Clock)
 
 
@@ -52,6 +57,17 @@ def everything() -> list[particulars.Kept]:
 def empty() -> None:
     for model in (Run, Team, Machine, User, *LOG):
         model.objects.all().delete()
+
+
+def at_once(events: Iterable[Signed], kept: list[particulars.Kept]) -> tuple[dict, str]:
+    """(rows, state hash) of a new mirror: everything comes first, and then all rows are written together."""
+    empty()
+    told = receiving.receive(list(events), later=True)
+    assert not told.refused, told.refused
+    receiving.settle(later=True)
+    particulars.take(kept, later=True)
+    receiving.settle()
+    return rows(), state.state_hash()
 
 
 def rebuilt(events: Iterable[Signed], kept: list[particulars.Kept], seed: int = 0) -> tuple[dict, str]:

@@ -5,6 +5,7 @@ of the request that handed it out, and is counted. Tasks are written so that run
 changes nothing more than running it once.
 """
 
+import logging
 import os
 import time
 from typing import Any
@@ -17,6 +18,7 @@ from django.db import InterfaceError, OperationalError
 from coordinator import metrics, request_id
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
+log = logging.getLogger("coordinator.celery")
 REQUEST = "request_id"  # a task's header
 
 
@@ -34,6 +36,8 @@ class Task(celery.Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = getattr(self.request, REQUEST, None) or (self.request.headers or {}).get(REQUEST)
+        from coordinator.mirrors.log import Held  # models are there once Celery has set Django up
+
         request_id.enter(asked or str(self.request.id or ""))
         began, ended = time.monotonic(), "failed"
         try:
@@ -43,6 +47,10 @@ class Task(celery.Task):
         except celery.exceptions.Retry:
             ended = "retried"
             raise
+        except Held as error:
+            ended = "held"
+            log.warning("%s did nothing: %s", self.name, error.sentence)
+            return None
         finally:
             metrics.count("barnraise_tasks_total", task=self.name, outcome=ended)
             metrics.time("barnraise_task_seconds", time.monotonic() - began, task=self.name)

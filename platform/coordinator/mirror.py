@@ -26,7 +26,6 @@ def signed_time() -> Signed:
     return identity().sign("time", ServerTime(mirror=identity().key, time=time.time()))
 
 
-def volunteer(person: object) -> str:
-    """64 hex digits that tell people apart to peers, and name nobody to who lacks this mirror's secret."""
-    salt = blake3(identity().secret, derive_key_context="barnraise 2026 volunteer salt").digest()
-    return blake3(str(person).encode(), key=salt).hexdigest()
+def salt() -> bytes:
+    """What this mirror alone would tell people apart by (see `mirrors.salt`)."""
+    return blake3(identity().secret, derive_key_context="barnraise 2026 volunteer salt").digest()

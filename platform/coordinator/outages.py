@@ -9,6 +9,7 @@ from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 
 from barnraise.wire import Problem, Signed
+from coordinator.mirrors.log import Held
 
 VALKEY_GONE = (
     redis.exceptions.ConnectionError,  # also: still loading
@@ -35,8 +36,10 @@ def problem(status: int, error: str, fields: dict[str, str] | None = None, time:
 
 
 def outage(error: BaseException | None) -> str:
-    """The sentence for a database or Valkey that is gone; "" when the error is something else."""
+    """The sentence for a database or Valkey that is gone, or a log that waits; "" when the error is something else."""
     while error is not None:
+        if isinstance(error, Held):
+            return error.sentence
         if isinstance(error, OperationalError | InterfaceError):
             return "The site's database does not answer just now. Nothing was changed; try again in a moment."
         if isinstance(error, VALKEY_GONE):

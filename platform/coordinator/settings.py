@@ -124,6 +124,7 @@ MIDDLEWARE = [
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "coordinator.policy.ContentSecurityPolicy",
     "coordinator.outages.ApiShape",
+    "coordinator.waiting.ReadOnly",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -183,6 +184,10 @@ ACCOUNT_EMAIL_NOTIFICATIONS = True  # of a changed password, a new key …
 ACCOUNT_MAX_EMAIL_ADDRESSES = 5
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_FORMS = {
+    "authenticate": "coordinator.accounts.door.CodeForm",
+    "reauthenticate": "coordinator.accounts.door.CodeAgainForm",
+}
 MFA_TOTP_ISSUER = MIRROR_NAME
 MFA_TOTP_TOLERANCE = 1  # a clock may be half a minute off
 MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = not HTTPS  # browsers themselves insist on TLS, except at localhost

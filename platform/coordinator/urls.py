@@ -23,7 +23,7 @@ urlpatterns = [
     path("admin/figures/", admin.site.admin_view(live_figures), name="admin_figures"),
     path("admin/r/<path:rest>", outages.nothing),  # Django's detour to "view on site", which takes any text for a key
     path("admin/", admin.site.urls),
-    path("accounts/", include("allauth.urls")),
+    path("accounts/", include("coordinator.accounts.urls")),
     path("api/v1/", api.urls),
     path("", include("coordinator.live.urls")),
     path("", include("coordinator.web.urls")),

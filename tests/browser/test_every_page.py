@@ -17,6 +17,7 @@ OUTSIDE = {
     "runs": "/runs/",
     "run": "/runs/{run}/",
     "leaderboard": "/credit/",
+    "mirrors": "/mirrors/",
     "leaderboard-teams": "/credit/?by=teams&period=week",
     "volunteer": "/volunteers/{jonas}/",
     "teams-all": "/teams/",
@@ -34,6 +35,7 @@ OUTSIDE = {
 # …and for Ida, who owns what there is, and is of the staff.
 INSIDE = {
     "home-inside": "/",
+    "mirrors-staff": "/mirrors/",
     "run-owned": "/runs/{run}/",
     "run-over": "/runs/{over}/",
     "run-draft": "/runs/{draft}/",

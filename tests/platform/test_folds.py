@@ -230,6 +230,42 @@ CHECKPOINT = histories(
     },
 )  # fmt: skip
 REST = histories("rest", {"begin": st.builds(lambda at: {"at": at}, AT), "end": st.just({})})
+FACTORS = st.sampled_from(PLACES[:3])
+ACCESS = histories(
+    "access",
+    {
+        "addresses": DIGESTS.map(lambda about: {"about": about}),
+        "add": st.builds(lambda factor, type, about: {"factor": factor, "type": type, "about": about}, FACTORS,
+                         st.sampled_from(["totp", "recovery_codes", "webauthn"]), DIGESTS),
+        "remove": st.lists(FACTORS, max_size=2).map(lambda factors: {"factors": factors}),
+        "spend": st.builds(lambda factor, codes: {"factor": factor, "codes": codes}, FACTORS,
+                           st.lists(st.integers(0, 9), max_size=3)),
+    },
+)  # fmt: skip
+DUTY = histories(
+    "duty",
+    {
+        "take": st.builds(lambda mirror, epoch: {"mirror": mirror, "epoch": epoch}, DIGESTS, st.integers(1, 4)),
+        "done": DIGESTS.map(lambda mirror: {"mirror": mirror}),
+    },
+)
+WISH = histories(
+    "wish",
+    {
+        "choose": st.builds(lambda kind, where, wanted: {"kind": kind, "where": where, "wanted": wanted},
+                            st.sampled_from(["run.started", "run.ended"]), st.sampled_from(["site", "email"]),
+                            st.booleans()),
+        "forget": st.just({}),
+    },
+)  # fmt: skip
+WEBHOOK = histories(
+    "webhook",
+    {
+        "set": st.builds(lambda at, active, about: {"person": PEOPLE[0], "created": at, "active": active,
+                                                    "about": about}, AT, st.booleans(), DIGESTS),
+        "remove": st.just({}),
+    },
+)  # fmt: skip
 VERDICT = histories(
     "verdict",
     {
@@ -248,6 +284,10 @@ VERDICT = histories(
             st.tuples(st.just("checkpoint"), CHECKPOINT),
             st.tuples(st.just("rest"), REST),
             st.tuples(st.just("verdict"), VERDICT),
+            st.tuples(st.just("access"), ACCESS),
+            st.tuples(st.just("duty"), DUTY),
+            st.tuples(st.just("wish"), WISH),
+            st.tuples(st.just("webhook"), WEBHOOK),
         ]
     ),
     st.integers(),
@@ -293,6 +333,22 @@ CREATE = (
         "settings": {"version": 0, "about": digest("0"), "text": "a" * 16}, "terms": {"version": 0},
     },
 )  # fmt: skip
+
+
+def test_a_factor_that_was_removed_anywhere_is_gone_whoever_names_it_later():
+    factor = {"factor": named(1), "type": "webauthn", "about": digest("1")}
+    renamed = {**factor, "about": digest("2")}
+    state = told("access", (1, "add", factor), (2, "remove", {"factors": [named(1)]}), (3, "add", renamed))
+    assert state["factors"] == {}
+
+
+def test_a_code_that_two_mirrors_saw_used_is_used_once_and_those_of_another_sheet_are_not():
+    sheets = [{"factor": named(n), "type": "recovery_codes", "about": digest(str(n))} for n in (1, 2)]
+    spent = [{"factor": named(1), "codes": [3, 4]}, {"factor": named(1), "codes": [4, 9]}]
+    facts = [(1, "add", sheets[0]), (2, "spend", spent[0]), (2, "spend", spent[1])]
+    assert told("access", *facts)["spent"] == {named(1): [3, 4, 9]}
+    state = told("access", *facts, (3, "add", sheets[1]))
+    assert state["spent"] == {} and list(state["factors"]) == [named(2)]
 
 
 def becomes(time: int, status: str, epoch: int = 0):

@@ -41,6 +41,7 @@ TABLE = {
     # pages
     "GET /": ALL,
     "GET /runs/": ALL,
+    "GET /mirrors/": ALL,
     "GET /runs/new/": "login 403 200 200 200",
     "POST /runs/new/ name=Dawn&preset=gpt-nano": "login 403 done done done",
     "POST /runs/estimate/ preset=gpt-nano": HERE,
@@ -185,6 +186,7 @@ TABLE = {
     "POST /api/v1/mirrors/particulars {{}}": API,
     "POST /api/v1/mirrors/nudge {{}}": API,
     "POST /api/v1/mirrors/news {{}}": API,
+    "POST /api/v1/mirrors/spent {{}}": API,
     "POST /api/v1/enrolments": "422 422 422 422 422",
     "GET /api/v1/enrolments/{code}": ALL,
     "GET /api/v1/runs": API,

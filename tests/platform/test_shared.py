@@ -12,7 +12,7 @@ from django.db import transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from other_mirror import OtherMirror
-from second_site import LOG, everything, logs, rebuilt, rows
+from second_site import LOG, at_once, everything, logs, rebuilt, rows
 
 from barnraise import wire
 from barnraise.identity import Identity, digest
@@ -46,6 +46,7 @@ def proven():
             there, found = rebuilt(events, kept, seed)
             assert there == here
             assert found == known
+        assert at_once(events, kept) == (here, known)
         assert not Subject.objects.filter(stored=False).exists()
         return here
 

@@ -73,8 +73,7 @@ class Ticket(Message):
 
 
 class FragmentUpdate(Message):
-    """One fragment's part of an update: its payload by digest and size, and the sketch of what it decodes to. A payload
-    without bytes says nothing of the fragment, which is zeros."""
+    """One fragment's part of an update: its payload by digest and size (0: nothing is said), the sketch of its units."""
 
     digest: Digest
     size: Count
@@ -100,7 +99,6 @@ class Update(Message):
 
     @property
     def said(self) -> list[FragmentUpdate]:
-        """Those of the fragments that have a payload."""
         return [part for part in self.fragments if part.size]
 
 

@@ -1,11 +1,15 @@
-"""How allauth does things here: its letters go out by Celery, and who is banned is told why."""
+"""How allauth does things here: its letters go out by Celery, who is banned is told why, and nobody is let in before
+what protects their account has come from the mirror where they set it up."""
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.account.internal.stagekit import clear_login
+from allauth.core.exceptions import ImmediateHttpResponse
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from coordinator.accounts import tasks
+from coordinator.accounts import access, tasks
+from coordinator.mirrors import lists
 
 
 class AccountAdapter(DefaultAccountAdapter):
@@ -22,3 +26,23 @@ class AccountAdapter(DefaultAccountAdapter):
     def respond_user_inactive(self, request: HttpRequest, user) -> HttpResponse:
         """Reached only by who knows the password."""
         return render(request, "account/account_inactive.html", {"reason": user.ban_reason}, status=403)
+
+    def pre_login(self, request: HttpRequest, user, **rest) -> HttpResponse | None:
+        refused = super().pre_login(request, user, **rest)
+        if refused is None:
+            access.tell(user.pk)
+            refused = self._not_yet(request, user)
+        return refused
+
+    def login(self, request: HttpRequest, user) -> None:
+        """The last step of every way in: whatever came meanwhile counts."""
+        if refused := self._not_yet(request, user):
+            raise ImmediateHttpResponse(refused)
+        super().login(request, user)
+
+    def _not_yet(self, request: HttpRequest, user) -> HttpResponse | None:
+        if not (what := access.lacking(user)):
+            return None
+        clear_login(request)
+        told = {"what": what, "others": lists.others()}
+        return render(request, "account/account_not_yet.html", told, status=503)

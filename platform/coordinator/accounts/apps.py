@@ -6,7 +6,9 @@ class Accounts(AppConfig):
     label = "accounts"
 
     def ready(self) -> None:
+        from coordinator.accounts import access as opening
         from coordinator.accounts import security
-        from coordinator.accounts.shared import machines, people, teams  # noqa: F401  (they register themselves)
+        from coordinator.accounts.shared import access, machines, people, teams  # noqa: F401  (they register themselves)
 
         security.listen()
+        opening.listen()

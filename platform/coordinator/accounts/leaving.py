@@ -13,6 +13,7 @@ from allauth.usersessions.models import UserSession
 from django.dispatch import Signal
 from django.utils import timezone
 
+from coordinator.accounts.access import untold
 from coordinator.accounts.machines import NOTHING
 from coordinator.accounts.models import Enrolment, Invitation, User
 from coordinator.audit.log import forget, record
@@ -37,6 +38,7 @@ def leave(person: User, actor: User) -> None:
             mirrors.record("machine.about", machine.key, {"about": None})
         now = timezone.now()
         erase(person, now)
+        mirrors.record("access.forget", person.pk, {})
         mirrors.record("person.leave", person.pk, {"at": now})
         record("user.leave", person, actor=actor)
 
@@ -48,8 +50,9 @@ def erase(person: User, left: datetime) -> None:
     leaving.send(User, person=person)
     for session in UserSession.objects.filter(user=person):
         session.end()
-    for kind in (EmailAddress, Authenticator):
-        kind.objects.filter(user=person).delete()
+    with untold():
+        for kind in (EmailAddress, Authenticator):
+            kind.objects.filter(user=person).delete()
     for each in addresses:
         Invitation.objects.filter(email__iexact=each).delete()
     Invitation.objects.filter(by=person).delete()

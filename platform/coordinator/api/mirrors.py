@@ -11,7 +11,7 @@ from barnraise.wire import Signed
 from coordinator import mirror
 from coordinator.api.authentication import Refusal, limit, signed_by_mirror
 from coordinator.api.site import answers, api
-from coordinator.mirrors import cutting, lists, pulling, sealing, tasks
+from coordinator.mirrors import cutting, lists, pulling, sealing, spent, tasks
 from coordinator.mirrors import wire as between
 from coordinator.mirrors.log import serve
 from coordinator.telemetry import news
@@ -79,4 +79,13 @@ def post_nudge(request: HttpRequest, said: between.Nudge):
     """The mirror that signed this has something new."""
     limit(request, "nudges", 600, 60)
     tasks.pull.delay(request.auth)
+    return between.Heard()
+
+
+@api.post("/mirrors/spent", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"])
+def post_spent(request: HttpRequest, said: between.Spent):
+    """What works once was used at the mirror that signed this."""
+    limit(request, "spent", 6000, 60)
+    for mark in said.marks:
+        spent.note(mark)
     return between.Heard()

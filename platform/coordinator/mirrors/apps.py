@@ -7,7 +7,7 @@ class Mirrors(AppConfig):
     label = "mirrors"
 
     def ready(self) -> None:
-        from coordinator.mirrors import origins  # noqa: F401  (it registers itself)
+        from coordinator.mirrors import duties, origins, salt  # noqa: F401  (they register themselves)
 
         post_migrate.connect(adopt, dispatch_uid="mirrors adopt")
 
@@ -15,7 +15,7 @@ class Mirrors(AppConfig):
 def adopt(sender, **rest) -> None:
     """A site that is older than its log, or than a kind of events, tells what it holds; and what others told that the
     version before did not understand counts from now on."""
-    if sender.label != "telemetry":  # the last that shares anything
+    if sender.label != "notify":  # the last that shares anything
         return
     from django.db import connection
     from django.db.migrations.executor import MigrationExecutor

@@ -7,6 +7,7 @@ from barnraise.errors import ListError
 from barnraise.mirrors import MirrorList, read
 from coordinator import mirror
 from coordinator.mirrors import lists, pulling, receiving
+from coordinator.mirrors.log import resume
 from coordinator.mirrors.peer import Peer, Unheard
 from coordinator.refusals import Refused
 
@@ -32,10 +33,13 @@ def join(url: str, sure: Callable[[MirrorList, str], bool], say: Callable[[str],
         with Peer(url, view.key, listed.name) as peer:
             heads = peer.heads()
             say(f"{sum(head.seq for head in heads.heads.values()):,} events in {len(heads.heads)} logs")
-            pulling.take_all(peer, heads, done, later=True)
+            pulling.take_logs(peer, heads, done, later=True)
+            resume()  # where this site lost its database and kept its key
             say(f"{done.stored:,} came; working out what they say")
+            receiving.settle(later=True)
+            pulling.take_particulars(peer, later=True)  # before any row is written: each is written once
             receiving.settle()
-            pulling.take_all(peer, peer.heads(), done)  # the personal data, and what was new meanwhile
+            pulling.take_all(peer, peer.heads(), done)  # what was new meanwhile
     except Unheard as error:
         raise Refused(error.sentence) from None
     return done

@@ -1,6 +1,7 @@
 """The registry of kinds: what the events of one kind of subject mean. Adding a kind is one file in the app that owns
 the rows, which registers itself here when the app is ready."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,13 +50,19 @@ def no_needs(state: State) -> list[str]:
     return []
 
 
+def none_at_once(states: dict[str, State]) -> set[str]:
+    return set()
+
+
 @dataclass(frozen=True)
 class Kind:
     """`shapes`: what → its payload. `fold`: facts of one subject, sorted → its state, None where there is none; pure,
     and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits
     before it writes, and returns names of subjects that the rows would refer to, and do without while those have none.
     `words`: of a state, those that only one subject may have. `needs`: digests of its particulars. `existing`: events
-    that say what rows say, for a site that is older than its log."""
+    that say what rows say, for a site that is older than its log. `fresh`: of states by name, those of which there are
+    no rows yet and that nothing stands in the way of, into rows all at once; returns their names, and `store` has the
+    others. What it writes is what `store` would: a new mirror has a hundred thousand of them."""
 
     name: str
     shapes: Mapping[str, type[Message]]
@@ -64,6 +71,7 @@ class Kind:
     words: Callable[[State], Words] = no_words
     needs: Callable[[State], list[str]] = no_needs
     existing: Callable[[], Iterable[Told]] = nothing
+    fresh: Callable[[dict[str, State]], set[str]] = none_at_once
 
     @property
     def types(self) -> list[str]:
@@ -94,7 +102,7 @@ def fact(event: LogEvent) -> Fact | None:
     if known is None or what not in known.shapes:
         return None
     try:
-        said = known.shapes[what].model_validate(event.event.payload)
+        said = known.shapes[what].model_validate(json.loads(event.body)["payload"])  # an event it was when it came
     except ValidationError:
         return None
     return Fact(event.hlc, event.uuid, event.digest, what, said)

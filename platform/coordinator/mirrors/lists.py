@@ -14,6 +14,7 @@ from coordinator import mirror
 from coordinator.audit.log import record as audit
 from coordinator.mirrors.cutting import cut
 from coordinator.mirrors.models import List, Origin
+from coordinator.mirrors.salt import give
 from coordinator.refusals import Refused
 
 REMEMBERED, SECONDS = "mirrors:newest", 5  # what every directive names, without a query each
@@ -72,6 +73,8 @@ def take(lists: Sequence[SignedList], vouched: str = "", now: float | None = Non
             List.objects.create(version=read(signed).version, body=signed.body, signatures=signed.signatures)
         if fresh:
             _expel(read(fresh[-1]))
+            if mirror.identity().key in {each.key for each in read(fresh[-1]).live}:
+                give()
             transaction.on_commit(_forget)
         _forget()
         return bool(fresh)

@@ -95,7 +95,36 @@ def _ours(tally: Tally) -> Origin:
     found = Origin.objects.filter(ours=True).first()
     if found and found.cut_seq is None and found.key == mirror.identity().key:
         return found
+    if held():
+        raise Held
     return begin(tally)
+
+
+class Held(Exception):
+    """This site changes nothing yet."""
+
+    sentence = (
+        "This site was restored from a backup, and waits until another mirror has given back what happened since. "
+        "Nothing was changed; use another mirror, or try again in a moment."
+    )
+
+
+def held() -> bool:
+    """Whether this site was restored (it has a log of its own, and writes none) and has not heard any other mirror
+    since. What it would decide now it would decide without its own last decisions."""
+    own = Origin.objects.filter(key=mirror.identity().key)
+    if own.filter(ours=True).exists() or not own.exists():
+        return False
+    from coordinator.mirrors.lists import others  # what holds the list withdraws events, and so builds on this
+
+    return bool(others())
+
+
+def resume() -> None:
+    """A new log, from here on: once our own is back, or because the operator says so."""
+    if held():
+        with change() as tally:
+            begin(tally)
 
 
 def begin(tally: Tally) -> Origin:
@@ -113,6 +142,8 @@ def begin(tally: Tally) -> Origin:
 def adopt() -> int:
     """What rows say of subjects that no event ever spoke of, as events: a site may be older than its log. How many."""
     told = 0
+    if held():
+        return told
     with change():
         for kind in kinds.registered().values():
             known = set(Subject.objects.filter(name__startswith=f"{kind.name}:").values_list("name", flat=True))

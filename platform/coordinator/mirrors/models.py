@@ -199,6 +199,9 @@ class Standing(models.Model):
     silent = models.BooleanField(default=False, db_default=False)  # the last of them was no answer at all, or a 503
     state = models.CharField(max_length=64, blank=True)
     version = models.BigIntegerField(default=0)  # of its list
+    apart = models.DateTimeField(null=True)  # since when its state has been another than ours; None: it is the same
+    protocols = models.JSONField(default=list)
+    heads = models.JSONField(default=dict)  # log → how far it has come
 
     def __str__(self) -> str:
         return self.key[:8]

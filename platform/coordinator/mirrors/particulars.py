@@ -42,12 +42,18 @@ def keep(subject: str, said: dict[str, Any]) -> str:
 
 def look(named: str | None, shape: type[Message]) -> dict[str, Any] | None:
     """None where it is not here (yet, or any more), or is not of this shape: another mirror wrote it."""
-    body = Particulars.objects.filter(pk=named).values_list("body", flat=True).first() if named else None
-    try:
-        return shape.model_validate_json(body).model_dump() if body else None
-    except ValidationError as error:
-        log.error("particulars %s make no sense: %s", named, error)
-        return None
+    return looks([named], shape).get(named) if named else None
+
+
+def looks(named: Collection[str], shape: type[Message]) -> dict[str, dict[str, Any]]:
+    """Many at once: those that are here, by digest."""
+    found = {}
+    for each in Particulars.objects.filter(pk__in=named).exclude(body=""):
+        try:
+            found[each.pk] = shape.model_validate_json(each.body).model_dump()
+        except ValidationError as error:
+            log.error("particulars %s make no sense: %s", each.pk, error)
+    return found
 
 
 def wanted(most: int = MOST) -> list[str]:
@@ -61,8 +67,9 @@ def serve(digests: Collection[str]) -> list[Kept]:
     return [Kept(each.digest, each.salt, each.body) for each in found]
 
 
-def take(come: Sequence[Kept]) -> int:
-    """What another mirror sent. Only what is wanted and is what its digest says; how many that were."""
+def take(come: Sequence[Kept], later: bool = False) -> int:
+    """What another mirror sent. Only what is wanted and is what its digest says; how many that were. `later`: rows are
+    written by the next `settle`."""
     fits = {
         each.digest: each
         for each in come
@@ -75,7 +82,13 @@ def take(come: Sequence[Kept]) -> int:
         rows = list(Particulars.objects.filter(pk__in=fits, body=""))
         for row in rows:
             row.salt, row.body = fits[row.digest].salt, fits[row.digest].body
-        Particulars.objects.bulk_update(rows, ["salt", "body"])
-        write(list(Subject.objects.filter(pk__in={row.subject for row in rows})))
-        write_waiting()
+        Particulars.objects.bulk_create(
+            rows, update_conflicts=True, unique_fields=["digest"], update_fields=["salt", "body"]
+        )
+        concerned = Subject.objects.filter(pk__in={row.subject for row in rows})
+        if later:
+            concerned.update(stored=False)
+        else:
+            write(list(concerned))
+            write_waiting()
     return len(rows)

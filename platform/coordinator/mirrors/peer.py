@@ -25,6 +25,7 @@ from coordinator.mirrors.wire import (
     Nudge,
     Proofs,
     Sealed,
+    Spent,
     Wants,
 )
 
@@ -102,6 +103,9 @@ class Peer:
 
     def nudge(self) -> None:
         self.ask("POST", "/mirrors/nudge", Nudge(), Heard)
+
+    def spent(self, marks: list[str]) -> None:
+        self.ask("POST", "/mirrors/spent", Spent(marks=marks), Heard)
 
     def ask(self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True) -> S:
         """What it answers to one request, which must be of this shape."""

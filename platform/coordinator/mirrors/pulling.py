@@ -14,8 +14,8 @@ from barnraise.errors import ListError
 from barnraise.mirrors import Listed
 from coordinator import mirror
 from coordinator.mirrors import cutting, lists, particulars, receiving, state
+from coordinator.mirrors.log import Held, held, note_clock, resume
 from coordinator.mirrors.log import heads as our_heads
-from coordinator.mirrors.log import note_clock
 from coordinator.mirrors.models import LogEvent, Origin, Proof, Standing
 from coordinator.mirrors.peer import Peer, Unheard, awake
 from coordinator.mirrors.wire import SOME, SPOKEN, Head, Heads
@@ -60,14 +60,17 @@ def pull(listed: Listed) -> Pulled:
         with Peer.of(listed) as peer:
             heads = peer.heads()
             note_clock(listed.key, heads.time)
-            said = {"heard": now, "state": heads.state, "version": heads.mirrors}
+            said = {"heard": now, "state": heads.state, "version": heads.mirrors, "protocols": heads.protocols}
+            said["heads"] = {origin: head.seq for origin, head in heads.heads.items()}
             take_all(peer, heads, done)
-    except Unheard as error:
+    except (Unheard, Held) as error:
         done.refused.append(error.sentence)
-        silent = error.silent
+        silent = isinstance(error, Unheard) and error.silent
     why = "; ".join(done.refused)[:300]
     before = Standing.objects.filter(pk=listed.key).first() or Standing(key=listed.key)
     failures = 0 if said else min(100, before.failures + 1)
+    if said:
+        said["apart"] = None if said["state"] == state.state_hash() else before.apart or now
     defaults = {"tried": timezone.now(), "why": why, "failures": failures, "silent": silent, **said}
     Standing.objects.update_or_create(key=listed.key, defaults=defaults)
     if why and why != before.why:
@@ -77,6 +80,19 @@ def pull(listed: Listed) -> Pulled:
 
 def take_all(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False) -> None:
     """All that a mirror has more of than we do. `later`: nothing is folded until `receiving.settle`. Raises Unheard."""
+    take_logs(peer, heads, done, later=later)
+    take_particulars(peer)
+
+
+def take_particulars(peer: Peer, *, later: bool = False) -> None:
+    """Personal data that states name. `later`: rows are written by `receiving.settle`."""
+    while wanted := particulars.wanted(SOME):
+        if not particulars.take(peer.particulars(wanted), later):
+            break
+
+
+def take_logs(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False) -> None:
+    """Newer lists, proofs of forks, and events."""
     if heads.mirrors > lists.named()[0]:
         try:
             lists.take(peer.lists(lists.named()[0]).lists)
@@ -89,15 +105,26 @@ def take_all(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False) -> 
             except Refused as error:
                 done.refused.append(f"{peer.name}: {error.sentence}")
     ours = our_heads()
-    for origin, head in sorted(heads.heads.items(), key=lambda item: not _own(item[0])):  # a restored site's own first
-        seq, _ = ours.get(origin, (0, ""))
-        if head.seq > seq:
-            _take_log(peer, origin, seq, head, done, later)
-        elif head.seq and _other(origin, head):
-            _take_log(peer, origin, head.seq, head, done, later)
-    while wanted := particulars.wanted(SOME):
-        if not particulars.take(peer.particulars(wanted)):
-            break
+    if held():  # a restored site: what it wrote itself is back before it decides anything, or folds what others did
+        refused = len(done.refused)
+        for origin in filter(_own, heads.heads):
+            _take(peer, origin, heads.heads[origin], ours, done, later=True)
+        if len(done.refused) > refused:
+            return
+        resume()
+        if not later:
+            receiving.settle()
+        ours = our_heads()
+    for origin, head in sorted(heads.heads.items(), key=lambda item: not _own(item[0])):  # its own first, all the same
+        _take(peer, origin, head, ours, done, later)
+
+
+def _take(peer: Peer, origin: str, head: Head, ours: dict[str, tuple[int, str]], done: Pulled, later: bool) -> None:
+    seq, _ = ours.get(origin, (0, ""))
+    if head.seq > seq:
+        _take_log(peer, origin, seq, head, done, later)
+    elif head.seq and _other(origin, head):
+        _take_log(peer, origin, head.seq, head, done, later)
 
 
 def _take_log(peer: Peer, origin: str, seq: int, head: Head, done: Pulled, later: bool) -> None:

@@ -109,23 +109,23 @@ def _forked(tally: Tally, origin: Origin, seq: int, fresh: list[LogEvent], secon
     return 0
 
 
-def settle() -> int:
+def settle(later: bool = False) -> int:
     """Folds the subjects of events that are kept and not yet applied, as far as this version understands them: after
-    `receive`, and after an upgrade. Kinds in their order, so that few rows wait for others. How many subjects
-    changed."""
-    changed = sum(_settle(kind) for kind in kinds.registered().values())
-    if Subject.objects.filter(stored=False).exists():
+    `receive`, and after an upgrade. Kinds in their order, so that few rows wait for others. `later`: rows are written
+    by the next `settle`. How many subjects changed."""
+    changed = sum(_settle(kind, later) for kind in kinds.registered().values())
+    if not later and Subject.objects.filter(stored=False).exists():
         with change():
             state.write_waiting()
     return changed
 
 
-def _settle(kind: kinds.Kind) -> int:
+def _settle(kind: kinds.Kind, later: bool) -> int:
     waiting = LogEvent.objects.filter(applied=False, accepted=True, type__in=kind.types)
     changed = 0
     while waiting.exists():
         with change() as tally:
             names = list(waiting.order_by("subject").values_list("subject", flat=True).distinct()[: state.AT_ONCE])
-            changed += state.fold(names, tally, store=True)
+            changed += state.fold(names, tally, store=True, later=later)
             waiting.filter(subject__in=names).update(applied=True)
     return changed

@@ -8,6 +8,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from blake3 import blake3
 from django.db import DatabaseError, transaction
@@ -44,9 +45,9 @@ def current(subject: str) -> State | None:
     return json.loads(text) if text else None
 
 
-def fold(names: Sequence[str], tally: Tally, *, store: bool) -> int:
+def fold(names: Sequence[str], tally: Tally, *, store: bool, later: bool = False) -> int:
     """These subjects anew, from all their accepted events; within `log.change`, whose tally that is. `store`: into rows
-    as well (a local change has written them itself). How many changed."""
+    as well (a local change has written them itself), or `later`, by `write_waiting`. How many changed."""
     events: dict[str, list[LogEvent]] = defaultdict(list)
     for event in LogEvent.objects.filter(subject__in=names, accepted=True):
         events[event.subject].append(event)
@@ -67,6 +68,9 @@ def fold(names: Sequence[str], tally: Tally, *, store: bool) -> int:
     tally.save(update_fields=["total", "hlc"])
     _settle_particulars(changed)
     others = claims.settle(changed)
+    if later:
+        Subject.objects.filter(pk__in=[each.name for each in others]).update(stored=False)
+        return len(changed)
     write([*changed, *others] if store else others)
     if others:
         write_waiting()
@@ -102,7 +106,8 @@ def _write(subjects: Sequence[Subject]) -> set[str]:
     written: list[Subject] = []
     try:
         with transaction.atomic():
-            written = [subject for subject in ordered if _stored(subject)]
+            for kind, some in groupby(ordered, key=lambda each: each.name.partition(":")[0]):
+                written += _stored_together(kinds.registered()[kind], list(some))
     except DatabaseError:
         written = [subject for subject in ordered if _stored_alone(subject)]
     names = {subject.name for subject in written}
@@ -112,6 +117,16 @@ def _write(subjects: Sequence[Subject]) -> set[str]:
         done.exclude(stored=True, lacks="").update(stored=True, lacks="")
         Subject.objects.bulk_update([subject for subject in written if subject.lacks], ["lacks"])
     return names
+
+
+def _stored_together(kind: kinds.Kind, subjects: list[Subject]) -> list[Subject]:
+    """Those of one kind that could be."""
+    states = {each.name.partition(":")[2]: json.loads(each.state) for each in subjects if each.state}
+    done = kind.fresh(states) if len(states) > 1 else set()
+    for each in subjects:
+        if each.name.partition(":")[2] in done:
+            each.stored, each.lacks = True, ""
+    return [each for each in subjects if each.name.partition(":")[2] in done or _stored(each)]
 
 
 def _stored(subject: Subject) -> bool:
@@ -136,8 +151,12 @@ def _stored_alone(subject: Subject) -> bool:
 
 def write_waiting() -> int:
     """Those that waited for others, as long as that gets anywhere."""
-    done = 0
-    while (waiting := list(Subject.objects.filter(stored=False))) and (wrote := write(waiting)):
+    order, done = list(kinds.registered()), 0
+    while names := list(Subject.objects.filter(stored=False).values_list("name", flat=True)):
+        names.sort(key=lambda name: (order.index(name.partition(":")[0]), name))
+        some = (names[start : start + AT_ONCE] for start in range(0, len(names), AT_ONCE))
+        if not (wrote := sum(write(list(Subject.objects.filter(pk__in=each))) for each in some)):
+            break
         done += wrote
     return done
 

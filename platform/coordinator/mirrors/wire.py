@@ -80,5 +80,11 @@ class Nudge(Message):
     """I have something new."""
 
 
+class Spent(Message):
+    """What works once was used here: marks (see `spent`)."""
+
+    marks: list[Digest] = Field(min_length=1, max_length=100)
+
+
 class Heard(Message):
     """So be it."""

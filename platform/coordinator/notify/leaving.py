@@ -3,10 +3,16 @@
 from django.dispatch import receiver
 
 from coordinator.accounts.leaving import leaving
+from coordinator.mirrors import log as mirrors
+from coordinator.mirrors.state import current
 from coordinator.notify.models import Choice, Notice, Webhook
 
 
 @receiver(leaving)
 def forget(sender, person, **rest) -> None:
+    for hook in person.webhooks.all():
+        mirrors.record("webhook.remove", hook.pk, {})
+    if current(f"wish:{person.pk}"):
+        mirrors.record("wish.forget", person.pk, {})
     for kind in (Notice, Choice, Webhook):
         kind.objects.filter(person=person).delete()

@@ -11,6 +11,8 @@ from uuid6 import uuid7
 
 from coordinator import outside
 from coordinator.audit.log import record
+from coordinator.mirrors import duties, particulars
+from coordinator.mirrors import log as mirrors
 from coordinator.notify.kinds import Kind, News
 from coordinator.refusals import Refused
 
@@ -44,7 +46,16 @@ class Choice(models.Model):
     def choose(cls, person, kind: str, *, site: bool | None = None, email: bool | None = None) -> None:
         """None leaves it as it is."""
         wanted = {name: value for name, value in (("site", site), ("email", email)) if value is not None}
-        cls.objects.update_or_create(person=person, kind=Kind(kind).value, defaults=wanted)
+        with mirrors.change():
+            before = cls.of(person)[Kind(kind).value]
+            made, _ = cls.objects.update_or_create(person=person, kind=before.kind, defaults=wanted)
+            for where in wanted:
+                if getattr(before, where) != getattr(made, where):
+                    mirrors.record("wish.choose", person.pk, made.told(where))
+
+    def told(self, where: str) -> dict:
+        """To other mirrors."""
+        return {"kind": self.kind, "where": where, "wanted": getattr(self, where)}
 
 
 class Notice(models.Model):
@@ -76,6 +87,11 @@ class Notice(models.Model):
 
     def __str__(self) -> str:
         return self.title
+
+    @property
+    def duty(self) -> str:
+        """The letter about it, the same at every mirror that finds what it is about."""
+        return duties.name("letter", self.person_id, self.key)
 
     @classmethod
     def tell(cls, news: News) -> "Notice | None":
@@ -136,35 +152,51 @@ class Webhook(models.Model):
             raise Refused(f"nobody has more than {MOST_WEBHOOKS} webhooks: remove one first")
         outside.resolved(url)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        with transaction.atomic():
+        with mirrors.change():
             made = cls.objects.create(person=person, url=url.strip(), secret=secret, kinds=list(kinds))
+            mirrors.record("webhook.set", made.pk, made.told)
             record("webhook.add", made, actor=person, kinds=list(kinds))
         return made
+
+    @property
+    def told(self) -> dict:
+        """To other mirrors; within `mirrors.change`."""
+        kept = {"url": self.url, "secret": self.secret, "kinds": self.kinds}
+        about = particulars.keep(f"webhook:{self.pk}", kept)
+        return {"person": self.person_id, "created": self.created, "active": self.active, "about": about}
 
     def listen(self, kinds: list[str]) -> bool:
         """Of what it hears from now on; what was owed before still comes. False when it was so before."""
         wanted = [kind.value for kind in Kind if kind.value in kinds]
-        with transaction.atomic():
+        with mirrors.change():
             changed = Webhook.objects.filter(pk=self.pk).exclude(kinds=wanted).update(kinds=wanted) == 1
             if changed:
+                self.refresh_from_db()
+                mirrors.record("webhook.set", self.pk, self.told)
                 record("webhook.listen", self, actor=self.person, kinds=wanted)
         self.refresh_from_db()
         return changed
 
     def remove(self) -> None:
-        with transaction.atomic():
+        with mirrors.change():
             record("webhook.remove", self, actor=self.person)
+            mirrors.record("webhook.remove", self.pk, {})
             self.delete()
 
     def switch(self, on: bool) -> None:
         """Off: nothing more is sent; what was owed is dropped."""
-        with transaction.atomic():
+        with mirrors.change():
             changed = Webhook.objects.filter(pk=self.pk, active=not on).update(active=on, failures=0) == 1
+            self.refresh_from_db()
             if changed:
+                mirrors.record("webhook.set", self.pk, self.told)
                 record("webhook.on" if on else "webhook.off", self, actor=self.person)
             if not on:
-                self.deliveries.filter(due__isnull=False).update(due=None)
-        self.refresh_from_db()
+                self.drop()
+
+    def drop(self) -> None:
+        """What was owed is not sent."""
+        self.deliveries.filter(due__isnull=False).update(due=None)
 
     def owe(self, notice: Notice | None, data: dict) -> "Delivery":
         """`notice` None: a call that its owner asked for, to try it."""
@@ -204,6 +236,16 @@ class Delivery(models.Model):
 
     def __str__(self) -> str:
         return f"{self.body.get('type')} to {self.webhook}"
+
+    @property
+    def duty(self) -> str | None:
+        """The same at every mirror that finds what it is about; None for a test, which is this mirror's."""
+        return duties.name("call", self.webhook_id, self.notice.key) if self.notice else None
+
+    @property
+    def name(self) -> str:
+        """By which a program knows what it has heard, whichever mirror calls."""
+        return f"msg_{self.duty[:32]}" if self.duty else str(self.pk)
 
 
 def again(tries: int):

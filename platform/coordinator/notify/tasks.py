@@ -11,7 +11,6 @@ import time
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from smtplib import SMTPException
-from urllib.parse import urlsplit
 
 import httpx
 from celery import shared_task
@@ -23,6 +22,8 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 
 from coordinator import outside
+from coordinator.mirrors import duties
+from coordinator.mirrors.turns import Turn
 from coordinator.notify.models import Delivery, Notice, again
 from coordinator.notify.sweep import news
 from coordinator.telemetry import stream
@@ -30,6 +31,8 @@ from coordinator.telemetry import stream
 log = logging.getLogger("coordinator.notify")
 
 TOLD, LETTERS, CALLS = 500, 50, 32  # of one task's turn: reports and runs wait for the same worker
+LOOK = timedelta(seconds=20)  # until it is looked again whether another mirror has done it
+GIVEN_UP = timedelta(hours=12)  # after which nobody does what nobody has done
 LEASE = timedelta(minutes=2)  # how long a claimed row is left to whoever claimed it
 HEARING, SINCE = "notify:hearing", "notify:since"  # keys in Valkey
 BREAK = 120  # seconds without a sweep that count as a break
@@ -61,6 +64,7 @@ def letters() -> int:
     sent, post = 0, get_connection()
     for person, notices in groupby(list(due[:LETTERS]), key=lambda notice: notice.person):
         mine = [notice for notice in notices if _claim(Notice.objects, notice, "email_due", "email_tries")]
+        mine = [notice for notice in mine if _ours(Notice.objects, notice, notice.duty, notice.created, "email_due")]
         if not mine:
             continue
         ids = [notice.pk for notice in mine]
@@ -75,18 +79,19 @@ def letters() -> int:
                 Notice.objects.filter(pk=notice.pk).update(email_due=again(notice.email_tries + 1))
             break  # the others would wait for the same server
         Notice.objects.filter(pk__in=ids).update(email_due=None, emailed=timezone.now())
+        duties.done(*(notice.duty for notice in mine))
         sent += 1
     return sent
 
 
 def letter(person, notices: list[Notice]) -> EmailMessage:
-    """Its id is made of the notices: sent twice, it is known as one."""
+    """Its id is made of what it is about: sent twice, and by two mirrors, it is known as one."""
     off = f"{settings.SITE_URL}/notifications/off/{signing.dumps(str(person.pk), salt=UNSUBSCRIBE)}/"
     told = {"notices": notices, "site": settings.SITE_URL, "name": settings.MIRROR_NAME, "off": off}
     title = notices[0].title if len(notices) == 1 else f"{len(notices)} things happened"
-    name = hashlib.sha256("".join(str(n.pk) for n in notices).encode()).hexdigest()[:32]
+    name = duties.name(*sorted(notice.duty for notice in notices))[:32]
     headers = {
-        "Message-ID": f"<{name}@{urlsplit(settings.SITE_URL).hostname}>",
+        "Message-ID": f"<{name}@letters.barnraise>",
         "List-Unsubscribe": f"<{off}>",
         "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
     }
@@ -98,13 +103,17 @@ def letter(person, notices: list[Notice]) -> EmailMessage:
 def webhooks() -> int:
     """Makes the calls that are due, all at once; how many were answered well."""
     due = Delivery.objects.filter(due__lte=timezone.now(), webhook__active=True).order_by("due")
-    mine = [d for d in due.select_related("webhook")[:CALLS] if _claim(Delivery.objects, d, "due", "tries")]
+    rows = Delivery.objects
+    mine = [d for d in due.select_related("webhook", "notice")[:CALLS] if _claim(rows, d, "due", "tries")]
+    mine = [d for d in mine if d.notice is None or _ours(rows, d, d.duty, d.notice.created, "due")]
     answers = asyncio.run(_all(mine))
     for delivery, (fine, said) in zip(mine, answers, strict=True):
         delivery.webhook.answered(fine, said)
         row = Delivery.objects.filter(pk=delivery.pk, due__isnull=False)
         if fine:
             row.update(due=None, delivered=timezone.now())
+            if delivery.duty:
+                duties.done(delivery.duty)
         else:
             row.update(due=again(delivery.tries + 1))
     return sum(fine for fine, _ in answers)
@@ -118,7 +127,7 @@ async def call(delivery: Delivery) -> tuple[bool, str]:
     """(whether it was answered well, the status or what went wrong)."""
     hook, body = delivery.webhook, json.dumps(delivery.body, separators=(",", ":")).encode()
     try:
-        status = await outside.post(hook.url, body, signed(hook.secret, str(delivery.pk), body))
+        status = await outside.post(hook.url, body, signed(hook.secret, delivery.name, body))
         return 200 <= status < 300, str(status)
     except TimeoutError:
         return False, "no answer in time"
@@ -150,3 +159,16 @@ def _claim(rows: QuerySet, row, due: str, tries: str) -> bool:
     """Whether it is ours to do: for LEASE nobody else finds it due."""
     mine = rows.filter(pk=row.pk, **{due: getattr(row, due)})
     return mine.update(**{due: timezone.now() + LEASE, tries: getattr(row, tries) + 1}) == 1
+
+
+def _ours(rows: QuerySet, row, duty: str, since: datetime, due: str) -> bool:
+    """Whether it falls to this mirror, of all that know of it. What another does is looked at again soon; what was done
+    is not."""
+    turn = duties.claim(duty, since)
+    if turn is Turn.MINE:
+        return True
+    tries = "email_tries" if due == "email_due" else "tries"
+    over = turn is Turn.DONE or timezone.now() - since > GIVEN_UP
+    again = None if over else timezone.now() + LOOK
+    rows.filter(pk=row.pk).update(**{due: again, tries: getattr(row, tries)})
+    return False

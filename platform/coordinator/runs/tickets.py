@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from barnraise import wire
 from coordinator import mirror
 from coordinator.accounts.models import Machine
-from coordinator.mirrors import lists
+from coordinator.mirrors import lists, salt
 from coordinator.runs.models import Run
 
 TICKET_SECONDS = 24 * 3600
@@ -22,7 +22,7 @@ def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
             run=str(run.pk),
             peer=machine.key,
             machine=str(machine.pk),
-            volunteer=mirror.volunteer(machine.owner_id),
+            volunteer=salt.volunteer(machine.owner_id),
             roles=[wire.Role.WORKER],
             issued=now,
             expires=now + TICKET_SECONDS,

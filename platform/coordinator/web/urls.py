@@ -1,9 +1,10 @@
 from django.urls import path
 
-from coordinator.web import credit, estimates, inbox, machines, organising, people, teams, tokens, views
+from coordinator.web import credit, estimates, inbox, machines, mirrors, organising, people, teams, tokens, views
 
 urlpatterns = [
     path("", views.home, name="home"),
+    path("mirrors/", mirrors.mirrors, name="mirrors"),
     path("runs/", views.run_list, name="runs"),
     path("runs/new/", views.run_new, name="run_new"),
     path("runs/estimate/", estimates.run_estimate, name="run_estimate"),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
+from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
 from barnraise.wire import Count, Digest, Id, Message, Words
@@ -72,17 +73,34 @@ def store(which: str, state: State | None) -> None:
         return
     if not User.objects.filter(pk=state["owner"]).exists():
         raise Waits(f"person:{state['owner']}")
-    fields = {
-        "owner_id": state["owner"],
-        "enrolled": datetime.fromisoformat(state["enrolled"]),
-        "revoked": state["revoked"] and datetime.fromisoformat(state["revoked"]),
-    }
-    fields |= (particulars.look(state["about"], What) or {}) if state["about"] else NOTHING
+    fields = _fields(state, particulars.look(state["about"], What))
     known = found.first()
     if known and str(known.pk) != state["id"]:
         known = _renumbered(known, state["id"])
     if not found.update(**fields):
         Machine.objects.bulk_create([Machine(id=state["id"], key=which, **fields)])
+
+
+def _fields(state: State, about: dict | None) -> dict:
+    revoked = state["revoked"] and datetime.fromisoformat(state["revoked"])
+    fields = {"owner_id": state["owner"], "enrolled": datetime.fromisoformat(state["enrolled"]), "revoked": revoked}
+    return fields | ((about or {}) if state["about"] else NOTHING)
+
+
+def fresh(states: dict[str, State]) -> set[str]:
+    """Those that are not here, of people who are."""
+    abouts = particulars.looks([state["about"] for state in states.values() if state["about"]], What)
+    owners = User.objects.filter(pk__in={state["owner"] for state in states.values()})
+    people = set(map(str, owners.values_list("pk", flat=True)))
+    ids = [state["id"] for state in states.values()]
+    known = {*Machine.objects.filter(Q(key__in=states) | Q(pk__in=ids)).values_list("key", flat=True)}
+    rows = {
+        which: Machine(id=state["id"], key=which, **_fields(state, abouts.get(state["about"] or "")))
+        for which, state in states.items()
+        if which not in known and state["owner"] in people and ids.count(state["id"]) == 1
+    }
+    Machine.objects.bulk_create(rows.values())
+    return set(rows)
 
 
 def _renumbered(machine: Machine, pk: str) -> Machine:
@@ -107,4 +125,4 @@ def existing() -> Iterable[Told]:
 
 
 shapes = {"enrol": Enrol, "about": About, "revoke": Revoke}
-register(Kind("machine", shapes, fold, store, needs=needs, existing=existing))
+register(Kind("machine", shapes, fold, store, needs=needs, existing=existing, fresh=fresh))

@@ -1,12 +1,14 @@
 """The kind "person": that there is somebody, what the staff granted, bans, and that they left. Who it is (name, address
 and the password's hash) is in particulars, which go with them; why they were banned stays where that was decided."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
 from django.contrib.auth.hashers import make_password
+from django.db.models.functions import Lower
 from pydantic import AwareDatetime, Field
 
 from barnraise.wire import Digest, Id, Message, Words
@@ -82,14 +84,7 @@ def store(which: str, state: State | None) -> None:
     if state is None:
         found.update(is_active=False)
         return
-    banned, left = state["banned"], state["left"]
-    fields = {
-        "date_joined": datetime.fromisoformat(state["joined"]),
-        "organiser": state["organiser"],
-        "is_staff": state["is_staff"],
-        "banned": banned and datetime.fromisoformat(banned),
-        "is_active": not banned and not left,
-    } | (particulars.look(state["about"], Who) or {})
+    left, fields = state["left"], _fields(state, particulars.look(state["about"], Who))
     if "email" in fields and User.objects.filter(email__iexact=fields["email"]).exclude(pk=which).exists():
         del fields["email"]
     person = found.first()
@@ -101,6 +96,34 @@ def store(which: str, state: State | None) -> None:
     found.update(**fields)
     if left and person.left is None:
         leaving.erase(person, datetime.fromisoformat(left))
+
+
+def _fields(state: State, about: dict | None) -> dict:
+    banned = state["banned"]
+    return {
+        "date_joined": datetime.fromisoformat(state["joined"]),
+        "organiser": state["organiser"],
+        "is_staff": state["is_staff"],
+        "banned": banned and datetime.fromisoformat(banned),
+        "is_active": not banned and not state["left"],
+    } | (about or {})
+
+
+def fresh(states: dict[str, State]) -> set[str]:
+    """Who is not here, has not left, and has an address that nobody else has."""
+    abouts = particulars.looks([state["about"] for state in states.values() if state["about"]], Who)
+    known = set(map(str, User.objects.filter(pk__in=states).values_list("pk", flat=True)))
+    wanted = [about["email"].lower() for about in abouts.values()]
+    counts = Counter(wanted)
+    taken = {*User.objects.annotate(l=Lower("email")).filter(l__in=wanted).values_list("l", flat=True)}
+    rows = {}
+    for which, state in states.items():
+        about = abouts.get(state["about"] or "")
+        if which in known or about is None or (email := about["email"].lower()) in taken or counts[email] > 1:
+            continue
+        rows[which] = User(pk=which, **_fields(state, about))
+    User.objects.bulk_create(rows.values())
+    return set(rows)
 
 
 def existing() -> Iterable[Told]:
@@ -120,6 +143,6 @@ register(
     Kind(
         "person",
         {"join": Join, "about": About, "grant": Grant, "ban": At, "unban": Unban, "leave": At},
-        fold, store, needs=needs, existing=existing,
+        fold, store, needs=needs, existing=existing, fresh=fresh,
     )
 )  # fmt: skip

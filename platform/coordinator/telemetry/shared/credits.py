@@ -76,6 +76,33 @@ def store(which: str, state: State | None) -> None:
         _write(run, machine, incarnation, day, said, witnesses.get(said["witness"]))
 
 
+def fresh(states: dict[str, State]) -> set[str]:
+    """Of machines and runs that are here, those with no row at all."""
+    places = {which: which.split(":") for which in states}
+    keys = {key for _, key, _ in places.values()}
+    keys |= {said["witness"] for state in states.values() for said in state["days"].values()}
+    machines = dict(Machine.objects.filter(key__in=keys - {None}).values_list("key", "pk"))
+    runs = set(map(str, Run.objects.filter(pk__in={run for run, _, _ in places.values()}).values_list("pk", flat=True)))
+    mine = [machines[key] for _, key, _ in places.values() if key in machines]
+    there = Credit.objects.filter(run__in=runs, machine__in=mine).values_list("run_id", "machine_id", "incarnation")
+    known = {(str(run), machine, incarnation) for run, machine, incarnation in there}
+    rows, done = [], set()
+    for which, (run, key, incarnation) in places.items():
+        if run not in runs or key not in machines or (run, machines[key], incarnation) in known:
+            continue
+        done.add(which)
+        for day, said in states[which]["days"].items():
+            told = {
+                "told_last": said["last"],
+                "told_tokens": said["tokens"],
+                "witness_id": machines.get(said["witness"]),
+            }
+            place = {"run_id": run, "machine_id": machines[key], "incarnation": incarnation, "day": day}
+            rows.append(Credit(**place, **told, **{name: said[name] for name in ("first", "last", "tokens")}))
+    Credit.objects.bulk_create(rows)
+    return done
+
+
 def _write(run: str, machine: Machine, incarnation: str, day: str, said: dict, witness: Any) -> None:
     """One statement: reports are rolled up meanwhile, and what they add must not be lost."""
     with connection.cursor() as cursor:
@@ -123,4 +150,4 @@ def _signed(row: Credit) -> int | None:
     return head.total if head and head.seq == row.last else None
 
 
-register(Kind("credit", {"receipt": Receipt}, fold, store))
+register(Kind("credit", {"receipt": Receipt}, fold, store, fresh=fresh))

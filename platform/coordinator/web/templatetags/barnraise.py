@@ -14,7 +14,9 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
+from barnraise.mirrors import Listed
 from barnraise.wire import Status
+from coordinator.mirrors import lists
 from coordinator.web import drawing
 
 register = template.Library()
@@ -51,6 +53,12 @@ def built() -> SafeString:
         format_html_join("", '<link rel="stylesheet" href="{}">', styles),
         static(entry["file"]),
     )
+
+
+@register.simple_tag
+def other_mirrors() -> list[Listed]:
+    """Of the list; none where there is no list."""
+    return lists.others() if lists.named()[0] else []
 
 
 @register.simple_tag(takes_context=True)
@@ -142,6 +150,12 @@ def span(seconds: float) -> str:
         if (value := seconds / length) < past:
             return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
     return f"{seconds / 31_557_600:,.0f} years"
+
+
+@register.filter
+def skew(ahead: float) -> str:
+    """Of a clock, in seconds: "right" within one."""
+    return "right" if abs(ahead) < 1 else f"{ahead:+,.0f} s"
 
 
 @register.filter

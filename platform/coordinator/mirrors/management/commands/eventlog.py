@@ -1,6 +1,7 @@
 """The event log by hand. `show`: logs, their heads and the state hash. `adopt`: what rows say of subjects that no event
 spoke of yet (`migrate` does it too). `rebuild`: every subject folded and written anew, after an upgrade. `cut`: a log's
-events beyond a number are withdrawn, here."""
+events beyond a number are withdrawn, here. `resume`: a restored site that can reach no other mirror goes on all the
+same, in a new log; what it decided between the backup and its end may come back later, and then counts."""
 
 from django.core.management.base import BaseCommand, CommandError
 
@@ -14,7 +15,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser) -> None:
         does = parser.add_subparsers(dest="does", required=True)
-        for name in ("show", "adopt", "rebuild"):
+        for name in ("show", "adopt", "rebuild", "resume"):
             does.add_parser(name)
         one = does.add_parser("cut")
         one.add_argument("origin", help="32 hex digits")
@@ -27,6 +28,10 @@ class Command(BaseCommand):
         elif does == "rebuild":
             receiving.settle()
             self.stdout.write(f"{state.rebuild():,} subjects changed")
+        elif does == "resume":
+            waited = log.held()
+            log.resume()
+            self.stdout.write("a new log" if waited else "this site does not wait for anybody")
         elif does == "cut":
             try:
                 withdrawn = cutting.cut(options["origin"], options["seq"], options["why"])

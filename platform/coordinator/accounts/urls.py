@@ -1,0 +1,46 @@
+"""allauth's pages. Where e-mail addresses or second factors change, the change and its events are one transaction,
+which takes the log's lock before any row's."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from allauth.account import views as account
+from allauth.mfa.base import views as mfa
+from allauth.mfa.recovery_codes import views as codes
+from allauth.mfa.totp import views as totp
+from allauth.mfa.webauthn import views as passkeys
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import include, path
+
+from coordinator.mirrors.log import change
+
+View = Callable[..., HttpResponseBase]
+
+
+def whole(view: View) -> View:
+    """All of a POST, or nothing of it."""
+
+    @wraps(view)
+    def together(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
+        if request.method != "POST":
+            return view(request, *args, **named)
+        with change():
+            return view(request, *args, **named)
+
+    return together
+
+
+urlpatterns = [
+    path("email/", whole(account.email), name="account_email"),
+    path("confirm-email/", whole(account.email_verification_sent), name="account_email_verification_sent"),
+    path("2fa/authenticate/", whole(mfa.authenticate), name="mfa_authenticate"),
+    path("2fa/reauthenticate/", whole(mfa.reauthenticate), name="mfa_reauthenticate"),
+    path("2fa/totp/activate/", whole(totp.activate_totp), name="mfa_activate_totp"),
+    path("2fa/totp/deactivate/", whole(totp.deactivate_totp), name="mfa_deactivate_totp"),
+    path("2fa/recovery-codes/generate/", whole(codes.generate_recovery_codes), name="mfa_generate_recovery_codes"),
+    path("2fa/webauthn/add/", whole(passkeys.add_webauthn), name="mfa_add_webauthn"),
+    path("2fa/webauthn/keys/<int:pk>/remove/", whole(passkeys.remove_webauthn), name="mfa_remove_webauthn"),
+    path("2fa/webauthn/keys/<int:pk>/edit/", whole(passkeys.edit_webauthn), name="mfa_edit_webauthn"),
+    path("", include("allauth.urls")),
+]

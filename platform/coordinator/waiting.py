@@ -1,0 +1,23 @@
+"""A site that was restored from a backup is looked at, and changes nothing until another mirror gave back its own last
+decisions."""
+
+from django.http import HttpRequest, HttpResponse
+
+from coordinator import outages
+from coordinator.mirrors import log
+
+SAFE = ("GET", "HEAD", "OPTIONS")
+BETWEEN = "/api/v1/mirrors/"  # what mirrors ask each other is how it ends
+
+
+class ReadOnly:
+    sync_capable = True
+    async_capable = False
+
+    def __init__(self, get_response):
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        if request.method in SAFE or request.path.startswith(BETWEEN) or not log.held():
+            return self.get_response(request)
+        return outages.answer(request, 503, log.Held.sentence)
