@@ -73,7 +73,7 @@ class Ticket(Message):
 
 
 class FragmentUpdate(Message):
-    """One fragment's part of an update: its payload by digest and size (0: nothing is said), the sketch of its units."""
+    """One fragment's part of an update: its payload by digest and size (0: nothing is said), and its units' sketch."""
 
     digest: Digest
     size: Count
