@@ -31,8 +31,8 @@ export class LinkSign {
   show(link: Link, at: number): void {
     this.sign.dataset.link = link;
     this.word.textContent = WORDS[link];
-    this.by.textContent = `by ${this.mirrors[at]!.name}`;
-    this.by.hidden = link !== "live" || this.mirrors.length < 2;
+    this.by.textContent = link === "live" && this.mirrors.length > 1 ? `by ${this.mirrors[at]!.name}` : "";
+    this.by.hidden = !this.by.textContent;
     this.page.dataset.stale = String(link !== "live");
     this.offer(link === "live" ? (at ? [this.mirrors[at]!] : []) : this.mirrors.slice(1), at);
   }

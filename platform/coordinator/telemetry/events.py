@@ -58,8 +58,6 @@ def told(member: Membership, reports: Sequence[Report], at: Sequence[float], mom
             known = report.activity
     if found and found[0].kind == Event.Kind.RESUMED and not _rested(member):
         del found[0]  # the whole run rested, and it with it
-    elif found and found[0].kind == Event.Kind.JOINED and _came_over(member):
-        del found[0]
     return found
 
 
@@ -81,10 +79,17 @@ def _event(member: Membership, kind: Event.Kind, at: float, moment: int) -> Even
     return Event(run=member.run, machine_id=member.machine_id, kind=kind, at=when, changed=moment)
 
 
-def _came_over(member: Membership) -> bool:
-    """Whether it was at work all along, and only reported to another mirror."""
-    elsewhere = Membership.everywhere.exclude(mirror="").filter(run=member.run, machine=member.machine_id)
-    return elsewhere.filter(activity__in=HERE, heard__gt=timezone.now() - AWAY_AT_MOST).exists()
+def without_moves(found: list[Event]) -> list[Event]:
+    """Without those of machines that were at work all along, and joined nothing but this mirror. One question."""
+    joined = {(event.run_id, event.machine_id): event for event in reversed(found) if event.kind == Event.Kind.JOINED}
+    if not joined:
+        return found
+    elsewhere = Membership.everywhere.exclude(mirror="").filter(
+        run__in={run for run, _ in joined}, machine__in={machine for _, machine in joined},
+        activity__in=HERE, heard__gt=timezone.now() - AWAY_AT_MOST,
+    )  # fmt: skip
+    moved = {joined[place].pk for place in elsewhere.values_list("run", "machine") if place in joined}
+    return [event for event in found if event.pk not in moved]
 
 
 def _rested(member: Membership) -> bool:

@@ -165,7 +165,7 @@ def store(sent: Sent) -> None:
         testified.append((member, told))
     Point.objects.bulk_create(points)
     Receipt.objects.bulk_create(receipts)
-    events.Event.objects.bulk_create(happened)
+    events.Event.objects.bulk_create(events.without_moves(happened))
     _grow(sums, changed)
     # Each is there, and locked: what looks like an insertion is one UPDATE of all of them.
     Membership.objects.bulk_create(members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING)
