@@ -22,6 +22,21 @@ def test_stop_ends_every_child(tmp_path):
     assert all(child.poll() is not None for child in children) and not family.children
 
 
+def test_stop_ends_what_was_left_of_a_child_that_somebody_else_killed(tmp_path):
+    family = Family(tmp_path)
+    forks = (
+        f"import subprocess, sys; print(subprocess.Popen([sys.executable, *{SLEEP!r}]).pid, flush=True); " + SLEEP[1]
+    )
+    child = family.start("parent", sys.executable, "-c", forks)
+    while not (said := (tmp_path / "parent.log").read_text().strip()):
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    family.stop()
+    orphan = psutil.Process(int(said)) if psutil.pid_exists(int(said)) else None
+    assert orphan is None or orphan.status() == psutil.STATUS_ZOMBIE or orphan.wait(5) is None
+
+
 def test_a_child_that_fails_is_named_with_its_last_words(tmp_path):
     family = Family(tmp_path)
     family.start("clumsy", sys.executable, "-c", "print('so long'); raise SystemExit(3)").wait(20)

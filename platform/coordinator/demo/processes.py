@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -80,6 +81,7 @@ class Family:
                 child.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 _kill_all(child)
+            _kill_orphans(child)
         self._remember()
 
     def kill(self, name: str) -> None:
@@ -94,6 +96,13 @@ def _kill_all(child: subprocess.Popen) -> None:
     else:
         child.kill()
     child.wait(5)
+
+
+def _kill_orphans(child: subprocess.Popen) -> None:
+    """What somebody else's kill of a process left of its group. Where its number lives on, that is another's."""
+    if hasattr(os, "killpg") and not psutil.pid_exists(child.pid):
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def free_port(wanted: int) -> int:

@@ -142,8 +142,8 @@ class Command(BaseCommand):
 def introduce(several: Several, path: str, console: Console) -> None:
     """Where each mirror shows the run, and how to be rid of one."""
     for each in several.all:
-        kill = " ".join(map(str, each.pids))
-        console.print(f"  {each.name:<12}  {each.url}{path}   kill -9 {kill}", soft_wrap=True)
+        kill = " ".join(f"-{pid}" for pid in each.pids)  # with what they started
+        console.print(f"  {each.name:<12}  {each.url}{path}   kill -9 -- {kill}", soft_wrap=True)
     console.print(f"  {len(several.all)} mirrors joined in {several.took:.1f} s; kill any: the others go on\n")
 
 
