@@ -23,10 +23,11 @@ GOLDEN = ROOT / "tests" / "contract" / "golden" / "reports.json"
 PASSWORD = "raise-the-frame-7"
 WORK = """
 import time
-from coordinator.telemetry import listening, rollup
+from coordinator.telemetry import listening, rollup, tasks
 while True:
     rollup.drain(wait=True)
     listening.gather()
+    tasks.tick()
     time.sleep(1)
 """
 

@@ -1,0 +1,89 @@
+"""One of two mirrors is killed under a page: it goes on at the other, says so, and comes back."""
+
+import re
+
+import pytest
+from live_site import until
+from looks import look, visitor
+from playwright.sync_api import expect
+from two_sites import PASSWORD, Machine, furnish, list_both, two_sites
+
+
+@pytest.fixture(scope="module")
+def sites(state, tmp_path_factory):
+    expect.set_options(timeout=90_000)
+    folder = tmp_path_factory.mktemp("mirrors")
+    with two_sites(folder) as (a, b):
+        names = furnish(a)
+        digest = list_both(a, b, folder)
+        a.start()
+        b.manage("mirror", "join", a.url, "--list", digest)
+        b.start()
+        yield a, b, names
+        expect.set_options(timeout=5_000)
+
+
+def test_a_page_goes_on_at_another_mirror_when_its_own_is_killed_and_comes_back(browser, sites):
+    a, b, names = sites
+    run, barn = names["run"], Machine(1)
+    a.work()
+    b.work()
+    barn.tell(a, run, 1, 2, 3)
+    with visitor(browser, a) as page:
+        reached: list[str] = []
+        page.on("websocket", lambda socket: reached.append(socket.url))
+        page.goto(f"/runs/{run}/")
+        sign, elsewhere = page.locator("[data-link]"), page.locator("[data-elsewhere]")
+        tokens, described = page.locator('[data-figure="tokens"]'), page.locator("#loss-words")
+        expect(sign).to_have_text(re.compile(r"Live\s*by A"))
+        expect(elsewhere).to_be_hidden()
+        expect(tokens).to_have_text("3.00 K")
+        barn.tell(a, run, 4, joined=True)
+        expect(tokens).to_have_text("4.00 K")
+        until(lambda: [x for x, _ in b.snapshot(run)["train"]][-1:] == [4000], "B to hear of it")
+        drawn = described.text_content()
+
+        a.kill()
+        expect(sign).to_have_text("Reconnecting")
+        expect(sign).to_have_text(re.compile(r"Live\s*by B"))
+        expect(elsewhere).to_have_text("A does not answer. This page at B")
+        assert elsewhere.get_by_role("link").get_attribute("href") == f"{b.url}/runs/{run}/"
+        assert page.locator("[data-stale]").get_attribute("data-stale") == "false"
+        expect(tokens).to_have_text("4.00 K")
+        assert described.text_content() == drawn, "the chart is what it was"
+        barn.tell(b, run, 5)
+        expect(tokens).to_have_text("5.00 K")
+        expect(page.locator('[data-figure="known"]')).to_have_text("1")
+        page.get_by_label("Training, each machine").check()
+        expect(page.locator("[data-machine-lines]")).to_contain_text("barn")
+        look(page, "run-elsewhere")
+        assert {re.match(r"ws://[^/]+", url)[0] for url in reached} == {f"ws{s.url[4:]}" for s in (a, b)}
+        until(lambda: [x for x, _ in b.snapshot(run)["train"]] == [1000, 2000, 3000, 4000, 5000], "all once")
+
+        a.start()
+        expect(sign).to_have_text(re.compile(r"Live\s*by A"))
+        expect(elsewhere).to_be_hidden()
+        page.goto("/runs/")
+        expect(page.get_by_text("Two roofs")).to_be_visible()
+
+
+def test_a_page_that_takes_a_session_offers_the_way_and_asks_no_other_mirror(browser, sites):
+    a, b, names = sites
+    with visitor(browser, a) as page:
+        reached: list[str] = []
+        page.goto("/accounts/login/")
+        page.get_by_label("Email").fill("ida@example.org")
+        page.get_by_label("Password").first.fill(PASSWORD)
+        page.get_by_role("button", name=re.compile("sign in", re.I)).last.click()
+        page.wait_for_url(lambda url: "/accounts/login" not in url)
+        page.goto(f"/runs/{names['draft']}/")
+        page.on("request", lambda request: reached.append(request.url))
+        page.on("websocket", lambda socket: reached.append(socket.url))
+        sign, elsewhere = page.locator("[data-link]"), page.locator("[data-elsewhere]")
+        expect(sign).to_have_text(re.compile(r"Live\s*by A"))
+        a.kill()
+        expect(sign).to_have_text("Reconnecting")
+        expect(elsewhere).to_have_text("This page at B")
+        look(page, "run-draft-gone")
+        page.wait_for_timeout(3_000)
+        assert not [url for url in reached if f":{b.port}" in url]
