@@ -93,8 +93,10 @@ class Audit:
         else:
             return None
         for update, times in way:
-            payload = blobs.sound(update.fragments[index].digest)
-            if payload is None:
+            part = update.fragments[index]
+            if not part.size:
+                continue
+            if (payload := blobs.sound(part.digest)) is None:
                 return None
             units.add_(decode(payload, units.numel()), alpha=times)
         return units

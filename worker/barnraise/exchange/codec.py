@@ -74,10 +74,8 @@ def encode(values: torch.Tensor, form: Form | str = "dense8") -> tuple[bytes, to
 
 
 def decode(payload: bytes, n: int) -> torch.Tensor:
-    """The int32[n] a payload stands for; zeros where it has no bytes. Raises MessageError on anything malformed, over
-    the bound, or that no encoder writes."""
-    if not payload:
-        return torch.zeros(n, dtype=torch.int32)
+    """The int32[n] a payload stands for. Raises MessageError on anything malformed, over the bound, or that no encoder
+    writes."""
     form = _form(payload, n)
     sizes = form.parts(n)
     raw = np.frombuffer(payload, np.uint8)

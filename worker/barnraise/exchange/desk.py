@@ -110,7 +110,10 @@ class Desk:
         for index, fragment in enumerate(frozen.fragments):
             units = fragment.clone() if way else fragment
             for update, times in way:
-                if (payload := self._ledger.blobs.sound(update.fragments[index].digest)) is None:
+                part = update.fragments[index]
+                if not part.size:
+                    continue
+                if (payload := self._ledger.blobs.sound(part.digest)) is None:
                     return None  # damaged: it is being repaired, and whoever asks asks again
                 units.add_(decode(payload, units.numel()), alpha=times)
             digests.append(self.cuts.put(fragment_bytes(units)))
