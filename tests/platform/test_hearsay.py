@@ -25,7 +25,7 @@ from coordinator.mirrors.models import LogEvent, Standing
 from coordinator.telemetry import board, hearsay, history, listening, news, stream
 from coordinator.telemetry.models import Ear, Event, Point, Rollup
 from coordinator.telemetry.rollup import drain
-from coordinator.telemetry.wire import Coming, Frame, Measured, News, Page, Places, Sum, Wanted, Word
+from coordinator.telemetry.wire import Bulletin, Coming, Frame, Measured, News, Places, Sum, Wanted, Word
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 OTHER = "b" * 64
@@ -307,11 +307,11 @@ def small():
 def answering(small: SmallMirror, found: News, **changed):
     """Serves this page; `changed`: other words than the true ones."""
 
-    def answer(query, who) -> Page:
+    def answer(query, who) -> Bulletin:
         asked, text = Wanted.model_validate_json(query["body"]), changed.get("text", found.model_dump_json())
         word = {"mirror": small.identity.key, "to": who, "nonce": asked.nonce, "digest": digest(text), **changed}
         signer = changed.get("signer", small.identity)
-        return Page(word=signer.sign("news", Word(**word)), text=text)
+        return Bulletin(word=signer.sign("news", Word(**word)), text=text)
 
     small.routes["POST /mirrors/news"] = answer
 
@@ -392,7 +392,7 @@ def test_news_is_for_mirrors_of_the_list_alone(small, busy):
     assert asked(Identity(b"x" * 32)).status_code == 401 and Client().post(path).status_code == 401
     answer = asked(small.identity)
     assert answer.status_code == 200, answer.content
-    found = Page.model_validate_json(answer.content)
+    found = Bulletin.model_validate_json(answer.content)
     said = json.loads(found.word.body)
     assert said["to"] == small.identity.key and said["digest"] == digest(found.text)
     assert len(News.model_validate_json(found.text).frames) == 2

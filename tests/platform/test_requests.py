@@ -113,6 +113,8 @@ TABLE = [
     ("GET", "/mirrors/proofs", None, [401, 403, 403, 403, 403]),
     ("POST", "/mirrors/particulars", None, [401, 403, 403, 403, 403]),
     ("POST", "/mirrors/nudge", None, [401, 403, 403, 403, 403]),
+    ("POST", "/mirrors/news", None, [401, 403, 403, 403, 403]),
+    ("POST", "/mirrors/spent", None, [401, 403, 403, 403, 403]),
 ]
 
 

@@ -15,7 +15,7 @@ from coordinator.mirrors import cutting, lists, pulling, sealing, spent, tasks
 from coordinator.mirrors import wire as between
 from coordinator.mirrors.log import serve
 from coordinator.telemetry import news
-from coordinator.telemetry.wire import Page, Wanted
+from coordinator.telemetry.wire import Bulletin, Wanted
 
 ORIGIN = r"^[0-9a-f]{32}$"
 Number = Annotated[int, Query(ge=0, lt=1 << 53)]
@@ -68,7 +68,7 @@ def post_particulars(request: HttpRequest, wants: between.Wants):
         raise Refusal(422, str(error), {"key": str(error)}) from None
 
 
-@api.post("/mirrors/news", response=answers(Page), auth=signed_by_mirror, tags=["Mirrors"])
+@api.post("/mirrors/news", response=answers(Bulletin), auth=signed_by_mirror, tags=["Mirrors"])
 def post_news(request: HttpRequest, wanted: Wanted):
     """What changed past a place of the machines that report to this mirror; signed for the mirror that asks."""
     return news.page(wanted, request.auth)

@@ -18,7 +18,7 @@ from coordinator.mirrors.peer import Peer, Unheard
 from coordinator.telemetry import hearsay
 from coordinator.telemetry.ear import Ear
 from coordinator.telemetry.events import Event
-from coordinator.telemetry.wire import News, Page, Places, Wanted, Word
+from coordinator.telemetry.wire import Bulletin, News, Places, Wanted, Word
 
 log = logging.getLogger("coordinator.telemetry")
 
@@ -71,7 +71,7 @@ def listen(listed: Listed) -> int:
 def ask(peer: Peer, after: Places) -> News:
     """What it has past a place. Raises Unheard."""
     wanted = Wanted(after=after, nonce=secrets.token_hex(16))
-    page = peer.ask("POST", "/mirrors/news", wanted, Page)
+    page = peer.ask("POST", "/mirrors/news", wanted, Bulletin)
     try:
         word = opened(page.word, "news", Word, peer.key)
         news = News.model_validate_json(page.text)

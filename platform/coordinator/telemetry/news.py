@@ -17,11 +17,11 @@ from coordinator.telemetry.wire import (
     FRAMES,
     POINTS,
     SUMS,
+    Bulletin,
     Coming,
     Frame,
     Measured,
     News,
-    Page,
     Place,
     Places,
     Sum,
@@ -43,11 +43,11 @@ class Row(Func):
     function, output_field = "ROW", BooleanField()
 
 
-def page(wanted: Wanted, to: str) -> Page:
+def page(wanted: Wanted, to: str) -> Bulletin:
     """For the mirror `to`, by its key; signed by ours."""
     text = news(wanted.after).model_dump_json()
     said = Word(mirror=mirror.identity().key, to=to, nonce=wanted.nonce, digest=digest(text))
-    return Page(word=mirror.identity().sign("news", said), text=text)
+    return Bulletin(word=mirror.identity().sign("news", said), text=text)
 
 
 def news(after: Places) -> News:

@@ -148,7 +148,7 @@ class Word(Message):
     digest: Digest
 
 
-class Page(Message):
+class Bulletin(Message):
     """`text`: News, as JSON, exactly as it was signed."""
 
     word: Signed
