@@ -39,6 +39,13 @@ def finals(volunteers) -> set[tuple[str, str]]:
     return {(v.status["vector"], v.status["anchor"]) for v in volunteers}
 
 
+def founder(run, **how):
+    """The first of a run, who has every update from the first on: who comes later takes a snapshot."""
+    volunteer = run.start("ada", **how)
+    run.until(lambda: volunteer.status.get("updates_sent", 0) > 0)
+    return volunteer
+
+
 def poisons(engine) -> None:
     """From now on what is published is loud noise."""
     honest = engine.harvest
@@ -78,8 +85,9 @@ def sum_without(run, ledger) -> str:
 
 def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_had_not_been(swarm):
     run = swarm(token_budget=10_000_000)
-    ada, ben, cleo = trio = [run.start(name, knows=["ada", "ben"]) for name in ("ada", "ben", "cleo")]
-    run.until(lambda: all(v.status.get("updates_sent", 0) > 1 for v in trio))
+    ada = founder(run)
+    ben, cleo = (run.start(name, knows=["ada", "ben"]) for name in ("ben", "cleo"))
+    run.until(lambda: all(v.status.get("updates_sent", 0) > 1 for v in (ada, ben, cleo)))
     author, good = cleo.worker.exchange.author, cleo.worker.exchange.published
     poisons(cleo.worker.engine)
     before = ada.status["validation_last"][1]
@@ -107,8 +115,8 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
     """One machine of the two reaches the site; before the true verdict it gets three that prove nothing."""
     run = swarm(token_budget=10_000_000)
     site = Site(MIRROR, run.manifest.run)
-    ada, ben = run.start("ada", knows=["ben"], site=site.url), run.start("ben", knows=["ada"])
     try:
+        ada, ben = founder(run, site=site.url), run.start("ben", knows=["ada"])
         run.until(lambda: all(v.status.get("updates_received", 0) > 3 for v in (ada, ben)))
         author = ben.worker.exchange.author
 
@@ -170,7 +178,7 @@ def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_report
 
 def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_goes_on(swarm):
     run = swarm(token_budget=10_000_000)
-    ada, ben = run.start("ada"), run.start("ben", knows=["ada"])
+    ada, ben = founder(run), run.start("ben", knows=["ada"])
     run.until(lambda: ben.status.get("updates_sent", 0) > 1 and ada.status.get("updates_received", 0) > 1)
     ben.leave()
     folder, copy = ben.worker.place.folder.path, run.folder / "copy"
