@@ -16,8 +16,10 @@ class ReadOnly:
 
     def __init__(self, get_response):
         self.get_response = get_response
+        self._free = False  # for good, once it is: what was restored is served by processes that start after it
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        if request.method in SAFE or request.path.startswith(BETWEEN) or not log.held():
+        if self._free or request.method in SAFE or request.path.startswith(BETWEEN):
             return self.get_response(request)
-        return outages.answer(request, 503, log.Held.sentence)
+        self._free = not log.held()
+        return self.get_response(request) if self._free else outages.answer(request, 503, log.Held.sentence)

@@ -8,7 +8,9 @@ class Accounts(AppConfig):
     def ready(self) -> None:
         from coordinator.accounts import access as opening
         from coordinator.accounts import security
-        from coordinator.accounts.shared import access, machines, people, teams  # noqa: F401  (they register themselves)
+        from coordinator.accounts.shared import access, machines, people, teams
+        from coordinator.mirrors import kinds
 
+        kinds.register(people.KIND, access.KIND, machines.KIND, teams.KIND)
         security.listen()
         opening.listen()

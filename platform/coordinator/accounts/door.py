@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from allauth.core import context
 from allauth.core.internal.cryptokit import compare_user_code
-from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
+from allauth.mfa.base.forms import AuthenticateForm, BaseAuthenticateForm, ReauthenticateForm
 from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value, yield_hotp_counters_from_time
 from allauth.mfa.utils import decrypt
@@ -18,14 +18,14 @@ from barnraise.identity import digest
 from coordinator.mirrors import spent
 
 
-class Once:
+class Once(BaseAuthenticateForm):
     """Of a form that asks for a code: the step of an app's code is used up, here and at the other mirrors."""
 
     user: Any
     authenticator: Authenticator
 
     def clean_code(self) -> str:
-        code = super().clean_code()  # type: ignore[misc]
+        code = super().clean_code()
         if self.authenticator.type == Authenticator.Type.TOTP and not spent.once(mark(self.authenticator, code)):
             raise forms.ValidationError("This code was used already. Wait for the next one of your app.")
         return code

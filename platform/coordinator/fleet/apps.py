@@ -6,5 +6,10 @@ class Fleet(AppConfig):
     label = "fleet"
 
     def ready(self) -> None:
-        from coordinator.fleet import leaving  # noqa: F401  (it listens)
-        from coordinator.fleet.shared import rests, verdicts  # noqa: F401  (they register themselves)
+        from coordinator.accounts.leaving import leaving
+        from coordinator.fleet.leaving import forget
+        from coordinator.fleet.shared import rests, verdicts
+        from coordinator.mirrors import kinds
+
+        leaving.connect(forget, dispatch_uid="fleet forget")
+        kinds.register(rests.KIND, verdicts.KIND)

@@ -7,8 +7,9 @@ class Mirrors(AppConfig):
     label = "mirrors"
 
     def ready(self) -> None:
-        from coordinator.mirrors import duties, origins, salt  # noqa: F401  (they register themselves)
+        from coordinator.mirrors import duties, kinds, origins, salt
 
+        kinds.register(origins.KIND, duties.KIND, salt.KIND)
         post_migrate.connect(adopt, dispatch_uid="mirrors adopt")
 
 

@@ -12,7 +12,7 @@ from barnraise.identity import digest
 from barnraise.wire import Key, Message
 from coordinator import mirror
 from coordinator.mirrors import lists
-from coordinator.mirrors.kinds import Fact, Kind, State, register
+from coordinator.mirrors.kinds import Fact, Kind, State
 from coordinator.mirrors.log import change, record
 from coordinator.mirrors.models import Standing
 from coordinator.mirrors.state import current
@@ -42,7 +42,7 @@ def store(which: str, state: State | None) -> None:
     """No rows: who has a duty asks."""
 
 
-register(Kind("duty", {"take": Take, "done": Done}, fold, store))
+KIND = Kind("duty", {"take": Take, "done": Done}, fold, store)
 
 
 def name(*what: object) -> str:

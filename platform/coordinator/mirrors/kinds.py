@@ -1,5 +1,5 @@
 """The registry of kinds: what the events of one kind of subject mean. Adding a kind is one file in the app that owns
-the rows, which registers itself here when the app is ready."""
+the rows, which the app registers here when it is ready."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,8 +81,8 @@ class Kind:
 _kinds: dict[str, Kind] = {}
 
 
-def register(kind: Kind) -> None:
-    _kinds[kind.name] = kind
+def register(*kinds: Kind) -> None:
+    _kinds.update({kind.name: kind for kind in kinds})
 
 
 def registered() -> dict[str, Kind]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from barnraise.wire import Message, Words
-from coordinator.mirrors.kinds import Fact, Kind, State, register
+from coordinator.mirrors.kinds import Fact, Kind, State
 from coordinator.mirrors.message import OriginId
 
 
@@ -23,4 +23,4 @@ def store(which: str, state: State | None) -> None:
     """Its row is the log's own, and is there before any of its events is folded."""
 
 
-register(Kind("origin", {"begin": Begin}, fold, store))
+KIND = Kind("origin", {"begin": Begin}, fold, store)

@@ -12,7 +12,7 @@ from pydantic import Field
 from barnraise.wire import Digest, Message
 from coordinator import mirror
 from coordinator.mirrors import particulars
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told
 from coordinator.mirrors.log import change, held, record
 from coordinator.mirrors.models import List
 from coordinator.mirrors.state import current
@@ -65,4 +65,4 @@ def volunteer(person: object) -> str:
     return blake3(str(person).encode(), key=bytes.fromhex(told["salt"]) if told else mirror.salt()).hexdigest()
 
 
-register(Kind("salt", {"give": Give}, fold, store, needs=needs, existing=existing))
+KIND = Kind("salt", {"give": Give}, fold, store, needs=needs, existing=existing)

@@ -6,5 +6,10 @@ class Notify(AppConfig):
     label = "notify"
 
     def ready(self) -> None:
-        from coordinator.notify import leaving  # noqa: F401  (it listens)
-        from coordinator.notify.shared import webhooks, wishes  # noqa: F401  (they register themselves)
+        from coordinator.accounts.leaving import leaving
+        from coordinator.mirrors import kinds
+        from coordinator.notify.leaving import forget
+        from coordinator.notify.shared import webhooks, wishes
+
+        leaving.connect(forget, dispatch_uid="notify forget")
+        kinds.register(webhooks.KIND, wishes.KIND)

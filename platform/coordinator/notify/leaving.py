@@ -1,14 +1,10 @@
 """Notices, choices and webhooks are a person's own, and go with them."""
 
-from django.dispatch import receiver
-
-from coordinator.accounts.leaving import leaving
 from coordinator.mirrors import log as mirrors
 from coordinator.mirrors.state import current
 from coordinator.notify.models import Choice, Notice, Webhook
 
 
-@receiver(leaving)
 def forget(sender, person, **rest) -> None:
     for hook in person.webhooks.all():
         mirrors.record("webhook.remove", hook.pk, {})

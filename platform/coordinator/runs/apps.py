@@ -6,5 +6,10 @@ class Runs(AppConfig):
     label = "runs"
 
     def ready(self) -> None:
-        from coordinator.runs import leaving  # noqa: F401  (it listens)
-        from coordinator.runs.shared import runs  # noqa: F401  (it registers itself)
+        from coordinator.accounts.leaving import leaving
+        from coordinator.mirrors import kinds
+        from coordinator.runs.leaving import forget
+        from coordinator.runs.shared import runs
+
+        leaving.connect(forget, dispatch_uid="runs forget")
+        kinds.register(runs.KIND)

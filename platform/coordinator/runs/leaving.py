@@ -1,14 +1,10 @@
 """What goes with a person: the drafts nobody else ever saw, what they wrote, and whose guest they were."""
 
-from django.dispatch import receiver
-
-from coordinator.accounts.leaving import leaving
 from coordinator.audit import log as audit
 from coordinator.mirrors import log as mirrors
 from coordinator.runs.models import Guest, Invitation, Run
 
 
-@receiver(leaving)
 def forget(sender, person, **rest) -> None:
     drafts = Run.objects.filter(owner=person, spec_text="")
     audit.forget(*drafts)

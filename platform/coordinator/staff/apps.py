@@ -6,4 +6,9 @@ class Staff(AppConfig):
     label = "staff"
 
     def ready(self) -> None:
-        from coordinator.staff import foreign  # noqa: F401  (it listens)
+        from django.contrib.admin.models import LogEntry
+        from django.db.models.signals import post_save
+
+        from coordinator.staff.foreign import note
+
+        post_save.connect(note, sender=LogEntry, dispatch_uid="staff note")

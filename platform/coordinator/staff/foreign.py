@@ -2,15 +2,12 @@
 
 from django.apps import apps
 from django.contrib.admin.models import ADDITION, DELETION, LogEntry
-from django.db.models.signals import post_save
-from django.dispatch import receiver
 
 from coordinator.audit.log import record
 
 WORDS = {ADDITION: "add", DELETION: "delete"}
 
 
-@receiver(post_save, sender=LogEntry)
 def note(sender, instance: LogEntry, created: bool, **rest) -> None:
     """Our own models note their changes themselves."""
     label = instance.content_type.app_label if instance.content_type else ""

@@ -6,4 +6,7 @@ class Telemetry(AppConfig):
     label = "telemetry"
 
     def ready(self) -> None:
-        from coordinator.telemetry.shared import checkpoints, credits  # noqa: F401  (they register themselves)
+        from coordinator.mirrors import kinds
+        from coordinator.telemetry.shared import checkpoints, credits
+
+        kinds.register(checkpoints.KIND, credits.KIND)

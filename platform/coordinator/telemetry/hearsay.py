@@ -17,15 +17,13 @@ from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 from coordinator.telemetry.ear import Ear
 from coordinator.telemetry.models import Event, Point, Rollup
-from coordinator.telemetry.wire import Frame, News, Places, Sum
+from coordinator.telemetry.wire import NUMBERS, Frame, News, Places, Sum
 
 PATIENCE = timedelta(seconds=30)  # for the event that tells of a run or a machine
 AHEAD = 60.0  # seconds that another's clock may be
 EARLY = 3600.0  # …and that a sum may begin before its run
 LATELY = 600.0  # what was measured in so many seconds is shown at once to who watches
-ALIKE = ("latest", "mark", "activity", "version", "incarnation", "step", "tokens", "ledger_tokens", "rate",
-         "updates_sent", "updates_received", "peers", "vector", "step_seconds")  # fmt: skip
-TAKEN = (*ALIKE, "trade", "anchor", "safe", "plan", "heard", "last_seen")
+TAKEN = (*NUMBERS, "trade", "anchor", "safe", "plan", "heard", "last_seen")
 TOTALS = Sum._fields[3:]
 
 
@@ -101,7 +99,7 @@ def _members(key: str, news: News) -> list[Membership | None]:
 
 
 def _note(member: Membership, frame: Frame, now: datetime) -> None:
-    for name in ALIKE:
+    for name in NUMBERS:
         setattr(member, name, getattr(frame, name))
     member.trade = frame.trade and frame.trade.model_dump()
     member.plan = frame.plan.model_dump() if frame.plan else member.plan

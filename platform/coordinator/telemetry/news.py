@@ -15,6 +15,7 @@ from coordinator.telemetry.models import Event, Point, Rollup
 from coordinator.telemetry.wire import (
     COMINGS,
     FRAMES,
+    NUMBERS,
     POINTS,
     SUMS,
     Bulletin,
@@ -30,8 +31,6 @@ from coordinator.telemetry.wire import (
 )
 
 M = TypeVar("M", bound=Model)
-ALIKE = ("latest", "mark", "activity", "version", "incarnation", "step", "tokens", "ledger_tokens", "rate",
-         "updates_sent", "updates_received", "peers", "vector", "step_seconds", "trade")  # fmt: skip
 THEIRS = ("membership__run", "membership__machine__key")
 OF_SUM, OF_POINT = Sum._fields[1:], Measured._fields[1:]
 FIRST = {UUIDField: str(UUID(int=0)), BigAutoField: "0"}  # what is before every id
@@ -99,6 +98,7 @@ def _frame(member: Membership, of: int, now: float, known: int) -> Frame:
         age=max(0.0, now - member.heard.timestamp()),
         anchor=member.anchor or None,
         safe=member.safe is not None,
+        trade=member.trade,
         plan=member.plan if member.planned >= known else None,
-        **{name: getattr(member, name) for name in ALIKE},
+        **{name: getattr(member, name) for name in NUMBERS},
     )

@@ -83,6 +83,11 @@ class Frame(Message):
     plan: PlanView | None = None
 
 
+NUMBERS = ("latest", "mark", "activity", "version", "incarnation", "step", "tokens", "ledger_tokens", "rate",
+           "updates_sent", "updates_received", "peers", "vector", "step_seconds")  # fmt: skip
+"""Of a frame, what is called and said alike in a membership."""
+
+
 class Sum(NamedTuple):
     """A row of `telemetry.Rollup`."""
 

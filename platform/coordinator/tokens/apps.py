@@ -6,4 +6,7 @@ class Tokens(AppConfig):
     label = "tokens"
 
     def ready(self) -> None:
-        from coordinator.tokens import leaving  # noqa: F401  (it listens)
+        from coordinator.accounts.leaving import leaving
+        from coordinator.tokens.leaving import forget_tokens
+
+        leaving.connect(forget_tokens, dispatch_uid="tokens forget")

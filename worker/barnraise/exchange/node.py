@@ -232,8 +232,8 @@ class Node:
     def weight(self, rate: float) -> float:
         """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone, less for who joined
         late and is new."""
-        share = self._fellows.weight(rate, time.monotonic())
-        return share * (ramp(self.published) if self._ledger.base_heads() else 1.0)
+        rounds = self.published // (self._rhythm.updates if self._rhythm else 1)
+        return self._fellows.weight(rate, time.monotonic()) * (ramp(rounds) if self._ledger.base_heads() else 1.0)
 
     def guess(self, rate: float) -> float:
         """By how many of its momenta the replica of this machine, at `rate` tokens/s, is to be ahead of what it has:

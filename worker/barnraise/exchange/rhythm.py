@@ -52,6 +52,11 @@ class Rhythm:
             return steps >= self.steps
         return steps > 0 and (now >= self.ends or steps >= int(STRETCH * self.steps))
 
+    @property
+    def updates(self) -> int:
+        """That such a round has."""
+        return 1 if self.turns is None else len(self.turns.ends)
+
     def due(self, now: float) -> Collection[int] | None:
         """The fragments that are to be said, of a round that is over; None for all of them."""
         if self.turns is None:

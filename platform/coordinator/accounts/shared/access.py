@@ -17,7 +17,7 @@ from barnraise.wire import Digest, Id, Message, Time, Words
 from coordinator.accounts import access
 from coordinator.accounts.models import User
 from coordinator.mirrors import particulars
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
 
 TOTP, CODES, PASSKEY = Authenticator.Type.TOTP, Authenticator.Type.RECOVERY_CODES, Authenticator.Type.WEBAUTHN
 FIELDS = {TOTP.value: ["secret"], CODES.value: ["seed"], PASSKEY.value: ["name", "credential"]}
@@ -188,4 +188,4 @@ def _keep(person: User, said: dict) -> str:
 
 
 shapes = {"addresses": Addresses, "add": Add, "remove": Remove, "spend": Spend, "forget": Forget}
-register(Kind("access", shapes, fold, store, needs=needs, existing=existing, fresh=fresh))
+KIND = Kind("access", shapes, fold, store, needs=needs, existing=existing, fresh=fresh)

@@ -12,7 +12,7 @@ from barnraise.wire import Count, Digest, Id, Message, Words
 from coordinator.accounts.machines import NOTHING
 from coordinator.accounts.models import Machine, User
 from coordinator.mirrors import particulars
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
 
 
 class Enrol(Message):
@@ -125,4 +125,4 @@ def existing() -> Iterable[Told]:
 
 
 shapes = {"enrol": Enrol, "about": About, "revoke": Revoke}
-register(Kind("machine", shapes, fold, store, needs=needs, existing=existing, fresh=fresh))
+KIND = Kind("machine", shapes, fold, store, needs=needs, existing=existing, fresh=fresh)

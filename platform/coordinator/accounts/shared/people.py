@@ -15,7 +15,7 @@ from barnraise.wire import Digest, Id, Message, Words
 from coordinator.accounts import leaving
 from coordinator.accounts.models import User
 from coordinator.mirrors import particulars
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told
 
 RIGHTS = ("organiser", "is_staff")
 
@@ -139,10 +139,8 @@ def needs(state: State) -> list[str]:
     return [state["about"]] if state["about"] else []
 
 
-register(
-    Kind(
-        "person",
-        {"join": Join, "about": About, "grant": Grant, "ban": At, "unban": Unban, "leave": At},
-        fold, store, needs=needs, existing=existing, fresh=fresh,
-    )
+KIND = Kind(
+    "person",
+    {"join": Join, "about": About, "grant": Grant, "ban": At, "unban": Unban, "leave": At},
+    fold, store, needs=needs, existing=existing, fresh=fresh,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, Field
 from barnraise.wire import Id, Message, Words
 from coordinator.accounts.models import Team, TeamMember, User
 from coordinator.mirrors import claims
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
 from coordinator.mirrors.kinds import Words as Claimed
 
 
@@ -128,10 +128,8 @@ def existing() -> Iterable[Told]:
             yield "team.join", str(team.pk), member.told
 
 
-register(
-    Kind(
-        "team",
-        {"found": Found, "join": Join, "rename": Rename, "part": Places, "promote": Places, "disband": Disband},
-        fold, store, words, existing=existing,
-    )
+KIND = Kind(
+    "team",
+    {"found": Found, "join": Join, "rename": Rename, "part": Places, "promote": Places, "disband": Disband},
+    fold, store, words, existing=existing,
 )  # fmt: skip

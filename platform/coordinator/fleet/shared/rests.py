@@ -8,7 +8,7 @@ from pydantic import AwareDatetime
 from barnraise.wire import Id, Message
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Rest
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
 
 
 class Begin(Message):
@@ -43,4 +43,4 @@ def existing() -> Iterable[Told]:
         yield "rest.begin", rest.machine.key, rest.told
 
 
-register(Kind("rest", {"begin": Begin, "end": End}, fold, store, existing=existing))
+KIND = Kind("rest", {"begin": Begin, "end": End}, fold, store, existing=existing)

@@ -13,7 +13,7 @@ from barnraise.wire import Id, Key, Message, Signature, Signed
 from barnraise.wire import Verdict as Said
 from coordinator.accounts.models import User
 from coordinator.fleet.models import Verdict
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
 from coordinator.runs.models import Run
 
 log = logging.getLogger("coordinator.fleet")
@@ -86,4 +86,4 @@ def existing() -> Iterable[Told]:
         yield "verdict.give", verdict.place, verdict.told
 
 
-register(Kind("verdict", {"give": Give}, fold, store, existing=existing))
+KIND = Kind("verdict", {"give": Give}, fold, store, existing=existing)

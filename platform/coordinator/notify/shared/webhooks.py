@@ -8,7 +8,7 @@ from pydantic import AwareDatetime, Field
 from barnraise.wire import Digest, Id, Message
 from coordinator.accounts.models import User
 from coordinator.mirrors import particulars
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
 from coordinator.notify.models import Webhook
 
 
@@ -66,4 +66,4 @@ def existing() -> Iterable[Told]:
         yield "webhook.set", str(hook.pk), hook.told
 
 
-register(Kind("webhook", {"set": Set, "remove": Remove}, fold, store, needs=needs, existing=existing))
+KIND = Kind("webhook", {"set": Set, "remove": Remove}, fold, store, needs=needs, existing=existing)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from barnraise.wire import Message
 from coordinator.accounts.models import User
-from coordinator.mirrors.kinds import Fact, State, Told, Waits, register
+from coordinator.mirrors.kinds import Fact, State, Told, Waits
 from coordinator.mirrors.kinds import Kind as Shared
 from coordinator.notify.kinds import Kind
 from coordinator.notify.models import Choice
@@ -57,4 +57,4 @@ def existing() -> Iterable[Told]:
             yield "wish.choose", str(choice.person_id), choice.told(where)
 
 
-register(Shared("wish", {"choose": Choose, "forget": Forget}, fold, store, existing=existing))
+KIND = Shared("wish", {"choose": Choose, "forget": Forget}, fold, store, existing=existing)

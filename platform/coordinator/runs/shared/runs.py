@@ -16,7 +16,7 @@ from barnraise.spec import RunSpec
 from barnraise.wire import Digest, Id, Message, Words
 from coordinator.accounts.models import Team, User
 from coordinator.mirrors import claims, particulars
-from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
 from coordinator.mirrors.kinds import Words as Claimed
 from coordinator.runs.models import MOST_TOKENS, Run
 from coordinator.runs.shared import telling
@@ -225,13 +225,11 @@ def existing() -> Iterable[Told]:
         yield from ((type, str(run.pk), said) for type, said in telling.whole(run))
 
 
-register(
-    Kind(
-        "run",
-        {
-            "create": Create, "edit": Settings, "arrange": Terms, "request": Nothing, "manifest": Manifest,
-            "launch": Launch, "becomes": Becomes, "extend": Extend, "archive": Archive, "forget": Nothing,
-        },
-        fold, store, words, needs, existing,
-    )
+KIND = Kind(
+    "run",
+    {
+        "create": Create, "edit": Settings, "arrange": Terms, "request": Nothing, "manifest": Manifest,
+        "launch": Launch, "becomes": Becomes, "extend": Extend, "archive": Archive, "forget": Nothing,
+    },
+    fold, store, words, needs, existing,
 )  # fmt: skip

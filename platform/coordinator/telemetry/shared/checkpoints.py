@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, Field
 from barnraise.wire import Count, Id, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import log
-from coordinator.mirrors.kinds import Fact, Kind, State, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Waits
 from coordinator.mirrors.state import current
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, Holding
@@ -101,4 +101,4 @@ def _news(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
         yield "hold", {"holders": {key: fresh[key] for key in keys[start : start + HOLDERS]}}
 
 
-register(Kind("checkpoint", {"announce": Announce, "hold": Hold, "forget": Forget}, fold, store))
+KIND = Kind("checkpoint", {"announce": Announce, "hold": Hold, "forget": Forget}, fold, store)

@@ -13,7 +13,7 @@ from barnraise import wire
 from barnraise.wire import Count, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import log
-from coordinator.mirrors.kinds import Fact, Kind, State, Waits, register
+from coordinator.mirrors.kinds import Fact, Kind, State, Waits
 from coordinator.mirrors.state import current
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Credit
@@ -150,4 +150,4 @@ def _signed(row: Credit) -> int | None:
     return head.total if head and head.seq == row.last else None
 
 
-register(Kind("credit", {"receipt": Receipt}, fold, store, fresh=fresh))
+KIND = Kind("credit", {"receipt": Receipt}, fold, store, fresh=fresh)
