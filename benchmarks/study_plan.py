@@ -109,6 +109,10 @@ class Plan:
                 near, replace(near, guess="none"), replace(near, trust=0.8), replace(near, guess="own", trust=0.6),
                 replace(near, guess="own"), replace(near, guess="none", fold="round"),
             ],
+            "said in turns": [
+                near, *(self.in_turns(near, momentum=mu) for mu in (0.5, 0.3, 0.7)),
+                self.in_turns(near, guess="momentum"),
+            ],
             "said, by the chosen": [near, replace(near, form="dense4"), replace(near, steps=5)],
             "windows and clock": [near, replace(near, windows=False), replace(near, clock="ledger")],
             "outer": [
@@ -143,7 +147,13 @@ class Plan:
         more += [self.afforded(found), replace(self.afforded(found), momentum=0.7), replace(ours, momentum=0.7)]
         more += [replace(self.afforded(found), momentum=0.7, steps=5, delay=2 * AFFORDED)]
         more += [self.in_step(found), self.in_time(found)]
+        more += [self.in_turns(ours), self.in_turns(ours, momentum=0.7), self.in_turns(ours, guess="momentum")]
         return [ours, diloco, parallel, replace(parallel, rate=parallel.rate / 2), alone, *more]
+
+    @staticmethod
+    def in_turns(case: Case, **more) -> Case:
+        """As the worker does it: each block's round ends when the line comes to it, and nothing is guessed."""
+        return replace(case, **{"streamed": True, "guess": "none", **more})
 
     def afforded(self, found: Results) -> Case:
         """Ours where the line is not filled: what a gaming GPU on 100 Mb/s comes to."""

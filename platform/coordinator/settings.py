@@ -16,7 +16,7 @@ BARNRAISE_LOG     the least level that is logged: DEBUG, INFO, WARNING (default 
 BARNRAISE_LOG_JSON 1: one JSON object a line
 BARNRAISE_AUDIT_DAYS days that the audit log is kept (default 730; 0: for good)
 BARNRAISE_METRICS_TOKEN what /metrics wants to be shown as a bearer token (default nothing: keep it from the outside)
-BARNRAISE_TELL_SECONDS seconds between two tellings of credit and checkpoints to other mirrors (default 600)
+BARNRAISE_TELL_SECONDS seconds between two tellings of credit and checkpoints to other mirrors (default 1800)
 EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it letters go to Celery's log
 EMAIL_FROM        what letters come from: Barnraise <barn@example.org>
 """
@@ -212,7 +212,7 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # LOGGING below speaks for workers too
 CELERY_TIMEZONE = "UTC"
 CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
-TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 600)
+TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 1800)
 CELERY_BEAT_SCHEDULE = {
     "mirrors": {"task": "mirrors.pull", "schedule": 5.0, "options": {"expires": 5}},
     "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},

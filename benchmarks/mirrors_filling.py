@@ -1,0 +1,148 @@
+"""What `mirrors.py` has done inside one of its mirrors, by that mirror's own code (`manage.py shell`)."""
+
+import json
+import time
+from datetime import date
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, transaction
+from django.utils import timezone
+from site_filling import identity, launched
+from uuid6 import uuid7
+
+from barnraise import wire
+from barnraise.identity import digest
+from coordinator import mirror
+from coordinator.accounts.models import Machine
+from coordinator.mirrors import clock, log, receiving, state
+from coordinator.mirrors.message import NOTHING, Event
+from coordinator.mirrors.models import LogEvent, Origin, Particulars, Subject, Tally
+from coordinator.runs.models import Run
+from coordinator.telemetry.models import Credit
+from coordinator.telemetry.shared import credits
+
+SHARES = {"machines": 2, "receipts": 8}  # of each person, and of each machine: 20 events a person with their addresses
+PAGE = 1000
+INCARNATION = "0123456789abcdef"
+LIFE = "f" * 16  # of the worker whose day is looked at
+TELLS = 48  # a day: every half hour
+
+
+def work(what: str, *numbers: float) -> None:
+    print(json.dumps({"state": standing, "fill": fill, "change": change, "growth": growth}[what](*numbers)))
+
+
+def standing() -> dict[str, Any]:
+    ours = Origin.objects.filter(ours=True).first()
+    return {
+        "state": state.state_hash(), "events": LogEvent.objects.count(), "origin": ours.pk if ours else None,
+        "waiting": Subject.objects.filter(stored=False).count(),
+    }  # fmt: skip
+
+
+class Writing:
+    """Appends to this site's own log as it would, a thousand events at once, without a row: those are folded later."""
+
+    def __init__(self) -> None:
+        self.ours, self.hlc = Origin.objects.get(ours=True), Tally.objects.get().hlc
+        self.events: list[LogEvent] = []
+        self.kept: list[Particulars] = []
+
+    def keep(self, subject: str, said: dict[str, Any]) -> str:
+        body, salt = state.canonical(said), uuid7().hex
+        self.kept.append(Particulars(digest=digest(salt + body), subject=subject, salt=salt, body=body))
+        return self.kept[-1].digest
+
+    def tell(self, type: str, which: object, said: dict[str, Any]) -> None:
+        self.hlc = clock.stamp(self.hlc, time.time())
+        event = Event(
+            id=str(uuid7()), origin=self.ours.pk, seq=self.ours.head_seq + 1, prev=self.ours.head_digest, hlc=self.hlc,
+            type=type, subject=f"{type.partition('.')[0]}:{which}", payload=said,
+        )  # fmt: skip
+        made = log.row(event, mirror.identity().sign("event", event))
+        self.ours.head_seq, self.ours.head_digest, self.ours.head_hlc = made.seq, made.digest, made.hlc
+        self.events.append(made)
+        if len(self.events) >= PAGE:
+            self.flush()
+
+    def flush(self) -> None:
+        with transaction.atomic():
+            Particulars.objects.bulk_create(self.kept)
+            LogEvent.objects.bulk_create(self.events)
+            self.ours.save()
+            Tally.objects.update(hlc=self.hlc)
+        self.events, self.kept = [], []
+
+
+def fill(events: int) -> dict[str, Any]:
+    """A run, and people with their addresses, their machines and what those did, until the log has so many events."""
+    run, now, n = launched("The first", 30.0), timezone.now().isoformat(), 0
+    writing = Writing()
+    while writing.ours.head_seq < events:
+        person, email = str(uuid7()), f"person-{n}@example.org"
+        subject = f"person:{person}"
+        about = {"name": f"Person {n}", "email": email, "password": f"pbkdf2_sha256$1000000${n:022d}${'x' * 44}"}
+        writing.tell("person.join", person, {"about": writing.keep(subject, about), "joined": now})
+        addresses = {"addresses": [{"email": email, "verified": True, "primary": True}]}
+        writing.tell("access.addresses", person, {"about": writing.keep(f"access:{person}", addresses)})
+        for _ in range(SHARES["machines"]):
+            _machine(writing, run.pk, person, n, now)
+            n += 1
+    writing.flush()
+    began = time.monotonic()
+    receiving.settle()
+    return {"events": LogEvent.objects.count(), "seconds": time.monotonic() - began}
+
+
+def _machine(writing: Writing, run: UUID, person: str, number: int, now: str) -> None:
+    name = identity("worker", number).key
+    what = {"hostname": f"pc-{number}", "system": "Linux 6.8", "processor": "Ryzen 7 5800X", "cores": 8,
+            "memory_bytes": 32 * 10**9, "accelerator": "RTX 3060"}  # fmt: skip
+    about = writing.keep(f"machine:{name}", what)
+    writing.tell("machine.enrol", name, {"about": about, "id": str(uuid7()), "owner": person, "enrolled": now})
+    for n in range(SHARES["receipts"]):
+        said = {"day": date.today().isoformat(), "first": 10 * n + 1, "last": 10 * n + 10, "tokens": 600_000}
+        writing.tell("credit.receipt", f"{run}:{name}:{INCARNATION}", said | {"witness": None})
+
+
+def change(each: float, seconds: float) -> dict[str, Any]:
+    """A machine gets another name every `each` seconds. Number and commit of each event."""
+    machines, told = list(Machine.objects.order_by("pk")[:200]), []
+    began = time.monotonic()
+    for n in range(int(seconds / each)):
+        time.sleep(max(0.0, began + n * each - time.monotonic()))
+        machines[n % len(machines)].rename(f"machine {n}")
+        told.append((Origin.objects.values_list("head_seq", flat=True).get(ours=True), time.time()))
+    return {"changes": told, "rate": len(told) / (time.monotonic() - began)}
+
+
+def growth() -> dict[str, Any]:
+    """A day of one worker whose updates another's machine witnesses: receipts as `telemetry.tell` tells them, every half
+    hour."""
+    key, witness = identity("worker", 0), Machine.objects.get(key=identity("worker", 3).key)
+    run, before, size = Run.objects.get(owner__email="owner@example.org"), LogEvent.objects.count(), _size()
+    row = Credit.objects.create(
+        run=run, machine=Machine.objects.get(key=key.key), incarnation=LIFE, day=date.today(), first=1, last=0,
+        tokens=0, witness=witness,
+    )  # fmt: skip
+    for n in range(1, TELLS + 1):
+        head = wire.Update(run=str(run.pk), peer=key.key, incarnation=LIFE, seq=10 * n, previous=NOTHING,
+                           tokens=60_000, total=600_000 * n, fragments=[])  # fmt: skip
+        said = key.sign("update", head).model_dump()
+        Credit.objects.filter(pk=row.pk).update(last=10 * n, tokens=600_000 * n, head=said)
+        credits.tell()
+    fresh = LogEvent.objects.filter(subject=f"credit:{run.pk}:{key.key}:{LIFE}")
+    text = sum(len(body) + len(signature) for body, signature in fresh.values_list("body", "signature"))
+    return {
+        "log_events_per_worker_day": fresh.count(),
+        "log_bytes_per_worker_day": text,
+        "disk_bytes_per_event": round(size / before),
+    }
+
+
+def _size() -> int:
+    """Bytes on disk of all events, their indexes included."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_total_relation_size('mirrors_logevent')")
+        return cursor.fetchone()[0]
