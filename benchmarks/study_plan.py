@@ -18,7 +18,8 @@ OURS = Case()  # what the sweep turns around, but for the inner rate
 # every ten steps in 0.17 of a round on 100 Mb/s, as the estimate of a new run reckons. At the 8 sequences that a new
 # run has by default the same line is full, and at 64 sequences a faster GPU fills half of it.
 AFFORDED = 0.17
-CHOSEN = Case(form="dense2", steps=10, guess="momentum")  # what the frontier is made with, but for the inner rate
+# What the sweep and the frontier turn around, but for the inner rate. A new run says that in turns: `Plan.said`.
+CHOSEN = Case(form="dense2", steps=10, guess="momentum")
 
 
 class Results:
@@ -147,7 +148,9 @@ class Plan:
         more += [self.afforded(found), replace(self.afforded(found), momentum=0.7), replace(ours, momentum=0.7)]
         more += [replace(self.afforded(found), momentum=0.7, steps=5, delay=2 * AFFORDED)]
         more += [self.in_step(found), self.in_time(found)]
-        more += [self.in_turns(ours), self.in_turns(ours, momentum=0.7), self.in_turns(ours, guess="momentum")]
+        said = self.said(found)
+        more += [said, replace(said, momentum=0.7), replace(said, guess="momentum"), replace(said, speeds=SPEEDS)]
+        more += [replace(said, delay=AFFORDED)]
         return [ours, diloco, parallel, replace(parallel, rate=parallel.rate / 2), alone, *more]
 
     @staticmethod
@@ -155,8 +158,12 @@ class Plan:
         """As the worker does it: each block's round ends when the line comes to it, and nothing is guessed."""
         return replace(case, **{"streamed": True, "guess": "none", **more})
 
+    def said(self, found: Results) -> Case:
+        """Ours as a new run has it, on a line that is full."""
+        return self.in_turns(self.best_far(found, "ours"))
+
     def afforded(self, found: Results) -> Case:
-        """Ours where the line is not filled: what a gaming GPU on 100 Mb/s comes to."""
+        """Ours in windows where the line is not filled: what a gaming GPU on 100 Mb/s comes to."""
         return replace(self.best_far(found, "ours"), delay=AFFORDED)
 
     def in_step(self, found: Results) -> Case:
@@ -172,7 +179,8 @@ class Plan:
 
     def again(self, found: Results) -> list[Case]:
         """Seed 1 of what the figures are made of."""
-        return [replace(self.best_far(found, kind), seed=1) for kind in ("ours", "diloco", "parallel")]
+        of = [self.said(found), *(self.best_far(found, kind) for kind in ("ours", "diloco", "parallel"))]
+        return [replace(case, seed=1) for case in of]
 
     def best_far(self, found: Results, kind: str) -> Case:
         """The long training of a kind, with the rate that served it best."""

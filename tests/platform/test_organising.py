@@ -488,7 +488,7 @@ def test_auto_is_what_the_form_offers_and_leaves_rounds_and_updates_to_the_machi
     sent = {"name": "Auto", "preset": "gpt-nano", "recipe.strategy": "auto"}
     assert client.post("/runs/new/", sent).status_code == 302
     recipe = Run.objects.get().spec.recipe
-    assert (recipe.strategy, recipe.codec) == ("windows", "auto")
+    assert (recipe.strategy, recipe.codec) == ("streams", "auto")
     page = client.get(f"/runs/{Run.objects.get().slug}/edit/").content.decode()
     assert '<option value="auto" selected>Auto: rounds' in page
     said = client.post("/runs/estimate/", {**sent, "volunteers": "25"}).content.decode()

@@ -16,7 +16,7 @@ from barnraise.spec import Recipe, RunSpec, preset
 from barnraise.wire import FragmentUpdate, Update
 
 DENSE = Form.parse("dense4")
-RECIPE = Recipe(codec="dense4", round_steps=10)
+RECIPE = Recipe(codec="dense4", round_steps=10, strategy="windows")
 SECONDS = st.floats(1e-3, 1e4)
 RATES, TOKENS = st.floats(1.0, 1e6), st.integers(1, 1 << 30)
 ME, BEN, CLEO = (f"{letter * 64}.{'0' * 16}" for letter in "abc")

@@ -161,7 +161,7 @@ class Recipe:
     clip: float = 1.0  # gradient norm
     step_sequences: int = 8  # sequences a worker trains on in one step
     round_steps: int = 10  # H: local steps between two updates
-    strategy: str = "windows"
+    strategy: str = "streams"
     codec: str = "dense2"
     outer_rate: float = 0.8  # η
     outer_momentum: float = 0.5  # μ

@@ -10,7 +10,7 @@ from barnraise.spec import AUTO, ModelSpec, Recipe, RunSpec, TextSpec, preset, p
 
 ROUNDS = 16  # an update may claim the tokens of so many rounds: room for longer ones, none to spend a budget at once
 OFFERED = {"recipe.codec": AUTO}  # what people are offered where they say nothing; the spec's own default is older
-FIXED = "windows"  # rounds end together by the clock, as far as lines allow
+FIXED = "streams"  # rounds end together by the clock, said a part at a time, as far as lines allow
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
 
 

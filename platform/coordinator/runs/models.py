@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import lru_cache
 
 from django.conf import settings
 from django.db import IntegrityError, models, transaction
@@ -88,8 +89,8 @@ class Run(models.Model):
     @property
     def token_budget(self) -> int:
         """Without reading the whole spec."""
-        spec = json.loads(self.spec_text) if self.spec_text else self.draft
-        return int(spec["recipe"]["token_budget"]) + self.extra_tokens
+        pinned = _pinned_budget(self.spec_text) if self.spec_text else int(self.draft["recipe"]["token_budget"])
+        return pinned + self.extra_tokens
 
     @property
     def most_tokens(self) -> int:
@@ -322,6 +323,11 @@ class Run(models.Model):
         changed = Run.objects.filter(condition, pk=self.pk).update(**fields) == 1
         self.refresh_from_db()
         return changed
+
+
+@lru_cache(maxsize=1000)
+def _pinned_budget(spec_text: str) -> int:
+    return int(json.loads(spec_text)["recipe"]["token_budget"])
 
 
 def _named(name: str) -> str:
