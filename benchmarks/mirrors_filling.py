@@ -118,8 +118,8 @@ def change(each: float, seconds: float) -> dict[str, Any]:
 
 
 def growth() -> dict[str, Any]:
-    """A day of one worker whose updates another's machine witnesses: receipts as `telemetry.tell` tells them, every half
-    hour."""
+    """A day of one worker whose updates another's machine witnesses: receipts as `telemetry.tell` tells them, every
+    half hour."""
     key, witness = identity("worker", 0), Machine.objects.get(key=identity("worker", 3).key)
     run, before, size = Run.objects.get(owner__email="owner@example.org"), LogEvent.objects.count(), _size()
     row = Credit.objects.create(

@@ -193,4 +193,11 @@ class Plan:
         """One training of each kind: shows that all of it runs, and little else."""
         ours = self.chosen(found)
         others = [self.best_far(found, kind) for kind in ("diloco", "parallel", "alone")]
-        return [ours, *others, replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), replace(ours, form="top64x2")]
+        return [
+            ours,
+            self.said(found),
+            *others,
+            replace(ours, delay=0.0),
+            replace(ours, speeds=SPEEDS),
+            replace(ours, form="top64x2"),
+        ]

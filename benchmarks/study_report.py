@@ -148,7 +148,7 @@ def draw_bytes(plan: Plan, found: Results) -> None:
 def draw_curves(plan: Plan, found: Results) -> None:
     """Loss over tokens of the long trainings."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    kinds = {"parallel": "data parallel", "diloco": "DiLoCo, fp32, synchronous", "ours": "windows", "alone": "one alone"}
+    kinds = {"parallel": "data parallel", "diloco": "DiLoCo, fp32, in step", "ours": "windows", "alone": "one alone"}
     drawn = [(label, plan.best_far(found, kind)) for kind, label in kinds.items()]
     windows = plan.best_far(found, "ours")
     drawn += [("windows, speeds 1:2:4:7", replace(windows, speeds=SPEEDS))]
