@@ -193,11 +193,5 @@ class Plan:
         """One training of each kind: shows that all of it runs, and little else."""
         ours = self.chosen(found)
         others = [self.best_far(found, kind) for kind in ("diloco", "parallel", "alone")]
-        return [
-            ours,
-            self.said(found),
-            *others,
-            replace(ours, delay=0.0),
-            replace(ours, speeds=SPEEDS),
-            replace(ours, form="top64x2"),
-        ]
+        more = [replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), replace(ours, form="top64x2")]
+        return [ours, self.said(found), *others, *more]

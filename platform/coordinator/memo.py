@@ -30,6 +30,10 @@ class Memo(Generic[Key, Value]):
         self._known[key] = time.monotonic() + self.seconds, found
         return found
 
+    def drop(self, key: Key) -> None:
+        """It has changed."""
+        self._known.pop(key, None)
+
     @classmethod
     def forget(cls) -> None:
         """All of them all they know."""

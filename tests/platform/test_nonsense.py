@@ -15,6 +15,7 @@ from barnraise.identity import Identity
 from barnraise.spec import RunSpec, preset
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment
+from coordinator.api import authentication
 from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
@@ -49,7 +50,8 @@ def test_no_claim_of_a_strangers_token_breaks_the_site(valkey, claim):
         assert answer.status_code == 401, (claim, value)
 
 
-def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan):
+def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan, monkeypatch):
+    monkeypatch.setattr(authentication, "SIGNED", 100_000)
     run, _ = launched(quiet.machine.owner, seed=2)
     quiet.join(run)
     honest = json.loads(wire.Reports(reports=[numbers(1, plan=plan, step_seconds=5.0)]).model_dump_json())
@@ -130,9 +132,7 @@ def test_revoked_machines_come_last(person, volunteer, client):
 
 def test_a_machine_that_floods_the_site_with_reports_is_told_to_wait(volunteer, person, monkeypatch):
     """And nobody else is."""
-    from coordinator.api import endpoints
-
-    monkeypatch.setattr(endpoints, "REPORTS", 3)
+    monkeypatch.setattr(authentication, "SIGNED", 4)  # a join, and three reports
     owner = person()
     run = Run.create(owner, "Flood", spec_from_fields({}))
     loud, calm = volunteer(owner, 1), volunteer(owner, 2)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from django.http import HttpRequest
 from django.utils import timezone
+from redis.client import Pipeline
 
 from barnraise.errors import MessageError
 from barnraise.identity import check_request
@@ -20,6 +21,8 @@ SPENT_SECONDS = 180  # a request's id is remembered longer than its signature li
 SEEN_EVERY = 60.0  # seconds between two writes of a machine's last_seen
 REFUSED, REFUSED_SECONDS = 120, 600  # wrong tokens and unknown keys from one address
 REQUESTS, REQUESTS_SECONDS = 300, 60  # of one token
+SIGNED, SIGNED_SECONDS = 600, 60
+"""Of one machine: twice what the quickest run asks for, and no queue full of one's own."""
 ASKED = ("key", "hostname", "last_seen", "revoked", "memory_bytes", "owner__name", "owner__is_active", "rest__since")
 """Of a machine that signs a request: reports come by the thousand."""
 
@@ -33,7 +36,8 @@ class Refusal(Exception):
 
 
 def signed_by_machine(request: HttpRequest) -> Machine:
-    """The machine that signed this request, for this mirror, method, path and body, once. Raises Refusal."""
+    """The machine that signed this request, for this mirror, method, path and body, once, and not too often. Raises
+    Refusal."""
     key, jti = _signer(request, "your machine's key")
     machine = next(iter(Machine.objects.select_related("owner", "rest").only(*ASKED).filter(key=key).order_by()), None)
     if machine is None:
@@ -41,7 +45,7 @@ def signed_by_machine(request: HttpRequest) -> Machine:
         raise Refusal(401, f"the key {key[:8]}… is not enrolled here: run `barnraise login` on this machine")
     if machine.revoked or not machine.owner.is_active:
         raise Refusal(403, f"the machine {machine.name} was revoked here; its owner can enrol it with a new key")
-    _spend(key, jti)
+    _spend(key, jti, machine)
     now = timezone.now()
     if machine.last_seen is None or (now - machine.last_seen).total_seconds() > SEEN_EVERY:
         Machine.objects.filter(pk=machine.pk).update(last_seen=now)
@@ -77,10 +81,18 @@ def _signer(request: HttpRequest, with_what: str) -> tuple[str, str]:
         raise Refusal(401, str(error)) from None
 
 
-def _spend(key: str, jti: str) -> None:
+def _spend(key: str, jti: str, machine: Machine | None = None) -> None:
+    """A request is made once, and by one machine not too often: in one trip to Valkey."""
     ours = secrets.token_hex(8)  # tells a retry of our own, over a connection that broke, from a replay
-    if stream.client().set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS) not in (None, ours):
+    with stream.client().pipeline(transaction=False) as pipe:
+        pipe.set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS)
+        if machine:
+            _count(pipe, f"machine:{machine.pk}", SIGNED_SECONDS)
+        before, *count = pipe.execute()
+    if before not in (None, ours):
         raise Refusal(401, "this request was made before; sign each one afresh")
+    if count and count[0] > SIGNED:
+        raise _too_many("this machine", SIGNED_SECONDS)
 
 
 def token_for(scope: str) -> Callable[[HttpRequest], Token]:
@@ -113,12 +125,20 @@ def machine_or_token(scope: str) -> Callable[[HttpRequest], Machine | Token]:
     return either
 
 
-def limit(request: HttpRequest, what: str, most: int, seconds: int, whose: Machine | Token | None = None) -> None:
-    """No more than `most` of these from one machine or token, or else one address, in so many seconds. Raises
-    Refusal."""
-    key = f"limit:{what}:{whose.pk if whose else request.META.get('REMOTE_ADDR', '')}:{int(time.time()) // seconds}"
-    with stream.client().pipeline() as pipe:
-        count, _ = pipe.incr(key).expire(key, seconds).execute()
+def limit(request: HttpRequest, what: str, most: int, seconds: int, token: Token | None = None) -> None:
+    """No more than `most` of these by one token, or else from one address, in so many seconds. Raises Refusal."""
+    with stream.client().pipeline(transaction=False) as pipe:
+        _count(pipe, f"{what}:{token.pk if token else request.META.get('REMOTE_ADDR', '')}", seconds)
+        count, _ = pipe.execute()
     if count > most:
-        who = {Machine: "this machine", Token: "this token"}.get(type(whose), "your address")
-        raise Refusal(429, f"too many of these from {who}; try again in {max(1, seconds // 60)} minutes")
+        raise _too_many("this token" if token else "your address", seconds)
+
+
+def _count(pipe: Pipeline, what: str, seconds: int) -> None:
+    """One more of these in the span of so many seconds that is now."""
+    key = f"limit:{what}:{int(time.time()) // seconds}"
+    pipe.incr(key).expire(key, seconds)
+
+
+def _too_many(who: str, seconds: int) -> Refusal:
+    return Refusal(429, f"too many of these from {who}; try again in {max(1, seconds // 60)} minutes")

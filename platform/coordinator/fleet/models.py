@@ -20,7 +20,7 @@ GRACE = 5.0  # …and seconds more, before it counts as gone
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-# What a report is answered from. Thousands come in a minute, and columns that nobody looks at are half of a query's cost.
+# What a report is answered from: thousands come in a minute, and columns that nobody looks at were half of their cost.
 TOLD = ("mark", "addresses", "ticket_expires", "machine_id")
 TOLD_OF_RUN = ("name", "slug", "status", "owner_id", "spec_text", "report_every", "ledger_tokens", "extra_tokens")
 

@@ -2,22 +2,21 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
-from django.core.cache import cache
 from django.db import transaction
-from redis.exceptions import RedisError
 
 from barnraise.errors import ListError
 from barnraise.mirrors import Listed, MirrorList, SignedList, chain_after, read, taken
 from coordinator import mirror
 from coordinator.audit.log import record as audit
+from coordinator.memo import Memo
 from coordinator.mirrors.cutting import cut
 from coordinator.mirrors.models import List, Origin
 from coordinator.mirrors.salt import give
 from coordinator.refusals import Refused
 
-REMEMBERED, SECONDS = "mirrors:newest", 5  # what every directive names, without a query each
+NEWEST, SECONDS = "newest", 2.0
+_named: Memo[str, tuple[int, str | None]] = Memo(SECONDS)  # what every directive names, without a query each
 
 
 def chain() -> list[SignedList]:
@@ -49,15 +48,14 @@ def _turned(before: SignedList, after: SignedList) -> bool:
 
 
 def named() -> tuple[int, str | None]:
-    """(version, digest) of the newest, for directives; (0, None) without one."""
-    with suppress(RedisError):  # while Valkey is away the database is asked each time
-        if (known := cache.get(REMEMBERED)) is not None:
-            return known[0], known[1]
+    """(version, digest) of the newest, for directives; (0, None) without one. Another process may have a newer one by
+    now: this one hears of it within SECONDS."""
+    return _named.get(NEWEST, _newest)
+
+
+def _newest() -> tuple[int, str | None]:
     last = List.objects.last()
-    found = (last.version, last.signed.digest) if last else (0, None)
-    with suppress(RedisError):
-        cache.set(REMEMBERED, found, SECONDS)
-    return found
+    return (last.version, last.signed.digest) if last else (0, None)
 
 
 def take(lists: Sequence[SignedList], vouched: str = "", now: float | None = None) -> bool:
@@ -75,14 +73,9 @@ def take(lists: Sequence[SignedList], vouched: str = "", now: float | None = Non
             _expel(read(fresh[-1]))
             if mirror.identity().key in {each.key for each in read(fresh[-1]).live}:
                 give()
-            transaction.on_commit(_forget)
-        _forget()
+            transaction.on_commit(lambda: _named.drop(NEWEST))
+            _named.drop(NEWEST)
         return bool(fresh)
-
-
-def _forget() -> None:
-    with suppress(RedisError):  # it is forgotten soon anyway
-        cache.delete(REMEMBERED)
 
 
 def _expel(found: MirrorList) -> None:
