@@ -26,6 +26,7 @@ from barnraise.identity import Identity, digest
 from barnraise.wire import Signed
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine, User
+from coordinator.celery import app as tasks
 from coordinator.fleet.models import Membership
 from coordinator.mirrors import clock, lists, log, receiving
 from coordinator.mirrors.message import NOTHING, Event, read
@@ -168,6 +169,10 @@ class Clerk:
         """Seconds by which this mirror's last event is stamped ahead of `at`, seconds since 1970 of whoever asks."""
         origin = Origin.objects.get(ours=True)
         return {"hlc": clock.seconds(origin.head_hlc), "clock": time.time(), "off": log.clock_off()}
+
+    def celery(self) -> dict:
+        """Whether this mirror's Celery has come up, and answers."""
+        return {"works": bool(tasks.control.ping(timeout=2.0))}
 
     # ---- what a mirror must not believe
 

@@ -155,9 +155,10 @@ class Faults:
         self.changes.go()
         self.rest(self.span.server)
         site.start_celery()
-        self.rest(5.0)  # until it has come up
+        back = until(lambda: site.told("celery")["works"], f"{site.name}'s Celery again", 120)
         took = self.heal("Celery killed")
-        return f"killed {busy}, back after {self.span.server:.0f} s: one state {took:.1f} s after it was up"
+        return (f"killed {busy}, started again after {self.span.server:.0f} s and back in {back:.1f} s: one state "
+                f"{took:.1f} s later")  # fmt: skip
 
     def full_disk(self, site: Site, folder: Path) -> str:
         """`folder` is a small file system of its own, with the mirror's database in it."""

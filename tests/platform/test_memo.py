@@ -14,8 +14,13 @@ def test_an_answer_is_good_for_its_time_and_no_longer():
     time.sleep(0.06)
     again = memo.get("a", time.monotonic)
     assert again >= first + 0.05
-    Memo.forget()
+    memo.drop("a")
     assert memo.get("a", time.monotonic) > again
+    kept = memo.get("b", time.monotonic)
+    memo.drop("a")
+    assert memo.get("b", time.monotonic) == kept, "only that one"
+    Memo.forget()
+    assert memo.get("b", time.monotonic) > kept
 
 
 def test_it_keeps_so_many_and_never_what_could_not_be_found():

@@ -90,6 +90,8 @@ PAGES = {  # path → at most so many questions
     "/account/": 16,
     "/volunteers/{owner.pk}/": 20,
     "/teams/": 10,
+    "/credit/": 12,
+    "/status": 8,
 }
 
 
