@@ -150,7 +150,7 @@ class Plan:
         more += [self.in_step(found), self.in_time(found)]
         said = self.said(found)
         more += [said, replace(said, momentum=0.7), replace(said, guess="momentum"), replace(said, speeds=SPEEDS)]
-        more += [replace(said, delay=AFFORDED)]
+        more += [replace(said, delay=AFFORDED), replace(said, delay=AFFORDED, momentum=0.7)]
         return [ours, diloco, parallel, replace(parallel, rate=parallel.rate / 2), alone, *more]
 
     @staticmethod
