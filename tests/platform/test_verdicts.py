@@ -13,7 +13,7 @@ from barnraise.exchange.verdicts import believed
 from coordinator.accounts.models import Machine
 from coordinator.audit.models import Entry
 from coordinator.fleet import verdicts
-from coordinator.fleet.models import Membership
+from coordinator.fleet.asking import part
 from coordinator.fleet.verdicts import Charge, Verdict, author_of, lived, lives, single_updates
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain
@@ -76,11 +76,11 @@ def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbers):
 
 def test_a_run_without_verdicts_costs_its_reports_no_further_query(world, numbers, django_assert_num_queries):
     run, ada, bob = world
-    member = Membership.objects.of(ada.machine, run.slug)
+    member = part(ada.machine, run.slug)
     assert member.judged is False
     Verdict.give(run, [charge(bob)])
     with django_assert_num_queries(1):
-        assert Membership.objects.of(ada.machine, run.slug).judged
+        assert part(ada.machine, run.slug).judged
 
 
 @pytest.mark.parametrize(

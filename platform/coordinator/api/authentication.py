@@ -12,6 +12,7 @@ from barnraise.errors import MessageError
 from barnraise.identity import check_request
 from coordinator import mirror
 from coordinator.accounts.models import Machine
+from coordinator.fleet.asking import signer
 from coordinator.mirrors import lists
 from coordinator.telemetry import stream
 from coordinator.tokens.models import Token
@@ -23,8 +24,6 @@ REFUSED, REFUSED_SECONDS = 120, 600  # wrong tokens and unknown keys from one ad
 REQUESTS, REQUESTS_SECONDS = 300, 60  # of one token
 SIGNED, SIGNED_SECONDS = 600, 60
 """Of one machine: twice what the quickest run asks for, and no queue full of one's own."""
-ASKED = ("key", "hostname", "last_seen", "revoked", "memory_bytes", "owner__name", "owner__is_active", "rest__since")
-"""Of a machine that signs a request: reports come by the thousand."""
 
 
 class Refusal(Exception):
@@ -39,7 +38,7 @@ def signed_by_machine(request: HttpRequest) -> Machine:
     """The machine that signed this request, for this mirror, method, path and body, once, and not too often. Raises
     Refusal."""
     key, jti = _signer(request, "your machine's key")
-    machine = next(iter(Machine.objects.select_related("owner", "rest").only(*ASKED).filter(key=key).order_by()), None)
+    machine = signer(key)
     if machine is None:
         limit(request, "refused", REFUSED, REFUSED_SECONDS)
         raise Refusal(401, f"the key {key[:8]}… is not enrolled here: run `barnraise login` on this machine")

@@ -13,6 +13,7 @@ from coordinator.accounts.models import Enrolment, Machine
 from coordinator.api.authentication import Refusal, limit, machine_or_token, signed_by_machine
 from coordinator.api.manifests import check_manifest
 from coordinator.api.site import answers, api
+from coordinator.fleet.asking import part
 from coordinator.fleet.common import common
 from coordinator.fleet.facts import advance
 from coordinator.fleet.joining import directive, fresh_ticket, hints, join, moved, refusal
@@ -126,7 +127,7 @@ def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
 @api.post("/runs/{name}/reports", response=answers(wire.ReportReply), auth=signed_by_machine, tags=["Workers"])
 def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
     """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
-    membership = part(request, name)
+    membership = member(request, name)
     numbers = [report.seq for report in sent.reports]
     if any(a >= b for a, b in pairwise(numbers)):
         raise Refusal(422, "reports must come in the order of their numbers", {"reports": "seq must ascend"})
@@ -152,7 +153,7 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
 @api.get("/runs/{name}/directive", response=answers(wire.ReportReply), auth=signed_by_machine, tags=["Workers"])
 def get_directive(request: HttpRequest, name: str):
     """What a report would be answered, without one: a revocation must not wait where reports are rare."""
-    membership = part(request, name)
+    membership = member(request, name)
     return wire.ReportReply(mark=membership.mark, directive=directive(membership))
 
 
@@ -161,9 +162,9 @@ def machine(request: HttpRequest) -> Machine:
     return request.auth  # type: ignore[attr-defined]  # set by ninja from `signed_by_machine`
 
 
-def part(request: HttpRequest, name: str) -> Membership:
-    """The machine's in the run of this id or slug. Raises Refusal."""
-    membership = Membership.objects.of(machine(request), name)
+def member(request: HttpRequest, name: str) -> Membership:
+    """The machine's part in the run of this id or slug. Raises Refusal."""
+    membership = part(machine(request), name)
     if membership is None:
         run = run_named(request, name)
         raise Refusal(403, f"this machine is not in the run {run.name}: join it first")

@@ -13,33 +13,13 @@ from coordinator.fleet.machines import Measured as Measured
 from coordinator.fleet.machines import Rest as Rest
 from coordinator.fleet.verdicts import Verdict as Verdict
 from coordinator.runs.models import Run
-from coordinator.runs.query import name_of
 
 MISSED = 3  # reports a machine may miss…
 GRACE = 5.0  # …and seconds more, before it counts as gone
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-# What a report is answered from: thousands come in a minute, and columns that nobody looks at were half of their cost.
-TOLD = ("mark", "addresses", "ticket_expires", "machine_id")
-TOLD_OF_RUN = ("name", "slug", "status", "owner_id", "spec_text", "report_every", "ledger_tokens", "extra_tokens")
-
-
 class MembershipQuery(models.QuerySet):
-    def of(self, machine: Machine, name: str) -> "Membership | None":
-        """A machine's part in the run of this id or slug, with what a report's answer takes, and whether there are
-        verdicts, in one query."""
-        if (run := name_of(name)) is None:
-            return None
-        judged = Exists(Verdict.objects.filter(run=OuterRef("run"), proven=True))
-        told = self.select_related("run").only(*TOLD, *(f"run__{column}" for column in TOLD_OF_RUN))
-        found = told.annotate(judged=judged).order_by()
-        found = found.filter(machine=machine, **{f"run__{column}": value for column, value in run.items()})[:1]
-        for membership in found:
-            membership.machine = machine
-            return membership
-        return None
-
     def alive(self) -> "MembershipQuery":
         every = ExpressionWrapper(
             F("run__report_every") * MISSED * timedelta(seconds=1) + timedelta(seconds=GRACE),
