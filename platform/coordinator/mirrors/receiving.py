@@ -4,6 +4,9 @@ from collections import defaultdict
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
+from django.db import connection
+from django.db.models import QuerySet
+
 from barnraise.errors import MessageError
 from barnraise.identity import digest
 from barnraise.wire import Signed
@@ -91,7 +94,7 @@ def _take(
         raise Refused(f"event {seq} of log {origin.pk[:8]} is stamped {far:,.0f} s ahead of this site's time: later")
     if origin._state.adding:
         origin.save(force_insert=True)
-    LogEvent.objects.bulk_create(fresh)
+    _keep(fresh)
     advance(origin, fresh[-1])
     tally.hlc = max(tally.hlc, hlc)
     tally.save(update_fields=["hlc"])
@@ -121,11 +124,29 @@ def settle(later: bool = False) -> int:
 
 
 def _settle(kind: kinds.Kind, later: bool) -> int:
+    """In the order of subjects, from where the last batch ended: each batch reads its own events and no others'."""
     waiting = LogEvent.objects.filter(applied=False, accepted=True, type__in=kind.types)
-    changed = 0
-    while waiting.exists():
+    changed, last = 0, ""
+    while names := _next(waiting, last) or _next(waiting, ""):  # what came meanwhile may stand before
+        last = names[-1]
         with change() as tally:
-            names = list(waiting.order_by("subject").values_list("subject", flat=True).distinct()[: state.AT_ONCE])
             changed += state.fold(names, tally, store=True, later=later)
             waiting.filter(subject__in=names).update(applied=True)
     return changed
+
+
+def _next(waiting: QuerySet[LogEvent], after: str) -> list[str]:
+    found = waiting.filter(subject__gt=after).order_by("subject").values_list("subject", flat=True)
+    return list(found.distinct()[: state.AT_ONCE])
+
+
+def _keep(events: Sequence[LogEvent]) -> None:
+    """Into the log, by COPY: a new mirror takes in a hundred thousand."""
+    fields = LogEvent._meta.concrete_fields
+    names = ", ".join(f'"{field.column}"' for field in fields)
+    with (
+        connection.cursor() as cursor,
+        cursor.copy(f"COPY {LogEvent._meta.db_table} ({names}) FROM STDIN") as copy,
+    ):
+        for event in events:
+            copy.write_row([getattr(event, field.attname) for field in fields])
