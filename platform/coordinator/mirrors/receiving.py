@@ -57,8 +57,9 @@ def _take(
     origin = Origin.objects.filter(pk=origin_id).first() or Origin(id=origin_id, key=run[0][1].key)
     if keys is not None and origin.key not in keys:
         raise Refused(f"log {origin.pk[:8]} is signed by {origin.key[:8]}, which is no mirror of the list")
-    numbers = [event.seq for event, _ in run]
-    known = dict(LogEvent.objects.filter(origin=origin.pk, seq__in=numbers).values_list("seq", "digest"))
+    before = [event.seq for event, _ in run if event.seq <= origin.head_seq]
+    kept = LogEvent.objects.filter(origin=origin.pk, seq__in=before).order_by() if before else ()
+    known = {each.seq: each.digest for each in kept}
     fresh: list[LogEvent] = []
     seq, last, hlc = origin.head_seq, origin.head_digest, origin.head_hlc
     for event, signed in run:

@@ -49,7 +49,7 @@ def fold(names: Sequence[str], tally: Tally, *, store: bool, later: bool = False
     """These subjects anew, from all their accepted events; within `log.change`, whose tally that is. `store`: into rows
     as well (a local change has written them itself), or `later`, by `write_waiting`. How many changed."""
     events: dict[str, list[LogEvent]] = defaultdict(list)
-    for event in LogEvent.objects.filter(subject__in=names, accepted=True):
+    for event in LogEvent.objects.filter(subject__in=names, accepted=True).order_by():
         events[event.subject].append(event)
     before = dict(Subject.objects.filter(pk__in=names).values_list("name", "state"))
     if store:  # what rows' writing recorded before may have moved it on

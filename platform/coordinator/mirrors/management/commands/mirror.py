@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connection
 
 from barnraise.mirrors import MirrorList
 from coordinator.mirrors import joining, pulling
@@ -36,6 +37,8 @@ class Command(BaseCommand):
                 return digest == list
             return input("Is this what the people of that site told you? [yes/no] ").strip().lower() == "yes"
 
+        with connection.cursor() as cursor:  # what a power cut takes of this, the next join takes again
+            cursor.execute("SET synchronous_commit = off")
         try:
             done = joining.join(url, sure, self.stdout.write)
         except Refused as error:
