@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connection
 from django.db.models import Sum
+from kombu.exceptions import OperationalError
 
 from barnraise import wire
+from coordinator.celery import app
 from coordinator.fleet.models import Membership
 from coordinator.telemetry import stream
 from coordinator.telemetry.models import BUCKET, Point, Rollup
@@ -90,3 +92,11 @@ def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_mi
         return run.state
 
     wait(lambda: status() is wire.Status.TRAINING and run.ledger_tokens == total * 1000)
+
+
+def test_a_worker_that_lost_valkey_asks_every_second_for_good():
+    waits: list[float] = []
+    with app.amqp.Connection("redis://127.0.0.1:9/0") as broker, pytest.raises(OperationalError):
+        broker.ensure_connection(lambda error, seconds: waits.append(seconds), 3)
+    assert waits == [1.0, 1.0, 1.0]
+    assert app.conf.broker_connection_max_retries is None
