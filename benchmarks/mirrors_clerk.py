@@ -56,7 +56,7 @@ class Clerk:
         made = {}
         for name in ("owner", *names):
             out = io.StringIO()
-            call_command("prepare_owner", email=f"{name}@drill.example.org", password=secrets.token_urlsafe(12),
+            call_command("prepare_owner", email=f"{name}@drill.example.org", password=secrets.token_hex(12),
                          name=name, staff=name == "owner", stdout=out)  # fmt: skip
             made[name] = out.getvalue().strip()
         return {"people": made}
