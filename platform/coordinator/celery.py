@@ -62,7 +62,8 @@ class Broker(kombu.Connection):
     half a minute, and other mirrors' changes with it."""
 
     def ensure_connection(self, *args: Any, **options: Any):
-        return super().ensure_connection(*args, **options, interval_start=1, interval_step=0, interval_max=1)
+        options |= {"interval_start": 1, "interval_step": 0, "interval_max": 1}
+        return super().ensure_connection(*args, **options)
 
 
 app = Celery("coordinator", task_cls=Task)

@@ -11,6 +11,7 @@ from barnraise.coordinator import Coordinator
 from barnraise.errors import CoordinatorError
 from barnraise.identity import Identity, opened
 from coordinator import embedded, mirror
+from coordinator.api import authentication
 
 pytestmark = pytest.mark.django_db
 
@@ -25,6 +26,15 @@ def test_a_signed_request_is_heard_once(person, volunteer):
     assert ada.ask("GET", "/runs", token=token).status_code == 200
     again = ada.ask("GET", "/runs", token=token)
     assert again.status_code == 401 and "made before" in problem(again).error
+
+
+def test_who_replays_a_machines_request_does_not_keep_the_machine_out(person, volunteer, monkeypatch):
+    monkeypatch.setattr(authentication, "SIGNED", 3)
+    ada = volunteer(person())
+    token = ada.identity.request_token(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
+    answers = [ada.ask("GET", "/runs", token=token).status_code for _ in range(8)]
+    assert answers == [200] + [401] * 7
+    assert [ada.ask("GET", "/runs").status_code for _ in range(3)] == [200, 200, 429]
 
 
 @pytest.mark.parametrize(

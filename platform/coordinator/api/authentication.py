@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from django.http import HttpRequest
 from django.utils import timezone
-from redis.client import Pipeline
 
 from barnraise.errors import MessageError
 from barnraise.identity import check_request
@@ -81,14 +80,18 @@ def _signer(request: HttpRequest, with_what: str) -> tuple[str, str]:
 
 
 def _spend(key: str, jti: str, machine: Machine | None = None) -> None:
-    """A request is made once, and by one machine not too often: in one trip to Valkey."""
+    """A request is made once, and by one machine not too often: in one trip to Valkey. A replay is nobody's doing, and
+    counts against nobody."""
     ours = secrets.token_hex(8)  # tells a retry of our own, over a connection that broke, from a replay
+    counter = _counter(f"machine:{machine.pk}", SIGNED_SECONDS) if machine else ""
     with stream.client().pipeline(transaction=False) as pipe:
         pipe.set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS)
-        if machine:
-            _count(pipe, f"machine:{machine.pk}", SIGNED_SECONDS)
+        if counter:
+            pipe.incr(counter).expire(counter, SIGNED_SECONDS)
         before, *count = pipe.execute()
     if before not in (None, ours):
+        if counter:
+            stream.client().decr(counter)
         raise Refusal(401, "this request was made before; sign each one afresh")
     if count and count[0] > SIGNED:
         raise _too_many("this machine", SIGNED_SECONDS)
@@ -126,17 +129,16 @@ def machine_or_token(scope: str) -> Callable[[HttpRequest], Machine | Token]:
 
 def limit(request: HttpRequest, what: str, most: int, seconds: int, token: Token | None = None) -> None:
     """No more than `most` of these by one token, or else from one address, in so many seconds. Raises Refusal."""
-    with stream.client().pipeline(transaction=False) as pipe:
-        _count(pipe, f"{what}:{token.pk if token else request.META.get('REMOTE_ADDR', '')}", seconds)
-        count, _ = pipe.execute()
+    counter = _counter(f"{what}:{token.pk if token else request.META.get('REMOTE_ADDR', '')}", seconds)
+    with stream.client().pipeline() as pipe:
+        count, _ = pipe.incr(counter).expire(counter, seconds).execute()
     if count > most:
         raise _too_many("this token" if token else "your address", seconds)
 
 
-def _count(pipe: Pipeline, what: str, seconds: int) -> None:
-    """One more of these in the span of so many seconds that is now."""
-    key = f"limit:{what}:{int(time.time()) // seconds}"
-    pipe.incr(key).expire(key, seconds)
+def _counter(what: str, seconds: int) -> str:
+    """Where Valkey counts these, in the span of so many seconds that is now."""
+    return f"limit:{what}:{int(time.time()) // seconds}"
 
 
 def _too_many(who: str, seconds: int) -> Refusal:

@@ -58,8 +58,8 @@ def _take(
     if keys is not None and origin.key not in keys:
         raise Refused(f"log {origin.pk[:8]} is signed by {origin.key[:8]}, which is no mirror of the list")
     before = [event.seq for event, _ in run if event.seq <= origin.head_seq]
-    kept = LogEvent.objects.filter(origin=origin.pk, seq__in=before).order_by() if before else ()
-    known = {each.seq: each.digest for each in kept}
+    kept = LogEvent.objects.filter(origin=origin.pk, seq__in=before).order_by()
+    known = dict(kept.values_list("seq", "digest")) if before else {}
     fresh: list[LogEvent] = []
     seq, last, hlc = origin.head_seq, origin.head_digest, origin.head_hlc
     for event, signed in run:
