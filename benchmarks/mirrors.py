@@ -1,8 +1,8 @@
 """What mirrors cost each other: `make bench-mirrors`, docs/benchmarks/mirrors.md.
 
     bootstrap   a new mirror takes in all of another: `manage.py mirror join`, from its start to its end
-    lag         50 changes a second at one of two mirrors, for a minute: from each commit there until the other one has
-                folded it and written its rows
+    lag         50 changes a second, half of them at each of two mirrors, for a minute: from each commit until the other
+                one has folded it and written its rows
     growth      what a worker's day adds to the log
 
 Two mirrors, each with its own Postgres, Valkey, web server and Celery, and nothing between them but HTTP. Prints a line
@@ -12,11 +12,10 @@ for each part and one JSON object as its last line. `--quick`: a tenth of all. L
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -29,70 +28,76 @@ from coordinator.demo.mirrors import listing
 from coordinator.demo.processes import free_port
 
 HERE = Path(__file__).resolve().parent
-LOOK = 0.02  # seconds between two looks at how far the second mirror has come
+LOOK = 0.05  # seconds between two looks at how far the other mirror has come
+APPLIED = """
+    SELECT seq FROM mirrors_logevent WHERE origin_id = %s
+    AND NOT EXISTS (SELECT FROM mirrors_subject WHERE name = subject AND stale) ORDER BY seq DESC LIMIT 1
+"""
 SETTLED = 30.0  # seconds that it has for the rest, after the last change
 AWAKE = 15.0  # …until both have pulled and rest
-
-
-def manage(site: Site, *command: str) -> str:
-    """What a command printed there."""
-    paths = os.pathsep.join(str(HERE.parent / source) for source in ("platform", "worker"))
-    told = {**os.environ, **site.environment, "PYTHONPATH": paths}
-    asked = [sys.executable, str(HERE.parent / "manage.py"), *command]
-    done = subprocess.run(asked, env=told, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{site.name}: {' '.join(command)[:200]}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return done.stdout
 
 
 def work(site: Site, what: str, *numbers: float) -> dict[str, Any]:
     """A part of `mirrors_filling.py`, there: its last line."""
     asked = ", ".join(map(repr, (what, *numbers)))
     code = f"import sys; sys.path.append({str(HERE)!r}); import mirrors_filling; mirrors_filling.work({asked})"
-    return json.loads(manage(site, "shell", "-v", "0", "-c", code).strip().splitlines()[-1])
+    return json.loads(site.manage("shell", "-v", "0", "-c", code).strip().splitlines()[-1])
 
 
 def bootstrap(first: Site, second: Site, digest: str) -> dict[str, float]:
     """The tables of the second are there, and empty."""
     began = time.monotonic()
-    manage(second, "mirror", "join", first.url, "--list", digest)
+    second.manage("mirror", "join", first.url, "--list", digest)
     seconds = time.monotonic() - began
     second.start_web()
     until(second.answers, "the second mirror", 60)
-    manage(first, "mirror", "pull")  # the log that the second has begun
+    first.manage("mirror", "pull")  # the log that the second has begun
     there, here = work(first, "state"), work(second, "state")
     if there["state"] != here["state"] or here["waiting"]:
         raise SystemExit(f"the new mirror came to {here}, and the first one is at {there}")
     return {"events": there["events"], "bootstrap_s": round(seconds, 1)}
 
 
-def lag(first: Site, second: Site, each: float, seconds: float) -> dict[str, float]:
-    """Of every change: seconds from its commit to the moment that the other's database shows it applied."""
-    first.start_celery()
-    second.start_celery()
+class Watch(threading.Thread):
+    """Of a log, how far another mirror's database shows it applied: (when, number), until it is told to end."""
+
+    def __init__(self, origin: str, there: Site):
+        super().__init__(daemon=True)
+        self.origin, self.url, self.ends = origin, there.environment["DATABASE_URL"], threading.Event()
+        self.seen: list[tuple[float, int]] = []
+
+    def run(self) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            while not self.ends.wait(LOOK):
+                row = connection.execute(APPLIED, [self.origin]).fetchone()
+                self.seen.append((time.time(), row[0] if row else 0))
+
+    def has(self, number: int) -> bool:
+        return bool(self.seen) and self.seen[-1][1] >= number
+
+
+def lag(sites: list[Site], each: float, seconds: float) -> dict[str, float]:
+    """Changes at all of two mirrors. Of every one: seconds from its commit there to the moment that the other one's
+    database shows it applied."""
+    for site in sites:
+        site.start_celery()
     time.sleep(AWAKE)
-    origin = work(first, "state")["origin"]
-    seen: list[tuple[float, int]] = []  # (when, last number of the first's log that the second has applied)
-    ends = threading.Event()
-
-    def look() -> None:
-        asked = "SELECT coalesce(max(seq), 0) FROM mirrors_logevent WHERE origin_id = %s AND applied"
-        with psycopg.connect(second.environment["DATABASE_URL"], autocommit=True) as connection:
-            while not ends.wait(LOOK):
-                row = connection.execute(asked, [origin]).fetchone()
-                seen.append((time.time(), row[0]))
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    told = work(first, "change", each, seconds)
-    last, deadline = told["changes"][-1][0], time.monotonic() + SETTLED
-    while (not seen or seen[-1][1] < last) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    ends.set()
-    watcher.join()
-    lags = sorted(lateness(told["changes"], seen))
+    watches = [Watch(work(site, "state")["origin"], other) for site, other in zip(sites, sites[::-1], strict=True)]
+    for watch in watches:
+        watch.start()
+    with ThreadPoolExecutor(len(sites)) as crew:
+        asked = [crew.submit(work, site, "change", each * len(sites), seconds, n) for n, site in enumerate(sites)]
+        told = [each.result() for each in asked]
+    deadline, lags = time.monotonic() + SETTLED, []
+    for watch, made in zip(watches, told, strict=True):
+        while not watch.has(made["changes"][-1][0]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        watch.ends.set()
+        watch.join()
+        lags += lateness(made["changes"], watch.seen)
+    lags.sort()
     return {
-        "changes_per_s": round(told["rate"], 1),
+        "changes_per_s": round(sum(made["rate"] for made in told), 1),
         "replication_lag_p50_s": round(median(lags), 2),
         "replication_lag_p95_s": round(lags[int(0.95 * (len(lags) - 1))], 2),
         "replication_lag_max_s": round(lags[-1], 2),
@@ -120,8 +125,8 @@ def measure(folder: Path, events: int, seconds: float, each: float, leave: ExitS
         site.start_servers()
     for site in sites:
         until(site.has_servers, f"{site.name}'s servers", 120)
-        manage(site, "migrate", "-v", "0")
-    manage(first, "mirrors", "publish", str(file), "--first")
+        site.manage("migrate", "-v", "0")
+    first.manage("mirrors", "publish", str(file), "--first")
     first.start_web()
     until(first.answers, "the first mirror", 60)
     filled = work(first, "fill", events)
@@ -130,7 +135,7 @@ def measure(folder: Path, events: int, seconds: float, each: float, leave: ExitS
     print(f"  the second mirror took them in within {found['bootstrap_s']} s", flush=True)
     found |= work(first, "growth")
     print(f"  a worker's day: {found['log_bytes_per_worker_day']:,} bytes", flush=True)
-    found |= lag(first, second, each, seconds)
+    found |= lag(sites, each, seconds)
     print(f"  lag p95 {found['replication_lag_p95_s']} s at {found['changes_per_s']} changes/s", flush=True)
     return found
 

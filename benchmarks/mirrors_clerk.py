@@ -30,7 +30,7 @@ from coordinator.celery import app as tasks
 from coordinator.fleet.models import Membership
 from coordinator.mirrors import clock, lists, log, receiving
 from coordinator.mirrors.message import NOTHING, Event, read
-from coordinator.mirrors.models import LogEvent, Origin, Proof
+from coordinator.mirrors.models import LogEvent, Origin, Proof, Subject
 from coordinator.mirrors.state import state_hash
 from coordinator.refusals import Refused
 from coordinator.runs.drafts import spec_from_fields
@@ -148,7 +148,10 @@ class Clerk:
 
     def lacks(self, digests: list[str]) -> dict:
         """Which of these are not here, accepted and worked out."""
-        held = LogEvent.objects.filter(digest__in=digests, accepted=True, applied=True)
+        stale = Subject.objects.filter(stale=True)
+        held = LogEvent.objects.filter(digest__in=digests, accepted=True, understood=True).exclude(
+            subject__in=stale.values("name")
+        )
         return {"lacks": sorted(set(digests) - set(held.values_list("digest", flat=True)))}
 
     def rows(self) -> dict:

@@ -106,9 +106,9 @@ def _machine(writing: Writing, run: UUID, person: str, number: int, now: str) ->
         writing.tell("credit.receipt", f"{run}:{name}:{INCARNATION}", said | {"witness": None})
 
 
-def change(each: float, seconds: float) -> dict[str, Any]:
-    """A machine gets another name every `each` seconds. Number and commit of each event."""
-    machines, told = list(Machine.objects.order_by("pk")[:200]), []
+def change(each: float, seconds: float, which: int) -> dict[str, Any]:
+    """Of the `which`-th 200 machines one gets another name every `each` seconds. Number and commit of each event."""
+    machines, told = list(Machine.objects.order_by("pk")[200 * which : 200 * which + 200]), []
     began = time.monotonic()
     for n in range(int(seconds / each)):
         time.sleep(max(0.0, began + n * each - time.monotonic()))

@@ -18,6 +18,7 @@ import psutil
 from coordinator.demo.mirrors import CELERY, SERVERS, SITE, Mirror
 
 HERE = Path(__file__).resolve().parent
+MANAGE = (sys.executable, str(HERE.parent / "manage.py"))
 CLERK = f"import sys; sys.path.append({str(HERE)!r}); import mirrors_clerk; mirrors_clerk.main()"
 
 
@@ -27,15 +28,29 @@ class Site(Mirror):
     clerk: subprocess.Popen | None = None
     afflicted = False
 
+    @property
+    def _told(self) -> dict[str, str]:
+        """What its commands find in their environment."""
+        paths = os.pathsep.join(str(HERE.parent / source) for source in ("platform", "worker"))
+        return {**os.environ, **self.environment, "PYTHONPATH": paths}
+
+    def manage(self, *command: str) -> str:
+        """What `manage.py` printed there."""
+        done = subprocess.run(
+            [*self.through, *MANAGE, *command], env=self._told, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{self.name}: {' '.join(command)[:200]}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        return done.stdout
+
     # ---- who decides there
 
     def start_clerk(self, **environment: str) -> None:
         self._answers: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self._number, self._lock = 0, threading.Lock()
-        paths = os.pathsep.join(str(HERE.parent / source) for source in ("platform", "worker"))
         self.clerk = subprocess.Popen(
-            [*self.through, sys.executable, HERE.parent / "manage.py", "shell", "-v", "0", "-c", CLERK],
-            env={**os.environ, **self.environment, "PYTHONPATH": paths, **environment},
+            [*self.through, *MANAGE, "shell", "-v", "0", "-c", CLERK],
+            env={**self._told, **environment},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.folder / "logs" / "clerk.log").open("ab"),
             text=True, bufsize=1,
         )  # fmt: skip

@@ -9,6 +9,7 @@ import time as clock
 from collections.abc import Iterator
 
 import redis.exceptions
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 
 log = logging.getLogger("coordinator.metrics")
@@ -124,12 +125,12 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
         {"barnraise_clock_ahead_seconds": events.clock_off()},
     )
     queues = {"reports": client().llen(stream.PENDING), "tasks": client().llen("celery")}
-    queues["events"] = LogEvent.objects.filter(accepted=True, applied=False).count()
-    queues["subjects"] = Subject.objects.filter(stored=False).count()
+    queues["events"] = LogEvent.objects.filter(accepted=True, understood=False).count()
+    queues["subjects"] = Subject.objects.filter(Q(stale=True) | Q(stored=False)).count()
     waiting = {_series("barnraise_queue", queue=name): float(length) for name, length in queues.items()}
     yield (
         "barnraise_queue",
-        "What waits: posts of reports, Celery's tasks, events to be understood, what they say to be written",
+        "What waits: posts of reports, Celery's tasks, events not understood, what others say to be written",
         waiting,
     )
 

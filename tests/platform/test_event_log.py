@@ -210,13 +210,40 @@ def test_an_unknown_kind_is_kept_and_means_something_after_the_upgrade(db, shelf
     other.tell("note.say", "a", {"text": "one"})
     assert receiving.receive(other.events).stored == 3
     before = state.state_hash()
-    assert LogEvent.objects.get(applied=False).type == "song.sing"
+    assert LogEvent.objects.get(understood=False).type == "song.sing"
     assert log.serve(other.origin, 1) == other.events[1:]  # passed on all the same
     sung = {}
     kinds.register(kinds.Kind("song", {"sing": Said}, lambda facts: {"text": facts[-1].said.text}, sung.__setitem__))
     assert receiving.settle() == 1
     assert sung == {"a": {"text": "la"}} and state.state_hash() not in (before, NOTHING)
-    assert not LogEvent.objects.filter(applied=False).exists() and receiving.settle() == 0
+    assert not LogEvent.objects.filter(understood=False).exists() and receiving.settle() == 0
+
+
+def stale() -> set[str]:
+    return set(Subject.objects.filter(stale=True).values_list("name", flat=True))
+
+
+def test_what_was_kept_before_a_crash_is_folded_after_it(db, shelf):
+    other = OtherMirror()
+    other.tell("note.say", "a", {"text": "one"})
+    other.tell("song.sing", "b", {"text": "la"})
+    receiving.receive(other.events, later=True)
+    assert shelf == {} and stale() == {"note:a", f"origin:{other.origin}"}
+    assert receiving.settle() == 2 and shelf == {"a": "one"} and not stale()
+    other.tell("note.say", "a", {"text": "one"})  # nothing new, and folded all the same
+    receiving.receive(other.events[3:], later=True)
+    before = state.state_hash()
+    assert stale() == {"note:a"}
+    assert receiving.settle() == 0 and state.state_hash() == before and not stale()
+
+
+def test_what_is_folded_for_a_change_made_here_waits_no_more(db, shelf):
+    other = OtherMirror()
+    other.tell("note.say", "a", {"text": "one"})
+    receiving.receive(other.events, later=True)
+    log.record("note.say", "a", {"text": "two"})
+    assert state.current("note:a") == {"text": "two"}
+    assert "note:a" not in stale()
 
 
 def test_a_row_that_needs_another_waits_for_it(db, shelf):

@@ -8,6 +8,7 @@ from barnraise.mirrors import MirrorList, read
 from coordinator import mirror
 from coordinator.mirrors import lists, pulling, receiving
 from coordinator.mirrors.log import resume
+from coordinator.mirrors.paging import reader
 from coordinator.mirrors.peer import Peer, Unheard
 from coordinator.refusals import Refused
 
@@ -33,7 +34,8 @@ def join(url: str, sure: Callable[[MirrorList, str], bool], say: Callable[[str],
         with Peer(url, view.key, listed.name) as peer:
             heads = peer.heads()
             say(f"{sum(head.seq for head in heads.heads.values()):,} events in {len(heads.heads)} logs")
-            pulling.take_logs(peer, heads, done, later=True)
+            with reader() as crew:
+                pulling.take_logs(peer, heads, done, later=True, crew=crew)
             resume()  # where this site lost its database and kept its key
             say(f"{done.stored:,} came; working out what they say")
             receiving.settle(later=True)

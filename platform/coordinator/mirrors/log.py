@@ -18,6 +18,7 @@ from uuid6 import uuid7
 from barnraise.identity import digest
 from barnraise.wire import Signed
 from coordinator import mirror
+from coordinator.memo import Memo
 from coordinator.mirrors import clock, kinds, state
 from coordinator.mirrors.message import LONGEST, NOTHING, Event
 from coordinator.mirrors.models import Clock, LogEvent, Origin, Subject, Tally
@@ -25,6 +26,7 @@ from coordinator.mirrors.models import Clock, LogEvent, Origin, Subject, Tally
 log = logging.getLogger("coordinator.mirrors")
 MOST = 1000  # events served at once
 HEARD = 600.0  # seconds ago at most: an older word about a clock says nothing
+_clocks: Memo[str, list[Clock]] = Memo(1.0, 1)  # every event asks for them; another process may have heard one
 
 
 @contextmanager
@@ -49,7 +51,7 @@ def record(type: str, subject: Any, payload: dict[str, Any]) -> LogEvent:
     said = known.shapes[what].model_validate(plain).model_dump(mode="json")
     name = subject if str(subject).startswith(f"{kind}:") else f"{kind}:{subject}"
     with change() as tally:
-        made = _append(tally, _ours(tally), type, name, said, applied=True)
+        made = _append(tally, _ours(tally), type, name, said)
         state.fold([name], tally, store=False)
         transaction.on_commit(_nudge)
     return made
@@ -61,7 +63,7 @@ def _nudge() -> None:
     changed()
 
 
-def _append(tally: Tally, origin: Origin, type: str, name: str, said: dict[str, Any], *, applied: bool) -> LogEvent:
+def _append(tally: Tally, origin: Origin, type: str, name: str, said: dict[str, Any]) -> LogEvent:
     tally.hlc = clock.stamp(tally.hlc, now())
     event = Event(
         id=str(uuid7()), origin=origin.pk, seq=origin.head_seq + 1, prev=origin.head_digest, hlc=tally.hlc, type=type,
@@ -70,7 +72,7 @@ def _append(tally: Tally, origin: Origin, type: str, name: str, said: dict[str, 
     signed = mirror.identity().sign("event", event)
     assert len(signed.body) <= LONGEST, f"{type} does not fit into an event"
     made = row(event, signed)
-    made.applied = applied
+    made.understood = True
     made.save(force_insert=True)
     advance(origin, made)
     return made
@@ -134,7 +136,7 @@ def begin(tally: Tally) -> Origin:
     Origin.objects.filter(ours=True).update(ours=False)
     origin = Origin.objects.create(id=secrets.token_hex(16), key=mirror.identity().key, ours=True)
     said = {"name": settings.MIRROR_NAME, "after": before.pk if before else None}
-    made = _append(tally, origin, "origin.begin", f"origin:{origin.pk}", said, applied=True)
+    made = _append(tally, origin, "origin.begin", f"origin:{origin.pk}", said)
     state.fold([made.subject], tally, store=False)
     return origin
 
@@ -169,6 +171,7 @@ def note_clock(key: str, theirs: float, ours: float | None = None) -> None:
     ahead = theirs - (time.time() if ours is None else ours)
     said = {"ahead": ahead, "heard": datetime.fromtimestamp(time.time(), UTC), "steady": _steady(), "boot": _boot()}
     Clock.objects.update_or_create(key=key, defaults=said)
+    _clocks.drop("all")
 
 
 def clock_off() -> float:
@@ -181,7 +184,7 @@ def _ahead() -> list[float]:
     long ago it was says the clock that nobody sets, so that not one event is stamped wrong until they are heard again.
     """
     found, steady, wall = [], _steady(), time.time()
-    for each in Clock.objects.all():
+    for each in _clocks.get("all", lambda: list(Clock.objects.all())):
         shown = wall - each.heard.timestamp()
         passed = steady - each.steady if each.boot and each.boot == _boot() else shown
         if 0 <= passed < HEARD:
@@ -221,4 +224,5 @@ def serve(origin: str, after: int, most: int = MOST) -> list[Signed]:
     """An origin's events from number `after` + 1 on, as they were signed; what was cut away is not served. Who asks for
     one more than it lacks (its own last again) finds out at once when the two logs are not one."""
     found = LogEvent.objects.filter(origin=origin, seq__gt=after, accepted=True).order_by("seq")
-    return [event.signed for event in found[: min(most, MOST)]]
+    told = found.values_list("key", "body", "signature")[: min(most, MOST)]
+    return [Signed(key=key, body=body, signature=signature) for key, body, signature in told]

@@ -1,5 +1,6 @@
 """One event as it is signed (kind "event") and travels between mirrors."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -45,3 +46,8 @@ def read(signed: Signed) -> Event:
     if len(signed.body) > LONGEST:
         raise MessageError(f"an event by {signed.key[:8]} is longer than {LONGEST:,} characters")
     return opened(signed, "event", Event)
+
+
+def read_all(signed: Sequence[Signed]) -> list[Event]:
+    """Raises MessageError with the first that is no event."""
+    return [read(each) for each in signed]

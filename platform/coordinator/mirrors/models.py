@@ -44,8 +44,8 @@ class Origin(models.Model):
 
 
 class LogEvent(models.Model):
-    """An event, with its exact text. `accepted`: not cut away; `applied`: its subject was folded with it, by a version
-    that knows its kind."""
+    """An event, with its exact text. `accepted`: not cut away; `understood`: of a type that a version which ran here
+    knows."""
 
     digest = models.CharField(max_length=64, primary_key=True)  # of the text: no two events share it
     uuid = models.UUIDField()  # the event's id, as its author says
@@ -58,7 +58,7 @@ class LogEvent(models.Model):
     key = models.CharField(max_length=64)
     signature = models.CharField(max_length=128)
     accepted = models.BooleanField(default=True)
-    applied = models.BooleanField(default=False)
+    understood = models.BooleanField(default=False)
 
     class Meta:
         ordering = ["origin", "seq"]
@@ -66,7 +66,7 @@ class LogEvent(models.Model):
         indexes = [
             models.Index(fields=["subject"], name="events_of_a_subject"),
             models.Index(
-                fields=["type"], condition=models.Q(applied=False, accepted=True), name="events_not_yet_applied"
+                fields=["type"], condition=models.Q(understood=False, accepted=True), name="events_not_understood"
             ),
         ]
 
@@ -83,16 +83,19 @@ class LogEvent(models.Model):
 
 
 class Subject(models.Model):
-    """What the accepted events say of one thing: canonical JSON, "" where there is no such thing (any more). `stored`:
-    the rows say so too; else they wait for another subject's."""
+    """What the accepted events say of one thing: canonical JSON, "" where there is no such thing (any more). `stale`:
+    it has events that `state` was not folded from; `stored`: the rows say what `state` says, else they wait for another
+    subject's."""
 
     name = models.CharField(max_length=210, primary_key=True)
     state = models.TextField(blank=True)
+    stale = models.BooleanField(default=False)
     stored = models.BooleanField(default=True)
     lacks = models.TextField(blank=True, default="")  # subjects that its rows could do without, and would name
 
     class Meta:
         indexes = [
+            models.Index(fields=["name"], condition=models.Q(stale=True), name="subjects_to_be_folded"),
             models.Index(fields=["name"], condition=models.Q(stored=False), name="subjects_not_yet_stored"),
             models.Index(fields=["name"], condition=~models.Q(lacks=""), name="subjects_that_lack_another"),
         ]

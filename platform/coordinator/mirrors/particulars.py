@@ -56,9 +56,9 @@ def looks(named: Collection[str], shape: type[Message]) -> dict[str, dict[str, A
     return found
 
 
-def wanted(most: int = MOST) -> list[str]:
+def wanted() -> list[str]:
     """Digests that states name, whose text has not come yet."""
-    return list(Particulars.objects.filter(body="").order_by("pk").values_list("pk", flat=True)[:most])
+    return list(Particulars.objects.filter(body="").values_list("pk", flat=True))
 
 
 def serve(digests: Collection[str]) -> list[Kept]:

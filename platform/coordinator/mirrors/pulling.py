@@ -4,6 +4,7 @@ whole and stays, what is refused changes nothing, and the next pull goes on from
 import logging
 import random
 import time
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from coordinator.mirrors import cutting, lists, particulars, receiving, state
 from coordinator.mirrors.log import Held, held, note_clock, resume
 from coordinator.mirrors.log import heads as our_heads
 from coordinator.mirrors.models import LogEvent, Origin, Proof, Standing
+from coordinator.mirrors.paging import ahead, pages
 from coordinator.mirrors.peer import Peer, Unheard, awake
 from coordinator.mirrors.wire import SOME, SPOKEN, Head, Heads
 from coordinator.refusals import Refused
@@ -78,21 +80,27 @@ def pull(listed: Listed) -> Pulled:
     return done
 
 
-def take_all(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False) -> None:
-    """All that a mirror has more of than we do. `later`: nothing is folded until `receiving.settle`. Raises Unheard."""
-    take_logs(peer, heads, done, later=later)
+def take_all(peer: Peer, heads: Heads, done: Pulled) -> None:
+    """All that a mirror has more of than we do. Raises Unheard."""
+    take_logs(peer, heads, done)
     take_particulars(peer)
 
 
 def take_particulars(peer: Peer, *, later: bool = False) -> None:
-    """Personal data that states name. `later`: rows are written by `receiving.settle`."""
-    while wanted := particulars.wanted(SOME):
-        if not particulars.take(peer.particulars(wanted), later):
-            break
+    """Personal data that states name. `later`: rows are written by `receiving.settle`. In any order, until it has none
+    of those asked for: what nobody has any more is not to stand before the rest for ever."""
+    wanted = particulars.wanted()
+    random.shuffle(wanted)
+    parts = (wanted[start : start + SOME] for start in range(0, len(wanted), SOME))
+    with ahead(map(peer.particulars, parts)) as found:
+        for come in found:
+            if not particulars.take(come, later):
+                break
 
 
-def take_logs(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False) -> None:
-    """Newer lists, proofs of forks, and events."""
+def take_logs(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False, crew: Executor | None = None) -> None:
+    """Newer lists, proofs of forks, and events. `later`: nothing is folded until `receiving.settle`; `crew` reads what
+    comes. Raises Unheard."""
     if heads.mirrors > lists.named()[0]:
         try:
             lists.take(peer.lists(lists.named()[0]).lists)
@@ -108,7 +116,7 @@ def take_logs(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False) ->
     if held():  # a restored site: what it wrote itself is back before it decides anything, or folds what others did
         refused = len(done.refused)
         for origin in filter(_own, heads.heads):
-            _take(peer, origin, heads.heads[origin], ours, done, later=True)
+            _take(peer, origin, heads.heads[origin], ours, done, True, crew)
         if len(done.refused) > refused:
             return
         resume()
@@ -116,35 +124,40 @@ def take_logs(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False) ->
             receiving.settle()
         ours = our_heads()
     for origin, head in sorted(heads.heads.items(), key=lambda item: not _own(item[0])):  # its own first, all the same
-        _take(peer, origin, head, ours, done, later)
+        _take(peer, origin, head, ours, done, later, crew)
 
 
-def _take(peer: Peer, origin: str, head: Head, ours: dict[str, tuple[int, str]], done: Pulled, later: bool) -> None:
-    seq, _ = ours.get(origin, (0, ""))
-    if head.seq > seq:
-        _take_log(peer, origin, seq, head, done, later)
-    elif head.seq and _other(origin, head):
-        _take_log(peer, origin, head.seq, head, done, later)
-
-
-def _take_log(peer: Peer, origin: str, seq: int, head: Head, done: Pulled, later: bool) -> None:
+def _take(
+    peer: Peer,
+    origin: str,
+    head: Head,
+    ours: dict[str, tuple[int, str]],
+    done: Pulled,
+    later: bool,
+    crew: Executor | None,
+) -> None:
     """A log from our last event on: that one again, for where it is another the two are a proof."""
+    seq, _ = ours.get(origin, (0, ""))
+    if head.seq <= seq:
+        if not (head.seq and _other(origin, head)):
+            return
+        seq = head.seq
     after, keys = max(0, seq - 1), lists.believed(origin)
-    while True:
-        page = peer.events(origin, after)
-        if not page.events:
-            if after < head.seq:
-                done.refused.append(f"{peer.name} has {head.seq} events of log {origin[:8]} and shows {after}")
-            return
-        told = receiving.receive(page.events, keys=keys, later=later)
-        done.stored += told.stored
-        if told.refused:
-            done.refused += [f"{peer.name}: {sentence}" for sentence in told.refused.values()]
-            return
-        came = Origin.objects.filter(pk=origin).values_list("head_seq", flat=True).first() or 0
-        if not page.more or came <= after or told.forked:  # what brings us no further is not asked for again
-            return
-        after = came
+    with ahead(pages(peer, origin, after, crew)) as found:
+        for page in found:
+            if not page.part.events:
+                if after < head.seq:
+                    done.refused.append(f"{peer.name} has {head.seq} events of log {origin[:8]} and shows {after}")
+                return
+            told = receiving.receive(page.part.events, read=page.read, keys=keys, later=later)
+            done.stored += told.stored
+            if told.refused:
+                done.refused += [f"{peer.name}: {sentence}" for sentence in told.refused.values()]
+                return
+            came = Origin.objects.filter(pk=origin).values_list("head_seq", flat=True).first() or 0
+            if came <= after or told.forked:  # what brings us no further is not asked for again
+                return
+            after = came
 
 
 def _own(origin: str) -> bool:

@@ -1,11 +1,10 @@
 """Other origins' events: verified, chained, kept, folded. What does not fit is refused whole, with a sentence."""
 
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from django.db import connection
-from django.db.models import QuerySet
 
 from barnraise.errors import MessageError
 from barnraise.identity import digest
@@ -13,7 +12,7 @@ from barnraise.wire import Signed
 from coordinator.mirrors import clock, kinds, state
 from coordinator.mirrors.cutting import prove
 from coordinator.mirrors.log import advance, change, now, row
-from coordinator.mirrors.message import Event, read
+from coordinator.mirrors.message import Event, read_all
 from coordinator.mirrors.models import LogEvent, Origin, Subject, Tally
 from coordinator.refusals import Refused
 
@@ -28,17 +27,23 @@ class Received:
     forked: list[str] = field(default_factory=list)
 
 
-def receive(signed: Sequence[Signed], *, keys: Container[str] | None = None, later: bool = False) -> Received:
-    """Events of whatever origins, each origin's ascending. `keys`: the mirrors whose word counts (None: anybody's).
-    `later`: kept, and folded when `settle` is called. All of an origin's, or none; with one that is altered, or no
-    event at all, nothing."""
+def receive(
+    signed: Sequence[Signed],
+    *,
+    read: Callable[[], Sequence[Event]] | None = None,
+    keys: Container[str] | None = None,
+    later: bool = False,
+) -> Received:
+    """Events of whatever origins, each origin's ascending. `read`: what `read_all` says of them, where somebody is at
+    it already; `keys`: the mirrors whose word counts (None: anybody's). `later`: kept, and folded when `settle` is
+    called. All of an origin's, or none; with one that is altered, or no event at all, nothing."""
     told = Received()
     runs: dict[str, list[tuple[Event, Signed]]] = defaultdict(list)
-    for each in signed:
-        try:
-            event = read(each)
-        except MessageError as error:
-            return Received(refused={"": Refused(str(error)).sentence})  # who sent that is not to be read further
+    try:
+        events = read() if read else read_all(signed)
+    except MessageError as error:
+        return Received(refused={"": Refused(str(error)).sentence})  # who sent that is not to be read further
+    for event, each in zip(events, signed, strict=True):
         runs[event.origin].append((event, each))
     for origin, run in runs.items():
         try:
@@ -61,6 +66,7 @@ def _take(
     kept = LogEvent.objects.filter(origin=origin.pk, seq__in=before).order_by()
     known = dict(kept.values_list("seq", "digest")) if before else {}
     fresh: list[LogEvent] = []
+    understood = set(kinds.types())
     seq, last, hlc = origin.head_seq, origin.head_digest, origin.head_hlc
     for event, signed in run:
         if signed.key != origin.key:
@@ -86,6 +92,7 @@ def _take(
         if event.hlc <= hlc:
             raise Refused(f"event {event.seq} of log {origin.pk[:8]} is stamped before the one it follows")
         made = row(event, signed)
+        made.understood = event.type in understood
         seq, last, hlc = made.seq, made.digest, made.hlc
         fresh.append(made)
     if not fresh:
@@ -96,6 +103,7 @@ def _take(
     if origin._state.adding:
         origin.save(force_insert=True)
     _keep(fresh)
+    state.mark_stale({event.subject for event in fresh if event.understood})
     advance(origin, fresh[-1])
     tally.hlc = max(tally.hlc, hlc)
     tally.save(update_fields=["hlc"])
@@ -114,9 +122,10 @@ def _forked(tally: Tally, origin: Origin, seq: int, fresh: list[LogEvent], secon
 
 
 def settle(later: bool = False) -> int:
-    """Folds the subjects of events that are kept and not yet applied, as far as this version understands them: after
+    """Folds the subjects whose events say more than was folded, as far as this version understands them: after
     `receive`, and after an upgrade. Kinds in their order, so that few rows wait for others. `later`: rows are written
     by the next `settle`. How many subjects changed."""
+    _learn()
     changed = sum(_settle(kind, later) for kind in kinds.registered().values())
     if not later and Subject.objects.filter(stored=False).exists():
         with change():
@@ -124,21 +133,25 @@ def settle(later: bool = False) -> int:
     return changed
 
 
+def _learn() -> None:
+    """What came before this version knew its type."""
+    unknown = LogEvent.objects.filter(understood=False, accepted=True, type__in=kinds.types())
+    if unknown.exists():
+        with change():
+            state.mark_stale(set(unknown.order_by().values_list("subject", flat=True)))
+            unknown.update(understood=True)
+
+
 def _settle(kind: kinds.Kind, later: bool) -> int:
     """In the order of subjects, from where the last batch ended: each batch reads its own events and no others'."""
-    waiting = LogEvent.objects.filter(applied=False, accepted=True, type__in=kind.types)
+    stale = Subject.objects.filter(stale=True, name__startswith=f"{kind.name}:").order_by("name")
+    names = stale.values_list("name", flat=True)
     changed, last = 0, ""
-    while names := _next(waiting, last) or _next(waiting, ""):  # what came meanwhile may stand before
-        last = names[-1]
+    while some := list(names.filter(name__gt=last)[: state.AT_ONCE]) or list(names[: state.AT_ONCE]):
+        last = some[-1]  # what came meanwhile may stand before
         with change() as tally:
-            changed += state.fold(names, tally, store=True, later=later)
-            waiting.filter(subject__in=names).update(applied=True)
+            changed += state.fold(some, tally, store=True, later=later)
     return changed
-
-
-def _next(waiting: QuerySet[LogEvent], after: str) -> list[str]:
-    found = waiting.filter(subject__gt=after).order_by("subject").values_list("subject", flat=True)
-    return list(found.distinct()[: state.AT_ONCE])
 
 
 def _keep(events: Sequence[LogEvent]) -> None:

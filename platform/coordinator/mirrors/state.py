@@ -7,7 +7,7 @@ the same accepted events publish the same 64 digits, and a change costs two dige
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
 from blake3 import blake3
@@ -45,6 +45,12 @@ def current(subject: str) -> State | None:
     return json.loads(text) if text else None
 
 
+def mark_stale(names: Collection[str]) -> None:
+    """These have events now that they were not folded from; within `log.change`."""
+    fresh = [Subject(name=name, stale=True) for name in sorted(names)]
+    Subject.objects.bulk_create(fresh, update_conflicts=True, unique_fields=["name"], update_fields=["stale"])
+
+
 def fold(names: Sequence[str], tally: Tally, *, store: bool, later: bool = False) -> int:
     """These subjects anew, from all their accepted events; within `log.change`, whose tally that is. `store`: into rows
     as well (a local change has written them itself), or `later`, by `write_waiting`. How many changed."""
@@ -62,8 +68,10 @@ def fold(names: Sequence[str], tally: Tally, *, store: bool, later: bool = False
             total += weight(name, text) - weight(name, known or "")
             changed.append(Subject(name=name, state=text, stored=not store))
     Subject.objects.bulk_create(
-        changed, update_conflicts=True, unique_fields=["name"], update_fields=["state", "stored"]
+        changed, update_conflicts=True, unique_fields=["name"], update_fields=["state", "stale", "stored"]
     )
+    if same := set(names).difference(each.name for each in changed):
+        Subject.objects.filter(pk__in=same, stale=True).update(stale=False)
     tally.total = f"{total % MODULUS:064x}"
     tally.save(update_fields=["total", "hlc"])
     _settle_particulars(changed)
@@ -79,15 +87,16 @@ def fold(names: Sequence[str], tally: Tally, *, store: bool, later: bool = False
 
 def _settle_particulars(changed: Sequence[Subject]) -> None:
     """What a state names is wanted or here; what none names any more goes."""
-    wanted: list[Particulars] = []
+    wanted, names = [], []
     for subject in changed:
         kind = kinds.registered()[subject.name.partition(":")[0]]
         if kind.needs is not kinds.no_needs:
+            names.append(subject.name)
             needs = kind.needs(json.loads(subject.state)) if subject.state else []
             wanted += [Particulars(digest=each, subject=subject.name) for each in needs]
     Particulars.objects.bulk_create(wanted, ignore_conflicts=True)
-    names = [subject.name for subject in changed]
-    Particulars.objects.filter(subject__in=names).exclude(pk__in=[each.digest for each in wanted]).delete()
+    if names:
+        Particulars.objects.filter(subject__in=names).exclude(pk__in=[each.digest for each in wanted]).delete()
 
 
 def write(subjects: Sequence[Subject]) -> int:
