@@ -2,10 +2,12 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from barnraise import costs
 from barnraise import probe as probing
 from barnraise.errors import StateError
 from barnraise.hardware import Hardware, Products, Updates, cgroup_limits, memory_bytes
 from barnraise.probe import probe
+from barnraise.spec import ModelSpec
 
 
 @pytest.fixture
@@ -61,6 +65,29 @@ def test_a_probe_finds_every_rate_and_leaves_nothing_behind(quick, tmp_path):
     assert forms == {("host", dtype, bits) for dtype in ("float32", "bfloat16") for bits in (8, 32)}
     assert found.memory > 1 << 28 and found.disk > 0
     assert not list((tmp_path / "state").iterdir())
+
+
+def test_measured_again_it_is_priced_by_the_same_arithmetic_at_one_models_sizes(quick, monkeypatch, tmp_path):
+    monkeypatch.setattr(probing, "AGAIN_SECONDS", 0.1)
+    model = ModelSpec(layers=2, width=64, heads=4, context=96, vocabulary=300)
+    measure = probing.again(tmp_path, model)
+    for _ in range(2):
+        found = measure()
+        assert [size for size, _ in found.matmul] == [64] and [words for words, _ in found.logits] == [300]
+        assert found.attention_contexts == ((96, found.attention),) and not found.attention_heads
+        parts = (costs.block_forward_seconds, costs.block_backward_seconds, costs.head_seconds)
+        assert all(0 < part(found, model, 2) < 60 for part in parts)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rate_is_of_what_a_call_usually_takes_and_its_first_time_does_not_count(monkeypatch):
+    """Ten seconds at first, then 1, 1 and 4: the clock is told so."""
+    now, takes = [0.0], itertools.chain([10.0], itertools.cycle([1.0, 1.0, 4.0]))
+    monkeypatch.setattr(probing.time, "perf_counter", lambda: now[0])
+    calls = {("work", 0): (8.0, lambda: now.__setitem__(0, now[0] + next(takes)))}
+    assert probing._race(calls, "cpu", 17.5) == {("work", 0): 8.0}
+    takes = itertools.chain([10.0], itertools.cycle([1.0, 1.0, 4.0]))
+    assert probing._race(calls, "cpu", 17.5, statistics.fmean) == {("work", 0): 4.0}
 
 
 def test_it_survives_json():

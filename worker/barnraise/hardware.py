@@ -55,7 +55,7 @@ class Hardware:
     from_device: float
     stream: float  # B/s, STREAM-triad-like RAM rate with all threads
     adam: float  # parameters/s of fp32 AdamW in RAM, all threads (28 bytes a parameter)
-    disk_read: float  # B/s past the page cache, multi-megabyte requests
+    disk_read: float  # B/s past the page cache, multi-megabyte requests, each with its checksum
     disk_write: float
     products: tuple[Products, ...] = ()  # every dtype that was measured, float32 first
     attention_contexts: Rates = ()  # (context, FLOP/s) with heads 64 wide

@@ -16,20 +16,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, BinaryIO
 
 from barnraise.errors import StateError
 from barnraise.hardware import Hardware, Products, Rates, Updates, cpu_name, keep_freed_memory, memory_bytes
-from barnraise.spec import Fragment
+from barnraise.spec import Fragment, ModelSpec
 
 log = logging.getLogger("barnraise")
 
-FORMAT = 2  # of the cache; raise it with every change of what is measured
+FORMAT = 3  # of the cache; raise it with every change of what is measured
 KEEP_SECONDS = 30 * 86400
 WIDTHS = (128, 256, 512, 768, 1024, 1600, 2048, 4096)
 ROWS = 1024  # tokens in a measured product
 WIDEST_SECONDS = 0.06  # where one product takes this long, wider ones are left out
-SECONDS = 7.0  # for all rates but the disk's
+SECONDS, AGAIN_SECONDS = 7.0, 2.0  # for all rates but the disk's; for one model's
 PAYS = 1.3  # a narrower dtype must be this much faster in products to be worth its bits
 CONTEXTS, HEADS = (128, 256, 512, 1024, 2048), (32, 64, 128)  # attention is measured along both, crossing at…
 CONTEXT, HEAD = 1024, 64
@@ -94,44 +95,67 @@ def _remember(cache: Path, key: list[Any], found: Hardware) -> None:
 # ---- measuring -----------------------------------------------------------------------------------------------
 
 Calls = dict[tuple[str, int], tuple[float, Callable[[], Any]]]  # (what, its size) → (work of a call, the call)
+Found = dict[tuple[str, int], float]  # … → work a second
+
+
+def again(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
+    """Measures the CPU anew at each call, in three seconds, at this model's sizes alone: what its plans take in fp32
+    *now*, on a machine that others share. Rates are of mean times: a step meets the others' visits as well."""
+    keep_freed_memory()
+    calls = _products("cpu", "float32", (model.width,), (model.vocabulary,)) | _memory("cpu")
+    calls |= _attention("cpu", "float32", (model.context,), (), (model.context, model.width // model.heads))
+    calls |= {form: call for form, call in _updates("host").items() if form == ("host float32", 32)}
+
+    def measure() -> Hardware:
+        disk = _disk_rates(folder)
+        return _hardware("cpu", cpu_name(), ["float32"], _race(calls, "cpu", AGAIN_SECONDS, fmean), disk)
+
+    return measure
 
 
 def _measure(folder: Path, device: str, name: str) -> Hardware:
-    import torch
-
-    written, read = _disk_rates(folder)  # first: what needs no arithmetic fails at once
+    disk = _disk_rates(folder)  # first: what needs no arithmetic fails at once
     keep_freed_memory()
-    cuda, dtypes = device == "cuda", ["float32"]
-    tried = _race(_products(device, "float32", (512,)) | _products(device, "bfloat16", (512,)), device, 0.3)
-    if tried["bfloat16 forward", 512] > PAYS * tried["float32 forward", 512]:
-        dtypes.append("bfloat16")
+    cuda, dtypes = device == "cuda", ["float32", "bfloat16"]
+    tried = {(f"{dtype} forward", 512): _products(device, dtype, (512,))[f"{dtype} forward", 512] for dtype in dtypes}
+    plain, narrow = _race(tried, device, 0.3).values()
+    dtypes = dtypes if narrow > PAYS * plain else dtypes[:1]
     usual = dtypes[-1] if cuda else "float32"
-    forms = _updates("host") | (_updates("device") if cuda else {})
-    calls = _memory(device) | _attention(device, usual) | forms
+    calls = _memory(device) | _updates("host") | (_updates("device") if cuda else {})
+    calls |= _attention(device, usual, CONTEXTS, HEADS, (CONTEXT, HEAD))
     for dtype in dtypes:
         calls |= _products(device, dtype, WIDTHS, VOCABULARIES if dtype == usual else ())
-    rates = _race(calls, device, SECONDS)
+    return _hardware(device, name, dtypes, _race(calls, device, SECONDS), disk)
+
+
+def _hardware(device: str, name: str, dtypes: list[str], rates: Found, disk: tuple[float, float]) -> Hardware:
+    """`disk`: written, read. How much of it and of memory there is, is looked up elsewhere."""
+    import torch
 
     def table(what: str) -> Rates:
         return tuple(sorted((size, rate) for (found, size), rate in rates.items() if found == what))
 
-    updates = [(*what.split(), bits, rate) for (what, bits), rate in rates.items() if (what, bits) in forms]
+    ((context, backward),) = table("attention backward")
+    forms = [
+        (*what.split(), bits, rate) for (what, bits), rate in rates.items() if what.startswith(("host ", "device "))
+    ]
     products = tuple(Products(dtype, table(f"{dtype} forward"), table(f"{dtype} backward")) for dtype in dtypes)
     return Hardware(
         device=device, name=name, cores=torch.get_num_threads(), memory=0, disk=0,
-        device_memory=torch.cuda.get_device_properties(0).total_memory if cuda else 0,
+        device_memory=torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0,
         dtype=dtypes[-1], matmul=products[-1].forward, products=products, logits=table("logits"),
-        attention=rates["attention", CONTEXT], attention_backward=rates["attention backward", CONTEXT],
+        attention=rates["attention", context], attention_backward=backward,
         attention_contexts=table("attention"), attention_heads=table("attention by head"),
         elementwise=rates["elementwise", 0], stream=rates["stream", 0], adam=rates["host float32", 32],
-        updates=tuple(Updates(*each) for each in updates),
-        to_device=rates["to device", 0], from_device=rates["from device", 0], disk_read=read, disk_write=written,
+        updates=tuple(Updates(*form) for form in forms),
+        to_device=rates["to device", 0], from_device=rates["from device", 0], disk_write=disk[0], disk_read=disk[1],
     )  # fmt: skip
 
 
-def _race(calls: Calls, device: str, seconds: float) -> dict[tuple[str, int], float]:
-    """Work a second of each call at its best. They take turns, for some rounds, so that another program's visit slows
-    each a little while and none throughout: it should not be remembered for 30 days."""
+def _race(calls: Calls, device: str, seconds: float, usual: Callable[[list[float]], float] = median) -> Found:
+    """Work a second of each call, by its `usual` time. They take turns, for some rounds, so that another program's
+    visit slows each a little while and none throughout: the median does not remember it for 30 days. The best time
+    would be one that a step's hundreds of calls hardly ever have."""
     import torch
 
     def duration(call: Callable[[], Any], times: int = 1) -> float:
@@ -142,17 +166,19 @@ def _race(calls: Calls, device: str, seconds: float) -> dict[tuple[str, int], fl
             torch.cuda.synchronize()
         return (time.perf_counter() - begun) / times
 
-    best = dict.fromkeys(calls, float("inf"))
-    deadline, rounds = time.perf_counter() + seconds, 0
+    taken: dict[tuple[str, int], list[float]] = {what: [] for what in calls}
     with torch.no_grad():
+        for _, call in calls.values():
+            duration(call)  # what is loaded, compiled or touched the first time is no part of it
+        deadline, rounds = time.perf_counter() + seconds, 0
         while rounds < 2 or time.perf_counter() < deadline:
             for what, (_, call) in calls.items():
                 took = duration(call)
                 times = 1 + int(0.002 / took) if device == "cuda" else 1  # to start a kernel takes longer than many run
-                again = 5 if took < 0.02 else 0
-                best[what] = min(took, best[what], *(duration(call, times) for _ in range(again)))
+                more = 5 if took < 0.02 else 0
+                taken[what] += [took, *(duration(call, times) for _ in range(more))]
             rounds += 1
-    return {what: work / best[what] for what, (work, _) in calls.items()}
+    return {what: work / usual(taken[what]) for what, (work, _) in calls.items()}
 
 
 def _products(device: str, dtype: str, widths: Sequence[int], vocabularies: Sequence[int] = ()) -> Calls:
@@ -168,7 +194,8 @@ def _products(device: str, dtype: str, widths: Sequence[int], vocabularies: Sequ
         flops = 2 * ROWS * d * 4 * d
         calls[f"{dtype} forward", d] = flops, partial(linear, x, w, bias)
         calls[f"{dtype} backward", d] = 2 * flops, lambda x=x, w=w, dy=dy: (dy @ w, dy.t() @ x)
-        begun = time.perf_counter()
+        linear(x, w, bias).sum().item()
+        begun = time.perf_counter()  # a first product takes longer, and which widths are measured should not hang on it
         linear(x, w, bias).sum().item()
         if time.perf_counter() - begun > WIDEST_SECONDS:
             break
@@ -178,19 +205,23 @@ def _products(device: str, dtype: str, widths: Sequence[int], vocabularies: Sequ
     return calls
 
 
-def _attention(device: str, dtype: str) -> Calls:
-    """Over tensors that lie as the model's do."""
+def _attention(
+    device: str, dtype: str, contexts: Sequence[int], heads: Sequence[int], crossing: tuple[int, int]
+) -> Calls:
+    """Over tensors that lie as the model's do: along both, each with the other as it is at the `crossing`, where the
+    gradient is measured too."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     attend, calls = partial(scaled_dot_product_attention, is_causal=True), {}
-    points = [("attention", t, HEAD, t) for t in CONTEXTS] + [("attention by head", h, h, CONTEXT) for h in HEADS]
+    points = [("attention", t, crossing[1], t) for t in contexts]
+    points += [("attention by head", h, h, crossing[0]) for h in heads]
     for what, size, head, context in points:
         shape = max(1, 2048 // context), context, 3, 512 // head, head
         qkv = torch.randn(shape, device=device, dtype=getattr(torch, dtype)).permute(2, 0, 3, 1, 4)
         flops = 2 * shape[0] * context * context * 512
         calls[what, size] = flops, partial(attend, *qkv.unbind(0))
-        if (what, size) == ("attention", CONTEXT):
+        if (what, size) == ("attention", crossing[0]):
             leaves = [part.requires_grad_() for part in qkv.detach().unbind(0)]
             y = attend(*leaves)
             gradient = partial(torch.autograd.grad, y, leaves, torch.randn_like(y), retain_graph=True)
@@ -254,17 +285,35 @@ def _updates(where: str) -> Calls:
 
 
 def _disk_rates(folder: Path) -> tuple[float, float]:
-    """Bytes/s written and read, one request of 8 MiB after another, past the page cache where the system lets us."""
+    """Bytes/s written and read, one request of 8 MiB after another, past the page cache where the system lets us; each
+    with its checksum, as the store's."""
+    import torch
+
+    from barnraise.swap.tiers import checksum
+
     path = folder / f"probe-{os.getpid()}.scratch"
     block = mmap.mmap(-1, REQUEST)  # page-aligned, as O_DIRECT wants it
     block.write(os.urandom(REQUEST))  # zeros would flatter a disk that compresses
+    data, threads = torch.frombuffer(block, dtype=torch.uint8), torch.get_num_threads()
+
+    def write() -> int:
+        checksum(data)
+        return file.write(block)
+
+    def read() -> int:
+        got = file.readinto(block)
+        checksum(data)
+        return got
+
+    torch.set_num_threads(1)  # as a disk's lane has
     try:
         try:
             with _uncached(path, "wb") as file:
-                written = _rate(lambda: file.write(block), lambda: os.fsync(file.fileno()))
+                written = _rate(write, lambda: os.fsync(file.fileno()))
             with _uncached(path, "rb") as file:
-                return written, _rate(lambda: file.readinto(block), lambda: None)
+                return written, _rate(read, lambda: None)
         finally:
+            torch.set_num_threads(threads)
             path.unlink(missing_ok=True)
     except OSError as error:
         need = f"{DISK_BYTES >> 20} MiB free and the right to write"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from barnraise.plan import Plan
 
 COMMIT_SECONDS = 0.01  # two flushes of a disk's cache
+SQUARED_BYTES = 12  # of an element whose square is made and then added up: read twice, written once
 TILES = 8  # of a block are told apart, as the tiles of a smaller model are; a block of GPT-3 175B has 108
 
 
@@ -141,7 +142,7 @@ class Steps:
             case Kind.HEAD:
                 return plan.micro_batches * costs.head_seconds(hw, model, plan.sequences, dtype=plan.dtype)
             case Kind.NORM:
-                return plan.fragments[op.blocks[0]].size * 4 / hw.stream
+                return plan.fragments[op.blocks[0]].size * SQUARED_BYTES / hw.stream
             case Kind.UPDATE:
                 begin, end = (
                     plan.bounds(op.blocks[0], op.tile) if op.tile >= 0 else (0, plan.fragments[op.blocks[0]].size)
