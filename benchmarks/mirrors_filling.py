@@ -61,6 +61,7 @@ class Writing:
             type=type, subject=f"{type.partition('.')[0]}:{which}", payload=said,
         )  # fmt: skip
         made = log.row(event, mirror.identity().sign("event", event))
+        made.understood = True
         self.ours.head_seq, self.ours.head_digest, self.ours.head_hlc = made.seq, made.digest, made.hlc
         self.events.append(made)
         if len(self.events) >= PAGE:
@@ -70,6 +71,7 @@ class Writing:
         with transaction.atomic():
             Particulars.objects.bulk_create(self.kept)
             LogEvent.objects.bulk_create(self.events)
+            state.mark_stale({event.subject for event in self.events})
             self.ours.save()
             Tally.objects.update(hlc=self.hlc)
         self.events, self.kept = [], []

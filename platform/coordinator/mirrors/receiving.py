@@ -5,6 +5,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 from django.db import connection
+from django.db.models import TextField, Value
+from django.db.models.expressions import Func
 
 from barnraise.errors import MessageError
 from barnraise.identity import digest
@@ -15,6 +17,8 @@ from coordinator.mirrors.log import advance, change, now, row
 from coordinator.mirrors.message import Event, read_all
 from coordinator.mirrors.models import LogEvent, Origin, Subject, Tally
 from coordinator.refusals import Refused
+
+KIND = Func("name", Value(":"), Value(1), function="split_part", output_field=TextField())  # of a subject
 
 
 @dataclass
@@ -126,7 +130,8 @@ def settle(later: bool = False) -> int:
     `receive`, and after an upgrade. Kinds in their order, so that few rows wait for others. `later`: rows are written
     by the next `settle`. How many subjects changed."""
     _learn()
-    changed = sum(_settle(kind, later) for kind in kinds.registered().values())
+    news = set(Subject.objects.filter(stale=True).values_list(KIND, flat=True).distinct())
+    changed = sum(_settle(kind, later) for kind in kinds.registered().values() if kind.name in news)
     if not later and Subject.objects.filter(stored=False).exists():
         with change():
             state.write_waiting()
@@ -147,8 +152,8 @@ def _settle(kind: kinds.Kind, later: bool) -> int:
     stale = Subject.objects.filter(stale=True, name__startswith=f"{kind.name}:").order_by("name")
     names = stale.values_list("name", flat=True)
     changed, last = 0, ""
-    while some := list(names.filter(name__gt=last)[: state.AT_ONCE]) or list(names[: state.AT_ONCE]):
-        last = some[-1]  # what came meanwhile may stand before
+    while some := list(names.filter(name__gt=last)[: state.AT_ONCE]):
+        last = some[-1]
         with change() as tally:
             changed += state.fold(some, tally, store=True, later=later)
     return changed

@@ -14,7 +14,7 @@ from blake3 import blake3
 from django.db import DatabaseError, transaction
 
 from coordinator.mirrors import claims, kinds
-from coordinator.mirrors.kinds import State, Waits
+from coordinator.mirrors.kinds import Entry, State, Waits
 from coordinator.mirrors.models import LogEvent, Particulars, Subject, Tally
 
 log = logging.getLogger("coordinator.mirrors")
@@ -32,7 +32,7 @@ def weight(subject: str, text: str) -> int:
     return int(blake3(f"{subject}\0{text}".encode()).hexdigest(), 16) if text else 0
 
 
-def folded(subject: str, events: Iterable[LogEvent]) -> State | None:
+def folded(subject: str, events: Iterable[Entry]) -> State | None:
     """Of one subject's accepted events, in whatever order. What this version does not understand says nothing."""
     kind = kinds.registered().get(subject.partition(":")[0])
     facts = [fact for event in {event.digest: event for event in events}.values() if (fact := kinds.fact(event))]
@@ -54,9 +54,10 @@ def mark_stale(names: Collection[str]) -> None:
 def fold(names: Sequence[str], tally: Tally, *, store: bool, later: bool = False) -> int:
     """These subjects anew, from all their accepted events; within `log.change`, whose tally that is. `store`: into rows
     as well (a local change has written them itself), or `later`, by `write_waiting`. How many changed."""
-    events: dict[str, list[LogEvent]] = defaultdict(list)
-    for event in LogEvent.objects.filter(subject__in=names, accepted=True).order_by():
-        events[event.subject].append(event)
+    events: dict[str, list[Entry]] = defaultdict(list)
+    found = LogEvent.objects.filter(subject__in=names, accepted=True).order_by()
+    for event in found.values_list("subject", *Entry._fields):
+        events[event[0]].append(Entry(*event[1:]))
     before = dict(Subject.objects.filter(pk__in=names).values_list("name", "state"))
     if store:  # what rows' writing recorded before may have moved it on
         tally.refresh_from_db()
