@@ -2,9 +2,14 @@
 
 import statistics
 import time
+from collections import Counter
 from typing import Any
 from uuid import UUID
 
+from django.db.models import FloatField, Func, TextField
+from django.db.models.functions import Cast
+
+from barnraise.wire import Status
 from coordinator.accounts.models import machine_name, shown_name
 from coordinator.fleet.facts import KNOWING, facts
 from coordinator.fleet.models import Membership, is_alive
@@ -12,9 +17,18 @@ from coordinator.runs import lifecycle
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 
+
+class Seconds(Func):
+    """A time as seconds since 1970, which Postgres tells sooner than a date is parsed here."""
+
+    template = "extract(epoch FROM %(expressions)s)::float8"
+    output_field = FloatField()
+
+
 # Columns of a membership, in one query without a model each: a run of thousands is looked at every second.
-WHO = ("pk", "mirror", "machine", "last_seen", "heard", "latest", "machine__revoked", "machine__key",
-       "machine__hostname", "machine__owner", "machine__owner__name", "machine__owner__left")  # fmt: skip
+WHO = ("pk", "mirror", Cast("machine", TextField()), Seconds("last_seen"), Seconds("heard"), "latest",
+       "machine__revoked", "machine__key", "machine__hostname", "machine__owner", "machine__owner__name",
+       "machine__owner__left")  # fmt: skip
 KEPT = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received", "peers",
         "vector", "anchor", "plan", "step_seconds", "trade")  # fmt: skip
 
@@ -28,41 +42,41 @@ def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     live = stream.rows(run.pk)
     members = _newest(run, live)
     pks = [
-        pk
-        for pk, mirror, machine, _, _, latest, *_ in members
-        if mirror or not _is_whole(live.get(str(machine)), latest)
+        pk for pk, mirror, machine, _, _, latest, *_ in members if mirror or not _is_whole(live.get(machine), latest)
     ]
     stored = _stored(pks) if pks else {}
     found = []
     for pk, mirror, machine, last_seen, _, latest, revoked, key, hostname, owner, name, left in members:
         row = {
-            "id": str(machine),
+            "id": machine,
             "name": machine_name(hostname, key),
             "person": shown_name(owner, name, left),
-            "last_seen": last_seen.timestamp(),
+            "last_seen": last_seen,
             **stored.get(pk, {}),
         }
         newer = None if mirror else live.get(row["id"])
         if newer and newer["seq"] >= latest:
-            row |= {k: v for k, v in newer.items() if k != "seq" and not (k == "last_seen" and v < row[k])}
+            row |= newer | {"last_seen": max(last_seen, newer["last_seen"])}
+            del row["seq"]
         row["alive"] = revoked is None and is_alive(row["last_seen"], row["activity"], run.report_every, now)
         row["rate"] = row["rate"] if row["alive"] else 0.0
         found.append(row)
     ledger = max(run.ledger_tokens, _ledger(found))
-    groups = _at_one_vector(found)
+    common = {vector: _commonest(anchors) for vector, anchors in _at_one_vector(found).items()}
     for row in found:
         row["behind"] = max(0, ledger - row["ledger_tokens"])
-        row["agrees"] = _agrees(row, groups.get(row["vector"], []))
+        compared = row["alive"] and row["anchor"] and row["vector"] in common
+        row["agrees"] = row["anchor"] == common[row["vector"]] if compared else None
     return found
 
 
 def _newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
     """Of each machine's rows (`WHO`) the one of the mirror that heard it report last, of two alike ours."""
-    newest: dict[UUID, tuple[float, tuple]] = {}
+    newest: dict[str, tuple[float, tuple]] = {}
     for row in Membership.everywhere.filter(run=run).order_by("joined", "mirror").values_list(*WHO):
         _, mirror, machine, _, heard, *_ = row
-        told = live.get(str(machine), {}) if not mirror else {}
-        at = max(heard.timestamp(), told.get("last_seen", 0.0))
+        told = live.get(machine, {}) if not mirror else {}
+        at = max(heard, told.get("last_seen", 0.0))
         if machine not in newest or at > newest[machine][0] or (at == newest[machine][0] and not mirror):
             newest[machine] = at, row
     return [row for _, row in newest.values()]
@@ -75,44 +89,44 @@ def _is_whole(row: dict[str, Any] | None, latest: int) -> bool:
 
 def summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The run's own line; `rows` as `workers` gave them. Times in seconds since 1970."""
-    known = facts(run)
+    tokens, alive = max(run.ledger_tokens, _ledger(rows)), sum(row["alive"] for row in rows)
+    goes_on = run.state is Status.TRAINING and alive and tokens < run.token_budget  # what is waited for takes a query
     return {
         "id": str(run.pk),
         "name": run.name,
         "status": run.status,
-        "tokens": max(known.ledger_tokens, _ledger(rows)),
-        "budget": known.token_budget,
+        "tokens": tokens,
+        "budget": run.token_budget,
         "rate": sum(row["rate"] for row in rows),
         "started": run.started.timestamp() if run.started else None,
         "updates": sum(row["updates_sent"] for row in rows),
         "workers_known": len(rows),
-        "workers_alive": sum(row["alive"] for row in rows),
+        "workers_alive": alive,
         "agree": agreement(rows),
-        "waiting": lifecycle.waiting(run.state, known) or None,
+        "waiting": None if goes_on else lifecycle.waiting(run.state, facts(run)) or None,
     }
 
 
 def agreement(rows: list[dict[str, Any]]) -> bool | None:
     """Whether live machines that hold the same updates hold the same weights; None while no two can be compared."""
-    comparable = [anchors for anchors in _at_one_vector(rows).values() if len(anchors) > 1]
+    comparable = _at_one_vector(rows).values()
     return all(len(set(anchors)) == 1 for anchors in comparable) if comparable else None
 
 
 def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Version vector → the anchors of live machines at it."""
+    """Version vector → the anchors of live machines at it, where two or more can be compared."""
     groups: dict[str, list[str]] = {}
     for row in rows:
         if row["alive"] and row["anchor"]:
             groups.setdefault(row["vector"], []).append(row["anchor"])
-    return groups
+    return {vector: anchors for vector, anchors in groups.items() if len(anchors) > 1}
 
 
-def _agrees(row: dict[str, Any], anchors: list[str]) -> bool | None:
-    """Whether this machine's anchor is the one that most at its vector have; of two that differ neither does."""
-    if not row["alive"] or not row["anchor"] or len(anchors) < 2:
-        return None
-    mine = anchors.count(row["anchor"])
-    return mine > max((anchors.count(other) for other in anchors if other != row["anchor"]), default=0)
+def _commonest(anchors: list[str]) -> str | None:
+    """The one that most have, which those who have it agree with; None where two are as common: of two machines that
+    differ neither is right."""
+    (anchor, most), *others = Counter(anchors).most_common(2)
+    return None if others and others[0][1] == most else anchor
 
 
 def _ledger(rows: list[dict[str, Any]]) -> int:
