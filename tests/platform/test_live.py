@@ -16,6 +16,7 @@ from coordinator.live import broadcaster as live
 from coordinator.live import picture
 from coordinator.live.broadcaster import Broadcaster
 from coordinator.live.picture import COLUMNS, Picture, delta, series
+from coordinator.live.snapshots import Snapshots
 from coordinator.telemetry import board, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -114,6 +115,46 @@ async def test_a_new_speaker_leaves_a_gap_and_a_snapshot_closes_it(training):
     assert following["seq"] == whole["seq"] + 1 and following["train"] == [[3000, 5.0]]
 
 
+def test_a_snapshot_is_what_the_speaker_left_and_nobody_else_looks_at_the_run(training, monkeypatch):
+    run, _, report = training
+    speaker = Broadcaster(str(run.pk))
+    assert speaker.frame()
+    report(2)
+    said = json.loads(speaker.frame())  # and not sent yet: who comes to watch after it was finds it in here
+    monkeypatch.setattr(Picture, "take", None)
+    whole = json.loads(Snapshots().of(run))  # another process, that has made none
+    assert whole["seq"] == said["seq"] and whole["run"]["tokens"] == 2000
+    assert [row["step"] for row in whole["workers"]] == [row["step"] for row in said["workers"]]
+    assert whole["train"] == [[1000, 5.0], [2000, 5.0]] and whole["events"] and whole["mirror"]
+    report(3)
+    speaker.release()
+    monkeypatch.undo()
+    assert json.loads(Snapshots().of(run))["run"]["tokens"] == 3000, "nobody speaks: it is made afresh"
+
+
+async def test_watchers_are_told_a_few_at_a_time_and_all_of_them_soon(monkeypatch):
+    async def send(message: dict) -> None:
+        raise AssertionError("nobody takes anything out of its queue here")
+
+    monkeypatch.setattr(live, "AT_ONCE", 2)
+    here = {live.Watcher(send) for _ in range(7)}
+
+    def reached() -> int:
+        return sum(not each._waiting.empty() for each in here)
+
+    telling = asyncio.create_task(live.tell(here, "one"))
+    await asyncio.sleep(0)
+    assert reached() == 2, "others get their turn in between"
+    late = live.Watcher(send)
+    here.add(late)
+    await telling
+    assert reached() == 7 and late._waiting.empty(), "its snapshot has it already"
+    monkeypatch.setattr(live, "SPREAD", 0.0)
+    telling = asyncio.create_task(live.tell(here, "two"))
+    await asyncio.sleep(0)
+    assert telling.done() and not late._waiting.empty(), "when time is up the rest are told at once"
+
+
 def test_one_process_speaks_and_another_takes_over_when_it_falls_silent(training, monkeypatch):
     run, _, _ = training
     monkeypatch.setattr(live, "LOCK_MILLISECONDS", 300)
@@ -187,6 +228,22 @@ def test_the_snapshot_says_whether_machines_with_the_same_updates_agree(training
     other.report(run, numbers(2, vector=same, anchor=digest("other weights")))
     assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is False
     assert board.agreement([]) is None
+
+
+def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer, person, numbers):
+    run, ada, report = training
+    others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
+    for each in others:
+        each.join(run)
+    report(2, vector=digest("vector"), anchor=digest("weights"))
+    told = (("vector", "weights"), ("vector", "others"), ("a later one", "weights"))
+    for each, (vector, weights) in zip(others, told, strict=True):
+        each.report(run, numbers(1, vector=digest(vector), anchor=digest(weights)))
+    found = {row["id"]: row["agrees"] for row in board.workers(run)}
+    assert [found[str(each.machine.pk)] for each in (ada, *others)] == [True, True, False, None]
+    others[0].report(run, numbers(2, activity="left"))
+    found = {row["id"]: row["agrees"] for row in board.workers(run)}
+    assert [found[str(each.machine.pk)] for each in (ada, others[1])] == [False, False], "of two neither is right"
 
 
 async def test_the_socket_of_a_draft_is_closed_to_strangers_and_open_to_its_owner(person, draft, valkey):

@@ -18,7 +18,7 @@ from channels.db import database_sync_to_async
 from channels.layers import get_channel_layer
 from django.db import DatabaseError
 
-from coordinator.live.picture import Picture, delta, lock_key, sequence_key
+from coordinator.live.picture import Picture, delta, keep, lock_key, sequence_key
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 
@@ -28,6 +28,9 @@ EVERY = 1.0  # seconds
 LOCK_MILLISECONDS = 5_000  # a speaker that is silent this long is replaced
 QUIET = 5.0  # seconds: with nothing to say, it says so this often, so that watchers can tell quiet from gone
 BEHIND = 8  # deltas that may wait for one watcher
+AT_ONCE = 25  # watchers told in one turn of the loop: a report takes several turns, each behind so many at most
+BREATH = 0.003  # seconds until the next turn, in which threads get on
+SPREAD = 0.5  # seconds after which whoever was not told yet is told at once
 
 _RENEW = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
 _RELEASE = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('del', KEYS[1]) or 0"
@@ -61,6 +64,7 @@ class Broadcaster:
         if not (fresh or set(news) - {"type", "now"} or time.monotonic() - self.spoke >= QUIET):
             return None
         news["seq"] = self._number(fresh)
+        keep(self.run, after, news["seq"])
         self.before, self.cursor, self.spoke = after, cursor, time.monotonic()
         return json.dumps(news, separators=(",", ":"))
 
@@ -173,10 +177,19 @@ async def listen(run: str, watchers: set[Watcher], listening: asyncio.Event) -> 
     try:
         while True:
             event = await layer.receive(channel)
-            for watcher in watchers:
-                watcher.hear(event["text"])
+            await tell(watchers, event["text"])
     finally:
         await layer.group_discard(group(run), channel)
+
+
+async def tell(watchers: set[Watcher], text: str) -> None:
+    """Who comes meanwhile finds this delta in the snapshot it fetches."""
+    here, ends = list(watchers), time.monotonic() + SPREAD
+    for first in range(0, len(here), AT_ONCE):
+        for watcher in here[first : first + AT_ONCE]:
+            watcher.hear(text)
+        if time.monotonic() < ends:
+            await asyncio.sleep(BREATH)
 
 
 async def speak(run: str, listening: asyncio.Event, looked: asyncio.Event) -> None:

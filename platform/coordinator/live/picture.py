@@ -10,6 +10,7 @@ nothing.
 
 import json
 import time
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", 
 RATE_EVERY = 5  # seconds between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
 ROWS = 200  # machines in a picture, as the page shows them: of thousands, each watcher would be told of each
+PICTURE_SECONDS = 600  # that the last one is kept; of a run that is quiet for longer it is taken anew
 NEWEST = 500  # live points that a snapshot looks through for those that Postgres does not hold yet
 
 
@@ -52,9 +54,26 @@ class Picture:
         plans = {row["id"]: row["plan"] for row in rows if row["plan"]}
         return cls(now, line, shown, plans, {event["id"]: event for event in events(run, everybody)})
 
+    def whole(self, number: int) -> dict[str, Any]:
+        """As a snapshot shows it, but for the run's past."""
+        return {
+            "type": "snapshot",
+            "seq": number,
+            "mirror": settings.MIRROR_NAME,
+            "now": self.now,
+            "run": self.run,
+            "workers": list(self.workers.values()),
+            "plans": self.plans,
+            "events": list(self.events.values()),
+        }
+
 
 def sequence_key(run: object) -> str:
     return f"live:{run}:seq"
+
+
+def _picture_key(run: object) -> str:
+    return f"live:{run}:picture"
 
 
 def lock_key(run: object) -> str:
@@ -64,19 +83,21 @@ def lock_key(run: object) -> str:
 
 def snapshot(run: Run) -> dict[str, Any]:
     """The number is read first: whatever the deltas up to it said is in what is read after."""
-    seq = int(stream.client().get(sequence_key(run.pk)) or 0)
-    picture = Picture.take(run)
-    return {
-        "type": "snapshot",
-        "seq": seq,
-        "mirror": settings.MIRROR_NAME,
-        "now": picture.now,
-        "run": picture.run,
-        "workers": list(picture.workers.values()),
-        "plans": picture.plans,
-        "events": list(picture.events.values()),
-        **_past(run),
-    }
+    number = int(stream.client().get(sequence_key(run.pk)) or 0)
+    return Picture.take(run).whole(number) | _past(run)
+
+
+def keep(run: object, picture: Picture, number: int) -> None:
+    """For the snapshots of every process, *before* the delta of this number is sent: who misses that delta, because it
+    came to watch after, then finds it in any snapshot fetched from there on."""
+    text = json.dumps(picture.whole(number), separators=(",", ":"))
+    cache.set(_picture_key(run), zlib.compress(text.encode(), 1), PICTURE_SECONDS)
+
+
+def kept(run: Run) -> dict[str, Any] | None:
+    """A snapshot without looking at the run: as the last delta left it. Only while somebody speaks for it."""
+    packed = cache.get(_picture_key(run.pk))
+    return json.loads(zlib.decompress(packed)) | _past(run) if packed else None
 
 
 def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """Snapshots as they are sent, shared by all that ask between two deltas: pages open by the hundred at times.
 
 While somebody speaks for the run every change of it has a number, so that a snapshot is as good as new until the next
-one. While nobody does, each is made afresh.
+one, and who speaks leaves what a snapshot needs: a run of thousands is looked at once a second, by one process. While
+nobody does, each is made afresh.
 """
 
 import json
 import threading
 from collections import defaultdict
 
-from coordinator.live.picture import lock_key, sequence_key, snapshot
+from coordinator.live.picture import kept, lock_key, sequence_key, snapshot
 from coordinator.runs.models import Run
 from coordinator.telemetry import stream
 
@@ -30,7 +31,7 @@ class Snapshots:
         with self._making[name]:
             made, whole = self._kept.get(name, (-1, b""))
             if made < int(number or 0):
-                found = snapshot(run)
+                found = kept(run) or snapshot(run)
                 made, whole = found["seq"], encoded(found)
                 self._kept.pop(name, None)
                 self._kept[name] = made, whole
