@@ -11,6 +11,7 @@ minute, with a tenth of all. Leave the machine alone meanwhile.
 
 import argparse
 import asyncio
+import gc
 import json
 import resource
 import shutil
@@ -28,6 +29,7 @@ from site_stack import Site
 WARM = 0.1  # of a load's time, at its beginning, that does not count
 RAMP = 40.0  # watchers a second that come
 EVERY = 5.0  # seconds between two looks at what the processes use
+NAP = 0.02  # seconds that the load sleeps to see how late it is
 
 
 async def load(site: Site, run, workers: list, watchers: int, every: float, seconds: float) -> dict[str, Any]:
@@ -45,17 +47,21 @@ async def load(site: Site, run, workers: list, watchers: int, every: float, seco
     opened = await asyncio.gather(*sockets, return_exceptions=True)
     if failed := [each for each in opened if isinstance(each, Exception)]:
         print(f"{len(failed)} watchers did not come in: {failed[0]!r}\n{site.family.last_words('web')}", flush=True)
-    print(f"{heard.snapshots} watchers in after {time.monotonic() - began:.0f} s", flush=True)
+    came = time.monotonic() - began
+    print(f"{heard.snapshots} watchers in after {came:.0f} s", flush=True)
     counts = time.monotonic() + WARM * seconds
     posts.ends = ends = time.monotonic() + seconds
     await asyncio.sleep(WARM * seconds)
-    used = [(time.monotonic(), site.used())]
+    late = Lateness()
+    noting = asyncio.create_task(late.note())
+    used = [(time.monotonic(), await asyncio.to_thread(site.used))]
     heard_before = heard.bytes
     while time.monotonic() < ends:
         await asyncio.sleep(EVERY)
         used.append((time.monotonic(), await asyncio.to_thread(site.used)))
     heard_bytes = heard.bytes - heard_before
     span = time.monotonic() - used[0][0]
+    noting.cancel()
     await asyncio.gather(*working)
     await asyncio.sleep(5)
     heard.leaving = True
@@ -65,15 +71,34 @@ async def load(site: Site, run, workers: list, watchers: int, every: float, seco
     held = [sum(size for part, (_, size) in parts.items() if part != "load") for _, parts in used]
     cores = {name: (last[name][0] - first[name][0]) / (last_at - first_at) for name in last}
     return {
-        "every": every, "reports": len(posts.sent), "confirmed": posts.confirmed, "failed": posts.failed,
+        "every": every, "came_in_s": round(came, 1),
+        "reports": len(posts.sent), "confirmed": posts.confirmed, "failed": posts.failed,
         "report_p50_ms": round(median(took), 1), "report_p99_ms": round(took[int(0.99 * len(took))], 1),
         "effect_p50_s": round(percentile(effects, 0.5), 2), "effect_p95_s": round(percentile(effects, 0.95), 2),
-        "gaps": heard.gaps, "closed": heard.closed, "deltas": len(heard.arrivals),
+        **late.figures(), "gaps": heard.gaps, "closed": heard.closed, "deltas": len(heard.arrivals),
         "watchers": heard.snapshots, "megabytes_a_second": round(heard_bytes / 1e6 / span, 1),
         "cores": {name: round(share, 2) for name, share in cores.items()},
         "megabytes": {name: round(each[1] / 1e6) for name, each in last.items()},
         "memory_growth_mb": round(_growth(held) / 1e6, 1),
     }  # fmt: skip
+
+
+class Lateness:
+    """How late the load itself is: by how much each of its short sleeps was too long."""
+
+    def __init__(self) -> None:
+        self.milliseconds: list[float] = []
+
+    async def note(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            due = time.monotonic() + NAP
+            await asyncio.sleep(NAP)
+            self.milliseconds.append(1000 * (time.monotonic() - due))
+
+    def figures(self) -> dict[str, float]:
+        took = sorted(self.milliseconds)
+        return {"load_late_p99_ms": round(took[int(0.99 * len(took))], 1), "load_late_most_ms": round(took[-1], 1)}
 
 
 def _growth(sizes: list[float]) -> float:
@@ -143,6 +168,8 @@ def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) 
     hands = site_filling.hands(like, workers) if told.only != "pages" else []
     crew: list[Worker] = []
     crew.extend(Worker(hand, crew, like, mirror.identity().key, site.port) for hand in hands)
+    gc.collect()
+    gc.freeze()  # else the load stops for a third of a second now and then, to look through all of Django
     seconds = told.seconds or (60.0 if told.quick else 300.0)
     before = 0  # reports of the loads before
     for every, long in ((30.0, seconds), (10.0, min(120.0, seconds))):

@@ -35,11 +35,11 @@ def join(url: str, sure: Callable[[MirrorList, str], bool], say: Callable[[str],
             heads = peer.heads()
             say(f"{sum(head.seq for head in heads.heads.values()):,} events in {len(heads.heads)} logs")
             with reader() as crew:
-                pulling.take_logs(peer, heads, done, later=True, crew=crew)
+                pulling.take_logs(peer, heads, done, crew)
             resume()  # where this site lost its database and kept its key
             say(f"{done.stored:,} came; working out what they say")
             receiving.settle(later=True)
-            pulling.take_particulars(peer, later=True)  # before any row is written: each is written once
+            pulling.take_particulars(peer)
             receiving.settle()
             pulling.take_all(peer, peer.heads(), done)  # what was new meanwhile
     except Unheard as error:

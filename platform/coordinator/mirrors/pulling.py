@@ -81,26 +81,30 @@ def pull(listed: Listed) -> Pulled:
 
 
 def take_all(peer: Peer, heads: Heads, done: Pulled) -> None:
-    """All that a mirror has more of than we do. Raises Unheard."""
-    take_logs(peer, heads, done)
-    take_particulars(peer)
+    """All that a mirror has more of than we do; rows last, so that each is written once. Raises Unheard."""
+    try:
+        take_logs(peer, heads, done)
+        receiving.settle(later=True)
+        take_particulars(peer)
+    finally:
+        receiving.settle()
 
 
-def take_particulars(peer: Peer, *, later: bool = False) -> None:
-    """Personal data that states name. `later`: rows are written by `receiving.settle`. In any order, until it has none
-    of those asked for: what nobody has any more is not to stand before the rest for ever."""
+def take_particulars(peer: Peer) -> None:
+    """Personal data that states name; rows are written by `receiving.settle`. In any order, until it has none of those
+    asked for: what nobody has any more is not to stand before the rest for ever."""
     wanted = particulars.wanted()
     random.shuffle(wanted)
     parts = (wanted[start : start + SOME] for start in range(0, len(wanted), SOME))
     with ahead(map(peer.particulars, parts)) as found:
         for come in found:
-            if not particulars.take(come, later):
+            if not particulars.take(come, later=True):
                 break
 
 
-def take_logs(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False, crew: Executor | None = None) -> None:
-    """Newer lists, proofs of forks, and events. `later`: nothing is folded until `receiving.settle`; `crew` reads what
-    comes. Raises Unheard."""
+def take_logs(peer: Peer, heads: Heads, done: Pulled, crew: Executor | None = None) -> None:
+    """Newer lists, proofs of forks, and events, which `receiving.settle` folds. `crew` reads what comes. Raises
+    Unheard."""
     if heads.mirrors > lists.named()[0]:
         try:
             lists.take(peer.lists(lists.named()[0]).lists)
@@ -116,15 +120,14 @@ def take_logs(peer: Peer, heads: Heads, done: Pulled, *, later: bool = False, cr
     if held():  # a restored site: what it wrote itself is back before it decides anything, or folds what others did
         refused = len(done.refused)
         for origin in filter(_own, heads.heads):
-            _take(peer, origin, heads.heads[origin], ours, done, True, crew)
+            _take(peer, origin, heads.heads[origin], ours, done, crew)
         if len(done.refused) > refused:
             return
+        receiving.settle(later=True)
         resume()
-        if not later:
-            receiving.settle()
         ours = our_heads()
     for origin, head in sorted(heads.heads.items(), key=lambda item: not _own(item[0])):  # its own first, all the same
-        _take(peer, origin, head, ours, done, later, crew)
+        _take(peer, origin, head, ours, done, crew)
 
 
 def _take(
@@ -133,7 +136,6 @@ def _take(
     head: Head,
     ours: dict[str, tuple[int, str]],
     done: Pulled,
-    later: bool,
     crew: Executor | None,
 ) -> None:
     """A log from our last event on: that one again, for where it is another the two are a proof."""
@@ -149,7 +151,7 @@ def _take(
                 if after < head.seq:
                     done.refused.append(f"{peer.name} has {head.seq} events of log {origin[:8]} and shows {after}")
                 return
-            told = receiving.receive(page.part.events, read=page.read, keys=keys, later=later)
+            told = receiving.receive(page.part.events, read=page.read, keys=keys, later=True)
             done.stored += told.stored
             if told.refused:
                 done.refused += [f"{peer.name}: {sentence}" for sentence in told.refused.values()]
