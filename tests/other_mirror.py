@@ -5,9 +5,16 @@ import time
 from uuid6 import uuid7
 
 from barnraise.identity import Identity, digest
-from barnraise.wire import Signed
-from coordinator.mirrors import clock
+from barnraise.wire import Message, Short, Signed
+from coordinator.mirrors import clock, receiving, state
 from coordinator.mirrors.message import NOTHING, Event
+from coordinator.mirrors.models import LogEvent
+
+
+class Said(Message):
+    """What a note says."""
+
+    text: Short
 
 
 class OtherMirror:
@@ -39,3 +46,19 @@ class OtherMirror:
             "payload": payload,
         }
         return self.identity.sign("event", Event(**{**fields, **changed}))
+
+
+def here(log: OtherMirror) -> int:
+    """How many of its events are here, all of them the true ones."""
+    found = list(LogEvent.objects.filter(origin=log.origin).order_by("seq").values_list("digest", flat=True))
+    assert found == [digest(each.body) for each in log.events[: len(found)]]
+    return len(found)
+
+
+def refused(*signed: Signed, **more) -> str:
+    """Why what a mirror said is refused; nothing of it is here."""
+    before = LogEvent.objects.count(), state.state_hash()
+    told = receiving.receive(signed, **more)
+    assert (LogEvent.objects.count(), state.state_hash()) == before
+    assert told.stored == 0 and len(told.refused) == 1
+    return next(iter(told.refused.values()))

@@ -11,11 +11,13 @@ import torch
 from hypothesis import strategies as st
 
 from barnraise.exchange.anchor import Anchor, initial
+from barnraise.exchange.codec import decode, encode
 from barnraise.plan import Plan
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.operations import Progress
 from barnraise.swap.store import Shelf, Store
+from barnraise.wire import FragmentUpdate, Update
 
 _PATH = Path(__file__).parents[1] / "benchmarks" / "exactness.py"
 if (exactness := sys.modules.get("exactness")) is None:
@@ -27,6 +29,8 @@ groups, resident, from_disk = exactness.groups, exactness.resident, exactness.fr
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 RECIPE = Recipe(learning_rate=3e-3, clip=1.0)
+KINDS = ["resident", "staged", "exact", "restart", "staged disk"]
+FRAGMENT = FragmentUpdate(digest="0" * 64, size=1, sketch="0" * 16)
 
 
 def tiny_plan(kind: str = "resident", model: ModelSpec = TINY, **more) -> Plan:
@@ -79,6 +83,29 @@ def bits(engine: Engine) -> str:
     for tensor in exactness.state(engine) + traded:
         hasher.update(tensor.numpy().tobytes())
     return hasher.hexdigest()
+
+
+class Arrived:
+    """An update as the exchange hands it over."""
+
+    def __init__(self, author: str, seq: int, payloads: list[bytes]):
+        self.header = Update(
+            run="01890000-0000-7000-8000-000000000000", peer=author * 64, incarnation="0" * 16, seq=seq,
+            previous="0" * 64, tokens=64, total=64 * seq, fragments=[FRAGMENT] * len(payloads),
+        )  # fmt: skip
+        self.payloads = payloads
+
+    def decode(self, index: int) -> torch.Tensor | None:
+        payload = self.payloads[index]
+        return decode(payload, TINY.fragments()[index].size) if payload else None
+
+
+def a_round(engine: Engine, author: str = "a", seq: int = 1, weight: float = 1.0, seed: int = 0) -> Arrived:
+    for step in range(3):
+        engine.step([some_text(seed=100 * seed + step)])
+    arrived = Arrived(author, seq, [payload for payload, _ in engine.harvest(encode, weight)])
+    engine.anchor.note(arrived.header)
+    return arrived
 
 
 @st.composite

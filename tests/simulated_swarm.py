@@ -25,6 +25,20 @@ def author_of(number: int, life: int = 1) -> str:
     return f"{key_of(number)}.{life:016x}"
 
 
+def said(vector: dict[str, int], **more) -> State:
+    return State(**({"vector": vector, "rate": 1.0} | more))
+
+
+def met(number: int, *others: int) -> Gossip:
+    """A machine that wants what it lacks, linked to others that have said they have nothing."""
+    me = Gossip(key_of(number), 0)
+    me.begin({}, {}, 0.0)
+    for other in others:
+        me.linked(key_of(other), 0.0)
+        me.told_state(key_of(other), said({}), 0.0)
+    return me
+
+
 class Simulation:
     """`loss`: of messages and of payloads, whole; `delay` in seconds; `payload`: bytes of an update; `uplink`: bytes/s
     of each machine, one push after the other. `bytes` counts everything that is sent."""

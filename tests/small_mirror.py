@@ -13,6 +13,8 @@ from other_mirror import OtherMirror
 from barnraise.identity import digest
 from barnraise.mirrors import Listed, Lists, SignedList, read
 from barnraise.wire import Message, MirrorView
+from coordinator import mirror
+from coordinator.mirrors import pulling
 from coordinator.mirrors.wire import Head, Heads, Heard, LogPart, Pair, Proofs
 
 Answer = bytes | Iterable[bytes]
@@ -102,3 +104,12 @@ class SmallMirror:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def ourselves(**fields) -> Listed:
+    """This site, as a list names it."""
+    return Listed(key=mirror.identity().key, url="https://here.example.org", name="here", admitted=1.0, **fields)
+
+
+def pull(small: SmallMirror) -> pulling.Pulled:
+    return pulling.pull(small.listed)

@@ -1,14 +1,20 @@
-"""People, machines with real keys, and runs with real manifests, against a real Postgres and Valkey."""
+"""People, machines with real keys, runs with real manifests, another mirror: against a real Postgres and Valkey."""
 
 import json
 import time
 from pathlib import Path
 
 import pytest
+from bulletins import TRADE, report
+from django.conf import settings
 from django.test import Client
+from mirror_lists import signed_list
+from other_mirror import OtherMirror, Said
+from small_mirror import SmallMirror, ourselves
 
 from barnraise import wire
 from barnraise.identity import Identity, digest
+from coordinator.mirrors import kinds, lists
 
 GOLDEN = Path(__file__).parents[1] / "contract" / "golden"
 
@@ -78,6 +84,24 @@ def person(db, settings):
         return User.objects.create_user(email, "wooden-barn-9", **fields)
 
     return make
+
+
+@pytest.fixture
+def signed_in(person):
+    """(a browser, the person who is signed in there)."""
+
+    def make(email: str = "ada@example.org", **fields) -> tuple[Client, object]:
+        client, user = Client(), person(email, **fields)
+        client.force_login(user)
+        return client, user
+
+    return make
+
+
+@pytest.fixture
+def built():
+    """Pages name the files of the frontend."""
+    assert (settings.DIST / "manifest.json").exists(), "build the frontend first: make setup"
 
 
 @pytest.fixture
@@ -202,3 +226,56 @@ def post(valkey):
                 done += 1
 
     return work
+
+
+@pytest.fixture
+def log() -> OtherMirror:
+    """Ten events of another mirror."""
+    made = OtherMirror()
+    for n in range(9):
+        made.tell("weather.seen", n, {"rain": n})
+    return made
+
+
+@pytest.fixture
+def shelf(monkeypatch):
+    """A kind "note" whose rows are a dictionary; the last text counts, "wait" is never to be had."""
+    rows: dict[str, str] = {}
+    monkeypatch.setattr(kinds, "_kinds", dict(kinds._kinds))
+
+    def fold(facts):
+        return {"text": facts[-1].said.text}
+
+    def store(which, known):
+        if known and known["text"] == "wait" and "other" not in rows:
+            raise kinds.Waits("note:other")
+        rows.pop(which, None)
+        if known:
+            rows[which] = known["text"]
+
+    kinds.register(kinds.Kind("note", {"say": Said}, fold, store))
+    return rows
+
+
+@pytest.fixture
+def small(log):
+    """The mirror that keeps this log, over HTTP; the list in force names it and us."""
+    made = SmallMirror(log)
+    first = signed_list(1, ourselves(), made.listed)
+    lists.take([first], vouched=first.digest)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def busy(person, launched, volunteer, numbers, plan):
+    """(run, two volunteers), each of whom told a few reports."""
+    run, ada = launched(person())
+    bob = volunteer(person("bob@example.org", name="Bob"), seed=2)
+    bob.join(run)
+    same = {"vector": digest("vector"), "anchor": digest("weights")}
+    for seq in (1, 2, 3):
+        point = wire.Point(kind="validation", tokens=seq * 1000, loss=4.0)
+        report(ada, run, numbers(seq, plan=plan, step_seconds=5.0, trade=TRADE, points=[point], **same))
+        report(bob, run, numbers(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
+    return run, ada, bob

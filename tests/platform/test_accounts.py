@@ -10,6 +10,7 @@ from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret, hotp_valu
 from django.core import mail
 from django.db import connection
 from django.test import Client
+from pages import text as page
 
 from coordinator.accounts.leaving import leave
 from coordinator.accounts.models import Enrolment, Machine, Refused, SiteRules, Team, User
@@ -34,10 +35,6 @@ def known(person):
         return user
 
     return make
-
-
-def page(answer) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode()))
 
 
 # ---- signing up ----------------------------------------------------------------------------------------------------

@@ -1,61 +1,21 @@
-"""The event log: numbered, chained, signed, stamped; kept from others only where all of it holds."""
+"""The event log: numbered, chained, signed; kept from others only where all of it holds."""
 
-import logging
 import threading
 import time
-import types
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, models
 from django.test import Client
-from hypothesis import given
-from hypothesis import strategies as st
-from other_mirror import OtherMirror
+from other_mirror import OtherMirror, Said, refused
 
 from barnraise.errors import MessageError
 from barnraise.identity import digest
-from barnraise.wire import Message, Short, Signed
+from barnraise.wire import Signed
 from coordinator import mirror
-from coordinator.mirrors import clock, cutting, kinds, log, receiving, state
+from coordinator.mirrors import cutting, kinds, log, receiving, state
 from coordinator.mirrors.message import LONGEST, NOTHING, read
 from coordinator.mirrors.models import LogEvent, Origin, Proof, Subject
-
-FAR = 3600.0
-
-
-class Said(Message):
-    text: Short
-
-
-@pytest.fixture
-def shelf(monkeypatch):
-    """A kind "note" whose rows are a dictionary; the last text counts, "wait" is never to be had."""
-    rows: dict[str, str] = {}
-    monkeypatch.setattr(kinds, "_kinds", dict(kinds._kinds))
-
-    def fold(facts):
-        return {"text": facts[-1].said.text}
-
-    def store(which, known):
-        if known and known["text"] == "wait" and "other" not in rows:
-            raise kinds.Waits("note:other")
-        rows.pop(which, None)
-        if known:
-            rows[which] = known["text"]
-
-    kinds.register(kinds.Kind("note", {"say": Said}, fold, store))
-    return rows
-
-
-def refused(*signed: Signed, **more) -> str:
-    """Why, and that nothing of it is here."""
-    before = LogEvent.objects.count(), state.state_hash()
-    told = receiving.receive(signed, **more)
-    assert (LogEvent.objects.count(), state.state_hash()) == before
-    assert told.stored == 0 and len(told.refused) == 1
-    return next(iter(told.refused.values()))
-
 
 # ---- our own --------------------------------------------------------------------------------------------------------
 
@@ -329,65 +289,6 @@ def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, shelf):
     assert again.origin_id != mine.pk and again.seq == 2
     begun = read(log.serve(again.origin_id, 0)[0])
     assert begun.payload["after"] == mine.pk
-
-
-# ---- time ------------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.floats(0, 4e9), max_size=50))
-def test_stamps_only_grow_and_follow_the_clock(times):
-    last = 0
-    for now in times:
-        after = clock.stamp(last, now)
-        assert after > last and clock.seconds(after) >= now - 0.002
-        last = after
-
-
-@pytest.mark.parametrize(
-    ("offsets", "seconds"),
-    [
-        ([], 0),
-        ([FAR], 0),  # of two nobody can tell who is wrong
-        ([0, FAR], 0),  # one of the others is
-        ([FAR, FAR + 1], FAR),
-        ([59, 59, 59], 0),
-        ([-61, -61, FAR], -61),
-        ([FAR, FAR, 0, 1], 0),
-    ],
-)
-def test_a_clock_is_corrected_when_it_is_far_from_most_others(offsets, seconds):
-    assert clock.correction(offsets) == seconds
-
-
-def test_a_mirror_whose_clock_is_an_hour_wrong_stamps_with_the_others_time_and_says_so(db, shelf, caplog):
-    right = time.time() - FAR
-    log.note_clock("1" * 64, right)
-    log.note_clock("2" * 64, right + 1)
-    with caplog.at_level(logging.ERROR):
-        made = log.record("note.say", "a", {"text": "x"})
-    assert abs(clock.seconds(made.hlc) - right) < 5
-    assert "+3599 s from the other mirrors'" in caplog.text or "+3600 s from the other mirrors'" in caplog.text
-    assert log.clock_off() == pytest.approx(FAR, abs=5)
-
-
-def test_a_clock_that_is_set_wrong_in_between_spoils_not_even_the_next_event(db, shelf, monkeypatch):
-    right = time.time()
-    for key in ("1", "2"):
-        log.note_clock(key * 64, right)
-    set_wrong = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + FAR})
-    monkeypatch.setattr(log, "time", set_wrong)
-    made = log.record("note.say", "a", {"text": "x"})
-    assert abs(clock.seconds(made.hlc) - right) < 5
-
-
-def test_an_event_from_the_far_future_waits_until_then(db, shelf):
-    other = OtherMirror()
-    receiving.receive(other.events)
-    soon = other.tell("note.say", "a", {"text": "x"}, at=time.time() + FAR)
-    assert "ahead of this site's time: later" in refused(soon)
-    log.note_clock("1" * 64, time.time() + FAR)
-    log.note_clock("2" * 64, time.time() + FAR)  # it was this clock that was wrong
-    assert receiving.receive([soon]).stored == 1
 
 
 # ---- by hand, and for everybody -------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The mirrors' page: what it says of each mirror, to visitors and to the staff."""
 
-import re
 from datetime import timedelta
 
 import pytest
@@ -8,6 +7,7 @@ from django.test import Client
 from django.utils import timezone
 from mirror_lists import listed, signed_list
 from other_mirror import OtherMirror
+from pages import text
 from small_mirror import SmallMirror
 
 from barnraise.identity import Identity
@@ -36,7 +36,7 @@ def other():
 def page(client: Client) -> str:
     answer = client.get("/mirrors/")
     assert answer.status_code == 200
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode()))
+    return text(answer)
 
 
 def words() -> dict[str, str]:

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import hmac
 import json
-import re
 import threading
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,6 +13,7 @@ import pytest
 from django.core import mail
 from django.test import Client
 from django.utils import timezone
+from pages import text as page
 
 from barnraise import wire
 from coordinator import outside
@@ -30,10 +30,6 @@ pytestmark = pytest.mark.django_db
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def page(answer) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode()))
-
-
 def silent(run: Run, minutes: float) -> None:
     Membership.objects.filter(run=run).update(
         last_seen=timezone.now() - timedelta(minutes=minutes), activity=wire.Activity.TRAINING
@@ -42,16 +38,6 @@ def silent(run: Run, minutes: float) -> None:
 
 def found(since: datetime = LONG_AGO) -> list[tuple[str, str]]:
     return sorted((each.kind.value, each.person.email) for each in news(since))
-
-
-@pytest.fixture
-def signed_in(person):
-    def make(email: str = "ada@example.org", **fields):
-        client, user = Client(), person(email, **fields)
-        client.force_login(user)
-        return client, user
-
-    return make
 
 
 @pytest.fixture

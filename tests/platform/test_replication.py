@@ -9,45 +9,23 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from django.core.management import CommandError, call_command
 from django.test import Client
 from mirror_lists import signed_list
-from other_mirror import OtherMirror
-from small_mirror import SmallMirror
+from other_mirror import OtherMirror, here
+from small_mirror import SmallMirror, ourselves, pull
 
 from barnraise import wire
 from barnraise.errors import ListError
-from barnraise.identity import Identity, digest, opened
-from barnraise.mirrors import Expulsion, Listed, Lists
+from barnraise.identity import Identity, digest
+from barnraise.mirrors import Expulsion, Lists
 from coordinator import mirror
-from coordinator.mirrors import lists, particulars, peer, pulling, sealing, tasks
-from coordinator.mirrors.models import Clock, List, LogEvent, Origin, Particulars, Proof, Standing
+from coordinator.mirrors import lists, peer, pulling, tasks
+from coordinator.mirrors.models import Clock, List, LogEvent, Origin, Proof, Standing
 from coordinator.mirrors.state import state_hash
-from coordinator.mirrors.wire import Heads, LogPart, Pair, Sealed, Wants
+from coordinator.mirrors.wire import LogPart, Pair
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
-
-
-def ourselves(**fields) -> Listed:
-    return Listed(key=mirror.identity().key, url="https://here.example.org", name="here", admitted=1.0, **fields)
-
-
-@pytest.fixture
-def log() -> OtherMirror:
-    made = OtherMirror()
-    for n in range(9):
-        made.tell("weather.seen", n, {"rain": n})
-    return made
-
-
-@pytest.fixture
-def small(log):
-    made = SmallMirror(log)
-    first = signed_list(1, ourselves(), made.listed)
-    lists.take([first], vouched=first.digest)
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -55,17 +33,6 @@ def hurry(monkeypatch):
     monkeypatch.setattr(peer, "BETWEEN", 1.5)
     monkeypatch.setattr(peer, "WHOLE", 2.0)
     monkeypatch.setattr(peer, "MAX_ANSWER", 1 << 20)
-
-
-def pull(small: SmallMirror) -> pulling.Pulled:
-    return pulling.pull(small.listed)
-
-
-def here(log: OtherMirror) -> int:
-    """How many of its events are here, all of them the true ones."""
-    found = list(LogEvent.objects.filter(origin=log.origin).order_by("seq").values_list("digest", flat=True))
-    assert found == [digest(each.body) for each in log.events[: len(found)]]
-    return len(found)
 
 
 # ---- what is well
@@ -352,183 +319,3 @@ def test_a_downgrade_is_refused(small):
     lists.take([signed_list(3, ourselves(), small.listed)])
     with pytest.raises(ListError, match="older than 3"):
         lists.take([signed_list(2, ourselves(), small.listed)])
-
-
-# ---- what others ask of us
-
-
-def asks(identity: Identity, method: str, path: str, message=None, **changed):
-    path, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
-    token = changed.get("token") or identity.request_token(mirror.identity().key, method, path, body, time.time())
-    return Client().generic(
-        method, path, body, content_type="application/json", headers={"Authorization": f"Barnraise {token}"}
-    )
-
-
-def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, log):
-    pull(small)
-    answer = asks(small.identity, "GET", "/mirrors/heads")
-    heads = opened(wire.Signed.model_validate_json(answer.content), "heads", Heads, mirror.identity().key)
-    assert heads.heads[log.origin].seq == 10 and heads.to == small.identity.key and heads.mirrors == 1
-    answer = asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?after=6&most=2")
-    page = LogPart.model_validate_json(answer.content)
-    assert page.events == log.events[6:8] and page.more
-    page = LogPart.model_validate_json(asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?after=8").content)
-    assert page.events == log.events[8:] and not page.more
-
-
-def test_a_page_is_bounded_in_bytes(small, log, monkeypatch):
-    pull(small)
-    monkeypatch.setattr("coordinator.api.mirrors.between.PAGE_BYTES", 1000)
-    page = LogPart.model_validate_json(asks(small.identity, "GET", f"/mirrors/logs/{log.origin}").content)
-    assert 1 <= len(page.events) < 10 and page.more
-
-
-@pytest.mark.parametrize("query", ["after=-1", "after=x", "most=0", "most=100000", "after=99999999999999999999"])
-def test_a_page_that_makes_no_sense_is_refused(small, log, query):
-    assert asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?{query}").status_code == 422
-
-
-def test_who_is_not_of_the_list_was_expelled_or_says_a_thing_twice_is_refused(small):
-    assert Client().get("/api/v1/mirrors/heads").status_code == 401
-    assert "is no mirror of list 1" in asks(STRANGER, "GET", "/mirrors/heads").json()["error"]
-    token = small.identity.request_token(mirror.identity().key, "GET", "/api/v1/mirrors/heads", b"", time.time())
-    assert asks(small.identity, "GET", "/mirrors/heads", token=token).status_code == 200
-    assert "made before" in asks(small.identity, "GET", "/mirrors/heads", token=token).json()["error"]
-    assert asks(small.identity, "GET", "/mirrors/proofs", token=token).status_code == 401
-    lists.take([signed_list(2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)}))])
-    answer = asks(small.identity, "GET", "/mirrors/heads")
-    assert answer.status_code == 403 and "was expelled" in answer.json()["error"]
-
-
-def test_without_a_list_no_mirror_is_known():
-    assert asks(STRANGER, "GET", "/mirrors/heads").status_code == 403
-
-
-def test_anybody_gets_the_list_and_what_leads_to_it(small):
-    second = signed_list(2, ourselves(), small.listed)
-    lists.take([second])
-    told = Lists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
-    assert told.lists == [second]
-    assert Lists.model_validate_json(Client().get("/api/v1/mirrors/list?after=2").content).lists == []
-
-
-def test_a_machine_hears_of_the_newest_list_with_every_directive(small, person, launched):
-    _, machine = launched(person(organiser=True))
-    reply = machine.join(_)
-    directive = wire.Directive.model_validate_json(reply.directive.body)
-    assert (directive.mirrors, directive.listed) == (1, List.objects.get().signed.digest)
-
-
-def test_personal_data_goes_out_sealed_to_the_one_question(small):
-    Particulars.objects.create(digest=digest("s" * 32 + "{}"), subject="person:x", salt="s" * 32, body="{}")
-    lock, other = sealing.Lock(), sealing.Lock()
-    wants = Wants(digests=[digest("s" * 32 + "{}")], key=lock.key)
-    answer = asks(small.identity, "POST", "/mirrors/particulars", wants)
-    sealed = Sealed.model_validate_json(answer.content)
-    assert lock.open(sealed) == [particulars.Kept(wants.digests[0], "s" * 32, "{}")]
-    with pytest.raises(Exception, match="cannot be opened"):
-        other.open(sealed)
-    assert (
-        asks(small.identity, "POST", "/mirrors/particulars", Wants(digests=wants.digests, key="0" * 64)).status_code
-        == 422
-    )
-
-
-def test_a_nudge_makes_a_pull(small, monkeypatch):
-    pulled = []
-    monkeypatch.setattr(tasks.pull, "delay", pulled.append)
-    assert asks(small.identity, "POST", "/mirrors/nudge", wire.Bye(reason="")).status_code == 200
-    assert pulled == [small.identity.key]
-
-
-# ---- the commands
-
-
-def run(*words: str) -> str:
-    from io import StringIO
-
-    out = StringIO()
-    call_command(*words, stdout=out)
-    return out.getvalue()
-
-
-@pytest.fixture
-def roots(tmp_path) -> list[str]:
-    return [run("mirrors", "keygen", str(tmp_path / f"root{n}")).strip() for n in range(3)]
-
-
-def begun(tmp_path, roots) -> str:
-    file = str(tmp_path / "list.json")
-    run(
-        "mirrors", "begin", "--url", "https://here.example.org", "--name", "here", "--to", file, "--threshold", "2",
-        *(word for root in roots for word in ("--root", root)),
-    )  # fmt: skip
-    return file
-
-
-def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tmp_path, roots):
-    assert (tmp_path / "root0").stat().st_mode & 0o077 == 0, "readable by its owner alone"
-    file = begun(tmp_path, roots)
-    with pytest.raises(CommandError, match="signed by 0 of"):
-        run("mirrors", "publish", file, "--first")
-    run("mirrors", "sign", file, "--key", str(tmp_path / "root0"))
-    assert "has signed" in run("mirrors", "sign", file, "--key", str(tmp_path / "root2"))
-    assert "list 1 is in force" in run("mirrors", "publish", file, "--first")
-    second = str(tmp_path / "second.json")
-    run("mirrors", "add", "--key", STRANGER.key, "--url", "https://b.example.org", "--name", "b", "--to", second)
-    run("mirrors", "expel", "--key", STRANGER.key[:8], "--last", f"{'a' * 32}:4", "--to", second)
-    for name in ("root0", "root1"):
-        run("mirrors", "sign", second, "--key", str(tmp_path / name))
-    run("mirrors", "publish", second)
-    found = lists.newest()
-    assert found.version == 2 and found.named(STRANGER.key).expelled.last == {"a" * 32: 4}
-    assert "(expelled" in run("mirrors", "show")
-    with pytest.raises(CommandError, match="held already"):
-        run("mirrors", "publish", second)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("keygen", "{root}"), "never written over"),
-        (("sign", "{file}", "--key", "{none}"), "no key at"),
-        (("sign", "{none}", "--key", "{root}"), "No such file"),
-        (("sign", "{root}", "--key", "{root}"), "is not a mirror list"),
-        (("sign", "{file}", "--key", "{file}"), "is not a key"),
-        (("show",), "begin one"),
-        (("add", "--key", "k", "--url", "https://b", "--name", "b", "--to", "{file}"), "key"),
-        (("add", "--key", "{stranger}", "--url", "ftp://b", "--name", "b", "--to", "{file}"), "url"),
-        (("expel", "--key", "{stranger}", "--to", "{file}"), "is not one mirror"),
-    ],
-)
-def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, words, sentence):
-    file = begun(tmp_path, roots)
-    names = {"file": file, "root": str(tmp_path / "root0"), "none": str(tmp_path / "none"), "stranger": STRANGER.key}
-    with pytest.raises(CommandError, match=sentence):
-        run("mirrors", *(word.format(**names) for word in words))
-
-
-def test_a_new_mirror_begins_from_any_one_other(log):
-    small = SmallMirror(log)
-    first = signed_list(1, ourselves(), small.listed)
-    small.lists = [first]
-    with pytest.raises(CommandError, match="Nothing was taken"):
-        run("mirror", "join", small.url, "--list", "0" * 64)
-    assert not List.objects.exists() and not LogEvent.objects.exists()
-    assert "10 events in 1 logs" in run("mirror", "join", small.url, "--list", first.digest)
-    assert here(log) == 10 and lists.newest().version == 1
-    assert "state " in run("mirror", "pull")
-    small.close()
-
-
-def test_who_is_not_of_the_list_cannot_begin_from_it_and_hears_how_to_be(log):
-    small = SmallMirror(log)
-    small.lists = [signed_list(1, small.listed)]
-    with pytest.raises(CommandError, match=f"--key {mirror.identity().key}"):
-        run("mirror", "join", small.url, "--list", small.lists[0].digest)
-    small.lists = []
-    List.objects.all().delete()
-    with pytest.raises(CommandError, match="has no mirror list"):
-        run("mirror", "join", small.url)
-    small.close()

@@ -118,7 +118,7 @@ TABLE = [
     ("POST", "/runs/launched/reports", "reports", [401, 401, 403, 403, 200]),
     ("POST", "/runs/draft/reports", "reports", [401, 401, 403, 404, 403]),
     ("GET", "/mirrors/list", None, [200] * 5),
-    ("GET", "/mirrors/heads", None, [401, 403, 403, 403, 403]),  # mirrors' alone: see test_replication
+    ("GET", "/mirrors/heads", None, [401, 403, 403, 403, 403]),  # mirrors' alone: see test_answering
     ("GET", f"/mirrors/logs/{'0' * 32}", None, [401, 403, 403, 403, 403]),
     ("GET", "/mirrors/proofs", None, [401, 403, 403, 403, 403]),
     ("POST", "/mirrors/particulars", None, [401, 403, 403, 403, 403]),

@@ -7,26 +7,13 @@ import pytest
 from django.core import mail
 from django.test import Client
 from django.utils import timezone
+from pages import text as page
 
 from coordinator.accounts import tasks, teams
-from coordinator.accounts.models import Invitation, Refused, Team, User
+from coordinator.accounts.models import Invitation, Refused, Team
 from coordinator.audit.models import Entry
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def signed_in(person):
-    def make(email: str = "ada@example.org", **fields) -> tuple[Client, User]:
-        client, user = Client(), person(email, **fields)
-        client.force_login(user)
-        return client, user
-
-    return make
-
-
-def page(answer) -> str:
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", answer.content.decode()))
 
 
 def invited(client: Client, team: Team, post, email: str = "bob@example.org") -> str:

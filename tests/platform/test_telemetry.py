@@ -12,15 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from barnraise import wire
-from barnraise.identity import digest, opened
 from coordinator import embedded
-from coordinator.fleet.facts import advance, facts
+from coordinator.fleet.facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.telemetry import board, stream
 from coordinator.telemetry.history import SERIES, history
 from coordinator.telemetry.models import WIDTHS, Point, Receipt, Rollup
 from coordinator.telemetry.rollup import drain, store
-from coordinator.telemetry.tasks import rollup, tick, tidy
+from coordinator.telemetry.tasks import rollup
 
 pytestmark = pytest.mark.django_db
 
@@ -317,98 +316,3 @@ def test_machines_agree_when_equal_vectors_mean_equal_weights():
     assert board.agreement([row("a", "1"), row("a", "1"), row("b", "2")]) is True
     assert board.agreement([row("a", "1"), row("a", "2")]) is False
     assert board.agreement([row("a", "1"), row("a", "2", alive=False), row("a", "")]) is None
-
-
-# ---- the run's life, from reports ------------------------------------------------------------------------------
-
-
-def test_one_machine_that_lies_about_the_ledger_does_not_move_it(person, launched, numbers, volunteer):
-    run, ada = launched(person())
-    honest = [ada, volunteer(person("bob@example.org"), 2), volunteer(person("eve@example.org"), 3)]
-    for i, each in enumerate(honest):
-        each.join(run)
-        each.report(run, numbers(5, ledger_tokens=10**15 if i == 2 else 5000))
-    drain()
-    tick()
-    run.refresh_from_db()
-    assert run.ledger_tokens == 5000 and run.state is wire.Status.TRAINING
-
-
-def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(person, launched, numbers, volunteer):
-    run, ada = launched(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
-    for each in (ada, bob):
-        each.report(run, numbers(1, ledger_tokens=100_000, activity="finishing"))
-    drain()
-    assert tick() == 0
-    assert "one other person" in board.summary(run, board.workers(run))["waiting"]
-    ada.report(run, numbers(2, ledger_tokens=100_000, activity="finished"))
-    bob.report(run, numbers(2, ledger_tokens=100_000, activity="finished"), numbers(3, activity="left"))
-    drain()
-    assert tick() == 1 and tick() == 0
-    run.refresh_from_db()
-    assert run.state is wire.Status.FINISHED and run.finished
-    reply = wire.ReportReply.model_validate_json(ada.report(run, numbers(3)).content)
-    assert opened(reply.directive, "directive", wire.Directive).status is wire.Status.FINISHED
-
-
-def test_a_revoked_machine_counts_for_nothing(person, launched, numbers, volunteer):
-    run, _ = launched(person())
-    bob = volunteer(person("bob@example.org"), 2)
-    bob.join(run)
-    bob.report(run, numbers(1, activity="finished"))
-    drain()
-    assert (facts(run).alive, facts(run).others_ever, facts(run).others_safe) == (2, 1, 1)
-    bob.machine.revoke()
-    assert (facts(run).alive, facts(run).others_ever, facts(run).others_safe) == (1, 0, 0)
-
-
-def test_a_machine_that_misses_three_reports_is_gone_and_one_that_leaves_at_once(person, launched, numbers):
-    run, ada = launched(person())
-    assert facts(run).alive == 1
-    Membership.objects.update(last_seen=timezone.now() - timedelta(seconds=9))
-    assert facts(run).alive == 0 and not Membership.objects.get().is_alive
-    ada.report(run, numbers(1))
-    drain()
-    assert facts(run).alive == 1 and Membership.objects.get().is_alive
-    ada.report(run, numbers(2, activity="left"))
-    drain()
-    assert facts(run).alive == 0 and not Membership.objects.get().is_alive
-
-
-def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
-    run = draft(person(), quorum=2)
-    run.launch()
-    ada, bob = volunteer(run.owner), volunteer(person("bob@example.org"), 2)
-    ada.ask("POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run)))
-    ada.join(run)
-    tick()
-    run.refresh_from_db()
-    assert run.state is wire.Status.RECRUITING
-    assert "1 of 2" in board.summary(run, board.workers(run))["waiting"]
-    bob.join(run)
-    assert tick() == 1
-
-
-def test_a_workers_directive_follows_the_admins_pause(person, launched, numbers):
-    run, ada = launched(person())
-    run.pause()
-    reply = wire.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
-    assert opened(reply.directive, "directive", wire.Directive).status is wire.Status.PAUSED
-
-
-def test_tidying_forgets_only_codes_long_expired(person):
-    from barnraise.identity import Identity
-    from coordinator.accounts.models import Enrolment
-
-    def code(seed: int, hours: float) -> Enrolment:
-        identity = Identity(bytes([seed]) * 32)
-        asked = wire.EnrolmentRequest(mirror=digest("m"), key=identity.key, machine=wire.Machine(), issued=0)
-        made = Enrolment.open(asked)
-        Enrolment.objects.filter(pk=made.pk).update(expires=timezone.now() - timedelta(hours=hours))
-        return made
-
-    old, recent = code(1, 25), code(2, 1)
-    assert tidy() == 1
-    assert not Enrolment.find(old.code) and Enrolment.find(recent.code)

@@ -1,11 +1,14 @@
-"""What tests of the exchange share: machines with keys and tickets on a network in memory."""
+"""Machines with keys and tickets on a network in memory; and engines, each with a folder of its own."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from plans import RECIPE, engine_of, tiny_plan
+from waiting import waits_for
 
 from barnraise import wire
 from barnraise.exchange.anchor import Anchor
@@ -15,17 +18,11 @@ from barnraise.exchange.memory import MemoryNetwork
 from barnraise.exchange.node import Node
 from barnraise.identity import Identity
 from barnraise.spec import ModelSpec, RunSpec
+from barnraise.swap.engine import Engine
 from barnraise.wire import Ruling, Verdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
 TINY = ModelSpec(layers=1, width=16, heads=1, context=8, vocabulary=256)
-
-
-def waits_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
 
 
 class Machine:
@@ -137,9 +134,11 @@ class World:
         def same() -> bool:
             for machine in machines:
                 machine.step()
-            if any((m.anchor.vector, m.anchor.holes) != m.standing for m in machines):
-                return False
-            return len({str((m.standing, m.ledger.verdicts.digest)) for m in machines}) == 1
+            stands = [(m.standing, m.ledger.verdicts.digest) for m in machines]  # once: a verdict may come in between
+            for machine, (where, _) in zip(machines, stands, strict=True):
+                if (machine.anchor.vector, machine.anchor.holes) != where:
+                    return False
+            return len({str(each) for each in stands}) == 1
 
         waits_for(same, seconds)
         digests = {machine.anchor.digest() for machine in machines}
@@ -153,3 +152,18 @@ def world(tmp_path: Path) -> Iterator[World]:
     yield made
     for machine in made.machines:
         machine.stop()
+
+
+@pytest.fixture
+def new_engine(tmp_path):
+    """Engines with folders of their own, closed at the end."""
+    made: list[Engine] = []
+
+    def new(kind: str = "resident", plan: dict | None = None, **recipe) -> Engine:
+        folder = tmp_path / str(len(made))
+        made.append(engine_of(tiny_plan(kind, **(plan or {})), folder, dataclasses.replace(RECIPE, **recipe)))
+        return made[-1]
+
+    yield new
+    for engine in made:
+        engine.close()

@@ -1,11 +1,9 @@
 """The anchor against its ledger: what memory or a disk has changed is found, and put right to the last bit."""
 
 import logging
-import threading
-import time
-from contextlib import contextmanager
 
 import pytest
+from waiting import stepping, waits_for
 
 from barnraise.errors import DamageError, StateError
 from barnraise.exchange import audit as audit_module
@@ -13,31 +11,6 @@ from barnraise.exchange import node as node_module
 from barnraise.exchange import scrub as scrub_module
 from barnraise.exchange.anchor import Anchor, initial
 from barnraise.exchange.audit import Audit
-
-
-def waits_for(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
-
-
-@contextmanager
-def stepping(*machines):
-    over = threading.Event()
-
-    def loop(machine):
-        while not over.is_set():
-            machine.step()
-            time.sleep(0.02)
-
-    threads = [threading.Thread(target=loop, args=(machine,)) for machine in machines]
-    for thread in threads:
-        thread.start()
-    yield
-    over.set()
-    for thread in threads:
-        thread.join()
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,10 @@
 
 import logging
 import shutil
-import threading
-import time
-from contextlib import contextmanager
 
 import pytest
 import torch
+from waiting import stepping, waits_for
 
 from barnraise import wire
 from barnraise.exchange import accord as accord_module
@@ -16,36 +14,6 @@ from barnraise.identity import digest
 from barnraise.wire import Ruling
 
 RUN = "01890000-0000-7000-8000-000000000001"
-
-
-def waits_for(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
-
-
-@contextmanager
-def stepping(*machines):
-    """These machines' loops, in threads."""
-    over, failures = threading.Event(), []
-
-    def loop(machine):
-        try:
-            while not over.is_set():
-                machine.step()
-                time.sleep(0.02)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=loop, args=(machine,)) for machine in machines]
-    for thread in threads:
-        thread.start()
-    yield
-    over.set()
-    for thread in threads:
-        thread.join()
-    assert not failures
 
 
 def poisoned(world, rounds: int = 3):

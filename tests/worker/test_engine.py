@@ -1,6 +1,5 @@
 """One machine's step and the arithmetic of a round, on the real anchor and the real codec."""
 
-import dataclasses
 import json
 import math
 import subprocess
@@ -10,59 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plans import RECIPE, TINY, bits, engine_of, shelf, some_text, tiny_plan, weights_of
+from plans import KINDS, RECIPE, TINY, Arrived, a_round, bits, shelf, some_text, weights_of
 
 import barnraise
-from barnraise.errors import StateError
 from barnraise.exchange.anchor import Anchor, initial
-from barnraise.exchange.codec import decode, encode
-from barnraise.spec import UNIT_BITS, ModelSpec
+from barnraise.exchange.codec import encode
+from barnraise.spec import UNIT_BITS
 from barnraise.swap.arena import to_float
 from barnraise.swap.engine import Engine
 from barnraise.swap.outer import accumulate
-from barnraise.wire import FragmentUpdate, Update
-
-KINDS = ["resident", "staged", "exact", "restart", "staged disk"]
-FRAGMENT = FragmentUpdate(digest="0" * 64, size=1, sketch="0" * 16)
-
-
-@pytest.fixture
-def new_engine(tmp_path):
-    """Engines with folders of their own, closed at the end."""
-    made: list[Engine] = []
-
-    def new(kind: str = "resident", plan: dict | None = None, **recipe) -> Engine:
-        folder = tmp_path / str(len(made))
-        made.append(engine_of(tiny_plan(kind, **(plan or {})), folder, dataclasses.replace(RECIPE, **recipe)))
-        return made[-1]
-
-    yield new
-    for engine in made:
-        engine.close()
-
-
-class Arrived:
-    """An update as the exchange hands it over."""
-
-    def __init__(self, author: str, seq: int, payloads: list[bytes]):
-        self.header = Update(
-            run="01890000-0000-7000-8000-000000000000", peer=author * 64, incarnation="0" * 16, seq=seq,
-            previous="0" * 64, tokens=64, total=64 * seq, fragments=[FRAGMENT] * len(payloads),
-        )  # fmt: skip
-        self.payloads = payloads
-
-    def decode(self, index: int) -> torch.Tensor | None:
-        payload = self.payloads[index]
-        return decode(payload, TINY.fragments()[index].size) if payload else None
-
-
-def a_round(engine: Engine, author: str = "a", seq: int = 1, weight: float = 1.0, seed: int = 0) -> Arrived:
-    for step in range(3):
-        engine.step([some_text(seed=100 * seed + step)])
-    arrived = Arrived(author, seq, [payload for payload, _ in engine.harvest(encode, weight)])
-    engine.anchor.note(arrived.header)
-    return arrived
-
 
 # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -123,8 +78,7 @@ SAME_BITS = """
 import tempfile, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from plans import bits, engine_of, tiny_plan
-from test_engine import a_round
+from plans import a_round, bits, engine_of, tiny_plan
 for kind in ("resident", "exact"):
     engine = engine_of(tiny_plan(kind), Path(tempfile.mkdtemp()))
     a_round(engine)
@@ -355,75 +309,6 @@ def test_validation_is_of_the_anchor_and_equal_on_every_machine_that_holds_it(ki
     one.reset_round()
     alone = [one.step([batch], rate_scale=0.0).loss for batch in held_out]  # the replica is the anchor here
     assert one.evaluate(held_out) == pytest.approx((8 * alone[0] + 3 * alone[1]) / 11, rel=1e-6)
-
-
-# ---- keeping -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["resident", "staged"])
-def test_a_restored_engine_goes_on_with_the_same_bits(kind, new_engine):
-    engine, again = new_engine(), new_engine(kind)
-    a_round(engine)
-    again.load({name: tensor.clone() for name, tensor in engine.state().items()})
-    for one in (engine, again):
-        a_round(one, "c", seed=4)
-    assert bits(engine) == bits(again)
-
-
-@pytest.mark.parametrize("kind", ["exact", "restart", "staged disk"])
-def test_what_a_plan_in_memory_saved_goes_on_from_disk_with_the_same_bits(kind, new_engine):
-    engine, again = new_engine(), new_engine(kind)
-    a_round(engine)
-    again.load({name: tensor.clone() for name, tensor in engine.state().items()})
-    for one in (engine, again):
-        a_round(one, "c", seed=4)
-    assert bits(engine) == bits(again)
-
-
-def test_the_state_of_another_model_is_refused_by_name_and_changes_nothing(new_engine):
-    engine = new_engine()
-    before = bits(engine)
-    wider = ModelSpec(layers=2, width=64, heads=4, context=16, vocabulary=300)
-    deeper = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
-    for other in (wider, deeper):
-        with pytest.raises(StateError, match="does not fit"):
-            engine.load(engine_of(tiny_plan(model=other)).state())
-    assert bits(engine) == before
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_forgotten_feedback_is_not_said_again(kind, new_engine):
-    engine = new_engine(kind)
-    a_round(engine)
-    assert any(kept.any() for kept in shelf(engine, "feedback"))
-    engine.forget_feedback()
-    assert not any(kept.any() for kept in shelf(engine, "feedback"))
-    assert any(kept.any() for kept in shelf(engine, "momentum"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_forgotten_momentum_leaves_what_is_owed(kind, new_engine):
-    engine = new_engine(kind)
-    a_round(engine)
-    assert any(kept.any() for kept in shelf(engine, "momentum"))
-    engine.forget_momentum()
-    assert not any(kept.any() for kept in shelf(engine, "momentum"))
-    assert any(kept.any() for kept in shelf(engine, "feedback"))
-    a_round(engine, seq=2, seed=1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mended_fragment_is_what_the_next_round_begins_at(kind, new_engine):
-    engine = new_engine(kind)
-    a_round(engine)
-    right = engine.anchors[1].clone()
-    hurt = right.clone()
-    hurt[3] ^= 1 << 28
-    engine.anchors[1] = hurt
-    engine.step([some_text()])
-    engine.mend(1, right)
-    assert torch.equal(engine.anchors[1], right) and engine.round_tokens == 0
-    a_round(engine, seq=2, seed=1)
 
 
 def test_integers_become_floats_exactly_where_a_float_can_hold_them():

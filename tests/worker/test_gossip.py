@@ -1,22 +1,15 @@
 """Gossip as a pure state machine: loss, partitions, churn and many peers, in simulated time, without a socket."""
 
 import itertools
-import random
 
 import hypothesis.strategies as st
-import pytest
-from hypothesis import HealthCheck, given, settings
-from simulated_swarm import Simulation, author_of, key_of
+from hypothesis import given, settings
+from simulated_swarm import Simulation, author_of, key_of, met, said
 
 from barnraise.exchange import asking, circle
 from barnraise.exchange import gossip as g
 from barnraise.exchange.gossip import Gossip
-from barnraise.exchange.pace import QUIET, Fellow, Pace, weight
 from barnraise.wire import Peer, State
-
-
-def said(vector: dict[str, int], **more) -> State:
-    return State(**({"vector": vector, "rate": 1.0} | more))
 
 
 def peer(number: int, address: str = "x:1") -> Peer:
@@ -29,16 +22,6 @@ def asks(actions: list[g.Action]) -> list[g.AskFor]:
 
 def pushes(actions: list[g.Action]) -> list[str]:
     return [action.to for action in actions if isinstance(action, g.PushUpdate)]
-
-
-def met(number: int, *others: int) -> Gossip:
-    """A machine that wants what it lacks, linked to others that have said they have nothing."""
-    me = Gossip(key_of(number), 0)
-    me.begin({}, {}, 0.0)
-    for other in others:
-        me.linked(key_of(other), 0.0)
-        me.told_state(key_of(other), said({}), 0.0)
-    return me
 
 
 # ---- how updates spread
@@ -338,123 +321,3 @@ def test_it_never_asks_to_be_looked_at_again_without_pause():
         simulation.publish(0)
         simulation.run(1)
     assert simulation.looks < 4 * 30 * 12
-
-
-# ---- everything at once
-
-
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(0, 10**6), st.floats(0, 0.4), st.integers(2, 9))
-def test_with_loss_partitions_and_churn_all_who_are_left_agree_in_the_end(seed, loss, count):
-    simulation = Simulation(count, seed, loss)
-    simulation.introduce_all()
-    chance = random.Random(seed)
-    for _ in range(25):
-        simulation.run(chance.random() * 3)
-        event = chance.random()
-        alive = [int(key, 16) for key in simulation.machines]
-        if event < 0.6:
-            simulation.publish(chance.choice(alive))
-        elif event < 0.8:
-            simulation.partition({number: chance.randrange(2) for number in alive})
-        elif event < 0.9:
-            simulation.partition({})
-        else:  # a machine loses its memory of connections, not its ledger, as one that is restarted does
-            number = chance.choice(alive)
-            vector = dict(simulation.machines[key_of(number)].vector)
-            simulation.leave(number)
-            simulation.join(number, seed + 1, vector)
-            simulation.introduce({number: [0]})
-    simulation.partition({})
-    simulation.publish(0)
-    assert simulation.run(400, until=lambda: simulation.agreed)
-
-
-def test_a_thousand_peers_with_bounded_links_pay_for_each_update_little_more_than_once():
-    """Home lines: 20 Mb/s up, 50 ms; an update is 500 kB. Half a minute to meet, some updates to find the tree."""
-    many = 1000
-    simulation = Simulation(many, seed=5, payload=500_000, uplink=2.5e6)
-    hints = {n: simulation.random.sample(range(max(5, n)), 5) for n in range(many)}  # who was there before
-    simulation.introduce(hints)
-    simulation.run(20)
-    assert simulation.whole and max(simulation.degrees) <= circle.MOST + 2 and min(simulation.degrees) >= circle.FEW
-    for number in simulation.random.sample(range(many), 8):
-        simulation.publish(number)
-        simulation.run(8)
-    assert simulation.run(60, until=lambda: simulation.agreed)
-    before, authors = simulation.bytes, simulation.random.sample(range(many), 12)
-    for number in authors:
-        simulation.publish(number)
-        simulation.run(3)
-    assert simulation.run(60, until=lambda: simulation.agreed)
-    cost = (simulation.bytes - before) / (len(authors) * simulation.payload * (many - 1))
-    assert 1.0 <= cost <= 1.15, cost
-    assert simulation.whole and max(simulation.degrees) <= circle.MOST + 2
-
-
-def test_a_thousand_peers_that_were_cut_in_two_and_come_and_go_grow_together_again():
-    many = 1000
-    simulation = Simulation(many, seed=6, loss=0.01)
-    simulation.introduce({n: simulation.random.sample(range(max(5, n)), 5) for n in range(many)})
-    simulation.run(20)
-    simulation.partition({n: n % 2 for n in range(many)})
-    for number in range(4):
-        simulation.publish(number)
-        simulation.run(2)
-    for number in simulation.random.sample(range(100, many), 100):  # a tenth leaves, and other machines come
-        simulation.leave(number)
-        simulation.join(number + 1000, number)
-        simulation.introduce({number + 1000: [0, 1, 2, 3]})
-    simulation.run(10)
-    assert not simulation.whole
-    simulation.partition({})
-    for number in (4, 5):
-        simulation.publish(number)
-    assert simulation.run(120, until=lambda: simulation.agreed)
-    assert simulation.whole and len(simulation.machines[key_of(0)].vector) == 6
-    assert max(simulation.degrees) <= circle.MOST + 8  # those who were introduced to four of us are still moving on
-
-
-# ---- pace
-
-
-def test_weights_of_machines_that_train_at_once_add_up_to_one():
-    rates = [100.0, 300.0, 50.0]
-    total = sum(weight(r, [Fellow(o, 0.0) for o in rates if o is not r], 1e6) for r in rates)
-    assert total == pytest.approx(1.0)
-    assert weight(100.0, [], 0.0) == 1.0
-
-
-def test_a_rate_is_told_when_it_has_moved_and_not_at_every_breath():
-    me, now = met(1, 2), 10.0
-
-    def told(rate: float, complete: bool = False) -> bool:
-        nonlocal now
-        me.announce(rate, complete)
-        now += 1.0
-        found = [action for action in me.act(now) if isinstance(action, g.TellState)]
-        for each in found:
-            me.tell(each.to, now)
-        return bool(found)
-
-    assert told(100.0)
-    assert [told(rate) for rate in (103.0, 98.0, 104.9, 100.0)] == [False] * 4
-    assert [told(rate) for rate in (106.0, 100.0, 0.0, 1.0)] == [True] * 4
-    assert told(1.0, complete=True) and not told(1.0, complete=True)
-
-
-def test_a_peer_that_has_announced_nothing_counts_as_our_equal_for_a_while_only():
-    fellow = [Fellow(0.0, since=10.0)]
-    assert weight(100.0, fellow, 11.0) == 0.5
-    assert weight(100.0, fellow, 10.0 + QUIET) == 1.0
-
-
-def test_the_ledger_corrects_what_a_peer_says_of_itself_within_a_factor():
-    pace = Pace()
-    assert pace.rate(100.0) == 100.0
-    pace.note(0.0, 1000)
-    pace.note(10.0, 500)
-    assert pace.rate(100.0) == 50.0
-    pace.note(10.1, 10**9)
-    assert pace.rate(100.0) == 400.0
-    assert pace.rate(0.0) == 0.0

@@ -4,9 +4,11 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import waiting
 from mirror_lists import listed, signed_list
 from small_coordinator import MACHINE, RUN
 from small_coordinator import Coordinator as Small
@@ -21,12 +23,7 @@ from barnraise.report import Numbers, Reporter, Spool
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.wire import Activity, Directive, JoinReply, MirrorView, Peer, Problem, RunView, Status
 
-
-def waits_for(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
+waits_for = partial(waiting.waits_for, seconds=15.0)
 
 
 class Mirror(Small):

@@ -2,10 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Callable
 
 import pytest
 from mirror_lists import listed, signed_list
+from waiting import waits_for
 
 from barnraise import wire
 from barnraise.errors import TicketError
@@ -14,13 +14,6 @@ from barnraise.identity import Identity
 from barnraise.mirrors import Expulsion, Lists, SignedList
 
 SECOND = Identity(b"2" * 32)
-
-
-def waits_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
 
 
 def first(world) -> SignedList:

@@ -4,45 +4,37 @@ import itertools
 import socket
 import sqlite3
 import time
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+import waiting
 from small_coordinator import MACHINE, RUN
 from small_coordinator import Coordinator as Small
 
 from barnraise import report as report_module
-from barnraise import wire
 from barnraise.coordinator import Coordinator
-from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
-from barnraise.exchange.anchor import Anchor
-from barnraise.identity import Identity, check_testimony, digest, opened
-from barnraise.progress import Progress
+from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
+from barnraise.identity import Identity, opened
 from barnraise.report import SLOWEST, Numbers, Reporter, Spool, backoff
 from barnraise.spec import RunSpec, preset
 from barnraise.telling import budget
 from barnraise.wire import (
     Activity,
     Directive,
-    PlanView,
     Point,
     Problem,
     Report,
     ReportReply,
     Reports,
-    Signed,
-    SignedHeader,
-    SignedWord,
     Status,
-    Update,
-    Witness,
 )  # fmt: skip
-from barnraise.witnessing import Witnessing
 
 GOLDEN = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
 
 NUMBERS = Numbers(activity=Activity.TRAINING)
 PLAN = Reports.model_validate_json(GOLDEN.read_text()).reports[0].plan
+waits_for = partial(waiting.waits_for, seconds=10.0)
 
 
 def report(step: int) -> Report:
@@ -51,13 +43,6 @@ def report(step: int) -> Report:
         ledger_tokens=0, rate=0, updates_sent=0, updates_received=0, peers=0, peer_bytes_sent=0, peer_bytes_received=0,
         vector="0" * 64,
     )  # fmt: skip
-
-
-def waits_for(condition, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
 
 
 # ---- the spool
@@ -269,62 +254,6 @@ def test_a_reporter_that_was_never_started_can_be_stopped(small, tmp_path):
     Reporter(Coordinator(small.url, Identity(b"w" * 32)), RUN, MACHINE, first, Spool(tmp_path / "s.sqlite")).stop()
 
 
-# ---- the figures in it
-
-
-def progress_after(*seconds: float) -> Progress:
-    progress = Progress("a" * 64)
-    for step in seconds:
-        progress.stepped(SimpleNamespace(loss=4.0, tokens=1000, seconds=step, abandoned=False), 0)
-    return progress
-
-
-def test_a_measured_step_is_the_engines_own_time_and_a_slow_first_one_fades():
-    assert progress_after().step_seconds is None
-    assert progress_after(9.0).step_seconds == 9.0
-    assert progress_after(9.0, *[1.0] * 19).step_seconds == pytest.approx(1 + 8 / 20)
-    assert progress_after(9.0, *[1.0] * 79).step_seconds == pytest.approx(1.0, abs=0.02)
-    moved = progress_after(*[1.0] * 50, *[2.0] * 20).step_seconds
-    assert 1.5 < moved < 1.8, "some twenty steps count"
-
-
-def test_an_abandoned_step_measures_nothing():
-    progress = progress_after(1.0)
-    progress.stepped(SimpleNamespace(loss=float("nan"), tokens=1000, seconds=99.0, abandoned=True), 0)
-    assert progress.step_seconds == 1.0
-
-
-def test_the_status_file_tells_the_plan_and_what_it_came_to():
-    anchor = SimpleNamespace(fragments=(), heads={}, holes={}, vector={}, tokens=0)
-    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, trade=None, neighbours=())
-    progress = progress_after(5.0)
-    bare = progress.status(progress.numbers(anchor, links, "0" * 16, ()))
-    assert bare["plan"] is None and bare["step_seconds"] == 5.0
-    progress.plan = PLAN
-    numbers = progress.numbers(anchor, links, "0" * 16, ())
-    assert (numbers.plan, numbers.step_seconds) == (PLAN, 5.0)
-    assert PlanView.model_validate(progress.status(numbers)["plan"]) == PLAN
-
-
-def test_a_checkpoint_is_told_in_every_report_from_then_on_as_two_machines_would_name_it():
-    model = preset("gpt-nano", 256)
-    one, other = Anchor.initial(model, 7), Anchor.initial(model, 7)
-    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, trade=None, neighbours=())
-    told = []
-    for anchor in (one, other):
-        progress = progress_after(5.0)
-        assert progress.numbers(anchor, links, "0" * 16, ()).checkpoint is None
-        progress.checkpointed(anchor, 4 * sum(len(fragment) for fragment in anchor.fragments))
-        numbers = progress.numbers(anchor, links, "0" * 16, ())
-        assert (numbers.checkpoint.vector, numbers.checkpoint.digest) == (numbers.vector, numbers.anchor)
-        told.append(numbers.checkpoint)
-    assert told[0] == told[1] and told[0].digest == one.digest()
-    other.sums = None  # its beginning is not known: the sketches are taken of the weights themselves
-    assert other.checksum() == told[0].checksum
-    other.fragments[1][5] += 1
-    assert other.checksum() != told[0].checksum
-
-
 # ---- the client
 
 
@@ -376,59 +305,3 @@ def test_where_reports_are_rare_what_the_coordinator_decides_is_heard_between_th
     assert len(small.reports) == 1 and opened(reporter.signed_directive, "directive", Directive).revoked
     small.routes[f"GET /runs/{RUN}/directive"] = lambda body: (403, Problem(error="this machine was revoked"))
     waits_for(lambda: reporter.refused == "this machine was revoked")
-
-
-# ---- what it witnesses
-
-
-def test_a_machine_testifies_to_what_is_new_of_others_some_at_a_time_and_anybody_can_check_it(tmp_path, monkeypatch):
-    ours, authors = Identity(b"w" * 32), [Identity(bytes([n]) * 32) for n in (1, 2, 3)]
-    known: dict[tuple[str, int], Signed] = {}
-
-    def head(author: Identity, seq: int) -> Update:
-        update = Update(
-            run=RUN, peer=author.key, incarnation="a" * 16, seq=seq, previous="0" * 64, tokens=10,
-            total=seq * 10 * (1 + authors.index(author) if author in authors else 1), fragments=[],
-        )  # fmt: skip
-        known[update.author, seq] = author.sign("update", update)
-        return update
-
-    witnessing = Witnessing(ours, RUN, SimpleNamespace(header=lambda author, seq: known[author, seq]))
-    heads = {each.author: each for each in (*(head(author, 2) for author in authors), head(ours, 5))}
-    first = witnessing.testimonies(heads)
-    assert [check_testimony(each, RUN, ours.key).peer for each in first] == [authors[2].key, authors[1].key]
-    assert witnessing.testimonies(heads) == (), "a minute has to pass"
-    second = witnessing.testimonies(heads, at_once=True)
-    assert [check_testimony(each, RUN).peer for each in second] == [authors[0].key]
-    assert witnessing.testimonies(heads, at_once=True) == (), "nothing is new"
-    heads[heads_of := next(iter(heads))] = head(authors[0], 3)
-    assert [check_testimony(each, RUN).seq for each in witnessing.testimonies(heads, at_once=True)] == [3], heads_of
-
-
-@pytest.mark.parametrize(
-    "spoilt, said",
-    [
-        ({"run": MACHINE}, "is not all of run"),
-        ({"witness": "b"}, "not by"),
-        ({"head": "0" * 64}, "is not the update it comes with"),
-        ({"author": "b" * 64 + "." + "a" * 16}, "is not the update it comes with"),
-        ({"signer": b"x"}, "is signed by"),
-        ({"body": " "}, "signature does not match"),
-    ],
-)
-def test_a_testimony_that_proves_something_else_is_refused(spoilt, said):
-    author, witness = Identity(b"a" * 32), Identity(b"w" * 32)
-    update = Update(
-        run=RUN, peer=author.key, incarnation="a" * 16, seq=1, previous="0" * 64, tokens=1, total=1, fragments=[]
-    )
-    signed = (Identity(spoilt["signer"] * 32) if "signer" in spoilt else author).sign("update", update)
-    word = Witness(
-        run=spoilt.get("run", RUN),
-        author=spoilt.get("author", update.author),
-        head=spoilt.get("head", digest(signed.body)),
-    )
-    by = witness.sign("witness", word)
-    head = signed.model_dump() | {"body": signed.body + spoilt.get("body", "")}
-    told = wire.Testimony(head=SignedHeader(**head), witness=SignedWord(**by.model_dump()))
-    with pytest.raises(MessageError, match=said):
-        check_testimony(told, RUN, (Identity(b"b" * 32) if "witness" in spoilt else witness).key)

@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
+import waiting
 from hypothesis import given, settings
 from retention_child import AUTHORS, publish
 
@@ -21,13 +23,7 @@ from barnraise.exchange.verdicts import Verdicts
 
 TESTS = Path(__file__).parents[1]
 WORKER = Path(__file__).parents[2] / "worker"
-
-
-def waits_for(condition, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
+waits_for = partial(waiting.waits_for, seconds=30.0)
 
 
 def here(ledger: Ledger, update: wire.Update) -> bool:

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from waiting import waits_for
 
 from barnraise.exchange import link as link_module
 from barnraise.identity import digest
@@ -11,13 +12,6 @@ from barnraise.spec import ModelSpec
 from barnraise.wire import Want
 
 LARGER = ModelSpec(layers=8, width=128, heads=4, context=32, vocabulary=256)  # updates of 1.6 MB
-
-
-def waits_for(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture
