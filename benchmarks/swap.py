@@ -127,13 +127,13 @@ def staged(plan: Plan) -> Plan:
 def plan_error(quick: bool) -> dict[str, object]:
     """A step's predicted over its measured seconds, − 1, and the worst of all plans. `errors`: side by side (`beside`);
     `beforehand`: by the rates that the plan was chosen from, minutes earlier."""
-    models = (("gpt-mini", 2),) if quick else (("gpt2-124m", 2), ("gpt2-355m", 1))
+    models = (("gpt-mini", 512),) if quick else (("gpt2-124m", 512), ("gpt2-355m", 512))
     errors, beforehand = [], []
-    for name, sequences in models:
-        model = replace(preset(name), context=512)
+    for name, context in models:
+        model = replace(preset(name), context=context)
         now = again(BUILD, model)
         machine.cache_clear()  # the other model's was ten minutes ago
-        for where, plan in budgets(machine(), model, sequences):
+        for where, plan in budgets(machine(), model):
             predicted, seen = beside(plan, now, 3 if quick else 5)
             errors.append(median(p / s for p, s in zip(predicted, seen, strict=True)) - 1)
             beforehand.append(plan.seconds / median(seen) - 1)
@@ -165,7 +165,7 @@ def beside(plan: Plan, now: Callable[[], Hardware], steps: int) -> tuple[list[fl
     return predicted, seen
 
 
-def budgets(hardware: Hardware, model: ModelSpec, sequences: int) -> list[tuple[str, Plan]]:
+def budgets(hardware: Hardware, model: ModelSpec, sequences: int = 2) -> list[tuple[str, Plan]]:
     """Everything in RAM; half of the moments on disk; all of it."""
     roomy = make_plan(hardware, model, Limits(), sequences)
     tight = least(hardware, model, sequences)

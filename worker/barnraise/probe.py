@@ -30,7 +30,7 @@ KEEP_SECONDS = 30 * 86400
 WIDTHS = (128, 256, 512, 768, 1024, 1600, 2048, 4096)
 ROWS = 1024  # tokens in a measured product
 WIDEST_SECONDS = 0.06  # where one product takes this long, wider ones are left out
-SECONDS, AGAIN_SECONDS = 7.0, 2.0  # for all rates but the disk's; for one model's
+SECONDS, AGAIN_SECONDS = 7.0, 3.0  # for all rates but the disk's; for one model's
 PAYS = 1.3  # a narrower dtype must be this much faster in products to be worth its bits
 CONTEXTS, HEADS = (128, 256, 512, 1024, 2048), (32, 64, 128)  # attention is measured along both, crossing at…
 CONTEXT, HEAD = 1024, 64
@@ -99,7 +99,7 @@ Found = dict[tuple[str, int], float]  # … → work a second
 
 
 def again(folder: Path, model: ModelSpec) -> Callable[[], Hardware]:
-    """Measures the CPU anew at each call, in three seconds, at this model's sizes alone: what its plans take in fp32
+    """Measures the CPU anew at each call, in four seconds, at this model's sizes alone: what its plans take in fp32
     *now*, on a machine that others share. Rates are of mean times: a step meets the others' visits as well."""
     keep_freed_memory()
     calls = _products("cpu", "float32", (model.width,), (model.vocabulary,)) | _memory("cpu")
