@@ -15,7 +15,10 @@ def stranger(world, machine, number=9, hello=None, reads=True, channels=None):
     identity, loop = Identity(bytes([number]) * 32), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    run = lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(20)  # noqa: E731
+
+    def run(work):
+        return asyncio.run_coroutine_threadsafe(work, loop).result(20)
+
     transport = world.network.transport(identity.key)
     run(transport.start())
     channel = run(transport.connect(wire.Peer(key=machine.identity.key, addresses=["memory:x"])))

@@ -40,23 +40,14 @@ def test_the_state_of_another_model_is_refused_by_name_and_changes_nothing(new_e
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_forgotten_feedback_is_not_said_again(kind, new_engine):
+@pytest.mark.parametrize(("forgotten", "left"), [("feedback", "momentum"), ("momentum", "feedback")])
+def test_what_is_forgotten_is_gone_and_the_other_stays(forgotten, left, kind, new_engine):
     engine = new_engine(kind)
     a_round(engine)
-    assert any(kept.any() for kept in shelf(engine, "feedback"))
-    engine.forget_feedback()
-    assert not any(kept.any() for kept in shelf(engine, "feedback"))
-    assert any(kept.any() for kept in shelf(engine, "momentum"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_forgotten_momentum_leaves_what_is_owed(kind, new_engine):
-    engine = new_engine(kind)
-    a_round(engine)
-    assert any(kept.any() for kept in shelf(engine, "momentum"))
-    engine.forget_momentum()
-    assert not any(kept.any() for kept in shelf(engine, "momentum"))
-    assert any(kept.any() for kept in shelf(engine, "feedback"))
+    assert any(kept.any() for kept in shelf(engine, forgotten))
+    {"feedback": engine.forget_feedback, "momentum": engine.forget_momentum}[forgotten]()
+    assert not any(kept.any() for kept in shelf(engine, forgotten))
+    assert any(kept.any() for kept in shelf(engine, left))
     a_round(engine, seq=2, seed=1)
 
 
