@@ -97,8 +97,11 @@ def test_personal_data_goes_out_sealed_to_the_one_question(small):
     )
 
 
-def test_a_nudge_makes_a_pull(small, monkeypatch):
+def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(small, monkeypatch):
     pulled = []
     monkeypatch.setattr(tasks.pull, "delay", pulled.append)
-    assert asks(small.identity, "POST", "/mirrors/nudge", wire.Bye(reason="")).status_code == 200
-    assert pulled == [small.identity.key]
+    for begun in range(2):
+        for _ in range(3):
+            assert asks(small.identity, "POST", "/mirrors/nudge", wire.Bye(reason="")).status_code == 200
+        assert pulled == [small.identity.key] * (begun + 1)
+        tasks.pull(small.identity.key)

@@ -5,15 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from django.db import connection
 from django.db.models import Sum
+from django_celery_beat.models import PeriodicTask
 from kombu.exceptions import OperationalError
 
 from barnraise import wire
+from coordinator.beat import Schedule
 from coordinator.celery import app
 from coordinator.fleet.models import Membership
 from coordinator.telemetry import stream
@@ -100,3 +103,17 @@ def test_a_worker_that_lost_valkey_asks_every_second_for_good():
         broker.ensure_connection(lambda error, seconds: waits.append(seconds), 3)
     assert waits == [1.0, 1.0, 1.0]
     assert app.conf.broker_connection_max_retries is None
+
+
+def test_the_schedule_stays_where_postgres_is_away_when_it_is_to_be_read_again(transactional_db, monkeypatch):
+    schedule = Schedule(app)
+    known = set(schedule.schedule)
+    assert "mirrors" in known
+    connection.close()
+    with monkeypatch.context() as away:
+        away.setitem(connection.settings_dict, "PORT", "1")
+        schedule._last_full_sync -= timedelta(minutes=6)
+        assert set(schedule.schedule) == known
+    PeriodicTask.objects.filter(name="mirrors").update(enabled=False)
+    schedule._last_full_sync -= timedelta(minutes=6)
+    assert set(schedule.schedule) == known - {"mirrors"}, "it is read again once that can be"

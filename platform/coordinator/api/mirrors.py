@@ -78,7 +78,7 @@ def post_news(request: HttpRequest, wanted: Wanted):
 def post_nudge(request: HttpRequest, said: between.Nudge):
     """The mirror that signed this has something new."""
     limit(request, "nudges", 600, 60)
-    tasks.pull.delay(request.auth)
+    tasks.nudged(request.auth)
     return between.Heard()
 
 

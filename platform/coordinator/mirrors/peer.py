@@ -1,8 +1,10 @@
 """Another mirror, over HTTPS: one signed request, one checked answer, bounded in bytes and in seconds."""
 
+import ssl
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import TypeVar
 
 import httpx
@@ -51,7 +53,7 @@ class Peer:
     def __init__(self, url: str, key: str = "", name: str = ""):
         self.url, self.key, self.name = url.rstrip("/"), key, name or url
         self._ahead = 0.0
-        self._http = httpx.Client(timeout=BETWEEN, headers={"User-Agent": "barnraise-mirror"})
+        self._http = httpx.Client(timeout=BETWEEN, verify=_trusted(), headers={"User-Agent": "barnraise-mirror"})
 
     @classmethod
     def of(cls, listed: Listed) -> "Peer":
@@ -150,6 +152,12 @@ class Peer:
         return abs(self._ahead - before) > 1.0
 
 
+@lru_cache(maxsize=1)
+def _trusted() -> ssl.SSLContext:
+    """Whose certificates are believed, read once: to read them for each request cost more than all else about it."""
+    return httpx.create_ssl_context()
+
+
 def awake(silent: Sequence[Listed]) -> list[Listed]:
     """Which of these are there again: all are asked at once who they are, so that it costs no more than a moment."""
     if not silent:
@@ -160,6 +168,7 @@ def awake(silent: Sequence[Listed]) -> list[Listed]:
 
 def _is_there(listed: Listed) -> bool:
     try:
-        return httpx.get(f"{listed.url.rstrip('/')}/api/v1/mirror", timeout=KNOCK).status_code == 200
+        url = f"{listed.url.rstrip('/')}/api/v1/mirror"
+        return httpx.get(url, timeout=KNOCK, verify=_trusted()).status_code == 200
     except (httpx.HTTPError, httpx.InvalidURL):
         return False

@@ -15,20 +15,30 @@ log = logging.getLogger("coordinator.mirrors")
 
 QUIET = 0.3  # seconds that changes are gathered before others are nudged
 PENDING = "mirrors:nudge"
+ASKED = "mirrors:pull:"  # and whose key
+LOST = 30  # seconds after which what was asked for and never begun may be asked for again
 
 
-@shared_task(name="mirrors.pull")
+@shared_task(name="mirrors.pull", max_retries=0)
 def pull(key: str | None = None) -> None:
     """From one mirror, by its key, or from all."""
     if key is None:
         pulling.pull_all()
     else:
+        cache.delete(ASKED + key)
         for each in lists.others():
             if each.key == key:
                 pulling.pull(each)
 
 
-@shared_task(name="mirrors.nudge")
+def nudged(key: str) -> None:
+    """By that mirror. One pull that has not begun is enough for whatever it says meanwhile: a Celery that was away
+    would find a pull for each nudge, and come to nothing else."""
+    if cache.add(ASKED + key, 1, LOST):
+        pull.delay(key)
+
+
+@shared_task(name="mirrors.nudge", max_retries=0)
 def nudge() -> None:
     """Says to all others that there is something new here. Who does not hear it pulls by its own clock; who was silent
     the last time is not waited for, since other tasks wait behind this one."""
@@ -57,7 +67,7 @@ def tell_spent(marks: list[str]) -> None:
 def changed() -> None:
     """After a commit that added to our log."""
     try:
-        if lists.named()[0] and cache.add(PENDING, 1, 30):
+        if lists.named()[0] and cache.add(PENDING, 1, LOST):
             nudge.apply_async(countdown=QUIET)
     except (OperationalError, RedisError) as error:
         log.debug("nobody is nudged (%s): others pull by the clock", error)
