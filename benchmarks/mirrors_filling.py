@@ -110,13 +110,15 @@ def _machine(writing: Writing, run: UUID, person: str, number: int, now: str) ->
 
 def change(each: float, seconds: float, which: int) -> dict[str, Any]:
     """Of the `which`-th 200 machines one gets another name every `each` seconds. Number and commit of each event."""
-    machines, told = list(Machine.objects.order_by("pk")[200 * which : 200 * which + 200]), []
-    began = time.monotonic()
+    machines, commits = list(Machine.objects.order_by("pk")[200 * which : 200 * which + 200]), []
+    ours = LogEvent.objects.filter(origin__ours=True, type="machine.about").order_by("seq")
+    before, began = ours.count(), time.monotonic()
     for n in range(int(seconds / each)):
         time.sleep(max(0.0, began + n * each - time.monotonic()))
         machines[n % len(machines)].rename(f"machine {n}")
-        told.append((Origin.objects.values_list("head_seq", flat=True).get(ours=True), time.time()))
-    return {"changes": told, "rate": len(told) / (time.monotonic() - began)}
+        commits.append(time.time())
+    rate = len(commits) / (time.monotonic() - began)
+    return {"changes": list(zip(ours.values_list("seq", flat=True)[before:], commits, strict=True)), "rate": rate}
 
 
 def growth() -> dict[str, Any]:

@@ -2,17 +2,21 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from django.test import Client
+from other_mirror import OtherMirror
+from second_site import everything, logs, rebuilt, rows
 
 from barnraise import wire
 from barnraise.identity import Identity, opened
 from coordinator import mirror
-from coordinator.accounts.models import Enrolment
+from coordinator.accounts.models import Enrolment, Machine
 from coordinator.audit.models import Entry
 from coordinator.fleet.machines import Measured, Rest
 from coordinator.fleet.models import Membership
+from coordinator.mirrors import kinds, particulars, receiving
 from coordinator.telemetry.rollup import drain
 
 pytestmark = pytest.mark.django_db
@@ -199,3 +203,48 @@ def test_a_request_heard_here_is_refused_at_another_mirror_and_one_for_another_i
     assert ada.ask("GET", "/runs", token=token).status_code == 401
     assert ada.ask("GET", "/runs", token=theirs).status_code == 200
     assert ada.ask("GET", "/runs", token=theirs).status_code == 401
+
+
+# ---- at other mirrors ----------------------------------------------------------------------------------------------
+
+
+def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_none_without_its_name(
+    person, volunteer, monkeypatch
+):
+    ada = person()
+    attic, barn, shed, sold = (volunteer(ada, n).machine for n in range(1, 5))
+    before = logs(), everything()
+    attic.rename("the attic")
+    barn.rename("the barn")
+    shed.rename("unheard of")
+    sold.revoke()
+    there, events, kept = rows(), logs(), everything()
+    late = [each for each in kept if "unheard" in each.body]
+    rebuilt(*before)
+    alone, known = [], kinds.registered()["machine"]
+    noted = replace(known, store=lambda which, state: alone.append(which) or known.store(which, state))
+    monkeypatch.setitem(kinds._kinds, "machine", noted)
+    receiving.receive(events, later=True)
+    receiving.settle(later=True)
+    particulars.take([each for each in kept if each not in late], later=True)
+    receiving.settle()
+    assert set(alone) == {shed.key}, "the others were written together"
+    names = dict(Machine.objects.values_list("key", "hostname"))
+    assert names == {attic.key: "the attic", barn.key: "the barn", shed.key: "pc-3", sold.key: "pc-4"}
+    assert Machine.objects.get(key=sold.key).revoked
+    particulars.take(late)
+    assert rows() == there
+
+
+def test_a_mirror_that_gives_a_machines_number_to_other_keys_takes_nothing_of_it(person, volunteer):
+    ada = person()
+    mine, other = volunteer(ada, 1).machine, OtherMirror()
+    about, enrolled = "0" * 64, mine.enrolled.isoformat()
+    for n in range(3):
+        key = Identity(bytes([90 + n]) * 32).key
+        other.tell(
+            "machine.enrol", key, {"about": about, "id": str(mine.pk), "owner": str(ada.pk), "enrolled": enrolled}
+        )
+    before = Machine.objects.values().get()
+    receiving.receive(other.events)
+    assert Machine.objects.values().get(key=mine.key) == before

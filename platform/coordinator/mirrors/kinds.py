@@ -59,9 +59,9 @@ class Kind:
     and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits
     before it writes, and returns names of subjects that the rows would refer to, and do without while those have none.
     `words`: of a state, those that only one subject may have. `needs`: digests of its particulars. `existing`: events
-    that say what rows say, for a site that is older than its log. `fresh`: of states by name, those of which there are
-    no rows yet and that nothing stands in the way of, into rows all at once; returns their names, and `store` has the
-    others. What it writes is what `store` would: a new mirror has a hundred thousand of them."""
+    that say what rows say, for a site that is older than its log. `together`: of states by name, those that nothing
+    stands in the way of, into rows all at once; returns their names, and `store` has the others. What it writes is what
+    `store` would: a new mirror has a hundred thousand of them."""
 
     name: str
     shapes: Mapping[str, type[Message]]
@@ -70,7 +70,7 @@ class Kind:
     words: Callable[[State], Words] = no_words
     needs: Callable[[State], list[str]] = no_needs
     existing: Callable[[], Iterable[Told]] = nothing
-    fresh: Callable[[dict[str, State]], set[str]] = none_at_once
+    together: Callable[[dict[str, State]], set[str]] = none_at_once
 
     @property
     def types(self) -> list[str]:

@@ -103,9 +103,10 @@ def _settle_particulars(changed: Sequence[Subject]) -> None:
 def write(subjects: Sequence[Subject]) -> int:
     """Into rows, those that others refer to first, and after them those that lacked one of these. How many could be
     written; the rest stays marked."""
-    written = _write(subjects)
+    written = _write(subjects) if subjects else set()
     lacking = Subject.objects.exclude(lacks="") if written else ()
-    _write([each for each in lacking if not written.isdisjoint(each.lacks.split())])
+    if freed := [each for each in lacking if not written.isdisjoint(each.lacks.split())]:
+        _write(freed)
     return len(written)
 
 
@@ -121,18 +122,17 @@ def _write(subjects: Sequence[Subject]) -> set[str]:
     except DatabaseError:
         written = [subject for subject in ordered if _stored_alone(subject)]
     names = {subject.name for subject in written}
-    if ordered:
-        Subject.objects.filter(pk__in={subject.name for subject in ordered} - names).update(stored=False)
-        done = Subject.objects.filter(pk__in=names)
-        done.exclude(stored=True, lacks="").update(stored=True, lacks="")
-        Subject.objects.bulk_update([subject for subject in written if subject.lacks], ["lacks"])
+    Subject.objects.filter(pk__in={subject.name for subject in ordered} - names).update(stored=False)
+    done = Subject.objects.filter(pk__in=names)
+    done.exclude(stored=True, lacks="").update(stored=True, lacks="")
+    Subject.objects.bulk_update([subject for subject in written if subject.lacks], ["lacks"])
     return names
 
 
 def _stored_together(kind: kinds.Kind, subjects: list[Subject]) -> list[Subject]:
     """Those of one kind that could be."""
     states = {each.name.partition(":")[2]: json.loads(each.state) for each in subjects if each.state}
-    done = kind.fresh(states) if len(states) > 1 else set()
+    done = kind.together(states) if len(states) > 1 else set()
     for each in subjects:
         if each.name.partition(":")[2] in done:
             each.stored, each.lacks = True, ""

@@ -142,7 +142,7 @@ def _store_factors(which: str, state: State) -> None:
             Authenticator.objects.filter(pk=row.pk).update(data=data)
 
 
-def fresh(states: dict[str, State]) -> set[str]:
+def together(states: dict[str, State]) -> set[str]:
     """Of people who are here and have nothing yet: those with addresses that nobody else has, and no second factor."""
     lists = particulars.looks([state["addresses"] for state in states.values() if state["addresses"]], Lists)
     plain = {which: lists[state["addresses"]]["addresses"] for which, state in states.items()
@@ -188,4 +188,4 @@ def _keep(person: User, said: dict) -> str:
 
 
 shapes = {"addresses": Addresses, "add": Add, "remove": Remove, "spend": Spend, "forget": Forget}
-KIND = Kind("access", shapes, fold, store, needs=needs, existing=existing, fresh=fresh)
+KIND = Kind("access", shapes, fold, store, needs=needs, existing=existing, together=together)

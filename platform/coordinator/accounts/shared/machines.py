@@ -87,19 +87,25 @@ def _fields(state: State, about: dict | None) -> dict:
     return fields | ((about or {}) if state["about"] else NOTHING)
 
 
-def fresh(states: dict[str, State]) -> set[str]:
-    """Those that are not here, of people who are."""
+def together(states: dict[str, State]) -> set[str]:
+    """Of people who are here, those that are not, or are and keep their number. One that is here and whose particulars
+    are not keeps what it was called."""
     abouts = particulars.looks([state["about"] for state in states.values() if state["about"]], What)
     owners = User.objects.filter(pk__in={state["owner"] for state in states.values()})
     people = set(map(str, owners.values_list("pk", flat=True)))
     ids = [state["id"] for state in states.values()]
-    known = {*Machine.objects.filter(Q(key__in=states) | Q(pk__in=ids)).values_list("key", flat=True)}
-    rows = {
-        which: Machine(id=state["id"], key=which, **_fields(state, abouts.get(state["about"] or "")))
-        for which, state in states.items()
-        if which not in known and state["owner"] in people and ids.count(state["id"]) == 1
-    }
-    Machine.objects.bulk_create(rows.values())
+    there = Machine.objects.filter(Q(key__in=states) | Q(pk__in=ids)).values_list("key", "pk")
+    numbers = {key: str(pk) for key, pk in there}
+    keys = {number: key for key, number in numbers.items()}
+    rows = {}
+    for which, state in states.items():
+        number, about = state["id"], abouts.get(state["about"] or "")
+        if state["owner"] not in people or ids.count(number) > 1 or keys.get(number, which) != which:
+            continue
+        if which not in numbers or (numbers[which] == number and (about or not state["about"])):
+            rows[which] = Machine(id=number, key=which, **_fields(state, about))
+    told = ["owner", "enrolled", "revoked", *NOTHING]
+    Machine.objects.bulk_create(rows.values(), update_conflicts=True, unique_fields=["id"], update_fields=told)
     return set(rows)
 
 
@@ -125,4 +131,4 @@ def existing() -> Iterable[Told]:
 
 
 shapes = {"enrol": Enrol, "about": About, "revoke": Revoke}
-KIND = Kind("machine", shapes, fold, store, needs=needs, existing=existing, fresh=fresh)
+KIND = Kind("machine", shapes, fold, store, needs=needs, existing=existing, together=together)

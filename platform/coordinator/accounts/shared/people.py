@@ -109,7 +109,7 @@ def _fields(state: State, about: dict | None) -> dict:
     } | (about or {})
 
 
-def fresh(states: dict[str, State]) -> set[str]:
+def together(states: dict[str, State]) -> set[str]:
     """Who is not here, has not left, and has an address that nobody else has."""
     abouts = particulars.looks([state["about"] for state in states.values() if state["about"]], Who)
     known = set(map(str, User.objects.filter(pk__in=states).values_list("pk", flat=True)))
@@ -142,5 +142,5 @@ def needs(state: State) -> list[str]:
 KIND = Kind(
     "person",
     {"join": Join, "about": About, "grant": Grant, "ban": At, "unban": Unban, "leave": At},
-    fold, store, needs=needs, existing=existing, fresh=fresh,
+    fold, store, needs=needs, existing=existing, together=together,
 )  # fmt: skip

@@ -76,7 +76,7 @@ def store(which: str, state: State | None) -> None:
         _write(run, machine, incarnation, day, said, witnesses.get(said["witness"]))
 
 
-def fresh(states: dict[str, State]) -> set[str]:
+def together(states: dict[str, State]) -> set[str]:
     """Of machines and runs that are here, those with no row at all."""
     places = {which: which.split(":") for which in states}
     keys = {key for _, key, _ in places.values()}
@@ -150,4 +150,4 @@ def _signed(row: Credit) -> int | None:
     return head.total if head and head.seq == row.last else None
 
 
-KIND = Kind("credit", {"receipt": Receipt}, fold, store, fresh=fresh)
+KIND = Kind("credit", {"receipt": Receipt}, fold, store, together=together)
