@@ -13,7 +13,7 @@ from coordinator.mirrors.peer import Peer, Unheard
 
 log = logging.getLogger("coordinator.mirrors")
 
-QUIET = 0.3  # seconds that changes are gathered before others are nudged
+QUIET = 0.5  # seconds that changes are gathered before others are nudged
 PENDING = "mirrors:nudge"
 ASKED = "mirrors:pull:"  # and whose key
 LOST = 30  # seconds after which what was asked for and never begun may be asked for again
