@@ -104,6 +104,17 @@ def test_a_refusal_that_looks_like_markup_is_printed_as_it_is(small, tmp_path):
     fails(barnraise(tmp_path, "join", "a-run"), "there is no run [/bold] here")
 
 
+@pytest.mark.parametrize(("words", "nicer"), [((), 10), (("--eager",), 0)])
+def test_a_machine_that_trains_lets_its_other_programs_go_first_unless_it_is_told_not_to(tmp_path, words, nicer):
+    mirror = MirrorView(key=Home(tmp_path).identity.key, name="small", protocols=[1], time=0)
+    Home(tmp_path).enrol(Membership(url="http://127.0.0.1:9", mirror=mirror, machine=MACHINE))
+    then = "cli.measure = lambda *where: sys.exit(psutil.Process().nice())"
+    code = f"import os, psutil, sys; from barnraise import cli; {then}; cli.main()"
+    command = [sys.executable, "-c", code, "join", "a-run", "--home", str(tmp_path), *words]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(WORKER)}, capture_output=True, check=False)
+    assert done.returncode == max(nicer, os.nice(0)), done.stderr
+
+
 def test_a_home_that_cannot_be_made_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     fails(barnraise(tmp_path / "file" / "home", "status"), "Not a directory")

@@ -58,6 +58,7 @@ app.add_typer(scripting.runs, name="runs")
 app.add_typer(scripting.machines, name="machines")
 out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
+NICER = 10  # steps, where priorities are counted so
 
 
 def main() -> None:
@@ -124,6 +125,7 @@ def join(
     crash_safety: SafetyOption = "",
     moments_8bit: EightOption = None,
     hardware: HardwareOption = None,
+    polite: Annotated[bool, typer.Option("--polite/--eager", help="Let the machine's other programs go first.")] = True,
 ) -> None:
     """Train in a run until it ends, or until Ctrl-C: then the work is saved, and the next join goes on from there.
 
@@ -132,6 +134,8 @@ def join(
     from barnraise.enter import enter  # torch takes seconds to import: only where it is needed
     from barnraise.starting import taken
 
+    if polite:
+        step_back()
     tell_logs()
     leaving = leave_on_signals()
     place = Home(home or Home.default())
@@ -353,6 +357,13 @@ def tell_logs() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def step_back() -> None:
+    """Whatever else its owner does with this machine goes first; while they do nothing, training is as fast. Before
+    any thread is started: they inherit it."""
+    me = psutil.Process()
+    me.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if psutil.WINDOWS else max(NICER, me.nice()))
 
 
 def leave_on_signals() -> threading.Event:

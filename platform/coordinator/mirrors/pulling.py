@@ -84,7 +84,8 @@ def take_all(peer: Peer, heads: Heads, done: Pulled) -> None:
     """All that a mirror has more of than we do; rows last, so that each is written once. Raises Unheard."""
     try:
         take_logs(peer, heads, done)
-        receiving.settle(later=True)
+        if done.stored:
+            receiving.settle(later=True)
         take_particulars(peer)
     finally:
         receiving.settle()
@@ -117,16 +118,17 @@ def take_logs(peer: Peer, heads: Heads, done: Pulled, crew: Executor | None = No
             except Refused as error:
                 done.refused.append(f"{peer.name}: {error.sentence}")
     ours = our_heads()
+    own = set(Origin.objects.filter(key=mirror.identity().key).values_list("pk", flat=True))
     if held():  # a restored site: what it wrote itself is back before it decides anything, or folds what others did
         refused = len(done.refused)
-        for origin in filter(_own, heads.heads):
+        for origin in own.intersection(heads.heads):
             _take(peer, origin, heads.heads[origin], ours, done, crew)
         if len(done.refused) > refused:
             return
         receiving.settle(later=True)
         resume()
         ours = our_heads()
-    for origin, head in sorted(heads.heads.items(), key=lambda item: not _own(item[0])):  # its own first, all the same
+    for origin, head in sorted(heads.heads.items(), key=lambda item: item[0] not in own):  # own first, all the same
         _take(peer, origin, head, ours, done, crew)
 
 
@@ -139,9 +141,9 @@ def _take(
     crew: Executor | None,
 ) -> None:
     """A log from our last event on: that one again, for where it is another the two are a proof."""
-    seq, _ = ours.get(origin, (0, ""))
+    seq, digest = ours.get(origin, (0, ""))
     if head.seq <= seq:
-        if not (head.seq and _other(origin, head)):
+        if not (head.seq and (head.digest != digest if head.seq == seq else _other(origin, head))):
             return
         seq = head.seq
     after, keys = max(0, seq - 1), lists.believed(origin)
@@ -160,10 +162,6 @@ def _take(
             if came <= after or told.forked:  # what brings us no further is not asked for again
                 return
             after = came
-
-
-def _own(origin: str) -> bool:
-    return Origin.objects.filter(pk=origin, key=mirror.identity().key).exists()
 
 
 def _other(origin: str, head: Head) -> bool:
