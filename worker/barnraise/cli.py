@@ -59,6 +59,7 @@ app.add_typer(scripting.machines, name="machines")
 out = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 NICER = 10  # steps, where priorities are counted so
+TERMINAL = Path("/proc/self/autogroup")  # Linux gives each session an equal share; priorities count within it
 
 
 def main() -> None:
@@ -364,6 +365,8 @@ def step_back() -> None:
     any thread is started: they inherit it."""
     me = psutil.Process()
     me.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if psutil.WINDOWS else max(NICER, me.nice()))
+    with contextlib.suppress(OSError):  # not Linux, or one that shares its time out by processes alone
+        TERMINAL.write_text(str(NICER))
 
 
 def leave_on_signals() -> threading.Event:
