@@ -18,7 +18,7 @@ from barnraise.identity import Identity, digest
 from barnraise.mirrors import Expulsion, Listed
 from coordinator import mirror
 from coordinator.fleet.models import Membership
-from coordinator.mirrors import lists
+from coordinator.mirrors import lists, pulling
 from coordinator.mirrors.models import Standing
 from coordinator.telemetry import hearsay, history, listening, news, stream
 from coordinator.telemetry.models import Ear, Event, Point
@@ -126,6 +126,17 @@ def test_what_is_not_another_mirrors_word_for_us_is_refused_with_a_sentence(smal
 def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(small):
     Standing.objects.create(key=small.identity.key, failures=1)
     assert listening.gather() == 0 and small.asked == []
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+def test_a_clock_that_was_an_hour_ahead_and_is_put_right_makes_nobody_wait_for_that_hour(small, busy, failures):
+    run, ada, _ = busy
+    answering(small, page(elsewhere(run, ada), frames=[frame()]))
+    later = timezone.now() + timedelta(hours=1)
+    Ear.objects.create(key=small.identity.key, tried=later, failures=failures)
+    assert listening.gather() == 1
+    Standing.objects.create(key=small.identity.key, tried=later, failures=3)
+    assert pulling.pull_all()[small.identity.key].refused == []
 
 
 def test_an_expelled_mirrors_rows_go(small, busy):

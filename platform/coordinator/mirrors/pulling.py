@@ -37,12 +37,13 @@ class Pulled:
 
 def pull_all(patient: bool = True) -> dict[str, Pulled]:
     """From every other mirror of the list, in any order: from the one what the other lacks. By key. `patient`: one that
-    could not be used is left alone for a while, longer each time, unless it nudges. Who was only silent is knocked at
-    meanwhile: when a line heals nobody has to wait for the other's patience."""
+    could not be used is left alone for a while, longer each time, unless it nudges (or its last try is still to come:
+    that was by a clock since put right). Who was only silent is knocked at meanwhile: when a line heals nobody has to
+    wait for the other's patience."""
     listed, now = lists.others(), timezone.now()
     random.shuffle(listed)
     failed = Standing.objects.filter(failures__gt=0)
-    resting = {each.key: each.silent for each in failed if patient and now < each.tried + wait(each)}
+    resting = {each.key: each.silent for each in failed if patient and each.tried <= now < each.tried + wait(each)}
     back = {each.key for each in awake([each for each in listed if resting.get(each.key)])}
     return {each.key: pull(each) for each in listed if each.key not in resting or each.key in back}
 

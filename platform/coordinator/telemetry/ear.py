@@ -30,6 +30,6 @@ class Ear(models.Model):
         return Places.model_validate(self.after)
 
     def rests(self, now: datetime) -> bool:
-        """It could not be heard, and is left alone for now."""
+        """It could not be heard, and is left alone for now. (A try still to come was by a clock since put right.)"""
         seconds = min(LONGEST, SOONEST * 2 ** min(self.failures, 16)) if self.failures else 0
-        return now < self.tried + timedelta(seconds=seconds)
+        return self.tried <= now < self.tried + timedelta(seconds=seconds)
