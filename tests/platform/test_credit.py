@@ -8,9 +8,10 @@ from django.test import Client
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from mirror_lists import listed, signed_list
+from testimonies import LIFE, NEXT, witness_of
 
 from barnraise import wire
-from barnraise.identity import check_testimony, digest
+from barnraise.identity import check_testimony
 from coordinator import mirror
 from coordinator.accounts.leaving import leave
 from coordinator.accounts.models import Team
@@ -21,7 +22,6 @@ from coordinator.telemetry.rollup import drain
 from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
-LIFE, NEXT = "0123456789abcdef", "fedcba9876543210"
 WHO = st.integers(0, 2)
 
 
@@ -33,18 +33,6 @@ def barn(person, launched, volunteer):
     for each in (other, bob):
         each.join(run)
     return run, ada, other, bob
-
-
-def witness_of(machine, run, author, seq: int, total: int, life: str = LIFE, said=None) -> wire.Testimony:
-    """That `machine` has applied another's updates up to `seq`, of so many tokens; but for what is `said` otherwise."""
-    update = wire.Update(
-        run=str(run.pk), peer=author.identity.key, incarnation=life, seq=seq, previous="0" * 64, tokens=1, total=total,
-        fragments=[],
-    )  # fmt: skip
-    head = author.identity.sign("update", update)
-    word = wire.Witness(run=str(run.pk), author=update.author, head=digest(head.body))
-    word = machine.identity.sign("witness", word.model_copy(update=said or {}))
-    return wire.Testimony(head=wire.SignedHeader(**head.model_dump()), witness=wire.SignedWord(**word.model_dump()))
 
 
 def posted(machine, run, report, seen):

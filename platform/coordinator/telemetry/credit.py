@@ -47,8 +47,8 @@ class Credit(models.Model):
     first = models.BigIntegerField()
     last = models.BigIntegerField()
     tokens = models.BigIntegerField()
-    told_last = models.BigIntegerField(default=0, db_default=0)  # to other mirrors: up to this update…
-    told_tokens = models.BigIntegerField(default=0, db_default=0)  # …and so many of the tokens
+    told_last = models.BigIntegerField(default=0, db_default=0)  # mirrors have told each other up to this update…
+    told_tokens = models.BigIntegerField(default=0, db_default=0)  # …and so many of these tokens
     witness = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL, related_name="+")  # of the last of them
     head = models.JSONField(null=True)  # the author's signed header of the last, and…
     said = models.JSONField(null=True)  # …the witness's signed word for it: a `wire.Testimony`, for anybody to check

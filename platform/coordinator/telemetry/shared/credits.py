@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection
 from django.db.models import F
@@ -37,10 +37,10 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """The union of all ranges. Mirrors hear of the same updates from different witnesses, so ranges overlap: they are
     laid along each other by (first, longest, fewest tokens), and of each only what the ones before it leave open
     counts: by what the author signed at both ends of that, or else by its share of updates. No update counts twice,
-    whoever told of it and how often."""
+    whoever told of it and how often, and none for more than was signed."""
     told = {_placed(fact.said) for fact in facts}
     days: dict[str, dict[str, Any]] = {}
-    reach, before = 0, UNTOLD  # the last update that counted, and the author's total there
+    reach, before, counted = 0, UNTOLD, 0  # the last update that counted, the author's total there, and all that counts
     for first, end, tokens, day, witness, total in sorted(told):
         last, begin = -end, max(first, reach + 1)
         if last < begin:
@@ -48,9 +48,11 @@ def fold(facts: Sequence[Fact]) -> State | None:
         share = tokens * (last - begin + 1) // (last - first + 1)
         if begin > first and UNTOLD not in (before, total):
             share = min(tokens, max(0, total - before))
+        if total != UNTOLD:
+            share = min(share, max(0, total - counted))
         row = days.setdefault(day.isoformat(), {"first": begin, "tokens": 0})
         row.update(last=last, tokens=row["tokens"] + share, witness=witness or None)
-        reach, before = last, total
+        reach, before, counted = last, total, counted + share
     return {"days": days}
 
 
@@ -61,19 +63,59 @@ def _placed(said: Receipt) -> tuple[int, int, int, date, str, int]:
 
 
 def store(which: str, state: State | None) -> None:
-    """What this site has heard and not told yet is told first, and stays on top of what the state says."""
+    """What this site has heard and nobody has told yet stays on top of what the state says. It is not told because of
+    that: mirrors that answered each other's receipts with their own would never come to rest."""
     run, key, incarnation = which.split(":")
     machine = Machine.objects.filter(key=key).first()
     if machine is None or not Run.objects.filter(pk=run).exists():
         raise Waits(f"machine:{key}" if machine is None else f"run:{run}")
+    _write(run, machine, incarnation, state["days"] if state else {})
+
+
+def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[str, Any]]) -> None:
     rows = Credit.objects.filter(run=run, machine=machine, incarnation=incarnation)
-    if _tell(which, list(rows.select_for_update())):
-        state = current(f"credit:{which}")
-    days = state["days"] if state else {}
-    rows.filter(told_tokens=F("tokens")).exclude(day__in=days).delete()
+    locked = list(rows.order_by("day").select_for_update(of=("self",)))
+    reach = max((said["last"] for said in days.values()), default=0)
+    covered = sum(said["tokens"] for said in days.values()) - sum(row.told_tokens for row in locked)
+    told = dict.fromkeys(days, reach)  # day → up to which update nothing is to be told of it any more
+    for row, rest in zip(locked, remaining(list(map(_untold, locked)), reach, covered), strict=True):
+        mine, day = Credit.objects.filter(pk=row.pk), row.day.isoformat()
+        before = max(_untold(row).first - 1, reach) if rest else reach
+        if day in days:
+            told[day] = before
+            mine.update(tokens=row.told_tokens + rest, last=row.last if rest else row.told_last)
+        elif rest:
+            mine.update(first=before + 1, tokens=rest, told_tokens=0, told_last=before)
+        else:
+            mine.delete()
     witnesses = dict(Machine.objects.filter(key__in=[d["witness"] for d in days.values()]).values_list("key", "pk"))
     for day, said in days.items():
-        _write(run, machine, incarnation, day, said, witnesses.get(said["witness"]))
+        _put(run, machine, incarnation, day, said, told[day], witnesses.get(said["witness"]))
+
+
+class Untold(NamedTuple):
+    """Updates `first` to `last`, of so many tokens."""
+
+    first: int
+    last: int
+    tokens: int
+
+
+def _untold(row: Credit) -> Untold:
+    return Untold(max(row.first, row.told_last + 1), row.last, row.tokens - row.told_tokens)
+
+
+def remaining(untold: Sequence[Untold], reach: int, covered: int) -> list[int]:
+    """Of each of these ranges, in their order, the tokens of updates after `reach`, up to which all is told now.
+    `covered`: tokens that were told since these ranges were heard; of a range that was told in part they are what the
+    ranges before it leave of them."""
+    rest = []
+    for each in untold:
+        in_part = min(each.tokens, max(0, covered)) if each.first <= reach else 0
+        gone = each.tokens if each.last <= reach else in_part
+        covered -= gone
+        rest.append(each.tokens - gone)
+    return rest
 
 
 def together(states: dict[str, State]) -> set[str]:
@@ -91,9 +133,10 @@ def together(states: dict[str, State]) -> set[str]:
         if run not in runs or key not in machines or (run, machines[key], incarnation) in known:
             continue
         done.add(which)
+        reach = max(said["last"] for said in states[which]["days"].values())
         for day, said in states[which]["days"].items():
             told = {
-                "told_last": said["last"],
+                "told_last": reach,
                 "told_tokens": said["tokens"],
                 "witness_id": machines.get(said["witness"]),
             }
@@ -103,7 +146,7 @@ def together(states: dict[str, State]) -> set[str]:
     return done
 
 
-def _write(run: str, machine: Machine, incarnation: str, day: str, said: dict, witness: Any) -> None:
+def _put(run: str, machine: Machine, incarnation: str, day: str, said: dict, told: int, witness: Any) -> None:
     """One statement: reports are rolled up meanwhile, and what they add must not be lost."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -112,33 +155,33 @@ def _write(run: str, machine: Machine, incarnation: str, day: str, said: dict, w
             "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET first = excluded.first, "
             "last = CASE WHEN mine.last > mine.told_last THEN greatest(mine.last, excluded.last) "
             "ELSE excluded.last END, "
-            "tokens = excluded.tokens + mine.tokens - mine.told_tokens, told_last = excluded.last, "
+            "tokens = excluded.tokens + mine.tokens - mine.told_tokens, told_last = excluded.told_last, "
             "told_tokens = excluded.tokens, witness_id = excluded.witness_id",
-            [uuid7(), run, machine.pk, incarnation, day, said["first"], said["last"], said["tokens"], said["last"],
+            [uuid7(), run, machine.pk, incarnation, day, said["first"], said["last"], said["tokens"], told,
              said["tokens"], witness],
         )  # fmt: skip
 
 
 def tell() -> int:
-    """What was witnessed here since the last time. How many events that took."""
+    """What was witnessed here since the last time, and no other mirror has told meanwhile. How many events."""
     told = 0
     quiet = Credit.objects.exclude(tokens=F("told_tokens")).order_by("run", "machine", "incarnation")
     for run, key, incarnation in list(quiet.values_list("run", "machine__key", "incarnation").distinct()[:2000]):
+        which = f"{run}:{key}:{incarnation}"
         with log.change():
-            rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation).select_for_update(
-                of=("self",)
-            )
-            told += _tell(f"{run}:{key}:{incarnation}", list(rows))
+            rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation)
+            told += _tell(which, list(rows.select_for_update(of=("self",))))
+            store(which, current(f"credit:{which}"))  # which may be less, where others told of the same
     return told
 
 
 def _tell(which: str, rows: list[Credit]) -> int:
     fresh = [row for row in rows if row.tokens != row.told_tokens]
     for row in sorted(fresh, key=lambda row: row.day):
-        first = max(row.first, row.told_last + 1)
-        if row.last >= first:
+        first, last, tokens = _untold(row)
+        if last >= first:
             witness = row.witness.key if row.witness else None
-            said = {"day": row.day, "first": first, "last": row.last, "tokens": max(0, row.tokens - row.told_tokens)}
+            said = {"day": row.day, "first": first, "last": last, "tokens": max(0, tokens)}
             log.record("credit.receipt", which, said | {"witness": witness, "total": _signed(row)})
         Credit.objects.filter(pk=row.pk).update(told_last=row.last, told_tokens=row.tokens)
     return len(fresh)
