@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connection
 from django.db.models import Sum
+from django.utils import timezone
 from django_celery_beat.models import PeriodicTask
 from kombu.exceptions import OperationalError
 
@@ -105,8 +106,20 @@ def test_a_worker_that_lost_valkey_asks_every_second_for_good():
     assert app.conf.broker_connection_max_retries is None
 
 
-def test_the_schedule_stays_where_postgres_is_away_when_it_is_to_be_read_again(transactional_db, monkeypatch):
-    schedule = Schedule(app)
+@pytest.fixture
+def beat(transactional_db):
+    """Makes a schedule as beat has it, which does not write itself down when this process ends."""
+
+    def make() -> Schedule:
+        made = Schedule(app)
+        made._finalize.cancel()
+        return made
+
+    return make
+
+
+def test_the_schedule_stays_where_postgres_is_away_when_it_is_to_be_read_again(beat, monkeypatch):
+    schedule = beat()
     known = set(schedule.schedule)
     assert "mirrors" in known
     connection.close()
@@ -117,3 +130,23 @@ def test_the_schedule_stays_where_postgres_is_away_when_it_is_to_be_read_again(t
     PeriodicTask.objects.filter(name="mirrors").update(enabled=False)
     schedule._last_full_sync -= timedelta(minutes=6)
     assert set(schedule.schedule) == known - {"mirrors"}, "it is read again once that can be"
+
+
+def test_a_clock_that_was_ahead_and_is_put_right_holds_nothing_up(beat, monkeypatch):
+    """Neither in a beat that runs through it, nor in one that starts afterwards and reads of runs still to come."""
+    hour, ran = timedelta(hours=1), []
+    monkeypatch.setattr(Schedule, "apply_entry", lambda self, entry, **_: ran.append(entry.name))
+    schedule = beat()
+    schedule.tick()
+    schedule._ahead += hour.total_seconds()  # as it is after some time with a clock an hour ahead
+    schedule._heap = [at._replace(time=at.time + hour.total_seconds()) for at in schedule._heap]
+    for entry in schedule.schedule.values():
+        entry.last_run_at += hour
+    PeriodicTask.objects.update(last_run_at=timezone.now() + hour)
+    often = {"mirrors", "rollup", "gather", "tick"}
+    for each in (schedule, beat()):
+        ran.clear()
+        end = time.monotonic() + 15
+        while not often <= set(ran):
+            assert time.monotonic() < end, often - set(ran)
+            time.sleep(max(0.0, min(0.1, each.tick())))
