@@ -268,7 +268,12 @@ def _an_hour_ahead() -> dict[str, str] | None:
     if found is None or found.origin is None:
         return None
     library = Path(found.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
-    told = {"LD_PRELOAD": str(library), "FAKETIME": f"+{HOUR:.0f}s", "DONT_FAKE_MONOTONIC": "1"}
+    told = {
+        "LD_PRELOAD": str(library),
+        "FAKETIME": f"+{HOUR:.0f}s",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else threads that wait for the interpreter spin: a core is gone
+    }
     look = subprocess.run(
         [sys.executable, "-c", "import time; print(time.time())"], env={**os.environ, **told}, capture_output=True,
         text=True, check=False,
