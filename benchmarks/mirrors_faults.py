@@ -32,7 +32,7 @@ class Span:
     server: float = 15.0  # without Postgres, or Valkey
     full: float = 25.0
     clock: float = 45.0
-    between: float = 22.0  # two faults
+    between: float = 24.0  # two faults
 
 
 QUICK = Span(steady=8.0, dead=8.0, cut=20.0, server=6.0, full=8.0, clock=15.0, between=2.0)

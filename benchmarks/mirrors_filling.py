@@ -60,8 +60,7 @@ class Writing:
             id=str(uuid7()), origin=self.ours.pk, seq=self.ours.head_seq + 1, prev=self.ours.head_digest, hlc=self.hlc,
             type=type, subject=f"{type.partition('.')[0]}:{which}", payload=said,
         )  # fmt: skip
-        made = log.row(event, mirror.identity().sign("event", event))
-        made.understood = True
+        made = LogEvent(**log.line(event, mirror.identity().sign("event", event), True)._asdict())
         self.ours.head_seq, self.ours.head_digest, self.ours.head_hlc = made.seq, made.digest, made.hlc
         self.events.append(made)
         if len(self.events) >= PAGE:

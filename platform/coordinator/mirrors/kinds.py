@@ -1,13 +1,13 @@
 """The registry of kinds: what the events of one kind of subject mean. Adding a kind is one file in the app that owns
 the rows, which the app registers here when it is ready."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from barnraise.wire import Message
 
@@ -111,7 +111,7 @@ def fact(event: Entry) -> Fact | None:
     if known is None or what not in known.shapes:
         return None
     try:
-        said = known.shapes[what].model_validate(json.loads(event.body)["payload"])  # an event it was when it came
+        said = known.shapes[what].model_validate(from_json(event.body)["payload"])  # an event it was when it came
     except ValidationError:
         return None
     return Fact(event.hlc, event.uuid, event.digest, what, said)

@@ -13,6 +13,7 @@ from barnraise.identity import digest
 from barnraise.wire import Message
 from coordinator.mirrors.log import change
 from coordinator.mirrors.models import Particulars, Subject
+from coordinator.mirrors.putting import put
 from coordinator.mirrors.state import canonical, write, write_waiting
 
 log = logging.getLogger("coordinator.mirrors")
@@ -82,9 +83,7 @@ def take(come: Sequence[Kept], later: bool = False) -> int:
         rows = list(Particulars.objects.filter(pk__in=fits, body=""))
         for row in rows:
             row.salt, row.body = fits[row.digest].salt, fits[row.digest].body
-        Particulars.objects.bulk_create(
-            rows, update_conflicts=True, unique_fields=["digest"], update_fields=["salt", "body"]
-        )
+        put(rows, update=["salt", "body"])
         concerned = Subject.objects.filter(pk__in={row.subject for row in rows})
         if later:
             concerned.update(stored=False)

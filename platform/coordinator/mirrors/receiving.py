@@ -13,7 +13,7 @@ from barnraise.identity import digest
 from barnraise.wire import Signed
 from coordinator.mirrors import clock, kinds, state
 from coordinator.mirrors.cutting import prove
-from coordinator.mirrors.log import advance, change, now, row
+from coordinator.mirrors.log import Line, advance, change, line, now
 from coordinator.mirrors.message import Event, read_all
 from coordinator.mirrors.models import LogEvent, Origin, Subject, Tally
 from coordinator.refusals import Refused
@@ -69,7 +69,7 @@ def _take(
     before = [event.seq for event, _ in run if event.seq <= origin.head_seq]
     kept = LogEvent.objects.filter(origin=origin.pk, seq__in=before).order_by()
     known = dict(kept.values_list("seq", "digest")) if before else {}
-    fresh: list[LogEvent] = []
+    fresh: list[Line] = []
     understood = set(kinds.types())
     seq, last, hlc = origin.head_seq, origin.head_digest, origin.head_hlc
     for event, signed in run:
@@ -95,8 +95,7 @@ def _take(
             raise Refused(f"event {event.seq} of log {origin.pk[:8]} does not follow the event {seq} that is here")
         if event.hlc <= hlc:
             raise Refused(f"event {event.seq} of log {origin.pk[:8]} is stamped before the one it follows")
-        made = row(event, signed)
-        made.understood = event.type in understood
+        made = line(event, signed, event.type in understood)
         seq, last, hlc = made.seq, made.digest, made.hlc
         fresh.append(made)
     if not fresh:
@@ -114,7 +113,7 @@ def _take(
     return len(fresh)
 
 
-def _forked(tally: Tally, origin: Origin, seq: int, fresh: list[LogEvent], second: Signed, told: Received) -> int:
+def _forked(tally: Tally, origin: Origin, seq: int, fresh: list[Line], second: Signed, told: Received) -> int:
     """Two events with one number. Of this run nothing is taken; what was taken before is cut from that number on."""
     first = next((event.signed for event in fresh if event.seq == seq), None)
     first = first or LogEvent.objects.get(origin=origin.pk, seq=seq).signed
@@ -159,13 +158,12 @@ def _settle(kind: kinds.Kind, later: bool) -> int:
     return changed
 
 
-def _keep(events: Sequence[LogEvent]) -> None:
+def _keep(lines: Sequence[Line]) -> None:
     """Into the log, by COPY: a new mirror takes in a hundred thousand."""
-    fields = LogEvent._meta.concrete_fields
-    names = ", ".join(f'"{field.column}"' for field in fields)
+    names = ", ".join(f'"{name}"' for name in Line._fields)
     with (
         connection.cursor() as cursor,
         cursor.copy(f"COPY {LogEvent._meta.db_table} ({names}) FROM STDIN") as copy,
     ):
-        for event in events:
-            copy.write_row([getattr(event, field.attname) for field in fields])
+        for each in lines:
+            copy.write_row(each)

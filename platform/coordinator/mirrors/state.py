@@ -16,6 +16,7 @@ from django.db import DatabaseError, transaction
 from coordinator.mirrors import claims, kinds
 from coordinator.mirrors.kinds import Entry, State, Waits
 from coordinator.mirrors.models import LogEvent, Particulars, Subject, Tally
+from coordinator.mirrors.putting import put
 
 log = logging.getLogger("coordinator.mirrors")
 MODULUS = 1 << 256
@@ -48,7 +49,7 @@ def current(subject: str) -> State | None:
 def mark_stale(names: Collection[str]) -> None:
     """These have events now that they were not folded from; within `log.change`."""
     fresh = [Subject(name=name, stale=True) for name in sorted(names)]
-    Subject.objects.bulk_create(fresh, update_conflicts=True, unique_fields=["name"], update_fields=["stale"])
+    put(fresh, update=["stale"])
 
 
 def fold(names: Sequence[str], tally: Tally, *, store: bool, later: bool = False) -> int:
@@ -68,9 +69,7 @@ def fold(names: Sequence[str], tally: Tally, *, store: bool, later: bool = False
         if text != known:
             total += weight(name, text) - weight(name, known or "")
             changed.append(Subject(name=name, state=text, stored=not store))
-    Subject.objects.bulk_create(
-        changed, update_conflicts=True, unique_fields=["name"], update_fields=["state", "stale", "stored"]
-    )
+    put(changed, update=["state", "stale", "stored"])
     if same := set(names).difference(each.name for each in changed):
         Subject.objects.filter(pk__in=same, stale=True).update(stale=False)
     tally.total = f"{total % MODULUS:064x}"
@@ -95,7 +94,7 @@ def _settle_particulars(changed: Sequence[Subject]) -> None:
             names.append(subject.name)
             needs = kind.needs(json.loads(subject.state)) if subject.state else []
             wanted += [Particulars(digest=each, subject=subject.name) for each in needs]
-    Particulars.objects.bulk_create(wanted, ignore_conflicts=True)
+    put(wanted)
     if names:
         Particulars.objects.filter(subject__in=names).exclude(pk__in=[each.digest for each in wanted]).delete()
 

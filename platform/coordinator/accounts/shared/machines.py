@@ -1,6 +1,7 @@
 """The kind "machine", by its key: whose it is, and whether it was revoked. What it is called and what is in it is in
 particulars: that goes when its owner goes."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
@@ -13,6 +14,7 @@ from coordinator.accounts.machines import NOTHING
 from coordinator.accounts.models import Machine, User
 from coordinator.mirrors import particulars
 from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
+from coordinator.mirrors.putting import put
 
 
 class Enrol(Message):
@@ -93,19 +95,19 @@ def together(states: dict[str, State]) -> set[str]:
     abouts = particulars.looks([state["about"] for state in states.values() if state["about"]], What)
     owners = User.objects.filter(pk__in={state["owner"] for state in states.values()})
     people = set(map(str, owners.values_list("pk", flat=True)))
-    ids = [state["id"] for state in states.values()]
+    ids = Counter(state["id"] for state in states.values())
     there = Machine.objects.filter(Q(key__in=states) | Q(pk__in=ids)).values_list("key", "pk")
     numbers = {key: str(pk) for key, pk in there}
     keys = {number: key for key, number in numbers.items()}
     rows = {}
     for which, state in states.items():
         number, about = state["id"], abouts.get(state["about"] or "")
-        if state["owner"] not in people or ids.count(number) > 1 or keys.get(number, which) != which:
+        if state["owner"] not in people or ids[number] > 1 or keys.get(number, which) != which:
             continue
         if which not in numbers or (numbers[which] == number and (about or not state["about"])):
             rows[which] = Machine(id=number, key=which, **_fields(state, about))
-    told = ["owner", "enrolled", "revoked", *NOTHING]
-    Machine.objects.bulk_create(rows.values(), update_conflicts=True, unique_fields=["id"], update_fields=told)
+    told = ["owner_id", "enrolled", "revoked", *NOTHING]
+    put(list(rows.values()), update=told)
     return set(rows)
 
 

@@ -16,6 +16,7 @@ from coordinator.accounts import leaving
 from coordinator.accounts.models import User
 from coordinator.mirrors import particulars
 from coordinator.mirrors.kinds import Fact, Kind, State, Told
+from coordinator.mirrors.putting import put
 
 RIGHTS = ("organiser", "is_staff")
 
@@ -122,7 +123,7 @@ def together(states: dict[str, State]) -> set[str]:
         if which in known or about is None or (email := about["email"].lower()) in taken or counts[email] > 1:
             continue
         rows[which] = User(pk=which, **_fields(state, about))
-    User.objects.bulk_create(rows.values())
+    put(list(rows.values()))
     return set(rows)
 
 

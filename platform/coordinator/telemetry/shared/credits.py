@@ -14,6 +14,7 @@ from barnraise.wire import Count, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import log
 from coordinator.mirrors.kinds import Fact, Kind, State, Waits
+from coordinator.mirrors.putting import put
 from coordinator.mirrors.state import current
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Credit
@@ -142,7 +143,7 @@ def together(states: dict[str, State]) -> set[str]:
             }
             place = {"run_id": run, "machine_id": machines[key], "incarnation": incarnation, "day": day}
             rows.append(Credit(**place, **told, **{name: said[name] for name in ("first", "last", "tokens")}))
-    Credit.objects.bulk_create(rows)
+    put(rows)
     return done
 
 
