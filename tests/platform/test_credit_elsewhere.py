@@ -130,6 +130,19 @@ def test_what_a_mirror_that_lied_had_told_is_heard_again(mirrors):
     assert mirrors.tell() == 1 and mirrors.shown() == up_to(9)
 
 
+@pytest.mark.django_db
+def test_receipts_of_nothing_count_for_nothing_and_hold_up_nobody(mirrors):
+    """Another mirror may say that a range ends before it begins: of one life, and of many in one go."""
+    mirrors.hears(4)
+    place, said = f"{mirrors.run.pk}:{mirrors.author.identity.key}", {"day": "2026-01-01", "first": 9, "last": 3}
+    for life in (mirrors.life, "b" * 16, "c" * 16):
+        mirrors.other.tell("credit.receipt", f"{place}:{life}", said | {"tokens": 7, "witness": None, "total": 7})
+    assert not receiving.receive(mirrors.other.events).refused
+    assert mirrors.shown() == up_to(4) and not Credit.objects.exclude(incarnation=mirrors.life).exists()
+    mirrors.hears_elsewhere(1, 6)
+    assert mirrors.shown() == up_to(6) and mirrors.tell() == 0
+
+
 HEARD = st.tuples(st.just("here"), st.integers(1, 30))
 TOLD = st.tuples(st.just("there"), st.integers(1, 30), st.integers(0, 9))
 DONE = st.lists(HEARD | TOLD | st.tuples(st.just("tell")) | st.tuples(st.just("midnight")), max_size=14)

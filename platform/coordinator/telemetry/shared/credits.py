@@ -76,7 +76,7 @@ def store(which: str, state: State | None) -> None:
 def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[str, Any]]) -> None:
     rows = Credit.objects.filter(run=run, machine=machine, incarnation=incarnation)
     locked = list(rows.order_by("day").select_for_update(of=("self",)))
-    reach = max((said["last"] for said in days.values()), default=0)
+    reach = _reach(days)
     covered = sum(said["tokens"] for said in days.values()) - sum(row.told_tokens for row in locked)
     told = dict.fromkeys(days, reach)  # day → up to which update nothing is to be told of it any more
     for row, rest in zip(locked, remaining(list(map(_untold, locked)), reach, covered), strict=True):
@@ -92,6 +92,11 @@ def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[st
     witnesses = dict(Machine.objects.filter(key__in=[d["witness"] for d in days.values()]).values_list("key", "pk"))
     for day, said in days.items():
         _put(run, machine, incarnation, day, said, told[day], witnesses.get(said["witness"]))
+
+
+def _reach(days: dict[str, dict[str, Any]]) -> int:
+    """The last update that any of them has; 0 where receipts were of nothing."""
+    return max((said["last"] for said in days.values()), default=0)
 
 
 class Untold(NamedTuple):
@@ -134,7 +139,7 @@ def together(states: dict[str, State]) -> set[str]:
         if run not in runs or key not in machines or (run, machines[key], incarnation) in known:
             continue
         done.add(which)
-        reach = max(said["last"] for said in states[which]["days"].values())
+        reach = _reach(states[which]["days"])
         for day, said in states[which]["days"].items():
             told = {
                 "told_last": reach,
