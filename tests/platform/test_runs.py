@@ -14,6 +14,7 @@ from barnraise.identity import digest
 from barnraise.spec import PRESETS, RunSpec, preset
 from coordinator import mirror
 from coordinator.accounts.models import User
+from coordinator.api import endpoints
 from coordinator.fleet.facts import advance
 from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run
@@ -39,6 +40,23 @@ def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person
     assert run.spec_digest == digest(run.spec_text)
     assert not run.edit("Another", spec) and run.name == "A run"
     assert not run.accept_manifest(wire.Signed.model_validate(run.manifest))
+
+
+def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(person, launched, monkeypatch):
+    """Its ticket and what it is told of the run are of one moment, or its machine refuses them."""
+    run, ada = launched(person())
+    named = endpoints.run_named
+
+    def read_before_the_launch(*asked):
+        found = named(*asked)
+        found.spec_text, found.manifest, found.status = "", None, wire.Status.DRAFT
+        return found
+
+    monkeypatch.setattr(endpoints, "run_named", read_before_the_launch)
+    answer = ada.ask("POST", f"/runs/{run.slug}/join", wire.JoinRequest(addresses=[], version="1"))
+    reply = wire.JoinReply.model_validate_json(answer.content)
+    assert reply.ticket and reply.run.manifest
+    assert digest(reply.run.manifest.body) == RunSpec.from_json(reply.run.spec).manifest
 
 
 def test_pause_and_resume_say_whether_they_did_anything(person, launched):

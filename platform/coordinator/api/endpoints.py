@@ -100,7 +100,7 @@ def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
     membership = join(run, machine(request), asked)
     common(run, fresh=True)
     return wire.JoinReply(
-        run=run.view(),
+        run=membership.run.view(),  # as the ticket sees it: it may have been launched meanwhile
         ticket=fresh_ticket(membership, always=True),
         directive=directive(membership),
         peers=hints(membership),
