@@ -7,6 +7,8 @@ from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
+from coordinator.steady import steady
+
 log = logging.getLogger("coordinator.celery")
 SET = 1.0  # seconds that a clock jumps at least, when somebody sets it
 
@@ -25,7 +27,7 @@ class Schedule(DatabaseScheduler):
     with the error of a read that fails: nothing would be done by the clock any more until somebody looked."""
 
     Entry = Entry
-    _ahead: float | None = None  # of a clock that nobody sets
+    _ahead: float | None = None  # seconds, of a clock that nobody sets
 
     def all_as_schedule(self):
         try:
@@ -38,7 +40,7 @@ class Schedule(DatabaseScheduler):
 
     def tick(self, *args, **kwargs):
         """Where the clock was set they line up anew: the line is by the old one."""
-        before, self._ahead = self._ahead, time.time() - time.monotonic()
+        before, self._ahead = self._ahead, time.time() - steady()
         if before is not None and abs(self._ahead - before) > SET:
             log.warning("the clock was set by %+.0f s: all that runs by it lines up anew", self._ahead - before)
             self._heap = None

@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -22,6 +20,7 @@ from coordinator.memo import Memo
 from coordinator.mirrors import clock, kinds, state
 from coordinator.mirrors.message import LONGEST, NOTHING, Event
 from coordinator.mirrors.models import Clock, LogEvent, Origin, Subject, Tally
+from coordinator.steady import boot, steady
 
 log = logging.getLogger("coordinator.mirrors")
 MOST = 1000  # events served at once
@@ -188,7 +187,7 @@ def now() -> float:
 def note_clock(key: str, theirs: float, ours: float | None = None) -> None:
     """Another mirror (by its key) signed that it is `theirs`, seconds since 1970; `ours`, this machine's clock then."""
     ahead = theirs - (time.time() if ours is None else ours)
-    said = {"ahead": ahead, "heard": datetime.fromtimestamp(time.time(), UTC), "steady": _steady(), "boot": _boot()}
+    said = {"ahead": ahead, "heard": datetime.fromtimestamp(time.time(), UTC), "steady": steady(), "boot": boot()}
     Clock.objects.update_or_create(key=key, defaults=said)
     _clocks.drop("all")
 
@@ -202,25 +201,13 @@ def _ahead() -> list[float]:
     """Seconds that each other mirror heard lately is ahead of this machine's clock. That may have been set since: how
     long ago it was says the clock that nobody sets, so that not one event is stamped wrong until they are heard again.
     """
-    found, steady, wall = [], _steady(), time.time()
+    found, since, wall = [], steady(), time.time()
     for each in _clocks.get("all", lambda: list(Clock.objects.all())):
         shown = wall - each.heard.timestamp()
-        passed = steady - each.steady if each.boot and each.boot == _boot() else shown
+        passed = since - each.steady if each.boot and each.boot == boot() else shown
         if 0 <= passed < HEARD:
             found.append(each.ahead + passed - shown)
     return found
-
-
-def _steady() -> float:
-    """Seconds since this machine started, sleep included where the system can tell."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-@lru_cache(maxsize=1)
-def _boot() -> str:
-    """Which start of this machine that counts from."""
-    known = Path("/proc/sys/kernel/random/boot_id")
-    return known.read_text().strip() if known.exists() else ""
 
 
 # ---- serving -------------------------------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[st
         before = max(_untold(row).first - 1, reach) if rest else reach
         if day in days:
             told[day] = before
-            mine.update(tokens=row.told_tokens + rest, last=row.last if rest else row.told_last)
+            if rest != _untold(row).tokens:
+                mine.update(tokens=row.told_tokens + rest, last=row.last if rest else row.told_last)
         elif rest:
             mine.update(first=before + 1, tokens=rest, told_tokens=0, told_last=before)
         else:
