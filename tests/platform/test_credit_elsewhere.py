@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from django.db.models import F
 from django.utils import timezone
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from other_mirror import OtherMirror
 from second_site import at_once, everything, logs, rows
 from testimonies import witness_of
@@ -152,6 +152,7 @@ DONE = st.lists(HEARD | TOLD | st.tuples(st.just("tell")) | st.tuples(st.just("m
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @pytest.mark.django_db
+@example([("here", 2), ("midnight",), ("there", 1, 0), ("here", 3)])
 @given(DONE)
 def test_whoever_hears_and_tells_first_credit_is_right_to_the_token_all_the_while(mirrors, done):
     mirrors.begin()

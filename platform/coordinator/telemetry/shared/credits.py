@@ -79,12 +79,13 @@ def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[st
     reach = _reach(days)
     covered = sum(said["tokens"] for said in days.values()) - sum(row.told_tokens for row in locked)
     told = dict.fromkeys(days, reach)  # day → up to which update nothing is to be told of it any more
-    for row, rest in zip(locked, remaining(list(map(_untold, locked)), reach, covered), strict=True):
+    untold = _untold(locked)
+    for row, heard, rest in zip(locked, untold, remaining(untold, reach, covered), strict=True):
         mine, day = Credit.objects.filter(pk=row.pk), row.day.isoformat()
-        before = max(_untold(row).first - 1, reach) if rest else reach
+        before = max(heard.first - 1, reach) if rest else reach
         if day in days:
             told[day] = before
-            if rest != _untold(row).tokens:
+            if rest != heard.tokens:
                 mine.update(tokens=row.told_tokens + rest, last=row.last if rest else row.told_last)
         elif rest:
             mine.update(first=before + 1, tokens=rest, told_tokens=0, told_last=before)
@@ -108,8 +109,14 @@ class Untold(NamedTuple):
     tokens: int
 
 
-def _untold(row: Credit) -> Untold:
-    return Untold(max(row.first, row.told_last + 1), row.last, row.tokens - row.told_tokens)
+def _untold(rows: Sequence[Credit]) -> list[Untold]:
+    """Of one author's rows, in the order of their days. What is heard on a day comes after all that was heard before,
+    also where another mirror told of the same at the day's beginning and has not told of all of it."""
+    untold, before = [], 0  # the last update of the days so far
+    for row in rows:
+        untold.append(Untold(max(row.first, row.told_last + 1, before + 1), row.last, row.tokens - row.told_tokens))
+        before = max(before, row.last)
+    return untold
 
 
 def remaining(untold: Sequence[Untold], reach: int, covered: int) -> list[int]:
@@ -177,15 +184,15 @@ def tell() -> int:
         which = f"{run}:{key}:{incarnation}"
         with log.change():
             rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation)
-            told += _tell(which, list(rows.select_for_update(of=("self",))))
+            told += _tell(which, list(rows.order_by("day").select_for_update(of=("self",))))
             store(which, current(f"credit:{which}"))  # which may be less, where others told of the same
     return told
 
 
 def _tell(which: str, rows: list[Credit]) -> int:
-    fresh = [row for row in rows if row.tokens != row.told_tokens]
-    for row in sorted(fresh, key=lambda row: row.day):
-        first, last, tokens = _untold(row)
+    """`rows`: in the order of their days."""
+    fresh = [(row, untold) for row, untold in zip(rows, _untold(rows), strict=True) if untold.tokens]
+    for row, (first, last, tokens) in fresh:
         if last >= first:
             witness = row.witness.key if row.witness else None
             said = {"day": row.day, "first": first, "last": last, "tokens": max(0, tokens)}
