@@ -148,7 +148,7 @@ class Trainee:
             torch.cuda.set_per_process_memory_fraction(min(1.0, device_limit / total))
         if traced:
             _trace()
-        self.plan, self.folder = plan, folder
+        self.plan = plan
         store = Store(plan, folder / "state" if plan.on_disk else None)
         shelf = Shelf(store, "anchor")
         for fragment in plan.fragments:
@@ -180,7 +180,7 @@ class Trainee:
         return {}
 
     def _add(self) -> None:
-        self.engine.add(Payloads(self.folder, [fragment.size for fragment in self.plan.fragments]))
+        self.engine.add(Payloads(self._update, [fragment.size for fragment in self.plan.fragments]))
         self.engine.flush()
         self.engine.settle()
 
@@ -209,9 +209,9 @@ class Trainee:
         model = self.plan.model
         self.engine.evaluate([torch.randint(model.vocabulary, (HELD_OUT, model.context + 1))])
 
-    def receive(self) -> dict:
-        """Puts another machine's update where `trade` finds it."""
-        Payloads(self.folder, [fragment.size for fragment in self.plan.fragments]).write()
+    def receive(self, update: Path) -> dict:
+        """In this folder lies another machine's update, for `trade`."""
+        self._update = update
         return {}
 
     def allocated(self, steps: int) -> dict:
