@@ -1,6 +1,7 @@
 """What a plan is said to take on each tier, against what the store and the buffers allocate and what a step has torch
 allocate, by the allocator's own record."""
 
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +16,8 @@ from barnraise.exchange.codec import BLOCK, encode
 from barnraise.spec import ModelSpec
 from barnraise.swap import crew
 from barnraise.swap.buffers import Buffers
+from barnraise.swap.moments import Moments
+from barnraise.swap.optimizer import sum_of_squares
 from barnraise.swap.store import STATE, Store
 
 
@@ -45,7 +48,10 @@ def test_the_store_and_the_buffers_allocate_to_the_byte_what_the_plan_says(plan,
         store.close()
 
 
-@pytest.mark.parametrize("coded", [{}, {"moments_bits": 8}, {"dtype": "bfloat16"}], ids=str)
+EIGHT, SPLIT = {"moments_bits": 8}, {"dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("coded", [{}, EIGHT, SPLIT], ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_scratch_that_is_counted_is_that_of_the_longest_tile_there_is(threads, coded, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -54,7 +60,22 @@ def test_the_scratch_that_is_counted_is_that_of_the_longest_tile_there_is(thread
         plan, sizes = resident(model, threads=threads, **coded), []
         for fragment in plan.fragments:
             crew.in_tiles(lambda _, __, tile, sizes=sizes: sizes.append(tile.numel()), torch.empty(fragment.size))
-        assert footprint.scratch_bytes(plan) == (20 if coded else 4) * max(sizes)
+        assert footprint.scratch_bytes(plan) == 4 * footprint.BUFFERS[plan.dtype, plan.moments_bits] * max(sizes)
+
+
+@pytest.mark.parametrize("coded", [{}, EIGHT, SPLIT, EIGHT | SPLIT], ids=str)
+def test_a_thread_s_scratch_is_what_norms_and_updates_take(coded, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # all of it is this thread's
+    monkeypatch.setattr(crew, "_own", threading.local())
+    plan = resident(SHAPES[0], threads=1, **coded)
+    fragment = max(plan.fragments, key=lambda fragment: fragment.size)
+    n, streamed = fragment.size, getattr(torch, plan.dtype)
+    record = torch.zeros(plan.record("moments", n), dtype=torch.uint8)
+    weights, gradient = (torch.randn(n).to(dtype) for dtype in (streamed, streamed))
+    sum_of_squares(gradient.float())
+    Moments.of(plan, record, n).step(fragment, 0, weights, gradient, steps=1, rate=1e-3, decay=0.1)
+    taken = [flat.nbytes for flats in vars(crew._own).values() for flat in flats.values()]
+    assert sum(taken) == footprint.scratch_bytes(plan)
 
 
 SHAPES = [

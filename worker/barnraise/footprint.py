@@ -11,11 +11,8 @@ ENCODED = 7  # …of a fragment while it is encoded: the integers, the payload, 
 ENCODING, ENCODED_AT_ONCE = 32, 1 << 17  # …and of the elements the codec is at
 SAID, ANCHORED = 5, 4  # …while the update, its payload too, goes into the anchor, and of a tile of the replica
 DECODED = 9  # …while an update is decoded and added to another
-CPU_TILE, GPU_TILE, BLOCK = (
-    1 << 18,
-    1 << 22,
-    2048,
-)  # elements a thread updates at a time: swap/crew.py's; a test compares
+CPU_TILE, GPU_TILE, BLOCK = 1 << 18, 1 << 22, 2048  # elements updated at a time: swap/crew.py's; a test compares
+BUFFERS = {("float32", 32): 1, ("float32", 8): 3, ("bfloat16", 32): 2, ("bfloat16", 8): 5}  # a thread's, of a tile each
 
 
 def device_bytes(plan: Plan) -> int:
@@ -35,12 +32,11 @@ def host_bytes(plan: Plan) -> int:
 
 
 def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
-    """Of one thread that takes norms and makes updates: a buffer as long as its tile, or five where state is coded."""
+    """Of one thread that takes norms and makes updates."""
     threads, most = (plan.threads, CPU_TILE) if device == "cpu" else (1, GPU_TILE)
     largest = max(fragment.size for fragment in plan.fragments) // BLOCK
     tile = min(most, max(1, -(-largest // threads)) * BLOCK)
-    coded = plan.dtype != "float32" or plan.moments_bits != 32
-    return (20 if coded else 4) * tile
+    return 4 * tile * BUFFERS[plan.dtype, plan.moments_bits]
 
 
 def _states(plan: Plan, tier: str) -> int:

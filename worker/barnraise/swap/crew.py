@@ -34,10 +34,6 @@ class Scratch:
     a, b, c, e = (property(lambda self, name=name: self._flat(name)) for name in "abce")
 
     @property
-    def ints(self) -> Tensor:
-        return self._flat("d").view(torch.int32)
-
-    @property
     def shorts(self) -> Tensor:
         return self._flat("d").view(torch.int16)[: self._n]
 

@@ -52,14 +52,14 @@ class Moments8:
 def split(weights: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """fp32 [n] → bfloat16 [n] and int16 [n], in `out` if given."""
     high, low = out or (torch.empty_like(weights, dtype=dtype) for dtype in (torch.bfloat16, torch.int16))
-    in_tiles(_split, weights, high, low)
+    in_tiles(lambda scratch, _, weights, *halves: _split(scratch.a.copy_(weights), *halves), weights, high, low)
     return high, low
 
 
 def join(high: Tensor, low: Tensor, out: Tensor | None = None) -> Tensor:
     """The fp32 [n] that was split, in `out` if given."""
     out = torch.empty_like(high, dtype=torch.float32) if out is None else out
-    in_tiles(_join, out, high, low)
+    in_tiles(lambda _, __, *parts: _join(*parts), out, high, low)
     return out
 
 
@@ -71,22 +71,24 @@ def update_split(
     step = Step.of(fragment, begin, high, steps=steps, rate=rate, decay=decay, shrink=shrink)
 
     def work(scratch: Scratch, offset: int, high: Tensor, low: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
-        _join(scratch, offset, scratch.a, high, low)
-        step.apply(begin + offset, scratch.a, _wide(gradient, scratch), m, v)
-        _split(scratch, offset, scratch.a, high, low)
+        master = _join(scratch.a, high, low)
+        step.apply(begin + offset, master, _wide(gradient, scratch), m, v)
+        _split(master, high, low)
 
     in_tiles(work, high, low, gradient, m, v)
 
 
-def _join(scratch: Scratch, _: int, weights: Tensor, high: Tensor, low: Tensor) -> None:
-    weights.copy_(high).view(torch.int32).add_(scratch.ints.copy_(low))
+def _join(master: Tensor, high: Tensor, low: Tensor) -> Tensor:
+    """Into `master`, fp32."""
+    master.copy_(high).view(torch.int32).add_(low)
+    return master
 
 
-def _split(scratch: Scratch, _: int, weights: Tensor, high: Tensor, low: Tensor) -> None:
-    bits = weights.view(torch.int32)
+def _split(master: Tensor, high: Tensor, low: Tensor) -> None:
+    """Uses up `master`: a buffer less that a cache has to hold."""
+    bits = master.view(torch.int32)
     low.copy_(bits)  # its low 16
-    torch.add(bits, HALF, out=scratch.ints)
-    high.view(torch.int16).copy_(scratch.ints.bitwise_right_shift_(16))
+    high.view(torch.int16).copy_(bits.add_(HALF).bitwise_right_shift_(16))
 
 
 def _wide(gradient: Tensor, scratch: Scratch) -> Tensor:
@@ -109,14 +111,12 @@ def update_8bit(
 
     def work(scratch: Scratch, offset: int, weights: Tensor, gradient: Tensor, *rest: Tensor) -> None:
         *coded, low = rest if halves else (*rest, None)
-        master = weights if low is None else scratch.e
-        if low is not None:
-            _join(scratch, offset, master, weights, low)
+        master = weights if low is None else _join(scratch.e, weights, low)
         _decode(scratch, offset, scratch.a, scratch.b, *coded)
         step.apply(begin + offset, master, _wide(gradient, scratch), scratch.a, scratch.b)
         _encode(scratch, scratch.a, scratch.b, *coded, dither)
         if low is not None:
-            _split(scratch, offset, master, weights, low)
+            _split(master, weights, low)
 
     in_tiles(work, weights, gradient, *moments.tensors, *halves)
 
