@@ -173,14 +173,15 @@ class Trainee:
             seconds.append(time.perf_counter() - started)
         return {"seconds": seconds, "losses": losses}
 
-    def trade(self) -> dict:
-        """Another machine's update comes in, the round is harvested, the anchor is judged."""
-        for part in (self._add, self._harvest, self._judge):
-            part()
+    def trade(self, update: Path) -> dict:
+        """Another machine's update comes in from that folder, the round is harvested, the anchor is judged."""
+        self._add(update)
+        self._harvest()
+        self._judge()
         return {}
 
-    def _add(self) -> None:
-        self.engine.add(Payloads(self._update, [fragment.size for fragment in self.plan.fragments]))
+    def _add(self, update: Path) -> None:
+        self.engine.add(Payloads(update, [fragment.size for fragment in self.plan.fragments]))
         self.engine.flush()
         self.engine.settle()
 
@@ -209,12 +210,7 @@ class Trainee:
         model = self.plan.model
         self.engine.evaluate([torch.randint(model.vocabulary, (HELD_OUT, model.context + 1))])
 
-    def receive(self, update: Path) -> dict:
-        """In this folder lies another machine's update, for `trade`."""
-        self._update = update
-        return {}
-
-    def allocated(self, steps: int) -> dict:
+    def allocated(self, steps: int, update: Path) -> dict:
         """The most bytes at once, besides the static buffers: of "steps", and of each thing done between them. What is
         made once and stays is "kept", and in all of them."""
         from torch.profiler import ProfilerActivity, profile
@@ -223,7 +219,7 @@ class Trainee:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
             for name, part in {
                 "first": lambda: self.steps(2), "steps": lambda: self.steps(steps),
-                "add": self._add, "harvest": self._harvest, "judge": self._judge,
+                "add": lambda: self._add(update), "harvest": self._harvest, "judge": self._judge,
             }.items():  # fmt: skip
                 self._enter(name)
                 part()

@@ -4,9 +4,9 @@ For each plan one child counts to the byte: what the arenas hold, and the most t
 Python) had allocated besides. Another, with nothing watching it, says how large its process became.
 """
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from swap_child import BUILD, Child, Payloads
@@ -36,20 +36,19 @@ def plans(hardware: Hardware, quick: bool) -> list[tuple[str, Plan]]:
     return found
 
 
-@cache
-def received(model: ModelSpec) -> Path:
-    """Another machine's update, as the inbox keeps it on disk. One for all plans of a model."""
-    folder = BUILD / f"update-{model.width}-{model.context}"
-    folder.mkdir(parents=True, exist_ok=True)
-    Payloads(folder, [fragment.size for fragment in model.fragments()]).write()
+def received(model: ModelSpec, parent: Path) -> Path:
+    """Another machine's update, as the inbox keeps it on disk: in a folder of its own, one for all plans of a model."""
+    folder = parent / f"{model.width}-{model.context}"
+    if not folder.exists():
+        folder.mkdir()
+        Payloads(folder, [fragment.size for fragment in model.fragments()]).write()
     return folder
 
 
 def counted(plan: Plan, update: Path) -> dict[str, int]:
     """{tier: bytes}: the most that was held at once."""
     with Child(plan, traced=True) as child:
-        child.ask("receive", update=update)
-        moving = child.ask("allocated", steps=1)
+        moving = child.ask("allocated", steps=1, update=update)
         held, kept = child.begun["held"], moving.pop("kept")
     if not plan.staged:
         return {"host": held["host"] + max(moving.values())}
@@ -60,9 +59,8 @@ def counted(plan: Plan, update: Path) -> dict[str, int]:
 def unwatched(plan: Plan, update: Path) -> int:
     """Bytes: the process at its largest."""
     with Child(plan) as child:
-        child.ask("receive", update=update)
         child.ask("steps", count=2)
-        child.ask("trade")
+        child.ask("trade", update=update)
         return child.ask("peak")["resident"]
 
 
@@ -70,18 +68,19 @@ def measure(hardware: Hardware, quick: bool = False) -> dict:
     """{"worst_over_plan", "worst_under_plan": shares of the plan, "rss_over_plan_mb"}. A plan's two children run side
     by side: it is bytes that are measured, not seconds."""
     over, under, rss = [], [], []
-    for name, plan in plans(hardware, quick):
-        update = received(plan.model)
-        with ThreadPoolExecutor(2) as both:
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="updates-", dir=BUILD) as updates, ThreadPoolExecutor(2) as both:
+        for name, plan in plans(hardware, quick):
+            update = received(plan.model, Path(updates))
             one, other = both.submit(counted, plan, update), both.submit(unwatched, plan, update)
-        said = {"device": plan.device_bytes, "host": plan.host_bytes}
-        for tier, seen in one.result().items():
-            over.append((seen - said[tier]) / said[tier])
-            under.append(-over[-1])
-            shown = f"plan {said[tier] / 1e6:8,.1f} MB  measured {seen / 1e6:8,.1f} MB  {over[-1]:+.2%}"
-            print(f"  {name:32} {tier:6} {shown}")
-        rss.append((other.result() - sum(said.values())) / 1e6)
-        print(f"  {name:32} process {rss[-1]:+,.0f} MB beside the plan", flush=True)
+            said = {"device": plan.device_bytes, "host": plan.host_bytes}
+            for tier, seen in one.result().items():
+                over.append((seen - said[tier]) / said[tier])
+                under.append(-over[-1])
+                shown = f"plan {said[tier] / 1e6:8,.1f} MB  measured {seen / 1e6:8,.1f} MB  {over[-1]:+.2%}"
+                print(f"  {name:32} {tier:6} {shown}")
+            rss.append((other.result() - sum(said.values())) / 1e6)
+            print(f"  {name:32} process {rss[-1]:+,.0f} MB beside the plan", flush=True)
     return {
         "worst_over_plan": round(max(over), 5),
         "worst_under_plan": round(max(under), 5),
