@@ -11,7 +11,7 @@ ENCODED = 7  # …of a fragment while it is encoded: the integers, the payload, 
 ENCODING, ENCODED_AT_ONCE = 32, 1 << 17  # …and of the elements the codec is at
 SAID, ANCHORED = 5, 4  # …while the update, its payload too, goes into the anchor, and of a tile of the replica
 DECODED = 9  # …while an update is decoded and added to another
-CPU_TILE, GPU_TILE, BLOCK = 1 << 18, 1 << 22, 2048  # elements updated at a time: swap/crew.py's; a test compares
+CPU_TILE, GPU_TILE, BLOCK = 1 << 19, 1 << 22, 2048  # elements updated at a time: swap/crew.py's; a test compares
 BUFFERS = {("float32", 32): 1, ("float32", 8): 3, ("bfloat16", 32): 2, ("bfloat16", 8): 5}  # a thread's, of a tile each
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 2048  # elements: tiles begin on multiples of it
-TILE = 1 << 18  # elements: as many as a cache may hold; with fewer, Python and its lock would count
+TILE = 1 << 19  # elements: two megabytes that several threads' cache may hold; with fewer, Python and its lock count
 DEVICE_TILE = 1 << 22  # on a GPU, which wants few large calls
 
 
