@@ -53,7 +53,7 @@ def triad(_: object, __: int, b: torch.Tensor, c: torch.Tensor, a: torch.Tensor)
     torch.add(b, c, alpha=3.0, out=a)
 
 
-def measure(turns: int = 9, blocks: int = 4) -> dict[str, float]:
+def measure(turns: int = 25, blocks: int = 4) -> dict[str, float]:
     """Each form's rate over the quicker triad's, medians of `turns` side by side, and that triad's in GB/s."""
     fragment = preset("gpt2-355m").fragments()[1]
     todo = [Block(fragment).kinds() for _ in range(blocks)]  # 200 MB each: beyond caches
@@ -80,7 +80,7 @@ def measure(turns: int = 9, blocks: int = 4) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="AdamW's rate over what memory streams.")
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--turns", type=int, default=25)
     turns = parser.parse_args().turns
     print(f"AdamW, {torch.get_num_threads()} threads, medians of {turns}")
     print(json.dumps({"adam": measure(turns)}))

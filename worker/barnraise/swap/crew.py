@@ -27,9 +27,10 @@ class Scratch:
         self._n, self._flats, self._device = n, flats, device
 
     def _flat(self, name: str) -> Tensor:
-        if name not in self._flats or self._flats[name].numel() < self._n:
-            self._flats[name] = torch.empty(self._n, device=self._device)
-        return self._flats[name][: self._n]
+        flat = self._flats.get(name)
+        if flat is None or flat.numel() < self._n:
+            flat = self._flats[name] = torch.empty(self._n, device=self._device)
+        return flat if flat.numel() == self._n else flat[: self._n]
 
     a, b, c, e = (property(lambda self, name=name: self._flat(name)) for name in "abce")
 

@@ -70,11 +70,14 @@ class Step:
         """In place, fp32 [n] each; a gradient that is divided is left divided."""
         end, flats = begin + weights.numel(), (weights, gradient, m, v)
         mine = [span for span in self.cut if span[0] < end and begin < span[1]]
+        if len(mine) == 1:  # most tiles: nothing to cut
+            self._call(mine[0][2], *([flat] for flat in flats))
+            return
         for kind in {decays for _, _, decays in mine}:
             pieces = [slice(max(a, begin) - begin, min(b, end) - begin) for a, b, decays in mine if decays == kind]
-            self._call(self.decay if kind else 0.0, *([flat[piece] for piece in pieces] for flat in flats))
+            self._call(kind, *([flat[piece] for piece in pieces] for flat in flats))
 
-    def _call(self, decay: float, weights: list[Tensor], gradients: list[Tensor], m: list[Tensor], v: list[Tensor]):
+    def _call(self, decays: bool, weights: list[Tensor], gradients: list[Tensor], m: list[Tensor], v: list[Tensor]):
         torch._fused_adamw_(
             weights,
             gradients,
@@ -85,7 +88,7 @@ class Step:
             lr=self.rate,
             beta1=BETA1,
             beta2=BETA2,
-            weight_decay=decay,
+            weight_decay=self.decay if decays else 0.0,
             eps=EPSILON,
             amsgrad=False,
             maximize=False,
