@@ -38,7 +38,7 @@ DEBUG = os.environ.get("BARNRAISE_DEBUG") == "1"
 MIRROR_NAME = os.environ.get("BARNRAISE_NAME", "Barnraise")[:100]
 
 
-# Of each process. Every request has a thread of its own, and a fresh connection takes Postgres a process and 5 ms.
+# Of each process. Every request gives its connection back, and a fresh one takes Postgres a process and 5 ms.
 POOL = {"min_size": 0, "max_size": 40, "timeout": 10.0, "max_idle": 60.0, "reconnect_timeout": 0.0}
 
 
