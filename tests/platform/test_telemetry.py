@@ -4,6 +4,7 @@ import random
 import time
 from datetime import timedelta
 from itertools import pairwise
+from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -316,3 +317,19 @@ def test_machines_agree_when_equal_vectors_mean_equal_weights():
     assert board.agreement([row("a", "1"), row("a", "1"), row("b", "2")]) is True
     assert board.agreement([row("a", "1"), row("a", "2")]) is False
     assert board.agreement([row("a", "1"), row("a", "2", alive=False), row("a", "")]) is None
+
+
+def test_of_a_runs_live_rows_only_those_that_changed_are_read_anew(valkey):
+    run = uuid4()
+    valkey.hset(stream.workers_key(run), mapping={"oak": '{"seq": 1}', "elm": '{"seq": 1}'})
+    before = stream.rows(run)
+    assert before == {"oak": {"seq": 1}, "elm": {"seq": 1}}
+    valkey.hset(stream.workers_key(run), mapping={"elm": '{"seq": 2}', "ash": '{"seq": 1}'})
+    after = stream.rows(run)
+    assert after == {"oak": {"seq": 1}, "elm": {"seq": 2}, "ash": {"seq": 1}}
+    assert after["oak"] is before["oak"]
+    valkey.hdel(stream.workers_key(run), "oak")
+    assert set(stream.rows(run)) == {"elm", "ash"}, "who is gone is not remembered"
+    for _ in range(2 * stream.READ):
+        stream.rows(uuid4())
+    assert len(stream._read) == stream.READ, "nor are runs without end"

@@ -24,6 +24,7 @@ from coordinator.fleet.models import Membership
 PENDING = "reports:pending"
 PENDING_MOST = 20_000  # entries; past this the site is too far behind to take more
 POINTS_KEPT = 5_000  # a run
+READ = 16  # runs whose rows a process keeps as it read them last
 KEPT_SECONDS = 7 * 86_400  # live copies of a run nobody reports from any more
 
 
@@ -101,9 +102,21 @@ def _row(report: Report, now: float) -> dict:
     return {**report.model_dump(mode="json", include=told.union(kept)), "last_seen": now}
 
 
+_read: dict[str, dict[str, tuple[str, dict]]] = {}  # run → machine → its row as it came, and what it says
+
+
 def rows(run: object) -> dict[str, dict]:
-    """Machine id → its newest live numbers."""
-    return {machine: json.loads(row) for machine, row in client().hgetall(workers_key(run)).items()}
+    """Machine id → its newest live numbers, which nobody may change: a run of thousands is looked at once a second, and
+    only what changed since is read anew."""
+    told, before = client().hgetall(workers_key(run)), _read.pop(str(run), {})
+    now = {
+        machine: kept if (kept := before.get(machine)) and kept[0] == row else (row, json.loads(row))
+        for machine, row in told.items()
+    }
+    for oldest in list(_read)[: max(0, len(_read) - READ + 1)]:
+        _read.pop(oldest, None)
+    _read[str(run)] = now
+    return {machine: row for machine, (_, row) in now.items()}
 
 
 def heard(run: object, machine: object) -> int:
