@@ -54,7 +54,7 @@ def confined(limit: int) -> Iterator[tuple[list[str], int | None, str]]:
 
 def measure(hardware: Hardware, quick: bool = False) -> dict:
     """{"steps", "loss_first", "loss_last", "peak_mb", …}; {"why"} where the disk has no room."""
-    model = replace(preset("gpt2-1.5b"), context=128 if quick else 256)
+    model = replace(preset("gpt2-774m" if quick else "gpt2-1.5b"), context=128 if quick else 256)
     sequences, steps = (1, 2) if quick else (2, 3)
     limits = Limits(memory=PLANNED, crash_safety="restart")
     need = make_plan(replace(hardware, disk=10**15), model, limits, sequences).disk_bytes
