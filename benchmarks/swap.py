@@ -70,8 +70,8 @@ def resident(plan: Plan) -> Plan:
 
 def efficiency(quick: bool) -> dict[str, float]:
     """Tokens/s over those of the resident plan."""
-    name, sequences = ("gpt-mini", 2) if quick else ("gpt2-124m", 4)
-    model, hardware = replace(preset(name), context=512), machine()
+    model, sequences = (preset("gpt-mini"), 2) if quick else (preset("gpt2-124m"), 4)
+    model, hardware = replace(model, context=512), machine()
     disk = least(hardware, model, sequences)
     again = replace(disk, sequences=1, micro_batches=sequences) if disk.sequences == 1 else disk
     ram = staged(again)

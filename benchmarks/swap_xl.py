@@ -54,12 +54,12 @@ def confined(limit: int) -> Iterator[tuple[list[str], int | None, str]]:
 
 def measure(hardware: Hardware, quick: bool = False) -> dict:
     """{"steps", "loss_first", "loss_last", "peak_mb", …}; {"why"} where the disk has no room."""
-    model = replace(preset("gpt2-774m" if quick else "gpt2-1.5b"), context=128 if quick else 256)
-    sequences, steps = (1, 2) if quick else (2, 3)
+    name, context, sequences, steps = ("gpt2-774m", 128, 1, 2) if quick else ("gpt2-1.5b", 256, 2, 3)
+    model = replace(preset(name), context=context)
     limits = Limits(memory=PLANNED, crash_safety="restart")
     need = make_plan(replace(hardware, disk=10**15), model, limits, sequences).disk_bytes
     if hardware.disk * 0.95 < need:
-        why = f"{BUILD} has {hardware.disk / 1e9:,.0f} GB free; GPT-2 XL needs {need / 1e9:,.0f} GB there"
+        why = f"{BUILD} has {hardware.disk / 1e9:,.0f} GB free; {name} needs {need / 1e9:,.0f} GB there"
         print(f"  not measured: {why}")
         return {"why": why}
     plan = make_plan(hardware, model, limits, sequences)

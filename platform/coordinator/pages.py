@@ -90,5 +90,8 @@ class Pages(ASGIHandler):
         response._handler_class = type(self)  # whom Django says has finished
         if isinstance(response, FileResponse):
             response.block_size = self.chunk_size
-        close_old_connections() if response.streaming else response.close()
+        if response.streaming:
+            close_old_connections()
+        else:
+            response.close()
         return response
