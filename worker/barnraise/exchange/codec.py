@@ -147,57 +147,69 @@ def _quantised(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Ten
     bound."""
     magnitude = values.abs()
     if bits == 2:
-        low, high = _two_means(magnitude)
-        upper = (2 * magnitude > low + high) & (high > low)
-        said = torch.where(upper, high, low)
-        negative = (values < 0) & (said > 0)  # there is one zero
-        codes = upper.to(torch.uint8).add_(negative.to(torch.uint8), alpha=2)
-        return torch.cat([low, high], 1), codes, torch.where(negative, -said, said)
+        low, high = _two_means(magnitude.double())
+        middle = torch.where(high > low, (low + high) // 2, MAX_UPDATE_UNITS)  # of two that are one, the lower
+        upper = torch.gt(magnitude, middle, out=torch.empty_like(values))
+        said = upper.mul(high - low).add_(low)
+        negative = (values >> 31).mul_(said.clamp(max=1))  # 0 or −1: there is one zero
+        codes = upper.sub_(negative, alpha=2).to(torch.uint8)
+        return torch.cat([low, high], 1), codes, said.bitwise_xor_(negative).sub_(negative)
     top = TOPS[bits]
     level = (magnitude.amax(dim=1, keepdim=True) + (top - 1)) // top
+    wide = magnitude.double()
     if bits == 4:
-        level = _least_squares(magnitude, level, top)
-    steps = _steps(magnitude, level, top).mul_(values.sign())
+        level = _least_squares(wide, level, top)
+    steps = _steps(wide, level, top).to(torch.int32).mul_(values.sign())
     codes = steps.bitwise_and((1 << bits) - 1).to(torch.uint8)
     return level, codes, steps.mul_(level)
 
 
+# What follows counts in float64, for its speed: all values, and all their sums whatever their order, are integers under
+# 2**53, and so exact.
+
+
 def _steps(magnitude: torch.Tensor, level: torch.Tensor, top: int) -> torch.Tensor:
-    """The nearest multiples of a level, halves up, none over `top`. 2 · magnitude + level stays under 2**28: int32 is
-    wide enough throughout."""
-    divisor = level.clamp(min=1)
-    return (2 * magnitude).add_(divisor).div_(2 * divisor, rounding_mode="floor").clamp_(max=top)
+    """The nearest multiples of a level, halves up, none over `top`: float64, as `magnitude`. A quotient that is under an
+    integer is so by 2**-28 of it at least, and is not rounded to it."""
+    divisor = level.clamp(min=1).double()
+    return (2 * magnitude).add_(divisor).div_(2 * divisor).floor_().clamp_(max=top)
 
 
 def _least_squares(magnitude: torch.Tensor, largest: torch.Tensor, top: int) -> torch.Tensor:
-    """int32 [chunks, 1]: the level L that makes Σ(magnitude − steps·L)² least for its own steps, or nearly.
+    """int32 [chunks, 1]: the level L that makes Σ(magnitude − steps·L)² least for its own steps, or nearly; of float64
+    [chunks, kept].
 
     Starts where the top value is about five times the mean magnitude, or at `largest`, which reaches everything, where
     that is less."""
-    mean = magnitude.sum(dim=1, keepdim=True) // magnitude.shape[1]
+    mean = _sum(magnitude) // magnitude.shape[1]
     level = torch.minimum(largest, (5 * mean // top + 1).to(torch.int32))
     for _ in range(TURNS[4]):
         steps = _steps(magnitude, level, top)
-        squares = (steps * steps).sum(dim=1, keepdim=True).clamp_(min=1)
-        products = (steps * magnitude).sum(dim=1, keepdim=True)
+        squares, products = _sum(steps * steps).clamp_(min=1), _sum(steps * magnitude)
         level = torch.minimum(largest, ((2 * products + squares) // (2 * squares)).to(torch.int32))
     return level
 
 
 def _two_means(magnitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 [chunks, 1] twice: the means of the magnitudes up to, and over, the middle between the two."""
-    count, total = magnitude.shape[1], magnitude.sum(dim=1, keepdim=True)
-    twice = 2 * total // count  # the middle, doubled: begins at the mean, over which there is something
+    """int32 [chunks, 1] twice: the means of the magnitudes up to, and over, the middle between the two; of float64
+    [chunks, kept]."""
+    count, total = magnitude.shape[1], _sum(magnitude)
+    middle = total // count  # begins at the mean, over which there is something
     low = high = total
+    upper = torch.empty_like(magnitude)
     for _ in range(TURNS[2]):
-        upper = 2 * magnitude > twice
-        many = upper.sum(dim=1, keepdim=True)
-        above = (magnitude * upper).sum(dim=1, keepdim=True)
+        torch.gt(magnitude, middle.double(), out=upper)
+        many, above = _sum(upper), _sum(upper.mul_(magnitude))
         few = (count - many).clamp_(min=1)  # the lowest are never over the middle but where all are one
         low = (2 * (total - above) + few) // (2 * few)
         high = torch.where(many > 0, (2 * above + many) // (2 * many.clamp(min=1)), low)
-        twice = low + high
+        middle = (low + high) // 2
     return low.to(torch.int32), high.to(torch.int32)
+
+
+def _sum(rows: torch.Tensor) -> torch.Tensor:
+    """int64 [chunks, 1] of float64 [chunks, kept]."""
+    return rows.sum(dim=1, keepdim=True).long()
 
 
 def _amounts(codes: np.ndarray, levels: np.ndarray, bits: int) -> np.ndarray:
@@ -205,11 +217,11 @@ def _amounts(codes: np.ndarray, levels: np.ndarray, bits: int) -> np.ndarray:
     MessageError for what no encoder writes."""
     if bits == 2:
         low, high = levels[:, :1], levels[:, 1:]
-        upper, negative = (codes & 1).astype(bool), codes > 1
-        said = np.where(upper, high, low)
-        if (low > high).any() or (upper & (low == high)).any() or (negative & (said == 0)).any():
+        one, zero = (low == high)[:, 0], (low == 0)[:, 0]  # chunks of a single level; those that have a zero
+        if (low > high).any() or (codes[one] & 1).any() or (codes[zero] == 2).any():
             raise MessageError("an update's payload holds a value that no encoder writes")
-        return np.where(negative, -said, said)
+        said = np.multiply(codes & 1, high - low, dtype=np.int32) + low
+        return np.multiply(said, 1 - (codes & 2).view(np.int8), dtype=np.int32)
     shift = 8 - bits
     steps = (codes << shift).view(np.int8) >> shift
     if (steps < -TOPS[bits]).any() or ((levels == 0) & (steps != 0)).any():
@@ -235,8 +247,17 @@ def _unpacked(raw: np.ndarray, begin: int, count: int, bits: int) -> np.ndarray:
         return raw[begin : begin + count]
     each = 8 // bits
     first, last = begin // each, -(-(begin + count) // each)
-    codes = raw[first:last, None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
-    return codes.reshape(-1)[begin - first * each :][:count]
+    codes = HELD[bits].take(raw[first:last]).view(np.uint8)
+    return codes[begin - first * each :][:count]
+
+
+def _held(bits: int) -> np.ndarray:
+    """[256]: the codes that each byte holds, a byte each, as one number: looking them up is a tenth of shifting."""
+    codes = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
+    return codes.view(f"u{8 // bits}").reshape(256)
+
+
+HELD = {bits: _held(bits) for bits in (2, 4)}
 
 
 def _packed_positions(positions: torch.Tensor) -> np.ndarray:
