@@ -163,8 +163,8 @@ class Recipe:
     round_steps: int = 10  # H: local steps between two updates
     strategy: str = "streams"
     codec: str = "dense2"
-    outer_rate: float = 0.8  # η
-    outer_momentum: float = 0.5  # μ
+    outer_rate: float = 0.6  # η
+    outer_momentum: float = 0.7  # μ
     feedback_decay: float = 1.0  # β of the error feedback
     speculation: float = 1.0  # trust in the guess of updates under way; 0: none is made
     evaluate_every: int = 20_000
