@@ -64,7 +64,7 @@ drill-mirrors: setup
 
 # What the exchange costs in loss and saves in bytes, 75 minutes on two cores; goes on where it stopped. QUICK=1: a few.
 study-exchange: .venv/.installed
-	@$(BIN)/python benchmarks/study_exchange.py $(if $(QUICK),--quick)
+	@$(BIN)/python benchmarks/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
 
 clean:
 	rm -rf .venv .state build frontend/dist frontend/node_modules

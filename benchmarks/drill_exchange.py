@@ -16,6 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, 
 from drill_worker import MIRROR, RUN
 
 from barnraise import data, wire
+from barnraise.exchange.acceptance import UNSAID
 from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.court import MAIL
 from barnraise.home import write_whole
@@ -47,10 +49,10 @@ class Span:
     """Seconds, and how many kills."""
 
     kills: int = 50
-    between: float = 4.0  # two kills, on average
+    between: float = 3.0  # two kills, on average
     steady: float = 60.0
     frozen: float = 60.0
-    cut: float = 25.0
+    cut: float = 20.0
 
 
 class Drill:
@@ -85,6 +87,11 @@ class Drill:
         before = {each.name: each.sent for each in machines}
         self.until(lambda: all(m.sent >= before[m.name] + by for m in machines), "new updates of each", seconds)
 
+    def rounds(self, machines: list[Machine], count: int, seconds: float = 300.0) -> None:
+        """Each trains so many rounds more; one that is said in turns has several updates."""
+        goals = {m.name: m.status["step"] + count * m.status["trade"]["round_steps"] for m in machines}
+        self.until(lambda: all(m.status["step"] >= goals[m.name] for m in machines), "new rounds of each", seconds)
+
     def together(self, machines: list[Machine], seconds: float = 120.0) -> None:
         """Each has got what each has published so far."""
         authors = {}
@@ -111,13 +118,16 @@ class Drill:
         began = time.monotonic()
         time.sleep(self.span.steady)
         took = time.monotonic() - began
-        shares, lines = [], []
+        shares, lines, parts = [], [], Counter[str]()
         for each, then, sent in zip(four, first, bytes_first, strict=True):
             now = each.cpu()
             exchange, whole = now["exchange"] - then["exchange"], now["all"] - then["all"]
             shares.append(exchange / (whole - exchange))
+            for part, seconds in now["parts"].items():
+                parts[part] += (seconds - then["parts"].get(part, 0.0)) / (whole - exchange) / len(four)
             lines.append((each.status["peer_bytes"] - sent) / took / UPLINK)
         self.found |= {"exchange_cpu_share": round(median(shares), 4), "uplink_share": round(max(lines), 3)}
+        self.found["exchange_cpu_parts"] = {part: round(share, 4) for part, share in parts.most_common()}
         self.found["round_steps"] = four[0].status["trade"]["round_steps"]
 
     def kills(self, four: list[Machine]) -> None:
@@ -179,7 +189,8 @@ class Drill:
         self.until(lambda: "is whole again" in first.said(), "the anchor's repair", 180)
         self.found["corruptions_found"] += 1
         with second.ledger() as ledger:
-            update = next(u for _, u in ledger.since({}) if ledger.blobs.has(u.fragments[0].digest))
+            said = (u for _, u in ledger.since({}) if u.fragments[0] != UNSAID)
+            update = next(u for u in said if ledger.blobs.has(u.fragments[0].digest))
             path = ledger.blobs.path(update.fragments[0].digest)
         flip(path)
         self.until(lambda: "came again, whole" in second.said(), "the payload's repair", 240)
@@ -272,7 +283,7 @@ class Drill:
             return all("nothing after update" in each.said() and last(each, author) <= good for each in four)
 
         self.until(out, "the verdict with everybody", 120)
-        self.grow(four, 5, 300)
+        self.rounds(four, 5)
         after = median(each.loss for each in four)
         self.found["loss_before_poison"], self.found["loss_five_rounds_later"] = before, after
         self.found["healed"] = after <= before * 1.01
@@ -336,10 +347,11 @@ def main() -> None:
             for name, trial in trials:
                 if words and not any(word in name for word in words):
                     continue
-                began = time.monotonic()
+                began, known = time.monotonic(), dict(drill.found)
                 print(f"  {name} …", flush=True)
                 trial()
-                print(f"  {name}: survived, {time.monotonic() - began:.0f} s", flush=True)
+                new = {what: figure for what, figure in drill.found.items() if known.get(what) != figure}
+                print(f"  {name}: survived, {time.monotonic() - began:.0f} s  {json.dumps(new)}", flush=True)
         finally:
             for each in drill.machines:
                 if each.process is not None and each.process.is_alive():

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,10 +187,13 @@ class Severed(IrohTransport):
 # ---- what its exchange costs ---------------------------------------------------------------------------------------
 
 
+RUNTIMES = ("tokio", "iroh", "async-compat")  # what iroh's threads call themselves
+
+
 class Spent:
     """CPU seconds: of the exchange (its threads and iroh's, and what the loop's own thread does for it), and of all."""
 
-    OURS = ("barnraise-exchange", "barnraise-disk", "barnraise-cuts")
+    OURS = ("barnraise-exchange", "barnraise-disk_", "barnraise-cuts_")  # "barnraise-disk read" is the engine's
     CALLS = (
         (worker_module.codec, "encode"), (inbox.Arrival, "decode"), (blobs.Blobs, "put"), (ledger.Ledger, "append"),
         (node.Node, "audit"), (node.Node, "serve"), (node.Node, "arrived"), (node, "sketch"),
@@ -215,14 +219,13 @@ class Spent:
 
     def tell(self, path: Path) -> None:
         known = {t.native_id: t.name for t in threading.enumerate()}
-        threads = self._loop
+        parts = Counter({"in the loop's own thread": self._loop})
         for thread in self.process.threads():
-            name = known.get(thread.id, "")
-            foreign = not name and _comm(thread.id).startswith(("tokio", "iroh"))
-            if foreign or name.startswith(self.OURS):
-                threads += thread.user_time + thread.system_time
+            name = "iroh" if _comm(thread.id).startswith(RUNTIMES) else known.get(thread.id, "")
+            if name == "iroh" or name.startswith(self.OURS):
+                parts[name] += thread.user_time + thread.system_time
         times = self.process.cpu_times()
-        whole = {"exchange": threads, "all": times.user + times.system, "at": time.time()}
+        whole = {"exchange": parts.total(), "all": times.user + times.system, "at": time.time(), "parts": parts}
         part = path.with_suffix(".part")
         part.write_text(json.dumps(whole))
         part.replace(path)

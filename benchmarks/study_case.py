@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields
 
 @dataclass(frozen=True)
 class Case:
-    """`kind`: ours; diloco (synchronous, fp32, H steps a round: Douillard et al. 2023); parallel (one gradient of all
-    replicas' text a step); alone (one replica with one replica's share of the tokens). Of the others only what a kind
-    uses is looked at."""
+    """Of ours, what is not said is as a new run has it on a line that is full. `kind`: ours; diloco (synchronous, fp32,
+    H steps a round: Douillard et al. 2023); parallel (one gradient of all replicas' text a step); alone (one replica
+    with one replica's share of the tokens). Of the others only what a kind uses is looked at."""
 
     kind: str = "ours"
     tokens: int = 1_024_000  # of all replicas together
@@ -16,16 +16,16 @@ class Case:
     replicas: int = 4
     rate: float = 2e-3  # of the inner optimizer
     optimizer: str = "adamw"  # or muon
-    steps: int = 20  # H, of a machine of average speed
-    form: str = "dense4"
+    steps: int = 10  # H, of a machine of average speed
+    form: str = "dense2"
     decay: float = 1.0  # β of the error feedback
-    outer_rate: float = 0.8  # η
-    momentum: float = 0.5  # μ at the start…
+    outer_rate: float = 0.6  # η
+    momentum: float = 0.7  # μ at the start…
     momentum_end: float | None = None  # …and at the end, when that is another
     delay: float = 0.8  # rounds that an update is under way, ± a quarter
     windows: bool = True  # rounds end together by the clock
-    streamed: bool = False  # each fragment's round ends when the line comes to it, not all at once
-    guess: str = "own"  # of an update under way: by one's own, the peer's last, one's own momentum, or none
+    streamed: bool = True  # each fragment's round ends when the line comes to it, not all at once
+    guess: str = "none"  # of an update under way: by one's own, the peer's last, one's own momentum, or none
     trust: float = 1.0  # what a guess is multiplied by
     fold: str = "now"  # a late update moves the replica when it comes, or only with the next round
     weights: str = "rate"  # of an update: by its author's share of the tokens a second, or even

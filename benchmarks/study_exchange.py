@@ -2,8 +2,9 @@
 
 Machines are virtual, in one process; codec, anchor, feedback and schedule are the worker's own. Each training's result
 is a line in build/study/results.jsonl: a study that was ended goes on where it stopped. Prints a line as each training
-ends, then writes the document with what there is, and one JSON object as its last line. `--quick`: a few minutes, of
-which nothing is written into the document. `--report`: the document from what there is.
+ends, then writes the document with what there is, its results beside it, and one JSON object as its last line.
+`--known`: with the results that lie beside the document, so that only what they lack is trained. `--quick`: a few
+minutes, of which nothing is written into the document. `--report`: the document from what there is.
 """
 
 import argparse
@@ -29,17 +30,18 @@ KINDS = {"ours": ours, "diloco": diloco, "parallel": parallel, "alone": parallel
 def train(case: Case) -> dict:
     begun = time.perf_counter()
     found = KINDS[case.kind](case)
-    return {"case": asdict(case), **found, "seconds": round(time.perf_counter() - begun, 1)}
+    seconds = round(time.perf_counter() - begun, 1)
+    return {"case": asdict(case), **found, "seconds": seconds, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
 def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def read(path: Path) -> Results:
+def read(*paths: Path) -> Results:
     """Every whole line; one that a kill cut short, or of another version, is made again."""
     lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    for text in [line for path in paths if path.exists() for line in path.read_text().splitlines()]:
         try:
             line = json.loads(text)
             Case.read(line["case"])
@@ -53,6 +55,7 @@ def read(path: Path) -> Results:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the exchange costs in loss, and what it saves in bytes.")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--known", action="store_true", help="what lies beside the document is not trained again")
     parser.add_argument("--report", action="store_true", help="no training: the document from what there is")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no training after so many")
@@ -62,7 +65,8 @@ def main() -> None:
     prepare_text()
     if asked.quick:
         path.unlink(missing_ok=True)
-    found, end = read(path), time.monotonic() + 60 * asked.minutes
+    found = read(*[study_report.RESULTS] * asked.known, path)
+    end = time.monotonic() + 60 * asked.minutes
     if not asked.report:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(asked.processes, spawn, one_thread) as pool:

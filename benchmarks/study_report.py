@@ -1,4 +1,4 @@
-"""What the study found: six figures, tables and plots, with what is missing said."""
+"""What the study found: its figures, tables and plots, with what is missing said."""
 
 import json
 import math
@@ -11,35 +11,30 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from study_case import Case
 from study_model import SIZE, STEP_TOKENS
-from study_plan import SPEEDS, Plan, Results
+from study_plan import KINDS, SPEEDS, Plan, Results
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks" / "exchange_study.md"
+RESULTS = DOCUMENT.with_suffix(".jsonl")
 BEGIN, END = "<!-- measured: `make study-exchange` writes from here -->", "<!-- to here -->"
 
 
 def figures(plan: Plan, found: Results) -> dict[str, float | None]:
     """Fractions of loss (0.01: 1 %), of the long trainings; mean over the seeds that both have. None: not measured.
-    Ours is what a new run has, rounds said in turns on a line that is full for most of the round; `windows`: said at
-    once on that line, or on one with room."""
-    windows, diloco, parallel = (plan.best_far(found, kind) for kind in ("ours", "diloco", "parallel"))
-    ours, alone, early = plan.said(found), plan.best_far(found, "alone"), plan.afforded(found)
+    Ours is what a new run has, on a line that is full for most of the round."""
+    ours, parallel, diloco, alone = (plan.far(found, kind) for kind in KINDS)
     sent, theirs = bytes_a_token(found, ours), bytes_a_token(found, diloco)
+    at_once = replace(ours, delay=0.0)
     return {
         "gap_to_dp_r4": gap(found, ours, parallel),
         "gap_to_diloco": gap(found, ours, diloco),
         "bytes_ratio": round(theirs / sent, 2) if sent and theirs else None,
-        "async_cost": gap(found, ours, replace(windows, delay=0.0)),
+        "async_cost": gap(found, ours, at_once),
         "unequal_cost": gap(found, replace(ours, speeds=SPEEDS), ours),
         "alone_gap": gap(found, alone, ours),
-        "gap_to_diloco_in_step": gap(found, plan.in_step(found), diloco),
+        "gap_to_diloco_without_delay": gap(found, at_once, diloco),
         "gap_to_diloco_in_time": gap(found, ours, plan.in_time(found)),
-        "windows_gap_to_dp": gap(found, windows, parallel),
-        "windows_gap_to_diloco": gap(found, windows, diloco),
-        "windows_async_cost": gap(found, windows, replace(windows, delay=0.0)),
-        "windows_unequal_cost": gap(found, replace(windows, speeds=SPEEDS), windows),
-        "windows_gap_to_dp_with_room": gap(found, early, parallel),
-        "windows_gap_to_dp_with_room_momentum_0.7": gap(found, replace(early, momentum=0.7), parallel),
+        "gap_to_dp_with_room": gap(found, plan.afforded(found), parallel),
     }
 
 
@@ -58,12 +53,20 @@ def bytes_a_token(found: Results, case: Case) -> float | None:
 
 
 def write(plan: Plan, found: Results) -> None:
-    """The tables into the document, between its marks; the plots beside it."""
-    tuning, factors = plan.rates(found) + plan.wider(found) + plan.outer(found), plan.factors(found)
-    frontier = [*plan.far(found), *plan.again(found)]
-    tables = [("The frontier", frontier), ("Tuning what it is held against", tuning), *factors.items()]
+    """The tables into the document, between its marks; the plots and all results beside it."""
+    RESULTS.write_text("".join(json.dumps(found.by_key[key]) + "\n" for key in sorted(found.by_key)))
+    tuning, factors = plan.rates(found) + plan.around(found), plan.factors(found)
+    frontier = [*plan.frontier(found), *plan.again(found)]
+    planned = set(tuning + plan.flat(factors) + frontier)
+    besides = [case for case in found.cases() if case.tokens == plan.long and case not in planned]
+    tables = [
+        ("The frontier", frontier),
+        ("Tried besides", [frontier[0], *besides]),
+        ("Tuning", tuning),
+        *factors.items(),
+    ]
     parts = [table(found, *each) for each in tables]
-    missing = [case for case in dict.fromkeys(tuning + plan.flat(factors) + frontier) if not found.has(case)]
+    missing = [case for case in dict.fromkeys(frontier + tuning + plan.flat(factors)) if not found.has(case)]
     if missing:
         parts.append("### Not measured yet\n\n" + "\n".join(f"* {case}" for case in missing))
     text = DOCUMENT.read_text()
@@ -74,7 +77,7 @@ def write(plan: Plan, found: Results) -> None:
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n`{said}`\n\n{tables_and_rest}\n\n{END}{after}")
     if found.has(plan.tuned(found, "diloco")):
         draw_bytes(plan, found)
-    if found.has(plan.chosen(found)):
+    if found.has(plan.far(found, "ours")):
         draw_curves(plan, found)
 
 
@@ -111,33 +114,24 @@ def describe(case: Case, base: Case) -> str:
 
 
 def draw_bytes(plan: Plan, found: Results) -> None:
-    """Loss over DiLoCo's against bytes a token: forms and round lengths, short and long."""
+    """Loss over tuned DiLoCo's against bytes a token: round lengths and forms, short; what the frontier has, long."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    factors = plan.factors(found)
-    base = plan.tuned(found, "diloco")
-    groups = {
-        "forms, H 20": factors["form"],
-        "round lengths, dense4": sorted(factors["H"], key=lambda case: case.steps),
-    }
-    for label, cases in groups.items():
+    factors, short = plan.factors(found), plan.tuned(found, "diloco")
+    long = [case for case in plan.frontier(found) if case.kind == "ours" and case.delay and not case.speeds]
+    rounds = sorted(factors["H"], key=lambda case: case.steps)
+    groups = [
+        ("round lengths, dense2", "o-", rounds, short, lambda case: f"H {case.steps}"),
+        ("forms, H 10", "s", factors["bits and density"], short, lambda case: case.form),
+        ("H 10, dense2", "^", long, plan.far(found, "diloco"), lambda case: f"{case.delay} rounds late"),
+    ]
+    for label, style, cases, base, name in groups:
         cases = [case for case in cases if found.has(case) and found.has(base) and math.isfinite(found.loss(case))]
-        points = [(bytes_a_token(found, c), 100 * (found.loss(c) / found.loss(base) - 1), c) for c in cases]
-        style = "o-" if label.startswith("round") else "s"
-        axes.plot(
-            [p[0] for p in points], [p[1] for p in points], style, label=f"{label}, {base.tokens / 1e6:.0f} M tokens"
-        )
-        for x, y, case in points:
-            name = f"H {case.steps}" if label.startswith("round") else case.form
-            axes.annotate(name, (x, y), textcoords="offset points", xytext=(5, 4), fontsize=7)
-    diloco, long = plan.best_far(found, "diloco"), [plan.best_far(found, "ours"), *plan.far(found)]
-    long = [c for c in dict.fromkeys(long) if c.kind == "ours" and not c.speeds and c.delay and found.has(c)]
-    if found.has(diloco):
-        points = [(bytes_a_token(found, c), 100 * (found.loss(c) / found.loss(diloco) - 1), c) for c in long]
-        axes.plot([p[0] for p in points], [p[1] for p in points], "^", label=f"{diloco.tokens / 1e6:.0f} M tokens")
-        for x, y, case in points:
-            axes.annotate(case.form, (x, y), textcoords="offset points", xytext=(5, -9), fontsize=7)
+        points = [(bytes_a_token(found, c), 100 * gap(found, c, base)) for c in cases]
+        axes.plot(*zip(*points, strict=True), style, label=f"{label}, {base.tokens / 1e6:.0f} M tokens")
+        for case, point in zip(cases, points, strict=True):
+            axes.annotate(name(case), point, textcoords="offset points", xytext=(5, 4), fontsize=7)
     axes.axhline(0, color="grey", linewidth=0.8)
-    axes.axvline(4 * SIZE / (20 * STEP_TOKENS), color="grey", linewidth=0.8, linestyle=":")
+    axes.axvline(4 * SIZE / (short.steps * STEP_TOKENS), color="grey", linewidth=0.8, linestyle=":")
     axes.set(xscale="log", xlabel="bytes of updates a token", ylabel="% more loss than synchronous fp32 DiLoCo")
     axes.legend(fontsize=8)
     figure.tight_layout()
@@ -148,12 +142,12 @@ def draw_bytes(plan: Plan, found: Results) -> None:
 def draw_curves(plan: Plan, found: Results) -> None:
     """Loss over tokens of the long trainings."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    kinds = {"parallel": "data parallel", "diloco": "DiLoCo, fp32, in step", "ours": "windows", "alone": "one alone"}
-    drawn = [(label, plan.best_far(found, kind)) for kind, label in kinds.items()]
-    windows = plan.best_far(found, "ours")
-    drawn += [("windows, speeds 1:2:4:7", replace(windows, speeds=SPEEDS))]
-    drawn += [("windows, no delay", replace(windows, delay=0.0)), ("in turns, as a new run", plan.said(found))]
-    for label, case in drawn:
+    ours, parallel, diloco, alone = (plan.far(found, kind) for kind in KINDS)
+    drawn = {
+        "one alone": alone, "ours, a full line": ours, "ours, speeds 1:2:4:7": replace(ours, speeds=SPEEDS),
+        "ours, nothing is late": replace(ours, delay=0.0), "DiLoCo, fp32, in step": diloco, "data parallel": parallel,
+    }  # fmt: skip
+    for label, case in drawn.items():
         if (line := found.line(case)) and line["loss"]:
             # One alone trains as many steps as each replica: drawn at the tokens of all.
             points = [*line["curve"], [case.tokens, line["loss"]]]
