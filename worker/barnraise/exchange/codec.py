@@ -169,8 +169,8 @@ def _quantised(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _steps(magnitude: torch.Tensor, level: torch.Tensor, top: int) -> torch.Tensor:
-    """The nearest multiples of a level, halves up, none over `top`: float64, as `magnitude`. A quotient that is under an
-    integer is so by 2**-28 of it at least, and is not rounded to it."""
+    """The nearest multiples of a level, halves up, none over `top`: float64, as `magnitude`. A quotient that is
+    under an integer is so by 2**-28 of it at least, and is not rounded to it."""
     divisor = level.clamp(min=1).double()
     return (2 * magnitude).add_(divisor).div_(2 * divisor).floor_().clamp_(max=top)
 
