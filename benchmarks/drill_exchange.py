@@ -40,7 +40,7 @@ from barnraise.wire import Ruling
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
 RECIPE = Recipe(
     token_budget=1 << 40, learning_rate=2e-3, schedule="constant", warmup_tokens=20_000, step_sequences=16,
-    round_steps=30, codec="dense4", evaluate_every=60_000,
+    round_steps=30, codec="dense4", evaluate_every=150_000,
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ class Span:
     """Seconds, and how many kills."""
 
     kills: int = 50
-    between: float = 3.0  # two kills, on average
+    between: float = 2.0  # two kills, on average
     steady: float = 60.0
     frozen: float = 60.0
     cut: float = 20.0

@@ -181,7 +181,7 @@ class Severed(IrohTransport):
             for channel in [each for each in self._open if each.peer in self._severed()]:
                 channel.close("the network is cut")
                 self._open.discard(channel)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(1.0)  # looking is charged to the exchange
 
 
 # ---- what its exchange costs ---------------------------------------------------------------------------------------
