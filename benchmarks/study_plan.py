@@ -98,7 +98,7 @@ class Plan:
                 base, *(replace(base, outer_rate=eta) for eta in (0.4, 0.8)),
                 *(replace(base, momentum=mu) for mu in (0.5, 0.8)),
                 replace(base, outer_rate=0.5, momentum=0.8), replace(base, outer_rate=0.8, momentum=0.5),
-                *(replace(base, momentum_end=mu) for mu in (0.2, 0.9)),
+                replace(base, momentum_end=0.2),
             ],
             "delay": [base, *(replace(base, delay=delay) for delay in (0.0, AFFORDED, 1.6))],
             "windows, and each in its own time": [
@@ -128,12 +128,7 @@ class Plan:
     def frontier(self, found: Results) -> list[Case]:
         """Seed 0: what counts most first."""
         ours, *others = (self.far(found, kind) for kind in KINDS)
-        priced = [replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), self.afforded(found)]
-        return [ours, *others, *priced, self.in_time(found)]
-
-    def afforded(self, found: Results) -> Case:
-        """Ours where the line is not filled."""
-        return replace(self.far(found, "ours"), delay=AFFORDED)
+        return [ours, *others, replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), self.in_time(found)]
 
     def in_time(self, found: Results) -> Case:
         """DiLoCo with the tokens that it comes to while ours trains `long`: on the same lines it stands still in each

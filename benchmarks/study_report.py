@@ -34,7 +34,6 @@ def figures(plan: Plan, found: Results) -> dict[str, float | None]:
         "alone_gap": gap(found, alone, ours),
         "gap_to_diloco_without_delay": gap(found, at_once, diloco),
         "gap_to_diloco_in_time": gap(found, ours, plan.in_time(found)),
-        "gap_to_dp_with_room": gap(found, plan.afforded(found), parallel),
     }
 
 
