@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import barnraise
@@ -92,8 +92,12 @@ def test_a_plan_is_within_every_budget_obeys_every_wish_and_can_be_carried_out(a
     schedule.step(plan, pending=plan.defers, cached=first.cached)
 
 
+SLOW_UPDATES = replace(CARD, updates=(Updates("host", "bfloat16", 32, 1.2e9), Updates("device", "bfloat16", 32, 2.5e9)))
+
+
 @settings(max_examples=25, deadline=None)
 @given(asked=machines(), more=st.floats(1.0, 8.0), which=st.sampled_from(["memory", "device_memory"]))
+@example((SLOW_UPDATES, preset("gpt2-124m"), Limits(memory=4_156_513_664, disk=0), 1), 2.0, "memory")
 def test_more_memory_never_makes_a_slower_plan(asked, more, which):
     """Within 2 %: of the candidates a few are looked at closely."""
     hardware, model, limits, sequences = asked

@@ -20,7 +20,7 @@ from barnraise.swap.timeline import Steps
 
 RESERVE = 0.15  # of the RAM, left to the system and the program where no limit says otherwise
 DEVICE_RESERVE = 0.08
-SIMULATED = 12  # candidates looked at closely
+SIMULATED = 12  # candidates of each way of clipping that are looked at closely
 EXACT_COSTS = 1.10  # exact clipping is given up only where it makes a step this much longer
 RESIDENTS = 12  # steps in how many fragments stay on the device
 GROUPS = (1, 2, 4, 8)  # blocks whose inputs are computed again from one kept input
@@ -74,10 +74,9 @@ class _Search:
 
     @staticmethod
     def _few(fitting: list[Plan]) -> list[Plan]:
-        """The most promising, of each way of clipping."""
+        """The most promising, as many of each way of clipping: what more memory allows takes no other's place."""
         clippings = sorted({plan.clipping for plan in fitting})
-        each = max(1, SIMULATED // len(clippings))
-        return [plan for clipping in clippings for plan in [p for p in fitting if p.clipping == clipping][:each]]
+        return [plan for clipping in clippings for plan in [p for p in fitting if p.clipping == clipping][:SIMULATED]]
 
     def _candidates(self) -> Iterator[Plan]:
         """Everything at its smallest: what memory is left is given out by `_filled`."""
