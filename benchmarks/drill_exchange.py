@@ -28,7 +28,6 @@ from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, 
 from drill_worker import MIRROR, RUN
 
 from barnraise import data, wire
-from barnraise.exchange.acceptance import UNSAID
 from barnraise.exchange.blobs import Blobs
 from barnraise.exchange.court import MAIL
 from barnraise.home import write_whole
@@ -189,9 +188,8 @@ class Drill:
         self.until(lambda: "is whole again" in first.said(), "the anchor's repair", 180)
         self.found["corruptions_found"] += 1
         with second.ledger() as ledger:
-            said = (u for _, u in ledger.since({}) if u.fragments[0] != UNSAID)
-            update = next(u for u in said if ledger.blobs.has(u.fragments[0].digest))
-            path = ledger.blobs.path(update.fragments[0].digest)
+            parts = (update.fragments[0] for _, update in ledger.since({}))
+            path = next(ledger.blobs.path(part.digest) for part in parts if part.size and ledger.blobs.has(part.digest))
         flip(path)
         self.until(lambda: "came again, whole" in second.said(), "the payload's repair", 240)
         self.found["corruptions_found"] += 1
@@ -350,8 +348,9 @@ def main() -> None:
                 began, known = time.monotonic(), dict(drill.found)
                 print(f"  {name} …", flush=True)
                 trial()
-                new = {what: figure for what, figure in drill.found.items() if known.get(what) != figure}
-                print(f"  {name}: survived, {time.monotonic() - began:.0f} s  {json.dumps(new)}", flush=True)
+                print(f"  {name}: survived, {time.monotonic() - began:.0f} s", flush=True)
+                for what in [what for what, figure in drill.found.items() if known.get(what) != figure]:
+                    print(f"    {what}: {drill.found[what]}", flush=True)
         finally:
             for each in drill.machines:
                 if each.process is not None and each.process.is_alive():

@@ -15,7 +15,6 @@ from pathlib import Path
 import drill_worker
 from drill_worker import RUN, Setup
 
-from barnraise.exchange.acceptance import UNSAID
 from barnraise.exchange.anchor import Anchor
 from barnraise.exchange.codec import decode
 from barnraise.exchange.ledger import Ledger
@@ -129,7 +128,7 @@ def added_up(machine: Machine) -> str:
         anchor = Anchor.initial(machine.world.spec.model, machine.world.spec.seed)
         for _, update in ledger.since({}):
             for index, part in enumerate(update.fragments):
-                if part == UNSAID:
+                if not part.size:  # another turn says it
                     continue
                 anchor.add(index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()))
         return anchor.digest()

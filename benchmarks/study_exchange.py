@@ -4,7 +4,7 @@ Machines are virtual, in one process; codec, anchor, feedback and schedule are t
 is a line in build/study/results.jsonl: a study that was ended goes on where it stopped. Prints a line as each training
 ends, then writes the document with what there is, its results beside it, and one JSON object as its last line.
 `--known`: with the results that lie beside the document, so that only what they lack is trained. `--quick`: a few
-minutes, of which nothing is written into the document. `--report`: the document from what there is.
+minutes, of which nothing is written into the document. `--report`: the document from what there is, here and beside it.
 """
 
 import argparse
@@ -65,8 +65,8 @@ def main() -> None:
     prepare_text()
     if asked.quick:
         path.unlink(missing_ok=True)
-    found = read(*[study_report.RESULTS] * asked.known, path)
-    end = time.monotonic() + 60 * asked.minutes
+    kept = [study_report.RESULTS] if asked.known or asked.report else []
+    found, end = read(*kept, path), time.monotonic() + 60 * asked.minutes
     if not asked.report:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(asked.processes, spawn, one_thread) as pool:

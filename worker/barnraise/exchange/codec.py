@@ -252,7 +252,7 @@ def _unpacked(raw: np.ndarray, begin: int, count: int, bits: int) -> np.ndarray:
 
 
 def _held(bits: int) -> np.ndarray:
-    """[256]: the codes that each byte holds, a byte each, as one number: looking them up is a tenth of shifting."""
+    """[256]: the codes that each byte holds, a byte each, as one number: they are looked up faster than shifted."""
     codes = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
     return codes.view(f"u{8 // bits}").reshape(256)
 
