@@ -44,7 +44,7 @@ class Site:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        celery = (sys.executable, *CELERY)
+        celery = ("nice", "-n", "10", sys.executable, *CELERY)
         self.family.start("web", sys.executable, *WEB, "--port", str(self.port), "--workers", str(self.web))
         self.family.start("celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
         self.family.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=")

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 import django
 from asgiref.sync import sync_to_async
@@ -16,6 +17,7 @@ from coordinator.live.routing import websocket_urlpatterns  # noqa: E402
 from coordinator.pages import Pages  # noqa: E402
 
 YOUNG = 10_000  # objects that may be made before those made since are looked through for cycles
+SWITCH = 0.001  # seconds until a thread that computes lets the loop on; 5 ms, several times a request, are most of one
 
 
 def spare_the_collector() -> None:
@@ -32,6 +34,7 @@ async def lifespan(scope: dict, receive, send) -> None:
         message = await receive()
         if message["type"] == "lifespan.startup":
             spare_the_collector()
+            sys.setswitchinterval(SWITCH)
         if message["type"] == "lifespan.shutdown":
             await sync_to_async(embedded.leave)(settings.STATE_DIR)
         await send({"type": f"{message['type']}.complete"})
