@@ -45,10 +45,10 @@ def grants(name: str, right: str, given: bool, title: str, follows: str):
 
 @admin.register(User)
 class UserAdmin(Looked):
-    list_display = ["email", "name", "role", "is_active", "date_joined"]
+    list_display = ["email", "name", "is_staff", "organiser", "is_active", "date_joined"]
     list_filter = ["is_staff", "organiser", "is_active", ("banned", admin.EmptyFieldListFilter)]
     search_fields = ["email", "name", "=id"]
-    ordering = ["-date_joined"]
+    ordering = ["-id"]  # as they came
     fields = ["email", "name", "id", "role", "in_teams", "is_superuser", "date_joined", "last_login", "banned",
               "ban_reason", "left"]  # fmt: skip
     actions_detail = [

@@ -30,7 +30,8 @@ def asks(title: str, description: str, form: type[BaseDialogForm] = BaseDialogFo
 class Looked(ModelAdmin):
     """Looked at in full; changed by decisions alone."""
 
-    list_per_page = 50
+    list_per_page = 25
+    show_full_result_count = False  # of what a search leaves out; lists are long
 
     def view_on_site(self, obj: Any) -> str | None:
         """Straight there: Django's own detour takes any text for a key."""

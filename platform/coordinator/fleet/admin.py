@@ -85,6 +85,7 @@ class VerdictForm(BaseDialogForm):
 class MachineAdmin(Looked):
     list_display = ["name", "owner", "system", "accelerator", "enrolled", "last_seen", "revoked"]
     list_filter = [("revoked", admin.EmptyFieldListFilter)]
+    ordering = ["-id"]  # as they were enrolled
     search_fields = ["hostname", "key", "owner__email", "owner__name", "=id"]
     list_select_related = ["owner"]
     actions_detail = ["revoke"]
@@ -113,7 +114,7 @@ class MachineAdmin(Looked):
 @admin.register(Membership)
 class MembershipAdmin(Looked):
     list_display = ["machine", "run", "activity", "last_seen", "tokens", "mark"]
-    list_filter = ["activity", "run"]
+    list_filter = ["activity"]
     search_fields = ["machine__hostname", "machine__key", "run__name", "run__slug"]
     list_select_related = ["machine", "run"]
     actions_detail = ["take_out"]
