@@ -3,12 +3,14 @@
 from datetime import timedelta
 
 import pytest
+from django.core.cache import cache
 from django.utils import timezone
 
 from barnraise import wire
 from barnraise.identity import digest, opened
 from coordinator.fleet.facts import facts
 from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
 from coordinator.telemetry import board
 from coordinator.telemetry.rollup import drain
 from coordinator.telemetry.tasks import tick, tidy
@@ -45,6 +47,21 @@ def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(person, l
     assert run.state is wire.Status.FINISHED and run.finished
     reply = wire.ReportReply.model_validate_json(ada.report(run, numbers(3)).content)
     assert opened(reply.directive, "directive", wire.Directive).status is wire.Status.FINISHED
+
+
+def test_what_was_long_on_its_way_is_seen_within_minutes(person, launched, numbers, valkey):
+    """Runs of which nothing was heard for two minutes are not looked at every two seconds, but they are looked at."""
+    run, ada = launched(person())
+    assert tick() == 0
+    ada.report(run, numbers(1, ledger_tokens=100_000, activity="finished"))
+    drain()
+    Membership.objects.update(last_seen=timezone.now() - timedelta(minutes=30))
+    Run.objects.filter(pk=run.pk).update(ledger_tokens=100_000)
+    assert tick() == 0
+    valkey.delete(cache.make_key("telemetry:looked"))  # as it goes by itself after five minutes
+    assert tick() == 1
+    run.refresh_from_db()
+    assert run.state is wire.Status.FINISHED
 
 
 def test_a_revoked_machine_counts_for_nothing(person, launched, numbers, volunteer):

@@ -4,6 +4,7 @@ import logging
 from datetime import timedelta
 
 from celery import shared_task
+from django.core.cache import cache
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
@@ -17,7 +18,9 @@ from coordinator.telemetry.rollup import drain
 from coordinator.telemetry.shared import checkpoints, credits
 
 log = logging.getLogger("coordinator.telemetry")
-LATELY = timedelta(hours=1)  # ago, at most, somebody reported in a run that may change
+LATELY = timedelta(minutes=2)  # ago, at most, somebody reported in a run that may change
+LONGER = timedelta(hours=1)  # the same, where nothing waits for it: a last report may have been long in the queue,
+LONGER_EVERY = 300  # seconds, and whom a run waited for may have been revoked since
 
 
 @shared_task(name="telemetry.rollup", max_retries=0)
@@ -35,10 +38,11 @@ def gather() -> int:
 @shared_task(name="telemetry.tick", max_retries=0)
 def tick() -> int:
     """Every run that can change by itself, one step on. How many did. What is known of a run changes with what its
-    machines say, and when its owner leaves: the others, thousands perhaps, are not looked at."""
+    machines say, and when its owner leaves: the others, thousands perhaps, are not looked at, or now and then."""
     changed = 0
+    since = timezone.now() - (LONGER if cache.add("telemetry:looked", 1, LONGER_EVERY) else LATELY)
     complete = Q(status=Status.DRAFT, launch_requested=True, manifest__isnull=False)  # other drafts wait for people
-    lately = Membership.everywhere.filter(run=OuterRef("pk"), last_seen__gt=timezone.now() - LATELY)
+    lately = Membership.everywhere.filter(run=OuterRef("pk"), last_seen__gt=since)
     heard = Q(Exists(lately)) | Q(owner__is_active=False)
     under_way = Q(status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED])
     for run in Run.objects.filter(complete | under_way & heard).select_related("owner"):
