@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from hashlib import sha256
 
 from django.contrib.auth.hashers import make_password
@@ -81,20 +82,21 @@ def hands(run: Run, many: int) -> list[Hand]:
 
 
 def runs(like: Run, many: int, machines: int) -> list[Run]:
-    """So many runs with the rules of one, a tenth of them over, with so many machines among them, and a past."""
+    """So many runs with the rules of one, a tenth of them over, with so many machines among them, and a past: they
+    began two days ago, and their machines were heard of some hours ago. What is new is told to people and looked at,
+    which is not what is measured."""
     fields = {f.attname: getattr(like, f.attname) for f in Run._meta.concrete_fields}
     made = []
     for n in range(many):
         status = wire.Status.FINISHED if n % 10 == 0 else wire.Status.TRAINING
-        own = {"id": uuid7(), "slug": f"run-{n}", "name": f"Run {n}", "status": status, "ledger_tokens": 10**9 + n}
+        own = {"id": uuid7(), "slug": f"run-{n}", "name": f"Run {n}", "status": status, "ledger_tokens": 10**9 + n,
+               "started": timezone.now() - timedelta(days=2)}  # fmt: skip
         made.append(Run(**fields | own))
     Run.objects.bulk_create(made, batch_size=1000)
-    everybody = crowd("volunteer", machines)
+    everybody, heard = crowd("volunteer", machines), timezone.now() - timedelta(hours=7)
     Membership.objects.bulk_create(
         [
-            Membership(
-                run=made[n % many], machine=m, activity="training", tokens=n, rate=500.0, addresses=["192.0.2.8:1"]
-            )
+            Membership(run=made[n % many], machine=m, activity="training", tokens=n, rate=500.0, last_seen=heard)
             for n, m in enumerate(everybody)
         ],
         batch_size=AT_ONCE,

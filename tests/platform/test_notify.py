@@ -76,6 +76,17 @@ def test_a_run_that_starts_is_told_to_its_owner_and_to_who_has_a_machine_in_it(p
     assert found() == [("run.started", "ada@example.org"), ("run.started", "bob@example.org")]
 
 
+def test_whom_a_run_concerns_is_looked_for_until_all_were_told(person, launched, volunteer, monkeypatch):
+    run, _ = launched(person())
+    for n, name in enumerate(("bob", "eve"), 2):
+        volunteer(person(f"{name}@example.org"), n).join(run)
+    monkeypatch.setattr(tasks, "TOLD", 2)
+    assert tasks.sweep() == 2, "so many a minute"
+    assert tasks.sweep() == 1
+    assert Notice.objects.filter(kind=Kind.RUN_STARTED).count() == 3 and found() == []
+    assert tasks.sweep() == 0
+
+
 def test_a_run_that_ends_is_told_and_a_cancelled_draft_is_not(person, launched, draft):
     run, _ = launched(person())
     draft(run.owner, name="Never mind").cancel()

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from django.db.models import Max, Q
+from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 
 from barnraise.wire import Activity, Status
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
 from coordinator.notify.kinds import Kind, News
+from coordinator.notify.models import Notice
 from coordinator.runs.models import Run
 
 QUIET = timedelta(minutes=15)  # without a report, and without a goodbye
@@ -29,14 +30,14 @@ def news(since: datetime, now: datetime | None = None) -> Iterator[News]:
 
 
 def started(now: datetime) -> Iterator[News]:
-    for run in Run.objects.filter(started__gt=now - LOOK_BACK).select_related("owner"):
+    for run in _untold(Run.objects.filter(started__gt=now - LOOK_BACK), Kind.RUN_STARTED):
         for person in concerned(run):
             yield of_run(run, person, Kind.RUN_STARTED, f"{run.name} started", "Its machines are training.")
 
 
 def ended(now: datetime) -> Iterator[News]:
     runs = Run.objects.filter(finished__gt=now - LOOK_BACK, status__in=OVER).exclude(spec_text="")
-    for run in runs.select_related("owner"):
+    for run in _untold(runs, Kind.RUN_FINISHED):
         word = "is finished" if run.state is Status.FINISHED else "was cancelled"
         text = "The model is on every machine that trained it: `barnraise export` writes it out."
         for person in concerned(run):
@@ -93,14 +94,25 @@ def refused(machine: Machine, run: Run, why: str) -> News:
 
 
 def concerned(run: Run) -> list[User]:
-    """Its owner, and everybody with a machine in it."""
+    """Everybody with a machine in it, and its owner: the last, because by what they were told it is known that the
+    others were (`_untold`)."""
     theirs = User.objects.filter(machines__memberships__run=run, is_active=True).exclude(pk=run.owner_id).distinct()
-    return [run.owner, *theirs] if run.owner.is_active else list(theirs)
+    return [*theirs, run.owner] if run.owner.is_active else list(theirs)
+
+
+def _untold(runs: QuerySet[Run], kind: Kind) -> list[Run]:
+    """Those whose owner has not been told yet: the others' people are thousands, and not looked for every minute."""
+    found = {_key(kind, run): run for run in runs.select_related("owner")}
+    told = set(Notice.objects.filter(key__in=found).values_list("key", "person"))
+    return [run for key, run in found.items() if (key, run.owner_id) not in told]
 
 
 def of_run(run: Run, person: User, kind: Kind, title: str, text: str = "", episode: str = "") -> News:
-    key = ":".join(filter(None, (kind.value, str(run.pk), episode)))
-    return News(person, kind, key, title, text, run.get_absolute_url(), {"run": _told(run)})
+    return News(person, kind, _key(kind, run, episode), title, text, run.get_absolute_url(), {"run": _told(run)})
+
+
+def _key(kind: Kind, run: Run, episode: str = "") -> str:
+    return ":".join(filter(None, (kind.value, str(run.pk), episode)))
 
 
 def _told(run: Run) -> dict[str, str]:
