@@ -92,12 +92,17 @@ def test_a_plan_is_within_every_budget_obeys_every_wish_and_can_be_carried_out(a
     schedule.step(plan, pending=plan.defers, cached=first.cached)
 
 
-SLOW_UPDATES = replace(CARD, updates=(Updates("host", "bfloat16", 32, 1.2e9), Updates("device", "bfloat16", 32, 2.5e9)))
+SLOW = replace(CARD, updates=(Updates("host", "bfloat16", 32, 1.2e9), Updates("device", "bfloat16", 32, 2.5e9)))
 
 
 @settings(max_examples=25, deadline=None)
 @given(asked=machines(), more=st.floats(1.0, 8.0), which=st.sampled_from(["memory", "device_memory"]))
-@example((SLOW_UPDATES, preset("gpt2-124m"), Limits(memory=4_156_513_664, disk=0), 1), 2.0, "memory")
+@example(
+    (replace(SLOW, elementwise=1.6e12), preset("gpt2-124m"), Limits(memory=4_094_293_760, disk=0), 1),
+    2.0,
+    "memory",
+)
+@example((SLOW, preset("gpt2-124m"), Limits(memory=4_156_513_664, disk=0), 1), 2.0, "memory")
 def test_more_memory_never_makes_a_slower_plan(asked, more, which):
     """Within 2 %: of the candidates a few are looked at closely."""
     hardware, model, limits, sequences = asked
@@ -175,7 +180,7 @@ def test_planning_for_175_billion_parameters_is_a_few_simulations_of_few_operati
     monkeypatch.setattr(schedule, "step", written)
     big = replace(CARD, memory=memory, disk=20_000 * GB, device_memory=80 * GB)
     plan = make_plan(big, preset("gpt3-175b"), Limits(), 8)
-    assert plan.model.layers == 96 and len(programs) <= 3 * planner.SIMULATED
+    assert plan.model.layers == 96 and len(programs) <= 5 * planner.SIMULATED
     assert max(programs) <= 96 * (3 * timeline.TILES + 16), "tiles are told apart no finer than an eighth of a block"
     programs.clear()
     with pytest.raises(PlanError, match="does not fit"):

@@ -1,8 +1,9 @@
 """Finds the plan that trains a model fastest within what a machine may use. Pure: no torch, under a second for 175B.
 
 The search: for each size of a micro-batch, way of clipping and way of keeping inputs, states are put as near as the
-budgets let them, in the order of what they save; the candidates that look best are then run through `timeline.py`, and
-the quickest is taken. What cannot fit is refused before anything is allocated, with what would.
+budgets let them, in the order of what they save; the candidates that look best, and those like the best of these, are
+then run through `timeline.py`, and the quickest is taken. What cannot fit is refused before anything is allocated, with
+what would.
 """
 
 import math
@@ -20,7 +21,7 @@ from barnraise.swap.timeline import Steps
 
 RESERVE = 0.15  # of the RAM, left to the system and the program where no limit says otherwise
 DEVICE_RESERVE = 0.08
-SIMULATED = 12  # candidates of each way of clipping that are looked at closely
+SIMULATED = 8  # candidates of each way of clipping that are looked at closely first
 EXACT_COSTS = 1.10  # exact clipping is given up only where it makes a step this much longer
 RESIDENTS = 12  # steps in how many fragments stay on the device
 GROUPS = (1, 2, 4, 8)  # blocks whose inputs are computed again from one kept input
@@ -62,21 +63,24 @@ class _Search:
         fitting = [plan for candidate in self._candidates() for plan in self._filled(candidate)]
         if not fitting:
             return None
-        fitting.sort(key=self._estimate)
-        timed = [self._timed(plan) for plan in self._few(fitting)]
-        quickest = min(timed, key=lambda plan: plan.seconds)
-        exact = [plan for plan in timed if plan.clipping == "exact"]
-        if quickest.clipping == "layer" and exact:  # the recipe's own clipping, where it is nearly as quick
-            best_exact = min(exact, key=lambda plan: plan.seconds)
-            if best_exact.seconds <= EXACT_COSTS * quickest.seconds:
-                return best_exact
-        return quickest
-
-    @staticmethod
-    def _few(fitting: list[Plan]) -> list[Plan]:
-        """The most promising, as many of each way of clipping: what more memory allows takes no other's place."""
         clippings = sorted({plan.clipping for plan in fitting})
-        return [plan for clipping in clippings for plan in [p for p in fitting if p.clipping == clipping][:SIMULATED]]
+        best = {each: self._quickest([plan for plan in fitting if plan.clipping == each]) for each in clippings}
+        quickest = min(best.values(), key=lambda plan: plan.seconds)
+        exact = best.get("exact", quickest)  # the recipe's own clipping, where it is nearly as quick
+        return exact if exact.seconds <= EXACT_COSTS * quickest.seconds else quickest
+
+    def _quickest(self, fitting: list[Plan]) -> Plan:
+        """Of all with one way of clipping: the most promising are looked at closely, half of them those that were best
+        if all that can go on at once did, half if nothing did; then all that are like the quickest of these but for how
+        much stays on the device."""
+        estimates = [(self._estimates(plan), plan) for plan in fitting]
+        few: list[Plan] = []
+        for which in (0, 1):
+            estimates.sort(key=lambda each: each[0][which])
+            few += [plan for _, plan in estimates if plan not in few][: SIMULATED // 2]
+        first = min(map(self._timed, few), key=lambda plan: plan.seconds)
+        like = [plan for plan in fitting if plan not in few and _shape(plan) == _shape(first)]
+        return min([first, *map(self._timed, like)], key=lambda plan: plan.seconds)
 
     def _candidates(self) -> Iterator[Plan]:
         """Everything at its smallest: what memory is left is given out by `_filled`."""
@@ -251,8 +255,8 @@ class _Search:
             size += plan.total("anchor", i) if plan.spilled(i) else 0
         return size
 
-    def _estimate(self, plan: Plan) -> float:
-        """Roughly the seconds of a step: the busiest resource's."""
+    def _estimates(self, plan: Plan) -> tuple[float, float]:
+        """Roughly the seconds of a step: the busiest resource's, and all of them one after the other."""
         steps = Steps(plan, self.hardware)
         compute = sum(steps.seconds(op) for op in _computing(plan))
         read = sum(
@@ -269,7 +273,8 @@ class _Search:
             costs.adam_seconds(self.hardware, moved[where], plan.dtype, plan.moments_bits, where) for where in moved
         )
         compute += there if plan.staged else here
-        return max(compute, disk, here) if plan.staged else max(compute, disk)
+        lanes = (compute, disk, here) if plan.staged else (compute, disk)
+        return max(lanes), sum(lanes)
 
     def _timed(self, plan: Plan) -> Plan:
         steps = Steps(plan, self.hardware)
@@ -338,6 +343,10 @@ class _Search:
         if other:
             found.append(f"the preset {other}")
         return found[:3]
+
+
+def _shape(plan: Plan) -> tuple:
+    return plan.sequences, plan.forward_groups
 
 
 def _computing(plan: Plan) -> Iterator[Op]:
