@@ -26,7 +26,7 @@ from typing import Any
 import uvloop
 from site_stack import Site
 
-WARM = 30.0  # seconds of a load, at its beginning, not counted: arrivals left work behind; of a short one a quarter
+WARM = 0.1  # of a load's time, at its beginning, that does not count
 RAMP = 40.0  # watchers a second that come
 EVERY = 5.0  # seconds between two looks at what the processes use
 NAP = 0.02  # seconds that the load sleeps to see how late it is
@@ -49,7 +49,7 @@ async def load(site: Site, run, workers: list, watchers: int, every: float, seco
         print(f"{len(failed)} watchers did not come in: {failed[0]!r}\n{site.family.last_words('web')}", flush=True)
     came = time.monotonic() - began
     print(f"{heard.snapshots} watchers in after {came:.0f} s", flush=True)
-    warm = min(WARM, seconds / 4)
+    warm = WARM * seconds
     counts, posts.ends = time.monotonic() + warm, (ends := time.monotonic() + seconds)
     await asyncio.sleep(warm)
     late = Lateness()

@@ -17,7 +17,7 @@ from coordinator.live.routing import websocket_urlpatterns  # noqa: E402
 from coordinator.pages import Pages  # noqa: E402
 
 YOUNG = 10_000  # objects that may be made before those made since are looked through for cycles
-SWITCH = 0.001  # seconds until a thread that computes lets the loop on; 5 ms, several times a request, are most of one
+SWITCH = 0.001  # seconds until a thread that computes lets the loop on; at Python's 5 ms requests mostly wait
 
 
 def spare_the_collector() -> None:

@@ -130,7 +130,15 @@ def _is(pid: int, born: float) -> bool:
 
 # ---- Postgres --------------------------------------------------------------------------------------------------
 
-_TUNED = "\n# barnraise\nmax_connections = 200\nshared_buffers = 64MB\n"
+# An index is as near as the table (it is in memory or on an SSD), and no question is worth starting processes for:
+# docs/operate.md asks the same of a Postgres of one's own.
+_TUNED = """
+# barnraise
+max_connections = 200
+shared_buffers = 64MB
+random_page_cost = 1.1
+max_parallel_workers_per_gather = 0
+"""
 _HASTY = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\n"
 
 
