@@ -26,9 +26,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def shown_name(pk: UUID, name: str, left: datetime | None) -> str:
+def shown_name(pk: UUID | str, name: str, left: datetime | None) -> str:
     """Of a person, where only these columns were read."""
-    return "somebody who left" if left else name or f"volunteer {pk.hex[-4:]}"
+    return "somebody who left" if left else name or f"volunteer {str(pk)[-4:]}"
 
 
 class UserManager(BaseUserManager):

@@ -4,7 +4,6 @@ import statistics
 import time
 from collections import Counter
 from typing import Any
-from uuid import UUID
 
 from django.db.models import FloatField, Func, TextField
 from django.db.models.functions import Cast
@@ -24,11 +23,15 @@ class Seconds(Func):
     template = "extract(epoch FROM %(expressions)s)::float8"
     output_field = FloatField()
 
+    def get_db_converters(self, connection: object) -> list:
+        """None: it comes as a float."""
+        return []
+
 
 # Columns of a membership, in one query without a model each: a run of thousands is looked at every second.
-WHO = ("pk", "mirror", Cast("machine", TextField()), Seconds("last_seen"), Seconds("heard"), "latest",
-       "machine__revoked", "machine__key", "machine__hostname", "machine__owner", "machine__owner__name",
-       "machine__owner__left")  # fmt: skip
+WHO = (Cast("pk", TextField()), "mirror", Cast("machine", TextField()), Seconds("last_seen"), Seconds("heard"),
+       "latest", "machine__revoked", "machine__key", "machine__hostname", Cast("machine__owner", TextField()),
+       "machine__owner__name", "machine__owner__left")  # fmt: skip
 KEPT = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received", "peers",
         "vector", "anchor", "plan", "step_seconds", "trade")  # fmt: skip
 
@@ -56,7 +59,8 @@ def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
         }
         newer = None if mirror else live.get(row["id"])
         if newer and newer["seq"] >= latest:
-            row |= newer | {"last_seen": max(last_seen, newer["last_seen"])}
+            row |= newer
+            row["last_seen"] = max(last_seen, newer["last_seen"])
             del row["seq"]
         row["alive"] = revoked is None and is_alive(row["last_seen"], row["activity"], run.report_every, now)
         row["rate"] = row["rate"] if row["alive"] else 0.0
@@ -115,11 +119,13 @@ def agreement(rows: list[dict[str, Any]]) -> bool | None:
 
 def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Version vector → the anchors of live machines at it, where two or more can be compared."""
+    told = [(row["vector"], row["anchor"]) for row in rows if row["alive"] and row["anchor"]]
+    many = Counter(vector for vector, _ in told)
     groups: dict[str, list[str]] = {}
-    for row in rows:
-        if row["alive"] and row["anchor"]:
-            groups.setdefault(row["vector"], []).append(row["anchor"])
-    return {vector: anchors for vector, anchors in groups.items() if len(anchors) > 1}
+    for vector, anchor in told:
+        if many[vector] > 1:
+            groups.setdefault(vector, []).append(anchor)
+    return groups
 
 
 def _commonest(anchors: list[str]) -> str | None:
@@ -135,7 +141,7 @@ def _ledger(rows: list[dict[str, Any]]) -> int:
     return statistics.median_high(known) if known else 0
 
 
-def _stored(pks: list[UUID]) -> dict[UUID, dict[str, Any]]:
+def _stored(pks: list[str]) -> dict[str, dict[str, Any]]:
     """Membership → its numbers as Postgres holds them."""
     rows = Membership.everywhere.filter(pk__in=pks).values("pk", *KEPT)
-    return {row.pop("pk"): row | {"anchor": row["anchor"] or None} for row in rows}
+    return {str(row.pop("pk")): row | {"anchor": row["anchor"] or None} for row in rows}

@@ -16,6 +16,7 @@ from functools import lru_cache
 import redis
 from django.conf import settings
 from redis.backoff import NoBackoff
+from redis.commands.core import Script
 from redis.retry import Retry
 
 from barnraise.wire import Report, Testimony
@@ -57,12 +58,8 @@ def ingest(membership: Membership, reports: list[Report], witnessed: Sequence[Te
     fresh = [r for r in reports if r.seq > membership.mark]
     if not fresh:
         return
-    now, run, machine = time.time(), membership.run_id, str(membership.machine_id)
-    with client().pipeline(transaction=False) as pipe:
-        waiting, shown = pipe.llen(PENDING).hget(workers_key(run), machine).execute()
-    if waiting >= PENDING_MOST:
-        raise Behind
-    most = membership.run.most_tokens
+    now, run, most = time.time(), membership.run_id, membership.run.most_tokens
+    machine, newest = str(membership.machine_id), fresh[-1]
     entry = {
         "id": secrets.token_hex(8),
         "membership": str(membership.pk),
@@ -70,18 +67,35 @@ def ingest(membership: Membership, reports: list[Report], witnessed: Sequence[Te
         "reports": [r.model_dump(mode="json") for r in fresh],
         "witnessed": [told.model_dump(mode="json") for told in witnessed],
     }
-    newest = fresh[-1]
-    with client().pipeline(transaction=True) as pipe:
-        pipe.rpush(PENDING, json.dumps(entry))
-        if not shown or json.loads(shown)["seq"] < newest.seq:
-            pipe.hset(workers_key(run), machine, json.dumps(_row(newest, now)))
-        for report in fresh:
-            for point in (p for p in report.points if p.tokens <= most):
-                place = {"machine": machine, **point.model_dump(), "at": min(report.at, now)}
-                pipe.xadd(points_key(run), {"point": json.dumps(place)}, maxlen=POINTS_KEPT, approximate=True)
-        pipe.expire(workers_key(run), KEPT_SECONDS)
-        pipe.expire(points_key(run), KEPT_SECONDS)
-        pipe.execute()
+    points = [
+        {"machine": machine, **point.model_dump(), "at": min(report.at, now)}
+        for report in fresh
+        for point in report.points
+        if point.tokens <= most
+    ]
+    told = [json.dumps(each) for each in (entry, _row(newest, now), *points)]
+    keys = [PENDING, workers_key(run), points_key(run)]
+    if not _take()(keys, [PENDING_MOST, KEPT_SECONDS, POINTS_KEPT, machine, newest.seq, *told]):
+        raise Behind
+
+
+@lru_cache(maxsize=1)
+def _take() -> Script:
+    return client().register_script(_TAKE)
+
+
+# One trip for a post: whether the queue has room, the entry, the machine's row unless a newer one is shown, its points.
+_TAKE = """
+local most, seconds, kept, machine, seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+if redis.call('llen', KEYS[1]) >= tonumber(most) then return 0 end
+redis.call('rpush', KEYS[1], ARGV[6])
+local shown = redis.call('hget', KEYS[2], machine)
+if not shown or cjson.decode(shown)['seq'] < tonumber(seq) then redis.call('hset', KEYS[2], machine, ARGV[7]) end
+for n = 8, #ARGV do redis.call('xadd', KEYS[3], 'MAXLEN', '~', kept, '*', 'point', ARGV[n]) end
+redis.call('expire', KEYS[2], seconds)
+redis.call('expire', KEYS[3], seconds)
+return 1
+"""
 
 
 def show(run: object, machine: object, point: dict) -> None:
