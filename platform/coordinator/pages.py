@@ -16,8 +16,8 @@ from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
 AT_WORK = 4  # requests of one process; the others wait at the door
-LONG = 0.1  # seconds after which one that is still at work counts no more: it waits for something else than its turn,
-MOST = 400  # as all do while Postgres is gone, for ten seconds each: forty a second find out, each in a thread
+LONG = 0.25  # seconds after which one that is still at work counts no more: it waits for something else than its turn,
+MOST = 400  # as all do while Postgres is gone, for ten seconds each: sixteen a second find out, each in a thread
 
 
 class Turn:
