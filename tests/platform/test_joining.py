@@ -201,6 +201,27 @@ def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, vol
     assert reply.peers == []
 
 
+def test_peers_are_those_heard_last_anywhere_each_once_and_none_that_is_gone(person, launched, volunteer, monkeypatch):
+    run, ada = launched(person())
+    others = {seed: volunteer(person(f"{seed}@example.org"), seed) for seed in range(2, 8)}
+    for each in others.values():
+        each.join(run)
+    now, here = timezone.now(), run.memberships
+    ago = {1: 6, 2: 5, 3: 4, 4: 3, 5: 2, 6: 2, 7: 90_000}  # seconds since each was heard
+    for seed, seconds in ago.items():
+        here.filter(machine__hostname=f"pc-{seed}").update(last_seen=now - timedelta(seconds=seconds))
+    there = {"run": run, "mirror": "b" * 64, "activity": "training", "changed": None}
+    Membership.everywhere.create(machine=others[7].machine, last_seen=now, **there)  # not gone: it moved
+    Membership.everywhere.create(machine=others[2].machine, last_seen=now - timedelta(seconds=1), **there)
+    here.filter(machine__hostname="pc-3").update(addresses=[])  # nobody can reach it
+    here.filter(machine__hostname="pc-4").update(activity="left")
+    others[5].machine.revoke()
+    seen = [others[7], others[2], others[6], ada]
+    assert [peer.key for peer in common.looked_up(run).peers] == [each.identity.key for each in seen]
+    monkeypatch.setattr(common, "PEERS", 1)  # one more is told, for who asks is left out
+    assert [peer.key for peer in common.looked_up(run).peers] == [each.identity.key for each in seen[:2]]
+
+
 def test_nobody_joins_what_is_over(person, launched, volunteer):
     run, _ = launched(person())
     run.cancel()
