@@ -119,16 +119,16 @@ def draw_bytes(plan: Plan, found: Results) -> None:
     long = [case for case in plan.frontier(found) if case.kind == "ours" and case.delay and not case.speeds]
     rounds = sorted(factors["H"], key=lambda case: case.steps)
     groups = [
-        ("round lengths, dense2", "o-", rounds, short, lambda case: f"H {case.steps}"),
-        ("forms, H 10", "s", factors["bits and density"], short, lambda case: case.form),
-        ("H 10, dense2", "^", long, plan.far(found, "diloco"), lambda case: f"{case.delay} rounds late"),
+        ("round lengths, dense2", "o-", 4, rounds, short, lambda case: f"H {case.steps}"),
+        ("forms, H 10", "s", -10, factors["bits and density"], short, lambda case: case.form),
+        ("H 10, dense2", "^", 4, long, plan.far(found, "diloco"), lambda case: f"{case.delay} rounds late"),
     ]
-    for label, style, cases, base, name in groups:
+    for label, style, above, cases, base, name in groups:
         cases = [case for case in cases if found.has(case) and found.has(base) and math.isfinite(found.loss(case))]
         points = [(bytes_a_token(found, c), 100 * gap(found, c, base)) for c in cases]
         axes.plot(*zip(*points, strict=True), style, label=f"{label}, {base.tokens / 1e6:.0f} M tokens")
         for case, point in zip(cases, points, strict=True):
-            axes.annotate(name(case), point, textcoords="offset points", xytext=(5, 4), fontsize=7)
+            axes.annotate(name(case), point, textcoords="offset points", xytext=(5, above), fontsize=7)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.axvline(4 * SIZE / (short.steps * STEP_TOKENS), color="grey", linewidth=0.8, linestyle=":")
     axes.set(xscale="log", xlabel="bytes of updates a token", ylabel="% more loss than synchronous fp32 DiLoCo")
