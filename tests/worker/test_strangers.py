@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -148,6 +149,22 @@ def test_a_stranger_with_a_good_ticket_and_sound_updates_is_welcome(world):
         waits_for(lambda: a.ledger.vector() == {f"{STRANGER.key}.{'9' * 16}": 1})
     (arrival,) = a.node.arrived()
     assert arrival.decode(0)[:3].tolist() == [-50, -49, -48]
+
+
+@pytest.mark.parametrize("room", [inbox_module.DECODED, 0])
+def test_what_payloads_were_checked_to_hold_is_kept_for_the_loop_as_far_as_there_is_room(world, monkeypatch, room):
+    monkeypatch.setattr(inbox_module, "DECODED", room)
+    a, b = world.machine(1).start(), world.machine(2).start()
+    a.knows(b)
+    world.agree(a, b)
+    a.round(1), a.round(2)
+    waits_for(lambda: len(b.node._hub.inbox.arrived) == 2)
+    for arrival in b.node.arrived():
+        assert bool(arrival.units) == bool(room)
+        read = replace(arrival, units=())
+        for index in range(len(b.anchor.fragments)):
+            arrival.decode(index).zero_()  # what was handed out is the receiver's
+            assert torch.equal(arrival.decode(index), read.decode(index))
 
 
 def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world, monkeypatch):

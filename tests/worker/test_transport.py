@@ -1,10 +1,11 @@
 """Channels of frames: iroh on this machine, and its twin in memory."""
 
 import asyncio
+import itertools
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from iroh import iroh_ffi
 
@@ -115,6 +116,43 @@ async def test_an_over_long_frame_is_refused_before_it_is_read():
             await asyncio.wait_for(accepted.receive(), 10)
         with pytest.raises(ChannelClosed, match="at most"):
             await asyncio.wait_for(dialled.receive(), 10)
+    finally:
+        await a.close()
+        await b.close()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 30_000), max_size=12), st.lists(st.integers(1, 20_000), min_size=1, max_size=8))
+def test_frames_arrive_whole_however_the_stream_is_cut(sizes, cuts):
+    frames = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
+
+    async def talk():
+        a, b = await started("iroh")
+        try:
+            dialled, accepted = await joined(a, b)
+            stream, at = b"".join(len(f).to_bytes(4, "big") + f for f in frames), 0
+            for cut in itertools.cycle(cuts):
+                if at >= len(stream):
+                    break
+                await dialled._out.write_all(stream[at : at + cut])
+                at += cut
+            assert [await asyncio.wait_for(accepted.receive(), 10) for _ in frames] == frames
+            assert accepted.bytes_received == len(stream) + len(b"hello") + 4
+        finally:
+            await a.close()
+            await b.close()
+
+    asyncio.run(talk())
+
+
+async def test_a_stream_that_ends_within_a_frame_is_a_closed_channel():
+    a, b = await started("iroh")
+    try:
+        dialled, accepted = await joined(a, b)
+        await dialled._out.write_all((10).to_bytes(4, "big") + b"half")
+        await dialled._out.finish()
+        with pytest.raises(ChannelClosed, match="sends no more"):
+            await asyncio.wait_for(accepted.receive(), 10)
     finally:
         await a.close()
         await b.close()

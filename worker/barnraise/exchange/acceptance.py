@@ -6,6 +6,8 @@ at what else has arrived: expiry and revocation gate connections only.
 
 from dataclasses import dataclass
 
+import torch
+
 from barnraise.errors import MessageError
 from barnraise.exchange.anchor import sketch
 from barnraise.exchange.blobs import EMPTY
@@ -68,9 +70,12 @@ def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
     return update
 
 
-def check_payload(payload: bytes, part: FragmentUpdate, size: int) -> None:
-    """Whether a payload, its digest already checked, holds `size` integers with the stated sketch. MessageError."""
+def check_payload(payload: bytes, part: FragmentUpdate, size: int) -> torch.Tensor:
+    """The int32[size] that a payload, its digest already checked, decodes to. Raises MessageError unless they have the
+    stated sketch."""
     if len(payload) != part.size:
         raise MessageError(f"a payload is of {len(payload)} bytes, and its header says {part.size}")
-    if (found := sketch(decode(payload, size))) != part.sketch:
+    units = decode(payload, size)
+    if (found := sketch(units)) != part.sketch:
         raise MessageError(f"a payload's checksum is {found}, and its header says {part.sketch}")
+    return units

@@ -22,7 +22,8 @@ from barnraise.wire import Update
 
 Holes = Mapping[str, Mapping[int, int]]  # author → number → tokens of updates that are out though later ones are in
 ALARM = 1 << 30  # a weight this loud (16.0) means the run has gone wrong
-_BLOCK = 1 << 20  # elements worked on at a time
+_BLOCK = 1 << 20  # elements worked on at a time…
+_CACHED = 1 << 15  # …and where that many wide integers would not stay in a core's cache
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _SPREAD = 113_512  # 2**32 over the deviation of a sum of four uniform 16-bit integers, 2**16 · √(1/3)
@@ -60,10 +61,11 @@ def sketch(values: torch.Tensor) -> str:
     """
     total = 0
     array = values.numpy()
-    for block, start in enumerate(range(0, array.size, _BLOCK)):
-        part = array[start : start + _BLOCK].astype(np.int64).view(np.uint64)
-        dot = int(np.sum(part * _table()[: part.size], dtype=np.uint64))
-        total += dot * (_mix_one(_GOLDEN ^ block) | 1)
+    for start in range(0, array.size, _CACHED):
+        block, place = divmod(start, _BLOCK)
+        part = array[start : start + _CACHED].astype(np.int64).view(np.uint64)
+        part *= _table()[place : place + part.size]
+        total += int(part.sum(dtype=np.uint64)) * (_mix_one(_GOLDEN ^ block) | 1)
     return f"{total & _MASK:016x}"
 
 

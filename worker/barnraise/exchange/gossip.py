@@ -20,7 +20,7 @@ from barnraise.exchange.circle import FEW, Circle
 from barnraise.wire import Peer, State
 
 STATE_EVERY = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
-STATE_SOONEST = 0.25  # …and the least between two when something does
+STATE_SOONEST = 1.0  # …and the least between two when something does
 WHOLE_EVERY = 30.0  # seconds between two that say everything, ± a quarter
 SILENCE = 20.0  # a peer that says nothing for this long is gone
 PARTING = 5.0  # …and one that was told goodbye

@@ -7,7 +7,7 @@ ones wait; how many may is bounded. Runs on the exchange's event loop; disk and 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,18 +30,23 @@ log = logging.getLogger("barnraise.exchange")
 PENDING = 512  # headers whose payloads, or predecessors, are awaited
 PENDING_OF_ONE = 2 * WINDOW  # …of one machine, in all its incarnations
 STALE = 60.0  # seconds without a byte after which one makes room for others
+DECODED = 64 << 20  # bytes of integers kept from the check of payloads until the loop adds them
+
+Units = Sequence[torch.Tensor | None]  # int32[size] of each fragment that is said; empty: not kept
 
 
 @dataclass(frozen=True)
 class Arrival:
     """A change that is in the ledger and not yet in the anchor: an update, or one that comes out again.
 
-    `refetch(digest, size)` gets a payload from the others, waiting for it; whether it came."""
+    `refetch(digest, size)` gets a payload from the others, waiting for it; whether it came. `units`: what its payloads
+    decode to, where that is known already."""
 
     header: Update | Withdrawal
     sizes: tuple[int, ...]
     blobs: Blobs
     refetch: Callable[[str, int], bool] = lambda digest, size: False
+    units: Units = ()
 
     @property
     def withdraws(self) -> bool:
@@ -57,6 +62,8 @@ class Arrival:
         part = update.fragments[index]
         if times == 0 or not part.size:
             return None
+        if times > 0 and self.units:
+            return self.units[index].clone()  # whoever gets it may change it
         units = decode(self._payload(update, part), self.sizes[index])
         return units if times > 0 else units.neg_()
 
@@ -80,6 +87,7 @@ class Pending:
     missing: dict[str, int]  # payload digest → bytes
     moved: float  # loop time of its header, or of its last byte
     whole: bool = False  # all payloads are here and are what the header says
+    units: Units = ()  # what they decode to
 
 
 class Judge(Protocol):
@@ -223,7 +231,7 @@ class Inbox:
         update = pending.update
         try:
             async with self.turn:
-                await self._disk(self._check_payloads, update)
+                pending.units = await self._disk(self._checked, update, self._keeps(update))
         except MessageError as error:
             self._cut(update.author, f"its update {update.seq} is not what its header says")
             self._blame(pending.source, str(error))
@@ -232,12 +240,22 @@ class Inbox:
         self._gossip.waiting(update.author, update.seq)
         await self._enter(update.author)
 
-    def _check_payloads(self, update: Update) -> None:
+    def _checked(self, update: Update, keep: bool) -> Units:
+        """What an update's payloads decode to, if it is to be kept. Raises MessageError."""
         if self._ledger.verdicts.out(update.author, update.seq):
-            return
+            return ()
+        units: list[torch.Tensor | None] = []
         for part, size in zip(update.fragments, self.rules.sizes, strict=True):
-            if part.size:
-                check_payload(self._ledger.blobs.read(part.digest), part, size)
+            said = check_payload(self._ledger.blobs.read(part.digest), part, size) if part.size else None
+            units.append(said if keep else None)
+        return units if keep else ()
+
+    def _keeps(self, update: Update) -> bool:
+        """Whether there is room for an update's integers beside those that are kept."""
+        kept = [*(each.units for each in self._pending.values()), *(each.units for each in self.arrived)]
+        there = sum(said.nbytes for units in kept for said in units if said is not None)
+        parts = zip(update.fragments, self.rules.sizes, strict=True)
+        return there + sum(4 * size for part, size in parts if part.size) <= DECODED
 
     async def _enter(self, author: str) -> None:
         """Whole updates that are next in their author's order go into the ledger, and to the loop."""
@@ -251,7 +269,7 @@ class Inbox:
                 if outcome is not Outcome.ADDED:
                     odd = outcome, pending
                     break
-                self.arrived.append(self.arrival(entry(pending.update, self._ledger.verdicts)))
+                self.arrived.append(self.arrival(entry(pending.update, self._ledger.verdicts), pending.units))
                 self._gossip.holds(author, pending.update.seq)
             head = self._ledger.head(author).seq
             for seq in [seq for who, seq in self._pending if who == author and seq <= head]:
@@ -262,9 +280,9 @@ class Inbox:
             now = asyncio.get_running_loop().time()
             await self._strange(odd[0], odd[1].signed, odd[1].update, odd[1].source, now)
 
-    def arrival(self, header: Update | Withdrawal) -> Arrival:
+    def arrival(self, header: Update | Withdrawal, units: Units = ()) -> Arrival:
         """A change, ready for the loop."""
-        return Arrival(header, self.rules.sizes, self._ledger.blobs, self.refetch)
+        return Arrival(header, self.rules.sizes, self._ledger.blobs, self.refetch, units)
 
     def ruled(self) -> None:
         """A verdict is heeded from now on: what waits here and is named by it is let go of."""

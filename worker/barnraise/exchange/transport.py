@@ -20,6 +20,7 @@ log = logging.getLogger("barnraise.exchange")
 
 ALPN = b"barnraise/peer/1"
 _PREFIX = 4  # bytes of the length before each frame
+_AHEAD = 1 << 13  # bytes read at once: small frames come several in one call of iroh's, which cost more than they do
 _HANDSHAKE = 15.0  # seconds a connection may take to stand
 _WAITING = 64  # accepted channels nobody has asked for yet
 
@@ -157,6 +158,7 @@ class _IrohChannel:
     def __init__(self, connection: iroh.Connection, stream: iroh.BiStream):
         self._connection = connection
         self._in, self._out = stream.recv(), stream.send()
+        self._ahead = b""  # read, and not yet received
         self.peer = str(connection.remote_id())
         self.bytes_sent = self.bytes_received = 0
 
@@ -170,16 +172,26 @@ class _IrohChannel:
 
     async def receive(self) -> bytes:
         try:
-            length = int.from_bytes(await self._in.read_exact(_PREFIX), "big")
+            length = int.from_bytes(await self._take(_PREFIX), "big")
             if length > MAX_FRAME:
                 self.close(f"a frame of {length} bytes; at most {MAX_FRAME} are allowed")
                 log.warning("dropped %s: it announced a frame of %d bytes", self.peer[:8], length)
                 raise ChannelClosed(f"it announced a frame of {length} bytes")
-            frame = await self._in.read_exact(length)
+            frame = await self._take(length)
         except iroh.IrohError as error:
             raise ChannelClosed(self._why(error)) from None
         self.bytes_received += _PREFIX + length
         return frame
+
+    async def _take(self, size: int) -> bytes:
+        """The next so many bytes of the stream. Raises IrohError, and ChannelClosed where it ends before."""
+        while (missing := size - len(self._ahead)) > 0:
+            more = await (self._in.read_exact(missing) if missing > _AHEAD else self._in.read(_AHEAD))
+            if not more:
+                raise ChannelClosed(self._connection.close_reason() or "it sends no more")
+            self._ahead += more
+        taken, self._ahead = self._ahead[:size], self._ahead[size:]
+        return taken
 
     def close(self, reason: str) -> None:
         with contextlib.suppress(iroh.IrohError):  # it may be closed already
