@@ -4,7 +4,8 @@ Four workers train one small GPT on this machine, and no coordinator answers the
 frozen, cut off from each other and joined late; bits flip on the wire, on disk and in memory; a disk fills, a clock is
 wrong, a folder is restored from an old backup, hostile peers send what they like, and one volunteer's poison is taken
 out again. In the end every announced update is with every machine, and all anchors are the same bits. Prints a line a
-trial, and one JSON object as its last line. `--quick`: fewer kills and shorter waits.
+trial, and one JSON object as its last line. `--quick`: fewer kills and shorter waits. `--width`: of another model; the
+share of the exchange falls with its size (`--only nothing`).
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,20 +49,20 @@ class Span:
     """Seconds, and how many kills."""
 
     kills: int = 50
-    between: float = 2.0  # two kills, on average
-    steady: float = 60.0
+    between: float = 1.5  # two kills, on average
+    steady: float = 45.0
     frozen: float = 60.0
     cut: float = 20.0
 
 
 class Drill:
-    def __init__(self, folder: Path, span: Span, seed: int):
+    def __init__(self, folder: Path, span: Span, model: ModelSpec, seed: int):
         self.folder, self.span, self.dice = folder, span, random.Random(seed)
         blobs = Blobs(folder / "text")
         manifest = data.prepare(TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.put)
         signed = MIRROR.sign("manifest", manifest)
         self.spec = RunSpec(
-            MODEL, TextSpec(tokenizer="bytes"), RECIPE, seed=7, owner=MIRROR.key, roots=(MIRROR.key,),
+            model, TextSpec(tokenizer="bytes"), RECIPE, seed=7, owner=MIRROR.key, roots=(MIRROR.key,),
             manifest=digest(signed.body),
         )  # fmt: skip
         self.machines: list[Machine] = []
@@ -127,6 +128,7 @@ class Drill:
             lines.append((each.status["peer_bytes"] - sent) / took / UPLINK)
         self.found |= {"exchange_cpu_share": round(median(shares), 4), "uplink_share": round(max(lines), 3)}
         self.found["exchange_cpu_parts"] = {part: round(share, 4) for part, share in parts.most_common()}
+        self.found["parameters"] = self.spec.model.parameters
         self.found["round_steps"] = four[0].status["trade"]["round_steps"]
 
     def kills(self, four: list[Machine]) -> None:
@@ -315,12 +317,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the exchange survives.")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--width", type=int, default=MODEL.width)
     parser.add_argument("--only", default="", help="the trials whose names hold one of these words: bits,full")
     asked = parser.parse_args()
     span = Span(kills=6, steady=15.0, frozen=10.0, cut=15.0) if asked.quick else Span()
     FORK.set_forkserver_preload(["drill_worker"])
     with tempfile.TemporaryDirectory(prefix="barnraise-drill-") as folder:
-        drill = Drill(Path(folder), span, asked.seed)
+        drill = Drill(Path(folder), span, replace(MODEL, width=asked.width), asked.seed)
         four = [drill.machine(name) for name in ("north", "east", "south", "west")]
         for each in four:
             each.start()

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+import torch
 from waiting import stepping, waits_for
 
 from barnraise.errors import DamageError, StateError
@@ -11,6 +12,7 @@ from barnraise.exchange import node as node_module
 from barnraise.exchange import scrub as scrub_module
 from barnraise.exchange.anchor import Anchor, initial
 from barnraise.exchange.audit import Audit
+from barnraise.exchange.codec import encode
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +175,18 @@ def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_ag
     waits_for(lambda: b.node.stats.repaired == 1)
     assert b.ledger.blobs.sound(part.digest) is not None and b.node.stats.corruptions == 1
     assert "is damaged" in caplog.text and "came again" in caplog.text
+
+
+def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_say(world, monkeypatch):
+    monkeypatch.setattr(scrub_module, "EACH", 0.01)
+    monkeypatch.setattr(scrub_module, "SHARE", 1e9)
+    read, sound = [], scrub_module.Scrub._sound
+    monkeypatch.setattr(scrub_module.Scrub, "_sound", lambda self, name: read.append(name) or sound(self, name))
+    a = world.machine(1).start()
+    said = encode(torch.arange(a.anchor.fragments[0].numel(), dtype=torch.int32))
+    update = a.node.offer([said, *[None] * (len(a.anchor.fragments) - 1)], 10)
+    waits_for(lambda: len(read) > 3)
+    assert set(read) == {update.fragments[0].digest}
 
 
 def test_a_damaged_payload_that_is_needed_now_is_fetched_now(world):

@@ -8,7 +8,7 @@ import pytest
 from stranger import stranger
 from waiting import waits_for, within
 
-from barnraise import wire
+from barnraise import gathering, wire
 from barnraise.exchange import blobs as blobs_module
 from barnraise.exchange.frames import unpack
 from barnraise.exchange.transport import IrohTransport
@@ -269,9 +269,26 @@ def test_a_blob_is_fetched_from_whoever_has_it_and_checked(world):
     name = b.ledger.blobs.put(data)
     c.knows(a, b)
     waits_for(lambda: c.node.stats.peers == 2)
-    assert c.node.fetch(name, 20).read_bytes() == data
+    assert c.node.fetch({name: None}, 20) and c.ledger.blobs.read(name) == data
     with within(5):
-        assert c.node.fetch("0" * 64, 1.0) is None
+        assert not c.node.fetch({"0" * 64: None}, 1.0)
+
+
+def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
+    monkeypatch.setattr(gathering, "AT_ONCE", 5)  # of eight
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    files = [bytes([n]) * 300_000 for n in range(8)]
+    for each in (a, b):
+        sizes = {each.ledger.blobs.put(data): len(data) for data in files}
+        each.node.cap(1_000_000)
+    c.knows(a, b)
+    waits_for(lambda: c.node.stats.peers == 2)
+    assert gathering.gather(c.node, c.ledger.blobs, sizes, "files", lambda: False)
+    assert [c.ledger.blobs.read(each) for each in sizes] == files
+    for each in (a, b):
+        assert each.node.stats.bytes_sent > 2 * 300_000, "both lines were used"
+    with within(5):
+        assert not gathering.gather(c.node, c.ledger.blobs, {"0" * 64: None}, "files", lambda: True)
 
 
 def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
@@ -280,7 +297,7 @@ def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
     name = a.ledger.blobs.put(data)
     b.ledger.blobs.extend(name, 0, data[:900_000], len(data))
     b.knows(a)
-    assert b.node.fetch(name, 20).read_bytes() == data
+    assert b.node.fetch({name: len(data)}, 20) and b.ledger.blobs.read(name) == data
     assert b.node.stats.bytes_received < 200_000
 
 

@@ -255,7 +255,7 @@ def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_dis
     a, b = (world.machine(n).start() for n in (1, 2))
     name = a.ledger.blobs.put(bytes(5_000_000))
     b.knows(a)
-    assert b.node.fetch(name, 2.0, 1000) is None
+    assert not b.node.fetch({name: 1000}, 2.0)
     assert b.ledger.blobs.started(name) == 0
     assert "is not the one that was wanted" in caplog.text
 

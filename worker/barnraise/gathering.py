@@ -13,20 +13,22 @@ from barnraise.spec import RunSpec
 log = logging.getLogger("barnraise")
 
 FETCH_SECONDS = 600.0  # after which a fetch goes on where it stopped: each new beginning costs bytes twice
+AT_ONCE = 64  # files: enough for every peer's line to be full
 
 
 def gather(
     exchange: Node, blobs: Blobs, sizes: Mapping[str, int | None], what: str, given_up: Callable[[], bool]
 ) -> bool:
-    """Every blob of `sizes` (digest → bytes, where they are known), from whoever has it, however long that takes. False
-    when it was given up."""
+    """Every blob of `sizes` (digest → bytes, where they are known), many at once from all who have any, however long
+    that takes. False when it was given up."""
     if missing := [each for each in sizes if not blobs.has(each)]:
         log.info("fetching %s from peers: %d of %d files", what, len(missing), len(sizes))
-    for each in missing:
-        while not exchange.fetch(each, FETCH_SECONDS, sizes[each], given_up):
+    for begin in range(0, len(missing), AT_ONCE):
+        some = {each: sizes[each] for each in missing[begin : begin + AT_ONCE]}
+        while not exchange.fetch(some, FETCH_SECONDS, given_up):
             if given_up():
                 return False
-            log.warning("nobody here has given a file of %s for ten minutes; still asking", what)
+            log.warning("nobody here has given all files of %s for ten minutes; still asking", what)
     return True
 
 

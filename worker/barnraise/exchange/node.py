@@ -17,9 +17,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError, wait
-from pathlib import Path
 
 import torch
 
@@ -85,7 +84,7 @@ class Node:
             cut=self._cut,
             archive=spec.verdict_horizon if Role.ARCHIVE in opened(ticket, "ticket", Ticket).roles else None,
         )
-        self._hub.inbox.refetch = lambda digest, size: self.fetch(digest, REPAIR, size) is not None
+        self._hub.inbox.refetch = lambda digest, size: self.fetch({digest: size}, REPAIR)
         self._audit = Audit(spec, ledger)
         self._saved: dict[str, int] = {}  # the version vector of the last state on disk
         self._replay: list[Arrival] = []
@@ -324,14 +323,15 @@ class Node:
     # ---- what is fetched
 
     def fetch(
-        self, digest: str, timeout: float, size: int | None = None, given_up: Callable[[], bool] = lambda: False
-    ) -> Path | None:
-        """A blob, of `size` bytes where that is known, from any peer, checked by its digest; None when nobody gave it
-        within `timeout` seconds, or soon after `given_up` says so. Blocks, and asks `given_up` now and then."""
-        if not self._blobs.has(digest):
-            self.open()
-            self._await(self._hub.fetcher.fetch([Wanted(digest, size, size or MAX_BLOB)], timeout), False, given_up)
-        return self._blobs.path(digest) if self._blobs.has(digest) else None
+        self, sizes: Mapping[str, int | None], timeout: float, given_up: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Blobs (digest → bytes, where known) from all peers that have any, at once, checked. False when not all came
+        within `timeout` seconds, to which what comes adds, or soon after `given_up` says so. Blocks."""
+        if all(self._blobs.has(each) for each in sizes):
+            return True
+        self.open()
+        wanted = [Wanted(each, size, size or MAX_BLOB) for each, size in sizes.items()]
+        return self._await(self._hub.fetcher.fetch(wanted, timeout, snapshots.SLOW_LINE), False, given_up)
 
     def join(self, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Snapshot | None:
         """The anchor to start from, if the run is under way: from the peers, or what an earlier join fetched.

@@ -29,7 +29,7 @@ class Scrub:
         while True:
             await asyncio.sleep(EACH)
             for _, update in self._ledger.since({}):
-                for part in update.fragments:
+                for part in update.said:
                     try:
                         await self._look(update, part)
                     except OSError as error:

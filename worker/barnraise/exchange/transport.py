@@ -202,4 +202,5 @@ class _IrohChannel:
 
 
 def _said(error: Exception) -> str:
-    return error.message() if isinstance(error, iroh.IrohError) else "it took too long"
+    """The cause: iroh's text ends with it, after where in its own source each layer met it."""
+    return error.message().strip().splitlines()[-1].strip() if isinstance(error, iroh.IrohError) else "it took too long"
