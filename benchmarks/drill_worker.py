@@ -118,7 +118,8 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
 # ---- what is done to it --------------------------------------------------------------------------------------------
 
 
-USUAL, HURRIED = (audit.EACH, scrub.EACH), (0.1, 0.01)  # seconds between two looks: at fragments, at files
+USUAL = audit.EACH, scrub.EACH, scrub.SHARE  # seconds between two looks at fragments, at files, and the latter's time
+HURRIED = 0.1, 0.01, 0.5
 
 
 class Orders:
@@ -131,7 +132,7 @@ class Orders:
 
     def heed(self, worker: Worker) -> None:
         """Between two steps. `hurry`: a drill has no hours to wait until everything was looked at again."""
-        audit.EACH, scrub.EACH = HURRIED if (self._folder / "hurry").exists() else USUAL
+        audit.EACH, scrub.EACH, scrub.SHARE = HURRIED if (self._folder / "hurry").exists() else USUAL
         if (path := self._folder / "flip").exists() and len(worker.anchor.fragments):
             units = worker.anchor.fragments[0]
             units[7] ^= 1 << 12

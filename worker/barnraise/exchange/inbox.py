@@ -30,7 +30,7 @@ log = logging.getLogger("barnraise.exchange")
 PENDING = 512  # headers whose payloads, or predecessors, are awaited
 PENDING_OF_ONE = 2 * WINDOW  # …of one machine, in all its incarnations
 STALE = 60.0  # seconds without a byte after which one makes room for others
-DECODED = 64 << 20  # bytes of integers kept from the check of payloads until the loop adds them
+DECODED = 16 << 20  # bytes of integers kept from the check of payloads until the loop adds them
 
 Units = Sequence[torch.Tensor | None]  # int32[size] of each fragment that is said; empty: not kept
 

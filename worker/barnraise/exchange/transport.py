@@ -93,7 +93,7 @@ class IrohTransport:
             try:  # a machine without IPv6, or the port is taken
                 self._endpoint = await self._bind([at])
             except iroh.IrohError as error:
-                raise OSError(f"cannot listen on {at}: {error.message()}") from None
+                raise OSError(f"cannot listen on {at}: {_said(error)}") from None
         self._spawn(self._listen())
 
     async def _bind(self, addresses: list[str]) -> iroh.Endpoint:
@@ -203,4 +203,6 @@ class _IrohChannel:
 
 def _said(error: Exception) -> str:
     """The cause: iroh's text ends with it, after where in its own source each layer met it."""
-    return error.message().strip().splitlines()[-1].strip() if isinstance(error, iroh.IrohError) else "it took too long"
+    if not isinstance(error, iroh.IrohError):
+        return "it took too long"
+    return error.message().strip().rpartition("\n")[2].strip()
