@@ -12,6 +12,7 @@ from torch import Tensor
 from barnraise import data
 from barnraise import model as gpt
 from barnraise.exchange.anchor import initial
+from barnraise.home import write_whole
 from barnraise.spec import ModelSpec, Recipe, TextSpec
 from barnraise.swap.optimizer import Step, schedule
 from barnraise.wire import Manifest
@@ -39,11 +40,12 @@ def prepare_text() -> None:
 
     def put(blob: bytes) -> str:
         name = blake3(blob).hexdigest()
-        (FOLDER / name).write_bytes(blob)
+        if not (FOLDER / name).exists():  # a training beside this one reads it as memory: cut short it would be its end
+            write_whole(FOLDER / name, blob)
         return name
 
     manifest = data.prepare(TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, put)
-    (FOLDER / "manifest.json").write_text(manifest.model_dump_json())
+    write_whole(FOLDER / "manifest.json", manifest.model_dump_json().encode())
 
 
 @cache
