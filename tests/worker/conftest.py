@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,12 +56,15 @@ class Machine:
         self.node.introduce([wire.Peer(key=o.identity.key, addresses=o.node.addresses()) for o in others])
         return self
 
-    def round(self, seed: int, tokens: int = 100) -> wire.Update:
-        """Publishes an update of noise, as the loop would: own anchor first, in integers."""
+    def round(self, seed: int, tokens: int = 100, due: Collection[int] | None = None) -> wire.Update:
+        """Publishes an update of noise, as the loop would: own anchor first, in integers. `due`: of these fragments."""
         noise = torch.Generator().manual_seed(seed)
 
         def payloads():
             for index, fragment in enumerate(self.anchor.fragments):
+                if due is not None and index not in due:
+                    yield None
+                    continue
                 values = torch.randint(-(1 << 20), 1 << 20, fragment.shape, dtype=torch.int32, generator=noise)
                 payload, sent = encode(values)
                 self.anchor.add(index, sent)

@@ -46,7 +46,7 @@ def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
 
 
 def mark(step: int) -> Mark:
-    more = {"holes": {HEAD.author: {1: 5}}, "sketches": ["0" * 16], "notes": {"rate": 1.5}}
+    more = {"holes": {HEAD.author: {1: 5}}, "sketches": ["0" * 16], "notes": {"updates": 3, "guess": (0.0, 1.5)}}
     return Mark(run=RUN, spec="f" * 64, step=step, seq=3, tokens=30, heads={HEAD.author: HEAD}, **more)
 
 

@@ -117,10 +117,9 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_
     for seq in range(1, 4):
         for step in range(3):
             engine.step([some_text(seed=10 * seq + step)])
-            engine.add(guess=guess * (seq + step))
+            engine.add(guess=tuple(guess * (seq + step) * (i + 1) / count for i in range(count)))
         engine.flush()
         engine.settle()
-        guessed = np.float32(guess * (seq + 2))
         replicas = [weights.numpy() for weights in weights_of(engine)]
         anchors = [units.numpy() for units in shelf(engine, "anchor")]
         harvested = [(payload, units.numpy().copy()) for payload, units in engine.harvest(encode, 0.3)]
@@ -128,6 +127,7 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_
         kept = {name: [t.numpy() for t in shelf(engine, name)] for name in ("anchor", "momentum", "feedback")}
         fresh = weights_of(engine)
         for i, (payload, units) in enumerate(harvested):
+            guessed = np.float32(guess * (seq + 2) * (i + 1) / count)
             start = anchors[i].astype(np.float32) * np.float32(2.0**-26) - momentum[i] * guessed
             delta = weight * (start - replicas[i])
             momentum[i] = momentum[i] * np.float32(0.6) + delta
@@ -261,17 +261,18 @@ def test_what_is_guessed_of_updates_under_way_is_neither_progress_nor_anchor(kin
     engine.step([some_text(seed=1)], rate_scale=0.0)
     momentum, anchors, before = shelf(engine, "momentum"), shelf(engine, "anchor"), progress_of(engine)
     assert max(m.abs().max().item() for m in momentum) > 1e-3
-    engine.add(guess=0.8)
+    guess = tuple(0.8 * (i % 2) for i in range(TINY.layers + 2))  # of the blocks that are under way
+    engine.add(guess=guess)
     for seed in (2, 3):
         engine.step([some_text(seed=seed)], rate_scale=0.0)
-    for was, now, m in zip(before, progress_of(engine), momentum, strict=True):
-        torch.testing.assert_close(now, was + 0.8 * m, rtol=0, atol=2.5e-7)
+    for was, now, m, g in zip(before, progress_of(engine), momentum, guess, strict=True):
+        torch.testing.assert_close(now, was + g * m, rtol=0, atol=2.5e-7)
     assert all(map(torch.equal, anchors, shelf(engine, "anchor")))
     other = a_round(new_engine(), "b", seed=2)
-    engine.add(other, guess=0.0)
+    engine.add(other, guess=(0.0,) * len(guess))
     for seed in (4, 5):
         engine.step([some_text(seed=seed)], rate_scale=0.0)
-    assert engine.progress.guess == engine.ahead.guess == 0.0
+    assert engine.progress.guess == engine.ahead.guess == (0.0,) * len(guess)
     for was, now in zip(before, progress_of(engine), strict=True):
         torch.testing.assert_close(now, was, rtol=0, atol=5e-7)
     assert engine.anchor.vector[other.header.author] == 1
@@ -282,11 +283,11 @@ def test_what_is_guessed_of_updates_under_way_is_neither_progress_nor_anchor(kin
 def test_a_guess_goes_with_the_round_and_with_the_momentum_it_was_made_of(kind, drop, new_engine):
     engine = new_engine(kind)
     a_round(engine)
-    engine.add(guess=0.8)
+    engine.add(guess=(0.8,) * (TINY.layers + 2))
     engine.step([some_text()], rate_scale=0.0)
     drop(engine)
     engine.flush()
-    assert engine.progress.guess == 0.0
+    assert not any(engine.progress.guess)
     for left in progress_of(engine):
         assert left.abs().max() <= 2.5e-7
 

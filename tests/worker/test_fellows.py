@@ -1,16 +1,18 @@
 """What a machine makes of the others: its share, the window it ends its round with, a guess of what is under way."""
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from barnraise.exchange.acceptance import UNSAID
 from barnraise.exchange.fellows import Fellows
 from barnraise.exchange.form import Form
 from barnraise.exchange.gossip import Linked
-from barnraise.exchange.guess import LARGEST, MOST, Absent, momenta
+from barnraise.exchange.guess import LARGEST, MOST, Absent, larger, momenta
 from barnraise.exchange.rhythm import STRETCH, Rhythm, together
 from barnraise.spec import Recipe, RunSpec, preset
 from barnraise.wire import FragmentUpdate, Update
@@ -19,14 +21,17 @@ DENSE = Form.parse("dense4")
 RECIPE = Recipe(codec="dense4", round_steps=10, strategy="windows")
 SECONDS = st.floats(1e-3, 1e4)
 RATES, TOKENS = st.floats(1.0, 1e6), st.integers(1, 1 << 30)
+MODEL = preset("gpt2-124m")
+FRAGMENTS = len(MODEL.fragments())
 ME, BEN, CLEO = (f"{letter * 64}.{'0' * 16}" for letter in "abc")
 
 
-def update(author: str, seq: int, tokens: int = 1000) -> Update:
+def update(author: str, seq: int, tokens: int = 1000, said: Collection[int] = range(FRAGMENTS)) -> Update:
     key, _, incarnation = author.partition(".")
+    part = FragmentUpdate(digest="0" * 64, size=1, sketch="0" * 16)
     return Update(
         run="01890000-0000-7000-8000-000000000000", peer=key, incarnation=incarnation, seq=seq, previous="0" * 64,
-        tokens=tokens, total=tokens * seq, fragments=[FragmentUpdate(digest="0" * 64, size=1, sketch="0" * 16)],
+        tokens=tokens, total=tokens * seq, fragments=[part if i in said else UNSAID for i in range(FRAGMENTS)],
     )  # fmt: skip
 
 
@@ -43,9 +48,8 @@ class Circle:
 def company(recipe: Recipe = RECIPE) -> tuple[Circle, Fellows]:
     """Ben's and Cleo's first three updates have come, one every ten seconds, at 100 tokens/s each."""
     circle = Circle()
-    fellows = Fellows(RunSpec(preset("gpt2-124m"), recipe=recipe), circle)
-    fellows.begin({ME: 3})
-    fellows.said(1000, 0.0)
+    fellows = Fellows(RunSpec(MODEL, recipe=recipe), circle)
+    fellows.said(update(ME, 3), 0.0)
     for author in (BEN, CLEO):
         circle.link(author).vector = {ME: 3, BEN: 3, CLEO: 3}
         for seq in (1, 2, 3):
@@ -100,64 +104,85 @@ def test_who_is_alone_or_does_as_it_likes_has_rounds_of_the_recipes_steps():
 
 # ---- guesses
 
-
-@given(st.lists(st.builds(Absent, st.integers(1, 1 << 40), TOKENS, RATES), max_size=30), TOKENS, RATES)
-def test_a_guess_is_bounded_whatever_is_announced(absent, tokens, rate):
-    found = momenta(RECIPE, absent, tokens, rate)
-    assert 0 <= found <= len(absent) * MOST * LARGEST * RECIPE.outer_rate
-    assert momenta(replace(RECIPE, speculation=0.5), absent, tokens, rate) == pytest.approx(found / 2)
+ONE = RECIPE.outer_rate  # of its momenta an update of a machine like us
 
 
-def test_a_guess_is_what_a_machine_like_us_says_by_weight_and_by_tokens():
-    like_us = Absent(count=1, tokens=1000, rate=50.0)
-    assert momenta(RECIPE, [like_us], 1000, 50.0) == RECIPE.outer_rate
-    assert momenta(RECIPE, [like_us] * 3, 1000, 50.0) == pytest.approx(3 * RECIPE.outer_rate)
-    assert momenta(RECIPE, [replace(like_us, count=2)], 1000, 50.0) == 2 * RECIPE.outer_rate
-    assert momenta(RECIPE, [Absent(1, 2000, 100.0)], 1000, 50.0) == 4 * RECIPE.outer_rate, (
-        "twice as fast, in one window"
-    )
-    assert momenta(RECIPE, [like_us], 0, 50.0) == momenta(RECIPE, [like_us], 1000, 0.0) == 0.0
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("bcd"), st.lists(st.booleans(), min_size=3, max_size=3), TOKENS, RATES), max_size=30
+    ),
+    st.lists(st.integers(0, 1 << 30), min_size=3, max_size=3),
+    RATES,
+)
+def test_a_guess_is_bounded_and_of_the_said_alone_whatever_is_announced(updates, own_tokens, rate):
+    absent = [
+        Absent(who, True, larger(said, tokens, theirs, own_tokens, rate)) for who, said, tokens, theirs in updates
+    ]
+    found = momenta(RECIPE, absent, 3)
+    for i, guessed in enumerate(found):
+        authors = [who for who, said, _, _ in updates if said[i]]
+        counted = sum(min(MOST, authors.count(who)) for who in set(authors))
+        assert 0 <= guessed <= counted * LARGEST * ONE * (1 + 1e-9)
+        assert (guessed > 0) == bool(counted and own_tokens[i])
+    half = momenta(replace(RECIPE, speculation=0.5), absent, 3)
+    in_turns = momenta(RECIPE, [replace(each, whole=False) for each in absent], 3)
+    assert half == in_turns == pytest.approx([each / 2 for each in found])
+
+
+def test_an_update_is_larger_than_ours_by_weight_and_by_tokens_of_each_fragment():
+    assert larger([True, True], 1000, 50.0, [1000, 500], 50.0) == (1.0, 2.0)
+    assert larger([True, False], 2000, 100.0, [1000, 1000], 50.0) == (4.0, 0.0), "twice as fast, in one window"
+    assert larger([True, True], 1000, 50.0, [0, 1000], 50.0) == (0.0, 1.0), "nothing of our own to guess by"
+    assert larger([True, True], 1000, 50.0, [1000, 1000], 0.0) == (0.0, 0.0)
 
 
 def test_what_was_announced_and_has_not_come_is_guessed_until_it_comes():
     circle, fellows = company()
-    assert fellows.guess(ME, 100.0, 31.0) == 0.0
-    circle.links["c" * 64].vector[BEN] = 4
-    assert fellows.guess(ME, 100.0, 31.0) == pytest.approx(RECIPE.outer_rate)
+    assert fellows.guess([], 100.0, 31.0) == (0.0,) * FRAGMENTS
+    assert fellows.guess([update(BEN, 4)], 100.0, 31.0) == pytest.approx((ONE,) * FRAGMENTS)
     circle.links["b" * 64].rate = 700.0
-    assert fellows.guess(ME, 100.0, 31.5) == pytest.approx(RECIPE.outer_rate), "nothing else is missing"
-    circle.links["c" * 64].vector |= {CLEO: 4, ME: 9, "d" * 64 + ".0": 50}
-    circle.links["b" * 64].rate = 100.0
-    assert fellows.guess(ME, 100.0, 32.0) == pytest.approx(2 * RECIPE.outer_rate), "of a stranger nothing is known"
+    assert fellows.guess([update(BEN, 4)], 100.0, 31.5) == pytest.approx((ONE,) * FRAGMENTS), "it counts as it did"
+    more = [update(CLEO, 4), update(BEN, 4), update(f"{'d' * 64}.{'0' * 16}", 50)]
+    assert fellows.guess(more, 100.0, 32.0) == pytest.approx((2 * ONE,) * FRAGMENTS), "of a stranger nothing is known"
     fellows.arrived(update(BEN, 4), 33.0)
     fellows.arrived(update(CLEO, 4), 33.0)
-    assert fellows.guess(ME, 100.0, 33.0) == 0.0
+    assert fellows.guess([], 100.0, 33.0) == (0.0,) * FRAGMENTS
+
+
+def test_of_what_is_said_in_turns_only_the_fragments_that_are_said_are_guessed():
+    _, fellows = company()
+    fellows.said(update(ME, 4, 500, said=[2]), 40.0)
+    found = fellows.guess([update(BEN, 4, said=[0]), update(CLEO, 4, said=[2, 3])], 100.0, 31.0)
+    assert found[:5] == pytest.approx((ONE / 2, 0.0, ONE, ONE / 2, 0.0)), "ours of the third was half as large"
+    assert not any(found[5:])
+
+
+def test_of_one_authors_updates_the_first_few_are_guessed():
+    _, fellows = company()
+    many = [update(BEN, seq, said=[0] if seq % 2 else [0, 1]) for seq in reversed(range(4, 12))]
+    assert fellows.guess(many, 100.0, 31.0)[:3] == pytest.approx((MOST * ONE / 2, MOST * ONE / 2, 0.0))
 
 
 def test_what_was_announced_and_never_comes_is_not_waited_for():
-    circle, fellows = company()
-    circle.links["c" * 64].vector[BEN] = 4
-    assert fellows.guess(ME, 100.0, 69.0) > 0
-    assert fellows.guess(ME, 100.0, 71.0) == 0.0, "four of its rounds later"
+    _, fellows = company()
+    assert all(fellows.guess([update(BEN, 4)], 100.0, 69.0))
+    assert not any(fellows.guess([update(BEN, 4)], 100.0, 71.0)), "four of its rounds later"
 
 
 def test_without_speculation_nothing_is_guessed():
-    circle, fellows = company(replace(RECIPE, speculation=0.0))
-    circle.links["c" * 64].vector[BEN] = 4
-    assert fellows.guess(ME, 100.0, 31.0) == 0.0
+    _, fellows = company(replace(RECIPE, speculation=0.0))
+    assert not any(fellows.guess([update(BEN, 4)], 100.0, 31.0))
 
 
-def test_streams_are_windows_said_in_turns_and_nothing_is_guessed_in_them():
-    circle, fellows = company(replace(RECIPE, strategy="streams", round_steps=30))
-    circle.links["c" * 64].vector[BEN] = 4
+def test_streams_are_windows_said_in_turns():
+    _, fellows = company(replace(RECIPE, strategy="streams", round_steps=30))
     clock = 1e9 + 0.5
     window = company(replace(RECIPE, round_steps=30))[1].rhythm(500.0, math.inf, 31.0, clock)
-    whole = fellows.rhythm(500.0, math.inf, 31.0, clock, turns=False)
-    assert whole == window and fellows.guess(ME, 500.0, 31.0) > 0
+    assert fellows.rhythm(500.0, math.inf, 31.0, clock, turns=False) == window
     turn = fellows.rhythm(500.0, math.inf, 31.0, clock)
     assert (turn.steps, turn.period) == (window.steps, window.period) and clock < turn.ends <= window.ends
-    assert len(turn.turns.ends) > 1 and fellows.guess(ME, 500.0, 31.0) == 0.0
-    fellows.said(1000, turn.ends)
+    assert len(turn.turns.ends) > 1
+    fellows.said(update(ME, 4), turn.ends)
     following = fellows.rhythm(500.0, math.inf, 31.0, turn.ends)
     assert set(turn.due(turn.ends)) == set(range(14)), "all that was never said"
     assert following.ends > turn.ends and set(following.due(following.ends)) in map(set, following.turns.parts)

@@ -100,6 +100,26 @@ def test_weights_follow_the_announced_rates_and_are_one_when_alone(world):
     waits_for(lambda: a.node.weight(100.0) == 1.0)
 
 
+def test_what_is_under_way_is_guessed_of_the_fragments_that_it_says_until_it_is_here(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    b.node.announce(100.0)
+    a.node.announce(300.0)
+    b.round(1)
+    for seed in range(2):
+        a.round(10 + seed)
+        world.agree(a, b)
+        time.sleep(1.0)  # a round of its: four of them it may be late
+    assert b.node.guess(100.0) == (0.0, 0.0, 0.0)
+    world.network.uplinks[a.identity.key] = 2000.0
+    a.round(20, due=[1])  # 3 kB
+    waits_for(lambda: any(b.node.guess(100.0)))
+    first, block, last = b.node.guess(100.0)
+    assert first == last == 0 < block and b.anchor.vector[a.node.author] == 2
+    world.agree(a, b)
+    assert b.anchor.vector[a.node.author] == 3 and b.node.guess(100.0) == (0.0, 0.0, 0.0)
+
+
 # ---- crashes
 
 

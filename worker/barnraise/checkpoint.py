@@ -47,7 +47,7 @@ class Mark(Message):
     heads: dict[Author, Update] = {}  # each author's last update in the anchor
     holes: dict[Author, dict[int, Count]] = {}  # …and what verdicts took out from among them, with its tokens
     sketches: list[Sketch] = []  # of the anchor's fragments, as their updates add up
-    notes: dict[str, int | FiniteFloat | str] = Field(default={}, max_length=100)  # the loop's own counters
+    notes: dict[str, int | FiniteFloat | tuple[FiniteFloat, ...]] = Field(default={}, max_length=100)  # the loop's own
     order: Count = 0  # grows by one a save: the newer slot has the larger
     digest: str = ""  # BLAKE3 of this manifest without its digest, and of the tensors' file
 

@@ -229,7 +229,7 @@ class State(Mapping[str, Tensor]):
         self._store.close()
 
 
-def notes(progress: Progress) -> dict[str, int | float | str]:
+def notes(progress: Progress) -> dict[str, int | tuple[float, ...]]:
     """What a mark says of a state's progress besides its position, which is the mark's step."""
     return {name: count for name, count in asdict(progress).items() if name != "position"}
 

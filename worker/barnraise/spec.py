@@ -166,7 +166,7 @@ class Recipe:
     outer_rate: float = 0.6  # η
     outer_momentum: float = 0.7  # μ
     feedback_decay: float = 1.0  # β of the error feedback
-    speculation: float = 1.0  # trust in the guess of updates under way; 0: none is made
+    speculation: float = 1.0  # trust in the guess of updates under way, as the study found best; 0: none is made
     evaluate_every: int = 20_000
 
 

@@ -4,11 +4,11 @@ theirs. No I/O.
 Links are bounded: who trains beyond them shows in the ledger, by its pace.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from barnraise.exchange.gossip import Linked
-from barnraise.exchange.guess import Absent, momenta
+from barnraise.exchange.guess import Absent, larger, momenta
 from barnraise.exchange.pace import Fellow, Pace, weight
 from barnraise.exchange.rhythm import Rhythm, agreed, together
 from barnraise.spec import RunSpec
@@ -27,42 +27,37 @@ class Fellows:
         self._most = max(1, spec.max_tokens_per_update // self._step_tokens)
         self._circle = circle
         self._paces: dict[str, Pace] = {}  # by peer
-        self._handed: dict[str, int] = {}  # author → its last update that the loop has
-        self._guess: tuple[dict[str, int], float] = ({}, 0.0)  # updates under way by author, and what follows
-        self._said, self._said_at = 0, 0.0  # tokens of our last update; when it was, by the shared clock
-        self._in_turns = False
-
-    def begin(self, vector: Mapping[str, int]) -> None:
-        """The loop has these updates."""
-        self._handed = dict(vector)
+        self._absent: dict[tuple[str, int], Absent] = {}  # what is under way, by author and seq
+        self._said = [0] * len(self._sizes)  # tokens of our last update that said each fragment
+        self._said_at = 0.0  # when our last was said, by the shared clock
 
     def arrived(self, update: Update, now: float) -> None:
         """The loop gets an update."""
         self._paces.setdefault(update.peer, Pace()).note(now, update.tokens)
-        self._handed[update.author] = update.seq
 
-    def said(self, tokens: int, clock: float) -> None:
-        """The loop publishes an update of so many. `clock`: seconds since 1970."""
-        self._said, self._said_at = tokens, clock
+    def said(self, update: Update, clock: float) -> None:
+        """The loop publishes an update. `clock`: seconds since 1970."""
+        self._said = [
+            update.tokens if part.size else was for part, was in zip(update.fragments, self._said, strict=True)
+        ]
+        self._said_at = clock
 
     def weight(self, rate: float, now: float) -> float:
         """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone."""
         return weight(rate, self._training(now), now)
 
-    def guess(self, author: str, rate: float, now: float) -> float:
-        """In this author's momenta: what is announced and has not come, for who trains at `rate` tokens/s. The same
-        while the same is missing: a figure that moved with every rate would move the replica at every step. Nothing
-        where rounds are said in turns: what is under way is little, and of which fragments is not known."""
-        if not self._recipe.speculation or self._in_turns:
-            return 0.0
-        missing = self._missing(author, now)
-        if missing != self._guess[0]:
-            links, absent = dict(self._circle.links), []
-            for each, count in missing.items():
-                key = each.partition(".")[0]
-                absent.append(Absent(count, self._paces[key].last, self._rate(key, links, now)))
-            self._guess = missing, momenta(self._recipe, absent, self._said, rate)
-        return self._guess[1]
+    def guess(self, under_way: Iterable[Update], rate: float, now: float) -> tuple[float, ...]:
+        """Of each fragment, in the momenta of this machine, which trains at `rate` tokens/s: what these updates, whose
+        headers alone have come, will say of it. Nothing of an author whose pace is unknown, or who is long overdue. An
+        update counts the same until it comes: what moved with every rate would move the replica at every step."""
+        known, self._absent = self._absent, {}
+        if self._recipe.speculation:
+            for update in sorted(under_way, key=lambda update: update.seq):
+                pace = self._paces.get(update.peer)
+                if pace is not None and not pace.overdue(now):
+                    identity = update.author, update.seq
+                    self._absent[identity] = known.get(identity) or self._lacking(update, rate, now)
+        return momenta(self._recipe, self._absent.values(), len(self._sizes))
 
     def rhythm(self, rate: float, line: float, now: float, clock: float, turns: bool = True) -> Rhythm:
         """The next round at `rate` tokens/s over a line of so many bytes/s: as the recipe says or the line allows and,
@@ -78,7 +73,6 @@ class Fellows:
         window = together(self._recipe, alone, seconds, mean, clock, self._most)
         if turns and self._recipe.strategy == "streams":
             window = window.streamed(self._sizes, self._said_at, clock)
-        self._in_turns = window.turns is not None
         return window
 
     # ---- what is known of them
@@ -90,16 +84,10 @@ class Fellows:
         further = [pace.unseen(now) for key, pace in self._paces.items() if key not in links]
         return near + [Fellow(rate, now) for rate in further if rate]
 
-    def _missing(self, author: str, now: float) -> dict[str, int]:
-        """Author → updates that some linked peer has and the loop has not, of those whose pace is known."""
-        links, found = dict(self._circle.links), {}
-        for each, seq in self._handed.items():
-            pace = self._paces.get(each.partition(".")[0])
-            if each != author and pace is not None and not pace.overdue(now):
-                count = max((link.vector.get(each, 0) for link in links.values()), default=0) - seq
-                if count > 0:
-                    found[each] = count
-        return found
+    def _lacking(self, update: Update, rate: float, now: float) -> Absent:
+        theirs = self._rate(update.peer, dict(self._circle.links), now)
+        said = [part.size > 0 for part in update.fragments]
+        return Absent(update.author, all(said), larger(said, update.tokens, theirs, self._said, rate))
 
     def _rate(self, key: str, links: Mapping[str, Linked], now: float) -> float:
         pace = self._paces.get(key, Pace())

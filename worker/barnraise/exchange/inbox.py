@@ -139,6 +139,11 @@ class Inbox:
         pending = self._pending.get((author, seq))
         return list(pending.missing) if pending else None
 
+    def under_way(self) -> list[Update]:
+        """Updates whose headers are here and that are not in the ledger yet, for whatever reason. Safe to call from
+        another thread."""
+        return [pending.update for pending in list(self._pending.values())]
+
     def needing(self, blob: str) -> list[tuple[str, int]]:
         return list(self._wanted.get(blob, ()))
 

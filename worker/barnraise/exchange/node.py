@@ -118,7 +118,6 @@ class Node:
                 "the anchor lacks updates from before the snapshot at which this folder's ledger begins: join again "
                 "from an empty folder"
             )
-        self._fellows.begin(applied)
         self._replay = [inbox.arrival(entry(update, ledger.verdicts)) for _, update in ledger.since(applied)]
         self._await(self._hub.begin(withdrawals(ledger, applied, holes or {})), None)
 
@@ -171,7 +170,7 @@ class Node:
                     self._rename("what this machine publishes under its old name no longer counts")
         finally:
             self._blobs.release(part.digest for part in parts if part.size)
-        self._fellows.said(tokens, self._clock())
+        self._fellows.said(update, self._clock())
         self._tell(self._hub.published, update)
         return update
 
@@ -234,10 +233,10 @@ class Node:
         rounds = self.published // (self._rhythm.updates if self._rhythm else 1)
         return self._fellows.weight(rate, time.monotonic()) * (ramp(rounds) if self._ledger.base_heads() else 1.0)
 
-    def guess(self, rate: float) -> float:
-        """By how many of its momenta the replica of this machine, at `rate` tokens/s, is to be ahead of what it has:
-        for updates that peers announced and that `arrived` has not handed out yet."""
-        return self._fellows.guess(self.author, rate, time.monotonic())
+    def guess(self, rate: float) -> tuple[float, ...]:
+        """By how many of its momenta each fragment of the replica of this machine, at `rate` tokens/s, is to be ahead
+        of what it has: for updates whose headers have come and whose payloads have not."""
+        return self._fellows.guess(self._hub.inbox.under_way(), rate, time.monotonic())
 
     def rhythm(self, rate: float, turns: bool = True) -> Rhythm:
         """The next round at `rate` tokens/s, and the form of its update. `turns`: whether it may be said in turns."""

@@ -38,11 +38,6 @@ class Pace:
         span = self.rounds[-1][0] - self.rounds[0][0]
         return now - self.rounds[-1][0] > OVERDUE * span / (len(self.rounds) - 1)
 
-    @property
-    def last(self) -> int:
-        """Tokens of its last round; 0 before the first."""
-        return self.rounds[-1][1] if self.rounds else 0
-
     def rate(self, announced: float) -> float:
         """Tokens/s: as announced, corrected by what came between the first and the last round that is remembered."""
         if announced <= 0 or len(self.rounds) < 2 or (span := self.rounds[-1][0] - self.rounds[0][0]) <= 0:

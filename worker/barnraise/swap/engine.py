@@ -73,8 +73,10 @@ class Engine:
         self.anchors = self.operations.anchors
         self.tiles = Tiles(plan, store, self.buffers)
         self.outer = Outer(recipe, store, self.tiles)
-        self.progress = progress or Progress()
-        self._guess = self.progress.guess  # what it is to be
+        self._nothing = (0.0,) * len(self.fragments)  # is guessed
+        standing = progress or Progress()
+        self._guess = standing.guess or self._nothing  # what it is to be
+        self.progress = replace(standing, guess=self._guess)
         self._arrivals: list[ArrivalLike] = []
         self._pending: Update | None = None
         if progress is None:
@@ -141,12 +143,13 @@ class Engine:
         warming = max(0, ahead.warming - 1)
         done = Progress(position, ahead.round_tokens + tokens, ahead.updates + 1, warming, ahead.guess)
         shrink = 1.0 if self.plan.clipping == "none" else None
-        return Update(self.recipe.learning_rate * rate_scale * warmth, done.updates, shrink, done, passes.norms)
+        rate = self.recipe.learning_rate * rate_scale * warmth
+        return Update(rate, done.updates, shrink, self._nothing, done, passes.norms)
 
     def _burden(self, update: Update) -> None:
         """What came in meanwhile goes the way of an update."""
         update.arrivals, self._arrivals = self._arrivals[:FOLDED], self._arrivals[FOLDED:]
-        update.guess = self._guess - update.progress.guess
+        update.guess = self._growth(update.progress)
         update.progress = replace(update.progress, guess=self._guess)
 
     def flush(self) -> None:
@@ -167,10 +170,11 @@ class Engine:
 
     # ---- trading ---------------------------------------------------------------------------------------------
 
-    def add(self, *arrivals: ArrivalLike, guess: float | None = None) -> None:
-        """Other authors' updates, at any moment of a round, and a guess of those that are still under way: the replica
-        is so many momenta ahead (the last guess stays where none is given). In memory both are folded in at once; a
-        state on another tier takes them when the next step's updates pass by (or `settle` is called)."""
+    def add(self, *arrivals: ArrivalLike, guess: tuple[float, ...] | None = None) -> None:
+        """Other authors' updates, at any moment of a round, and a guess of those that are still under way: by how many
+        of its momenta each fragment of the replica is to be ahead (the last guess stays where none is given). In memory
+        both are folded in at once; a state on another tier takes them when the next step's updates pass by (or `settle`
+        is called)."""
         if not arrivals and guess in (None, self._guess):
             return
         self._arrivals += arrivals
@@ -183,13 +187,13 @@ class Engine:
         """All that was added is in the anchor, the replica has the guess it was to have, and nothing is under way."""
         self.operations.drain()
         while (arrivals := self._arrivals[:FOLDED]) or self._guess != self.progress.guess:
-            guess = self._guess - self.progress.guess
+            growth = self._growth(self.progress)
             for i in range(len(self.fragments)):
                 units = decoded(arrivals, i)
-                if units is None and not guess:
+                if units is None and not growth[i]:
                     continue
                 for t, (_, _, moments, weights) in enumerate(self.tiles.of(i)):
-                    self.operations.fold(i, t, units, guess, weights, moments)
+                    self.operations.fold(i, t, units, growth[i], weights, moments)
                 del units  # before the next fragment's are made
             for arrival in arrivals:
                 self.anchor.note(arrival.header)
@@ -198,6 +202,10 @@ class Engine:
             self.operations.forget_copies()
             if self.plan.commits_steps and self._pending is None:
                 self.commit()
+
+    def _growth(self, progress: Progress) -> tuple[float, ...]:
+        """By how much each fragment's guess is to grow from where `progress` has it."""
+        return tuple(to_be - is_now for to_be, is_now in zip(self._guess, progress.guess, strict=True))
 
     def _guessed(self) -> None:
         """The replica holds the guess that it was to have."""
@@ -213,9 +221,9 @@ class Engine:
         this author's share, 0…1. `due`: the fragments whose round ends; the others go on, and None comes for them. A
         step whose update is pending counts in the next round of those, so that it may stay so.
 
-        Δ ← w(anchor − g·m − replica), g the guess; m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit); the update
-        is −C(e). The two are rounded apart so that with β = 1 sent plus residual is exactly the sum of the rounded
-        steps."""
+        Δ ← w(anchor − g·m − replica), g the fragment's guess; m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit);
+        the update is −C(e). The two are rounded apart so that with β = 1 sent plus residual is exactly the sum of the
+        rounded steps."""
         if due is None:
             self.flush()
         self.settle()
@@ -226,9 +234,9 @@ class Engine:
                 continue
             with torch.no_grad():  # as a decorator it would hold on to what was yielded last
                 values = self.buffers.scratch(i)
-                self.outer.owe(i, values, weight, self.progress.guess)
+                self.outer.owe(i, values, weight, self.progress.guess[i])
                 payload, units = encode(values)
-                self.outer.say(i, values, units, self.progress.guess)
+                self.outer.say(i, values, units, self.progress.guess[i])
             yield payload, units
             del payload, units  # before the next fragment's are made
         self.operations.forget_copies()
@@ -247,8 +255,8 @@ class Engine:
                 anchor = self.store.tile("anchor", i, t, spare)[: 4 * (end - begin)].view(torch.int32)
                 self.tiles.put(moments, weights, to_float(anchor))
         self.operations.forget_copies()
-        self._guess = 0.0
-        self.progress = replace(self.progress, round_tokens=0, guess=0.0)
+        self._guess = self._nothing
+        self.progress = replace(self.progress, round_tokens=0, guess=self._nothing)
         if self.plan.on_disk and self.store.mark is not None:
             self.commit()
 
@@ -258,7 +266,7 @@ class Engine:
 
     def forget_momentum(self) -> None:
         """A verdict took out what the momentum followed. What this machine owes stays owed."""
-        self._guess = 0.0  # it was made of it
+        self._guess = self._nothing  # it was made of it
         self.settle()
         self.store.clear("momentum")
 
@@ -311,7 +319,7 @@ class Engine:
         if void & set(TRAINING):
             self.progress = replace(self.progress, updates=0, warming=WARM_UP)
             self.reset_round()
-        elif void and self.progress.guess:
+        elif void and any(self.progress.guess):
             self.reset_round()  # the guess in the replica was made of a momentum that may be gone
         elif void:
             self.commit()
@@ -346,7 +354,7 @@ class Engine:
         if wrong := sorted(name for name, _ in wanted.items() ^ given.items()):
             raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")
         updates, warming = tensors["progress"].tolist()
-        self.progress = Progress(updates=updates, warming=warming)
+        self.progress = Progress(updates=updates, warming=warming, guess=self._nothing)
         for i in range(len(self.fragments)):
             for kind, shelf in self._shelves():
                 shelf[i] = tensors[f"{kind}.{i}"]

@@ -32,29 +32,29 @@ class ArrivalLike(Protocol):
 @dataclass(frozen=True)
 class Progress:
     """How far the state has come: `position` in the data, tokens of the round, AdamW's steps, how many more warm up
-    after a loss of moments, and the guess in the replica: by how many of its momenta it is where updates under way are
-    thought to take the anchor."""
+    after a loss of moments, and the guess in the replica: by how many of its momenta each fragment is where updates
+    under way are thought to take the anchor (empty: nowhere)."""
 
     position: int = 0
     round_tokens: int = 0
     updates: int = 0
     warming: int = 0
-    guess: float = 0.0
+    guess: tuple[float, ...] = ()
 
 
 @dataclass
 class Update:
     """One step's updates: the rate, AdamW's count with this one, and by how much gradients are divided; `shrink` None:
-    by each fragment's own norm. `arrivals` are folded in on the way, and the guess grows by `guess`. `progress`: once
-    it is done."""
+    by each fragment's own norm. `arrivals` are folded in on the way, and each fragment's guess grows by `guess`.
+    `progress`: once it is done."""
 
     rate: float
     count: int
     shrink: float | None
+    guess: tuple[float, ...]
     progress: Progress
     norms: dict[int, Tensor] = field(default_factory=dict)
     arrivals: list[ArrivalLike] = field(default_factory=list)
-    guess: float = 0.0
     void: bool = False  # something was not finite: nothing is stepped any more
 
 
@@ -255,13 +255,13 @@ class Operations:
         """Other machines' updates: into the anchor and the replica alike, so that their difference stays this
         machine's own progress and what is guessed."""
         if not update.arrivals:
-            if update.guess:
-                self.fold(i, t, None, update.guess, weights, moments)
+            if update.guess[i]:
+                self.fold(i, t, None, update.guess[i], weights, moments)
             return
         if i not in self._units:
             self._units[i] = decoded(update.arrivals, i), self.plan.tile_count(i)
         units, left = self._units[i]
-        self.fold(i, t, units, update.guess, weights, moments)
+        self.fold(i, t, units, update.guess[i], weights, moments)
         self._units[i] = units, left - 1
         if left == 1:
             del self._units[i]

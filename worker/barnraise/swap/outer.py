@@ -1,8 +1,8 @@
 """The outer step: what a round learnt becomes an update, and the replica begins the next (DESIGN section 5).
 
 Momentum and error feedback are the author's own. While updates of others are under way the replica is ahead of the
-anchor by a guess of them: `guess` times this machine's momentum, which is what it says itself when it goes on as
-before. The anchor never holds a guess, and no update does, because what is guessed is taken off again.
+anchor by a guess of them: a fragment's `guess` times this machine's momentum, which is what it says itself when it goes
+on as before. The anchor never holds a guess, and no update does, because what is guessed is taken off again.
 """
 
 import torch
