@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields
 
 @dataclass(frozen=True)
 class Case:
-    """Of ours, what is not said is as a new run has it on a line that is full. `kind`: ours; diloco (synchronous, fp32,
-    H steps a round: Douillard et al. 2023); parallel (one gradient of all replicas' text a step); alone (one replica
-    with one replica's share of the tokens). Of the others only what a kind uses is looked at."""
+    """Of ours, what is not said is as a new run has it on a line that is full, but for the guess. `kind`: ours; diloco
+    (synchronous, fp32, H steps a round: Douillard et al. 2023); parallel (one gradient of all replicas' text a step);
+    alone (one replica with one replica's share of the tokens). Of the others only what a kind uses is looked at."""
 
     kind: str = "ours"
     tokens: int = 1_024_000  # of all replicas together

@@ -23,10 +23,10 @@ from study_model import FRAGMENTS, PIECES, SIZE, STEP_TOKENS, Replica, batch, in
 from torch import Tensor
 
 from barnraise.exchange.codec import encode
+from barnraise.exchange.guess import LARGEST, MOST
 from barnraise.swap.arena import to_float
 from barnraise.swap.outer import accumulate
 
-GUESSED = 3  # updates of one machine that may be thought under way
 RAMP = 3  # rounds over which a late joiner comes to its weight
 
 
@@ -78,7 +78,7 @@ class Machine:
         self.last: dict[tuple[int, int], Tensor] = {}  # (author, turn): the last update that came
         self.seen: dict[tuple[int, int], int] = {}  # the window that it ended
         self.guesses: dict[tuple[int, int, int], Tensor] = {}  # by author, turn and window
-        self.own: dict[int, deque[tuple[int, Tensor]]] = defaultdict(lambda: deque(maxlen=GUESSED + 1))  # by turn
+        self.own: dict[int, deque[tuple[int, Tensor]]] = defaultdict(lambda: deque(maxlen=MOST + 1))  # by turn
         self.said: dict[int, int] = defaultdict(int)  # turn → the steps when it last ended
         self.data_step = self.round_steps = self.rounds = 0  # `round_steps`: since the last turn
 
@@ -201,10 +201,10 @@ class World:
             if other is mine or other.begins > now or not case.delay:
                 continue
             ratio = other.speed / mine.speed
-            ratio = (ratio if case.weights == "rate" else 1.0) * (ratio if case.windows else 1.0)
+            ratio = min(LARGEST, (ratio if case.weights == "rate" else 1.0) * (ratio if case.windows else 1.0))
             if case.windows:
                 first = self.window(other, other.begins)
-                since = max(mine.seen.get((other.number, turn.number), first), window - GUESSED, first)
+                since = max(mine.seen.get((other.number, turn.number), first), window - MOST, first)
                 found += [(other.number, w, ratio) for w in range(since + 1, window + 1)]
             else:
                 found.append((other.number, mine.seen.get((other.number, turn.number), 0) + 1, ratio))

@@ -1,13 +1,15 @@
 """Which trainings the study makes, in stages: a later one takes what an earlier one found.
 
 First the inner rate of each kind and the outer ones of DiLoCo, so that what ours is held against is tuned. Then ours,
-one factor at a time. Then the frontier, long, with two seeds.
+one factor at a time, without a guess of what is under way. Then the frontier, long, with two seeds: as a new run is.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from study_case import Case
+
+from barnraise.exchange.guess import IN_TURNS
 
 SHORT, LONG = 1_024_000, 8_192_000  # tokens
 SPEEDS = (1.0, 2.0, 4.0, 7.0)
@@ -105,8 +107,11 @@ class Plan:
                 base, windows, replace(windows, windows=False), replace(windows, fold="round", guess="none"),
                 *(replace(windows, outer_rate=eta, momentum=mu) for eta, mu in ((0.5, 0.8), (0.8, 0.5))),
             ],
-            "guess, in turns": [base, *(replace(base, guess=guess) for guess in ("own", "last", "momentum"))],
-            "guess, in windows": [windows, replace(windows, guess="none")],
+            "guess, in turns": [
+                base, *(replace(base, guess=guess) for guess in ("own", "last", "momentum")),
+                replace(base, guess="momentum", trust=IN_TURNS),
+            ],
+            "guess, in windows": [windows, replace(windows, trust=IN_TURNS), replace(windows, guess="none", trust=1.0)],
             "speeds, weights and clock": [
                 base, uneven, replace(uneven, weights="even"), replace(uneven, clock="ledger"),
             ],
@@ -122,13 +127,22 @@ class Plan:
     # ---- the frontier
 
     def far(self, found: Results, kind: str) -> Case:
-        """The long training of a kind, with what served its short ones best."""
-        return self.tuned(found, kind, tokens=self.long)
+        """The long training of a kind, with what served its short ones best; ours with the guess that a new run makes
+        in turns."""
+        guess = dict(guess="momentum", trust=IN_TURNS) if kind == "ours" else {}
+        return self.tuned(found, kind, tokens=self.long, **guess)
+
+    def at_once(self, found: Results) -> Case:
+        """Ours where nothing is late, and nothing guessed."""
+        return self.tuned(found, "ours", tokens=self.long, delay=0.0)
 
     def frontier(self, found: Results) -> list[Case]:
         """Seed 0: what counts most first."""
         ours, *others = (self.far(found, kind) for kind in KINDS)
-        return [ours, *others, replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), self.in_time(found)]
+        return [
+            ours, *others, self.at_once(found), replace(ours, speeds=SPEEDS), self.in_time(found),
+            replace(ours, form="dense4"),
+        ]  # fmt: skip
 
     def in_time(self, found: Results) -> Case:
         """DiLoCo with the tokens that it comes to while ours trains `long`: on the same lines it stands still in each
@@ -138,11 +152,12 @@ class Plan:
 
     def again(self, found: Results) -> list[Case]:
         """Seed 1 of what the figures are made of."""
-        return [replace(self.far(found, kind), seed=1) for kind in ("ours", "parallel", "diloco")]
+        ours, *others = (self.far(found, kind) for kind in ("ours", "parallel", "diloco"))
+        return [replace(case, seed=1) for case in (ours, *others, self.at_once(found), replace(ours, form="dense4"))]
 
     # ---- a few minutes
 
     def quickly(self, found: Results) -> list[Case]:
         """One training of each kind: shows that all of it runs, and little else."""
         ours, *others = (self.far(found, kind) for kind in KINDS)
-        return [ours, *others, replace(ours, delay=0.0), replace(ours, speeds=SPEEDS), replace(ours, form="top64x2")]
+        return [ours, *others, self.at_once(found), replace(ours, speeds=SPEEDS), replace(ours, form="top64x2")]

@@ -23,16 +23,17 @@ def figures(plan: Plan, found: Results) -> dict[str, float | None]:
     """Fractions of loss (0.01: 1 %), of the long trainings; mean over the seeds that both have. None: not measured.
     Ours is what a new run has, on a line that is full for most of the round."""
     ours, parallel, diloco, alone = (plan.far(found, kind) for kind in KINDS)
-    sent, theirs = bytes_a_token(found, ours), bytes_a_token(found, diloco)
-    at_once = replace(ours, delay=0.0)
+    at_once, dense = plan.at_once(found), replace(ours, form="dense4")
     return {
         "gap_to_dp_r4": gap(found, ours, parallel),
         "gap_to_diloco": gap(found, ours, diloco),
-        "bytes_ratio": round(theirs / sent, 2) if sent and theirs else None,
+        "bytes_ratio": ratio(found, diloco, ours),
         "async_cost": gap(found, ours, at_once),
         "unequal_cost": gap(found, replace(ours, speeds=SPEEDS), ours),
         "alone_gap": gap(found, alone, ours),
         "gap_to_diloco_without_delay": gap(found, at_once, diloco),
+        "gap_to_diloco_dense4": gap(found, dense, diloco),
+        "bytes_ratio_dense4": ratio(found, diloco, dense),
         "gap_to_diloco_in_time": gap(found, ours, plan.in_time(found)),
     }
 
@@ -43,6 +44,12 @@ def gap(found: Results, case: Case, other: Case) -> float | None:
     gaps = [found.loss(a) / found.loss(b) - 1 for a, b in pairs if found.has(a) and found.has(b)]
     gaps = [each for each in gaps if math.isfinite(each)]
     return round(sum(gaps) / len(gaps), 4) if gaps else None
+
+
+def ratio(found: Results, more: Case, less: Case) -> float | None:
+    """How many times the bytes a token."""
+    most, least = bytes_a_token(found, more), bytes_a_token(found, less)
+    return round(most / least, 2) if most and least else None
 
 
 def bytes_a_token(found: Results, case: Case) -> float | None:
@@ -109,6 +116,7 @@ def describe(case: Case, base: Case) -> str:
         if case.kind == "diloco":
             names += ["steps", "outer_rate", "momentum", *(["tokens"] if case.tokens != base.tokens else [])]
         return ", ".join(f"{name} {getattr(case, name)}" for name in names)
+    names = [name for name in names if name != "trust" or case.guess != "none"]
     return ", ".join(f"{n} {getattr(case, n)}" for n in names if getattr(case, n) != getattr(base, n))
 
 
@@ -121,7 +129,7 @@ def draw_bytes(plan: Plan, found: Results) -> None:
     groups = [
         ("round lengths, dense2", "o-", 4, rounds, short, lambda case: f"H {case.steps}"),
         ("forms, H 10", "s", -10, factors["bits and density"], short, lambda case: case.form),
-        ("H 10, dense2", "^", 4, long, plan.far(found, "diloco"), lambda case: f"{case.delay} rounds late"),
+        ("H 10, what is late guessed", "^", 4, long, plan.far(found, "diloco"), lambda case: case.form),
     ]
     for label, style, above, cases, base, name in groups:
         cases = [case for case in cases if found.has(case) and found.has(base) and math.isfinite(found.loss(case))]
@@ -144,7 +152,7 @@ def draw_curves(plan: Plan, found: Results) -> None:
     ours, parallel, diloco, alone = (plan.far(found, kind) for kind in KINDS)
     drawn = {
         "one alone": alone, "ours, a full line": ours, "ours, speeds 1:2:4:7": replace(ours, speeds=SPEEDS),
-        "ours, nothing is late": replace(ours, delay=0.0), "DiLoCo, fp32, in step": diloco, "data parallel": parallel,
+        "ours, nothing is late": plan.at_once(found), "DiLoCo, fp32, in step": diloco, "data parallel": parallel,
     }  # fmt: skip
     for label, case in drawn.items():
         if (line := found.line(case)) and line["loss"]:
