@@ -115,6 +115,7 @@ class Drill:
         self.grow(four, 2)
         first = [each.cpu() for each in four]
         bytes_first = [each.status["peer_bytes"] for each in four]
+        published = [each.published() for each in four]
         began = time.monotonic()
         time.sleep(self.span.steady)
         took = time.monotonic() - began
@@ -129,7 +130,9 @@ class Drill:
         self.found |= {"exchange_cpu_share": round(median(shares), 4), "uplink_share": round(max(lines), 3)}
         self.found["exchange_cpu_parts"] = {part: round(share, 4) for part, share in parts.most_common()}
         self.found["parameters"] = self.spec.model.parameters
-        self.found["round_steps"] = four[0].status["trade"]["round_steps"]
+        steps, rounds = (sum(each) for each in zip(*(m.published() for m in four), strict=True))
+        before, earlier = (sum(each) for each in zip(*published, strict=True))
+        self.found["round_steps"] = round((steps - before) / (rounds - earlier), 1)
 
     def kills(self, four: list[Machine]) -> None:
         for number in range(self.span.kills):

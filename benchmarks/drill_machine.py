@@ -79,6 +79,14 @@ class Machine:
     def loss(self) -> float:
         return (self.status.get("validation_last") or [0, float("nan")])[1]
 
+    def published(self) -> tuple[float, float]:
+        """Steps that its updates hold, and rounds, each of which says every fragment once, at once or in turns."""
+        with self.ledger() as ledger:
+            mine = [update for _, update in ledger.since({}) if update.peer == self.key]
+        tokens, said = sum(update.tokens for update in mine), sum(len(update.said) for update in mine)
+        spec = self.world.spec
+        return tokens / (spec.recipe.step_sequences * spec.model.context), said / len(spec.model.fragments())
+
     def cpu(self) -> dict:
         return read(self.home.path / "cpu.json")
 

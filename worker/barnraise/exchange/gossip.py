@@ -20,7 +20,7 @@ from barnraise.exchange.circle import FEW, Circle
 from barnraise.wire import Peer, State
 
 STATE_EVERY = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
-STATE_SOONEST = 1.0  # …and the least between two when something does
+STATE_SOONEST = 1.0  # …and the least between two when something does that is news to it
 WHOLE_EVERY = 30.0  # seconds between two that say everything, ± a quarter
 SILENCE = 20.0  # a peer that says nothing for this long is gone
 PARTING = 5.0  # …and one that was told goodbye
@@ -164,6 +164,7 @@ class Gossip:
             link.gone |= state.gone
         if state.spare:
             link.eager, link.spared = False, dict(state.spare)
+        link.stale = link.stale or (state.complete and bool(link.changed))
         self.asking.notice(key, state.vector, self.vector)
 
     def stands(self, vector: str, anchor: str) -> None:
@@ -181,13 +182,17 @@ class Gossip:
                 link.stale = True
 
     def holds(self, author: str, seq: int) -> None:
-        """Our ledger has this author's updates up to `seq`: those who lack it are pushed it, or told."""
+        """Our ledger has this author's updates up to `seq`: those who lack it are pushed it, or told soon. Who has it
+        or gets it hears so with the next State, and soon only where one of the two is about to end."""
         self.vector[author] = max(seq, self.vector.get(author, 0))
         self.asking.held(author, seq)
         for link in self.links.values():
-            link.changed[author], link.stale = None, True
-            if link.eager and link.spoke and self.lacks(link.key, author, seq):
+            link.changed[author] = None
+            lacks = self.lacks(link.key, author, seq)
+            if lacks and link.eager and link.spoke:
                 self._pushes.append(PushUpdate(link.key, author, seq))
+                lacks = False
+            link.stale = link.stale or lacks or link.complete or self.complete
 
     def pruned(self, author: str, seq: int) -> None:
         """The payloads of this author's updates up to `seq` are here no more."""
