@@ -180,13 +180,25 @@ def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_ag
 def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_say(world, monkeypatch):
     monkeypatch.setattr(scrub_module, "EACH", 0.01)
     monkeypatch.setattr(scrub_module, "SHARE", 1e9)
-    read, sound = [], scrub_module.Scrub._sound
-    monkeypatch.setattr(scrub_module.Scrub, "_sound", lambda self, name: read.append(name) or sound(self, name))
     a = world.machine(1).start()
+    read, sound = [], a.ledger.blobs.sound
+    monkeypatch.setattr(a.ledger.blobs, "sound", lambda name: read.append(name) or sound(name))
     said = encode(torch.arange(a.anchor.fragments[0].numel(), dtype=torch.int32))
     update = a.node.offer([said, *[None] * (len(a.anchor.fragments) - 1)], 10)
     waits_for(lambda: len(read) > 3)
     assert set(read) == {update.fragments[0].digest}
+
+
+def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):
+    monkeypatch.setattr(scrub_module, "EACH", 0.01)
+    _, b = pair(world)
+    parts = [part for _, update in b.ledger.since({}) for part in update.said]
+    for part in parts[:-1]:
+        b.ledger.blobs.drop(part.digest)
+    damage(b, parts[-1])
+    monkeypatch.setattr(scrub_module, "FEW", 1)
+    monkeypatch.setattr(scrub_module, "SHARE", 1e-9)  # whoever looked at one waits for years
+    waits_for(lambda: b.node.stats.corruptions == 1)
 
 
 def test_a_damaged_payload_that_is_needed_now_is_fetched_now(world):

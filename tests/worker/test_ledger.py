@@ -1,7 +1,9 @@
 """The ledger, its blobs, and what makes an update count."""
 
+import errno
 import os
 import sqlite3
+import stat
 
 import hypothesis.strategies as st
 import pytest
@@ -171,21 +173,52 @@ def test_bytes_that_are_not_what_the_digest_says_are_thrown_away(tmp_path):
     blobs = Blobs(tmp_path)
     assert blobs.extend("a" * 64, 0, b"wrong", 5) is Growth.DAMAGED
     assert blobs.extend("a" * 64, 0, b"far too long", 5) is Growth.DAMAGED
+    assert blobs.extend("a" * 64, 0, b"wr", 5) is Growth.MORE
+    assert blobs.extend("a" * 64, 2, b"ong", 5) is Growth.DAMAGED
     assert not blobs.has("a" * 64) and blobs.started("a" * 64) == 0
 
 
-def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
+DATA = bytes(range(256)) * 4
+NAME = blake3(DATA).hexdigest()
+
+
+def in_pieces(blobs: Blobs) -> None:
+    blobs.extend(NAME, 0, DATA[:400], len(DATA))
+    blobs.extend(NAME, 400, DATA[400:], len(DATA))
+
+
+@pytest.mark.parametrize(
+    "keep", [lambda b: b.put(DATA), lambda b: b.extend(NAME, 0, DATA, len(DATA)), in_pieces],
+    ids=["put", "in one piece", "in pieces"],
+)  # fmt: skip
+def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch, keep):
     blobs, events = Blobs(tmp_path), []
     fsync, replace = blobs_module.os.fsync, blobs_module.Path.replace
-    monkeypatch.setattr(blobs_module.os, "fsync", lambda fd: (events.append("fsync"), fsync(fd)))
+
+    def synced(fd: int) -> None:
+        events.append("shelf" if stat.S_ISDIR(os.fstat(fd).st_mode) else os.fstat(fd).st_size)
+        fsync(fd)
+
+    monkeypatch.setattr(blobs_module.os, "fsync", synced)
     monkeypatch.setattr(blobs_module.Path, "replace", lambda a, b: (events.append("name"), replace(a, b)))
-    blobs.put(b"data")
-    assert events == [
-        "fsync",
-        "fsync",
-        "name",
-        "fsync",
-    ]  # its shelf, its bytes, its name, and the shelf again
+    keep(blobs)
+    assert events == ["shelf", len(DATA), "name", "shelf"] and blobs.read(NAME) == DATA
+
+
+def test_a_disk_that_refuses_keeps_nothing_of_a_blob(tmp_path, monkeypatch):
+    blobs = Blobs(tmp_path)
+
+    def full(fd: int) -> None:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blobs_module.os, "fsync", full)
+        for keep in (lambda: blobs.put(DATA), lambda: blobs.extend(NAME, 0, DATA, len(DATA))):
+            with pytest.raises(OSError, match="No space left"):
+                keep()
+    assert not blobs.has(NAME) and not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert blobs.put(DATA) == NAME
 
 
 def test_leftovers_of_a_crash_are_swept_and_scratch_folders_begin_empty(tmp_path):

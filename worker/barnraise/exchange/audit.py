@@ -22,7 +22,7 @@ from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")
 
-EACH = 1.0  # seconds between two fragments, at least…
+EACH = 2.0  # seconds between two fragments, at least…
 SHARE = 0.005  # …and so that looking takes no more of the time
 FEW = 1000  # updates that are added up again here before peers are asked
 

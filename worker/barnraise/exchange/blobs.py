@@ -80,12 +80,22 @@ class Blobs:
         if hold:
             self.hold([digest])
         if not self.has(digest):
-            path = self._shelved(digest)
-            fresh = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
+            self._keep(digest, data)
+        return digest
+
+    def _keep(self, digest: str, data: bytes | memoryview) -> None:
+        """Bytes that are what their digest says. Nothing stays of them where the disk refuses."""
+        path = self._shelved(digest)
+        fresh = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
+        try:
             with fresh.open("wb") as file:
                 file.write(data)
-            _settle(fresh, path)
-        return digest
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        _settle(fresh, path)
 
     def sound(self, digest: str) -> bytes | None:
         """A blob's bytes, if they are here and what their name says."""
@@ -119,8 +129,13 @@ class Blobs:
         if self.has(digest):
             return Growth.WHOLE
         part, length = self._part(digest), self.started(digest)
+        if offset == length == 0 and len(data) == total:  # whole in one piece, as most updates of small models are
+            if blake3(data).hexdigest() != digest:
+                return Growth.DAMAGED
+            self._keep(digest, data)
+            return Growth.WHOLE
         self._shelved(digest)
-        if offset <= length < offset + len(data) or total == 0:
+        if offset <= length < offset + len(data):
             with part.open("ab") as file:
                 file.write(data[length - offset :])
             length = offset + len(data)
@@ -129,6 +144,8 @@ class Blobs:
         if length > total or _digest(part) != digest:
             part.unlink()
             return Growth.DAMAGED
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
         _settle(part, self.path(digest))
         return Growth.WHOLE
 
@@ -171,9 +188,7 @@ def _digest(path: Path) -> str:
 
 
 def _settle(fresh: Path, path: Path) -> None:
-    """The bytes first, then the name: after a crash the blob is whole or absent."""
-    with fresh.open("rb+") as file:
-        os.fsync(file.fileno())
+    """Bytes that are fsynced get their name: after a crash the blob is whole or absent."""
     fresh.replace(path)
     _sync_folder(path.parent)
 

@@ -31,7 +31,7 @@ from barnraise.exchange.verdicts import Fork, Proof, Verdicts, believed
 log = logging.getLogger("barnraise.exchange")
 
 PATIENCE = 30.0  # seconds in which a payload that is to come out has to come in, before the log says that it does not
-LOOKED = 1.0  # seconds between two looks at the folder where `barnraise verdict` leaves what it signed
+LOOKED = 2.0  # seconds between two looks at the folder where `barnraise verdict` leaves what it signed
 HEADS = 16  # authors whose last headers are shown at a time
 HELD = 256  # proofs that wait for headers
 MAIL = "verdicts"  # that folder, beside the ledger

@@ -28,9 +28,9 @@ def update_frames(
 ) -> Frames:
     """An update's signed header with its author's ticket, then its payloads; no further once the peer has it. The
     header alone if not `whole`, and of an update that a verdict names. Nothing where its payloads are not here."""
-    signed, update = ledger.header(author, seq), ledger.update(author, seq)
-    if signed is None or update is None or (whole and not lacks()):
+    if (signed := ledger.header(author, seq)) is None or (whole and not lacks()):
         return
+    update = wire.Update.model_validate_json(signed.body)
     whole = whole and not ledger.verdicts.out(author, seq)
     if whole and not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return

@@ -1,4 +1,4 @@
-"""The ledger's payload files, read again one by one: what a disk has changed is got anew from the others.
+"""The ledger's payload files, read again a few at a time: what a disk has changed is got anew from the others.
 
 Runs on the exchange's event loop for ever, at a small share of the time; reading goes to a thread beside it.
 """
@@ -6,7 +6,8 @@ Runs on the exchange's event loop for ever, at a small share of the time; readin
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
 
 from barnraise.exchange.fetch import Fetcher, Wanted
 from barnraise.exchange.ledger import Ledger
@@ -14,9 +15,12 @@ from barnraise.wire import FragmentUpdate, Update
 
 log = logging.getLogger("barnraise.exchange")
 
-EACH = 1.0  # seconds between two files, at least…
+FEW = 10  # files read in a row: to wake a thread costs more than to read a small one
+EACH = 10.0  # seconds between two times, at least…
 SHARE = 0.005  # …and so that reading takes no more of the time
 PATIENCE = 20.0  # seconds the others have for one
+
+Said = tuple[Update, FragmentUpdate]  # a payload, and the update that it is of
 
 
 class Scrub:
@@ -28,35 +32,41 @@ class Scrub:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(EACH)
-            for _, update in self._ledger.since({}):
-                for part in update.said:
-                    try:
-                        await self._look(update, part)
-                    except OSError as error:
-                        log.warning("%s cannot be looked at: %s", self._ledger.blobs.path(part.digest), error)
+            said = ((update, part) for _, update in self._ledger.since({}) for part in update.said)
+            while few := list(islice(said, FEW)):
+                await self._look(few)
 
-    async def _look(self, update: Update, part: FragmentUpdate) -> None:
-        await asyncio.sleep(0)  # what is not here any more is passed over, but not all at once
-        blobs, name = self._ledger.blobs, part.digest
-        if blobs.has(name):
-            began = time.monotonic()
-            sound = await self._disk(self._sound, name)
-            took = time.monotonic() - began
-            if not sound and blobs.has(name):  # and not one that was pruned meanwhile
-                self.found += 1
-                self._lost.add(name)
-                log.error("%s, of update %d of %s, is damaged", blobs.path(name), update.seq, update.peer[:8])
-                await self._disk(blobs.drop, name)
+    async def _look(self, few: Sequence[Said]) -> None:
+        began = time.monotonic()
+        read, damaged = await self._disk(self._read, few)
+        took = time.monotonic() - began
+        self.found += len(damaged)
+        self._lost |= damaged
+        for _, part in few:
+            if part.digest in self._lost:
+                await self._repair(part)
+        if read:  # what is not here any more is passed over
             await asyncio.sleep(max(EACH, took / SHARE))
-        wanted = Wanted(name, part.size, part.size)
-        if name in self._lost and await self._fetcher.fetch([wanted], PATIENCE):
-            self._lost.discard(name)
-            self.repaired += 1
-            log.warning("%s came again, whole, from a peer", blobs.path(name))
 
-    def _sound(self, name: str) -> bool:
-        try:
-            return self._ledger.blobs.sound(name) is not None
-        except OSError as error:
-            log.error("%s cannot be read: %s", self._ledger.blobs.path(name), error)
-            return False
+    def _read(self, few: Sequence[Said]) -> tuple[int, set[str]]:
+        """How many of these are here, and which of them were damaged: those are let go of."""
+        blobs, read, damaged = self._ledger.blobs, 0, set[str]()
+        for update, part in few:
+            path = blobs.path(part.digest)
+            try:
+                if not blobs.has(part.digest):
+                    continue
+                read += 1
+                if blobs.sound(part.digest) is None and blobs.has(part.digest):  # and not one pruned meanwhile
+                    damaged.add(part.digest)
+                    log.error("%s, of update %d of %s, is damaged", path, update.seq, update.peer[:8])
+                    blobs.drop(part.digest)
+            except OSError as error:
+                log.error("%s cannot be looked at: %s", path, error)
+        return read, damaged
+
+    async def _repair(self, part: FragmentUpdate) -> None:
+        if await self._fetcher.fetch([Wanted(part.digest, part.size, part.size)], PATIENCE):
+            self._lost.discard(part.digest)
+            self.repaired += 1
+            log.warning("%s came again, whole, from a peer", self._ledger.blobs.path(part.digest))
