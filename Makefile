@@ -63,7 +63,7 @@ drill-exchange: .venv/.installed
 drill-mirrors: setup
 	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/drill_mirrors.py $(if $(QUICK),--quick)
 
-# What the exchange costs in loss and saves in bytes, 75 to 115 minutes on two cores; goes on where it stopped. KNOWN=1:
+# What the exchange costs in loss and saves in bytes, two hours on two cores; goes on where it stopped. KNOWN=1:
 # only what docs/benchmarks/exchange_study.jsonl lacks. QUICK=1: three minutes.
 study-exchange: .venv/.installed
 	@$(BIN)/python benchmarks/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)

@@ -189,6 +189,7 @@ class Drill:
         first, second, third = four[:3]
         for each in (first, second):
             each.order("hurry")
+        self.grow(four, 1)
         first.order("flip")
         self.until(lambda: "is whole again" in first.said(), "the anchor's repair", 180)
         self.found["corruptions_found"] += 1

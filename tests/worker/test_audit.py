@@ -1,6 +1,8 @@
 """The anchor against its ledger: what memory or a disk has changed is found, and put right to the last bit."""
 
+import errno
 import logging
+import os
 
 import pytest
 import torch
@@ -187,6 +189,25 @@ def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_sa
     update = a.node.offer([said, *[None] * (len(a.anchor.fragments) - 1)], 10)
     waits_for(lambda: len(read) > 3)
     assert set(read) == {update.fragments[0].digest}
+
+
+def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(world, monkeypatch, caplog):
+    monkeypatch.setattr(scrub_module, "EACH", 0.01)
+    monkeypatch.setattr(scrub_module, "SHARE", 1e9)
+    a, b = pair(world)
+    part, sound = b.ledger.update(a.node.author, 2).fragments[1], b.ledger.blobs.sound
+    failed: list[str] = []
+
+    def unreadable(name: str) -> bytes | None:
+        if name == part.digest and not failed:
+            failed.append(name)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return sound(name)
+
+    monkeypatch.setattr(b.ledger.blobs, "sound", unreadable)
+    waits_for(lambda: b.node.stats.repaired == 1)
+    assert sound(part.digest) is not None and b.node.stats.corruptions == 1
+    assert "cannot be read: [Errno 5]" in caplog.text
 
 
 def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):

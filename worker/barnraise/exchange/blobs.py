@@ -88,14 +88,11 @@ class Blobs:
         path = self._shelved(digest)
         fresh = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
         try:
-            with fresh.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            fresh.write_bytes(data)
+            _settle(fresh, path)
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
-        _settle(fresh, path)
 
     def sound(self, digest: str) -> bytes | None:
         """A blob's bytes, if they are here and what their name says."""
@@ -144,8 +141,6 @@ class Blobs:
         if length > total or _digest(part) != digest:
             part.unlink()
             return Growth.DAMAGED
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
         _settle(part, self.path(digest))
         return Growth.WHOLE
 
@@ -188,7 +183,9 @@ def _digest(path: Path) -> str:
 
 
 def _settle(fresh: Path, path: Path) -> None:
-    """Bytes that are fsynced get their name: after a crash the blob is whole or absent."""
+    """The bytes first, then the name: after a crash the blob is whole or absent."""
+    with fresh.open("rb+") as file:
+        os.fsync(file.fileno())
     fresh.replace(path)
     _sync_folder(path.parent)
 

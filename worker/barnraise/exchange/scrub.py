@@ -52,18 +52,25 @@ class Scrub:
         """How many of these are here, and which of them were damaged: those are let go of."""
         blobs, read, damaged = self._ledger.blobs, 0, set[str]()
         for update, part in few:
-            path = blobs.path(part.digest)
+            name, path = part.digest, blobs.path(part.digest)
             try:
-                if not blobs.has(part.digest):
+                if not blobs.has(name):
                     continue
                 read += 1
-                if blobs.sound(part.digest) is None and blobs.has(part.digest):  # and not one pruned meanwhile
-                    damaged.add(part.digest)
+                if not self._sound(name) and blobs.has(name):  # and not one that was pruned meanwhile
                     log.error("%s, of update %d of %s, is damaged", path, update.seq, update.peer[:8])
-                    blobs.drop(part.digest)
+                    blobs.drop(name)
+                    damaged.add(name)
             except OSError as error:
-                log.error("%s cannot be looked at: %s", path, error)
+                log.warning("%s cannot be looked at: %s", path, error)
         return read, damaged
+
+    def _sound(self, name: str) -> bool:
+        try:
+            return self._ledger.blobs.sound(name) is not None
+        except OSError as error:  # a bad sector
+            log.error("%s cannot be read: %s", self._ledger.blobs.path(name), error)
+            return False
 
     async def _repair(self, part: FragmentUpdate) -> None:
         if await self._fetcher.fetch([Wanted(part.digest, part.size, part.size)], PATIENCE):
