@@ -4,6 +4,8 @@ import errno
 import os
 import sqlite3
 import stat
+import tempfile
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -148,6 +150,32 @@ def test_a_damaged_or_foreign_ledger_is_refused_by_name(tmp_path):
     newer.close()
     with pytest.raises(StateError, match="format 9"):
         Ledger(tmp_path / "newer")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_flipped_bit_in_the_file_is_one_sentence_or_changes_nothing_signed(data):
+    with tempfile.TemporaryDirectory() as folder:
+        ledger, headers = Ledger(Path(folder)), [*chain(6), *chain(3, identity=STRANGER)]
+        for each in headers:
+            ledger.append(*each)
+        ledger.met.keep_ticket(AUTHOR.key, headers[0][0])
+        ledger.rule(Verdicts.of(ledger.fork(*altered(headers[5][1], tokens=11, total=61))))
+        vector, summary, forked = ledger.vector(), ledger.summary, ledger.verdicts
+        kept = list(ledger.since({}))
+        ledger.close()
+        path = Path(folder) / "ledger.sqlite"
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(content)
+        try:
+            ledger = Ledger(Path(folder))
+        except StateError as error:
+            assert "ledger.sqlite" in str(error)
+            return
+        assert (ledger.vector(), ledger.summary, ledger.verdicts) == (vector, summary, forked)
+        assert list(ledger.since({})) == kept
+        ledger.close()
 
 
 # ---- blobs

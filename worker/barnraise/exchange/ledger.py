@@ -27,18 +27,19 @@ from barnraise.exchange.verdicts import Fork, Verdicts
 from barnraise.identity import digest
 from barnraise.wire import Ruling, Signed, Update
 
-FORMAT = 2
+FORMAT = 3
 NOTHING = digest("")  # what an author's first header calls its previous
 _PAGE = 64  # headers read at a time
 _KINDS = {"ruling": Ruling, "fork": Fork}
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER, signed TEXT,
+CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER, signed TEXT, seal TEXT,
                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS entered (author TEXT, seq INTEGER, tokens INTEGER, PRIMARY KEY (author, seq)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER, signed TEXT);
+CREATE TABLE IF NOT EXISTS base (author TEXT PRIMARY KEY, seq INTEGER, digest TEXT, total INTEGER, signed TEXT,
+                                 seal TEXT);
 CREATE TABLE IF NOT EXISTS base_fragments (position INTEGER PRIMARY KEY, digest TEXT);
 CREATE TABLE IF NOT EXISTS base_holes (author TEXT, seq INTEGER, tokens INTEGER, PRIMARY KEY (author, seq));
-CREATE TABLE IF NOT EXISTS proofs (name TEXT PRIMARY KEY, kind TEXT, text TEXT);
+CREATE TABLE IF NOT EXISTS proofs (name TEXT PRIMARY KEY, kind TEXT, text TEXT, seal TEXT);
 """
 
 
@@ -67,10 +68,19 @@ class Head:
         return cls(update.seq, digest(signed.body), update.total)
 
 
+def _sealed(*row: str | int) -> tuple[str | int, ...]:
+    """With the row's digest behind it: SQLite itself does not notice when a disk changes a row."""
+    return (*row, digest(repr(row)))
+
+
+def _row(signed: Signed, update: Update) -> tuple[str | int, ...]:
+    return _sealed(update.author, update.seq, digest(signed.body), update.total, signed.model_dump_json())
+
+
 class Ledger:
     def __init__(self, folder: Path, sweep: bool = True):
-        """Opens or makes `folder`/ledger.sqlite, with the payloads in `folder`/blobs. Raises StateError. `sweep` False:
-        another process is at work there, and what it is writing stays."""
+        """Opens or makes `folder`/ledger.sqlite, with payloads in `folder`/blobs. Raises StateError, also if the file
+        has changed by itself. `sweep` False: what another process is writing there stays, and it has looked."""
         folder.mkdir(parents=True, exist_ok=True)
         self.blobs = Blobs(folder / "blobs", sweep=sweep)
         self._lock = threading.RLock()
@@ -84,21 +94,33 @@ class Ledger:
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA + RETENTION + MET)
             self._db.execute(f"PRAGMA user_version={FORMAT}")
+            self.met = Met(self._db, self._lock)
+            if sweep:
+                self._check()
             rows = self._db.execute("SELECT author, seq, digest, total FROM base").fetchall()
             rows += self._db.execute("SELECT author, MAX(seq), digest, total FROM headers GROUP BY author").fetchall()
-            proofs = self._db.execute("SELECT kind, text FROM proofs").fetchall()
-            self.met = Met(self._db, self._lock)
+            self.verdicts = Verdicts()
+            for kind, text in self._db.execute("SELECT kind, text FROM proofs").fetchall():
+                self.verdicts |= Verdicts.of(_KINDS[kind].model_validate_json(text))
             self._retention = Retention(self._db, self._lock, self.blobs, sweep)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError, LookupError, TypeError) as error:
             what_then = f"remove {folder} and join again, the others have what was published"
             raise StateError(f"{path} is damaged ({error}): {what_then}") from None
         self._last: dict[str, Head] = {}  # whether it stays or not
         for author, *head in sorted(rows, key=lambda row: row[1]):
             self._last[author] = Head(*head)
-        self.verdicts = Verdicts()
-        for kind, text in proofs:
-            self.verdicts |= Verdicts.of(_KINDS[kind].model_validate_json(text))
         self._heads = self._staying()
+
+    def _check(self) -> None:
+        """Raises ValueError, or what reading rows that no ledger writes raises. A header that a disk has changed would
+        look like half of a fork, and its signature like a lie of ours."""
+        if (found := self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+            raise ValueError(found)
+        for table in ("headers", "base", "proofs"):
+            for row in self._db.execute(f"SELECT * FROM {table}"):
+                if row != _sealed(*row[:-1]):
+                    raise ValueError(f"a row of its {table} has changed")
+        self.met.tickets(), self.met.peers()  # they are read
 
     def append(self, signed: Signed, update: Update) -> Outcome:
         """Takes an accepted header whose payloads are whole. When it returns ADDED, the update is in for good, or until
@@ -111,16 +133,14 @@ class Ledger:
         with self._lock:
             outcome = self.judge(signed, update)
             if outcome is Outcome.ADDED:
-                head = Head.of(signed, update)
-                row = (author, head.seq, head.digest, head.total, signed.model_dump_json())
                 with transaction(self._db):
-                    self._db.execute("INSERT INTO headers VALUES (?, ?, ?, ?, ?)", row)
+                    self._db.execute("INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?)", _row(signed, update))
                     self._db.execute(
-                        "INSERT INTO entered VALUES (?, ?, ?)", (author, head.seq, self.tokens + update.tokens)
+                        "INSERT INTO entered VALUES (?, ?, ?)", (author, update.seq, self.tokens + update.tokens)
                     )
                     if not hollow:
                         self._retention.add(update, self.tokens + update.tokens)
-                self._last[author] = self._heads[author] = head
+                self._last[author] = self._heads[author] = Head.of(signed, update)
             return outcome
 
     def judge(self, signed: Signed, update: Update) -> Outcome:
@@ -239,9 +259,7 @@ class Ledger:
             after = self.update(update.author, update.seq + 1)
             if after is None or after.previous != digest(signed.body) or self.header(update.author, update.seq):
                 return False
-            head = Head.of(signed, update)
-            row = (update.author, head.seq, head.digest, head.total, signed.model_dump_json())
-            self._db.execute("INSERT INTO headers VALUES (?, ?, ?, ?, ?)", row)
+            self._db.execute("INSERT INTO headers VALUES (?, ?, ?, ?, ?, ?)", _row(signed, update))
             return True
 
     def _staying(self) -> dict[str, Head]:
@@ -259,8 +277,9 @@ class Ledger:
     def _keep(self, verdicts: Verdicts) -> None:
         self._db.execute("DELETE FROM proofs")
         names = [*verdicts.rulings, *verdicts.forks]
-        rows = [(name, each.type, each.model_dump_json()) for name, each in zip(names, verdicts.proofs(), strict=True)]
-        self._db.executemany("INSERT INTO proofs VALUES (?, ?, ?)", rows)
+        named = zip(names, verdicts.proofs(), strict=True)
+        rows = [_sealed(name, each.type, each.model_dump_json()) for name, each in named]
+        self._db.executemany("INSERT INTO proofs VALUES (?, ?, ?, ?)", rows)
 
     # ---- where it began
 
@@ -286,11 +305,7 @@ class Ledger:
             vector = {author: head.seq for author, head in fresh.items()}
             assert self.admits(vector, verdicts), "what was let go is not in the snapshot"
             assert all(self.blobs.has(fragment) for fragment in fragments)
-            rows = [
-                (update.author, head.seq, head.digest, head.total, signed.model_dump_json())
-                for signed, update in heads
-                if (head := fresh[update.author])
-            ]
+            rows = [_row(*each) for each in heads]
             holes = verdicts.holes(vector)
             out = [(author, seq, tokens) for author, gone in holes.items() for seq, tokens in gone.items()]
             with transaction(self._db):
@@ -298,7 +313,7 @@ class Ledger:
                 self._forget_base()
                 self._db.execute("DELETE FROM base")
                 self._db.execute("DELETE FROM base_holes")
-                self._db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?)", rows)
+                self._db.executemany("INSERT INTO base VALUES (?, ?, ?, ?, ?, ?)", rows)
                 self._db.executemany("INSERT INTO base_fragments VALUES (?, ?)", enumerate(fragments))
                 self._db.executemany("INSERT INTO base_holes VALUES (?, ?, ?)", out)
                 self._keep(verdicts)
