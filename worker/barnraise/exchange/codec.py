@@ -10,7 +10,9 @@ feedback (`values - sent`).
 How levels are chosen, and why. 8 bits: the least level that reaches the largest magnitude. 4 bits: updates are
 heavy-tailed and such a level would leave most of them at zero, so it is the least-squares one for the values as they
 were rounded, found in a few turns. 2 bits: the two magnitudes are the means of the values nearer to the one and to the
-other (Lloyd 1982), found likewise. What is not said of an outlier at once stays owed, and is said by later rounds.
+other (Lloyd 1982), found likewise. Both look at a third of a chunk's values: the squared error grows by less than
+0.4 %, and encoding takes two thirds of the time. What is not said of an outlier at once stays owed, and is said by
+later rounds.
 
 Squared error over squared values, normal · Laplace · Student's t of 4 degrees: dense 8 bits 0.0001 · 0.0002 · 0.0007;
 dense 4 bits 0.021 · 0.028 · 0.054 (the best level there is 0.013 · 0.028 · 0.053; one that reaches the largest 0.026 ·
@@ -34,7 +36,8 @@ DENSE, SPARSE = 1, 2
 TOPS = {2: 1, 4: 7, 8: 127}  # the largest value; the one below its negative is never written and never read
 TOP = TOPS[8]
 MAX_LEVEL = MAX_UPDATE_UNITS // TOP
-TURNS = {2: 5, 4: 3}  # of bettering the levels
+TURNS = {2: 5, 4: 3}  # of bettering the levels…
+SAMPLE, MANY = 3, 1000  # …by every third value, where there are as many: odd, so that no column of a matrix is left out
 BLOCK = 32 * CHUNK  # elements worked on at a time, so that intermediates stay small
 
 assert HEADER.size == HEADER_BYTES
@@ -145,21 +148,23 @@ def _largest(rows: torch.Tensor, kept: int) -> torch.Tensor:
 def _quantised(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(levels int32 [chunks, levels], codes uint8, what they stand for int32) of int32 [chunks, kept] within the
     bound."""
-    magnitude = values.abs()
+    magnitude, top = values.abs(), TOPS[bits]
+    largest = magnitude.amax(dim=1, keepdim=True)
+    sample = magnitude[:, :: SAMPLE if magnitude.shape[1] > MANY else 1]
     if bits == 2:
-        low, high = _two_means(magnitude.double())
+        low, high = _two_means(sample.double())
+        high = torch.where(high > 0, high, largest)  # of a chunk that is zero where it was looked at, the largest
         middle = torch.where(high > low, (low + high) // 2, MAX_UPDATE_UNITS)  # of two that are one, the lower
         upper = torch.gt(magnitude, middle, out=torch.empty_like(values))
         said = upper.mul(high - low).add_(low)
         negative = (values >> 31).mul_(said.clamp(max=1))  # 0 or −1: there is one zero
         codes = upper.sub_(negative, alpha=2).to(torch.uint8)
         return torch.cat([low, high], 1), codes, said.bitwise_xor_(negative).sub_(negative)
-    top = TOPS[bits]
-    level = (magnitude.amax(dim=1, keepdim=True) + (top - 1)) // top
-    wide = magnitude.double()
+    level = largest = (largest + (top - 1)) // top
     if bits == 4:
-        level = _least_squares(wide, level, top)
-    steps = _steps(wide, level, top).to(torch.int32).mul_(values.sign())
+        level = _least_squares(sample.double(), largest, top)
+        level = torch.where(level > 0, level, largest)
+    steps = _steps(magnitude.double(), level, top).to(torch.int32).mul_(values.sign())
     codes = steps.bitwise_and((1 << bits) - 1).to(torch.uint8)
     return level, codes, steps.mul_(level)
 
@@ -169,10 +174,9 @@ def _quantised(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _steps(magnitude: torch.Tensor, level: torch.Tensor, top: int) -> torch.Tensor:
-    """The nearest multiples of a level, halves up, none over `top`: float64, as `magnitude`. A quotient that is
-    under an integer is so by 2**-28 of it at least, and is not rounded to it."""
-    divisor = level.clamp(min=1).double()
-    return (2 * magnitude).add_(divisor).div_(2 * divisor).floor_().clamp_(max=top)
+    """The nearest multiples of a level, halves up, none over `top`: float64, as `magnitude`. A quotient up to `top`
+    that is under half an odd integer is so by 2**-28 at least, and is not rounded to it."""
+    return magnitude.div(level.clamp(min=1).double()).add_(0.5).floor_().clamp_(max=top)
 
 
 def _least_squares(magnitude: torch.Tensor, largest: torch.Tensor, top: int) -> torch.Tensor:
@@ -237,8 +241,11 @@ def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
     if bits == 8:
         return codes
     each = 8 // bits
-    padded = np.pad(codes, (0, -len(codes) % each)).reshape(-1, each)
-    return sum(padded[:, i] << (bits * i) for i in range(each)).astype(np.uint8)
+    words = np.pad(codes, (0, -len(codes) % each)).view(f"<u{each}")  # those that share a byte, as one number
+    packed = words.astype(np.uint8)
+    for i in range(1, each):
+        packed |= (words >> ((8 - bits) * i)).astype(np.uint8)
+    return packed
 
 
 def _unpacked(raw: np.ndarray, begin: int, count: int, bits: int) -> np.ndarray:
