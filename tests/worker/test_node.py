@@ -100,6 +100,25 @@ def test_weights_follow_the_announced_rates_and_are_one_when_alone(world):
     waits_for(lambda: a.node.weight(100.0) == 1.0)
 
 
+def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
+    """A worker tells its exchange how it stands twice a second, and it is most often as it was."""
+    node, told = world.machine(1).start().node, []
+    node.announce(100.0)
+    node.stands("a vector", "an anchor")
+    waits_for(lambda: node._hub.gossip.rate == 100.0 and "a vector" in node._hub.gossip.anchors)
+    monkeypatch.setattr(node, "_tell", lambda call, *what: told.append(what))
+    node.announce(103.0)
+    node.stands("a vector", "an anchor")
+    node.introduce([])
+    node.revoke([])
+    assert not told
+    node.announce(110.0)
+    node.stands("another", "an anchor")
+    node.revoke(["f" * 64])
+    assert told == [(110.0, False), ("another", "an anchor"), (frozenset(["f" * 64]), None)]
+    monkeypatch.undo()  # it is to be stopped
+
+
 def test_what_is_under_way_is_guessed_of_the_fragments_that_it_says_until_it_is_here(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)

@@ -20,7 +20,7 @@ from barnraise.exchange.circle import FEW, Circle
 from barnraise.wire import Peer, State
 
 STATE_EVERY = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
-STATE_SOONEST = 1.0  # …and the least between two when something does that is news to it
+STATE_SOONEST = 2.0  # …and the least between two when something does that is news to it
 WHOLE_EVERY = 30.0  # seconds between two that say everything, ± a quarter
 SILENCE = 20.0  # a peer that says nothing for this long is gone
 PARTING = 5.0  # …and one that was told goodbye
@@ -175,11 +175,15 @@ class Gossip:
                 self._compare(link)
 
     def announce(self, rate: float, complete: bool) -> None:
-        """Tokens/s we train at, and whether we publish no more. A rate that hardly moved is nobody's news."""
-        if complete != self.complete or abs(rate - self.rate) > STEADY * self.rate:
+        """Tokens/s we train at, and whether we publish no more."""
+        if self.news(rate, complete):
             self.rate, self.complete = rate, complete
             for link in self.links.values():
                 link.stale = True
+
+    def news(self, rate: float, complete: bool) -> bool:
+        """Whether that would be any: a rate that hardly moved is not. Safe to call from another thread."""
+        return complete != self.complete or abs(rate - self.rate) > STEADY * self.rate
 
     def holds(self, author: str, seq: int) -> None:
         """Our ledger has this author's updates up to `seq`: those who lack it are pushed it, or told soon. Who has it

@@ -357,11 +357,9 @@ class Hub:
             if self.overtaken.due(self._loop.time()):
                 self._spawn(self.overtaken.fetch())
             wait = max(0.02, self.gossip.next_at(self._loop.time()) - self._loop.time())
-            try:
-                async with asyncio.timeout(wait):
-                    await self._poked.wait()
-            except TimeoutError:
-                continue
+            alarm = self._loop.call_later(wait, self.poke)
+            await self._poked.wait()
+            alarm.cancel()
 
     def _do(self, action: g.Action) -> None:
         if isinstance(action, g.Dial):

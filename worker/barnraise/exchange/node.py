@@ -247,11 +247,13 @@ class Node:
     def announce(self, rate: float) -> None:
         """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
         self._rate = rate
-        self._tell(self._hub.announce, self._rate, self._complete)
+        if self._hub.gossip.news(rate, self._complete):  # what is no news need not wake the exchange's thread
+            self._tell(self._hub.announce, rate, self._complete)
 
     def stands(self, vector: str, anchor: str) -> None:
         """Our anchor's digest at a version vector (by its digest), for peers to compare theirs with."""
-        self._tell(self._hub.gossip.stands, vector, anchor)
+        if self._hub.gossip.anchors.get(vector) != anchor:
+            self._tell(self._hub.gossip.stands, vector, anchor)
 
     def complete(self) -> None:
         """This machine publishes no more."""
@@ -289,7 +291,8 @@ class Node:
     def introduce(self, peers: list[Peer]) -> None:
         """Peers a coordinator names."""
         self.open()
-        self._tell(self._hub.introduce, peers)
+        if peers:
+            self._tell(self._hub.introduce, peers)
 
     def addresses(self) -> list[str]:
         """Where others may reach this machine, to tell a coordinator."""
@@ -301,7 +304,8 @@ class Node:
 
     def revoke(self, keys: Iterable[str], directive: Signed | None = None) -> None:
         """These keys are out. `directive`: the signed proof, passed on to peers who cannot reach a coordinator."""
-        self._tell(self._hub.revoke, frozenset(keys), directive)
+        if out := frozenset(keys):
+            self._tell(self._hub.revoke, out, directive)
 
     def know(self, lists: list[SignedList]) -> list[SignedList]:
         """The mirror lists this machine holds, for the peers. Returns those of the peers, where they are newer."""
