@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from study_case import Case
-from study_model import SIZE, STEP_TOKENS, Replica, batch, initial_units, rate_scale
+from study_model import SIZE, STEP_TOKENS, Replica, batch, initial_units, nothing, rate_scale
 
 from barnraise.swap.arena import to_float
 
@@ -46,11 +46,11 @@ def parallel(case: Case) -> dict:
 def diloco(case: Case) -> dict:
     """H local steps, the mean of all changes, Nesterov's momentum on it, all in fp32; everybody waits for everybody."""
     machines = [Replica(case.optimizer) for _ in range(case.replicas)]
-    anchor, momentum = to_float(initial_units(case.seed)), torch.zeros(SIZE)
+    anchor, momentum = to_float(initial_units(case.seed)), nothing()
     curve, steps, sent = Curve(case.tokens), case.tokens // (case.replicas * STEP_TOKENS), 0
     for begin in range(0, steps, case.steps):
         end = min(steps, begin + case.steps)
-        mean = torch.zeros(SIZE)
+        mean = nothing()
         for i, machine in enumerate(machines):
             machine.flat.copy_(anchor)
             for step in range(begin, end):

@@ -5,12 +5,14 @@ is a line in build/study/results.jsonl: a study that was ended goes on where it 
 ends, then writes the document with what there is, its results beside it, and one JSON object as its last line.
 `--known`: with the results that lie beside the document, so that only what they lack is trained. `--quick`: a few
 minutes, of which nothing is written into the document. `--report`: the document from what there is, here and beside it.
+BARNRAISE_STUDY=large: 32 M parameters against what they are held against, for a GPU (`make study-exchange-cuda`).
 """
 
 import argparse
 import json
 import multiprocessing
 import os
+import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
@@ -20,10 +22,15 @@ import study_report
 import torch
 from study_baselines import diloco, parallel
 from study_case import Case
-from study_model import FOLDER, prepare_text
+from study_model import DEVICE, FOLDER, NAME, prepare_text
 from study_peers import ours
 from study_plan import Plan, Results
 
+# 30 M parameters and more, on a GPU: a step of each of four is 16,384 tokens.
+PLANS = {
+    "small": Plan(),
+    "large": Plan(short=4_096_000, long=16_384_000, rates_tried=(5e-4, 1e-3, 2e-3), compared=True),
+}
 KINDS = {"ours": ours, "diloco": diloco, "parallel": parallel, "alone": parallel}
 
 
@@ -34,8 +41,19 @@ def train(case: Case) -> dict:
     return {"case": asdict(case), **found, "seconds": seconds, "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
-def one_thread() -> None:
+def begin() -> None:
+    """Of each process: one thread, and an end with the study's own, whatever ended that."""
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.set_float32_matmul_precision("high")
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def read(*paths: Path) -> Results:
@@ -60,8 +78,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no training after so many")
     asked = parser.parse_args()
-    plan = Plan(short=102_400, long=204_800, quick=True) if asked.quick else Plan()
-    path = FOLDER / ("quick.jsonl" if asked.quick else "results.jsonl")
+    plan = Plan(short=102_400, long=204_800, quick=True) if asked.quick else PLANS[NAME]
+    path = FOLDER / f"{NAME}-{'quick' if asked.quick else 'results'}.jsonl"
     prepare_text()
     if asked.quick:
         path.unlink(missing_ok=True)
@@ -69,7 +87,7 @@ def main() -> None:
     found, end = read(*kept, path), time.monotonic() + 60 * asked.minutes
     if not asked.report:
         spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(asked.processes, spawn, one_thread) as pool:
+        with ProcessPoolExecutor(asked.processes, spawn, begin) as pool:
             for stage in plan.stages():
                 missing = [case for case in dict.fromkeys(stage(found)) if not found.has(case)]
                 run(pool, missing, asked.processes, found, path, end)

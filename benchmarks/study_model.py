@@ -1,5 +1,8 @@
-"""What the study trains: a byte-level GPT of 0.63 M parameters on the standard library's source, in one flat buffer."""
+"""What the study trains: a byte-level GPT on the standard library's source, in one flat buffer. 0.63 M parameters, or
+32 M on a GPU where there is one, if the environment has BARNRAISE_STUDY=large."""
 
+import os
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -17,8 +20,23 @@ from barnraise.spec import ModelSpec, Recipe, TextSpec
 from barnraise.swap.optimizer import Step, schedule
 from barnraise.wire import Manifest
 
-MODEL = ModelSpec(layers=3, width=128, heads=4, context=64, vocabulary=256)
-SEQUENCES = 8  # of a replica's step
+
+@dataclass(frozen=True)
+class Scale:
+    """What a study trains, and how many sequences a replica's step has."""
+
+    model: ModelSpec
+    sequences: int
+    device: str = "cpu"
+
+
+LARGE = "cuda" if torch.cuda.is_available() else "cpu"  # where there is no GPU it takes days, and runs
+SCALES = {
+    "small": Scale(ModelSpec(layers=3, width=128, heads=4, context=64, vocabulary=256), 8),
+    "large": Scale(ModelSpec(layers=10, width=512, heads=8, context=256, vocabulary=256), 16, LARGE),
+}
+NAME = os.environ.get("BARNRAISE_STUDY", "small")
+MODEL, SEQUENCES, DEVICE = (getattr(SCALES[NAME], part) for part in ("model", "sequences", "device"))
 STEP_TOKENS = SEQUENCES * MODEL.context
 FRAGMENTS = MODEL.fragments()
 ENDS = [0, *accumulate(fragment.size for fragment in FRAGMENTS)]
@@ -31,7 +49,12 @@ RUN = "01890000-0000-7000-8000-000000000001"
 
 def initial_units(seed: int) -> Tensor:
     """int32 [SIZE]: the anchor at the start."""
-    return torch.cat([initial(fragment, seed) for fragment in FRAGMENTS])
+    return torch.cat([initial(fragment, seed) for fragment in FRAGMENTS]).to(DEVICE)
+
+
+def nothing(dtype: torch.dtype = torch.float32) -> Tensor:
+    """[SIZE] of zeros."""
+    return torch.zeros(SIZE, dtype=dtype, device=DEVICE)
 
 
 def prepare_text() -> None:
@@ -68,7 +91,7 @@ class Replica:
     """Weights, their gradient, and the inner optimizer's moments: fp32 [SIZE] each."""
 
     def __init__(self, optimizer: str = "adamw"):
-        self.flat, self.gradient, self.m, self.v = (torch.zeros(SIZE) for _ in range(4))
+        self.flat, self.gradient, self.m, self.v = (nothing() for _ in range(4))
         self.optimizer, self.steps, self.warming = optimizer, 0, 0
         self._weights = [_leaves(i, self.flat, self.gradient) for i in range(len(FRAGMENTS))]
 
@@ -118,6 +141,7 @@ def _leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt.Weights:
 
 
 def _loss(weights: list[gpt.Weights], tokens: Tensor) -> Tensor:
+    tokens = tokens.to(DEVICE)
     x = gpt.embed(weights[0], tokens[:, :-1])
     for block in weights[1:-1]:
         x = gpt.block(block, x, MODEL.heads)

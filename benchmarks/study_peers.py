@@ -19,7 +19,7 @@ from itertools import count
 import torch
 from study_baselines import FINAL, Curve, finished
 from study_case import Case
-from study_model import FRAGMENTS, PIECES, SIZE, STEP_TOKENS, Replica, batch, initial_units, rate_scale
+from study_model import FRAGMENTS, PIECES, SIZE, STEP_TOKENS, Replica, batch, initial_units, nothing, rate_scale
 from torch import Tensor
 
 from barnraise.exchange.codec import encode
@@ -71,7 +71,7 @@ class Machine:
         self.case, self.number, self.speed, self.begins = case, number, speed, begins
         self.replica = Replica(case.optimizer)
         self.anchor = initial_units(case.seed)
-        self.momentum, self.feedback = torch.zeros(SIZE), torch.zeros(SIZE, dtype=torch.int32)
+        self.momentum, self.feedback = nothing(), nothing(torch.int32)
         self.start = to_float(self.anchor)
         self.replica.flat.copy_(self.start)
         self.held: dict[int, int] = defaultdict(int)  # tokens of each author in the anchor
@@ -121,7 +121,8 @@ class Machine:
         units, size = torch.empty_like(feedback), 0
         for i in turn.fragments:
             piece = slice(PIECES[i].start - part.start, PIECES[i].stop - part.start)
-            payload, units[piece] = encode(-feedback[piece], case.form)
+            payload, said = encode(-feedback[piece].cpu(), case.form)
+            units[piece] = said
             size += len(payload)
         feedback += units
         sent = Sent(self.number, turn, window, units, self.round_steps * STEP_TOKENS)

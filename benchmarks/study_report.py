@@ -4,26 +4,27 @@ import json
 import math
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from study_case import Case
-from study_model import SIZE, STEP_TOKENS
+from study_model import NAME, SIZE, STEP_TOKENS
 from study_plan import KINDS, SPEEDS, Plan, Results
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "benchmarks" / "exchange_study.md"
+DOCUMENT = ROOT / "docs" / "benchmarks" / ("exchange_study.md" if NAME == "small" else f"exchange_study_{NAME}.md")
 RESULTS = DOCUMENT.with_suffix(".jsonl")
 BEGIN, END = "<!-- measured: `make study-exchange` writes from here -->", "<!-- to here -->"
 
 
-def figures(plan: Plan, found: Results) -> dict[str, float | None]:
+def figures(plan: Plan, found: Results) -> dict[str, Any]:
     """Fractions of loss (0.01: 1 %), of the long trainings; mean over the seeds that both have. None: not measured.
-    Ours is what a new run has, on a line that is full for most of the round."""
+    Ours is what a new run has, on what a gaming GPU's line affords; `full_line`: on one that it fills."""
     ours, parallel, diloco, alone = (plan.far(found, kind) for kind in KINDS)
-    at_once, dense = plan.at_once(found), replace(ours, form="dense4")
+    at_once, full = plan.at_once(found), plan.full(found)
     return {
         "gap_to_dp_r4": gap(found, ours, parallel),
         "gap_to_diloco": gap(found, ours, diloco),
@@ -31,10 +32,11 @@ def figures(plan: Plan, found: Results) -> dict[str, float | None]:
         "async_cost": gap(found, ours, at_once),
         "unequal_cost": gap(found, replace(ours, speeds=SPEEDS), ours),
         "alone_gap": gap(found, alone, ours),
-        "gap_to_diloco_without_delay": gap(found, at_once, diloco),
-        "gap_to_diloco_dense4": gap(found, dense, diloco),
-        "bytes_ratio_dense4": ratio(found, diloco, dense),
-        "gap_to_diloco_in_time": gap(found, ours, plan.in_time(found)),
+        "full_line": {
+            "gap_to_dp_r4": gap(found, full, parallel),
+            "gap_to_diloco": gap(found, full, diloco),
+            "async_cost": gap(found, full, at_once),
+        },
     }
 
 
@@ -64,24 +66,26 @@ def write(plan: Plan, found: Results) -> None:
     tuning, factors = plan.rates(found) + plan.around(found), plan.factors(found)
     frontier = [*plan.frontier(found), *plan.again(found)]
     planned = set(tuning + plan.flat(factors) + frontier)
-    besides = [case for case in found.cases() if case.tokens == plan.long and case not in planned]
+    besides = [case for case in found.cases() if case not in planned]
+    long, short = ([case for case in besides if (case.tokens > plan.short) is much] for much in (True, False))
     tables = [
         ("The frontier", frontier),
-        ("Tried besides", [frontier[0], *besides]),
+        ("Tried besides", [frontier[0], *long]),
         ("Tuning", tuning),
         *factors.items(),
+        ("tried besides, short", [plan.tuned(found, "ours"), *short]),
     ]
     parts = [table(found, *each) for each in tables]
     missing = [case for case in dict.fromkeys(frontier + tuning + plan.flat(factors)) if not found.has(case)]
     if missing:
         parts.append("### Not measured yet\n\n" + "\n".join(f"* {case}" for case in missing))
-    text = DOCUMENT.read_text()
+    text = DOCUMENT.read_text() if DOCUMENT.exists() else f"# The exchange's study, {NAME}\n\n{BEGIN}{END}\n"
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     said = json.dumps(figures(plan, found))
     tables_and_rest = "\n\n".join(part for part in parts if part)
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n`{said}`\n\n{tables_and_rest}\n\n{END}{after}")
-    if found.has(plan.tuned(found, "diloco")):
+    if factors and found.has(plan.tuned(found, "diloco")):
         draw_bytes(plan, found)
     if found.has(plan.far(found, "ours")):
         draw_curves(plan, found)
@@ -124,12 +128,13 @@ def draw_bytes(plan: Plan, found: Results) -> None:
     """Loss over tuned DiLoCo's against bytes a token: round lengths and forms, short; what the frontier has, long."""
     figure, axes = plt.subplots(figsize=(7, 4.2))
     factors, short = plan.factors(found), plan.tuned(found, "diloco")
-    long = [case for case in plan.frontier(found) if case.kind == "ours" and case.delay and not case.speeds]
+    full = plan.full(found)
+    long = [plan.far(found, "ours"), full, replace(full, form="dense4")]
     rounds = sorted(factors["H"], key=lambda case: case.steps)
     groups = [
         ("round lengths, dense2", "o-", 4, rounds, short, lambda case: f"H {case.steps}"),
         ("forms, H 10", "s", -10, factors["bits and density"], short, lambda case: case.form),
-        ("H 10, what is late guessed", "^", 4, long, plan.far(found, "diloco"), lambda case: case.form),
+        ("H 10, what is late guessed", "^", 4, long, plan.far(found, "diloco"), late),
     ]
     for label, style, above, cases, base, name in groups:
         cases = [case for case in cases if found.has(case) and found.has(base) and math.isfinite(found.loss(case))]
@@ -142,8 +147,12 @@ def draw_bytes(plan: Plan, found: Results) -> None:
     axes.set(xscale="log", xlabel="bytes of updates a token", ylabel="% more loss than synchronous fp32 DiLoCo")
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(DOCUMENT.with_name("exchange_study_bytes.png"), dpi=110)
+    figure.savefig(DOCUMENT.with_name(f"{DOCUMENT.stem}_bytes.png"), dpi=110)
     plt.close(figure)
+
+
+def late(case: Case) -> str:
+    return f"{case.form}, {'a full line' if case.delay == Case.delay else 'a line with room'}"
 
 
 def draw_curves(plan: Plan, found: Results) -> None:
@@ -151,7 +160,7 @@ def draw_curves(plan: Plan, found: Results) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.2))
     ours, parallel, diloco, alone = (plan.far(found, kind) for kind in KINDS)
     drawn = {
-        "one alone": alone, "ours, a full line": ours, "ours, speeds 1:2:4:7": replace(ours, speeds=SPEEDS),
+        "one alone": alone, "ours, a full line": plan.full(found), "ours, a line with room": ours,
         "ours, nothing is late": plan.at_once(found), "DiLoCo, fp32, in step": diloco, "data parallel": parallel,
     }  # fmt: skip
     for label, case in drawn.items():
@@ -162,5 +171,5 @@ def draw_curves(plan: Plan, found: Results) -> None:
     axes.set(xlabel="million tokens of all replicas", ylabel="validation loss, nats a byte")
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(DOCUMENT.with_name("exchange_study_curves.png"), dpi=110)
+    figure.savefig(DOCUMENT.with_name(f"{DOCUMENT.stem}_curves.png"), dpi=110)
     plt.close(figure)
