@@ -132,16 +132,17 @@ def draw_bytes(plan: Plan, found: Results) -> None:
     long = [plan.far(found, "ours"), full, replace(full, form="dense4")]
     rounds = sorted(factors["H"], key=lambda case: case.steps)
     groups = [
-        ("round lengths, dense2", "o-", 4, rounds, short, lambda case: f"H {case.steps}"),
-        ("forms, H 10", "s", -10, factors["bits and density"], short, lambda case: case.form),
-        ("H 10, what is late guessed", "^", 4, long, plan.far(found, "diloco"), late),
+        ("round lengths, dense2", "o-", "left", 4, rounds, short, lambda case: f"H {case.steps}"),
+        ("forms, H 10", "s", "left", 6, factors["bits and density"][1:], short, lambda case: case.form),
+        ("H 10, a guess, and how full the line is", "^", "right", -3, long, plan.far(found, "diloco"), late),
     ]
-    for label, style, above, cases, base, name in groups:
+    for label, style, side, above, cases, base, name in groups:
         cases = [case for case in cases if found.has(case) and found.has(base) and math.isfinite(found.loss(case))]
         points = [(bytes_a_token(found, c), 100 * gap(found, c, base)) for c in cases]
         axes.plot(*zip(*points, strict=True), style, label=f"{label}, {base.tokens / 1e6:.0f} M tokens")
+        offset = (5 if side == "left" else -6, above)
         for case, point in zip(cases, points, strict=True):
-            axes.annotate(name(case), point, textcoords="offset points", xytext=(5, above), fontsize=7)
+            axes.annotate(name(case), point, textcoords="offset points", xytext=offset, ha=side, fontsize=7)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.axvline(4 * SIZE / (short.steps * STEP_TOKENS), color="grey", linewidth=0.8, linestyle=":")
     axes.set(xscale="log", xlabel="bytes of updates a token", ylabel="% more loss than synchronous fp32 DiLoCo")
@@ -152,7 +153,7 @@ def draw_bytes(plan: Plan, found: Results) -> None:
 
 
 def late(case: Case) -> str:
-    return f"{case.form}, {'a full line' if case.delay == Case.delay else 'a line with room'}"
+    return ("" if case.form == Case.form else f"{case.form}, ") + ("full" if case.delay == Case.delay else "with room")
 
 
 def draw_curves(plan: Plan, found: Results) -> None:
