@@ -37,7 +37,7 @@ TOPS = {2: 1, 4: 7, 8: 127}  # the largest value; the one below its negative is 
 TOP = TOPS[8]
 MAX_LEVEL = MAX_UPDATE_UNITS // TOP
 TURNS = {2: 5, 4: 3}  # of bettering the levels…
-SAMPLE, MANY = 3, 1000  # …by every third value, where there are as many: odd, so that no column of a matrix is left out
+SAMPLE, MANY = 3, 1000  # …by every third value, where there are as many
 BLOCK = 32 * CHUNK  # elements worked on at a time, so that intermediates stay small
 
 assert HEADER.size == HEADER_BYTES
