@@ -1,7 +1,9 @@
 """How fast the others train, and so what each one's share is."""
 
+import math
+
 import pytest
-from simulated_swarm import met
+from simulated_swarm import key_of, met
 
 from barnraise.exchange import gossip as g
 from barnraise.exchange.pace import QUIET, Fellow, Pace, weight
@@ -20,7 +22,8 @@ def test_a_rate_is_told_when_it_has_moved_and_not_at_every_breath():
     def told(rate: float, complete: bool = False) -> bool:
         nonlocal now
         me.announce(rate, complete)
-        now += 1.0
+        now += g.STATE_SOONEST
+        me.links[key_of(2)].state_at = math.inf  # it is to hear of news alone
         found = [action for action in me.act(now) if isinstance(action, g.TellState)]
         for each in found:
             me.tell(each.to, now)
