@@ -109,13 +109,10 @@ def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
     monkeypatch.setattr(node, "_tell", lambda call, *what: told.append(what))
     node.announce(103.0)
     node.stands("a vector", "an anchor")
-    node.introduce([])
-    node.revoke([])
     assert not told
     node.announce(110.0)
     node.stands("another", "an anchor")
-    node.revoke(["f" * 64])
-    assert told == [(110.0, False), ("another", "an anchor"), (frozenset(["f" * 64]), None)]
+    assert told == [(110.0, False), ("another", "an anchor")]
     monkeypatch.undo()  # it is to be stopped
 
 

@@ -85,13 +85,15 @@ class Telling:
 
     def _hear(self) -> None:
         reporter, exchange = self._reporter, self._exchange
-        exchange.introduce(reporter.taken_peers())
+        if peers := reporter.taken_peers():  # what is no news need not wake the exchange's thread
+            exchange.introduce(peers)
         if newer := exchange.know(self._place.coordinator.chain):
             self._place.coordinator.heard(newer)
         if reporter.signed_directive and reporter.directive.revoked != self._revoked:
             self._revoked = reporter.directive.revoked
             self._place.folder.keep(DIRECTIVE, reporter.signed_directive)
-        exchange.revoke(reporter.directive.revoked, reporter.signed_directive)
+        if revoked := reporter.directive.revoked:
+            exchange.revoke(revoked, reporter.signed_directive)
         exchange.orphaned = reporter.orphaned
         if ticket := reporter.taken_ticket():
             exchange.renew(ticket)

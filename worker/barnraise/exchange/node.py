@@ -89,7 +89,7 @@ class Node:
         self._saved: dict[str, int] = {}  # the version vector of the last state on disk
         self._replay: list[Arrival] = []
         self._fellows = Fellows(spec, self._hub.gossip)
-        self._rate, self._complete, self._clock = 0.0, False, clock
+        self._complete, self._clock = False, clock
         self._rhythm: Rhythm | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -246,7 +246,6 @@ class Node:
 
     def announce(self, rate: float) -> None:
         """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
-        self._rate = rate
         if self._hub.gossip.news(rate, self._complete):  # what is no news need not wake the exchange's thread
             self._tell(self._hub.announce, rate, self._complete)
 
@@ -258,7 +257,7 @@ class Node:
     def complete(self) -> None:
         """This machine publishes no more."""
         self._complete = True
-        self._tell(self._hub.announce, self._rate, True)
+        self._tell(self._hub.announce, self._hub.gossip.rate, True)
 
     def settled(self) -> bool:
         """Every connected peer is complete and has exactly the updates we have. True when nobody is connected."""
@@ -291,8 +290,7 @@ class Node:
     def introduce(self, peers: list[Peer]) -> None:
         """Peers a coordinator names."""
         self.open()
-        if peers:
-            self._tell(self._hub.introduce, peers)
+        self._tell(self._hub.introduce, peers)
 
     def addresses(self) -> list[str]:
         """Where others may reach this machine, to tell a coordinator."""
@@ -304,8 +302,7 @@ class Node:
 
     def revoke(self, keys: Iterable[str], directive: Signed | None = None) -> None:
         """These keys are out. `directive`: the signed proof, passed on to peers who cannot reach a coordinator."""
-        if out := frozenset(keys):
-            self._tell(self._hub.revoke, out, directive)
+        self._tell(self._hub.revoke, frozenset(keys), directive)
 
     def know(self, lists: list[SignedList]) -> list[SignedList]:
         """The mirror lists this machine holds, for the peers. Returns those of the peers, where they are newer."""
