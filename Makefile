@@ -29,7 +29,7 @@ demo: setup
 
 # Property tests try the same cases each time here; plain pytest tries others each time.
 test: setup
-	@$(BIN)/python tests/chromium.py
+	@$(BIN)/python tests/helpers/chromium.py
 	@$(BIN)/python frontend/build.py --test
 	$(BIN)/ruff check --quiet .
 	$(BIN)/python -m pytest --hypothesis-profile=ci -n auto --maxprocesses 4 tests/worker
@@ -53,7 +53,7 @@ bench-mirrors: setup
 
 # Known weaknesses of what we build on; says so where a registry does not answer.
 audit: setup
-	@$(BIN)/python tests/audit.py
+	@$(BIN)/python tests/helpers/dependency_audit.py
 
 # What the exchange survives: kills, partitions, flipped bits, hostile peers, poison; some 15 minutes. QUICK=1: five.
 drill-exchange: .venv/.installed

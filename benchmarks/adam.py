@@ -16,9 +16,9 @@ from statistics import median
 import torch
 
 from barnraise.spec import Fragment, preset
-from barnraise.swap.crew import BLOCK, in_tiles
-from barnraise.swap.optimizer import update
+from barnraise.swap.adamw import update
 from barnraise.swap.precision import Moments8, encode_moments, split, update_8bit, update_split
+from barnraise.swap.tile_threads import BLOCK, in_tiles
 
 HOW = {"steps": 100, "rate": 1e-4, "decay": 0.1}
 TRIAD, TILED, FP32, HALVES, BYTES = "triad", "triad by tiles", "fp32", "halves", "8-bit"
@@ -71,7 +71,10 @@ def measure(turns: int = 25, blocks: int = 4) -> dict[str, float]:
     of = {kind: round(rate / stream, 4) for kind, rate in rates.items()}
     for kind, rate in rates.items():
         million = rate * 1e3 / MOVED[kind]
-        print(f"  {kind:14} {rate:6.1f} GB/s  {million:7,.0f} M elements/s  {of[kind]:5.2f} of the stream", flush=True)
+        print(
+            f"  {kind:14} {rate:6.1f} GB/s  {million:7,.0f} M elements/s  {of[kind]:5.2f} of the stream",
+            flush=True,
+        )
     return {
         "of_stream": of[FP32], "of_stream_split": of[HALVES], "of_stream_8bit": of[BYTES],
         "stream_gb_s": round(stream, 2),

@@ -15,14 +15,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
 
-from barnraise import costs
-from barnraise import model as gpt
-from barnraise.hardware import keep_freed_memory
-from barnraise.probe import probe
+from barnraise.models import gpt2 as gpt
+from barnraise.planning import cost_model
+from barnraise.planning.hardware import keep_freed_memory
+from barnraise.planning.hardware_probe import probe
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.arena import Leaves
-from barnraise.swap.loss import head_step
-from barnraise.swap.passes import Finish
+from barnraise.swap.forward_backward import Finish
+from barnraise.swap.fused_loss import head_step
 
 SHAPES = (  # model, sequences of its context
     ("gpt2-124m", 1), ("gpt2-124m", 2), ("gpt2-355m", 1), ("gpt-mini", 4), ("gpt-micro", 8), ("gpt2-1.5b", 1),
@@ -77,20 +77,30 @@ def main() -> None:
     rows = []
     for name, sequences in SHAPES:
         model = preset(name)
-        forward = costs.block_forward_seconds(hw, model, sequences)
+        forward = cost_model.block_forward_seconds(hw, model, sequences)
         predicted = {
             "forward": forward,
-            "backward": costs.block_again_seconds(hw, model, sequences)
-            + costs.block_backward_seconds(hw, model, sequences),
-            "head": costs.head_seconds(hw, model, sequences),
+            "backward": cost_model.block_again_seconds(hw, model, sequences)
+            + cost_model.block_backward_seconds(hw, model, sequences),
+            "head": cost_model.head_seconds(hw, model, sequences),
         }
         for part, seen in measured(model, sequences).items():
             error = predicted[part] / seen - 1
-            rows.append({"model": name, "sequences": sequences, "part": part, "error": round(error, 4)})
+            rows.append(
+                {"model": name, "sequences": sequences, "part": part, "error": round(error, 4)}
+            )
             shape = f"{name} {sequences}×{model.context}"
-            print(f"{shape:18} {part:9} {predicted[part] * 1e3:8.1f} / {seen * 1e3:8.1f}  ({error:+.1%})")
-    worst = {part: max(abs(row["error"]) for row in rows if row["part"] == part) for part in predicted}
-    print(json.dumps({"probe_seconds": round(took, 1), "threads": hw.cores, "worst": worst, "rows": rows}))
+            print(
+                f"{shape:18} {part:9} {predicted[part] * 1e3:8.1f} / {seen * 1e3:8.1f}  ({error:+.1%})"
+            )
+    worst = {
+        part: max(abs(row["error"]) for row in rows if row["part"] == part) for part in predicted
+    }
+    print(
+        json.dumps(
+            {"probe_seconds": round(took, 1), "threads": hw.cores, "worst": worst, "rows": rows}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -28,14 +28,15 @@ from drill_hostile import Attacker
 from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, last
 from drill_worker import MIRROR, RUN
 
-from barnraise import data, wire
-from barnraise.exchange.blobs import Blobs
-from barnraise.exchange.court import MAIL
-from barnraise.home import write_whole
-from barnraise.identity import digest
-from barnraise.judging import judged
+from barnraise.cli.verdict import judged
+from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.protocol import messages
+from barnraise.protocol.signing import digest
+from barnraise.protocol.verdicts import Ruling
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
-from barnraise.wire import Ruling
+from barnraise.state_dir import write_whole
+from barnraise.text import shards
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
 RECIPE = Recipe(
@@ -59,7 +60,9 @@ class Drill:
     def __init__(self, folder: Path, span: Span, model: ModelSpec, seed: int):
         self.folder, self.span, self.dice = folder, span, random.Random(seed)
         blobs = Blobs(folder / "text")
-        manifest = data.prepare(TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.put)
+        manifest = shards.prepare(
+            TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.put
+        )
         signed = MIRROR.sign("manifest", manifest)
         self.spec = RunSpec(
             model, TextSpec(tokenizer="bytes"), RECIPE, seed=7, owner=MIRROR.key, roots=(MIRROR.key,),
@@ -85,12 +88,22 @@ class Drill:
     def grow(self, machines: list[Machine], by: int = 1, seconds: float = 120.0) -> None:
         """Each of these publishes so many more."""
         before = {each.name: each.sent for each in machines}
-        self.until(lambda: all(m.sent >= before[m.name] + by for m in machines), "new updates of each", seconds)
+        self.until(
+            lambda: all(m.sent >= before[m.name] + by for m in machines),
+            "new updates of each",
+            seconds,
+        )
 
     def rounds(self, machines: list[Machine], count: int, seconds: float = 300.0) -> None:
         """Each trains so many rounds more; one that is said in turns has several updates."""
-        goals = {m.name: m.status["step"] + count * m.status["trade"]["round_steps"] for m in machines}
-        self.until(lambda: all(m.status["step"] >= goals[m.name] for m in machines), "new rounds of each", seconds)
+        goals = {
+            m.name: m.status["step"] + count * m.status["trade"]["round_steps"] for m in machines
+        }
+        self.until(
+            lambda: all(m.status["step"] >= goals[m.name] for m in machines),
+            "new rounds of each",
+            seconds,
+        )
 
     def together(self, machines: list[Machine], seconds: float = 120.0) -> None:
         """Each has got what each has published so far."""
@@ -125,10 +138,17 @@ class Drill:
             exchange, whole = now["exchange"] - then["exchange"], now["all"] - then["all"]
             shares.append(exchange / (whole - exchange))
             for part, seconds in now["parts"].items():
-                parts[part] += (seconds - then["parts"].get(part, 0.0)) / (whole - exchange) / len(four)
+                parts[part] += (
+                    (seconds - then["parts"].get(part, 0.0)) / (whole - exchange) / len(four)
+                )
             lines.append((each.status["peer_bytes"] - sent) / took / UPLINK)
-        self.found |= {"exchange_cpu_share": round(median(shares), 4), "uplink_share": round(max(lines), 3)}
-        self.found["exchange_cpu_parts"] = {part: round(share, 4) for part, share in parts.most_common()}
+        self.found |= {
+            "exchange_cpu_share": round(median(shares), 4),
+            "uplink_share": round(max(lines), 3),
+        }
+        self.found["exchange_cpu_parts"] = {
+            part: round(share, 4) for part, share in parts.most_common()
+        }
         self.found["parameters"] = self.spec.model.parameters
         steps, rounds = (sum(each) for each in zip(*(m.published() for m in four), strict=True))
         before, earlier = (sum(each) for each in zip(*published, strict=True))
@@ -195,14 +215,23 @@ class Drill:
         self.found["corruptions_found"] += 1
         with second.ledger() as ledger:
             parts = (update.fragments[0] for _, update in ledger.since({}))
-            path = next(ledger.blobs.path(part.digest) for part in parts if part.size and ledger.blobs.has(part.digest))
+            path = next(
+                ledger.blobs.path(part.digest)
+                for part in parts
+                if part.size and ledger.blobs.has(part.digest)
+            )
         flip(path)
         self.until(lambda: "came again, whole" in second.said(), "the payload's repair", 240)
         self.found["corruptions_found"] += 1
         for each in (first, second):
             each.withdraw("hurry")
         third.leave()
-        flip(max((third.folder / "checkpoint").glob("?/*.safetensors"), key=lambda each: each.stat().st_mtime))
+        flip(
+            max(
+                (third.folder / "checkpoint").glob("?/*.safetensors"),
+                key=lambda each: each.stat().st_mtime,
+            )
+        )
         third.start()
         self.until(lambda: "is damaged and not used" in third.said(), "the older state's use")
         self.found["corruptions_found"] += 1
@@ -211,7 +240,9 @@ class Drill:
 
     def full(self, victim: Machine) -> None:
         """Its disk takes no file of more than some kilobytes for a while: it stops with a sentence, and comes back."""
-        resource.prlimit(victim.process.pid, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        resource.prlimit(
+            victim.process.pid, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY)
+        )
         victim.dead(120.0)
         assert "join again" in victim.said(), victim.said()[-500:]
         victim.start()
@@ -222,7 +253,9 @@ class Drill:
         first = victim.process
         victim.start()
         victim.dead()
-        assert victim.process.exitcode == 1 and "another" in victim.said()[-400:], victim.said()[-400:]
+        assert victim.process.exitcode == 1 and "another" in victim.said()[-400:], victim.said()[
+            -400:
+        ]
         victim.process = first
 
     def backup(self, four: list[Machine]) -> None:
@@ -237,7 +270,9 @@ class Drill:
         victim.leave()
         shutil.rmtree(victim.folder)
         copy.rename(victim.folder)
-        victim.order("severed", json.dumps([each.key for each in self.machines if each is not victim]))
+        victim.order(
+            "severed", json.dumps([each.key for each in self.machines if each is not victim])
+        )
         victim.start()
         self.grow([victim], 2)
         (victim.home.path / "severed").unlink()
@@ -252,14 +287,20 @@ class Drill:
 
     def hostile(self, victim: Machine) -> None:
         with victim.ledger() as ledger:
-            sample = next(signed for signed, update in ledger.since({}) if update.peer != victim.key)
+            sample = next(
+                signed for signed, update in ledger.since({}) if update.peer != victim.key
+            )
             before = set(ledger.vector())
-        attacker = Attacker(self.spec, wire.Peer(key=victim.key, addresses=[f"127.0.0.1:{victim.port}"]), sample)
+        attacker = Attacker(
+            self.spec, messages.Peer(key=victim.key, addresses=[f"127.0.0.1:{victim.port}"]), sample
+        )
         answers = asyncio.run(attacker.run())
         for name, reason in answers.items():
             print(f"    an update {name}: {reason or 'NOT REFUSED'}")
         with victim.ledger() as ledger:
-            entered = {a for a in set(ledger.vector()) - before if a.startswith(attacker.identity.key)}
+            entered = {
+                a for a in set(ledger.vector()) - before if a.startswith(attacker.identity.key)
+            }
         assert not entered, "a hostile update went in"
         self.grow([victim])
         self.found["hostile_refused"] = sum(map(bool, answers.values()))
@@ -284,14 +325,19 @@ class Drill:
         write_whole(four[0].folder / MAIL / "ruling.json", ruling.model_dump_json().encode())
 
         def out() -> bool:
-            return all("nothing after update" in each.said() and last(each, author) <= good for each in four)
+            return all(
+                "nothing after update" in each.said() and last(each, author) <= good
+                for each in four
+            )
 
         self.until(out, "the verdict with everybody", 120)
         self.rounds(four, 5)
         after = median(each.loss for each in four)
         self.found["loss_before_poison"], self.found["loss_five_rounds_later"] = before, after
         self.found["healed"] = after <= before * 1.01
-        assert self.found["healed"], f"the loss was {before:.4f} before the poison and is {after:.4f}"
+        assert self.found["healed"], (
+            f"the loss was {before:.4f} before the poison and is {after:.4f}"
+        )
 
     def end(self, four: list[Machine]) -> None:
         """All leave at once, and come back to a run that is over: what each has then is compared, and added up anew."""
@@ -314,7 +360,9 @@ class Drill:
                 lost += sum(max(0, n - ledger.head(a).seq) for a, n in announced.items())
         ends = {(each.status["vector"], each.status["anchor"]) for each in four}
         self.found |= {"lost_updates": lost, "agree": len(ends) == 1}
-        self.found["poison_subtracted_exactly"] = all(added_up(each) == each.status["anchor"] for each in four)
+        self.found["poison_subtracted_exactly"] = all(
+            added_up(each) == each.status["anchor"] for each in four
+        )
 
 
 def main() -> None:
@@ -322,7 +370,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--width", type=int, default=MODEL.width)
-    parser.add_argument("--only", default="", help="the trials whose names hold one of these words: bits,full")
+    parser.add_argument(
+        "--only", default="", help="the trials whose names hold one of these words: bits,full"
+    )
     asked = parser.parse_args()
     span = Span(kills=6, steady=15.0, frozen=10.0, cut=15.0) if asked.quick else Span()
     FORK.set_forkserver_preload(["drill_worker"])
@@ -356,7 +406,9 @@ def main() -> None:
                 print(f"  {name} …", flush=True)
                 trial()
                 print(f"  {name}: survived, {time.monotonic() - began:.0f} s", flush=True)
-                for what in [what for what, figure in drill.found.items() if known.get(what) != figure]:
+                for what in [
+                    what for what, figure in drill.found.items() if known.get(what) != figure
+                ]:
                     print(f"    {what}: {drill.found[what]}", flush=True)
         finally:
             for each in drill.machines:

@@ -12,54 +12,65 @@ from collections.abc import Callable
 
 from drill_worker import RUN, ticket
 
-from barnraise import wire
-from barnraise.exchange.frames import pack
-from barnraise.exchange.ledger import NOTHING
-from barnraise.exchange.transport import Channel, ChannelClosed, IrohTransport
-from barnraise.identity import Identity, digest
+from barnraise.exchange.ledger.ledger import NOTHING
+from barnraise.exchange.network.framing import pack
+from barnraise.exchange.network.transport import Channel, ChannelClosed, IrohTransport
+from barnraise.protocol import messages
+from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
 
 WAIT = 20.0  # seconds for the answer
 OTHER = "0192f0c1-2d3e-7f40-8a5b-ffffffffffff"
-Frames = Callable[["Attacker", wire.Signed], list[bytes]]
+Frames = Callable[["Attacker", messages.Signed], list[bytes]]
 
 
 class Attacker:
-    def __init__(self, spec: RunSpec, victim: wire.Peer, sample: wire.Signed):
+    def __init__(self, spec: RunSpec, victim: messages.Peer, sample: messages.Signed):
         """`sample`: an honest update's signed header, to replay and alter."""
         self.spec, self.victim, self.sample = spec, victim, sample
         self.identity = Identity(b"h" * 32)
         self.sizes = [fragment.size for fragment in spec.model.fragments()]
 
-    def update(self, **changed: object) -> wire.Update:
-        parts = [wire.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in self.sizes]
+    def update(self, **changed: object) -> messages.Update:
+        parts = [
+            messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in self.sizes
+        ]
         fields = dict(
             run=RUN, peer=self.identity.key, incarnation="b" * 16, seq=1, previous=NOTHING, tokens=10, total=10,
             fragments=parts,
         )  # fmt: skip
-        return wire.Update(**(fields | changed))
+        return messages.Update(**(fields | changed))
 
     def signed(self, **changed: object) -> bytes:
-        return pack(wire.Push(header=self.identity.sign("update", self.update(**changed))))
+        return pack(messages.Push(header=self.identity.sign("update", self.update(**changed))))
 
     def attacks(self) -> dict[str, list[bytes]]:
         honest = json.loads(self.sample.body)
-        altered = self.sample.model_copy(update={"body": json.dumps({**honest, "tokens": honest["tokens"] + 1})})
+        altered = self.sample.model_copy(
+            update={"body": json.dumps({**honest, "tokens": honest["tokens"] + 1})}
+        )
         unsigned = self.sample.model_copy(update={"signature": "0" * 128})
         nan = b'{"type":"state","vector":{},"rate":NaN}'
         bad = json.loads(self.identity.sign("update", self.update()).model_dump_json())
-        part = pack(wire.Part(digest="a" * 64, offset=0, total=20), b"x" * 20)
+        part = pack(messages.Part(digest="a" * 64, offset=0, total=20), b"x" * 20)
         return {
-            "altered": [pack(wire.Push(header=altered))],
-            "unsigned": [pack(wire.Push(header=unsigned))],
+            "altered": [pack(messages.Push(header=altered))],
+            "unsigned": [pack(messages.Push(header=unsigned))],
             "of another run": [self.signed(run=OTHER)],
-            "of too many tokens": [self.signed(tokens=self.spec.max_tokens_per_update + 1, total=1 << 40)],
+            "of too many tokens": [
+                self.signed(tokens=self.spec.max_tokens_per_update + 1, total=1 << 40)
+            ],
             "with other bytes than its header says": [self.signed(), part],
             "enormous": [struct.pack(">I", 1 << 30) + b"{}"],
             "not a number": [len(nan).to_bytes(4, "big") + nan],
             "not a message": [b"\x00\x00\x00\x02no"],
             "of too many fragments": [
-                _raw({"type": "push", "header": {**bad, "body": json.dumps({"fragments": [{}] * 10_000})}})
+                _raw(
+                    {
+                        "type": "push",
+                        "header": {**bad, "body": json.dumps({"fragments": [{}] * 10_000})},
+                    }
+                )
             ],
             "endless": [part] * 20_000,
         }
@@ -79,8 +90,8 @@ class Attacker:
 
     async def _greeted(self, transport: IrohTransport) -> Channel:
         channel = await transport.connect(self.victim)
-        hello = wire.Hello(
-            protocols=[wire.PROTOCOL], version="0.1.0", run=RUN, spec=digest(self.spec.to_json()),
+        hello = messages.Hello(
+            protocols=[messages.PROTOCOL], version="0.1.0", run=RUN, spec=digest(self.spec.to_json()),
             incarnation="b" * 16, ticket=ticket(self.identity.key, "hostile"), addresses=[],
         )  # fmt: skip
         await channel.send(pack(hello))
@@ -105,7 +116,7 @@ class Attacker:
         """An honest update again and again: nobody's fault, and of no effect. The connection stays."""
         channel = await self._greeted(transport)
         try:
-            await _send(channel, [pack(wire.Push(header=self.sample))] * 200)
+            await _send(channel, [pack(messages.Push(header=self.sample))] * 200)
             end = time.monotonic() + 3
             while time.monotonic() < end:
                 async with asyncio.timeout(WAIT):

@@ -15,11 +15,11 @@ from pathlib import Path
 import drill_worker
 from drill_worker import RUN, Setup
 
-from barnraise.exchange.anchor import Anchor
-from barnraise.exchange.codec import decode
-from barnraise.exchange.ledger import Ledger
-from barnraise.home import Folder, Home, write_whole
+from barnraise.exchange.compression.codec import decode
+from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.spec import RunSpec
+from barnraise.state_dir import Folder, Home, write_whole
 
 FORK = multiprocessing.get_context("forkserver")
 UPLINK = 600_000  # bytes a second that each volunteer gives
@@ -43,13 +43,24 @@ class Machine:
         self.key, self.port = self.home.identity.key, free_port()
         self.folder = self.home.path / "runs" / RUN
         Folder(self.folder, RUN, self.key).close()
-        shutil.copytree(world.text, self.folder / "blobs", copy_function=os.link, dirs_exist_ok=True)
+        shutil.copytree(
+            world.text, self.folder / "blobs", copy_function=os.link, dirs_exist_ok=True
+        )
         self.process: BaseProcess | None = None
 
     def start(self, **changed: object) -> "Machine":
         others = tuple((each.key, each.port) for each in self.world.machines if each is not self)
-        setup = Setup(self.home.path, self.world.spec.to_json(), self.world.manifest, self.port, others, UPLINK)
-        self.process = FORK.Process(target=drill_worker.work, args=(replace(setup, **changed),), daemon=True)
+        setup = Setup(
+            self.home.path,
+            self.world.spec.to_json(),
+            self.world.manifest,
+            self.port,
+            others,
+            UPLINK,
+        )
+        self.process = FORK.Process(
+            target=drill_worker.work, args=(replace(setup, **changed),), daemon=True
+        )
         self.process.start()
         return self
 
@@ -83,9 +94,14 @@ class Machine:
         """Steps that its updates hold, and rounds, each of which says every fragment once, at once or in turns."""
         with self.ledger() as ledger:
             mine = [update for _, update in ledger.since({}) if update.peer == self.key]
-        tokens, said = sum(update.tokens for update in mine), sum(len(update.said) for update in mine)
+        tokens, said = (
+            sum(update.tokens for update in mine),
+            sum(len(update.said) for update in mine),
+        )
         spec = self.world.spec
-        return tokens / (spec.recipe.step_sequences * spec.model.context), said / len(spec.model.fragments())
+        return tokens / (spec.recipe.step_sequences * spec.model.context), said / len(
+            spec.model.fragments()
+        )
 
     def cpu(self) -> dict:
         return read(self.home.path / "cpu.json")
@@ -138,7 +154,9 @@ def added_up(machine: Machine) -> str:
             for index, part in enumerate(update.fragments):
                 if not part.size:  # another turn says it
                     continue
-                anchor.add(index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()))
+                anchor.add(
+                    index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel())
+                )
         return anchor.digest()
 
 

@@ -75,12 +75,16 @@ class Drill:
         for each in self.sites:
             each.start_servers()
             each.raise_by(
-                *(["--publish"] if each is self.sites[0] else ["--join", self.sites[0].url]), "--list", str(signed)
+                *(["--publish"] if each is self.sites[0] else ["--join", self.sites[0].url]),
+                "--list",
+                str(signed),
             )
         first = self.sites[0]
         until(lambda: self._raised(first), first.name, 240)
         first.start_clerk()
-        people = first.told("people", names=[f"volunteer-{n}" for n in range(1, WORKERS + 1)])["people"]
+        people = first.told("people", names=[f"volunteer-{n}" for n in range(1, WORKERS + 1)])[
+            "people"
+        ]
         first.start()
         for each in self.sites[1:]:
             until(lambda each=each: self._raised(each), each.name, 240)
@@ -93,7 +97,9 @@ class Drill:
             each.told("token")
         self.people = people
         where = "each in a network namespace of its own" if possible() else "on one address"
-        print(f"  three mirrors, {where}: up and one in {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"  three mirrors, {where}: up and one in {time.monotonic() - began:.0f} s", flush=True
+        )
 
     def _raised(self, site: Site) -> bool:
         if failed := site.family.died():
@@ -105,7 +111,9 @@ class Drill:
         place = site.folder / "postgres"
         place.mkdir()
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0755", "drill", place], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0755", "drill", place],
+            capture_output=True,
+            check=False,
         )
         if mounted.returncode:
             return None
@@ -124,11 +132,17 @@ class Drill:
         self.leave.callback(self.workers.stop)
         self.workers.measure(ROOT / "build" / "hardware.json")
         self.workers.enrol(first, {name: self.people[name] for name in self.workers.names})
-        made = first.told("launch", name="The drill", fields=FIELDS, owner=self.people["volunteer-1"])
+        made = first.told(
+            "launch", name="The drill", fields=FIELDS, owner=self.people["volunteer-1"]
+        )
         self.workers.run = made["run"]
         until(lambda: one_state(self.sites), "the run at all mirrors", 60)
         self.workers.start(1, made["slug"])  # prepares the text: its owner's
-        until(lambda: all(s.told("launched", run=made["run"])["status"] for s in self.sites), "the run's launch", 120)
+        until(
+            lambda: all(s.told("launched", run=made["run"])["status"] for s in self.sites),
+            "the run's launch",
+            120,
+        )
         for n in self.workers.numbers[1:]:
             self.workers.start(n, made["slug"])
         until(self._all_train, "six machines that train", 240)
@@ -145,7 +159,9 @@ class Drill:
               flush=True)  # fmt: skip
 
     def _all_train(self) -> bool:
-        assert self.workers.alive == len(self.workers.family.children), self.workers.family.last_words("worker-1")
+        assert self.workers.alive == len(self.workers.family.children), (
+            self.workers.family.last_words("worker-1")
+        )
         said = [self.workers.status(n) for n in self.workers.numbers]
         return all(each and each["step"] > 0 for each in said)
 
@@ -154,13 +170,18 @@ class Drill:
     def trials(self, faults: Faults) -> list[tuple[str, Callable[[], str]]]:
         north, east, south = self.sites
         found: list[tuple[str, Callable[[], str]]] = [("nothing happens", faults.nothing)]
-        found += [(f"{each.name} is killed", lambda each=each: faults.killed(each)) for each in self.sites]
+        found += [
+            (f"{each.name} is killed", lambda each=each: faults.killed(each)) for each in self.sites
+        ]
         found += [
             ("East is cut off", lambda: faults.cut_off(1)),
             ("South's Postgres is killed", lambda: faults.without_postgres(south)),
             ("North's Valkey is killed", lambda: faults.without_valkey(north)),
             ("East's Celery is killed in mid-task", lambda: faults.celery_in_mid_task(east)),
-            ("replays, alterations, a stranger, a liar", lambda: faults.hostile(north, east, south)),
+            (
+                "replays, alterations, a stranger, a liar",
+                lambda: faults.hostile(north, east, south),
+            ),
             ("North's clock is an hour wrong", lambda: faults.wrong_clock(north)),
         ]
         if self.small is not None:
@@ -195,9 +216,14 @@ class Drill:
         self.changes.hold()
         took = faults.within(lambda: one_state(self.sites), "one state at the end", 120)
         connected = faults.within(
-            lambda: self.watchers.connected == WATCHERS and self._reporting() == WORKERS, "all connected", 60
+            lambda: self.watchers.connected == WATCHERS and self._reporting() == WORKERS,
+            "all connected",
+            60,
         )
-        self.found |= {"workers_connected": self._reporting(), "watchers_connected": self.watchers.connected}
+        self.found |= {
+            "workers_connected": self._reporting(),
+            "watchers_connected": self.watchers.connected,
+        }
         self.workers.close()
         self.found["training_pauses"] = len(self.workers.pauses)
         print(f"  one state {took:.1f} s after the last change, all connected {connected:.1f} s later; browsers at "
@@ -205,7 +231,10 @@ class Drill:
         self._stop_training(faults)
         self._count_credit(faults)
         faults.within(lambda: one_state(self.sites), "one state after training", 60)
-        lost = {each.name: each.told("lacks", digests=list(self.changes.accepted))["lacks"] for each in self.sites}
+        lost = {
+            each.name: each.told("lacks", digests=list(self.changes.accepted))["lacks"]
+            for each in self.sites
+        }
         rows = [each.told("rows") for each in self.sites]
         self.found |= {
             "mirrors": MIRRORS,
@@ -230,7 +259,9 @@ class Drill:
         heard: set[str] = set()
         for each in self.sites:
             members = each.told("members", run=self.workers.run)["members"]
-            heard |= {key for key, (ago, activity) in members.items() if ago < 10 and activity != "left"}
+            heard |= {
+                key for key, (ago, activity) in members.items() if ago < 10 and activity != "left"
+            }
         return len(heard & {self.workers.key(n) for n in self.workers.numbers})
 
     def _stop_training(self, faults: Faults) -> None:
@@ -239,9 +270,14 @@ class Drill:
 
         def one_ledger() -> bool:
             said = [self.workers.status(n) or {} for n in self.workers.numbers]
-            return all(each.get("activity") == "paused" for each in said) and len(set(self.workers.ledgers())) == 1
+            return (
+                all(each.get("activity") == "paused" for each in said)
+                and len(set(self.workers.ledgers())) == 1
+            )
 
-        self.found["paused_s"] = round(faults.within(one_ledger, "one ledger after the pause", 120), 1)
+        self.found["paused_s"] = round(
+            faults.within(one_ledger, "one ledger after the pause", 120), 1
+        )
 
     def _count_credit(self, faults: Faults) -> None:
         tokens = self.workers.ledgers()[0][0]
@@ -249,7 +285,9 @@ class Drill:
         def sums() -> list[int]:
             return [each.told("credit", run=self.workers.run)["sum"] for each in self.sites]
 
-        took = faults.within(lambda: set(sums()) == {tokens}, "credit that equals the ledger", CREDITED)
+        took = faults.within(
+            lambda: set(sums()) == {tokens}, "credit that equals the ledger", CREDITED
+        )
         self.found |= {
             "credit_equals_ledger": set(sums()) == {tokens},
             "ledger_tokens": tokens,
@@ -259,17 +297,25 @@ class Drill:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--quick", action="store_true")
     asked.add_argument("--seed", type=int, default=1)
-    asked.add_argument("--only", default="", help="the faults whose names hold one of these words: killed,disk")
-    asked.add_argument("--keep", type=Path, help="leave the mirrors' and machines' folders and logs here")
+    asked.add_argument(
+        "--only", default="", help="the faults whose names hold one of these words: killed,disk"
+    )
+    asked.add_argument(
+        "--keep", type=Path, help="leave the mirrors' and machines' folders and logs here"
+    )
     told = asked.parse_args()
     os.environ |= {  # this process speaks with no database: the settings are not to start one
         "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "REDIS_URL": "redis://127.0.0.1:1/0",
         "DJANGO_SETTINGS_MODULE": "coordinator.settings", "BARNRAISE_LOG": "WARNING", "NO_PROXY": "*",
     }  # fmt: skip
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # past the end of the drill, not around it
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("stopped")
+    )  # past the end of the drill, not around it
     with ExitStack() as leave:
         name = told.keep or leave.enter_context(
             tempfile.TemporaryDirectory(prefix="barnraise-mirrors-", ignore_cleanup_errors=True)

@@ -20,19 +20,22 @@ from typing import Any
 import psutil
 import torch
 
-from barnraise import run as worker_module
-from barnraise.coordinator import Coordinator
-from barnraise.enter import Place
+from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import BarnraiseError
-from barnraise.exchange import audit, blobs, inbox, ledger, node, scrub
-from barnraise.exchange.transport import Channel, ChannelClosed, IrohTransport
-from barnraise.hardware import Hardware
-from barnraise.home import Home
-from barnraise.identity import Identity, digest
-from barnraise.limits import Limits
-from barnraise.run import Worker
+from barnraise.exchange import exchange
+from barnraise.exchange.handlers import blob_scrub, update_receiver
+from barnraise.exchange.ledger import anchor_scrub, blob_store, ledger
+from barnraise.exchange.network.transport import Channel, ChannelClosed, IrohTransport
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import Limits
+from barnraise.protocol.enums import Role, Status
+from barnraise.protocol.messages import Directive, Manifest, Peer, Signed, Ticket
+from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
-from barnraise.wire import Directive, Manifest, Peer, Role, Signed, Status, Ticket
+from barnraise.state_dir import Home
+from barnraise.training import train as worker_module
+from barnraise.training.join import Place
+from barnraise.training.train import Worker
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 NOBODY = "http://127.0.0.1:9"  # the coordinator is down throughout
@@ -72,7 +75,9 @@ def ticket(key: str, volunteer: str, run: str = RUN) -> Signed:
 def work(setup: Setup) -> None:
     """Until SIGINT, or the run's end. What a person would read goes to the folder's log."""
     home = Home(setup.home)
-    logging.basicConfig(filename=home.path / "log", level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+    logging.basicConfig(
+        filename=home.path / "log", level=logging.INFO, format="%(asctime)s %(message)s", force=True
+    )
     leaving = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: leaving.set())
     torch.set_num_threads(1)
@@ -99,7 +104,9 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
         spec_digest=digest(spec.to_json()),
         manifest=Manifest.model_validate_json(signed.body),
         ticket=ticket(key, home.path.name),
-        directive=Directive(run=RUN, machine=RUN, status=status, report_every=1.0, issued=time.time()),
+        directive=Directive(
+            run=RUN, machine=RUN, status=status, report_every=1.0, issued=time.time()
+        ),
         mark=0,
         peers=tuple(Peer(key=k, addresses=[f"127.0.0.1:{port}"]) for k, port in setup.knows),
     )
@@ -111,14 +118,20 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
         spent.tell(home.path / "cpu.json")
 
     transport = Severed(home.identity.secret, setup.port, orders.severed)
-    worker = Worker(place, home.identity, leaving, MACHINE, Limits(uplink=setup.uplink), watch, transport)
+    worker = Worker(
+        place, home.identity, leaving, MACHINE, Limits(uplink=setup.uplink), watch, transport
+    )
     worker.work()
 
 
 # ---- what is done to it --------------------------------------------------------------------------------------------
 
 
-USUAL = audit.EACH, scrub.EACH, scrub.SHARE  # seconds between two looks at fragments, at files, and the latter's time
+USUAL = (
+    anchor_scrub.EACH,
+    blob_scrub.EACH,
+    blob_scrub.SHARE,
+)  # seconds between two looks at fragments, at files, and the latter's time
 HURRIED = 0.1, 0.01, 0.5
 
 
@@ -132,7 +145,9 @@ class Orders:
 
     def heed(self, worker: Worker) -> None:
         """Between two steps. `hurry`: a drill has no hours to wait until everything was looked at again."""
-        audit.EACH, scrub.EACH, scrub.SHARE = HURRIED if (self._folder / "hurry").exists() else USUAL
+        anchor_scrub.EACH, blob_scrub.EACH, blob_scrub.SHARE = (
+            HURRIED if (self._folder / "hurry").exists() else USUAL
+        )
         if (path := self._folder / "flip").exists() and len(worker.anchor.fragments):
             units = worker.anchor.fragments[0]
             units[7] ^= 1 << 12
@@ -194,10 +209,14 @@ RUNTIMES = ("tokio", "iroh", "async-compat")  # what iroh's threads call themsel
 class Spent:
     """CPU seconds: of the exchange (its threads and iroh's, and what the loop's own thread does for it), and of all."""
 
-    OURS = ("barnraise-exchange", "barnraise-disk_", "barnraise-cuts_")  # "barnraise-disk read" is the engine's
+    OURS = (
+        "barnraise-exchange",
+        "barnraise-disk_",
+        "barnraise-cuts_",
+    )  # "barnraise-disk read" is the engine's
     CALLS = (
-        (worker_module.codec, "encode"), (inbox.Arrival, "decode"), (blobs.Blobs, "put"), (ledger.Ledger, "append"),
-        (node.Node, "audit"), (node.Node, "serve"), (node.Node, "arrived"), (node, "sketch"),
+        (worker_module.codec, "encode"), (update_receiver.Arrival, "decode"), (blob_store.Blobs, "put"), (ledger.Ledger, "append"),
+        (exchange.Node, "audit"), (exchange.Node, "serve"), (exchange.Node, "arrived"), (exchange, "sketch"),
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -226,7 +245,12 @@ class Spent:
             if name == "iroh" or name.startswith(self.OURS):
                 parts[name] += thread.user_time + thread.system_time
         times = self.process.cpu_times()
-        whole = {"exchange": parts.total(), "all": times.user + times.system, "at": time.time(), "parts": parts}
+        whole = {
+            "exchange": parts.total(),
+            "all": times.user + times.system,
+            "at": time.time(),
+            "parts": parts,
+        }
         part = path.with_suffix(".part")
         part.write_text(json.dumps(whole))
         part.replace(path)

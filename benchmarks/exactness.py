@@ -28,12 +28,12 @@ try:
 except ImportError:
     sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
 
-from barnraise.plan import Plan, tile_elements
+from barnraise.planning.plan import Plan, tile_elements
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, Recipe
+from barnraise.swap.adam_moments import Moments
 from barnraise.swap.arena import aligned
 from barnraise.swap.engine import Engine
-from barnraise.swap.moments import Moments
-from barnraise.swap.store import Shelf, Store
+from barnraise.swap.state_store import Shelf, Store
 
 MODEL = ModelSpec(layers=8, width=16, heads=2, context=8, vocabulary=256)
 RECIPE = Recipe(learning_rate=3e-3, clip=0.5)
@@ -73,9 +73,15 @@ class Known:
 def cases() -> Iterator[Case]:
     """The whole product; forward and backward have the same grouping in half of it, and every one in both."""
     count = 1 << MODEL.layers - 1
-    for number, parts in enumerate(itertools.product(MICRO_BATCHES, TIERS, CLIPPINGS, range(count))):
+    for number, parts in enumerate(
+        itertools.product(MICRO_BATCHES, TIERS, CLIPPINGS, range(count))
+    ):
         *rest, grouping = parts
-        yield Case(*rest, forward=grouping if number % 2 else (37 * grouping + 11) % count, backward=grouping)
+        yield Case(
+            *rest,
+            forward=grouping if number % 2 else (37 * grouping + 11) % count,
+            backward=grouping,
+        )
 
 
 def groups(layers: int, cuts: int) -> Groups:
@@ -88,7 +94,9 @@ def groups(layers: int, cuts: int) -> Groups:
     return tuple(found)
 
 
-def resident(model: ModelSpec = MODEL, micro_batches: int = 1, clipping: str = "exact", **more) -> Plan:
+def resident(
+    model: ModelSpec = MODEL, micro_batches: int = 1, clipping: str = "exact", **more
+) -> Plan:
     """Everything in memory, where it is computed; nothing moves."""
     each = groups(model.layers, -1)
     held = ("host",) * (model.layers + 2)
@@ -101,7 +109,10 @@ def resident(model: ModelSpec = MODEL, micro_batches: int = 1, clipping: str = "
 
 
 def swapped(model: ModelSpec, case: Case) -> Plan:
-    forward, backward = groups(model.layers, case.forward), groups(model.layers, case.backward)[::-1]
+    forward, backward = (
+        groups(model.layers, case.forward),
+        groups(model.layers, case.backward)[::-1],
+    )
     largest = max(len(group) for group in (*forward, *backward))
     plan = replace(
         resident(model, case.micro_batches, case.clipping),
@@ -116,7 +127,9 @@ def swapped(model: ModelSpec, case: Case) -> Plan:
     return from_disk(plan, restart=case.tier == "disk restart", staged=case.tier == "staged disk")
 
 
-def from_disk(plan: Plan, restart: bool = False, staged: bool = False, tile: int = 2048, **more) -> Plan:
+def from_disk(
+    plan: Plan, restart: bool = False, staged: bool = False, tile: int = 2048, **more
+) -> Plan:
     """The same plan with blocks, moments and what is traded on disk."""
     layers = plan.model.layers
     return replace(
@@ -131,19 +144,28 @@ def from_disk(plan: Plan, restart: bool = False, staged: bool = False, tile: int
 
 def begun(fragment: Fragment) -> Tensor:
     """int32 [size] of initial weights, in units."""
-    stir, units = torch.Generator().manual_seed(fragment.index), torch.zeros(fragment.size, dtype=torch.int32)
+    stir, units = (
+        torch.Generator().manual_seed(fragment.index),
+        torch.zeros(fragment.size, dtype=torch.int32),
+    )
     for slot in fragment.slots:
         part = units[slot.offset : slot.offset + slot.size]
         if slot.initial == "ones":
             part.fill_(1 << UNIT_BITS)
         elif slot.initial == "normal":
-            part.copy_(torch.randn(slot.size, generator=stir, dtype=torch.float64).mul_(slot.deviation).round_())
+            part.copy_(
+                torch.randn(slot.size, generator=stir, dtype=torch.float64)
+                .mul_(slot.deviation)
+                .round_()
+            )
     return units
 
 
 def text(model: ModelSpec, sequences: int, seed: int) -> Tensor:
     """int64 [sequences, context + 1]: each token is the one before plus one."""
-    start = torch.randint(model.vocabulary, (sequences, 1), generator=torch.Generator().manual_seed(seed))
+    start = torch.randint(
+        model.vocabulary, (sequences, 1), generator=torch.Generator().manual_seed(seed)
+    )
     return (start + torch.arange(model.context + 1)) % model.vocabulary
 
 
@@ -165,7 +187,8 @@ def state(engine: Engine) -> list[Tensor]:
         for t in range(plan.tile_count(i)):
             begin, end = plan.bounds(i, t)
             weights, record = (
-                store.tile(kind, i, t, aligned(plan.record(kind, end - begin))) for kind in ("weights", "moments")
+                store.tile(kind, i, t, aligned(plan.record(kind, end - begin)))
+                for kind in ("weights", "moments")
             )
             moments = Moments.of(plan, record, end - begin)
             dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
@@ -195,14 +218,18 @@ def run(plan: Plan, steps: int = STEPS) -> tuple[list[float], list[Tensor]]:
 
 
 @cache
-def reference(model: ModelSpec, micro_batches: int, clipping: str, steps: int) -> tuple[list[float], list[Tensor]]:
+def reference(
+    model: ModelSpec, micro_batches: int, clipping: str, steps: int
+) -> tuple[list[float], list[Tensor]]:
     return run(resident(model, micro_batches, clipping), steps)
 
 
 def same(one: tuple[list[float], list[Tensor]], other: tuple[list[float], list[Tensor]]) -> bool:
     """To the bit, signs of zeros included."""
     pairs = zip(one[1], other[1], strict=True)
-    return one[0] == other[0] and all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs)
+    return one[0] == other[0] and all(
+        torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in pairs
+    )
 
 
 def compare(case: Case, steps: int = STEPS) -> bool:
@@ -210,7 +237,9 @@ def compare(case: Case, steps: int = STEPS) -> bool:
     return same(run(case.plan(), steps), reference(MODEL, case.micro_batches, case.clipping, steps))
 
 
-def compared(chosen: Sequence[Case], steps: int = STEPS, folder: Path | None = None) -> Iterator[tuple[Case, bool]]:
+def compared(
+    chosen: Sequence[Case], steps: int = STEPS, folder: Path | None = None
+) -> Iterator[tuple[Case, bool]]:
     """Each case and whether it has its reference's bits, as they come; a process a core. `folder`: for their disks."""
     workers = max(1, min(os.cpu_count() or 1, 8))
     with multiprocessing.get_context("spawn").Pool(workers, _begin, [folder]) as pool:
@@ -242,16 +271,24 @@ def tell(chosen: Sequence[Case], steps: int = STEPS, folder: Path | None = None)
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--steps", type=int, default=STEPS)
-    asked.add_argument("--tier", choices=TIERS, action="append", help="cases of this tier; may be given again")
-    asked.add_argument("--micro-batches", type=int, choices=MICRO_BATCHES, action="append", help="cases of so many")
+    asked.add_argument(
+        "--tier", choices=TIERS, action="append", help="cases of this tier; may be given again"
+    )
+    asked.add_argument(
+        "--micro-batches", type=int, choices=MICRO_BATCHES, action="append", help="cases of so many"
+    )
     asked.add_argument("--every", type=int, default=1, help="take each n-th of these cases")
     given = asked.parse_args()
     tiers, counts = given.tier or TIERS, given.micro_batches or MICRO_BATCHES
-    chosen = [case for case in cases() if case.tier in tiers and case.micro_batches in counts][:: given.every]
+    chosen = [case for case in cases() if case.tier in tiers and case.micro_batches in counts][
+        :: given.every
+    ]
     begun = time.perf_counter()
     exact = tell(chosen, given.steps)
     seconds = round(time.perf_counter() - begun)
-    print(json.dumps({"exact": exact, "cases": len(chosen), "steps": given.steps, "seconds": seconds}))
+    print(
+        json.dumps({"exact": exact, "cases": len(chosen), "steps": given.steps, "seconds": seconds})
+    )
     sys.exit(not exact)
 
 

@@ -64,7 +64,11 @@ class Watch(threading.Thread):
 
     def __init__(self, origin: str, there: Site):
         super().__init__(daemon=True)
-        self.origin, self.url, self.ends = origin, there.environment["DATABASE_URL"], threading.Event()
+        self.origin, self.url, self.ends = (
+            origin,
+            there.environment["DATABASE_URL"],
+            threading.Event(),
+        )
         self.seen: list[tuple[float, int]] = []
 
     def run(self) -> None:
@@ -83,11 +87,17 @@ def lag(sites: list[Site], each: float, seconds: float) -> dict[str, float]:
     for site in sites:
         site.start_celery()
     time.sleep(AWAKE)
-    watches = [Watch(work(site, "state")["origin"], other) for site, other in zip(sites, sites[::-1], strict=True)]
+    watches = [
+        Watch(work(site, "state")["origin"], other)
+        for site, other in zip(sites, sites[::-1], strict=True)
+    ]
     for watch in watches:
         watch.start()
     with ThreadPoolExecutor(len(sites)) as crew:
-        asked = [crew.submit(work, site, "change", each * len(sites), seconds, n) for n, site in enumerate(sites)]
+        asked = [
+            crew.submit(work, site, "change", each * len(sites), seconds, n)
+            for n, site in enumerate(sites)
+        ]
         told = [each.result() for each in asked]
     deadline, lags = time.monotonic() + SETTLED, []
     for watch, made in zip(watches, told, strict=True):
@@ -115,8 +125,13 @@ def lateness(changes: list[tuple[int, float]], seen: list[tuple[float, int]]) ->
     return lags
 
 
-def measure(folder: Path, events: int, seconds: float, each: float, leave: ExitStack) -> dict[str, float]:
-    sites = [Site(folder / name.lower(), name, free_port(8800 + 10 * n)) for n, name in enumerate(("North", "East"))]
+def measure(
+    folder: Path, events: int, seconds: float, each: float, leave: ExitStack
+) -> dict[str, float]:
+    sites = [
+        Site(folder / name.lower(), name, free_port(8800 + 10 * n))
+        for n, name in enumerate(("North", "East"))
+    ]
     first, second = sites
     signed, file = listing(folder, sites), folder / "list.json"
     assert signed
@@ -131,18 +146,26 @@ def measure(folder: Path, events: int, seconds: float, each: float, leave: ExitS
     first.start_web()
     until(first.answers, "the first mirror", 60)
     filled = work(first, "fill", events)
-    print(f"  {filled['events']:,} events in the first log, folded there in {filled['seconds']:.0f} s", flush=True)
+    print(
+        f"  {filled['events']:,} events in the first log, folded there in {filled['seconds']:.0f} s",
+        flush=True,
+    )
     found = bootstrap(first, second, signed.digest)
     print(f"  the second mirror took them in within {found['bootstrap_s']} s", flush=True)
     found |= work(first, "growth")
     print(f"  a worker's day: {found['log_bytes_per_worker_day']:,} bytes", flush=True)
     found |= lag(sites, each, seconds)
-    print(f"  lag p95 {found['replication_lag_p95_s']} s at {found['changes_per_s']} changes/s", flush=True)
+    print(
+        f"  lag p95 {found['replication_lag_p95_s']} s at {found['changes_per_s']} changes/s",
+        flush=True,
+    )
     return found
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--quick", action="store_true", help="a tenth of all")
     asked.add_argument("--events", type=int, default=100_000)
     asked.add_argument("--seconds", type=float, default=60.0, help="of changes")
@@ -154,7 +177,9 @@ def main() -> None:
         "DJANGO_SETTINGS_MODULE": "coordinator.settings", "BARNRAISE_LOG": "WARNING", "NO_PROXY": "*",
     }  # fmt: skip
     with ExitStack() as leave:
-        name = leave.enter_context(tempfile.TemporaryDirectory(prefix="barnraise-mirrors-", ignore_cleanup_errors=True))
+        name = leave.enter_context(
+            tempfile.TemporaryDirectory(prefix="barnraise-mirrors-", ignore_cleanup_errors=True)
+        )
         Path(name).chmod(0o755)  # where root runs it, Postgres has a user of its own
         found = measure(Path(name), told.events // part, told.seconds / part, 1 / told.rate, leave)
     print(json.dumps(found))

@@ -9,7 +9,10 @@ from typing import Any
 from mirrors_site import Site
 
 KINDS = ("account", "account", "rename", "ban", "unban", "run", "settings", "settings")
-ELSEWHERE = ("matching query does not exist", "ValueError: 404")  # it has not come to this mirror yet
+ELSEWHERE = (
+    "matching query does not exist",
+    "ValueError: 404",
+)  # it has not come to this mirror yet
 
 
 class Changes(threading.Thread):
@@ -60,9 +63,9 @@ class Changes(threading.Thread):
         said = site.ask(kind, 20.0, **what)
         if not said["ok"]:
             self.refused[site.name] += 1
-            known_elsewhere = "matching query does not exist" in said["error"] or said["error"].startswith(
-                "ValueError: 404"
-            )
+            known_elsewhere = "matching query does not exist" in said["error"] or said[
+                "error"
+            ].startswith("ValueError: 404")
             if not site.afflicted and site.lives and not known_elsewhere:
                 self.unexpected.append(f"{site.name}: {kind}: {said['error']}")
             return False
@@ -89,5 +92,10 @@ class Changes(threading.Thread):
         if kind == "unban" and self._banned:
             return kind, {"person": self.dice.choice(self._banned)}
         if kind == "settings" and self._runs:
-            return kind, {"run": self.dice.choice(self._runs), "gigabytes": self.dice.randint(0, 64)}
-        return ("run", {"name": name}) if kind in ("run", "settings") else ("account", {"name": name})
+            return kind, {
+                "run": self.dice.choice(self._runs),
+                "gigabytes": self.dice.randint(0, 64),
+            }
+        return (
+            ("run", {"name": name}) if kind in ("run", "settings") else ("account", {"name": name})
+        )

@@ -22,8 +22,8 @@ from django.utils import timezone
 from uuid6 import uuid7
 
 from barnraise.errors import BarnraiseError
-from barnraise.identity import Identity, digest
-from barnraise.wire import Signed
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import Identity, digest
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine, User
 from coordinator.celery import app as tasks
@@ -67,7 +67,9 @@ class Clerk:
         User.objects.filter(pk=owner.pk).update(is_superuser=True)
         _, text = Token.make(owner, "drill", SCOPES, 1)
         self.http = httpx.Client(
-            base_url=f"{settings.SITE_URL}/api/v1", timeout=10, headers={"Authorization": f"Bearer {text}"}
+            base_url=f"{settings.SITE_URL}/api/v1",
+            timeout=10,
+            headers={"Authorization": f"Bearer {text}"},
         )
         return {}
 
@@ -79,7 +81,9 @@ class Clerk:
         return {"changed": User.objects.get(pk=person).rename(name)}
 
     def ban(self, person: str) -> dict:
-        return {"changed": User.objects.get(pk=person).ban(User.objects.get(email=OWNER), "a drill")}
+        return {
+            "changed": User.objects.get(pk=person).ban(User.objects.get(email=OWNER), "a drill")
+        }
 
     def unban(self, person: str) -> dict:
         return {"changed": User.objects.get(pk=person).unban(User.objects.get(email=OWNER))}
@@ -104,13 +108,17 @@ class Clerk:
     # ---- the run that is trained
 
     def launch(self, name: str, fields: dict, owner: str) -> dict:
-        run = Run.create(User.objects.get(pk=owner), name, spec_from_fields(fields), report_every=1.0)
+        run = Run.create(
+            User.objects.get(pk=owner), name, spec_from_fields(fields), report_every=1.0
+        )
         run.launch()
         return {"run": str(run.pk), "slug": run.slug}
 
     def approve(self, owners: dict[str, str]) -> dict:
         """Machines that wait for a person, by what they are called."""
-        waiting = Enrolment.objects.filter(decision=Enrolment.Decision.PENDING, expires__gt=timezone.now())
+        waiting = Enrolment.objects.filter(
+            decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
+        )
         for each in waiting:
             each.approve(User.objects.get(pk=owners[each.about["hostname"]]))
         return {}
@@ -119,7 +127,11 @@ class Clerk:
         """Key → (seconds since its last report here, what it does), of those that reported here."""
         now = timezone.now()
         found = Membership.objects.filter(run=run, latest__gt=0).select_related("machine")
-        return {"members": {m.machine.key: [(now - m.last_seen).total_seconds(), m.activity] for m in found}}
+        return {
+            "members": {
+                m.machine.key: [(now - m.last_seen).total_seconds(), m.activity] for m in found
+            }
+        }
 
     def launched(self, run: str) -> dict:
         found = Run.objects.filter(pk=run).first()
@@ -127,12 +139,17 @@ class Clerk:
 
     def credit(self, run: str) -> dict:
         """Key and life → [tokens, the last update]."""
-        rows = Credit.objects.filter(run=run).values_list("machine__key", "incarnation", "tokens", "last")
+        rows = Credit.objects.filter(run=run).values_list(
+            "machine__key", "incarnation", "tokens", "last"
+        )
         found: dict[str, list[int]] = {}
         for key, life, tokens, last in rows:
             sums = found.setdefault(f"{key}.{life}", [0, 0])
             sums[:] = sums[0] + tokens, max(sums[1], last)
-        return {"credit": found, "sum": Credit.objects.filter(run=run).aggregate(sum=Sum("tokens"))["sum"] or 0}
+        return {
+            "credit": found,
+            "sum": Credit.objects.filter(run=run).aggregate(sum=Sum("tokens"))["sum"] or 0,
+        }
 
     # ---- the log
 
@@ -140,7 +157,9 @@ class Clerk:
         """Digests of what this mirror's key signed since the last time."""
         fresh = []
         for origin in Origin.objects.filter(ours=True):
-            found = LogEvent.objects.filter(origin=origin, seq__gt=self.told.get(origin.pk, 0)).order_by("seq")
+            found = LogEvent.objects.filter(
+                origin=origin, seq__gt=self.told.get(origin.pk, 0)
+            ).order_by("seq")
             for seq, name in found.values_list("seq", "digest"):
                 self.told[origin.pk] = seq
                 fresh.append(name)
@@ -157,13 +176,22 @@ class Clerk:
     def rows(self) -> dict:
         """What pages would show of all that was changed: one digest over people, machines, runs. Of somebody whom only
         a withdrawn event spoke of a shut row stays where that event was believed: those are nobody's."""
-        people = User.objects.exclude(email__endswith="@elsewhere.invalid", is_active=False).order_by("pk")
+        people = User.objects.exclude(
+            email__endswith="@elsewhere.invalid", is_active=False
+        ).order_by("pk")
         told = [
             list(people.values_list("pk", "email", "name", "is_active", "organiser", "is_staff")),
             list(Machine.objects.order_by("pk").values_list("pk", "owner", "hostname", "revoked")),
-            list(Run.objects.order_by("pk").values_list("pk", "slug", "name", "status", "least_memory", "owner")),
+            list(
+                Run.objects.order_by("pk").values_list(
+                    "pk", "slug", "name", "status", "least_memory", "owner"
+                )
+            ),
         ]
-        return {"rows": digest(json.dumps(told, default=str)), "counts": [len(each) for each in told]}
+        return {
+            "rows": digest(json.dumps(told, default=str)),
+            "counts": [len(each) for each in told],
+        }
 
     def state(self) -> dict:
         return {"state": state_hash(), "off": log.clock_off()}
@@ -181,7 +209,12 @@ class Clerk:
 
     def sample(self) -> dict:
         """The newest event of another mirror's log."""
-        found = LogEvent.objects.filter(accepted=True).exclude(key=mirror.identity().key).order_by("-hlc").first()
+        found = (
+            LogEvent.objects.filter(accepted=True)
+            .exclude(key=mirror.identity().key)
+            .order_by("-hlc")
+            .first()
+        )
         return {"signed": found.signed.model_dump()}
 
     def hear(self, signed: list[dict]) -> dict:
@@ -189,7 +222,11 @@ class Clerk:
         events = [Signed.model_validate(each) for each in signed]
         keys = lists.believed(read(events[0]).origin) if len(signed) else frozenset()
         told = receiving.receive(events, keys=keys)
-        return {"stored": told.stored, "refused": list(told.refused.values()), "forked": told.forked}
+        return {
+            "stored": told.stored,
+            "refused": list(told.refused.values()),
+            "forked": told.forked,
+        }
 
     def altered(self, signed: dict) -> dict:
         """Another word in it, under the same signature; never opened here."""
@@ -198,25 +235,38 @@ class Clerk:
 
     def forge(self) -> dict:
         """A log by a key that no list names."""
-        return {"signed": [each.model_dump() for each in _log(Identity(secrets.token_bytes(32)), 2)]}
+        return {
+            "signed": [each.model_dump() for each in _log(Identity(secrets.token_bytes(32)), 2)]
+        }
 
     def equivocate(self) -> dict:
         """Another log by this mirror's true key, with two second events."""
         key, origin = mirror.identity(), secrets.token_hex(16)
         first = _log(key, 2, origin)
         second = _log(key, 2, origin, first[:1])
-        return {"one": [e.model_dump() for e in first], "other": [e.model_dump() for e in second], "origin": origin}
+        return {
+            "one": [e.model_dump() for e in first],
+            "other": [e.model_dump() for e in second],
+            "origin": origin,
+        }
 
     def proofs(self) -> dict:
         return {"origins": list(Proof.objects.values_list("origin_id", flat=True))}
 
 
-def _log(key: Identity, length: int, origin: str = "", begun: list[Signed] | None = None) -> list[Signed]:
+def _log(
+    key: Identity, length: int, origin: str = "", begun: list[Signed] | None = None
+) -> list[Signed]:
     """The first events of a log: it begins, and makes up people."""
     origin, made = origin or secrets.token_hex(16), list(begun or [])
     while len(made) < length:
         who = str(uuid7())
-        about = {"about": digest(who), "joined": timezone.now().isoformat(), "organiser": False, "is_staff": True}
+        about = {
+            "about": digest(who),
+            "joined": timezone.now().isoformat(),
+            "organiser": False,
+            "is_staff": True,
+        }
         said = ("person.join", f"person:{who}", about)
         if not made:
             said = ("origin.begin", f"origin:{origin}", {"name": "a drill's", "after": None})

@@ -14,7 +14,7 @@ from mirrors_changes import Changes
 from mirrors_network import Network
 from mirrors_site import Site, until
 
-from barnraise.identity import digest
+from barnraise.protocol.signing import digest
 from coordinator.demo.mirrors import CELERY, SITE, one_state
 
 HEALED = 10.0  # seconds after healing in which all must say the same
@@ -59,7 +59,9 @@ class Faults:
         took = self.within(lambda: one_state(self.sites), f"one state after {name}", PATIENCE)
         self.converged[name] = round(took, 1)
         if took > HEALED:
-            self.missed.append(f"{name}: one state only {took:.1f} s after healing, not {HEALED:.0f}")
+            self.missed.append(
+                f"{name}: one state only {took:.1f} s after healing, not {HEALED:.0f}"
+            )
         self.changes.go()
         return took
 
@@ -113,7 +115,11 @@ class Faults:
         apart = len({each.told("state")["state"] for each in self.sites}) > 1
         self.network.heal(number)
         took = self.heal("cut off")
-        self.must("cut off", here and there and apart, f"both sides must have gone on: {here} and {there} changes")
+        self.must(
+            "cut off",
+            here and there and apart,
+            f"both sides must have gone on: {here} and {there} changes",
+        )
         return (f"every packet to and from {site.name} lost for {self.span.cut:.0f} s: it accepted {here} changes, the "
                 f"others {there}, and they differed; one state {took:.1f} s after healing")  # fmt: skip
 
@@ -207,7 +213,9 @@ class Faults:
         ahead, stamped = said["clock"] - time.time(), said["hlc"] - time.time()
         mine = self.changes.made[site.name] - before
         took = self.heal("a wrong clock")
-        alarmed = site.said(SITE, "this machine's clock is") or site.said(CELERY, "this machine's clock is")
+        alarmed = site.said(SITE, "this machine's clock is") or site.said(
+            CELERY, "this machine's clock is"
+        )
         self.changes.hold()
         self._again(site)
         self.heal("the right clock again")
@@ -227,14 +235,21 @@ class Faults:
         site.start_clerk(**environment)
         until(site.answers, f"{site.name} again", 120)
         site.told("token")
-        until(lambda: abs(site.told("state")["off"]) > 60 or not environment, "its hearing of the others' time", 60)
+        until(
+            lambda: abs(site.told("state")["off"]) > 60 or not environment,
+            "its hearing of the others' time",
+            60,
+        )
 
     def hostile(self, one: Site, other: Site, liar: Site) -> str:
         """Replays, alterations and a stranger's log at `one`; and `liar` signs two events with one number."""
         self.changes.hold()
         signed = one.told("sample")["signed"]
         again = one.told("hear", signed=[signed])
-        self._note("a replayed event", "changes nothing" if not again["stored"] and not again["refused"] else "")
+        self._note(
+            "a replayed event",
+            "changes nothing" if not again["stored"] and not again["refused"] else "",
+        )
         altered = {**signed, "body": signed["body"].replace('"seq":', '"seq": ', 1)}
         self._note("an altered event", " ".join(one.told("altered", signed=altered)["refused"]))
         forged = one.told("forge")["signed"]
@@ -242,19 +257,34 @@ class Faults:
         lie = liar.told("equivocate")
         for site, told in ((one, lie["one"]), (other, lie["other"])):
             found = site.told("hear", signed=told)
-            believed = found["stored"] == 2 or found["forked"]  # the other story may have come here before this one
+            believed = (
+                found["stored"] == 2 or found["forked"]
+            )  # the other story may have come here before this one
             self.must("equivocation", believed, f"{site.name} was to believe it at first: {found}")
         took = self.within(
-            lambda: all(lie["origin"] in each.told("proofs")["origins"] for each in self.sites), "the proof", 60
+            lambda: all(lie["origin"] in each.told("proofs")["origins"] for each in self.sites),
+            "the proof",
+            60,
         )
-        self._note("a member's two events with one number", f"proven at all three in {took:.1f} s, and withdrawn")
+        self._note(
+            "a member's two events with one number",
+            f"proven at all three in {took:.1f} s, and withdrawn",
+        )
         said = liar.told("account", name=f"after-{time.time_ns()}")
         self.changes.note(liar, "account", said)  # its own log goes on
         took = self.heal("equivocation")
-        wrong = [digest(each["body"]) for each in (altered, *forged, lie["one"][1], lie["other"][1])]
-        kept = [each.name for each in self.sites if len(each.told("lacks", digests=wrong)["lacks"]) < len(wrong)]
+        wrong = [
+            digest(each["body"]) for each in (altered, *forged, lie["one"][1], lie["other"][1])
+        ]
+        kept = [
+            each.name
+            for each in self.sites
+            if len(each.told("lacks", digests=wrong)["lacks"]) < len(wrong)
+        ]
         self.must("hostile", not kept, f"something of it counts at {kept}")
-        seen = "; ".join(f"{name}: {answer or 'NOT REFUSED'}" for name, answer in self.answers.items())
+        seen = "; ".join(
+            f"{name}: {answer or 'NOT REFUSED'}" for name, answer in self.answers.items()
+        )
         return f"{seen}; one state {took:.1f} s later"
 
     def _note(self, name: str, answer: str) -> None:

@@ -11,8 +11,8 @@ from django.utils import timezone
 from site_filling import identity, launched
 from uuid6 import uuid7
 
-from barnraise import wire
-from barnraise.identity import digest
+from barnraise.protocol import messages
+from barnraise.protocol.signing import digest
 from coordinator import mirror
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import clock, log, receiving, state
@@ -22,7 +22,10 @@ from coordinator.runs.models import Run
 from coordinator.telemetry.models import Credit
 from coordinator.telemetry.shared import credits
 
-SHARES = {"machines": 2, "receipts": 8}  # of each person, and of each machine: 20 events a person with their addresses
+SHARES = {
+    "machines": 2,
+    "receipts": 8,
+}  # of each person, and of each machine: 20 events a person with their addresses
 PAGE = 1000
 INCARNATION = "0123456789abcdef"
 LIFE = "f" * 16  # of the worker whose day is looked at
@@ -30,7 +33,11 @@ TELLS = 48  # a day: every half hour
 
 
 def work(what: str, *numbers: float) -> None:
-    print(json.dumps({"state": standing, "fill": fill, "change": change, "growth": growth}[what](*numbers)))
+    print(
+        json.dumps(
+            {"state": standing, "fill": fill, "change": change, "growth": growth}[what](*numbers)
+        )
+    )
 
 
 def standing() -> dict[str, Any]:
@@ -51,7 +58,9 @@ class Writing:
 
     def keep(self, subject: str, said: dict[str, Any]) -> str:
         body, salt = state.canonical(said), uuid7().hex
-        self.kept.append(Particulars(digest=digest(salt + body), subject=subject, salt=salt, body=body))
+        self.kept.append(
+            Particulars(digest=digest(salt + body), subject=subject, salt=salt, body=body)
+        )
         return self.kept[-1].digest
 
     def tell(self, type: str, which: object, said: dict[str, Any]) -> None:
@@ -61,7 +70,11 @@ class Writing:
             type=type, subject=f"{type.partition('.')[0]}:{which}", payload=said,
         )  # fmt: skip
         made = LogEvent(**log.line(event, mirror.identity().sign("event", event), True)._asdict())
-        self.ours.head_seq, self.ours.head_digest, self.ours.head_hlc = made.seq, made.digest, made.hlc
+        self.ours.head_seq, self.ours.head_digest, self.ours.head_hlc = (
+            made.seq,
+            made.digest,
+            made.hlc,
+        )
         self.events.append(made)
         if len(self.events) >= PAGE:
             self.flush()
@@ -83,10 +96,16 @@ def fill(events: int) -> dict[str, Any]:
     while writing.ours.head_seq < events:
         person, email = str(uuid7()), f"person-{n}@example.org"
         subject = f"person:{person}"
-        about = {"name": f"Person {n}", "email": email, "password": f"pbkdf2_sha256$1000000${n:022d}${'x' * 44}"}
+        about = {
+            "name": f"Person {n}",
+            "email": email,
+            "password": f"pbkdf2_sha256$1000000${n:022d}${'x' * 44}",
+        }
         writing.tell("person.join", person, {"about": writing.keep(subject, about), "joined": now})
         addresses = {"addresses": [{"email": email, "verified": True, "primary": True}]}
-        writing.tell("access.addresses", person, {"about": writing.keep(f"access:{person}", addresses)})
+        writing.tell(
+            "access.addresses", person, {"about": writing.keep(f"access:{person}", addresses)}
+        )
         for _ in range(SHARES["machines"]):
             _machine(writing, run.pk, person, n, now)
             n += 1
@@ -101,9 +120,18 @@ def _machine(writing: Writing, run: UUID, person: str, number: int, now: str) ->
     what = {"hostname": f"pc-{number}", "system": "Linux 6.8", "processor": "Ryzen 7 5800X", "cores": 8,
             "memory_bytes": 32 * 10**9, "accelerator": "RTX 3060"}  # fmt: skip
     about = writing.keep(f"machine:{name}", what)
-    writing.tell("machine.enrol", name, {"about": about, "id": str(uuid7()), "owner": person, "enrolled": now})
+    writing.tell(
+        "machine.enrol",
+        name,
+        {"about": about, "id": str(uuid7()), "owner": person, "enrolled": now},
+    )
     for n in range(SHARES["receipts"]):
-        said = {"day": date.today().isoformat(), "first": 10 * n + 1, "last": 10 * n + 10, "tokens": 600_000}
+        said = {
+            "day": date.today().isoformat(),
+            "first": 10 * n + 1,
+            "last": 10 * n + 10,
+            "tokens": 600_000,
+        }
         writing.tell("credit.receipt", f"{run}:{name}:{INCARNATION}", said | {"witness": None})
 
 
@@ -117,26 +145,35 @@ def change(each: float, seconds: float, which: int) -> dict[str, Any]:
         machines[n % len(machines)].rename(f"machine {n}")
         commits.append(time.time())
     rate = len(commits) / (time.monotonic() - began)
-    return {"changes": list(zip(ours.values_list("seq", flat=True)[before:], commits, strict=True)), "rate": rate}
+    return {
+        "changes": list(zip(ours.values_list("seq", flat=True)[before:], commits, strict=True)),
+        "rate": rate,
+    }
 
 
 def growth() -> dict[str, Any]:
     """A day of one worker whose updates another's machine witnesses: receipts as `telemetry.tell` tells them, every
     half hour."""
     key, witness = identity("worker", 0), Machine.objects.get(key=identity("worker", 3).key)
-    run, before, size = Run.objects.get(owner__email="owner@example.org"), LogEvent.objects.count(), _size()
+    run, before, size = (
+        Run.objects.get(owner__email="owner@example.org"),
+        LogEvent.objects.count(),
+        _size(),
+    )
     row = Credit.objects.create(
         run=run, machine=Machine.objects.get(key=key.key), incarnation=LIFE, day=date.today(), first=1, last=0,
         tokens=0, witness=witness,
     )  # fmt: skip
     for n in range(1, TELLS + 1):
-        head = wire.Update(run=str(run.pk), peer=key.key, incarnation=LIFE, seq=10 * n, previous=NOTHING,
+        head = messages.Update(run=str(run.pk), peer=key.key, incarnation=LIFE, seq=10 * n, previous=NOTHING,
                            tokens=60_000, total=600_000 * n, fragments=[])  # fmt: skip
         said = key.sign("update", head).model_dump()
         Credit.objects.filter(pk=row.pk).update(last=10 * n, tokens=600_000 * n, head=said)
         credits.tell()
     fresh = LogEvent.objects.filter(subject=f"credit:{run.pk}:{key.key}:{LIFE}")
-    text = sum(len(body) + len(signature) for body, signature in fresh.values_list("body", "signature"))
+    text = sum(
+        len(body) + len(signature) for body, signature in fresh.values_list("body", "signature")
+    )
     return {
         "log_events_per_worker_day": fresh.count(),
         "log_bytes_per_worker_day": text,

@@ -37,10 +37,16 @@ class Site(Mirror):
     def manage(self, *command: str) -> str:
         """What `manage.py` printed there."""
         done = subprocess.run(
-            [*self.through, *MANAGE, *command], env=self._told, capture_output=True, text=True, check=False
+            [*self.through, *MANAGE, *command],
+            env=self._told,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
-            raise SystemExit(f"{self.name}: {' '.join(command)[:200]}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+            raise SystemExit(
+                f"{self.name}: {' '.join(command)[:200]}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+            )
         return done.stdout
 
     # ---- who decides there
@@ -65,7 +71,9 @@ class Site(Mirror):
         with self._lock:
             self._number += 1
             try:
-                self.clerk.stdin.write(json.dumps({"number": self._number, "do": do, **what}) + "\n")
+                self.clerk.stdin.write(
+                    json.dumps({"number": self._number, "do": do, **what}) + "\n"
+                )
                 self.clerk.stdin.flush()
                 deadline = time.monotonic() + seconds
                 while True:
@@ -122,7 +130,9 @@ class Site(Mirror):
         return self.status(5.0) is not None
 
     def last_words(self) -> str:
-        return "\n".join(self.family.last_words(name) for name in (SITE, CELERY) if (self._log(name)).exists())
+        return "\n".join(
+            self.family.last_words(name) for name in (SITE, CELERY) if (self._log(name)).exists()
+        )
 
     def _log(self, name: str) -> Path:
         return self.family.logs / f"{name}.log"

@@ -38,7 +38,9 @@ class Watcher:
 
     async def _stay(self, http: httpx.AsyncClient) -> None:
         where = f"ws{self.url.removeprefix('http')}/ws/runs/{self.run}/"
-        async with connect(where, origin=self.url, open_timeout=6, close_timeout=1, proxy=None) as socket:
+        async with connect(
+            where, origin=self.url, open_timeout=6, close_timeout=1, proxy=None
+        ) as socket:
             await self._look(http)
             while True:
                 told = json.loads(await asyncio.wait_for(socket.recv(), SILENT))
@@ -46,7 +48,9 @@ class Watcher:
                 self.deltas += 1
                 if told["seq"] <= self.seq:
                     continue
-                if told["seq"] > self.seq + 1:  # another speaks for the run now, or we were too slow
+                if (
+                    told["seq"] > self.seq + 1
+                ):  # another speaks for the run now, or we were too slow
                     self.gaps += 1
                     await self._look(http)
                 else:

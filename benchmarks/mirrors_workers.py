@@ -34,7 +34,7 @@ class Workers:
         return self.folder / f"worker-{number}"
 
     def key(self, number: int) -> str:
-        from barnraise.home import Home
+        from barnraise.state_dir import Home
 
         return Home(self.home(number)).identity.key
 
@@ -47,7 +47,17 @@ class Workers:
         if known.exists():
             (self.folder / "hardware.json").write_text(known.read_text())
             return
-        command = ("-m", "barnraise", "plan", "--model", "gpt-nano", "--threads", "1", "--home", str(self.folder))
+        command = (
+            "-m",
+            "barnraise",
+            "plan",
+            "--model",
+            "gpt-nano",
+            "--threads",
+            "1",
+            "--home",
+            str(self.folder),
+        )
         measured = self.family.start("measure", sys.executable, *command, **self._alike)
         assert measured.wait(400) == 0, self.family.last_words("measure")
         del self.family.children["measure"]
@@ -55,7 +65,16 @@ class Workers:
     def enrol(self, site: Site, people: dict[str, str]) -> None:
         """`barnraise login` on each; whoever it belongs to approves."""
         for n, name in zip(self.numbers, self.names, strict=True):
-            command = ("-m", "barnraise", "login", site.url, "--name", name, "--home", str(self.home(n)))
+            command = (
+                "-m",
+                "barnraise",
+                "login",
+                site.url,
+                "--name",
+                name,
+                "--home",
+                str(self.home(n)),
+            )
             self.family.start(f"login-{n}", sys.executable, *command)
 
         def enrolled() -> bool:
@@ -67,7 +86,15 @@ class Workers:
             del self.family.children[f"login-{n}"]
 
     def start(self, number: int, slug: str) -> None:
-        command = (HERE / "mirrors_volunteer.py", "join", slug, "--home", self.home(number), "--threads", "1")
+        command = (
+            HERE / "mirrors_volunteer.py",
+            "join",
+            slug,
+            "--home",
+            self.home(number),
+            "--threads",
+            "1",
+        )
         self.family.start(f"worker-{number}", sys.executable, *map(str, command), **self._alike)
 
     def status(self, number: int) -> dict[str, Any] | None:

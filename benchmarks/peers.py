@@ -5,7 +5,7 @@
 prints one line of JSON. `measure` is the same for other benchmarks, and `batches` gives them the very tokens;
 peers/train.py is what runs in the child.
 
-The same for all, and to be the same for ours beside them: the layers (`barnraise.model`), fp32, tokens by seed,
+The same for all, and to be the same for ours beside them: the layers (`barnraise.models.gpt2`), fp32, tokens by seed,
 sequences of min(context, micro-tokens), M micro-batches accumulated into a mean gradient, every block recomputed from
 its input, AdamW with GPT-3's betas and decay at one learning rate after one global-norm clip at 1.0, the threads, and a
 process of its own whose peak resident set (VmHWM, from its start to its end) is the memory. The first step is the
@@ -44,7 +44,7 @@ from torch import Tensor
 
 from barnraise import spec
 from barnraise.errors import SpecError
-from barnraise.hardware import memory_bytes
+from barnraise.planning.hardware import memory_bytes
 from barnraise.spec import PRESETS, ModelSpec, preset
 
 PEERS = ("torch", "fsdp2", "fsdp2-lean", "deepspeed")
@@ -59,7 +59,9 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / "build" / "peers-venv"
 REQUIREMENTS = Path(__file__).with_name("requirements-peers.txt")
 TRAIN = Path(__file__).with_name("peers") / "train.py"
-PATHS = [str(Path(module.__file__).parents[1]) for module in (spec, torch)]  # where the project and its torch lie
+PATHS = [
+    str(Path(module.__file__).parents[1]) for module in (spec, torch)
+]  # where the project and its torch lie
 DEEPSPEED = {
     "DS_ACCELERATOR": "cpu",
     "TORCH_EXTENSIONS_DIR": str(VENV / "extensions"),
@@ -82,7 +84,9 @@ def batches(model: ModelSpec, micro_tokens: int, micro_batches: int) -> Iterator
     learn from the first step on."""
     length = min(model.context, max(1, micro_tokens))
     if min(micro_tokens, micro_batches) < 1 or micro_tokens % length:
-        raise PeerError(f"{micro_batches} micro-batches of {micro_tokens} tokens are not whole sequences of {length}")
+        raise PeerError(
+            f"{micro_batches} micro-batches of {micro_tokens} tokens are not whole sequences of {length}"
+        )
     dice = torch.Generator().manual_seed(SEED)
     order = torch.randperm(model.vocabulary, generator=dice)
     zipf = 1 / torch.arange(1, model.vocabulary + 1)
@@ -118,16 +122,25 @@ def measure(
         raise PeerError(str(error)) from None
     next(batches(shape, micro_tokens, micro_batches))  # says so here when they do not divide
     if (need := STATE * shape.parameters + BESIDES) > (have := memory_bytes()):
-        raise PeerError(f"{peer} holds {model} in RAM: at least {need / 1e9:,.1f} GB, and there are {have / 1e9:,.1f}")
-    found = filter(None, [PATHS[0], str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")])
-    environment = {"OMP_NUM_THREADS": str(threads or torch.get_num_threads()), "PYTHONPATH": os.pathsep.join(found)}
+        raise PeerError(
+            f"{peer} holds {model} in RAM: at least {need / 1e9:,.1f} GB, and there are {have / 1e9:,.1f}"
+        )
+    found = filter(
+        None, [PATHS[0], str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")]
+    )
+    environment = {
+        "OMP_NUM_THREADS": str(threads or torch.get_num_threads()),
+        "PYTHONPATH": os.pathsep.join(found),
+    }
     python = sys.executable
     if peer == "deepspeed":
         python = install()
         environment |= DEEPSPEED
     asked = [peer, model, micro_tokens, micro_batches, steps, loss]
     command = [python, str(TRAIN), json.dumps(asked)]
-    said = call(command, environment, timeout or START_SECONDS + STEP_SECONDS * steps, f"{peer} on {model}")
+    said = call(
+        command, environment, timeout or START_SECONDS + STEP_SECONDS * steps, f"{peer} on {model}"
+    )
     return json.loads(said.splitlines()[-1])
 
 
@@ -140,8 +153,19 @@ def install() -> str:
     what = "installing DeepSpeed"
     call([sys.executable, "-m", "venv", "--clear", str(VENV)], {}, INSTALL_SECONDS, what)
     for site in VENV.glob("lib/python*/site-packages"):
-        (site / "project.pth").write_text("".join(f"{path}\n" for path in PATHS))  # after its own packages
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", str(REQUIREMENTS)]
+        (site / "project.pth").write_text(
+            "".join(f"{path}\n" for path in PATHS)
+        )  # after its own packages
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--requirement",
+        str(REQUIREMENTS),
+    ]
     call(pip, {"PIP_CONSTRAINT": str(REQUIREMENTS)}, INSTALL_SECONDS, what)
     call([python, "-c", COMPILE], DEEPSPEED, INSTALL_SECONDS, "compiling DeepSpeed's CPUAdam")
     marker.write_text(wanted)
@@ -162,7 +186,9 @@ def call(command: list[str], environment: dict[str, str], timeout: float, what: 
         try:
             said, complaint = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            raise PeerError(f"{what} was not done after {timeout:,.0f} seconds and was ended") from None
+            raise PeerError(
+                f"{what} was not done after {timeout:,.0f} seconds and was ended"
+            ) from None
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -175,7 +201,9 @@ def call(command: list[str], environment: dict[str, str], timeout: float, what: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--model", choices=PRESETS, default="gpt2-124m")
     parser.add_argument("--micro-tokens", type=int, default=1024)

@@ -32,7 +32,9 @@ EVERY = 5.0  # seconds between two looks at what the processes use
 NAP = 0.02  # seconds that the load sleeps to see how late it is
 
 
-async def load(site: Site, run, workers: list, watchers: int, every: float, seconds: float) -> dict[str, Any]:
+async def load(
+    site: Site, run, workers: list, watchers: int, every: float, seconds: float
+) -> dict[str, Any]:
     """One load's figures."""
     from site_watchers import Heard, Watcher, percentile
     from site_workers import Posts
@@ -46,7 +48,10 @@ async def load(site: Site, run, workers: list, watchers: int, every: float, seco
         sockets.append(asyncio.create_task(Watcher(str(run.pk), site.port, heard, n == 0).watch()))
     opened = await asyncio.gather(*sockets, return_exceptions=True)
     if failed := [each for each in opened if isinstance(each, Exception)]:
-        print(f"{len(failed)} watchers did not come in: {failed[0]!r}\n{site.family.last_words('web')}", flush=True)
+        print(
+            f"{len(failed)} watchers did not come in: {failed[0]!r}\n{site.family.last_words('web')}",
+            flush=True,
+        )
     came = time.monotonic() - began
     print(f"{heard.snapshots} watchers in after {came:.0f} s", flush=True)
     warm = WARM * seconds
@@ -129,12 +134,19 @@ def lost(run, sent: int, seconds: float = 60.0) -> int:
     deadline, held = time.monotonic() + seconds, -1
     while held != sent and time.monotonic() < deadline:
         time.sleep(1)
-        held = Rollup.objects.filter(membership__run=run, width=3600).aggregate(sum=Sum("reports"))["sum"] or 0
+        held = (
+            Rollup.objects.filter(membership__run=run, width=3600).aggregate(sum=Sum("reports"))[
+                "sum"
+            ]
+            or 0
+        )
     return sent - held
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     asked.add_argument("--quick", action="store_true")
     asked.add_argument("--workers", type=int)
     asked.add_argument("--watchers", type=int)
@@ -145,7 +157,9 @@ def main() -> None:
     workers = told.workers or (200 if told.quick else 2000)
     watchers = told.watchers if told.watchers is not None else (200 if told.quick else 2000)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # past the finally below, not around it
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("stopped")
+    )  # past the finally below, not around it
     folder = Path(tempfile.mkdtemp(prefix="barnraise-bench-"))
     site = Site(folder, told.web)
     result: dict[str, Any] = {"workers": workers, "watchers": watchers}
@@ -171,7 +185,10 @@ def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) 
         began = time.monotonic()
         many = (100, 10_000) if told.quick else (1000, 100_000)
         site_filling.runs(like, *many)
-        print(f"{many[0]:,} runs and {many[1]:,} machines in {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"{many[0]:,} runs and {many[1]:,} machines in {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
     site.start()
     if told.only in (None, "pages"):
         found = pages(site.url, 5 if told.quick else 40)
@@ -193,7 +210,9 @@ def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) 
             figures["lost_reports"] = lost(like, before)
             print(json.dumps(figures), flush=True)
             names = ("report_p99_ms", "effect_p95_s", "lost_reports", "memory_growth_mb")
-            result |= {name if every == 30.0 else f"{name}_at_10_s": figures[name] for name in names}
+            result |= {
+                name if every == 30.0 else f"{name}_at_10_s": figures[name] for name in names
+            }
     return result
 
 

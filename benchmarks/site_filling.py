@@ -10,8 +10,8 @@ from django.db import connection
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise import wire
-from barnraise.identity import Identity, digest
+from barnraise.protocol import enums, messages
+from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.facts import advance
 from coordinator.fleet.models import Membership
@@ -54,15 +54,21 @@ def identity(name: str, number: int) -> Identity:
 
 def launched(name: str, report_every: float) -> Run:
     """A run that trains, by the way every run goes."""
-    owner, _ = User.objects.get_or_create(email="owner@example.org", defaults={"name": "The owner", "organiser": True})
+    owner, _ = User.objects.get_or_create(
+        email="owner@example.org", defaults={"name": "The owner", "organiser": True}
+    )
     spec = spec_from_fields({"recipe.token_budget": 10**13, "seed": 7})
     run = Run.create(owner, name, spec, report_every=report_every)
-    shards = {part: [wire.Shard(digest=digest(part), tokens=10**6)] for part in ("train", "held_out")}
-    told = wire.Manifest(run=str(run.pk), vocabulary=spec.model.vocabulary, tokenizer=digest("t"), **shards)
+    shards = {
+        part: [messages.Shard(digest=digest(part), tokens=10**6)] for part in ("train", "held_out")
+    }
+    told = messages.Manifest(
+        run=str(run.pk), vocabulary=spec.model.vocabulary, tokenizer=digest("t"), **shards
+    )
     run.launch(actor=owner)
     assert run.accept_manifest(identity("owner", 0).sign("manifest", told))
     advance(run)
-    Run.objects.filter(pk=run.pk).update(status=wire.Status.TRAINING, started=timezone.now())
+    Run.objects.filter(pk=run.pk).update(status=enums.Status.TRAINING, started=timezone.now())
     run.refresh_from_db()
     return run
 
@@ -73,7 +79,13 @@ def hands(run: Run, many: int) -> list[Hand]:
     expires = timezone.now() + timezone.timedelta(hours=24)
     made = Membership.objects.bulk_create(
         [
-            Membership(run=run, machine=m, addresses=["192.0.2.7:41000"], ticket_expires=expires, activity="training")
+            Membership(
+                run=run,
+                machine=m,
+                addresses=["192.0.2.7:41000"],
+                ticket_expires=expires,
+                activity="training",
+            )
             for m in machines
         ],
         batch_size=AT_ONCE,
@@ -88,7 +100,7 @@ def runs(like: Run, many: int, machines: int) -> list[Run]:
     fields = {f.attname: getattr(like, f.attname) for f in Run._meta.concrete_fields}
     made = []
     for n in range(many):
-        status = wire.Status.FINISHED if n % 10 == 0 else wire.Status.TRAINING
+        status = enums.Status.FINISHED if n % 10 == 0 else enums.Status.TRAINING
         own = {"id": uuid7(), "slug": f"run-{n}", "name": f"Run {n}", "status": status, "ledger_tokens": 10**9 + n,
                "started": timezone.now() - timedelta(days=2)}  # fmt: skip
         made.append(Run(**fields | own))
@@ -96,7 +108,14 @@ def runs(like: Run, many: int, machines: int) -> list[Run]:
     everybody, heard = crowd("volunteer", machines), timezone.now() - timedelta(hours=7)
     Membership.objects.bulk_create(
         [
-            Membership(run=made[n % many], machine=m, activity="training", tokens=n, rate=500.0, last_seen=heard)
+            Membership(
+                run=made[n % many],
+                machine=m,
+                activity="training",
+                tokens=n,
+                rate=500.0,
+                last_seen=heard,
+            )
             for n, m in enumerate(everybody)
         ],
         batch_size=AT_ONCE,

@@ -25,7 +25,11 @@ def pages(url: str, rounds: int) -> dict[str, list[float]]:
     """Milliseconds by page: so many askings of each, those of a run of another run each time."""
     volunteer = User.objects.get(email="volunteer-1@example.org")
     staff = User.objects.create_user("staff@example.org", is_staff=True, name="Staff")
-    slugs = list(Run.objects.filter(slug__startswith="run-").order_by("created", "pk").values_list("slug", flat=True))
+    slugs = list(
+        Run.objects.filter(slug__startswith="run-")
+        .order_by("created", "pk")
+        .values_list("slug", flat=True)
+    )
     asked = {
         "/": None, "/runs/": None, "/runs/{slug}/": None, "/credit/": None, "/credit/?by=teams": None,
         f"/volunteers/{volunteer.pk}/": None, "/machines/": volunteer, "/notifications/": volunteer,
@@ -41,7 +45,9 @@ def pages(url: str, rounds: int) -> dict[str, list[float]]:
                 took = 1000 * (time.perf_counter() - began)
                 assert answer.status_code == 200, (path, answer.status_code, answer.text[:300])
                 if n >= 2:  # the first ones compile templates
-                    found.setdefault(path if "volunteers" not in path else "/volunteers/…/", []).append(took)
+                    found.setdefault(
+                        path if "volunteers" not in path else "/volunteers/…/", []
+                    ).append(took)
     return found
 
 

@@ -45,7 +45,9 @@ class Site:
 
     def start(self) -> None:
         celery = ("nice", "-n", "10", sys.executable, *CELERY)
-        self.family.start("web", sys.executable, *WEB, "--port", str(self.port), "--workers", str(self.web))
+        self.family.start(
+            "web", sys.executable, *WEB, "--port", str(self.port), "--workers", str(self.web)
+        )
         self.family.start("celery", *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
         self.family.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
         deadline = time.monotonic() + STARTING
@@ -85,7 +87,9 @@ def _sums(found: list[psutil.Process]) -> tuple[float, float]:
     for process in found:
         try:
             times = process.cpu_times()
-            seconds += times.user + times.system + times.children_user + times.children_system  # of ended ones too
+            seconds += (
+                times.user + times.system + times.children_user + times.children_system
+            )  # of ended ones too
             size += process.memory_full_info().uss
         except psutil.NoSuchProcess:  # a Postgres backend whose connection was closed meanwhile
             continue

@@ -35,7 +35,9 @@ class Heard:
             begun = []
             for machine, step in self.rows[number]:
                 begun += [
-                    sent[machine, seq] for seq in range(shown.get(machine, 0) + 1, step + 1) if (machine, seq) in sent
+                    sent[machine, seq]
+                    for seq in range(shown.get(machine, 0) + 1, step + 1)
+                    if (machine, seq) in sent
                 ]
                 shown[machine] = max(step, shown.get(machine, 0))
             begun = np.array([at for at in begun if at >= since])
@@ -48,7 +50,11 @@ class Heard:
 
 def percentile(bins: np.ndarray, share: float) -> float:
     """Seconds; 0 of nothing."""
-    return float(np.searchsorted(np.cumsum(bins), share * bins.sum()) + 1) * WIDTH if bins.sum() else 0.0
+    return (
+        float(np.searchsorted(np.cumsum(bins), share * bins.sum()) + 1) * WIDTH
+        if bins.sum()
+        else 0.0
+    )
 
 
 class Watcher(asyncio.Protocol):
@@ -56,7 +62,11 @@ class Watcher(asyncio.Protocol):
 
     def __init__(self, run: str, port: int, heard: Heard, reads: bool):
         self.run, self.port, self.heard, self.reads = run, port, heard, reads
-        self.buffer, self.open, self.last = bytearray(), asyncio.get_running_loop().create_future(), 0
+        self.buffer, self.open, self.last = (
+            bytearray(),
+            asyncio.get_running_loop().create_future(),
+            0,
+        )
         self.upgraded = False
 
     def connection_made(self, transport) -> None:
@@ -105,7 +115,9 @@ class Watcher(asyncio.Protocol):
 
     def _hear(self, kind: int, payload: bytes) -> None:
         if kind == PING:
-            self.transport.write(bytes([PONG, 0x80 | len(payload), 0, 0, 0, 0]) + payload)  # masked with zeros
+            self.transport.write(
+                bytes([PONG, 0x80 | len(payload), 0, 0, 0, 0]) + payload
+            )  # masked with zeros
         if kind != 1 or not (found := SEQ.search(payload)):
             return
         number = int(found[1])

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 
 from site_filling import Hand
 
-from barnraise import wire
-from barnraise.identity import digest
+from barnraise.protocol import enums, messages, reports
+from barnraise.protocol.signing import digest
 from coordinator.runs.models import Run
 
 PATIENCE = 15.0  # seconds, as the worker's own
 WITNESSES_EVERY = 60.0  # seconds, as the worker's own
-FRAGMENT = wire.FragmentUpdate(digest=digest("payload"), size=1_800_000, sketch="0" * 16)
+FRAGMENT = messages.FragmentUpdate(digest=digest("payload"), size=1_800_000, sketch="0" * 16)
 FRAGMENTS = 14  # of an update: those of a model of 124 M parameters
 LATE = 60.0  # seconds in which what was refused is tried again, at the end
-PLAN = wire.PlanView(
+PLAN = reports.PlanView(
     device="NVIDIA GeForce RTX 3060", device_bytes=9 * 10**9, host_bytes=3 * 10**9, disk_bytes=0, groups=12,
     micro_batches=4, micro_tokens=1024, layers=12, resident=3, clipping="exact", crash_safety="exact",
     binding="compute", predicted_seconds=5.4, disk_written_per_day=0,
     sentence="12 layers on the device; its arithmetic is what limits.",
 )  # fmt: skip
-TRADE = wire.TradeView(
+TRADE = reports.TradeView(
     round_steps=20, form="top64x2", density=0.015625, bits=0.234375, sent_rate=105000.5, received_rate=210000.0,
     uplink_rate=1250000.0, lag=1,
 )  # fmt: skip
@@ -47,9 +47,9 @@ class Worker:
     def __init__(self, hand: Hand, crew: "list[Worker]", run: Run, mirror: str, port: int):
         self.hand, self.crew, self.run, self.mirror, self.port = hand, crew, run, mirror, port
         self.posts, self.seq = Posts(), 0
-        self.kept: list[wire.Report] = []
+        self.kept: list[reports.Report] = []
         self.witnesses_at = time.monotonic() + random.random() * WITNESSES_EVERY
-        self.head: wire.Signed | None = None  # of its last update
+        self.head: messages.Signed | None = None  # of its last update
 
     async def work(self, every: float, posts: Posts) -> None:
         """One post an interval until `posts.ends`, from a random moment of the first on."""
@@ -64,45 +64,54 @@ class Worker:
             await asyncio.sleep(1.0)
             await self.post()
 
-    def report(self) -> wire.Report:
+    def report(self) -> reports.Report:
         self.seq += 1
         told, self.head = 1000 * self.seq, None
-        return wire.Report(
-            seq=self.seq, at=time.time(), version="0.1", activity=wire.Activity.TRAINING, incarnation="a" * 16,
+        return reports.Report(
+            seq=self.seq, at=time.time(), version="0.1", activity=enums.Activity.TRAINING, incarnation="a" * 16,
             addresses=["192.0.2.7:41000"], step=self.seq, tokens=told, ledger_tokens=told * 2000, rate=500.0 + self.seq,
-            points=[wire.Point(kind="train", tokens=told * 2000, loss=5.0)], updates_sent=self.seq,
+            points=[reports.Point(kind="train", tokens=told * 2000, loss=5.0)], updates_sent=self.seq,
             updates_received=self.seq * 1999, peers=8, peer_bytes_sent=told, peer_bytes_received=told,
             vector=digest(f"{self.hand.machine} {self.seq}"), anchor=digest("a"), plan=PLAN, step_seconds=5.1,
             trade=TRADE,
         )  # fmt: skip
 
-    def testimonies(self) -> list[wire.Testimony]:
+    def testimonies(self) -> list[messages.Testimony]:
         """Of two others, now and then as workers do."""
         if time.monotonic() < self.witnesses_at:
             return []
         self.witnesses_at = time.monotonic() + WITNESSES_EVERY
         others = random.sample(self.crew, min(2, len(self.crew)))
-        return [self.testimony(each.published()) for each in others if each.seq and each is not self]
+        return [
+            self.testimony(each.published()) for each in others if each.seq and each is not self
+        ]
 
-    def published(self) -> wire.Signed:
+    def published(self) -> messages.Signed:
         """Its last update's header, signed once."""
         if self.head is None:
-            said = wire.Update(
+            said = messages.Update(
                 run=str(self.run.pk), peer=self.hand.identity.key, incarnation="a" * 16, seq=self.seq,
                 previous="0" * 64, tokens=1000, total=1000 * self.seq, fragments=[FRAGMENT] * FRAGMENTS,
             )  # fmt: skip
             self.head = self.hand.identity.sign("update", said)
         return self.head
 
-    def testimony(self, head: wire.Signed) -> wire.Testimony:
+    def testimony(self, head: messages.Signed) -> messages.Testimony:
         author = f"{head.key}.{'a' * 16}"
-        said = wire.Witness(run=str(self.run.pk), author=author, head=digest(head.body))
+        said = messages.Witness(run=str(self.run.pk), author=author, head=digest(head.body))
         word = self.hand.identity.sign("witness", said)
-        return wire.Testimony(head=wire.SignedHeader(**head.model_dump()), witness=wire.SignedWord(**word.model_dump()))
+        return messages.Testimony(
+            head=messages.SignedHeader(**head.model_dump()),
+            witness=messages.SignedWord(**word.model_dump()),
+        )
 
     async def post(self) -> None:
         path = f"/api/v1/runs/{self.run.slug}/reports"
-        body = wire.Reports(reports=self.kept[:20], witnessed=self.testimonies()).model_dump_json().encode()
+        body = (
+            messages.Reports(reports=self.kept[:20], witnessed=self.testimonies())
+            .model_dump_json()
+            .encode()
+        )
         token = self.hand.identity.request_token(self.mirror, "POST", path, body, time.time())
         head = (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Barnraise {token}\r\n"

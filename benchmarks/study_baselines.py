@@ -9,7 +9,11 @@ from study_model import SIZE, STEP_TOKENS, Replica, batch, initial_units, nothin
 
 from barnraise.swap.arena import to_float
 
-FINAL, BETWEEN, POINTS = 512, 64, 8  # sequences of the last validation and of those on the way; how many of these
+FINAL, BETWEEN, POINTS = (
+    512,
+    64,
+    8,
+)  # sequences of the last validation and of those on the way; how many of these
 
 
 class Curve:
@@ -34,13 +38,20 @@ def parallel(case: Case) -> dict:
     machine, curve = Replica(case.optimizer), Curve(case.tokens)
     machine.flat.copy_(to_float(initial_units(case.seed)))
     replicas = 1 if case.kind == "alone" else case.replicas
-    steps = case.tokens // (case.replicas * STEP_TOKENS)  # alone: as many, each of one replica's text
+    steps = case.tokens // (
+        case.replicas * STEP_TOKENS
+    )  # alone: as many, each of one replica's text
     for step in range(steps):
         machine.learn(torch.cat([batch(case.seed, i, step) for i in range(replicas)]))
         machine.step(case.rate * rate_scale(step / steps * case.tokens, case.tokens))
         curve.note((step + 1) / steps * case.tokens, lambda n: machine.validate(machine.flat, n))
     sent = 0 if replicas == 1 else 4 * SIZE * steps * replicas
-    return finished(curve, machine.validate(machine.flat, FINAL), bytes=sent, tokens=steps * replicas * STEP_TOKENS)
+    return finished(
+        curve,
+        machine.validate(machine.flat, FINAL),
+        bytes=sent,
+        tokens=steps * replicas * STEP_TOKENS,
+    )
 
 
 def diloco(case: Case) -> dict:

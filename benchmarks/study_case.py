@@ -25,13 +25,17 @@ class Case:
     delay: float = 0.8  # rounds that an update is under way, ± a quarter
     windows: bool = True  # rounds end together by the clock
     streamed: bool = True  # each fragment's round ends when the line comes to it, not all at once
-    guess: str = "none"  # of an update under way: by one's own, the peer's last, one's own momentum, or none
+    guess: str = (
+        "none"  # of an update under way: by one's own, the peer's last, one's own momentum, or none
+    )
     trust: float = 1.0  # what a guess is multiplied by
     fold: str = "now"  # a late update moves the replica when it comes, or only with the next round
     weights: str = "rate"  # of an update: by its author's share of the tokens a second, or even
     clock: str = "expected"  # the schedule's tokens: the ledger's with what is thought under way, or as it stands
     speeds: tuple[float, ...] = ()  # of the replicas, any unit; all alike when empty
-    joins: tuple[float, ...] = ()  # when each replica begins, of the whole training; at once when empty
+    joins: tuple[
+        float, ...
+    ] = ()  # when each replica begins, of the whole training; at once when empty
 
     @property
     def key(self) -> str:
@@ -40,9 +44,18 @@ class Case:
     @classmethod
     def read(cls, raw: dict) -> "Case":
         """From a result's line. Raises TypeError for one of another version."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
+        return cls(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in raw.items()
+            }
+        )
 
     def __str__(self) -> str:
         """What differs from the plainest case of its kind."""
-        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        changed = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
         return ", ".join(changed) or "ours as it is"

@@ -38,7 +38,12 @@ def train(case: Case) -> dict:
     begun = time.perf_counter()
     found = KINDS[case.kind](case)
     seconds = round(time.perf_counter() - begun, 1)
-    return {"case": asdict(case), **found, "seconds": seconds, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    return {
+        "case": asdict(case),
+        **found,
+        "seconds": seconds,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
 
 
 def begin() -> None:
@@ -71,12 +76,20 @@ def read(*paths: Path) -> Results:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the exchange costs in loss, and what it saves in bytes.")
+    parser = argparse.ArgumentParser(
+        description="What the exchange costs in loss, and what it saves in bytes."
+    )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--known", action="store_true", help="what lies beside the document is not trained again")
-    parser.add_argument("--report", action="store_true", help="no training: the document from what there is")
+    parser.add_argument(
+        "--known", action="store_true", help="what lies beside the document is not trained again"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="no training: the document from what there is"
+    )
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no training after so many")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no training after so many"
+    )
     asked = parser.parse_args()
     plan = Plan(short=102_400, long=204_800, quick=True) if asked.quick else PLANS[NAME]
     path = FOLDER / f"{NAME}-{'quick' if asked.quick else 'results'}.jsonl"
@@ -96,7 +109,9 @@ def main() -> None:
     print(json.dumps(study_report.figures(plan, found)))
 
 
-def run(pool: Executor, missing: list[Case], at_once: int, found: Results, path: Path, end: float) -> None:
+def run(
+    pool: Executor, missing: list[Case], at_once: int, found: Results, path: Path, end: float
+) -> None:
     """Trains what is missing, a line each; begins nothing once `end` has come."""
     going: set[Future] = set()
     while going or (missing and time.monotonic() < end):
@@ -107,7 +122,9 @@ def run(pool: Executor, missing: list[Case], at_once: int, found: Results, path:
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             found.add(line)
-            print(f"  {line['loss']}  {line['seconds']:5.0f} s  {Case.read(line['case'])}", flush=True)
+            print(
+                f"  {line['loss']}  {line['seconds']:5.0f} s  {Case.read(line['case'])}", flush=True
+            )
 
 
 if __name__ == "__main__":

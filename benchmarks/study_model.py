@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from blake3 import blake3
 from torch import Tensor
 
-from barnraise import data
-from barnraise import model as gpt
-from barnraise.exchange.anchor import initial
-from barnraise.home import write_whole
+from barnraise.exchange.ledger.anchor import initial
+from barnraise.models import gpt2 as gpt
+from barnraise.protocol.messages import Manifest
 from barnraise.spec import ModelSpec, Recipe, TextSpec
-from barnraise.swap.optimizer import Step, schedule
-from barnraise.wire import Manifest
+from barnraise.state_dir import write_whole
+from barnraise.swap.adamw import Step, schedule
+from barnraise.text import shards
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,19 @@ class Scale:
     device: str = "cpu"
 
 
-LARGE = "cuda" if torch.cuda.is_available() else "cpu"  # where there is no GPU it takes days, and runs
+LARGE = (
+    "cuda" if torch.cuda.is_available() else "cpu"
+)  # where there is no GPU it takes days, and runs
 SCALES = {
     "small": Scale(ModelSpec(layers=3, width=128, heads=4, context=64, vocabulary=256), 8),
-    "large": Scale(ModelSpec(layers=10, width=512, heads=8, context=256, vocabulary=256), 16, LARGE),
+    "large": Scale(
+        ModelSpec(layers=10, width=512, heads=8, context=256, vocabulary=256), 16, LARGE
+    ),
 }
 NAME = os.environ.get("BARNRAISE_STUDY", "small")
-MODEL, SEQUENCES, DEVICE = (getattr(SCALES[NAME], part) for part in ("model", "sequences", "device"))
+MODEL, SEQUENCES, DEVICE = (
+    getattr(SCALES[NAME], part) for part in ("model", "sequences", "device")
+)
 STEP_TOKENS = SEQUENCES * MODEL.context
 FRAGMENTS = MODEL.fragments()
 ENDS = [0, *accumulate(fragment.size for fragment in FRAGMENTS)]
@@ -63,18 +69,20 @@ def prepare_text() -> None:
 
     def put(blob: bytes) -> str:
         name = blake3(blob).hexdigest()
-        if not (FOLDER / name).exists():  # a training beside this one reads it as memory: cut short it would be its end
+        if not (
+            FOLDER / name
+        ).exists():  # a training beside this one reads it as memory: cut short it would be its end
             write_whole(FOLDER / name, blob)
         return name
 
-    manifest = data.prepare(TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, put)
+    manifest = shards.prepare(TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, put)
     write_whole(FOLDER / "manifest.json", manifest.model_dump_json().encode())
 
 
 @cache
-def text() -> data.Text:
+def text() -> shards.Text:
     manifest = Manifest.model_validate_json((FOLDER / "manifest.json").read_text())
-    return data.Text(manifest, lambda digest: FOLDER / digest)
+    return shards.Text(manifest, lambda digest: FOLDER / digest)
 
 
 def batch(seed: int, replica: int, step: int) -> Tensor:
@@ -114,7 +122,9 @@ class Replica:
             if self.optimizer == "muon" and fragment.name.startswith("block"):
                 _muon(fragment, *parts[:3], rate)
             else:
-                Step.of(fragment, 0, parts[0], steps=self.steps, rate=rate, decay=DECAY).apply(0, *parts)
+                Step.of(fragment, 0, parts[0], steps=self.steps, rate=rate, decay=DECAY).apply(
+                    0, *parts
+                )
 
     @torch.no_grad()
     def validate(self, flat: Tensor, sequences: int) -> float:
@@ -145,7 +155,9 @@ def _loss(weights: list[gpt.Weights], tokens: Tensor) -> Tensor:
     x = gpt.embed(weights[0], tokens[:, :-1])
     for block in weights[1:-1]:
         x = gpt.block(block, x, MODEL.heads)
-    return F.cross_entropy(gpt.head(weights[-1], weights[0], x).flatten(0, 1), tokens[:, 1:].flatten())
+    return F.cross_entropy(
+        gpt.head(weights[-1], weights[0], x).flatten(0, 1), tokens[:, 1:].flatten()
+    )
 
 
 def _muon(fragment, flat: Tensor, gradient: Tensor, m: Tensor, rate: float) -> None:
@@ -165,4 +177,6 @@ def _muon(fragment, flat: Tensor, gradient: Tensor, m: Tensor, rate: float) -> N
             square = x @ x.T
             x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
         x = x if slot.shape[0] <= slot.shape[1] else x.T
-        flat[at].mul_(1 - rate * DECAY).sub_(x.reshape(-1), alpha=0.2 * rate * max(slot.shape) ** 0.5)
+        flat[at].mul_(1 - rate * DECAY).sub_(
+            x.reshape(-1), alpha=0.2 * rate * max(slot.shape) ** 0.5
+        )

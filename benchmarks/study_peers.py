@@ -19,13 +19,23 @@ from itertools import count
 import torch
 from study_baselines import FINAL, Curve, finished
 from study_case import Case
-from study_model import FRAGMENTS, PIECES, SIZE, STEP_TOKENS, Replica, batch, initial_units, nothing, rate_scale
+from study_model import (
+    FRAGMENTS,
+    PIECES,
+    SIZE,
+    STEP_TOKENS,
+    Replica,
+    batch,
+    initial_units,
+    nothing,
+    rate_scale,
+)
 from torch import Tensor
 
-from barnraise.exchange.codec import encode
-from barnraise.exchange.guess import LARGEST, MOST
+from barnraise.exchange.compression.codec import encode
+from barnraise.exchange.pacing.delay_compensation import LARGEST, MOST
 from barnraise.swap.arena import to_float
-from barnraise.swap.outer import accumulate
+from barnraise.swap.outer_optimizer import accumulate
 
 RAMP = 3  # rounds over which a late joiner comes to its weight
 
@@ -50,7 +60,10 @@ def turns(case: Case) -> list[Turn]:
     if not case.streamed:
         return [Turn(0, 1.0, 1.0, 0, SIZE, tuple(range(len(FRAGMENTS))))]
     places = [(piece.start, piece.stop) for piece in PIECES]
-    return [Turn(i, end / SIZE, (end - begin) / SIZE, begin, end, (i,)) for i, (begin, end) in enumerate(places)]
+    return [
+        Turn(i, end / SIZE, (end - begin) / SIZE, begin, end, (i,))
+        for i, (begin, end) in enumerate(places)
+    ]
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,9 @@ class Machine:
         self.last: dict[tuple[int, int], Tensor] = {}  # (author, turn): the last update that came
         self.seen: dict[tuple[int, int], int] = {}  # the window that it ended
         self.guesses: dict[tuple[int, int, int], Tensor] = {}  # by author, turn and window
-        self.own: dict[int, deque[tuple[int, Tensor]]] = defaultdict(lambda: deque(maxlen=MOST + 1))  # by turn
+        self.own: dict[int, deque[tuple[int, Tensor]]] = defaultdict(
+            lambda: deque(maxlen=MOST + 1)
+        )  # by turn
         self.said: dict[int, int] = defaultdict(int)  # turn → the steps when it last ended
         self.data_step = self.round_steps = self.rounds = 0  # `round_steps`: since the last turn
 
@@ -143,7 +158,9 @@ class Machine:
         self.guesses = {key: guess for key, guess in self.guesses.items() if key[1] != turn.number}
         if self.case.guess != "none":
             for author, window, ratio in missing:
-                self.guesses[author, turn.number, window] = guess = self.guess(author, turn, window, ratio)
+                self.guesses[author, turn.number, window] = guess = self.guess(
+                    author, turn, window, ratio
+                )
                 start += guess
         self.start[turn.part] = start
         self.replica.flat[turn.part] = start
@@ -168,9 +185,13 @@ class World:
         speeds = case.speeds or (1.0,) * case.replicas
         assert len(speeds) == case.replicas
         mean = sum(speeds) / len(speeds)
-        self.length = case.tokens / (case.replicas * STEP_TOKENS)  # of the whole training, on the clock
+        self.length = case.tokens / (
+            case.replicas * STEP_TOKENS
+        )  # of the whole training, on the clock
         joins = case.joins or (0.0,) * case.replicas
-        self.machines = [Machine(case, i, speed / mean, joins[i] * self.length) for i, speed in enumerate(speeds)]
+        self.machines = [
+            Machine(case, i, speed / mean, joins[i] * self.length) for i, speed in enumerate(speeds)
+        ]
         self.curve, self.bytes, self.steps, self.updates = Curve(case.tokens), 0, 0, 0
         self.dice, self._serial, self._queue = dice, count(), []
         self.turns = turns(case)
@@ -194,7 +215,9 @@ class World:
             return int(now / self.case.steps + 1e-6)
         return machine.rounds
 
-    def missing(self, mine: Machine, turn: Turn, window: int, now: float) -> list[tuple[int, int, float]]:
+    def missing(
+        self, mine: Machine, turn: Turn, window: int, now: float
+    ) -> list[tuple[int, int, float]]:
         """(author, window, its size over one of mine) of what mine has not and others have sent in this turn, as far as
         the clock tells."""
         case, found = self.case, []
@@ -202,13 +225,18 @@ class World:
             if other is mine or other.begins > now or not case.delay:
                 continue
             ratio = other.speed / mine.speed
-            ratio = min(LARGEST, (ratio if case.weights == "rate" else 1.0) * (ratio if case.windows else 1.0))
+            ratio = min(
+                LARGEST,
+                (ratio if case.weights == "rate" else 1.0) * (ratio if case.windows else 1.0),
+            )
             if case.windows:
                 first = self.window(other, other.begins)
                 since = max(mine.seen.get((other.number, turn.number), first), window - MOST, first)
                 found += [(other.number, w, ratio) for w in range(since + 1, window + 1)]
             else:
-                found.append((other.number, mine.seen.get((other.number, turn.number), 0) + 1, ratio))
+                found.append(
+                    (other.number, mine.seen.get((other.number, turn.number), 0) + 1, ratio)
+                )
         return found
 
     # ---- the clock
@@ -234,18 +262,25 @@ class World:
             self._at(now + 1 / machine.speed, "step", i)
             self.curve.note(self.steps * STEP_TOKENS, self._validate)
             if self.steps % 50 == 0 and not torch.isfinite(machine.replica.flat).all():
-                return finished(self.curve, float("nan"), bytes=self.bytes, tokens=self.steps * STEP_TOKENS)
+                return finished(
+                    self.curve, float("nan"), bytes=self.bytes, tokens=self.steps * STEP_TOKENS
+                )
         return self._settle()
 
     def _owed(self, machine: Machine, now: float) -> float:
         """Tokens of updates that the machine thinks under way to it: since each other's last, at its rate."""
         if machine.case.clock != "expected":
             return 0.0
-        began = now - machine.round_steps / machine.speed  # what went on since is counted by the share
+        began = (
+            now - machine.round_steps / machine.speed
+        )  # what went on since is counted by the share
         owed = 0.0
         for other in self.machines:
             if other is not machine and other.begins <= now:
-                owed += max(0.0, (began - other.begins) * other.speed * STEP_TOKENS - machine.held[other.number])
+                owed += max(
+                    0.0,
+                    (began - other.begins) * other.speed * STEP_TOKENS - machine.held[other.number],
+                )
         return owed
 
     def _ended(self, machine: Machine, now: float) -> list[tuple[Turn, int]]:
@@ -256,7 +291,9 @@ class World:
             steps = machine.data_step + self.phase[machine.number]
             before, after = (at / self.case.steps + 1e-6 for at in (steps - 1, steps))
         rounds = range(int(before) + 1, math.ceil(after) + 1)
-        ended = {turn: r for r in rounds for turn in self.turns if before < r - 1 + turn.when <= after}
+        ended = {
+            turn: r for r in rounds for turn in self.turns if before < r - 1 + turn.when <= after
+        }
         return list(ended.items())
 
     def _trade(self, machine: Machine, turn: Turn, window: int, now: float) -> None:
@@ -264,7 +301,12 @@ class World:
         self.bytes, self.updates = self.bytes + size, self.updates + 1
         for other in range(len(self.machines)):
             if other != machine.number:
-                late = self.case.delay * turn.share * self.case.steps * (0.75 + 0.5 * self.dice.random())
+                late = (
+                    self.case.delay
+                    * turn.share
+                    * self.case.steps
+                    * (0.75 + 0.5 * self.dice.random())
+                )
                 self._at(now + late, "arrive", other, sent)
         if self.case.delay:
             machine.begin(turn, self.missing(machine, turn, window, now))
@@ -280,7 +322,9 @@ class World:
         source = self.machines[0]
         machine.anchor = source.anchor.clone()
         machine.held, machine.seen = source.held.copy(), source.seen.copy()
-        machine.seen |= {(source.number, turn.number): self.window(source, now) for turn in self.turns}
+        machine.seen |= {
+            (source.number, turn.number): self.window(source, now) for turn in self.turns
+        }
         machine.last, machine.replica.warming = dict(source.last), 20
         self._queue = [event for event in self._queue if event[2:4] != ("arrive", machine.number)]
         heapq.heapify(self._queue)
@@ -298,16 +342,22 @@ class World:
         """Everybody's last round and all that is under way: then all anchors are one, bit for bit."""
         under_way = [(i, sent) for _, _, kind, i, sent in self._queue if kind == "arrive"]
         for machine in self.machines:
-            for turn in (turn for turn in self.turns if machine.said[turn.number] < machine.data_step):
+            for turn in (
+                turn for turn in self.turns if machine.said[turn.number] < machine.data_step
+            ):
                 sent, size = machine.harvest(turn, 0, self.share(machine, self.length), self.done)
                 self.bytes, self.updates = self.bytes + size, self.updates + 1
                 under_way += [(i, sent) for i in range(len(self.machines)) if i != machine.number]
         for i, sent in under_way:
             self.machines[i].receive(sent)
-        agree = all(torch.equal(self.machines[0].anchor, machine.anchor) for machine in self.machines)
+        agree = all(
+            torch.equal(self.machines[0].anchor, machine.anchor) for machine in self.machines
+        )
         assert agree, "machines with the same updates differ"
         tokens = self.steps * STEP_TOKENS
-        return finished(self.curve, self._validate(FINAL), bytes=self.bytes, tokens=tokens, updates=self.updates)
+        return finished(
+            self.curve, self._validate(FINAL), bytes=self.bytes, tokens=tokens, updates=self.updates
+        )
 
 
 def ours(case: Case) -> dict:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from study_case import Case
 
-from barnraise.exchange.guess import IN_TURNS
+from barnraise.exchange.pacing.delay_compensation import IN_TURNS
 
 SHORT, LONG = 1_024_000, 8_192_000  # tokens
 SPEEDS = (1.0, 2.0, 4.0, 7.0)
@@ -68,7 +68,11 @@ class Plan:
     # ---- tuning what ours is held against
 
     def rates(self, found: Results) -> list[Case]:
-        return [Case(kind=kind, tokens=self.short, rate=rate) for kind in KINDS for rate in self.rates_tried]
+        return [
+            Case(kind=kind, tokens=self.short, rate=rate)
+            for kind in KINDS
+            for rate in self.rates_tried
+        ]
 
     def of(self, found: Results, kind: str) -> list[Case]:
         return [case for case in self.rates(found) if case.kind == kind]
@@ -80,7 +84,9 @@ class Plan:
         pairs = [(0.7, 0.9), (0.5, 0.8), (0.8, 0.7), (1.0, 0.5)]
         diloco = found.best(self.of(found, "diloco"))
         outer = [replace(diloco, outer_rate=eta, momentum=mu) for eta, mu in pairs]
-        return [replace(case, rate=2 * case.rate) for case in best if case.rate == max(self.rates_tried)] + outer
+        return [
+            replace(case, rate=2 * case.rate) for case in best if case.rate == max(self.rates_tried)
+        ] + outer
 
     def tuned(self, found: Results, kind: str, **more) -> Case:
         """The best of a kind's short trainings, with some things changed."""

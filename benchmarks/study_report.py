@@ -15,7 +15,12 @@ from study_model import NAME, SIZE, STEP_TOKENS
 from study_plan import KINDS, SPEEDS, Plan, Results
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "benchmarks" / ("exchange_study.md" if NAME == "small" else f"exchange_study_{NAME}.md")
+DOCUMENT = (
+    ROOT
+    / "docs"
+    / "benchmarks"
+    / ("exchange_study.md" if NAME == "small" else f"exchange_study_{NAME}.md")
+)
 RESULTS = DOCUMENT.with_suffix(".jsonl")
 BEGIN, END = "<!-- measured: `make study-exchange` writes from here -->", "<!-- to here -->"
 
@@ -62,12 +67,16 @@ def bytes_a_token(found: Results, case: Case) -> float | None:
 
 def write(plan: Plan, found: Results) -> None:
     """The tables into the document, between its marks; the plots and all results beside it."""
-    RESULTS.write_text("".join(json.dumps(found.by_key[key]) + "\n" for key in sorted(found.by_key)))
+    RESULTS.write_text(
+        "".join(json.dumps(found.by_key[key]) + "\n" for key in sorted(found.by_key))
+    )
     tuning, factors = plan.rates(found) + plan.around(found), plan.factors(found)
     frontier = [*plan.frontier(found), *plan.again(found)]
     planned = set(tuning + plan.flat(factors) + frontier)
     besides = [case for case in found.cases() if case not in planned]
-    long, short = ([case for case in besides if (case.tokens > plan.short) is much] for much in (True, False))
+    long, short = (
+        [case for case in besides if (case.tokens > plan.short) is much] for much in (True, False)
+    )
     tables = [
         ("The frontier", frontier),
         ("Tried besides", [frontier[0], *long]),
@@ -76,10 +85,18 @@ def write(plan: Plan, found: Results) -> None:
         ("tried besides, short", [plan.tuned(found, "ours"), *short]),
     ]
     parts = [table(found, *each) for each in tables]
-    missing = [case for case in dict.fromkeys(frontier + tuning + plan.flat(factors)) if not found.has(case)]
+    missing = [
+        case
+        for case in dict.fromkeys(frontier + tuning + plan.flat(factors))
+        if not found.has(case)
+    ]
     if missing:
         parts.append("### Not measured yet\n\n" + "\n".join(f"* {case}" for case in missing))
-    text = DOCUMENT.read_text() if DOCUMENT.exists() else f"# The exchange's study, {NAME}\n\n{BEGIN}{END}\n"
+    text = (
+        DOCUMENT.read_text()
+        if DOCUMENT.exists()
+        else f"# The exchange's study, {NAME}\n\n{BEGIN}{END}\n"
+    )
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     said = json.dumps(figures(plan, found))
@@ -114,14 +131,23 @@ def describe(case: Case, base: Case) -> str:
     """What is not as in `base`; all of it for the base itself."""
     if case == base:
         return "**as it is**"
-    names = [field.name for field in fields(Case) if field.name != "tokens" or case.kind == "diloco"]
+    names = [
+        field.name for field in fields(Case) if field.name != "tokens" or case.kind == "diloco"
+    ]
     if case.kind != base.kind:
         names = ["kind", "seed", "rate"]
         if case.kind == "diloco":
-            names += ["steps", "outer_rate", "momentum", *(["tokens"] if case.tokens != base.tokens else [])]
+            names += [
+                "steps",
+                "outer_rate",
+                "momentum",
+                *(["tokens"] if case.tokens != base.tokens else []),
+            ]
         return ", ".join(f"{name} {getattr(case, name)}" for name in names)
     names = [name for name in names if name != "trust" or case.guess != "none"]
-    return ", ".join(f"{n} {getattr(case, n)}" for n in names if getattr(case, n) != getattr(base, n))
+    return ", ".join(
+        f"{n} {getattr(case, n)}" for n in names if getattr(case, n) != getattr(base, n)
+    )
 
 
 def draw_bytes(plan: Plan, found: Results) -> None:
@@ -133,19 +159,47 @@ def draw_bytes(plan: Plan, found: Results) -> None:
     rounds = sorted(factors["H"], key=lambda case: case.steps)
     groups = [
         ("round lengths, dense2", "o-", "left", 4, rounds, short, lambda case: f"H {case.steps}"),
-        ("forms, H 10", "s", "left", 6, factors["bits and density"][1:], short, lambda case: case.form),
-        ("H 10, a guess, and how full the line is", "^", "right", -3, long, plan.far(found, "diloco"), late),
+        (
+            "forms, H 10",
+            "s",
+            "left",
+            6,
+            factors["bits and density"][1:],
+            short,
+            lambda case: case.form,
+        ),
+        (
+            "H 10, a guess, and how full the line is",
+            "^",
+            "right",
+            -3,
+            long,
+            plan.far(found, "diloco"),
+            late,
+        ),
     ]
     for label, style, side, above, cases, base, name in groups:
-        cases = [case for case in cases if found.has(case) and found.has(base) and math.isfinite(found.loss(case))]
+        cases = [
+            case
+            for case in cases
+            if found.has(case) and found.has(base) and math.isfinite(found.loss(case))
+        ]
         points = [(bytes_a_token(found, c), 100 * gap(found, c, base)) for c in cases]
-        axes.plot(*zip(*points, strict=True), style, label=f"{label}, {base.tokens / 1e6:.0f} M tokens")
+        axes.plot(
+            *zip(*points, strict=True), style, label=f"{label}, {base.tokens / 1e6:.0f} M tokens"
+        )
         offset = (5 if side == "left" else -6, above)
         for case, point in zip(cases, points, strict=True):
-            axes.annotate(name(case), point, textcoords="offset points", xytext=offset, ha=side, fontsize=7)
+            axes.annotate(
+                name(case), point, textcoords="offset points", xytext=offset, ha=side, fontsize=7
+            )
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.axvline(4 * SIZE / (short.steps * STEP_TOKENS), color="grey", linewidth=0.8, linestyle=":")
-    axes.set(xscale="log", xlabel="bytes of updates a token", ylabel="% more loss than synchronous fp32 DiLoCo")
+    axes.set(
+        xscale="log",
+        xlabel="bytes of updates a token",
+        ylabel="% more loss than synchronous fp32 DiLoCo",
+    )
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(DOCUMENT.with_name(f"{DOCUMENT.stem}_bytes.png"), dpi=110)
@@ -153,7 +207,9 @@ def draw_bytes(plan: Plan, found: Results) -> None:
 
 
 def late(case: Case) -> str:
-    return ("" if case.form == Case.form else f"{case.form}, ") + ("full" if case.delay == Case.delay else "with room")
+    return ("" if case.form == Case.form else f"{case.form}, ") + (
+        "full" if case.delay == Case.delay else "with room"
+    )
 
 
 def draw_curves(plan: Plan, found: Results) -> None:
@@ -168,7 +224,13 @@ def draw_curves(plan: Plan, found: Results) -> None:
         if (line := found.line(case)) and line["loss"]:
             # One alone trains as many steps as each replica: drawn at the tokens of all.
             points = [*line["curve"], [case.tokens, line["loss"]]]
-            axes.plot([x / 1e6 for x, _ in points], [y for _, y in points], "o-", markersize=3, label=label)
+            axes.plot(
+                [x / 1e6 for x, _ in points],
+                [y for _, y in points],
+                "o-",
+                markersize=3,
+                label=label,
+            )
     axes.set(xlabel="million tokens of all replicas", ylabel="validation loss, nats a byte")
     axes.legend(fontsize=8)
     figure.tight_layout()

@@ -31,16 +31,19 @@ import torch
 from swap_child import BUILD, Child, turns
 
 from barnraise.errors import PlanError
-from barnraise.hardware import Hardware
-from barnraise.limits import Limits
-from barnraise.plan import Plan
-from barnraise.planner import make_plan
-from barnraise.probe import again, probe
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.hardware_probe import again, probe
+from barnraise.planning.limits import Limits
+from barnraise.planning.plan import Plan
+from barnraise.planning.search import make_plan
+from barnraise.planning.simulator import Steps
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap.timeline import Steps
 
 GB = 10**9
-STRIDE, QUICK_STRIDE = 83, 473  # through the product of 6,144 cases, which takes two hours: prime to its factors, so
+STRIDE, QUICK_STRIDE = (
+    83,
+    473,
+)  # through the product of 6,144 cases, which takes two hours: prime to its factors, so
 # that by the first each tier, way of clipping and number of micro-batches meets each other; exactness.py runs them all
 
 
@@ -56,7 +59,9 @@ def machine() -> Hardware:
 def exact(quick: bool) -> bool:
     """Whether all cases have the bits of their reference."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    return exactness.tell(list(exactness.cases())[:: QUICK_STRIDE if quick else STRIDE], folder=BUILD)
+    return exactness.tell(
+        list(exactness.cases())[:: QUICK_STRIDE if quick else STRIDE], folder=BUILD
+    )
 
 
 # ---- speed ---------------------------------------------------------------------------------------------------------
@@ -79,7 +84,10 @@ def efficiency(quick: bool) -> dict[str, float]:
         seconds = turns([one, two, three], 2 if quick else 5)
     tokens = sequences * model.context
     for name, mine in zip(("from disk", "resident", "staged from RAM"), seconds, strict=True):
-        print(f"  {name:16} {tokens / mine:8,.1f} tokens/s  ({mine:.2f} s a step of {tokens:,} tokens)", flush=True)
+        print(
+            f"  {name:16} {tokens / mine:8,.1f} tokens/s  ({mine:.2f} s a step of {tokens:,} tokens)",
+            flush=True,
+        )
     return {"ram": round(seconds[1] / seconds[2], 4), "disk": round(seconds[1] / seconds[0], 4)}
 
 
@@ -88,7 +96,9 @@ def least(hardware: Hardware, model: ModelSpec, sequences: int, **limits: object
     memory = 12 * model.vocabulary * model.width  # the table, its gradient, and the head's
     while memory < hardware.memory:
         try:
-            return make_plan(hardware, model, Limits(memory=memory, **limits), sequences, advise=False)
+            return make_plan(
+                hardware, model, Limits(memory=memory, **limits), sequences, advise=False
+            )
         except PlanError:
             memory = int(memory * 1.05)
     return make_plan(hardware, model, Limits(**limits), sequences)
@@ -146,8 +156,14 @@ def budgets(hardware: Hardware, model: ModelSpec, sequences: int = 2) -> list[tu
     """Everything in RAM; half of the moments on disk; all of it."""
     roomy = make_plan(hardware, model, Limits(), sequences)
     tight = least(hardware, model, sequences)
-    between = make_plan(hardware, model, Limits(memory=(tight.host_bytes + 24 * model.parameters)), sequences)
-    return [("in RAM", roomy), (f"{between.host_bytes / 1e9:.1f} GB and disk", between), ("from disk", tight)]
+    between = make_plan(
+        hardware, model, Limits(memory=(tight.host_bytes + 24 * model.parameters)), sequences
+    )
+    return [
+        ("in RAM", roomy),
+        (f"{between.host_bytes / 1e9:.1f} GB and disk", between),
+        ("from disk", tight),
+    ]
 
 
 # ---- others --------------------------------------------------------------------------------------------------------
@@ -163,7 +179,9 @@ def adam(quick: bool) -> dict[str, float]:
 def against_peers(quick: bool) -> dict[str, dict]:
     """{peer: {"ratio": our tokens/s over theirs, "memory_ratio": their peak over ours}}; ours takes its turns before,
     between and after theirs. Memory is of whole processes."""
-    name, micro_tokens, micro_batches, steps = ("gpt-mini", 512, 2, 4) if quick else ("gpt2-124m", 1024, 2, 6)
+    name, micro_tokens, micro_batches, steps = (
+        ("gpt-mini", 512, 2, 4) if quick else ("gpt2-124m", 1024, 2, 6)
+    )
     model = preset(name)
     sequences = micro_tokens // model.context
     # As the peers: state in RAM and nothing written to disk for a crash; what is only traded is on disk.
@@ -178,7 +196,10 @@ def against_peers(quick: bool) -> dict[str, dict]:
         for peer in ("fsdp2", "deepspeed"):
             try:
                 theirs = peers.measure(peer, name, micro_tokens, micro_batches, steps)
-                found[peer] = {"theirs": theirs["tokens_per_second"], "memory": theirs["peak_rss_mb"] * 1.048576}
+                found[peer] = {
+                    "theirs": theirs["tokens_per_second"],
+                    "memory": theirs["peak_rss_mb"] * 1.048576,
+                }
             except peers.PeerError as error:
                 print(f"  {peer}: {error}")
                 found[peer] = {"ratio": None, "memory_ratio": None, "why": str(error)}
@@ -188,7 +209,9 @@ def against_peers(quick: bool) -> dict[str, dict]:
     print(f"  {'ours':12} {speed:8,.1f} tokens/s {memory:8,.0f} MB")
     for peer, its in found.items():
         if "theirs" in its:
-            print(f"  {peer:12} {its['theirs']:8,.1f} tokens/s {its['memory']:8,.0f} MB", flush=True)
+            print(
+                f"  {peer:12} {its['theirs']:8,.1f} tokens/s {its['memory']:8,.0f} MB", flush=True
+            )
             found[peer] = {
                 "ratio": round(speed / its["theirs"], 4),
                 "memory_ratio": round(its["memory"] / memory, 4),
@@ -208,9 +231,15 @@ PARTS: dict[str, Callable[[bool], object]] = {
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--only", choices=PARTS, action="append", help="one part; may be given again")
-    asked.add_argument("--quick", action="store_true", help="smaller models, fewer steps: 5 minutes")
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    asked.add_argument(
+        "--only", choices=PARTS, action="append", help="one part; may be given again"
+    )
+    asked.add_argument(
+        "--quick", action="store_true", help="smaller models, fewer steps: 5 minutes"
+    )
     given = asked.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is on disk goes
     begun, found, took, failed = time.perf_counter(), {}, {}, False

@@ -54,7 +54,9 @@ class Child:
         )
         limits = {"data_limit": data_limit, "device_limit": device_limit}
         try:
-            self.begun = self.ask("begin", plan=plan, folder=self.folder, traced=traced, rate=rate, **limits)
+            self.begun = self.ask(
+                "begin", plan=plan, folder=self.folder, traced=traced, rate=rate, **limits
+            )
         except BaseException:
             self.__exit__()
             raise
@@ -81,7 +83,11 @@ class Child:
             alarm.cancel()
         if not line:
             code = self._process.wait()
-            why = "was killed, most likely for want of memory" if code == -9 else f"ended with status {code}"
+            why = (
+                "was killed, most likely for want of memory"
+                if code == -9
+                else f"ended with status {code}"
+            )
             raise ChildError(f"the process that was to {what} {why}")
         answer = json.loads(line)
         if "error" in answer:
@@ -113,14 +119,14 @@ class Payloads:
     def write(self) -> None:
         import torch
 
-        from barnraise.exchange.codec import encode
+        from barnraise.exchange.compression.codec import encode
 
         for i, size in enumerate(self.sizes):
             payload, _ = encode(torch.randint(-2000, 2000, (size,), dtype=torch.int32))
             (self.folder / f"update.{i}").write_bytes(payload)
 
     def decode(self, index: int) -> Any:
-        from barnraise.exchange.codec import decode
+        from barnraise.exchange.compression.codec import decode
 
         return decode((self.folder / f"update.{index}").read_bytes(), self.sizes[index])
 
@@ -129,7 +135,13 @@ class Trainee:
     """What a child does when asked; every method's result goes into JSON."""
 
     def begin(
-        self, plan: Any, folder: Path, traced: bool, rate: float, data_limit: int | None, device_limit: int | None
+        self,
+        plan: Any,
+        folder: Path,
+        traced: bool,
+        rate: float,
+        data_limit: int | None,
+        device_limit: int | None,
     ) -> dict:
         """`data_limit`: bytes of private memory, where there is no cgroup to keep it in; `device_limit`: of a GPU's."""
         if data_limit is not None:
@@ -141,7 +153,7 @@ class Trainee:
 
         from barnraise.spec import Recipe
         from barnraise.swap.engine import Engine
-        from barnraise.swap.store import Shelf, Store
+        from barnraise.swap.state_store import Shelf, Store
 
         if device_limit is not None:
             total = torch.cuda.get_device_properties(0).total_memory
@@ -186,7 +198,7 @@ class Trainee:
         self.engine.settle()
 
     def _harvest(self) -> None:
-        from barnraise.exchange.codec import encode
+        from barnraise.exchange.compression.codec import encode
 
         def coded(values: Any) -> Any:
             if traced:
@@ -205,7 +217,7 @@ class Trainee:
     def _judge(self) -> None:
         import torch
 
-        from barnraise.footprint import HELD_OUT
+        from barnraise.planning.memory_model import HELD_OUT
 
         model = self.plan.model
         self.engine.evaluate([torch.randint(model.vocabulary, (HELD_OUT, model.context + 1))])
@@ -244,7 +256,9 @@ class Trainee:
         from torch.profiler import record_function
 
         if tracemalloc.is_tracing():
-            self._beside[self._part] = max(self._beside.get(self._part, 0), tracemalloc.get_traced_memory()[1])
+            self._beside[self._part] = max(
+                self._beside.get(self._part, 0), tracemalloc.get_traced_memory()[1]
+            )
             tracemalloc.reset_peak()
         else:
             tracemalloc.start()
@@ -258,7 +272,10 @@ class Trainee:
 
         lines = Path("/proc/self/status").read_text().splitlines()
         resident = int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
-        return {"resident": resident, "device": torch.cuda.max_memory_allocated() if self.plan.device == "cuda" else 0}
+        return {
+            "resident": resident,
+            "device": torch.cuda.max_memory_allocated() if self.plan.device == "cuda" else 0,
+        }
 
 
 def initial(fragment: Any) -> Any:
@@ -267,7 +284,10 @@ def initial(fragment: Any) -> Any:
 
     from barnraise.spec import UNIT_BITS
 
-    dice, units = torch.Generator().manual_seed(SEED + fragment.index), torch.zeros(fragment.size, dtype=torch.int32)
+    dice, units = (
+        torch.Generator().manual_seed(SEED + fragment.index),
+        torch.zeros(fragment.size, dtype=torch.int32),
+    )
     for slot in fragment.slots:
         part = units[slot.offset : slot.offset + slot.size]
         if slot.initial == "ones":
@@ -283,9 +303,9 @@ def _trace() -> None:
     allocator, so that its profiler counts them."""
     import torch
 
-    from barnraise.swap import arena, operations, store
+    from barnraise.swap import arena, executor, state_store
 
-    class Inline(operations.Lane):
+    class Inline(executor.Lane):
         def __init__(self, *given: Any, **more: Any):
             super().__init__(*given, **more | {"inline": True, "eager": False})
 
@@ -293,8 +313,8 @@ def _trace() -> None:
         raw = torch.zeros(arena.pages(size) + arena.PAGE, dtype=torch.uint8)
         return raw[-raw.data_ptr() % arena.PAGE :][:size]
 
-    operations.Lane = Inline
-    store.aligned = aligned
+    executor.Lane = Inline
+    state_store.aligned = aligned
 
 
 def main() -> None:

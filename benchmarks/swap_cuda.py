@@ -22,10 +22,10 @@ import torch
 from swap_child import BUILD, PATHS, Child, ChildError
 
 from barnraise.errors import PlanError
-from barnraise.hardware import Hardware
-from barnraise.limits import Limits
-from barnraise.planner import make_plan
-from barnraise.probe import probe
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.hardware_probe import probe
+from barnraise.planning.limits import Limits
+from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
 
 GB = 10**9
@@ -36,7 +36,9 @@ PEER = Path(__file__).with_name("swap_cuda_peer.py")
 PEER_SECONDS = 1800
 
 
-def ours(hardware: Hardware, model: ModelSpec, tokens: int, step: int, cap: int | None, steps: int) -> dict:
+def ours(
+    hardware: Hardware, model: ModelSpec, tokens: int, step: int, cap: int | None, steps: int
+) -> dict:
     """Tokens/s with `cap` bytes of GPU memory (None: all), what was predicted, and the most that torch had there."""
     limits = Limits(device_memory=cap, clipping="exact")
     try:
@@ -49,7 +51,11 @@ def ours(hardware: Hardware, model: ModelSpec, tokens: int, step: int, cap: int 
             peak = child.ask("peak")["device"]
     except (PlanError, ChildError) as error:
         return {"why": str(error)}
-    return {"tokens_per_second": step / seconds, "predicted": step / plan.seconds, "device_gb": peak / 1e9}
+    return {
+        "tokens_per_second": step / seconds,
+        "predicted": step / plan.seconds,
+        "device_gb": peak / 1e9,
+    }
 
 
 def theirs(peer: str, model: str, tokens: int, step: int, cap: int, steps: int) -> dict:
@@ -66,35 +72,61 @@ def theirs(peer: str, model: str, tokens: int, step: int, cap: int, steps: int) 
         except subprocess.TimeoutExpired:
             return {"why": f"{peer} was not done after {PEER_SECONDS} seconds"}
         complaint.seek(0)
-        lines = complaint.read().decode(errors="replace").strip().splitlines() or [f"status {said.returncode}"]
+        lines = complaint.read().decode(errors="replace").strip().splitlines() or [
+            f"status {said.returncode}"
+        ]
     return json.loads(said.stdout.splitlines()[-1]) if said.returncode == 0 else {"why": lines[-1]}
 
 
-def cases(hardware: Hardware, models: Sequence[str], caps: Sequence[int], quick: bool) -> list[dict]:
+def cases(
+    hardware: Hardware, models: Sequence[str], caps: Sequence[int], quick: bool
+) -> list[dict]:
     found, steps, whole = [], 3 if quick else 5, {}
     sizes = [(1024, 16384)] if quick else list(itertools.product(MICRO_TOKENS, STEP_TOKENS))
     for name, (tokens, step) in itertools.product(models, sizes):
         model = replace(preset(name), context=min(tokens, preset(name).context))
-        whole[name, tokens, step] = show(ours(hardware, model, tokens, step, None, steps), name, tokens, step, "memory")
+        whole[name, tokens, step] = show(
+            ours(hardware, model, tokens, step, None, steps), name, tokens, step, "memory"
+        )
         for cap in caps:
             row = {"model": name, "micro_tokens": tokens, "step_tokens": step, "cap_gb": cap}
             row["in_memory"] = whole[name, tokens, step]
-            row["ours"] = show(ours(hardware, model, tokens, step, cap * GB, steps), name, tokens, step, f"{cap} GB")
+            row["ours"] = show(
+                ours(hardware, model, tokens, step, cap * GB, steps),
+                name,
+                tokens,
+                step,
+                f"{cap} GB",
+            )
             for peer in PEERS:
-                row[peer] = show(theirs(peer, name, tokens, step, cap * GB, steps), name, tokens, step, f"{peer} {cap}")
+                row[peer] = show(
+                    theirs(peer, name, tokens, step, cap * GB, steps),
+                    name,
+                    tokens,
+                    step,
+                    f"{peer} {cap}",
+                )
             found.append(row)
     return found
 
 
 def show(seen: dict, name: str, tokens: int, step: int, what: str) -> dict:
-    text = f"{seen['tokens_per_second']:10,.0f} tokens/s" if "tokens_per_second" in seen else seen["why"]
+    text = (
+        f"{seen['tokens_per_second']:10,.0f} tokens/s"
+        if "tokens_per_second" in seen
+        else seen["why"]
+    )
     print(f"{name} {tokens:>5,} of {step:>6,}  {what:14} {text}", flush=True)
     return seen
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--quick", action="store_true", help="micro-batches of 1,024 tokens, steps of 16k")
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    asked.add_argument(
+        "--quick", action="store_true", help="micro-batches of 1,024 tokens, steps of 16k"
+    )
     asked.add_argument("--model", choices=MODELS, action="append")
     asked.add_argument("--cap", type=int, action="append", help="GB of GPU memory")
     given = asked.parse_args()
@@ -103,7 +135,11 @@ def main() -> None:
     hardware = probe(BUILD, "cuda")
     rows = cases(hardware, given.model or MODELS, given.cap or CAPS, given.quick)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    print(json.dumps({"machine": f"{hardware.name}, torch {torch.__version__}", "date": date, "cases": rows}))
+    print(
+        json.dumps(
+            {"machine": f"{hardware.name}, torch {torch.__version__}", "date": date, "cases": rows}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ from barnraise.spec import ModelSpec, preset
 
 
 def join() -> None:
-    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "nccl", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
 
 
 def fsdp2(model: ModelSpec, micro_batches: int, sequences: int):
@@ -87,7 +89,9 @@ def main() -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, cap / total))
     model = replace(preset(name), context=min(micro_tokens, preset(name).context))
-    step = {"fsdp2": fsdp2, "deepspeed": deepspeed}[peer](model, micro_batches, micro_tokens // model.context)
+    step = {"fsdp2": fsdp2, "deepspeed": deepspeed}[peer](
+        model, micro_batches, micro_tokens // model.context
+    )
     seconds = []
     for micro in itertools.islice(batches(model, micro_tokens, micro_batches), steps):
         pairs = [(batch[:, :-1].cuda(), batch[:, 1:].cuda()) for batch in micro]
@@ -97,7 +101,11 @@ def main() -> None:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     speed = micro_tokens * micro_batches / median(seconds[1:])
-    print(json.dumps({"tokens_per_second": speed, "device_gb": torch.cuda.max_memory_allocated() / 1e9}))
+    print(
+        json.dumps(
+            {"tokens_per_second": speed, "device_gb": torch.cuda.max_memory_allocated() / 1e9}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from swap_child import BUILD, Child, Payloads
 
-from barnraise.hardware import Hardware
-from barnraise.limits import Limits
-from barnraise.plan import Plan
-from barnraise.planner import make_plan
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import Limits
+from barnraise.planning.plan import Plan
+from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
 
 GB = 10**9
@@ -31,8 +31,12 @@ def plans(hardware: Hardware, quick: bool) -> list[tuple[str, Plan]]:
     wanted = [("gpt-mini from disk", "gpt-mini", 128, {"memory": 0.13})] if quick else wanted
     found = []
     for name, model, context, limits in wanted:
-        limits = Limits(**{kind: int(size * GB) for kind, size in limits.items()}, crash_safety="restart")
-        found.append((name, make_plan(hardware, replace(preset(model), context=context), limits, 2)))
+        limits = Limits(
+            **{kind: int(size * GB) for kind, size in limits.items()}, crash_safety="restart"
+        )
+        found.append(
+            (name, make_plan(hardware, replace(preset(model), context=context), limits, 2))
+        )
     return found
 
 
@@ -69,7 +73,10 @@ def measure(hardware: Hardware, quick: bool = False) -> dict:
     by side: it is bytes that are measured, not seconds."""
     over, under, rss = [], [], []
     BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="updates-", dir=BUILD) as updates, ThreadPoolExecutor(2) as both:
+    with (
+        tempfile.TemporaryDirectory(prefix="updates-", dir=BUILD) as updates,
+        ThreadPoolExecutor(2) as both,
+    ):
         for name, plan in plans(hardware, quick):
             update = received(plan.model, Path(updates))
             one, other = both.submit(counted, plan, update), both.submit(unwatched, plan, update)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from swap_child import BUILD, Child
 
-from barnraise.hardware import Hardware
-from barnraise.limits import Limits
-from barnraise.planner import make_plan
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import Limits
+from barnraise.planning.search import make_plan
 from barnraise.spec import preset
 
 LIMIT = 4 * 10**9
@@ -45,7 +45,11 @@ def confined(limit: int) -> Iterator[tuple[list[str], int | None, str]]:
                     (group / name).write_text(str(limit))
             if (group / "memory.swap.max").exists():
                 (group / "memory.swap.max").write_text("0")
-            yield ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"], None, f"cgroup {files[0]}"
+            yield (
+                ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"],
+                None,
+                f"cgroup {files[0]}",
+            )
             return
         finally:
             group.rmdir()
@@ -54,7 +58,9 @@ def confined(limit: int) -> Iterator[tuple[list[str], int | None, str]]:
 
 def measure(hardware: Hardware, quick: bool = False) -> dict:
     """{"steps", "loss_first", "loss_last", "peak_mb", …}; {"why"} where the disk has no room."""
-    name, context, sequences, steps = ("gpt2-774m", 128, 1, 2) if quick else ("gpt2-1.5b", 256, 2, 3)
+    name, context, sequences, steps = (
+        ("gpt2-774m", 128, 1, 2) if quick else ("gpt2-1.5b", 256, 2, 3)
+    )
     model = replace(preset(name), context=context)
     limits = Limits(memory=PLANNED, crash_safety="restart")
     need = make_plan(replace(hardware, disk=10**15), model, limits, sequences).disk_bytes
@@ -68,9 +74,17 @@ def measure(hardware: Hardware, quick: bool = False) -> dict:
         Child(plan, through=through, data_limit=data_limit, rate=RATE) as child,
     ):
         tokens = sequences * model.context
-        print(f"  {model.parameters / 1e9:.2f} B parameters, {tokens:,} tokens a step, {LIMIT / 1e9:g} GB by {how}")
-        print(f"  plan: {plan.host_bytes / 1e9:.2f} GB of memory, {plan.disk_bytes / 1e9:.1f} GB of disk", end="")
-        print(f", {plan.seconds:.0f} s a step ({plan.binding}); begun in {child.begun['seconds']:.0f} s", flush=True)
+        print(
+            f"  {model.parameters / 1e9:.2f} B parameters, {tokens:,} tokens a step, {LIMIT / 1e9:g} GB by {how}"
+        )
+        print(
+            f"  plan: {plan.host_bytes / 1e9:.2f} GB of memory, {plan.disk_bytes / 1e9:.1f} GB of disk",
+            end="",
+        )
+        print(
+            f", {plan.seconds:.0f} s a step ({plan.binding}); begun in {child.begun['seconds']:.0f} s",
+            flush=True,
+        )
         losses, seconds = [], []
         for step in range(steps):
             found = child.ask("steps", count=1)

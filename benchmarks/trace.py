@@ -16,14 +16,14 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
-from barnraise.exchange.anchor import Anchor, initial
-from barnraise.limits import Limits, parse_bytes
-from barnraise.planner import make_plan
-from barnraise.probe import probe
+from barnraise.exchange.ledger.anchor import Anchor, initial
+from barnraise.planning.hardware_probe import probe
+from barnraise.planning.limits import Limits, parse_bytes
+from barnraise.planning.program import Kind, Lane, Op
+from barnraise.planning.search import make_plan
 from barnraise.spec import Recipe, preset
 from barnraise.swap.engine import Engine
-from barnraise.swap.schedule import Kind, Lane, Op
-from barnraise.swap.store import Shelf, Store
+from barnraise.swap.state_store import Shelf, Store
 
 COLOURS = {
     Kind.FORWARD: "#4c78a8", Kind.BACKWARD: "#1f4e79", Kind.HEAD: "#72b7b2", Kind.EMBED: "#9ecae9",
@@ -75,7 +75,12 @@ def draw(spans: list[tuple[str, Op, float, float]], out: Path) -> None:
     kinds = [kind for kind in COLOURS if any(op.kind is kind for _, op, *_ in spans)]
     patches = [Patch(color=COLOURS[kind], label=str(kind)) for kind in kinds]
     axes.legend(
-        handles=patches, ncol=len(kinds), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8
+        handles=patches,
+        ncol=len(kinds),
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        frameon=False,
+        fontsize=8,
     )
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

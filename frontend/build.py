@@ -17,7 +17,9 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--test", action="store_true", help="check types and run the unit tests instead of building")
+    parser.add_argument(
+        "--test", action="store_true", help="check types and run the unit tests instead of building"
+    )
     wanted = parser.parse_args()
     lock = hashlib.sha256((HERE / "package-lock.json").read_bytes()).hexdigest()
     stamp = HERE / "node_modules" / ".installed"
@@ -32,7 +34,10 @@ def npm(*arguments: str) -> None:
     """npm by its own node, whatever else is on PATH; its scripts find that node too."""
     root = Path(executable.ROOT_DIR)
     folder = root if os.name == "nt" else root / "bin"
-    node, script = folder / ("node.exe" if os.name == "nt" else "node"), next(root.rglob("npm/bin/npm-cli.js"))
+    node, script = (
+        folder / ("node.exe" if os.name == "nt" else "node"),
+        next(root.rglob("npm/bin/npm-cli.js")),
+    )
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
     done = subprocess.run([node, script, *arguments], cwd=HERE, env=environment, check=False)
     if done.returncode:

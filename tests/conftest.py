@@ -35,7 +35,9 @@ def pytest_unconfigure(config):
 def torch_threads() -> Iterator[None]:
     """What one test does to torch's threads is not the next one's."""
     yield
-    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != (usual := int(os.environ["OMP_NUM_THREADS"])):
+    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != (
+        usual := int(os.environ["OMP_NUM_THREADS"])
+    ):
         torch.set_num_threads(usual)
 
 
@@ -55,7 +57,7 @@ def django_db_modify_db_settings(state, django_db_modify_db_settings):
 @pytest.fixture(scope="session")
 def site(state, tmp_path_factory):
     """A live site in processes of its own, on databases of its own, with an organiser called Ida (see live_site)."""
-    from live_site import Site
+    from helpers.live_site import Site
 
     ours = Site(tmp_path_factory.mktemp("site"))
     ours.open()

@@ -10,7 +10,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 WORKER, PLATFORM = ROOT / "worker" / "barnraise", ROOT / "platform" / "coordinator"
 # What anything may build on.
-GROUND = {"database", "wire", "figures", "rulings", "terms", "states", "errors", "identity", "spec", "__init__"}
+GROUND = {
+    "database",
+    "wire",
+    "figures",
+    "rulings",
+    "terms",
+    "states",
+    "errors",
+    "identity",
+    "spec",
+    "__init__",
+}
 
 # What each module of the worker may import of the worker, besides GROUND.
 MAY_IMPORT = {
@@ -72,12 +83,26 @@ WITHIN_GROUND = {
     "wire": {"figures", "rulings", "states", "terms"}, "identity": {"errors", "wire"},
 }  # fmt: skip
 # The standard library and torch alone: the engine runs on any PyTorch machine.
-BARE = {"spec", "hardware", "probe", "costs", "limits", "plan", "footprint", "planner", "model", "swap"}
+BARE = {
+    "spec",
+    "hardware",
+    "probe",
+    "costs",
+    "limits",
+    "plan",
+    "footprint",
+    "planner",
+    "model",
+    "swap",
+}
 SITE_MAY_USE = {  # torch-free
     "wire", "rulings", "errors", "identity", "spec", "hardware", "costs", "limits", "mirrors", "plan", "planner",
 }  # fmt: skip
 # The estimate of a new run reckons as machines would: closed forms, without torch and without anything of a network.
-SITE_MAY_USE_OF_EXCHANGE = ("barnraise.exchange.rhythm.", "barnraise.exchange.form.")
+SITE_MAY_USE_OF_EXCHANGE = (
+    "barnraise.exchange.pacing.round_schedule.",
+    "barnraise.exchange.compression.scheme.",
+)
 # Each imports only what is left of it…
 SITE_ORDER = ["audit", "mirrors", "accounts", "tokens", "runs", "fleet", "telemetry", "notify"]
 SITE_LEAVES = {"live", "api", "web", "staff", "demo"}  # …and these whatever they need
@@ -117,7 +142,11 @@ def test_the_worker_imports_only_what_the_blueprint_allows(path):
     if here in BARE:
         import sys
 
-        outside = {name.split(".")[0] for name in found} - set(sys.stdlib_module_names) - {"torch", "barnraise"}
+        outside = (
+            {name.split(".")[0] for name in found}
+            - set(sys.stdlib_module_names)
+            - {"torch", "barnraise"}
+        )
         assert not outside, f"{here} must run on a bare PyTorch machine"
     if here == "spec":
         assert "torch" not in {name.split(".")[0] for name in found}
@@ -142,7 +171,9 @@ def test_nothing_shadows_the_standard_library_or_breaks_test_imports():
 
 
 def test_the_top_level_is_the_agreed_one():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     agreed = {
         "platform", "worker", "frontend", "tests", "docs", "benchmarks", ".ci", "manage.py", "requirements.txt",
         "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml", ".gitignore",
@@ -175,8 +206,14 @@ def test_the_readmes_tree_is_the_tree():
     ).stdout.split()  # fmt: skip
     quiet = ("__init__.py", "apps.py", "/migrations/", "/management/", ".test.ts")
     for path in listed:
-        if path.endswith((".py", ".ts")) and not any(part in path for part in quiet) and (ROOT / path).exists():
-            covered = path in told or any(path.startswith(f"{folder}/") for folder in told if folder in SUMMED)
+        if (
+            path.endswith((".py", ".ts"))
+            and not any(part in path for part in quiet)
+            and (ROOT / path).exists()
+        ):
+            covered = path in told or any(
+                path.startswith(f"{folder}/") for folder in told if folder in SUMMED
+            )
             assert covered, f"{path} is not in the README's tree"
 
 

@@ -17,14 +17,16 @@ from peers import SEED, batches
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from barnraise import model as gpt
+from barnraise.models import gpt2 as gpt
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, preset
 
 SLICE = 256  # rows of logits at a time
 RATE, BETAS, EPSILON, DECAY, CLIP = 3e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
 
 Batch = tuple[Tensor, Tensor]  # tokens and what follows each: int64 [B, T] both
-Step = Callable[[list[Batch]], float]  # one optimizer step on the mean of the micro-batches → mean loss before it
+Step = Callable[
+    [list[Batch]], float
+]  # one optimizer step on the mean of the micro-batches → mean loss before it
 
 
 class Layer(nn.Module):
@@ -41,7 +43,10 @@ class Layer(nn.Module):
             self.register_parameter(slot.name.replace(".", "_"), nn.Parameter(value))
 
     def weights(self, index: int = 0) -> gpt.Weights:
-        return {slot.name: getattr(self, slot.name.replace(".", "_")) for slot in self.fragments[index].slots}
+        return {
+            slot.name: getattr(self, slot.name.replace(".", "_"))
+            for slot in self.fragments[index].slots
+        }
 
 
 class Block(Layer):
@@ -80,7 +85,9 @@ def whole_loss(final: gpt.Weights, embedding: gpt.Weights, x: Tensor, targets: T
 
 
 def sliced_loss(final: gpt.Weights, embedding: gpt.Weights, x: Tensor, targets: Tensor) -> Tensor:
-    return SlicedCrossEntropy.apply(gpt.norm(final, "norm", x).flatten(0, 1), embedding["token"], targets.flatten())
+    return SlicedCrossEntropy.apply(
+        gpt.norm(final, "norm", x).flatten(0, 1), embedding["token"], targets.flatten()
+    )
 
 
 class SlicedCrossEntropy(torch.autograd.Function):
@@ -93,7 +100,9 @@ class SlicedCrossEntropy(torch.autograd.Function):
             part, right = x[begin : begin + SLICE], targets[begin : begin + SLICE, None]
             slab = torch.log_softmax(part @ token.t(), dim=-1)
             total -= slab.gather(1, right).sum()
-            slab.exp_().scatter_add_(1, right, slab.new_full((1, 1), -1.0).expand_as(right)).div_(len(x))
+            slab.exp_().scatter_add_(1, right, slab.new_full((1, 1), -1.0).expand_as(right)).div_(
+                len(x)
+            )
             torch.mm(slab, token, out=dx[begin : begin + SLICE])
             dtoken.addmm_(slab.t(), part)
         ctx.gradients = dx, dtoken
@@ -119,7 +128,9 @@ def groups(module: nn.Module) -> list[dict]:
 
 
 def dimensions(parameter: Tensor) -> int:
-    return len(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 leaves an empty tensor in its place
+    return len(
+        getattr(parameter, "ds_shape", parameter.shape)
+    )  # ZeRO-3 leaves an empty tensor in its place
 
 
 # ---- the peers -----------------------------------------------------------------------------------------------------
@@ -129,12 +140,17 @@ def in_memory(model: ModelSpec, loss: str, micro_batches: int, sequences: int) -
     return torch_step(GPT(model, loss))
 
 
-def fsdp2(model: ModelSpec, loss: str, micro_batches: int, sequences: int, lean: bool = False) -> Step:
+def fsdp2(
+    model: ModelSpec, loss: str, micro_batches: int, sequences: int, lean: bool = False
+) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
     join_alone()
-    how = {"mesh": init_device_mesh("cpu", (1,)), "offload_policy": CPUOffloadPolicy(pin_memory=False)}
+    how = {
+        "mesh": init_device_mesh("cpu", (1,)),
+        "offload_policy": CPUOffloadPolicy(pin_memory=False),
+    }
     module = GPT(model, loss)
     for block in module.blocks:
         fully_shard(block, **how)
@@ -201,13 +217,22 @@ def deepspeed(model: ModelSpec, loss: str, micro_batches: int, sequences: int) -
 
 def join_alone() -> None:
     """A process group of one, without an address."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
 
 
-BUILD = {"torch": in_memory, "fsdp2": fsdp2, "fsdp2-lean": partial(fsdp2, lean=True), "deepspeed": deepspeed}
+BUILD = {
+    "torch": in_memory,
+    "fsdp2": fsdp2,
+    "fsdp2-lean": partial(fsdp2, lean=True),
+    "deepspeed": deepspeed,
+}
 
 
-def run(peer: str, model: str, micro_tokens: int, micro_batches: int, steps: int, loss: str) -> dict:
+def run(
+    peer: str, model: str, micro_tokens: int, micro_batches: int, steps: int, loss: str
+) -> dict:
     """What `measure` promises, in this process."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     spec = preset(model)
@@ -221,7 +246,9 @@ def run(peer: str, model: str, micro_tokens: int, micro_batches: int, steps: int
         seconds.append(round(time.perf_counter() - started, 4))
     return {
         "peer": peer,
-        "tokens_per_second": round(micro_tokens * micro_batches / statistics.median(seconds[1:]), 2),
+        "tokens_per_second": round(
+            micro_tokens * micro_batches / statistics.median(seconds[1:]), 2
+        ),
         "step_seconds": seconds,
         "peak_rss_mb": peak_rss_mb(),
         "loss_first": round(losses[0], 4),

@@ -42,6 +42,9 @@ class Schedule(DatabaseScheduler):
         """Where the clock was set they line up anew: the line is by the old one."""
         before, self._ahead = self._ahead, time.time() - steady()
         if before is not None and abs(self._ahead - before) > SET:
-            log.warning("the clock was set by %+.0f s: all that runs by it lines up anew", self._ahead - before)
+            log.warning(
+                "the clock was set by %+.0f s: all that runs by it lines up anew",
+                self._ahead - before,
+            )
             self._heap = None
         return super().tick(*args, **kwargs)

@@ -27,7 +27,12 @@ class Task(celery.Task):
     """What is asked for every few seconds is not tried again: the next time comes soon enough."""
 
     time_limit = 120  # seconds
-    autoretry_for = (OperationalError, InterfaceError, redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
+    autoretry_for = (
+        OperationalError,
+        InterfaceError,
+        redis.exceptions.ConnectionError,
+        redis.exceptions.TimeoutError,
+    )
     max_retries = 3
     retry_backoff, retry_backoff_max, retry_jitter = 2, 60, True
 

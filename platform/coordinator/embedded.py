@@ -27,7 +27,10 @@ from redis.retry import Retry
 STARTING = 20.0  # seconds a server may take
 NAME = "barnraise"  # of the database
 STEP = 60.0  # seconds by which a process's time of birth may seem to move: it is reckoned from the clock, which is set
-AT_ONCE = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 2}  # else it waits long before it says nobody is there
+AT_ONCE = {
+    "retry": Retry(NoBackoff(), 0),
+    "socket_timeout": 2,
+}  # else it waits long before it says nobody is there
 
 
 def urls(state: Path) -> tuple[str, str]:
@@ -46,18 +49,25 @@ def kept_secret(path: Path) -> str:
         if not path.exists():
             fresh = path.with_suffix(".new")
             fresh.unlink(missing_ok=True)
-            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with os.fdopen(
+                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
+            ) as file:
                 file.write(secrets.token_urlsafe(48))
             fresh.replace(path)
         return path.read_text()
 
 
-def start(state: Path, *, postgres: bool = True, valkey: bool = True, durable: bool = True) -> tuple[str, str]:
+def start(
+    state: Path, *, postgres: bool = True, valkey: bool = True, durable: bool = True
+) -> tuple[str, str]:
     """URLs of the running servers ("" for one not wanted). `durable=False` gives up fsync: for tests."""
     state = state.resolve()
     state.mkdir(parents=True, exist_ok=True)
     with FileLock(state / "services.lock"):
-        found = (_start_postgres(state, durable) if postgres else "", _start_valkey(state, durable) if valkey else "")
+        found = (
+            _start_postgres(state, durable) if postgres else "",
+            _start_valkey(state, durable) if valkey else "",
+        )
         users = _users(state)
         if os.getpid() not in users:
             _write_users(state, [*users, os.getpid()])
@@ -163,7 +173,9 @@ def _start_postgres(state: Path, durable: bool) -> str:
         _forget_dead_postgres(state)
         server.ensure_postgres_running()
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (NAME,)).fetchone():
+        if not connection.execute(
+            "SELECT 1 FROM pg_database WHERE datname = %s", (NAME,)
+        ).fetchone():
             connection.execute(f"CREATE DATABASE {NAME}")
     return server.get_uri(database=NAME)
 
@@ -176,7 +188,12 @@ def stop_postgres(state: Path) -> None:
     server = _postgres(state)
     try:
         data = ("-D", str(server.pgdata))
-        pgexec("pg_ctl", ("-w", "-m", "fast", *data, "stop"), bin_path=server.bin_path, user=server.system_user)
+        pgexec(
+            "pg_ctl",
+            ("-w", "-m", "fast", *data, "stop"),
+            bin_path=server.bin_path,
+            user=server.system_user,
+        )
     except subprocess.CalledProcessError:
         if _postgres_runs(state):
             raise
@@ -199,7 +216,9 @@ def _forget_dead_postgres(state: Path) -> None:
     deadline = time.monotonic() + STARTING
     while any(_works_in(process, state / "postgres") for process in psutil.process_iter()):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the embedded Postgres died and left processes at work in {state / 'postgres'}")
+            raise RuntimeError(
+                f"the embedded Postgres died and left processes at work in {state / 'postgres'}"
+            )
         time.sleep(0.1)
     _, _, _, port, sockets, *_ = [*lock.read_text().splitlines(), *[""] * 5]
     if sockets:
@@ -213,7 +232,9 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
     except psutil.NoSuchProcess:
         return False
-    except psutil.AccessDenied:  # a container's root may not look; Postgres names the folder on its command line too
+    except (
+        psutil.AccessDenied
+    ):  # a container's root may not look; Postgres names the folder on its command line too
         return str(folder) in process.cmdline()
 
 
@@ -230,9 +251,13 @@ def _start_valkey(state: Path, durable: bool) -> str:
     known = folder / "port"
     port = int(known.read_text()) if known.exists() else 0
     deadline = time.monotonic() + STARTING
-    while not (answers := port > 0 and _valkey_answers(folder, port, password)) and _valkey_process(folder):
+    while not (answers := port > 0 and _valkey_answers(folder, port, password)) and _valkey_process(
+        folder
+    ):
         if time.monotonic() > deadline:  # a second one on the same files would ruin them
-            raise RuntimeError(f"the embedded Valkey runs and does not answer; {folder / 'log'} says why")
+            raise RuntimeError(
+                f"the embedded Valkey runs and does not answer; {folder / 'log'} says why"
+            )
         time.sleep(0.05)
     if answers:
         return _valkey_url(port, password)
@@ -253,7 +278,10 @@ def _start_valkey(state: Path, durable: bool) -> str:
     config.touch(mode=0o600)
     config.write_text("".join(f"{name} {_quoted(value)}\n" for name, value in options.items()))
     process = subprocess.Popen(
-        [get_binary_path(), config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        [get_binary_path(), config],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     (folder / "pid").write_text(json.dumps([process.pid, _born(process.pid)]))
     deadline = time.monotonic() + STARTING
@@ -293,7 +321,9 @@ def _valkey_url(port: int, password: str) -> str:
 def _valkey_answers(folder: Path, port: int, password: str) -> bool:
     """Whether this folder's own server does: a copied folder knows the port and the password of another one's."""
     try:
-        with redis.Redis.from_url(_valkey_url(port, password), decode_responses=True, **AT_ONCE) as client:
+        with redis.Redis.from_url(
+            _valkey_url(port, password), decode_responses=True, **AT_ONCE
+        ) as client:
             return client.config_get("dir")["dir"] == str(folder)
     except redis.exceptions.RedisError:  # refused, still loading, or another's server on this port
         return False

@@ -45,18 +45,26 @@ def metrics_page(request: HttpRequest) -> HttpResponse:
     token = settings.METRICS_TOKEN
     shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
     if token and not secrets.compare_digest(shown, token.encode()):
-        return HttpResponse("show the token of BARNRAISE_METRICS_TOKEN\n", status=401, content_type="text/plain")
+        return HttpResponse(
+            "show the token of BARNRAISE_METRICS_TOKEN\n", status=401, content_type="text/plain"
+        )
     try:
         return HttpResponse(metrics.exposition(), content_type=TEXT)
     except (redis.exceptions.RedisError, DatabaseError) as error:
-        return HttpResponse(f"nothing can be counted just now: {type(error).__name__}\n", status=503, content_type=TEXT)
+        return HttpResponse(
+            f"nothing can be counted just now: {type(error).__name__}\n",
+            status=503,
+            content_type=TEXT,
+        )
 
 
 @require_safe
 @never_cache
 def status(request: HttpRequest) -> JsonResponse:
     """Mirrors with one state hash say the same of everything."""
-    heads = {origin: {"seq": seq, "digest": last} for origin, (seq, last) in sorted(log.heads().items())}
+    heads = {
+        origin: {"seq": seq, "digest": last} for origin, (seq, last) in sorted(log.heads().items())
+    }
     said = {"state": state_hash(), "heads": heads, "mirrors": pulling.compared()}
     return JsonResponse({**mirror.view().model_dump(), **said})
 

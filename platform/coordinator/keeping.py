@@ -14,7 +14,10 @@ from django.conf import settings
 from django.db import connection
 
 DUMP = "database.dump"
-KEYS = ("mirror.key", "secret_key")  # of the state folder: who the site is, and what signs sessions and links
+KEYS = (
+    "mirror.key",
+    "secret_key",
+)  # of the state folder: who the site is, and what signs sessions and links
 
 
 class Unkept(Exception):
@@ -78,7 +81,11 @@ def _run(tool: str, *arguments: str) -> None:
     named = {name: value for name, value in place.items() if value}
     try:
         done = subprocess.run(
-            [_found(tool), *arguments], env={**os.environ, **named}, capture_output=True, text=True, check=False
+            [_found(tool), *arguments],
+            env={**os.environ, **named},
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except OSError as error:
         raise Unkept(f"{tool} cannot be run: {error}") from None

@@ -28,7 +28,11 @@ class Json(logging.Formatter):
             "text": record.getMessage(),
             "request_id": getattr(record, "request_id", "-"),
         }
-        said |= {name: value for name, value in vars(record).items() if name not in USUAL and name not in said}
+        said |= {
+            name: value
+            for name, value in vars(record).items()
+            if name not in USUAL and name not in said
+        }
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)
         return json.dumps(said, default=str, ensure_ascii=False)

@@ -12,7 +12,9 @@ def settings(url: str) -> dict:
     parts = urlsplit(url)
     if parts.scheme not in BACKENDS:
         raise ValueError(f"EMAIL_URL must start with {', '.join(BACKENDS)}, not '{parts.scheme}'")
-    found: dict = {"EMAIL_BACKEND": f"django.core.mail.backends.{BACKENDS[parts.scheme]}.EmailBackend"}
+    found: dict = {
+        "EMAIL_BACKEND": f"django.core.mail.backends.{BACKENDS[parts.scheme]}.EmailBackend"
+    }
     if parts.scheme == "file":
         return {**found, "EMAIL_FILE_PATH": unquote(parts.path)}
     if parts.scheme == "console":

@@ -43,14 +43,19 @@ def time(name: str, seconds: float, **labels: str) -> None:
 
 def _timed(name: str, seconds: float, **labels: str) -> dict[str, float]:
     bucket = next((str(most) for most in BUCKETS if seconds <= most), "+Inf")
-    return {_series(f"{name}_bucket", **labels, le=bucket): 1, _series(f"{name}_sum", **labels): seconds}
+    return {
+        _series(f"{name}_bucket", **labels, le=bucket): 1,
+        _series(f"{name}_sum", **labels): seconds,
+    }
 
 
 def _add(grown: dict[str, float]) -> None:
     try:
         with client().pipeline(transaction=False) as pipe:
             for series, by in grown.items():
-                pipe.hincrby(KEY, series, by) if isinstance(by, int) else pipe.hincrbyfloat(KEY, series, by)
+                pipe.hincrby(KEY, series, by) if isinstance(by, int) else pipe.hincrbyfloat(
+                    KEY, series, by
+                )
             pipe.execute()
     except redis.exceptions.RedisError as error:
         log.debug("not counted: %s", error)
@@ -79,15 +84,27 @@ def exposition() -> str:
     for family, found in families.items():
         kind = "histogram" if family.endswith("_seconds") else "counter"
         lines += [f"# HELP {family} {HELP[family]}.", f"# TYPE {family} {kind}"]
-        lines += _histogram(family, found) if kind == "histogram" else [f"{s} {v:g}" for s, v in sorted(found.items())]
+        lines += (
+            _histogram(family, found)
+            if kind == "histogram"
+            else [f"{s} {v:g}" for s, v in sorted(found.items())]
+        )
     for name, text, values in gauges():
-        lines += [f"# HELP {name} {text}.", f"# TYPE {name} gauge", *(f"{s} {v:g}" for s, v in values.items())]
+        lines += [
+            f"# HELP {name} {text}.",
+            f"# TYPE {name} gauge",
+            *(f"{s} {v:g}" for s, v in values.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _histogram(family: str, found: dict[str, float]) -> Iterator[str]:
     """Kept are how many fell into each bucket; told is how many fell into it or a smaller one."""
-    sums = {s.partition("{")[2].rstrip("}"): v for s, v in found.items() if s.startswith(f"{family}_sum")}
+    sums = {
+        s.partition("{")[2].rstrip("}"): v
+        for s, v in found.items()
+        if s.startswith(f"{family}_sum")
+    }
     for labels, total in sorted(sums.items()):
         seen = 0.0
         for le in (*map(str, BUCKETS), "+Inf"):
@@ -111,9 +128,13 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
     from coordinator.telemetry import stream
 
     runs = dict(Run.objects.order_by().values_list("status").annotate(Count("pk")))
-    by_status = {_series("barnraise_runs", status=s.value): float(runs.get(s.value, 0)) for s in Status}
+    by_status = {
+        _series("barnraise_runs", status=s.value): float(runs.get(s.value, 0)) for s in Status
+    }
     yield "barnraise_runs", "Runs, by where they are in their lives", by_status
-    alive = Membership.objects.alive().filter(run__status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED])
+    alive = Membership.objects.alive().filter(
+        run__status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED]
+    )
     yield (
         "barnraise_machines_alive",
         "Machines that report, in runs under way",
@@ -127,7 +148,9 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
     queues = {"reports": client().llen(stream.PENDING), "tasks": client().llen("celery")}
     queues["events"] = LogEvent.objects.filter(accepted=True, understood=False).count()
     queues["subjects"] = Subject.objects.filter(Q(stale=True) | Q(stored=False)).count()
-    waiting = {_series("barnraise_queue", queue=name): float(length) for name, length in queues.items()}
+    waiting = {
+        _series("barnraise_queue", queue=name): float(length) for name, length in queues.items()
+    }
     yield (
         "barnraise_queue",
         "What waits: posts of reports, Celery's tasks, events not understood, what others say to be written",
@@ -149,12 +172,33 @@ class Counting:
         response = self.get_response(request)
         seconds, match = clock.monotonic() - began, request.resolver_match
         view = (match.view_name or match.url_name or "other") if match else "none"
-        request_labels = {"view": view, "method": request.method if request.method in METHODS else "other"}
-        total = _series("barnraise_requests_total", **request_labels, status=str(response.status_code))
+        request_labels = {
+            "view": view,
+            "method": request.method if request.method in METHODS else "other",
+        }
+        total = _series(
+            "barnraise_requests_total", **request_labels, status=str(response.status_code)
+        )
         _add({total: 1, **_timed("barnraise_request_seconds", seconds, view=view)})  # in one trip
-        extra = {"method": request.method, "path": request.path[:200], "status": response.status_code}
-        level = logging.WARNING if response.status_code >= 500 else logging.INFO if seconds > SLOW else logging.DEBUG
-        access.log(level, "%s %s %d in %.0f ms", *extra.values(), 1000 * seconds, extra={**extra, "seconds": seconds})
+        extra = {
+            "method": request.method,
+            "path": request.path[:200],
+            "status": response.status_code,
+        }
+        level = (
+            logging.WARNING
+            if response.status_code >= 500
+            else logging.INFO
+            if seconds > SLOW
+            else logging.DEBUG
+        )
+        access.log(
+            level,
+            "%s %s %d in %.0f ms",
+            *extra.values(),
+            1000 * seconds,
+            extra={**extra, "seconds": seconds},
+        )
         return response
 
 

@@ -7,19 +7,23 @@ from blake3 import blake3
 from django.conf import settings
 from filelock import FileLock
 
-from barnraise.identity import Identity
-from barnraise.wire import PROTOCOL, MirrorView, ServerTime, Signed
+from barnraise.protocol.messages import PROTOCOL, MirrorView, ServerTime, Signed
+from barnraise.protocol.signing import Identity
 
 
 @lru_cache(maxsize=1)
 def identity() -> Identity:
     settings.STATE_DIR.mkdir(parents=True, exist_ok=True)
-    with FileLock(settings.STATE_DIR / "mirror.lock"):  # site and tasks start at once, and must not make a key each
+    with FileLock(
+        settings.STATE_DIR / "mirror.lock"
+    ):  # site and tasks start at once, and must not make a key each
         return Identity.load(settings.STATE_DIR / "mirror.key")
 
 
 def view() -> MirrorView:
-    return MirrorView(key=identity().key, name=settings.MIRROR_NAME, protocols=[PROTOCOL], time=time.time())
+    return MirrorView(
+        key=identity().key, name=settings.MIRROR_NAME, protocols=[PROTOCOL], time=time.time()
+    )
 
 
 def signed_time() -> Signed:

@@ -8,7 +8,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 
-from barnraise.wire import Problem, Signed
+from barnraise.protocol.messages import Problem, Signed
 from coordinator.mirrors.log import Held
 
 VALKEY_GONE = (
@@ -23,9 +23,13 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def problem(status: int, error: str, fields: dict[str, str] | None = None, time: Signed | None = None) -> HttpResponse:
+def problem(
+    status: int, error: str, fields: dict[str, str] | None = None, time: Signed | None = None
+) -> HttpResponse:
     """A refusal with a sentence, in the API's one shape."""
-    short = {cut(name, 100): cut(sentence, 100) for name, sentence in list((fields or {}).items())[:100]}
+    short = {
+        cut(name, 100): cut(sentence, 100) for name, sentence in list((fields or {}).items())[:100]
+    }
     body = Problem(error=cut(error, 1000), fields=short, time=time).model_dump_json()
     response = HttpResponse(body, status=status, content_type="application/json")
     if status == 401:
@@ -59,7 +63,9 @@ def answer(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return answer(request, 400, "This request makes no sense to the site. Go back and try it another way.")
+    return answer(
+        request, 400, "This request makes no sense to the site. Go back and try it another way."
+    )
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -78,7 +84,9 @@ def nothing(request: HttpRequest, **named: str) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     if sentence := outage(sys.exc_info()[1]):
         return answer(request, 503, sentence)
-    return answer(request, 500, "The site made a mistake. It has been noted; try again in a moment.")
+    return answer(
+        request, 500, "The site made a mistake. It has been noted; try again in a moment."
+    )
 
 
 class ApiShape:
@@ -95,7 +103,9 @@ class ApiShape:
         plain = not response.headers.get("Content-Type", "").startswith("application/json")
         if request.path.startswith("/api/") and response.status_code >= 400 and plain:
             allowed = response.headers.get("Allow")
-            shaped = problem(response.status_code, f"use {allowed} here" if allowed else response.reason_phrase)
+            shaped = problem(
+                response.status_code, f"use {allowed} here" if allowed else response.reason_phrase
+            )
             if allowed:
                 shaped["Allow"] = allowed
             return shaped

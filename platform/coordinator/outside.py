@@ -78,7 +78,10 @@ def public(address: str) -> bool:
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
         found = found.ipv4_mapped
-    if any(found.version == network.version and found in network for network in settings.OUTSIDE_NETWORKS):
+    if any(
+        found.version == network.version and found in network
+        for network in settings.OUTSIDE_NETWORKS
+    ):
         return True
     if isinstance(found, ipaddress.IPv6Address) and any(found in network for network in EMBEDDED):
         return False
@@ -87,12 +90,20 @@ def public(address: str) -> bool:
 
 async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
     """The answer's status. Raises Unsafe, httpx.HTTPError or TimeoutError; in any case within SECONDS."""
-    async with asyncio.timeout(SECONDS):  # of all of it: a server that answers a byte at a time gains nothing
+    async with asyncio.timeout(
+        SECONDS
+    ):  # of all of it: a server that answers a byte at a time gains nothing
         target = await asyncio.to_thread(resolved, url)
         named = {**headers, "Host": target.parts.netloc}
-        async with httpx.AsyncClient(timeout=SECONDS, follow_redirects=False, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            timeout=SECONDS, follow_redirects=False, trust_env=False
+        ) as client:
             asked = client.build_request(
-                "POST", target.url, content=body, headers=named, extensions={"sni_hostname": target.parts.hostname}
+                "POST",
+                target.url,
+                content=body,
+                headers=named,
+                extensions={"sni_hostname": target.parts.hostname},
             )
             answer = await client.send(asked, stream=True)
             await answer.aclose()

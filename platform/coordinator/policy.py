@@ -10,7 +10,9 @@ COMMON = (
 )
 PAGES = f"{COMMON}; style-src 'self'; script-src 'self'"
 API = f"{COMMON}; style-src 'self' 'unsafe-inline'; script-src 'self'"
-ADMIN = f"{COMMON}; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline' 'unsafe-eval'"
+ADMIN = (
+    f"{COMMON}; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline' 'unsafe-eval'"
+)
 POLICIES = {"/admin/": ADMIN, "/api/": API}
 
 
@@ -23,7 +25,9 @@ class ContentSecurityPolicy:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         response = self.get_response(request)
-        policy = next((policy for start, policy in POLICIES.items() if request.path.startswith(start)), PAGES)
+        policy = next(
+            (policy for start, policy in POLICIES.items() if request.path.startswith(start)), PAGES
+        )
         if others := getattr(request, "reaches", ()):
             policy = policy.replace("connect-src 'self'", f"connect-src 'self' {' '.join(others)}")
         response.headers.setdefault("Content-Security-Policy", policy)

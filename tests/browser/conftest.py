@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from chromium import found
-from looks import visitor
+from helpers.chromium import found
+from helpers.screenshots import visitor
 from playwright.sync_api import Browser, Page, sync_playwright
 
 QUIET = (
@@ -20,7 +20,9 @@ QUIET = (
 def browser() -> Iterator[Browser]:
     """For one module: Playwright keeps an event loop running in this thread, and others' tests bring their own."""
     where = found()
-    assert where, "the browser tests need Chromium: `make test` installs it, or name one in $CHROMIUM"
+    assert where, (
+        "the browser tests need Chromium: `make test` installs it, or name one in $CHROMIUM"
+    )
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=where, args=QUIET)
 

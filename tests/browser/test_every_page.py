@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
-from live_site import log_in
-from looks import UPSTREAM, look, visitor
+from helpers.live_site import log_in
+from helpers.screenshots import UPSTREAM, look, visitor
 from playwright.sync_api import Page
 
 # Name of the photograph → address, for who is not signed in…
@@ -141,10 +141,18 @@ def routes(resolver: URLResolver) -> Iterator[str]:
 
 def looked_at(addresses: Iterable[str]) -> set[str]:
     """The names of their routes."""
-    some = {"jonas": UUID(int=0), "machine": UUID(int=0), "run_id": UUID(int=0), "bid": "x", "slug": "x"}
+    some = {
+        "jonas": UUID(int=0),
+        "machine": UUID(int=0),
+        "run_id": UUID(int=0),
+        "bid": "x",
+        "slug": "x",
+    }
     filled = re.compile(r"\{(\w+)\}")
     return {
-        resolve(filled.sub(lambda name: str(some.get(name[1], "x")), each.partition("?")[0])).url_name
+        resolve(
+            filled.sub(lambda name: str(some.get(name[1], "x")), each.partition("?")[0])
+        ).url_name
         for each in addresses
     }
 
@@ -153,7 +161,9 @@ def test_no_page_is_forgotten():
     there = set(routes(get_resolver())) - {None}
     seen = looked_at(each for name, each in {**OUTSIDE, **INSIDE}.items() if name != "nothing-here")
     assert there - OTHERS == seen and there >= OTHERS
-    lists = {f"/admin/{one._meta.app_label}/{one._meta.model_name}/" for one in admin.site._registry}
+    lists = {
+        f"/admin/{one._meta.app_label}/{one._meta.model_name}/" for one in admin.site._registry
+    }
     assert {each for each in lists if KEPT_BY_OTHERS not in each} <= set(ADMIN.values())
 
 

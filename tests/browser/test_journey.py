@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from live_site import Site, enrol, log_in, sign_up, until
-from looks import DIALOG, UPSTREAM, look, visitor
+from helpers.live_site import Site, enrol, log_in, sign_up, until
+from helpers.screenshots import DIALOG, UPSTREAM, look, visitor
 from playwright.sync_api import Browser, Page, expect
 
 MACHINES = ("barn", "loft", "mill")
@@ -26,7 +26,9 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
     run_page.goto(f"/runs/{slug}/")
     for machine in MACHINES:
         enrol(site, page, machine)
-    joined = {machine: site.barnraise(machine, "join", slug, "--threads", "1") for machine in MACHINES}
+    joined = {
+        machine: site.barnraise(machine, "join", slug, "--threads", "1") for machine in MACHINES
+    }
 
     loaded = run_page.evaluate("performance.timeOrigin")
     figure = run_page.locator("[data-figure=validation]")
@@ -39,12 +41,20 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
     for machine in MACHINES:
         expect(run_page.locator("[data-events] li", has_text=f"{machine} joined")).to_have_count(1)
 
-    until(lambda: all(site.status(m).get("updates_received", 0) for m in MACHINES), "updates on every machine", 400)
+    until(
+        lambda: all(site.status(m).get("updates_received", 0) for m in MACHINES),
+        "updates on every machine",
+        400,
+    )
     lose_the_site_and_get_it_back(site, run_page)
     look(run_page, "run-training")
 
     run_page.get_by_role("button", name="Pause").click()
-    until(lambda: all(site.status(m)["activity"] == "paused" for m in MACHINES), "a pause on every machine", 200)
+    until(
+        lambda: all(site.status(m)["activity"] == "paused" for m in MACHINES),
+        "a pause on every machine",
+        200,
+    )
     steps = {m: site.status(m)["step"] for m in MACHINES}
     expect(run_page.locator("[data-events] li", has_text="paused the run")).to_have_count(1)
     assert {m: site.status(m)["step"] for m in MACHINES} == steps
@@ -60,7 +70,11 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
         assert process.wait(240) == 0, site.log(f"join-{machine}")
     assert len({(site.status(m)["vector"], site.status(m)["anchor"]) for m in joined}) == 1
     expect(run_page.get_by_text("Finished").first).to_be_visible()
-    until(lambda: run_page.reload() and run_page.locator("#checkpoints tbody tr").count(), "a checkpoint", 200)
+    until(
+        lambda: run_page.reload() and run_page.locator("#checkpoints tbody tr").count(),
+        "a checkpoint",
+        200,
+    )
     look(run_page, "run-finished")
 
 
@@ -94,8 +108,12 @@ def lose_the_site_and_get_it_back(site: Site, page: Page) -> None:
     gone = max(site.status(m)["ledger_tokens"] for m in MACHINES)
     site.start_web()
     expect(page.locator("[data-link]")).to_have_attribute("data-link", "live")
-    until(lambda: max(shown(page)) > gone, "reports that waited, in the chart of the open page", 120)
-    told = page.request.get(f"/live/{page.locator('[data-live-run]').get_attribute('data-live-run')}/").json()
+    until(
+        lambda: max(shown(page)) > gone, "reports that waited, in the chart of the open page", 120
+    )
+    told = page.request.get(
+        f"/live/{page.locator('[data-live-run]').get_attribute('data-live-run')}/"
+    ).json()
     for seen in (shown(page), [tokens for tokens, _ in told["train"]]):
         widest = max(b - a for a, b in pairwise(seen))
         assert widest < WIDEST, f"the training curve has a hole of {widest:,.0f} tokens"
@@ -107,7 +125,9 @@ def shown(page: Page) -> list[float]:
     plot.press("Home")
     places = []
     for _ in range(70):
-        places.append(number(plot.get_attribute("aria-valuetext").split(" ", 1)[1].partition(":")[0]))
+        places.append(
+            number(plot.get_attribute("aria-valuetext").split(" ", 1)[1].partition(":")[0])
+        )
         if plot.get_attribute("aria-valuenow") == plot.get_attribute("aria-valuemax"):
             break
         plot.press("ArrowRight")
@@ -133,10 +153,16 @@ def ban(site: Site, staff: Page, run_page: Page, worker) -> None:
     expect(staff.get_by_text("its peers hear of that")).to_be_visible()
     assert worker.wait(120) != 0, "a banned machine stops, and says why"
     assert "revoked" in site.log("join-mill")
-    until(lambda: all(site.status(m)["peers"] == 1 for m in ("barn", "loft")), "peers that refuse it", 120)
+    until(
+        lambda: all(site.status(m)["peers"] == 1 for m in ("barn", "loft")),
+        "peers that refuse it",
+        120,
+    )
     expect(run_page.locator("[data-figure=alive]")).to_have_text("2")
     expect(run_page.locator("[data-events] li", has_text="mill was revoked")).to_have_count(1)
-    again = site.barnraise("mill", "join", run_page.url.rstrip("/").rsplit("/", 1)[1], "--threads", "1")
+    again = site.barnraise(
+        "mill", "join", run_page.url.rstrip("/").rsplit("/", 1)[1], "--threads", "1"
+    )
     assert again.wait(120) != 0, "and it does not come back"
 
 

@@ -2,8 +2,8 @@
 
 import re
 
-from live_site import CODE, PASSWORD, asks_to_enrol, until
-from looks import visitor
+from helpers.live_site import CODE, PASSWORD, asks_to_enrol, until
+from helpers.screenshots import visitor
 from playwright.sync_api import Browser, Locator, Page, expect
 
 LONG = 240_000  # ms: the machine that tests run on may have others to serve
@@ -21,9 +21,7 @@ class Keys:
         expect(target).to_be_visible()
         for _ in range(most):
             if target.evaluate("it => it === document.activeElement"):
-                seen = (
-                    "it => { const box = it.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight }"
-                )
+                seen = "it => { const box = it.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight }"
                 assert target.evaluate(seen), f"{target} has the focus, out of sight"
                 return
             self.page.keyboard.press("Tab")
@@ -59,11 +57,17 @@ def test_the_same_way_at_360_pixels_and_by_keyboard_alone(site, browser: Browser
         expect(page.locator("[data-status-chip]")).to_have_text("Paused")
         keys.button("Resume")
         until(lambda: site.status("shed")["step"] > step, "training again", 200)
-        end = f"from coordinator.runs.models import Run; assert Run.objects.named('{slug}').finish()"
+        end = (
+            f"from coordinator.runs.models import Run; assert Run.objects.named('{slug}').finish()"
+        )
         site.manage("shell", "-v", "0", "-c", end)
         assert joined.wait(240) == 0, site.log("join-shed")
         expect(page.locator("[data-status-chip]")).to_have_text("Finished")
-        until(lambda: page.reload() and page.locator("#checkpoints tbody tr").count(), "a checkpoint", 200)
+        until(
+            lambda: page.reload() and page.locator("#checkpoints tbody tr").count(),
+            "a checkpoint",
+            200,
+        )
         fits(page)
 
 
@@ -123,7 +127,9 @@ def read_the_chart(page: Page, keys: Keys) -> None:
     expect(plot).to_have_attribute("aria-valuemax", re.compile(r"[1-9]"))  # two points at least
     keys.press(plot, "Home")
     expect(plot).to_have_attribute("aria-valuenow", "0")
-    expect(plot).to_have_attribute("aria-valuetext", re.compile(r"^Tokens .+(training|validation) \d"))
+    expect(plot).to_have_attribute(
+        "aria-valuetext", re.compile(r"^Tokens .+(training|validation) \d")
+    )
     page.keyboard.press("End")
     assert plot.get_attribute("aria-valuenow") != "0"
     page.reload()

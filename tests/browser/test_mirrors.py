@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from live_site import until
-from looks import look, visitor
+from helpers.live_site import until
+from helpers.mirror_pair import PASSWORD, Machine, furnish, list_both, two_sites
+from helpers.screenshots import look, visitor
 from playwright.sync_api import expect
-from two_sites import PASSWORD, Machine, furnish, list_both, two_sites
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,13 @@ def test_a_page_goes_on_at_another_mirror_when_its_own_is_killed_and_comes_back(
         page.get_by_label("Training, each machine").check()
         expect(page.locator("[data-machine-lines]")).to_contain_text("barn")
         look(page, "run-elsewhere")
-        assert {re.match(r"ws://[^/]+", url)[0] for url in reached} == {f"ws{s.url[4:]}" for s in (a, b)}
-        until(lambda: [x for x, _ in b.snapshot(run)["train"]] == [1000, 2000, 3000, 4000, 5000], "all once")
+        assert {re.match(r"ws://[^/]+", url)[0] for url in reached} == {
+            f"ws{s.url[4:]}" for s in (a, b)
+        }
+        until(
+            lambda: [x for x, _ in b.snapshot(run)["train"]] == [1000, 2000, 3000, 4000, 5000],
+            "all once",
+        )
 
         a.start()
         expect(sign).to_have_text(re.compile(r"Live\s*by A"))

@@ -2,12 +2,14 @@
 
 import re
 
-from live_site import enrol, log_in, until
-from looks import look
+from helpers.live_site import enrol, log_in, until
+from helpers.screenshots import look
 from playwright.sync_api import Page, expect
 
 
-def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_site(site, page: Page):
+def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_site(
+    site, page: Page
+):
     """The real worker stops by its directive, keeps its peers and its state, and goes on."""
     log_in(page)
     page.goto("/runs/new/")
@@ -24,7 +26,9 @@ def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_s
     page.locator(".preset", has_text="gpt-nano").click()
     page.locator("[name=name]").fill("Terms and ties")
     page.get_by_label("People I invite by a link").check()
-    page.get_by_label("Notes").fill("# Why\n\nTo *see* what happens.\n\n| a | b |\n|---|---|\n| 1 | 2 |")
+    page.get_by_label("Notes").fill(
+        "# Why\n\nTo *see* what happens.\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+    )
     page.locator("summary", has_text="Advanced").click()
     page.locator("[name=report_every]").fill("1")
     page.locator("[name='recipe.evaluate_every']").fill("4000")
@@ -96,4 +100,6 @@ def test_an_invited_person_a_token_and_terms_are_each_a_page(site, page: Page):
     page.get_by_role("link", name="Your certificate").click()
     expect(page.get_by_text("This certifies that")).to_be_visible()
     page.goto("/credit/?by=teams&period=week")
-    expect(page.get_by_role("link", name="Teams", exact=True).first).to_have_attribute("aria-current", "page")
+    expect(page.get_by_role("link", name="Teams", exact=True).first).to_have_attribute(
+        "aria-current", "page"
+    )

@@ -2,8 +2,8 @@
 
 import re
 
-from live_site import CODE, log_in, until
-from looks import DIALOG, look
+from helpers.live_site import CODE, log_in, until
+from helpers.screenshots import DIALOG, look
 from playwright.sync_api import Browser, Page, expect
 
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
@@ -134,7 +134,9 @@ def leave(page: Page) -> None:
 
 def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     log_in(page)
-    site.manage("prepare_owner", "--email", "mallory@example.org", "--password", SECRET, "--name", "Mallory")
+    site.manage(
+        "prepare_owner", "--email", "mallory@example.org", "--password", SECRET, "--name", "Mallory"
+    )
     page.goto("/admin/")
     renewed = page.locator("#figures").get_by_text("renewed every five seconds")
     first = renewed.inner_text()

@@ -2,19 +2,19 @@
 
 import os
 import time
-from pathlib import Path
 
 import pytest
-from live_site import EMAIL, log_in
-from looks import look
+from helpers import paths
+from helpers.live_site import EMAIL, log_in
+from helpers.screenshots import look
 from playwright.sync_api import Page, expect
 
-from barnraise import wire
-from barnraise.coordinator import Coordinator
-from barnraise.identity import Identity
+from barnraise.coordinator_client.client import Coordinator
+from barnraise.protocol import messages
+from barnraise.protocol.signing import Identity
 
-GOLDEN = Path(__file__).parents[1] / "contract" / "golden" / "reports.json"
-REPORT = wire.Reports.model_validate_json(GOLDEN.read_text()).reports[0]
+GOLDEN = paths.GOLDEN / "reports.json"
+REPORT = messages.Reports.model_validate_json(GOLDEN.read_text()).reports[0]
 GPU = {
     "device": "NVIDIA GeForce RTX 4090 Laptop GPU", "device_bytes": 12 << 30, "host_bytes": 48 << 30,
     "disk_bytes": 120 << 30, "predicted_seconds": 41.0, "binding": "optimizer", "clipping": "layer",
@@ -28,7 +28,7 @@ class Teller:
     def __init__(self, site, page: Page, run: str, name: str):
         self.coordinator = Coordinator(site.url, Identity(os.urandom(32)))
         self.coordinator.meet()
-        page.goto(self.coordinator.enrol(wire.Machine(hostname=name)).url)
+        page.goto(self.coordinator.enrol(messages.Machine(hostname=name)).url)
         page.get_by_role("button", name="Approve").click()
         expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
         joined = self.coordinator.join(run, [])
@@ -36,7 +36,9 @@ class Teller:
 
     def tell(self, **changed) -> None:
         self.seq += 1
-        report = REPORT.model_copy(update={"seq": self.seq, "at": time.time(), "points": [], **changed})
+        report = REPORT.model_copy(
+            update={"seq": self.seq, "at": time.time(), "points": [], **changed}
+        )
         self.coordinator.report(self.run, [report])
 
 
@@ -46,14 +48,20 @@ def run(site, page) -> str:
     return site.manage("create_run", "--owner", EMAIL, "--name", "Planned", "--report-every", "5")
 
 
-def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_measured_step(site, page: Page, run):
+def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_measured_step(
+    site, page: Page, run
+):
     """Opened and closed by the keyboard; it stays open while the figures in it move; it fits a phone."""
-    laptop, tower, workshop = (Teller(site, page, run, name) for name in ("laptop", "tower", "workshop"))
+    laptop, tower, workshop = (
+        Teller(site, page, run, name) for name in ("laptop", "tower", "workshop")
+    )
     laptop.tell(plan=None, step_seconds=None, trade=None)
     tower.tell(plan=REPORT.plan.model_copy(update=GPU), step_seconds=50.0, anchor="c" * 64)
     workshop.tell()
     page.goto(f"/runs/{workshop.slug}/")
-    rows = {name: page.locator("tbody tr", has_text=name) for name in ("laptop", "tower", "workshop")}
+    rows = {
+        name: page.locator("tbody tr", has_text=name) for name in ("laptop", "tower", "workshop")
+    }
     expect(rows["workshop"].locator(".step")).to_have_text("5.4 s / 5.1 s−6 %")
     expect(rows["tower"].locator(".step")).to_have_text("41.0 s / 50.0 s+22 %")
     expect(rows["tower"].locator("[data-far]")).to_have_count(1)
@@ -65,7 +73,9 @@ def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_mea
     expect(rows["laptop"].locator(".step")).to_have_text("–")
     expect(rows["laptop"].get_by_role("button")).to_have_count(0)
 
-    opener, plan = (page.get_by_role(role, name="How workshop trains") for role in ("button", "region"))
+    opener, plan = (
+        page.get_by_role(role, name="How workshop trains") for role in ("button", "region")
+    )
     opener.focus()
     page.keyboard.press("Enter")
     expect(plan).to_contain_text(REPORT.plan.sentence)

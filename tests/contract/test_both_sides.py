@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from django.test import Client
 
-from barnraise import wire
-from barnraise.coordinator import Coordinator
+from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone
-from barnraise.identity import Identity
+from barnraise.protocol import messages
+from barnraise.protocol import reports as reports_module
+from barnraise.protocol.signing import Identity
 
 GOLDEN = Path(__file__).parent / "golden"
 AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
@@ -67,7 +68,9 @@ class Handler(BaseHTTPRequestHandler):
 def coordinator():
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    client = Coordinator(f"http://127.0.0.1:{server.server_port}", AUTHOR, MIRROR.key, clock=lambda: 1_700_000_003.0)
+    client = Coordinator(
+        f"http://127.0.0.1:{server.server_port}", AUTHOR, MIRROR.key, clock=lambda: 1_700_000_003.0
+    )
     yield client
     client.close()
     server.shutdown()
@@ -75,23 +78,32 @@ def coordinator():
 
 
 def test_the_worker_reads_every_answer_of_a_site(coordinator):
-    assert coordinator.meet() == wire.MirrorView.model_validate_json(golden("mirror_view"))
-    machine = wire.EnrolmentRequest.model_validate_json(golden("enrolment_request")).machine
-    assert coordinator.enrol(machine) == wire.Enrolment.model_validate_json(golden("enrolment"))
+    assert coordinator.meet() == messages.MirrorView.model_validate_json(golden("mirror_view"))
+    machine = messages.EnrolmentRequest.model_validate_json(golden("enrolment_request")).machine
+    assert coordinator.enrol(machine) == messages.Enrolment.model_validate_json(golden("enrolment"))
     assert coordinator.enrolment("BCDF-GHJK").status == "approved"
-    assert coordinator.runs() == wire.RunPage.model_validate_json(golden("run_page"))
-    assert coordinator.run("first-barn") == wire.RunView.model_validate_json(golden("run_view"))
-    assert coordinator.join(RUN, []) == wire.JoinReply.model_validate_json(golden("join_reply"))
-    assert coordinator.manifest(RUN, wire.Manifest.model_validate_json(golden("manifest"))).slug == "first-barn"
-    reports = wire.Reports.model_validate_json(golden("reports"))
-    assert coordinator.report(RUN, list(reports.reports), reports.heeds, reports.witnessed).mark == 3
+    assert coordinator.runs() == messages.RunPage.model_validate_json(golden("run_page"))
+    assert coordinator.run("first-barn") == messages.RunView.model_validate_json(golden("run_view"))
+    assert coordinator.join(RUN, []) == messages.JoinReply.model_validate_json(golden("join_reply"))
+    assert (
+        coordinator.manifest(RUN, messages.Manifest.model_validate_json(golden("manifest"))).slug
+        == "first-barn"
+    )
+    reports = messages.Reports.model_validate_json(golden("reports"))
+    assert (
+        coordinator.report(RUN, list(reports.reports), reports.heeds, reports.witnessed).mark == 3
+    )
     assert coordinator.listen(RUN).mark == 3
-    assert json.loads(Handler.asked["POST", f"/runs/{RUN}/reports"]) == json.loads(golden("reports"))
+    assert json.loads(Handler.asked["POST", f"/runs/{RUN}/reports"]) == json.loads(
+        golden("reports")
+    )
     assert coordinator.bytes > 0
 
 
 def test_the_worker_turns_a_refusal_into_its_sentence(coordinator):
-    with pytest.raises(CoordinatorError, match=r"must be divisible by its heads.*\n  model.heads: try 4"):
+    with pytest.raises(
+        CoordinatorError, match=r"must be divisible by its heads.*\n  model.heads: try 4"
+    ):
         coordinator.run("nonsense")
 
 
@@ -123,10 +135,14 @@ def test_the_site_reads_every_request_of_a_worker(db, state, path, name, status)
     body = golden(name)
     token = AUTHOR.request_token(mirror.identity().key, "POST", f"/api/v1{path}", body, time.time())
     answer = Client().generic(
-        "POST", f"/api/v1{path}", body, content_type="application/json", headers={"Authorization": f"Barnraise {token}"}
+        "POST",
+        f"/api/v1{path}",
+        body,
+        content_type="application/json",
+        headers={"Authorization": f"Barnraise {token}"},
     )
     assert answer.status_code == status, answer.content
-    problem = wire.Problem.model_validate_json(answer.content)
+    problem = messages.Problem.model_validate_json(answer.content)
     assert not {"body", "version", "reports.0", "key"} & set(problem.fields)
 
 
@@ -155,4 +171,4 @@ def test_live_frames_have_the_shape_the_page_reads(db, state):
         assert set(event) == {"id", "at", "kind", "who", "what"}
     assert told["events"][0]["what"] == "made the run"
     for plan in (*shown["plans"].values(), *later["plans"].values()):
-        assert wire.PlanView.model_validate(plan).model_dump() == plan
+        assert reports_module.PlanView.model_validate(plan).model_dump() == plan

@@ -2,21 +2,20 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
-from bulletins import TRADE, report
 from django.conf import settings
 from django.test import Client
-from mirror_lists import signed_list
-from other_mirror import OtherMirror, Said
-from small_mirror import SmallMirror, ourselves
+from helpers.event_log_builder import OtherMirror, Said
+from helpers.fake_mirror import SmallMirror, ourselves
+from helpers.mirror_lists import signed_list
+from helpers.paths import GOLDEN
+from helpers.remote_telemetry import TRADE, report
 
-from barnraise import wire
-from barnraise.identity import Identity, digest
+from barnraise.protocol import enums, messages, types
+from barnraise.protocol import reports as reports_module
+from barnraise.protocol.signing import Identity, digest
 from coordinator.mirrors import kinds, lists
-
-GOLDEN = Path(__file__).parents[1] / "contract" / "golden"
 
 
 class Volunteer:
@@ -26,7 +25,7 @@ class Volunteer:
         self.machine, self.identity, self.mirror_key = machine, identity, mirror_key
         self.client = Client()
 
-    def ask(self, method: str, path: str, message: wire.Message | None = None, /, **changed):
+    def ask(self, method: str, path: str, message: types.Message | None = None, /, **changed):
         """A signed request. `changed`: what is signed instead of the truth (method, path, body, audience, now), a raw
         `token`, or raw `sent` bytes."""
         path = "/api/v1" + path
@@ -40,20 +39,26 @@ class Volunteer:
             changed.get("now", time.time()),
         )
         answer = self.client.generic(
-            method, path, body, content_type="application/json", headers={"Authorization": f"Barnraise {token}"}
+            method,
+            path,
+            body,
+            content_type="application/json",
+            headers={"Authorization": f"Barnraise {token}"},
         )
         if answer.status_code >= 400:
-            wire.Problem.model_validate_json(answer.content)  # always, and never anything else
+            messages.Problem.model_validate_json(answer.content)  # always, and never anything else
         return answer
 
-    def join(self, run) -> wire.JoinReply:
-        asked = wire.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
+    def join(self, run) -> messages.JoinReply:
+        asked = messages.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
         answer = self.ask("POST", f"/runs/{run.slug}/join", asked)
         assert answer.status_code == 200, answer.content
-        return wire.JoinReply.model_validate_json(answer.content)
+        return messages.JoinReply.model_validate_json(answer.content)
 
-    def report(self, run, *reports: wire.Report):
-        return self.ask("POST", f"/runs/{run.slug}/reports", wire.Reports(reports=list(reports)))
+    def report(self, run, *reports: reports_module.Report):
+        return self.ask(
+            "POST", f"/runs/{run.slug}/reports", messages.Reports(reports=list(reports))
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -133,13 +138,18 @@ def draft(db):
 def manifest():
     """A manifest that fits a run, or would but for the fields given."""
 
-    def make(run, /, **changed) -> wire.Manifest:
+    def make(run, /, **changed) -> messages.Manifest:
         shards = {
-            "train": [wire.Shard(digest=digest("a"), tokens=9_000)],
-            "held_out": [wire.Shard(digest=digest("b"), tokens=900)],
+            "train": [messages.Shard(digest=digest("a"), tokens=9_000)],
+            "held_out": [messages.Shard(digest=digest("b"), tokens=900)],
         }
-        fields = {"run": str(run.pk), "vocabulary": run.spec.model.vocabulary, "tokenizer": digest("t"), **shards}
-        return wire.Manifest(**{**fields, **changed})
+        fields = {
+            "run": str(run.pk),
+            "vocabulary": run.spec.model.vocabulary,
+            "tokenizer": digest("t"),
+            **shards,
+        }
+        return messages.Manifest(**{**fields, **changed})
 
     return make
 
@@ -151,35 +161,39 @@ def launched(draft, manifest, volunteer):
     def make(owner, seed: int = 1, **fields):
         run, first = draft(owner, **fields), volunteer(owner, seed)
         run.launch()
-        answer = first.ask("POST", f"/runs/{run.slug}/manifest", first.identity.sign("manifest", manifest(run)))
+        answer = first.ask(
+            "POST", f"/runs/{run.slug}/manifest", first.identity.sign("manifest", manifest(run))
+        )
         assert answer.status_code == 200, answer.content
         first.join(run)
         from coordinator.fleet.facts import advance
 
         run.refresh_from_db()
         advance(run)
-        assert run.state is wire.Status.TRAINING
+        assert run.state is enums.Status.TRAINING
         return run, first
 
     return make
 
 
 @pytest.fixture
-def plan() -> wire.PlanView:
+def plan() -> reports_module.PlanView:
     """What a machine may decide, as the golden report tells it."""
-    return wire.Reports.model_validate_json((GOLDEN / "reports.json").read_text()).reports[0].plan
+    return (
+        messages.Reports.model_validate_json((GOLDEN / "reports.json").read_text()).reports[0].plan
+    )
 
 
 @pytest.fixture
 def numbers():
     """A report with plausible numbers: everything grows with `seq`."""
 
-    def make(seq: int, **changed) -> wire.Report:
+    def make(seq: int, **changed) -> reports_module.Report:
         fields = {
             "seq": seq,
             "at": time.time(),
             "version": "0.1",
-            "activity": wire.Activity.TRAINING,
+            "activity": enums.Activity.TRAINING,
             "incarnation": "a" * 16,
             "addresses": ["127.0.0.1:4000"],
             "step": seq * 10,
@@ -192,17 +206,19 @@ def numbers():
             "peer_bytes_sent": seq * 100,
             "peer_bytes_received": 0,
             "vector": digest(json.dumps(seq)),
-            "points": [wire.Point(kind="train", tokens=seq * 1000, loss=5.0)],
+            "points": [reports_module.Point(kind="train", tokens=seq * 1000, loss=5.0)],
         }
-        return wire.Report(**{**fields, **changed})
+        return reports_module.Report(**{**fields, **changed})
 
     return make
 
 
 @pytest.fixture
-def golden_hardware() -> wire.HardwareView:
+def golden_hardware() -> reports_module.HardwareView:
     """A PC with a 12 GB GPU, as the golden request to join tells it."""
-    return wire.JoinRequest.model_validate_json((GOLDEN / "join_request.json").read_text()).hardware
+    return messages.JoinRequest.model_validate_json(
+        (GOLDEN / "join_request.json").read_text()
+    ).hardware
 
 
 @pytest.fixture
@@ -275,7 +291,9 @@ def busy(person, launched, volunteer, numbers, plan):
     bob.join(run)
     same = {"vector": digest("vector"), "anchor": digest("weights")}
     for seq in (1, 2, 3):
-        point = wire.Point(kind="validation", tokens=seq * 1000, loss=4.0)
-        report(ada, run, numbers(seq, plan=plan, step_seconds=5.0, trade=TRADE, points=[point], **same))
+        point = reports_module.Point(kind="validation", tokens=seq * 1000, loss=4.0)
+        report(
+            ada, run, numbers(seq, plan=plan, step_seconds=5.0, trade=TRADE, points=[point], **same)
+        )
         report(bob, run, numbers(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
     return run, ada, bob

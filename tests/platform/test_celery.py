@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,16 +13,16 @@ from django.db import connection
 from django.db.models import Sum
 from django.utils import timezone
 from django_celery_beat.models import PeriodicTask
+from helpers.paths import ROOT
 from kombu.exceptions import OperationalError
 
-from barnraise import wire
+from barnraise.protocol import enums
 from coordinator.beat import Schedule
 from coordinator.celery import app
 from coordinator.fleet.models import Membership
 from coordinator.telemetry import stream
 from coordinator.telemetry.models import BUCKET, Point, Rollup
 
-ROOT = Path(__file__).resolve().parents[2]
 CELERY = [sys.executable, "-m", "celery", "-A", "coordinator.celery:app"]
 
 
@@ -74,7 +73,9 @@ def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_mi
     ada.join(run)
     total, batch = 1200, 5
     for first in range(1, total + 1, batch):
-        assert ada.report(run, *(numbers(i) for i in range(first, first + batch))).status_code == 200
+        assert (
+            ada.report(run, *(numbers(i) for i in range(first, first + batch))).status_code == 200
+        )
     worker = celery("worker", "-P", "solo", "--loglevel", "INFO")
     celery("beat", "--loglevel", "INFO", "--pidfile=")
     locked = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted"
@@ -85,17 +86,19 @@ def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_mi
     celery("worker", "-P", "solo", "--loglevel", "INFO")
     wait(lambda: Membership.objects.get(run=run).mark == total)
     assert Point.objects.count() == total
-    assert Rollup.objects.filter(width=BUCKET).aggregate(reports=Sum("reports"), tokens=Sum("tokens")) == {
+    assert Rollup.objects.filter(width=BUCKET).aggregate(
+        reports=Sum("reports"), tokens=Sum("tokens")
+    ) == {
         "reports": total,
         "tokens": total * 1000,
     }
     wait(lambda: not stream.client().exists(stream.PENDING))
 
-    def status() -> wire.Status:
+    def status() -> enums.Status:
         run.refresh_from_db()
         return run.state
 
-    wait(lambda: status() is wire.Status.TRAINING and run.ledger_tokens == total * 1000)
+    wait(lambda: status() is enums.Status.TRAINING and run.ledger_tokens == total * 1000)
 
 
 def test_a_worker_that_lost_valkey_asks_every_second_for_good():

@@ -11,8 +11,8 @@ from django.db import transaction
 from django.test import Client
 from django.urls import get_resolver, resolve
 
-from barnraise import wire
-from barnraise.identity import Identity
+from barnraise.protocol import messages
+from barnraise.protocol.signing import Identity
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
 from coordinator.api.routes import api
@@ -31,7 +31,9 @@ ROLES = ("visitor", "volunteer", "organiser", "owner", "staff")
 ALL = "200 200 200 200 200"
 HERE = "login 200 200 200 200"  # whoever is signed in
 OUT = "200 home home home home"  # for who is not signed in yet
-DESK = "login login login login 200"  # the admin's door sends others to the log-in, which refuses them
+DESK = (
+    "login login login login 200"  # the admin's door sends others to the log-in, which refuses them
+)
 SHUT = "login login login login 403"
 API = "401 401 401 401 401"  # a session opens nothing there: machines sign, scripts have tokens
 
@@ -243,7 +245,9 @@ LOOKED = {  # model → a row of it
     "mirrors/origin": "{origin}",
     "mirrors/proof": "{proof}",
 }
-HIDDEN = {"admin/r/<path:content_type_id>/<path:object_id>/"}  # behind another route, which has its row
+HIDDEN = {
+    "admin/r/<path:content_type_id>/<path:object_id>/"
+}  # behind another route, which has its row
 WRITTEN = {"staff/announcement", "accounts/siterules"}  # by forms, whose saving is a model's method
 for model, row in LOOKED.items():
     TABLE |= {
@@ -268,7 +272,9 @@ for model in FOREIGN:  # superusers' alone
 def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     """One of everything, the owner's; and somebody of each role."""
     settings.OUTSIDE_NETWORKS = []
-    people = {name: person(f"{name}@example.org", name=name.title()) for name in ("volunteer", "guest")}
+    people = {
+        name: person(f"{name}@example.org", name=name.title()) for name in ("volunteer", "guest")
+    }
     people["organiser"] = person("organiser@example.org", organiser=True)
     people["owner"] = person("owner@example.org", organiser=True)
     people["staff"] = person("staff@example.org", is_staff=True)
@@ -282,9 +288,13 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     team.admit(people["guest"], owner)
     invitation, token = Invitation.send(team, "somebody@example.org", owner)
     key = Identity(b"w" * 32).key
-    about = wire.Machine(hostname="attic-pc")
-    asked = wire.EnrolmentRequest(mirror=mirror.identity().key, key=key, machine=about, issued=0)
-    hook = Webhook.objects.create(person=owner, url="https://example.org/", secret="whsec_AAAA", kinds=[])
+    about = messages.Machine(hostname="attic-pc")
+    asked = messages.EnrolmentRequest(
+        mirror=mirror.identity().key, key=key, machine=about, issued=0
+    )
+    hook = Webhook.objects.create(
+        person=owner, url="https://example.org/", secret="whsec_AAAA", kinds=[]
+    )
     said = Announcement(text="Hello")
     said.publish(people["staff"])
     link = runs.Invitation.make(run, actor=owner)
@@ -362,12 +372,18 @@ def test_every_operation_of_the_api_has_a_row(world):
     for row in (row for row in TABLE if "/api/" in row):
         method, path = row.format(**world.names).split(" ")[:2]
         told.add((method.lower(), "/" + re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", resolve(path).route)))
-    described = {(method, path) for path, methods in api.get_openapi_schema()["paths"].items() for method in methods}
+    described = {
+        (method, path)
+        for path, methods in api.get_openapi_schema()["paths"].items()
+        for method in methods
+    }
     assert described <= told, f"no row in the table for: {sorted(described - told)}"
 
 
 def test_every_model_in_the_admin_has_its_rows():
-    registered = {f"{model._meta.app_label}/{model._meta.model_name}" for model in admin.site._registry}
+    registered = {
+        f"{model._meta.app_label}/{model._meta.model_name}" for model in admin.site._registry
+    }
     assert registered == {*LOOKED, *FOREIGN}
 
 
@@ -377,7 +393,10 @@ def test_nothing_is_changed_by_a_form_of_another_site(world):
         if "/api/" in request_line or "/notifications/off/" in request_line:
             continue
         for role in ("owner", "staff"):
-            assert ask(world, role, request_line, enforce_csrf_checks=True) == "403", (role, request_line)
+            assert ask(world, role, request_line, enforce_csrf_checks=True) == "403", (
+                role,
+                request_line,
+            )
 
 
 def test_the_policy_is_strict_everywhere_but_on_the_admins_and_the_apis_own_paths(world):

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from barnraise.identity import digest
+from barnraise.protocol.signing import digest
 from coordinator.accounts.models import Machine, User
 from coordinator.audit.models import Entry
 from coordinator.fleet.models import Membership
@@ -30,16 +30,26 @@ def crowd(person, launched):
     """(run, its owner's volunteer, the owner): one of so many runs, with its share of so many machines."""
     owner = person(organiser=True)
     run, ada = launched(owner)
-    fields = {f.attname: getattr(run, f.attname) for f in Run._meta.concrete_fields if f.attname not in ("id", "slug")}
+    fields = {
+        f.attname: getattr(run, f.attname)
+        for f in Run._meta.concrete_fields
+        if f.attname not in ("id", "slug")
+    }
     runs = [run, *Run.objects.bulk_create(Run(**fields, slug=f"run-{n}") for n in range(RUNS))]
-    people = User.objects.bulk_create(User(email=f"{n}@example.org", password="!") for n in range(MACHINES // 3))
+    people = User.objects.bulk_create(
+        User(email=f"{n}@example.org", password="!") for n in range(MACHINES // 3)
+    )
     machines = Machine.objects.bulk_create(
-        Machine(key=digest(str(n)), owner=people[n // 3], hostname=f"pc-{n}") for n in range(MACHINES)
+        Machine(key=digest(str(n)), owner=people[n // 3], hostname=f"pc-{n}")
+        for n in range(MACHINES)
     )
     Membership.objects.bulk_create(
-        Membership(run=runs[n % len(runs)], machine=m, activity="training") for n, m in enumerate(machines)
+        Membership(run=runs[n % len(runs)], machine=m, activity="training")
+        for n, m in enumerate(machines)
     )
-    Notice.objects.bulk_create(Notice(person=p, kind="run.started", key="one", title="A run started") for p in people)
+    Notice.objects.bulk_create(
+        Notice(person=p, kind="run.started", key="one", title="A run started") for p in people
+    )
     Entry.objects.bulk_create(
         Entry(action="machine.enrolled", subject_kind="machine", subject_id=m.pk) for m in machines
     )
@@ -74,7 +84,9 @@ def without_an_index(queries: list[dict[str, str]]) -> list[str]:
             cursor.execute("EXPLAIN (FORMAT JSON) " + text.replace("%", "%%"), [])
             told = cursor.fetchone()[0]
             plan = json.loads(told) if isinstance(told, str) else told
-            found += [f"{table}: {text[:400]}" for table in _read_whole(plan[0]["Plan"]) if table in BIG]
+            found += [
+                f"{table}: {text[:400]}" for table in _read_whole(plan[0]["Plan"]) if table in BIG
+            ]
     return found
 
 
@@ -106,7 +118,9 @@ def test_no_page_reads_a_whole_table_or_asks_more_because_there_is_more(crowd, v
     found: dict[str, object] = {}
     for path, most in PAGES.items():
         where = path.format(run=run, owner=owner)
-        client.get(where)  # what a process learns once (the site's rules, its templates) is not counted
+        client.get(
+            where
+        )  # what a process learns once (the site's rules, its templates) is not counted
         with CaptureQueriesContext(connection) as asked:
             answer = client.get(where)
         assert answer.status_code in (200, 404), path  # nobody has a certificate without credit
@@ -126,12 +140,18 @@ def test_no_list_of_the_admin_reads_a_whole_table_but_to_count_it(crowd, person,
     client.force_login(staff)
     found: dict[str, object] = {}
     for path in (f"/admin/{each}/" for each in LISTS):
-        client.get(path)  # what is known for some minutes then, as the kinds of subjects, is not counted
+        client.get(
+            path
+        )  # what is known for some minutes then, as the kinds of subjects, is not counted
         with CaptureQueriesContext(connection) as asked:
             assert client.get(path).status_code == 200, path
         if len(asked) > 8:
             found[path] = f"{len(asked)} queries"
-        rest = [query for query in asked.captured_queries if not query["sql"].startswith("SELECT COUNT(*)")]
+        rest = [
+            query
+            for query in asked.captured_queries
+            if not query["sql"].startswith("SELECT COUNT(*)")
+        ]
         if slow := without_an_index(rest):
             found[f"{path} without an index"] = slow
     assert not found, json.dumps(found, indent=2)
@@ -146,7 +166,9 @@ def test_a_report_asks_few_questions_and_reads_no_whole_table(crowd, numbers):
     assert not (slow := without_an_index(asked.captured_queries)), slow
 
 
-def test_what_machines_reported_is_stored_in_as_many_statements_for_thirty_as_for_one(crowd, volunteer, numbers):
+def test_what_machines_reported_is_stored_in_as_many_statements_for_thirty_as_for_one(
+    crowd, volunteer, numbers
+):
     run, ada, owner = crowd
     others = [volunteer(owner, seed) for seed in range(2, 31)]
     for each in others:

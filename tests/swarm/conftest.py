@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from barnraise import data
-from barnraise.coordinator import Coordinator
-from barnraise.enter import Place
-from barnraise.exchange.blobs import Blobs
-from barnraise.exchange.memory import MemoryNetwork
-from barnraise.hardware import Hardware
-from barnraise.home import Folder, Home
-from barnraise.identity import Identity, digest
-from barnraise.limits import Limits
-from barnraise.run import Worker
+from barnraise.coordinator_client.client import Coordinator
+from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import Limits
+from barnraise.protocol.enums import Role, Status
+from barnraise.protocol.messages import Directive, Manifest, Peer, Ticket
+from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
-from barnraise.wire import Directive, Manifest, Peer, Role, Status, Ticket
+from barnraise.state_dir import Folder, Home
+from barnraise.text import shards
+from barnraise.training.join import Place
+from barnraise.training.train import Worker
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 NOBODY = "http://127.0.0.1:9"  # the discard port: refused at once
@@ -39,7 +40,9 @@ MACHINE = Hardware(  # nothing is measured here: a plan's arithmetic is tested e
 def text(tmp_path_factory) -> tuple[Path, Manifest]:
     """The standard library's source by bytes, prepared once."""
     blobs = Blobs(tmp_path_factory.mktemp("text"))
-    return blobs.folder, data.prepare(TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.put)
+    return blobs.folder, shards.prepare(
+        TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.put
+    )
 
 
 class Killed(BaseException):
@@ -73,7 +76,13 @@ class Volunteer:
 
 
 class Swarm:
-    def __init__(self, folder: Path, text: tuple[Path, Manifest], recipe: Recipe, model: ModelSpec | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        text: tuple[Path, Manifest],
+        recipe: Recipe,
+        model: ModelSpec | None = None,
+    ):
         self.folder, self.text, self.manifest = folder, *text
         self.network = MemoryNetwork(bandwidth=50e6, delay=0.002, loss=0.02)
         self.volunteers: list[Volunteer] = []
@@ -125,7 +134,9 @@ class Swarm:
             spec_digest=digest(self.spec.to_json()),
             manifest=self.manifest,
             ticket=MIRROR.sign("ticket", ticket),
-            directive=Directive(run=RUN, machine=machine, status=Status.TRAINING, report_every=0.5, issued=now),
+            directive=Directive(
+                run=RUN, machine=machine, status=Status.TRAINING, report_every=0.5, issued=now
+            ),
             mark=0,
             peers=tuple(Peer(key=k, addresses=[f"memory:{k[:16]}"]) for k in known),
         )
@@ -161,7 +172,9 @@ class Swarm:
             for each in self.volunteers:
                 if each.failure:
                     raise each.failure[0]
-            assert time.monotonic() < deadline, f"it did not happen: {[v.status for v in self.volunteers]}"
+            assert time.monotonic() < deadline, (
+                f"it did not happen: {[v.status for v in self.volunteers]}"
+            )
             time.sleep(0.05)
 
 

@@ -6,15 +6,14 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
+from helpers.paths import TESTS, WORKER
 
-import barnraise
 from barnraise.errors import PlanError
-from barnraise.limits import Limits
-from barnraise.restore import state_mark
+from barnraise.planning.limits import Limits
 from barnraise.spec import ModelSpec
+from barnraise.training.resume import state_mark
 
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
 TIGHT = Limits(memory=6_500_000)  # bytes; in memory it takes 11 million
@@ -33,7 +32,10 @@ def test_one_that_trains_from_disk_ends_with_the_same_bits_as_the_others(swarm):
     assert tight.worker.plan.on_disk and not roomy.worker.plan.on_disk
     assert len(finals([roomy, tight])) == 1
     assert tight.status["updates_sent"] > 0 and tight.status["updates_received"] > 0
-    assert tight.status["plan"]["crash_safety"] == "exact" and "disk" in tight.status["plan"]["sentence"]
+    assert (
+        tight.status["plan"]["crash_safety"] == "exact"
+        and "disk" in tight.status["plan"]["sentence"]
+    )
 
 
 def test_one_on_disk_comes_late_and_is_who_the_next_one_takes_the_anchor_from(swarm):
@@ -57,7 +59,9 @@ def test_one_that_has_written_its_share_of_the_day_pauses_and_trades_on(swarm, c
     run.until(lambda: tight.status.get("activity") == "paused")
     assert tight.status["step"] > 0 and "written to disk: training goes on tomorrow" in caplog.text
     other = run.start("ada", knows=["ben"])
-    run.until(lambda: tight.worker.exchange.stats.updates_received > 1)  # in its ledger; in its anchor tomorrow
+    run.until(
+        lambda: tight.worker.exchange.stats.updates_received > 1
+    )  # in its ledger; in its anchor tomorrow
     assert tight.worker.store.written_today < 60_000_000
     for volunteer in (other, tight):
         volunteer.leave()
@@ -76,9 +80,9 @@ from pathlib import Path
 import torch
 from conftest import Swarm
 from test_disk import DEEP
-from barnraise.limits import Limits
+from barnraise.planning.limits import Limits
 from barnraise.spec import Recipe
-from barnraise.wire import Manifest
+from barnraise.protocol.messages import Manifest
 folder, text, manifest, limits, recipe = sys.argv[1:]
 run = Swarm(Path(folder), (Path(text), Manifest.model_validate_json(manifest)), Recipe(**json.loads(recipe)), DEEP)
 run.start("ada", limits=Limits(**json.loads(limits))).thread.join()
@@ -86,13 +90,21 @@ run.start("ada", limits=Limits(**json.loads(limits))).thread.join()
 
 
 @pytest.mark.parametrize("safety", ["exact", "restart"])
-def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(swarm, tmp_path, safety):
+def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(
+    swarm, tmp_path, safety
+):
     run = swarm(DEEP, token_budget=10_000_000, round_steps=6)
     limits = {"memory": TIGHT.memory, "crash_safety": safety}
-    roots = [str(Path(barnraise.__file__).parents[1]), str(Path(__file__).parent)]
+    roots = [str(WORKER), str(TESTS), str(TESTS / "swarm")]
     program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{ALONE}"
     recipe = json.dumps(asdict(run.spec.recipe))
-    arguments = [str(tmp_path), str(run.text), run.manifest.model_dump_json(), json.dumps(limits), recipe]
+    arguments = [
+        str(tmp_path),
+        str(run.text),
+        run.manifest.model_dump_json(),
+        json.dumps(limits),
+        recipe,
+    ]
     child = subprocess.Popen([sys.executable, "-c", program, *arguments])
     folder = tmp_path / "ada" / "runs" / run.manifest.run
 
@@ -112,6 +124,10 @@ def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(swa
         assert mark.step >= before["step"] - 1, "a crash costs the unfinished step"
     back = run.start("ada", limits=Limits(**limits))
     run.until(lambda: back.status.get("updates_sent", 0) > before["updates_sent"] + 1)
-    assert back.worker.engine.progress.warming == 0 if safety == "exact" else back.worker.engine.progress.updates > 0
+    assert (
+        back.worker.engine.progress.warming == 0
+        if safety == "exact"
+        else back.worker.engine.progress.updates > 0
+    )
     assert back.status["step"] > mark.step and back.worker.plan.crash_safety == safety
     back.leave()

@@ -7,17 +7,19 @@ import time
 
 import pytest
 
-from barnraise.checkpoint import Checkpoint
-from barnraise.enter import DIRECTIVE
 from barnraise.errors import StateError
-from barnraise.exchange import blobs as blobs_module
-from barnraise.exchange import node as node_module
-from barnraise.exchange.blobs import Blobs
-from barnraise.exchange.ledger import Ledger
-from barnraise.identity import Identity
-from barnraise.wire import Signed
+from barnraise.exchange import exchange as node_module
+from barnraise.exchange.ledger import blob_store as blobs_module
+from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import Identity
+from barnraise.training.checkpoint import Checkpoint
+from barnraise.training.join import DIRECTIVE
 
-TRIGGER = "CREATE TRIGGER full BEFORE INSERT ON headers BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+TRIGGER = (
+    "CREATE TRIGGER full BEFORE INSERT ON headers BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
+)
 
 
 MIRROR = Identity(b"m" * 32)  # the swarm's
@@ -65,7 +67,9 @@ def test_a_port_that_is_taken_is_one_sentence(swarm):
 def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_name(swarm):
     run = swarm(token_budget=10_000_000)
     ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])
-    run.until(lambda: ben.status.get("updates_sent", 0) > 2 and ada.status.get("updates_received", 0) > 2)
+    run.until(
+        lambda: ben.status.get("updates_sent", 0) > 2 and ada.status.get("updates_received", 0) > 2
+    )
     ben.leave()
     folder = ben.worker.place.folder.path
     for name in folder.glob("ledger.sqlite*"):
@@ -73,7 +77,9 @@ def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_n
     before = ben.worker.exchange.author
     back = run.start("ben", knows=["ada"])
     run.until(lambda: back.worker.exchange.published > 1)
-    assert back.worker.exchange.author != before, "it must not sign another update under a number it has used"
+    assert back.worker.exchange.author != before, (
+        "it must not sign another update under a number it has used"
+    )
     assert not ada.worker.ledger.forked
     run.until(lambda: ada.status["updates_received"] > ben.status["updates_sent"])
     for volunteer in (back, ada):
@@ -88,7 +94,9 @@ def test_two_damaged_checkpoints_over_a_ledger_that_began_late_are_made_up_for(s
     run.until(lambda: late.status.get("updates_sent", 0) > 2)
     late.leave()
     for slot in ("a", "b"):
-        (late.worker.place.folder.path / "checkpoint" / slot / "tensors.safetensors").write_bytes(b"rot")
+        (late.worker.place.folder.path / "checkpoint" / slot / "tensors.safetensors").write_bytes(
+            b"rot"
+        )
     back = run.start("late", knows=["ada"])
     sent = late.status["updates_sent"]
     run.until(lambda: back.status.get("updates_sent", 0) > sent)
@@ -105,12 +113,16 @@ def test_a_worker_tells_its_own_totals_from_its_first_report_on(swarm):
     run.until(lambda: back.status.get("updates_sent", 0) > ada.status["updates_sent"])
     told = back.worker.reporter._spool.after(0)
     tokens = [r.tokens for r in told]
-    assert tokens == sorted(tokens), "a total that falls back to zero is counted twice by whoever adds up"
+    assert tokens == sorted(tokens), (
+        "a total that falls back to zero is counted twice by whoever adds up"
+    )
     assert all(r.anchor is None for r in told if r.activity == "joining")
     back.leave()
 
 
-def test_ctrl_c_is_heard_while_the_anchor_is_fetched_the_text_is_waited_for_and_the_others_are_awaited(swarm):
+def test_ctrl_c_is_heard_while_the_anchor_is_fetched_the_text_is_waited_for_and_the_others_are_awaited(
+    swarm,
+):
     run = swarm(token_budget=10_000_000)
     waiting = run.start("ada", with_text=False)  # nobody has it
     run.until(lambda: waiting.status.get("activity") == "preparing")

@@ -4,7 +4,7 @@ import re
 import signal
 
 import pytest
-from live_site import Person, Site, until
+from helpers.live_site import Person, Site, until
 
 TRIO = ("north", "east", "south")
 
@@ -27,8 +27,23 @@ def sent(site: Site, machine: str) -> int:
 
 
 def test_a_worker_survives_a_kill_and_a_fourth_joins_late(site, person):
-    budget = ("--tokens", "450000", "--set", "recipe.learning_rate=3e-3", "--set", "text.tokenizer=bytes")
-    owner = ("--owner", "organiser@example.org", "--name", "Crossbeam", "--report-every", "1", "--launch")
+    budget = (
+        "--tokens",
+        "450000",
+        "--set",
+        "recipe.learning_rate=3e-3",
+        "--set",
+        "text.tokenizer=bytes",
+    )
+    owner = (
+        "--owner",
+        "organiser@example.org",
+        "--name",
+        "Crossbeam",
+        "--report-every",
+        "1",
+        "--launch",
+    )
     run = site.manage("create_run", *owner, *budget).splitlines()[-1]
     for machine in (*TRIO, "west"):
         enrol(site, person, machine)
@@ -54,8 +69,18 @@ def test_a_worker_survives_a_kill_and_a_fourth_joins_late(site, person):
 
 
 def test_ctrl_c_saves_and_leaves_and_the_site_says_so(site, person):
-    owner = ("--owner", "organiser@example.org", "--name", "Ridge", "--report-every", "1", "--launch")
-    run = site.manage("create_run", *owner, "--tokens", "5000000", "--set", "text.tokenizer=bytes").splitlines()[-1]
+    owner = (
+        "--owner",
+        "organiser@example.org",
+        "--name",
+        "Ridge",
+        "--report-every",
+        "1",
+        "--launch",
+    )
+    run = site.manage(
+        "create_run", *owner, "--tokens", "5000000", "--set", "text.tokenizer=bytes"
+    ).splitlines()[-1]
     enrol(site, person, "solo")
     worker = site.barnraise("solo", "join", run, "--threads", "1")
     until(lambda: sent(site, "solo") >= 1, "an update")
@@ -66,4 +91,6 @@ def test_ctrl_c_saves_and_leaves_and_the_site_says_so(site, person):
     def machines() -> list[dict]:
         return person.http.get(f"/live/{run}/").json()["workers"]
 
-    until(lambda: [w["activity"] for w in machines()] == ["left"], "the site's word that it left", 20)
+    until(
+        lambda: [w["activity"] for w in machines()] == ["left"], "the site's word that it left", 20
+    )

@@ -4,12 +4,12 @@ from contextlib import closing
 
 import pytest
 
-from barnraise.checkpoint import Checkpoint
 from barnraise.errors import StateError
-from barnraise.exchange import turns
-from barnraise.exchange.blobs import Blobs
-from barnraise.exchange.ledger import Ledger
+from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.pacing import streaming
 from barnraise.swap.engine import WARM_UP
+from barnraise.training.checkpoint import Checkpoint
 
 TRIO = ["ada", "ben", "cleo"]
 
@@ -38,7 +38,7 @@ def test_three_workers_train_one_model_and_end_with_the_same_bits(swarm):
 @pytest.fixture
 def short_turns(monkeypatch):
     """Rounds of a second or less are said in turns, too."""
-    monkeypatch.setattr(turns, "SECONDS", 0.02)
+    monkeypatch.setattr(streaming, "SECONDS", 0.02)
 
 
 def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, short_turns):
@@ -47,7 +47,9 @@ def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, sh
     for volunteer in trio:
         volunteer.join()
     assert len(finals(trio)) == 1
-    assert trio[0].status["validation_last"][1] < trio[0].status["validation_first"][1] - 1.0, "the loss must fall"
+    assert trio[0].status["validation_last"][1] < trio[0].status["validation_first"][1] - 1.0, (
+        "the loss must fall"
+    )
     with closing(Ledger(trio[0].worker.place.folder.path)) as ledger:
         updates = [update for _, update in ledger.since({})]
     assert any(len(update.said) < len(update.fragments) for update in updates), "none was a turn"
@@ -91,7 +93,9 @@ def test_a_fourth_who_comes_late_takes_the_anchor_and_the_text_from_the_others(s
         volunteer.join()
     assert len(finals([*trio, late])) == 1
     assert late.status["updates_sent"] > 0
-    assert late.status["validation_first"][0] > 0, "it began at the others' anchor, not at the seed's"
+    assert late.status["validation_first"][0] > 0, (
+        "it began at the others' anchor, not at the seed's"
+    )
     ours = Blobs(late.worker.place.folder.path / "blobs")
     assert all(ours.has(shard.digest) for shard in run.manifest.train)
 
@@ -114,7 +118,11 @@ def test_a_swarm_cut_in_two_goes_on_in_both_halves_and_agrees_once_healed(swarm)
 def test_who_leaves_has_published_its_last_round_and_saved_it(swarm):
     run = swarm(token_budget=10_000_000)
     ada, ben = run.start("ada", knows=["ben"]), run.start("ben", knows=["ada"])
-    run.until(lambda: ada.status.get("updates_received", 0) > 0 and ben.status.get("updates_received", 0) > 0)
+    run.until(
+        lambda: (
+            ada.status.get("updates_received", 0) > 0 and ben.status.get("updates_received", 0) > 0
+        )
+    )
     ben.leave()
     assert ben.status["activity"] == "left"
     run.until(lambda: ada.status["updates_received"] >= ben.status["updates_sent"])
@@ -148,11 +156,17 @@ def test_a_state_folder_is_one_workers_and_one_runs(swarm):
         home.folder(other)
 
 
-def test_with_every_coordinator_gone_one_that_holds_a_ticket_comes_back_through_any_one_it_has_met(swarm):
+def test_with_every_coordinator_gone_one_that_holds_a_ticket_comes_back_through_any_one_it_has_met(
+    swarm,
+):
     run = swarm(token_budget=10_000_000)
     trio = [run.start(name, knows=others(name)) for name in TRIO]
     ada, ben, cleo = trio
-    run.until(lambda: all(v.status.get("peers", 0) == 2 and v.status.get("updates_sent", 0) > 1 for v in trio))
+    run.until(
+        lambda: all(
+            v.status.get("peers", 0) == 2 and v.status.get("updates_sent", 0) > 1 for v in trio
+        )
+    )
     ben.kill()
     ada.leave()
     back = run.start("ben")  # nobody names anybody to it

@@ -5,22 +5,23 @@ import time
 
 import pytest
 import torch
-from small_coordinator import Coordinator as Site
+from helpers.fake_coordinator import Coordinator as Site
 
-from barnraise import report as report_module
+from barnraise.cli.verdict import judged
+from barnraise.coordinator_client import reporter as report_module
 from barnraise.errors import DamageError
-from barnraise.exchange import accord as accord_module
-from barnraise.exchange import audit as audit_module
-from barnraise.exchange.anchor import Anchor
-from barnraise.exchange.codec import decode
-from barnraise.exchange.court import MAIL
-from barnraise.exchange.ledger import Ledger
-from barnraise.home import write_whole
-from barnraise.identity import Identity, digest
-from barnraise.judging import judged
-from barnraise.limits import Limits
+from barnraise.exchange.compression.codec import decode
+from barnraise.exchange.gossip import verdict_sync as accord_module
+from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.exchange.ledger import anchor_scrub as audit_module
+from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.planning.limits import Limits
+from barnraise.protocol.messages import ReportReply
+from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.verdicts import Ruling, Verdict
 from barnraise.spec import ModelSpec
-from barnraise.wire import ReportReply, Ruling, Verdict
+from barnraise.state_dir import write_whole
 
 OWNER = MIRROR = Identity(b"m" * 32)  # the swarm's
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
@@ -51,7 +52,9 @@ def poisons(engine) -> None:
     honest = engine.harvest
 
     def harvest(encode, *rest):
-        noise = lambda values: encode(torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32))  # noqa: E731
+        noise = lambda values: encode(
+            torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32)
+        )  # noqa: E731
         return honest(noise, *rest)
 
     engine.harvest = harvest
@@ -67,7 +70,9 @@ def sentence(volunteer, made) -> None:
 
 def first_that_differ(one: Ledger, other: Ledger, author: str) -> int | None:
     """The first of an author's updates that two ledgers hold in two versions."""
-    for (_, mine), (_, theirs) in zip(*(each.headers(author, 1, 1 << 40) for each in (one, other)), strict=False):
+    for (_, mine), (_, theirs) in zip(
+        *(each.headers(author, 1, 1 << 40) for each in (one, other)), strict=False
+    ):
         if mine != theirs:
             return mine.seq
     return None
@@ -79,7 +84,9 @@ def sum_without(run, ledger) -> str:
     for author, last in ledger.vector().items():
         for _, update in ledger.headers(author, 1, last):
             for index, part in enumerate(update.fragments):
-                anchor.add(index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()))
+                anchor.add(
+                    index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel())
+                )
     return anchor.digest()
 
 
@@ -99,11 +106,18 @@ def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_
     sentence(ada, judged(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise"))
     run.until(lambda: all(v.worker.anchor.vector.get(author) == good for v in (ada, ben)))
     run.until(lambda: ada.status["validation_last"][1] < spoilt - 0.1)
-    dora = run.start("dora", knows=["ada", "ben"])  # late: what was taken out is not in what it begins with
+    dora = run.start(
+        "dora", knows=["ada", "ben"]
+    )  # late: what was taken out is not in what it begins with
     run.until(lambda: dora.status.get("updates_sent", 0) > 0)
     for volunteer in (dora, ben):
         volunteer.leave()
-    run.until(lambda: ada.worker.exchange.stats.behind == 0 and ada.worker.anchor.vector == ada.worker.ledger.vector())
+    run.until(
+        lambda: (
+            ada.worker.exchange.stats.behind == 0
+            and ada.worker.anchor.vector == ada.worker.ledger.vector()
+        )
+    )
     ada.leave()
     kept = Ledger(ada.worker.place.folder.path)
     assert kept.vector()[author] == good
@@ -121,7 +135,9 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
         author = ben.worker.exchange.author
 
         def ruled(by=MIRROR, about=run.manifest.run, text=lambda body: body) -> Ruling:
-            signed = by.sign("verdict", Verdict(run=about, after={author: 1}, reason="noise", issued=1.0))
+            signed = by.sign(
+                "verdict", Verdict(run=about, after={author: 1}, reason="noise", issued=1.0)
+            )
             return Ruling(body=text(signed.body), signatures={signed.key: signed.signature})
 
         strangers = Identity(b"x" * 32)
@@ -139,7 +155,10 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
         run.until(lambda: all(v.worker.anchor.vector.get(author) == 1 for v in (ada, ben)))
         ben.leave()
         run.until(
-            lambda: ada.worker.exchange.stats.behind == 0 and ada.worker.anchor.vector == ada.worker.ledger.vector()
+            lambda: (
+                ada.worker.exchange.stats.behind == 0
+                and ada.worker.anchor.vector == ada.worker.ledger.vector()
+            )
         )
         ada.leave()
     finally:
@@ -149,7 +168,9 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
     kept.close()
 
 
-def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_reports_are(swarm, caplog, monkeypatch):
+def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_reports_are(
+    swarm, caplog, monkeypatch
+):
     """The run asks for a report an hour. One of two peers reaches the site, the other hears of it from that one."""
     assert report_module.LISTEN <= 30
     monkeypatch.setattr(report_module, "LISTEN", 1.0)
@@ -171,7 +192,9 @@ def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_report
         began = time.monotonic()
         run.until(lambda: not linked(ada, cleo) and not linked(ben, cleo), 30.0)
         assert time.monotonic() - began < 30.0, "a look, and a word to the other"
-        run.until(lambda: f"peer {cleo.worker.key[:8]} was revoked" in caplog.text)  # its ticket, as it came again
+        run.until(
+            lambda: f"peer {cleo.worker.key[:8]} was revoked" in caplog.text
+        )  # its ticket, as it came again
     finally:
         site.close()
 
@@ -179,7 +202,9 @@ def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_report
 def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_goes_on(swarm):
     run = swarm(token_budget=10_000_000)
     ada, ben = founder(run), run.start("ben", knows=["ada"])
-    run.until(lambda: ben.status.get("updates_sent", 0) > 1 and ada.status.get("updates_received", 0) > 1)
+    run.until(
+        lambda: ben.status.get("updates_sent", 0) > 1 and ada.status.get("updates_received", 0) > 1
+    )
     ben.leave()
     folder, copy = ben.worker.place.folder.path, run.folder / "copy"
     shutil.copytree(folder, copy)
@@ -201,7 +226,12 @@ def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_go
     run.until(lambda: ben.worker.exchange.author != old and ben.worker.exchange.published > 0)
     run.until(lambda: ada.worker.anchor.vector.get(ben.worker.exchange.author, 0) > 0)
     ben.leave()
-    run.until(lambda: ada.worker.exchange.stats.behind == 0 and ada.worker.anchor.vector == ada.worker.ledger.vector())
+    run.until(
+        lambda: (
+            ada.worker.exchange.stats.behind == 0
+            and ada.worker.anchor.vector == ada.worker.ledger.vector()
+        )
+    )
     ada.leave()
     kept = Ledger(ada.worker.place.folder.path)
     assert ada.status["anchor"] == sum_without(run, kept), "none of either half is left"

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from plans import RECIPE, engine_of, tiny_plan
-from waiting import waits_for
+from helpers.plans import RECIPE, engine_of, tiny_plan
+from helpers.wait_for import waits_for
 
-from barnraise import wire
-from barnraise.exchange.anchor import Anchor
-from barnraise.exchange.codec import decode, encode
-from barnraise.exchange.ledger import Ledger
-from barnraise.exchange.memory import MemoryNetwork
-from barnraise.exchange.node import Node
-from barnraise.identity import Identity
+from barnraise.exchange.compression.codec import decode, encode
+from barnraise.exchange.exchange import Node
+from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.network.memory_transport import MemoryNetwork
+from barnraise.protocol import enums, messages
+from barnraise.protocol.signing import Identity
+from barnraise.protocol.verdicts import Ruling, Verdict
 from barnraise.spec import ModelSpec, RunSpec
 from barnraise.swap.engine import Engine
-from barnraise.wire import Ruling, Verdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
 TINY = ModelSpec(layers=1, width=16, heads=1, context=8, vocabulary=256)
@@ -53,10 +53,14 @@ class Machine:
         return self
 
     def knows(self, *others: "Machine") -> "Machine":
-        self.node.introduce([wire.Peer(key=o.identity.key, addresses=o.node.addresses()) for o in others])
+        self.node.introduce(
+            [messages.Peer(key=o.identity.key, addresses=o.node.addresses()) for o in others]
+        )
         return self
 
-    def round(self, seed: int, tokens: int = 100, due: Collection[int] | None = None) -> wire.Update:
+    def round(
+        self, seed: int, tokens: int = 100, due: Collection[int] | None = None
+    ) -> messages.Update:
         """Publishes an update of noise, as the loop would: own anchor first, in integers. `due`: of these fragments."""
         noise = torch.Generator().manual_seed(seed)
 
@@ -65,7 +69,9 @@ class Machine:
                 if due is not None and index not in due:
                     yield None
                     continue
-                values = torch.randint(-(1 << 20), 1 << 20, fragment.shape, dtype=torch.int32, generator=noise)
+                values = torch.randint(
+                    -(1 << 20), 1 << 20, fragment.shape, dtype=torch.int32, generator=noise
+                )
                 payload, sent = encode(values)
                 self.anchor.add(index, sent)
                 yield payload, sent
@@ -104,17 +110,23 @@ class World:
     def transport(self, identity: Identity):
         return self.network.transport(identity.key)
 
-    def ticket(self, key: str, volunteer: int = 0, expires: float | None = None, run: str = RUN, by=None):
+    def ticket(
+        self, key: str, volunteer: int = 0, expires: float | None = None, run: str = RUN, by=None
+    ):
         by, now = by or self.mirror, time.time()
-        ticket = wire.Ticket(
-            run=run, peer=key, machine=RUN, volunteer=f"{volunteer:064x}", roles=[wire.Role.WORKER], issued=now,
+        ticket = messages.Ticket(
+            run=run, peer=key, machine=RUN, volunteer=f"{volunteer:064x}", roles=[enums.Role.WORKER], issued=now,
             expires=now + 86400 if expires is None else expires, mirror=by.key,
         )  # fmt: skip
         return by.sign("ticket", ticket)
 
-    def ruling(self, after=None, updates=None, by: tuple[Identity, ...] = (), run: str = RUN) -> Ruling:
+    def ruling(
+        self, after=None, updates=None, by: tuple[Identity, ...] = (), run: str = RUN
+    ) -> Ruling:
         """A verdict, by the owner if nobody else is named."""
-        verdict = Verdict(run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0)
+        verdict = Verdict(
+            run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0
+        )
         signed = [one.sign("verdict", verdict) for one in by or (self.owner,)]
         return Ruling(body=signed[0].body, signatures={each.key: each.signature for each in signed})
 
@@ -124,7 +136,10 @@ class World:
         for author in ledger._last:
             for _, update in ledger.headers(author, 1, 1 << 40):
                 for index, part in enumerate(update.fragments if keep(author, update.seq) else ()):
-                    anchor.add(index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()))
+                    anchor.add(
+                        index,
+                        decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()),
+                    )
         return anchor.digest()
 
     def machine(self, number: int, name: str | None = None) -> Machine:
@@ -137,7 +152,9 @@ class World:
         def same() -> bool:
             for machine in machines:
                 machine.step()
-            stands = [(m.standing, m.ledger.verdicts.digest) for m in machines]  # once: a verdict may come in between
+            stands = [
+                (m.standing, m.ledger.verdicts.digest) for m in machines
+            ]  # once: a verdict may come in between
             for machine, (where, _) in zip(machines, stands, strict=True):
                 if (machine.anchor.vector, machine.anchor.holes) != where:
                     return False
@@ -164,7 +181,11 @@ def new_engine(tmp_path):
 
     def new(kind: str = "resident", plan: dict | None = None, **recipe) -> Engine:
         folder = tmp_path / str(len(made))
-        made.append(engine_of(tiny_plan(kind, **(plan or {})), folder, dataclasses.replace(RECIPE, **recipe)))
+        made.append(
+            engine_of(
+                tiny_plan(kind, **(plan or {})), folder, dataclasses.replace(RECIPE, **recipe)
+            )
+        )
         return made[-1]
 
     yield new

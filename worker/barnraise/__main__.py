@@ -1,5 +1,5 @@
 """`python -m barnraise` is the `barnraise` command."""
 
-from barnraise.cli import main
+from barnraise.cli.main import main
 
 main()

@@ -74,9 +74,14 @@ class ModelSpec:
     def fragments(self) -> tuple[Fragment, ...]:
         """The parameter vector's layout: the embedding, one fragment a block, the final norm."""
         narrow = self.deviation(1)
-        deep = self.deviation(2 * self.layers)  # GPT-2: what feeds the residual stream starts smaller with depth
+        deep = self.deviation(
+            2 * self.layers
+        )  # GPT-2: what feeds the residual stream starts smaller with depth
         d = self.width
-        embedding = [("token", (self.vocabulary, d), narrow), ("position", (self.context, d), narrow // 2)]
+        embedding = [
+            ("token", (self.vocabulary, d), narrow),
+            ("position", (self.context, d), narrow // 2),
+        ]
         block = [
             ("norm1.weight", (d,), "ones"),
             ("norm1.bias", (d,), "zeros"),
@@ -92,7 +97,11 @@ class ModelSpec:
             ("down.bias", (d,), "zeros"),
         ]
         final = [("norm.weight", (d,), "ones"), ("norm.bias", (d,), "zeros")]
-        named = [("embedding", embedding), *((f"block.{i}", block) for i in range(self.layers)), ("final", final)]
+        named = [
+            ("embedding", embedding),
+            *((f"block.{i}", block) for i in range(self.layers)),
+            ("final", final),
+        ]
         return tuple(_lay_out(index, name, tensors) for index, (name, tensors) in enumerate(named))
 
     @staticmethod
@@ -131,7 +140,9 @@ _SHAPES = {
 def preset(name: str, vocabulary: int | None = None) -> ModelSpec:
     """The named model; `vocabulary` defaults to 2,048 below GPT-2 and to 50,257 from there on."""
     if name not in _SHAPES:
-        raise SpecError({"model": f"there is no preset '{name}'; the presets are {', '.join(_SHAPES)}"})
+        raise SpecError(
+            {"model": f"there is no preset '{name}'; the presets are {', '.join(_SHAPES)}"}
+        )
     return ModelSpec(*_SHAPES[name], vocabulary or (2048 if name.startswith("gpt-") else 50257))
 
 
@@ -166,7 +177,9 @@ class Recipe:
     outer_rate: float = 0.6  # η
     outer_momentum: float = 0.7  # μ
     feedback_decay: float = 1.0  # β of the error feedback
-    speculation: float = 1.0  # trust in the guess of updates under way, as the study found best; 0: none is made
+    speculation: float = (
+        1.0  # trust in the guess of updates under way, as the study found best; 0: none is made
+    )
     evaluate_every: int = 20_000
 
 
@@ -225,7 +238,9 @@ def _build(cls, raw: Any, where: str):
         raise SpecError({where or "spec": "must be an object"})
     known = {f.name: f for f in dataclasses.fields(cls)}
     if unknown := sorted(set(raw) - set(known)):
-        raise SpecError({where + str(name): "is not a field this version knows" for name in unknown})
+        raise SpecError(
+            {where + str(name): "is not a field this version knows" for name in unknown}
+        )
     values = {}
     for name, f in known.items():
         if name not in raw:
@@ -245,9 +260,17 @@ def _typed(kind: Any, value: Any, where: str):
         return float(value) if abs(value) < 1e300 else math.inf
     if kind is str and isinstance(value, str):
         return value
-    if kind == tuple[str, ...] and isinstance(value, list) and all(isinstance(v, str) for v in value):
+    if (
+        kind == tuple[str, ...]
+        and isinstance(value, list)
+        and all(isinstance(v, str) for v in value)
+    ):
         return tuple(value)
-    raise SpecError({where: f"must be {'a number' if kind in (int, float) else 'text'}, not {json.dumps(value)[:40]}"})
+    raise SpecError(
+        {
+            where: f"must be {'a number' if kind in (int, float) else 'text'}, not {json.dumps(value)[:40]}"
+        }
+    )
 
 
 def problems(spec: RunSpec) -> dict[str, str]:
@@ -271,15 +294,21 @@ def problems(spec: RunSpec) -> dict[str, str]:
     if "model.heads" not in found and "model.width" not in found and model.width % model.heads:
         near = [h for h in range(1, model.width + 1) if model.width % h == 0]
         best = min(near, key=lambda h: abs(h - model.heads))
-        found["model.heads"] = f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
+        found["model.heads"] = (
+            f"the width ({model.width}) must be divisible by the heads ({model.heads}); try {best}"
+        )
     one_of("text.source", text.source, SOURCES, "the source")
     if "text.source" not in found and (wrong := _places(text)):
         found["text.places"] = wrong
     one_of("text.tokenizer", text.tokenizer, TOKENIZERS, "the tokenizer")
     if text.tokenizer == "bytes" and model.vocabulary != 256 and "model.vocabulary" not in found:
-        found["model.vocabulary"] = "the bytes tokenizer has 256 tokens; set the vocabulary to 256 or choose bpe"
+        found["model.vocabulary"] = (
+            "the bytes tokenizer has 256 tokens; set the vocabulary to 256 or choose bpe"
+        )
     if text.tokenizer == "bpe" and model.vocabulary < 300 and "model.vocabulary" not in found:
-        found["model.vocabulary"] = "bpe starts from the 256 bytes; give it a vocabulary of 300 or more"
+        found["model.vocabulary"] = (
+            "bpe starts from the 256 bytes; give it a vocabulary of 300 or more"
+        )
     within("text.held_out", text.held_out, 0.001, 0.5, "the held-out share")
     within("text.shard_tokens", text.shard_tokens, 1 << 16, 1 << 28, "the tokens a shard")
     within("recipe.token_budget", recipe.token_budget, 1_000, 10**15, "the token budget")
@@ -297,9 +326,23 @@ def problems(spec: RunSpec) -> dict[str, str]:
         )
     within("recipe.outer_rate", recipe.outer_rate, 1e-3, 10.0, "the outer rate")
     within("recipe.outer_momentum", recipe.outer_momentum, 0.0, 0.99, "the outer momentum")
-    within("recipe.feedback_decay", recipe.feedback_decay, 0.0, 1.0, "the decay of the error feedback")
-    within("recipe.speculation", recipe.speculation, 0.0, 1.0, "the trust in a guess of updates under way")
-    within("recipe.evaluate_every", recipe.evaluate_every, 1_000, 10**15, "the tokens between two validations")
+    within(
+        "recipe.feedback_decay", recipe.feedback_decay, 0.0, 1.0, "the decay of the error feedback"
+    )
+    within(
+        "recipe.speculation",
+        recipe.speculation,
+        0.0,
+        1.0,
+        "the trust in a guess of updates under way",
+    )
+    within(
+        "recipe.evaluate_every",
+        recipe.evaluate_every,
+        1_000,
+        10**15,
+        "the tokens between two validations",
+    )
     within("seed", spec.seed, 0, 2**63 - 1, "the seed")
     within("max_tokens_per_update", spec.max_tokens_per_update, 1, 1 << 40, "the tokens an update")
     within("verdict_horizon", spec.verdict_horizon, 1, 100_000, "the verdict horizon, in rounds,")
@@ -320,23 +363,36 @@ def problems(spec: RunSpec) -> dict[str, str]:
 
 def _start(spec: RunSpec) -> str:
     """What is wrong with the weights it begins with; "" for nothing."""
-    start, names = spec.start, {spec.start.digest, *spec.start.fragments, spec.start.tokenizer or "0" * 64}
+    start, names = (
+        spec.start,
+        {spec.start.digest, *spec.start.fragments, spec.start.tokenizer or "0" * 64},
+    )
     if not start.run:
         return "" if start == Start() else "names weights, but no run that they are of"
-    if not RUN_ID.fullmatch(start.run) or not all(DIGEST.fullmatch(name) for name in names) or start.tokens < 0:
+    if (
+        not RUN_ID.fullmatch(start.run)
+        or not all(DIGEST.fullmatch(name) for name in names)
+        or start.tokens < 0
+    ):
         return "must name a run by its id, and weights by their digests"
     if spec.model.layers > START_LAYERS:
         return f"a model of more than {START_LAYERS} layers cannot begin with another's weights yet"
     if start.fragments and len(start.fragments) != spec.model.layers + 2:
         return f"must name {spec.model.layers + 2} fragments, as the model has; these are {len(start.fragments)}"
-    return "" if bool(start.tokenizer) == (spec.text.tokenizer != "bytes") else "has another kind of tokenizer"
+    return (
+        ""
+        if bool(start.tokenizer) == (spec.text.tokenizer != "bytes")
+        else "has another kind of tokenizer"
+    )
 
 
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 START_LAYERS = 100  # their digests lie in the spec, which stays short
 _PART = r"[\w-][\w.-]{0,95}"
-DATASET = re.compile(rf"{_PART}(/{_PART}){{1,5}}(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII)  # see `_places`
+DATASET = re.compile(
+    rf"{_PART}(/{_PART}){{1,5}}(@[\w./-]{{1,100}})?(#[\w.-]{{1,100}})?", re.ASCII
+)  # see `_places`
 ADDRESSES, ADDRESS_LENGTH, PLACES_LENGTH = 50, 500, 8_000  # a spec stays short
 
 
@@ -372,7 +428,12 @@ def address_problem(address: str) -> str:
         host, _ = parts.hostname or "", parts.port
     except ValueError:
         return "is not an address"
-    if parts.scheme not in ("http", "https") or not host or len(address) > ADDRESS_LENGTH or not address.isascii():
+    if (
+        parts.scheme not in ("http", "https")
+        or not host
+        or len(address) > ADDRESS_LENGTH
+        or not address.isascii()
+    ):
         return "must begin with https:// or http:// and name a host"
     if parts.username is not None:
         return "holds a name or password, which everybody would see"
@@ -381,5 +442,9 @@ def address_problem(address: str) -> str:
     try:
         inside = not ipaddress.ip_address(host).is_global
     except ValueError:
-        inside = host == "localhost" or host.endswith((".localhost", ".local", ".internal")) or "." not in host
+        inside = (
+            host == "localhost"
+            or host.endswith((".localhost", ".local", ".internal"))
+            or "." not in host
+        )
     return "is inside a private network: give one that everybody can reach" if inside else ""

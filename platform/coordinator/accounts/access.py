@@ -22,7 +22,10 @@ from coordinator.mirrors import particulars
 from coordinator.mirrors.models import Particulars
 from coordinator.mirrors.state import current
 
-STRONG = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)  # recovery codes alone ask nobody for anything
+STRONG = (
+    Authenticator.Type.TOTP,
+    Authenticator.Type.WEBAUTHN,
+)  # recovery codes alone ask nobody for anything
 NOTHING: dict[str, Any] = {"addresses": None, "factors": {}, "spent": {}}
 _told: ContextVar[bool] = ContextVar("told", default=True)
 
@@ -41,7 +44,12 @@ def listen() -> None:
     pre_save.connect(_named, sender=Authenticator, dispatch_uid="access named")
     for model, tell in ((EmailAddress, tell_addresses), (Authenticator, tell_factors)):
         for signal in (post_save, post_delete):
-            signal.connect(_teller(tell), sender=model, weak=False, dispatch_uid=f"access {model.__name__} {signal!r}")
+            signal.connect(
+                _teller(tell),
+                sender=model,
+                weak=False,
+                dispatch_uid=f"access {model.__name__} {signal!r}",
+            )
 
 
 def _named(sender: Any, instance: Authenticator, **rest: Any) -> None:
@@ -57,8 +65,12 @@ def name(row: Authenticator) -> None:
 
 
 def _teller(tell: Any) -> Any:
-    def changed(signal: Any, instance: Any, origin: Any = None, update_fields: Any = None, **rest: Any) -> None:
-        whole = origin.model if isinstance(origin, QuerySet) else type(origin)  # what somebody deleted
+    def changed(
+        signal: Any, instance: Any, origin: Any = None, update_fields: Any = None, **rest: Any
+    ) -> None:
+        whole = (
+            origin.model if isinstance(origin, QuerySet) else type(origin)
+        )  # what somebody deleted
         if _told.get() and whole is not User and update_fields != frozenset({"last_used_at"}):
             tell(instance.user_id, instance if signal is post_delete else None)
 
@@ -72,7 +84,11 @@ def tell_addresses(person: UUID, gone: EmailAddress | None = None) -> None:
         known = _known(person)
         if not _exists(person) or _missing([known["addresses"]] if known["addresses"] else []):
             return
-        rows = EmailAddress.objects.filter(user=person).order_by("email").values("email", "verified", "primary")
+        rows = (
+            EmailAddress.objects.filter(user=person)
+            .order_by("email")
+            .values("email", "verified", "primary")
+        )
         if not known["addresses"] and not rows:
             return
         about = particulars.keep(f"access:{person}", {"addresses": list(rows)})
@@ -87,13 +103,19 @@ def tell_factors(person: UUID, gone: Authenticator | None = None) -> None:
         if not _exists(person):
             return
         known = _known(person)
-        here = {row.data["id"]: row for row in Authenticator.objects.filter(user=person) if "id" in row.data}
+        here = {
+            row.data["id"]: row
+            for row in Authenticator.objects.filter(user=person)
+            if "id" in row.data
+        }
         if gone and gone.data.get("id") in known["factors"]:
             mirrors.record("access.remove", person, {"factors": [gone.data["id"]]})
         for name, row in sorted(here.items()):
             about = particulars.keep(f"access:{person}", said(row))
             if known["factors"].get(name, [None, None])[1] != about:
-                mirrors.record("access.add", person, {"factor": name, "type": row.type, "about": about})
+                mirrors.record(
+                    "access.add", person, {"factor": name, "type": row.type, "about": about}
+                )
             if used := sorted(used_codes(row) - {*known["spent"].get(name, [])}):
                 mirrors.record("access.spend", person, {"factor": name, "codes": used})
 
@@ -140,4 +162,6 @@ def _known(person: UUID) -> dict[str, Any]:
 
 
 def _missing(digests: list[str]) -> set[str]:
-    return {*digests} - {*Particulars.objects.filter(pk__in=digests).exclude(body="").values_list("pk", flat=True)}
+    return {*digests} - {
+        *Particulars.objects.filter(pk__in=digests).exclude(body="").values_list("pk", flat=True)
+    }

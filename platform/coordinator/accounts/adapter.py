@@ -25,7 +25,9 @@ class AccountAdapter(DefaultAccountAdapter):
 
     def respond_user_inactive(self, request: HttpRequest, user) -> HttpResponse:
         """Reached only by who knows the password."""
-        return render(request, "account/account_inactive.html", {"reason": user.ban_reason}, status=403)
+        return render(
+            request, "account/account_inactive.html", {"reason": user.ban_reason}, status=403
+        )
 
     def pre_login(self, request: HttpRequest, user, **rest) -> HttpResponse | None:
         refused = super().pre_login(request, user, **rest)

@@ -37,10 +37,14 @@ def grants(name: str, right: str, given: bool, title: str, follows: str):
 
     def grant(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         done, otherwise = "Done: {name}.", "{name}: it is so already."
-        return self.decide(request, object_id, lambda user: user.grant(right, request.user, given), done, otherwise)
+        return self.decide(
+            request, object_id, lambda user: user.grant(right, request.user, given), done, otherwise
+        )
 
     grant.__name__ = name  # its address
-    return action(description=title.removesuffix(" any more"), permissions=DECIDE, dialog=asks(title, follows))(grant)
+    return action(
+        description=title.removesuffix(" any more"), permissions=DECIDE, dialog=asks(title, follows)
+    )(grant)
 
 
 @admin.register(User)
@@ -69,32 +73,49 @@ class UserAdmin(Looked):
         description="Ban",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks("Ban", "They cannot sign in, and all their machines are revoked for good.", ReasonForm),
+        dialog=asks(
+            "Ban", "They cannot sign in, and all their machines are revoked for good.", ReasonForm
+        ),
     )
     def ban(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         reason = form.cleaned_data["reason"]
         return self.decide(
-            request, object_id, lambda user: user.ban(request.user, reason), "{name} is banned.", "{name} was banned."
+            request,
+            object_id,
+            lambda user: user.ban(request.user, reason),
+            "{name} is banned.",
+            "{name} was banned.",
         )
 
     @action(
         description="Lift the ban",
         permissions=DECIDE,
-        dialog=asks("Lift the ban", "They may sign in again. Their machines enrol anew, with new keys."),
+        dialog=asks(
+            "Lift the ban", "They may sign in again. Their machines enrol anew, with new keys."
+        ),
     )
     def unban(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self.decide(
-            request, object_id, lambda user: user.unban(request.user), "{name} may come back.", "{name} is not banned."
+            request,
+            object_id,
+            lambda user: user.unban(request.user),
+            "{name} may come back.",
+            "{name} is not banned.",
         )
 
     @action(
         description="Delete the account",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks("Delete the account", "As if they had done it themselves: what is personal goes, for good."),
+        dialog=asks(
+            "Delete the account",
+            "As if they had done it themselves: what is personal goes, for good.",
+        ),
     )
     def erase(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
-        return self.decide(request, object_id, lambda user: leave(user, request.user), "The account is deleted.")
+        return self.decide(
+            request, object_id, lambda user: leave(user, request.user), "The account is deleted."
+        )
 
 
 @admin.register(Enrolment)
@@ -130,7 +151,12 @@ class TeamAdmin(Looked):
     )
     def disband(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         reason = form.cleaned_data["reason"]
-        return self.decide(request, object_id, lambda team: team.disband(request.user, reason), "{name} is disbanded.")
+        return self.decide(
+            request,
+            object_id,
+            lambda team: team.disband(request.user, reason),
+            "{name} is disbanded.",
+        )
 
 
 @admin.register(SiteRules)

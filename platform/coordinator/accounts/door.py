@@ -9,12 +9,16 @@ from allauth.core import context
 from allauth.core.internal.cryptokit import compare_user_code
 from allauth.mfa.base.forms import AuthenticateForm, BaseAuthenticateForm, ReauthenticateForm
 from allauth.mfa.models import Authenticator
-from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value, yield_hotp_counters_from_time
+from allauth.mfa.totp.internal.auth import (
+    format_hotp_value,
+    hotp_value,
+    yield_hotp_counters_from_time,
+)
 from allauth.mfa.utils import decrypt
 from django import forms
 from fido2.utils import websafe_decode
 
-from barnraise.identity import digest
+from barnraise.protocol.signing import digest
 from coordinator.mirrors import spent
 
 
@@ -26,8 +30,12 @@ class Once(BaseAuthenticateForm):
 
     def clean_code(self) -> str:
         code = super().clean_code()
-        if self.authenticator.type == Authenticator.Type.TOTP and not spent.once(mark(self.authenticator, code)):
-            raise forms.ValidationError("This code was used already. Wait for the next one of your app.")
+        if self.authenticator.type == Authenticator.Type.TOTP and not spent.once(
+            mark(self.authenticator, code)
+        ):
+            raise forms.ValidationError(
+                "This code was used already. Wait for the next one of your app."
+            )
         return code
 
     @cached_property
@@ -61,7 +69,11 @@ class CodeAgainForm(Once, ReauthenticateForm):
 def mark(row: Authenticator, code: str) -> str:
     """Of a code that is right, the same at every mirror."""
     secret = decrypt(row.data["secret"])
-    steps = (n for n in yield_hotp_counters_from_time() if compare_user_code(actual=code, expected=_shown(secret, n)))
+    steps = (
+        n
+        for n in yield_hotp_counters_from_time()
+        if compare_user_code(actual=code, expected=_shown(secret, n))
+    )
     return digest(f"totp {row.data.get('id')} {next(steps, 0)}")
 
 

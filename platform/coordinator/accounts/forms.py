@@ -4,20 +4,26 @@ from django import forms
 
 
 class SignupForm(forms.Form):
-    name = forms.CharField(max_length=60, required=False, help_text="Shown to others next to your machines.")
+    name = forms.CharField(
+        max_length=60, required=False, help_text="Shown to others next to your machines."
+    )
 
     def signup(self, request, user) -> None:
         user.rename(self.cleaned_data["name"])
 
 
 class NameForm(forms.Form):
-    name = forms.CharField(max_length=60, required=False, help_text="Shown to others next to your machines.")
+    name = forms.CharField(
+        max_length=60, required=False, help_text="Shown to others next to your machines."
+    )
 
 
 class LeaveForm(forms.Form):
     """Typed rather than clicked: there is no way back."""
 
-    email = forms.EmailField(label="Your e-mail address", help_text="Type it to say that you mean it.")
+    email = forms.EmailField(
+        label="Your e-mail address", help_text="Type it to say that you mean it."
+    )
 
     def __init__(self, *args, person, **kwargs):
         super().__init__(*args, **kwargs)
@@ -33,7 +39,10 @@ class LeaveForm(forms.Form):
 
 class TeamForm(forms.Form):
     name = forms.CharField(
-        required=False, max_length=200, label="Name", help_text="Others see it. 60 characters at most."
+        required=False,
+        max_length=200,
+        label="Name",
+        help_text="Others see it. 60 characters at most.",
     )
 
 

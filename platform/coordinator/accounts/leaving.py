@@ -20,7 +20,9 @@ from coordinator.audit.log import forget, record
 from coordinator.mirrors import log as mirrors
 from coordinator.refusals import Refused
 
-leaving = Signal()  # person: receivers delete or blank what they hold of them; what they raise undoes it all
+leaving = (
+    Signal()
+)  # person: receivers delete or blank what they hold of them; what they raise undoes it all
 
 
 def leave(person: User, actor: User) -> None:
@@ -45,7 +47,10 @@ def leave(person: User, actor: User) -> None:
 
 def erase(person: User, left: datetime) -> None:
     """What is personal goes, here; also when they left at another mirror. Within `mirrors.change`."""
-    addresses = [person.email, *EmailAddress.objects.filter(user=person).values_list("email", flat=True)]
+    addresses = [
+        person.email,
+        *EmailAddress.objects.filter(user=person).values_list("email", flat=True),
+    ]
     machines = list(person.machines.all())
     leaving.send(User, person=person)
     for session in UserSession.objects.filter(user=person):

@@ -9,7 +9,7 @@ from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise import wire
+from barnraise.protocol import messages
 from coordinator.audit.log import record
 from coordinator.mirrors import log as mirrors
 from coordinator.mirrors import particulars
@@ -17,7 +17,14 @@ from coordinator.refusals import Refused
 
 CODE_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ23456789"  # no vowels, nothing that looks like something else
 CODE_MINUTES = 15
-NOTHING = {"hostname": "", "system": "", "processor": "", "cores": 0, "memory_bytes": 0, "accelerator": ""}  # known
+NOTHING = {
+    "hostname": "",
+    "system": "",
+    "processor": "",
+    "cores": 0,
+    "memory_bytes": 0,
+    "accelerator": "",
+}  # known
 
 
 def printable(value):
@@ -34,7 +41,9 @@ class Machine(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     key = models.CharField(max_length=64, unique=True, editable=False)
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="machines")
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="machines"
+    )
     hostname = models.CharField(max_length=100, blank=True)
     system = models.CharField(max_length=100, blank=True)
     processor = models.CharField(max_length=100, blank=True)
@@ -49,7 +58,13 @@ class Machine(models.Model):
     class Meta:
         ordering = ["-enrolled"]
         # Few are, and every directive names those of its run.
-        indexes = [models.Index(fields=["revoked"], condition=models.Q(revoked__isnull=False), name="machine_revoked")]
+        indexes = [
+            models.Index(
+                fields=["revoked"],
+                condition=models.Q(revoked__isnull=False),
+                name="machine_revoked",
+            )
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -65,7 +80,9 @@ class Machine(models.Model):
     @property
     def told(self) -> dict:
         """To other mirrors; within `mirrors.change`."""
-        about = particulars.keep(f"machine:{self.key}", {field: getattr(self, field) for field in NOTHING})
+        about = particulars.keep(
+            f"machine:{self.key}", {field: getattr(self, field) for field in NOTHING}
+        )
         return {"about": about, "id": self.pk, "owner": self.owner_id, "enrolled": self.enrolled}
 
     @property
@@ -107,7 +124,9 @@ class Enrolment(models.Model):
     decision = models.CharField(max_length=10, choices=Decision, default=Decision.PENDING)
     created = models.DateTimeField(default=timezone.now)
     expires = models.DateTimeField()
-    decided_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL)
+    decided_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL
+    )
     machine = models.ForeignKey(Machine, null=True, blank=True, on_delete=models.CASCADE)
 
     class Meta:
@@ -117,7 +136,7 @@ class Enrolment(models.Model):
         return self.code
 
     @classmethod
-    def open(cls, request: wire.EnrolmentRequest) -> "Enrolment":
+    def open(cls, request: messages.EnrolmentRequest) -> "Enrolment":
         """A fresh code for this key; an older one that nobody decided on is void."""
         now = timezone.now()
         with transaction.atomic():
@@ -129,7 +148,10 @@ class Enrolment(models.Model):
                         return cls.objects.create(
                             code=f"{text[:4]}-{text[4:]}",
                             key=request.key,
-                            about={name: printable(value) for name, value in request.machine.model_dump().items()},
+                            about={
+                                name: printable(value)
+                                for name, value in request.machine.model_dump().items()
+                            },
                             created=now,
                             expires=now + timedelta(minutes=CODE_MINUTES),
                         )
@@ -151,16 +173,20 @@ class Enrolment(models.Model):
 
     def approve(self, user) -> Machine:
         """The machine is this person's from now on. Raises Refused."""
-        about = wire.Machine.model_validate(self.about).model_dump()
+        about = messages.Machine.model_validate(self.about).model_dump()
         with mirrors.change():
             self._decide(self.Decision.APPROVED, user)
             machine, created = Machine.objects.select_for_update().get_or_create(
                 key=self.key, defaults={"owner": user, **about}
             )
             if machine.revoked:
-                raise Refused("this machine's key was revoked; give the machine a new key and enrol it again")
+                raise Refused(
+                    "this machine's key was revoked; give the machine a new key and enrol it again"
+                )
             if machine.owner_id != user.pk:
-                raise Refused("this machine belongs to somebody else here; give it a key of its own")
+                raise Refused(
+                    "this machine belongs to somebody else here; give it a key of its own"
+                )
             if not created:
                 about.pop("hostname")  # its owner may have renamed it
                 Machine.objects.filter(pk=machine.pk).update(**about)
@@ -179,10 +205,14 @@ class Enrolment(models.Model):
         self.refresh_from_db()
 
     def _decide(self, decision: str, user) -> None:
-        open_still = Enrolment.objects.filter(pk=self.pk, decision=self.Decision.PENDING, expires__gt=timezone.now())
+        open_still = Enrolment.objects.filter(
+            pk=self.pk, decision=self.Decision.PENDING, expires__gt=timezone.now()
+        )
         if open_still.update(decision=decision, decided_by=user) != 1:
             self.refresh_from_db()
-            raise Refused(f"this code is {self.status}; run `barnraise login` on the machine for a new one")
+            raise Refused(
+                f"this code is {self.status}; run `barnraise login` on the machine for a new one"
+            )
 
     @property
     def expires_epoch(self) -> float:

@@ -41,7 +41,9 @@ class UserManager(BaseUserManager):
         return user
 
     def create_superuser(self, email: str, password: str | None = None, **fields) -> "User":
-        return self.create_user(email, password, **{**fields, "is_staff": True, "is_superuser": True})
+        return self.create_user(
+            email, password, **{**fields, "is_staff": True, "is_superuser": True}
+        )
 
     def get_by_natural_key(self, email: str) -> "User":
         return self.get(email__iexact=email)
@@ -58,7 +60,9 @@ class User(AbstractBaseUser, PermissionsMixin):
     name = models.CharField(max_length=60, blank=True, help_text="Shown to others.")
     is_active = models.BooleanField(default=True)
     is_staff = models.BooleanField(default=False)
-    organiser = models.BooleanField(default=False, help_text="May create runs where the staff grant that.")
+    organiser = models.BooleanField(
+        default=False, help_text="May create runs where the staff grant that."
+    )
     ban_reason = models.CharField(max_length=300, blank=True)
     banned = models.DateTimeField(null=True, blank=True)
     left = models.DateTimeField(null=True, blank=True)
@@ -99,7 +103,12 @@ class User(AbstractBaseUser, PermissionsMixin):
         """To other mirrors; within `mirrors.change`."""
         kept = {"name": self.name, "email": self.email, "password": self.password}
         about = particulars.keep(f"person:{self.pk}", kept)
-        return {"about": about, "joined": self.date_joined, "organiser": self.organiser, "is_staff": self.is_staff}
+        return {
+            "about": about,
+            "joined": self.date_joined,
+            "organiser": self.organiser,
+            "is_staff": self.is_staff,
+        }
 
     @property
     def shown_name(self) -> str:
@@ -115,7 +124,11 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     @cached_property
     def may_create_runs(self) -> bool:
-        granted = self.is_staff or self.organiser or SiteRules.current().organisers == SiteRules.Organisers.EVERYBODY
+        granted = (
+            self.is_staff
+            or self.organiser
+            or SiteRules.current().organisers == SiteRules.Organisers.EVERYBODY
+        )
         return self.is_active and granted
 
     def has_perm(self, perm: str, obj=None) -> bool:
@@ -150,7 +163,9 @@ class User(AbstractBaseUser, PermissionsMixin):
         if right == "is_staff" and self == actor:
             raise Refused("nobody takes that from themselves: ask another superuser")
         with mirrors.change():
-            changed = User.objects.filter(pk=self.pk, **{right: not given}).update(**{right: given}) == 1
+            changed = (
+                User.objects.filter(pk=self.pk, **{right: not given}).update(**{right: given}) == 1
+            )
             if changed:
                 mirrors.record("person.grant", self.pk, {"right": right, "given": given})
                 word = right.removeprefix("is_")
@@ -181,7 +196,11 @@ class User(AbstractBaseUser, PermissionsMixin):
             banned = User.objects.filter(pk=self.pk, banned__isnull=False, left=None)
             changed = banned.update(is_active=True, banned=None, ban_reason="") == 1
             if changed:
-                mirrors.record("person.unban", self.pk, {"lifts": (current(f"person:{self.pk}") or {}).get("bans", [])})
+                mirrors.record(
+                    "person.unban",
+                    self.pk,
+                    {"lifts": (current(f"person:{self.pk}") or {}).get("bans", [])},
+                )
                 record("user.unban", self, actor=actor)
         self.refresh_from_db()
         return changed

@@ -26,6 +26,8 @@ def listen() -> None:
 
 def _noter(action: str):
     def note(sender: Any, user: Any, authenticator: Any = None, **rest: Any) -> None:
-        record(action, user, actor=user, **({"factor": authenticator.type} if authenticator else {}))
+        record(
+            action, user, actor=user, **({"factor": authenticator.type} if authenticator else {})
+        )
 
     return note

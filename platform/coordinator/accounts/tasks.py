@@ -19,7 +19,9 @@ from django.core.mail import EmailMessage
 )
 def post(subject: str, body: str, to: str, headers: dict[str, str] | None = None) -> None:
     """One letter to one address. Tried again for about half a day; twice in the box is better than never."""
-    EmailMessage(" ".join(subject.split()), body, settings.DEFAULT_FROM_EMAIL, [to], headers=headers or {}).send()
+    EmailMessage(
+        " ".join(subject.split()), body, settings.DEFAULT_FROM_EMAIL, [to], headers=headers or {}
+    ).send()
 
 
 @shared_task(name="accounts.tidy", time_limit=120)

@@ -28,7 +28,9 @@ class Team(models.Model):
     slug = models.SlugField(max_length=80, unique=True, editable=False)
     name = models.CharField(max_length=60)
     created = models.DateTimeField(default=timezone.now, editable=False)
-    people = models.ManyToManyField(settings.AUTH_USER_MODEL, through="TeamMember", related_name="teams")
+    people = models.ManyToManyField(
+        settings.AUTH_USER_MODEL, through="TeamMember", related_name="teams"
+    )
 
     class Meta:
         ordering = ["name"]
@@ -75,7 +77,10 @@ class Team(models.Model):
 
     def may_lead(self, person) -> bool:
         """Rename it, invite, remove."""
-        return bool(getattr(person, "pk", None)) and self.members.filter(person=person, leads=True).exists()
+        return (
+            bool(getattr(person, "pk", None))
+            and self.members.filter(person=person, leads=True).exists()
+        )
 
     def admit(self, person, actor) -> bool:
         """False when the person is in it already. Raises Refused."""
@@ -96,7 +101,12 @@ class Team(models.Model):
             if not self.members.filter(person=person).delete()[0]:
                 return False
             mirrors.record("team.part", self.pk, {"places": places})
-            record("team.leave" if actor == person else "team.remove", self, actor=actor, person=person.pk)
+            record(
+                "team.leave" if actor == person else "team.remove",
+                self,
+                actor=actor,
+                person=person.pk,
+            )
             if not self.members.exists():
                 self.disband(actor)
             elif not self.members.filter(leads=True).exists():
@@ -121,7 +131,12 @@ class Team(models.Model):
     def _places(self, person) -> list[str]:
         """Those by which this person is in it: one, or more where mirrors let them in at the same time."""
         members = (current(f"team:{self.pk}") or {}).get("members", [])
-        return [place for member in members if member["person"] == str(person.pk) for place in member["places"]]
+        return [
+            place
+            for member in members
+            if member["person"] == str(person.pk)
+            for place in member["places"]
+        ]
 
 
 class TeamMember(models.Model):
@@ -129,7 +144,9 @@ class TeamMember(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="members")
-    person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="team_places")
+    person = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="team_places"
+    )
     leads = models.BooleanField(default=False)
     joined = models.DateTimeField(default=timezone.now)
 
@@ -143,7 +160,12 @@ class TeamMember(models.Model):
     @property
     def told(self) -> dict:
         """To other mirrors."""
-        return {"place": self.pk, "person": self.person_id, "joined": self.joined, "leads": self.leads}
+        return {
+            "place": self.pk,
+            "person": self.person_id,
+            "joined": self.joined,
+            "leads": self.leads,
+        }
 
 
 class Invitation(models.Model):
@@ -160,7 +182,9 @@ class Invitation(models.Model):
 
     class Meta:
         ordering = ["-created"]
-        constraints = [models.UniqueConstraint("team", Lower("email"), name="one_invitation_an_address")]
+        constraints = [
+            models.UniqueConstraint("team", Lower("email"), name="one_invitation_an_address")
+        ]
 
     def __str__(self) -> str:
         return f"an invitation to {self.team}"
@@ -169,15 +193,24 @@ class Invitation(models.Model):
     def send(cls, team: Team, email: str, actor) -> tuple["Invitation", str]:
         """(the invitation, the secret of its link). A newer one to the same address replaces an older. Raises
         Refused."""
-        today = timezone.now() - timedelta(days=1)  # counted in the log: an answered invitation leaves no row here
-        if Entry.objects.filter(action="team.invite", actor=actor, at__gt=today).count() >= MOST_INVITATIONS:
+        today = timezone.now() - timedelta(
+            days=1
+        )  # counted in the log: an answered invitation leaves no row here
+        if (
+            Entry.objects.filter(action="team.invite", actor=actor, at__gt=today).count()
+            >= MOST_INVITATIONS
+        ):
             raise Refused(f"you have sent {MOST_INVITATIONS} invitations today: send more tomorrow")
         token = secrets.token_urlsafe(32)
         with transaction.atomic():
             team.invitations.filter(email__iexact=email).delete()
             expires = timezone.now() + timedelta(days=INVITATION_DAYS)
             made = cls.objects.create(
-                team=team, email=email.lower(), token_digest=_digest(token), by=actor, expires=expires
+                team=team,
+                email=email.lower(),
+                token_digest=_digest(token),
+                by=actor,
+                expires=expires,
             )
             record("team.invite", team, actor=actor, invitation=made.pk)
         return made, token
@@ -192,7 +225,9 @@ class Invitation(models.Model):
         """Raises Refused."""
         with mirrors.change():
             if not Invitation.objects.filter(pk=self.pk, expires__gt=timezone.now()).delete()[0]:
-                raise Refused("this invitation was used or withdrawn meanwhile: ask for another one")
+                raise Refused(
+                    "this invitation was used or withdrawn meanwhile: ask for another one"
+                )
             self.team.admit(person, person)
 
     def withdraw(self, actor) -> None:

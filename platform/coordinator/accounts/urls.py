@@ -33,14 +33,28 @@ def whole(view: View) -> View:
 
 urlpatterns = [
     path("email/", whole(account.email), name="account_email"),
-    path("confirm-email/", whole(account.email_verification_sent), name="account_email_verification_sent"),
+    path(
+        "confirm-email/",
+        whole(account.email_verification_sent),
+        name="account_email_verification_sent",
+    ),
     path("2fa/authenticate/", whole(mfa.authenticate), name="mfa_authenticate"),
     path("2fa/reauthenticate/", whole(mfa.reauthenticate), name="mfa_reauthenticate"),
     path("2fa/totp/activate/", whole(totp.activate_totp), name="mfa_activate_totp"),
     path("2fa/totp/deactivate/", whole(totp.deactivate_totp), name="mfa_deactivate_totp"),
-    path("2fa/recovery-codes/generate/", whole(codes.generate_recovery_codes), name="mfa_generate_recovery_codes"),
+    path(
+        "2fa/recovery-codes/generate/",
+        whole(codes.generate_recovery_codes),
+        name="mfa_generate_recovery_codes",
+    ),
     path("2fa/webauthn/add/", whole(passkeys.add_webauthn), name="mfa_add_webauthn"),
-    path("2fa/webauthn/keys/<int:pk>/remove/", whole(passkeys.remove_webauthn), name="mfa_remove_webauthn"),
-    path("2fa/webauthn/keys/<int:pk>/edit/", whole(passkeys.edit_webauthn), name="mfa_edit_webauthn"),
+    path(
+        "2fa/webauthn/keys/<int:pk>/remove/",
+        whole(passkeys.remove_webauthn),
+        name="mfa_remove_webauthn",
+    ),
+    path(
+        "2fa/webauthn/keys/<int:pk>/edit/", whole(passkeys.edit_webauthn), name="mfa_edit_webauthn"
+    ),
     path("", include("allauth.urls")),
 ]

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from barnraise.errors import MessageError
-from barnraise.identity import check_request
+from barnraise.protocol.signing import check_request
 from coordinator import mirror
 from coordinator.accounts.models import Machine
 from coordinator.fleet.asking import signer
@@ -17,7 +17,9 @@ from coordinator.telemetry import stream
 from coordinator.tokens.models import Token
 
 SCHEME, BEARER = "Barnraise ", "Bearer "
-SPENT_SECONDS = 180  # a request's id is remembered longer than its signature lives, in either direction
+SPENT_SECONDS = (
+    180  # a request's id is remembered longer than its signature lives, in either direction
+)
 SEEN_EVERY = 60.0  # seconds between two writes of a machine's last_seen
 REFUSED, REFUSED_SECONDS = 120, 600  # wrong tokens and unknown keys from one address
 REQUESTS, REQUESTS_SECONDS = 300, 60  # of one token
@@ -40,9 +42,14 @@ def signed_by_machine(request: HttpRequest) -> Machine:
     machine = signer(key)
     if machine is None:
         limit(request, "refused", REFUSED, REFUSED_SECONDS)
-        raise Refusal(401, f"the key {key[:8]}… is not enrolled here: run `barnraise login` on this machine")
+        raise Refusal(
+            401, f"the key {key[:8]}… is not enrolled here: run `barnraise login` on this machine"
+        )
     if machine.revoked or not machine.owner.is_active:
-        raise Refusal(403, f"the machine {machine.name} was revoked here; its owner can enrol it with a new key")
+        raise Refusal(
+            403,
+            f"the machine {machine.name} was revoked here; its owner can enrol it with a new key",
+        )
     _spend(key, jti, machine)
     now = timezone.now()
     if machine.last_seen is None or (now - machine.last_seen).total_seconds() > SEEN_EVERY:
@@ -82,7 +89,9 @@ def _signer(request: HttpRequest, with_what: str) -> tuple[str, str]:
 def _spend(key: str, jti: str, machine: Machine | None = None) -> None:
     """A request is made once, and by one machine not too often: in one trip to Valkey. A replay is nobody's doing, and
     counts against nobody."""
-    ours = secrets.token_hex(8)  # tells a retry of our own, over a connection that broke, from a replay
+    ours = secrets.token_hex(
+        8
+    )  # tells a retry of our own, over a connection that broke, from a replay
     counter = _counter(f"machine:{machine.pk}", SIGNED_SECONDS) if machine else ""
     with stream.client().pipeline(transaction=False) as pipe:
         pipe.set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS)
@@ -103,14 +112,21 @@ def token_for(scope: str) -> Callable[[HttpRequest], Token]:
     def by_token(request: HttpRequest) -> Token:
         header = request.headers.get("Authorization", "")
         if not header.startswith(BEARER):
-            raise Refusal(401, "show a personal token: Authorization: Bearer brn_…; make one under API tokens")
+            raise Refusal(
+                401, "show a personal token: Authorization: Bearer brn_…; make one under API tokens"
+            )
         token = Token.behind(header.removeprefix(BEARER).strip()[:200])
         if token is None or not token.is_good:
             limit(request, "refused", REFUSED, REFUSED_SECONDS)
-            raise Refusal(401, "this token is not one of ours, or it was revoked or ran out: make another")
+            raise Refusal(
+                401, "this token is not one of ours, or it was revoked or ran out: make another"
+            )
         limit(request, "token", REQUESTS, REQUESTS_SECONDS, token)
         if scope and scope not in token.scopes:
-            raise Refusal(403, f"this token may not do that: it has the scopes {', '.join(token.scopes)}, not {scope}")
+            raise Refusal(
+                403,
+                f"this token may not do that: it has the scopes {', '.join(token.scopes)}, not {scope}",
+            )
         token.used()
         return token
 
@@ -127,9 +143,13 @@ def machine_or_token(scope: str) -> Callable[[HttpRequest], Machine | Token]:
     return either
 
 
-def limit(request: HttpRequest, what: str, most: int, seconds: int, token: Token | None = None) -> None:
+def limit(
+    request: HttpRequest, what: str, most: int, seconds: int, token: Token | None = None
+) -> None:
     """No more than `most` of these by one token, or else from one address, in so many seconds. Raises Refusal."""
-    counter = _counter(f"{what}:{token.pk if token else request.META.get('REMOTE_ADDR', '')}", seconds)
+    counter = _counter(
+        f"{what}:{token.pk if token else request.META.get('REMOTE_ADDR', '')}", seconds
+    )
     with stream.client().pipeline() as pipe:
         count, _ = pipe.incr(counter).expire(counter, seconds).execute()
     if count > most:
@@ -142,4 +162,6 @@ def _counter(what: str, seconds: int) -> str:
 
 
 def _too_many(who: str, seconds: int) -> Refusal:
-    return Refusal(429, f"too many of these from {who}; try again in {max(1, seconds // 60)} minutes")
+    return Refusal(
+        429, f"too many of these from {who}; try again in {max(1, seconds // 60)} minutes"
+    )

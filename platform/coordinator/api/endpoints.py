@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from django.http import HttpRequest
 
-from barnraise import wire
 from barnraise.errors import MessageError
-from barnraise.identity import check_testimony, opened
+from barnraise.protocol import enums, messages, types
+from barnraise.protocol.signing import check_testimony, opened
 from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.api.authentication import Refusal, limit, machine_or_token, signed_by_machine
@@ -30,47 +30,61 @@ ENROLMENT_SLACK = 600  # seconds a machine's clock may differ when it enrols
 POLL_EVERY = 1.0
 
 
-@api.get("/mirror", response=answers(wire.MirrorView), tags=["Workers"])
+@api.get("/mirror", response=answers(messages.MirrorView), tags=["Workers"])
 def get_mirror(request: HttpRequest):
     """Who this coordinator is."""
     return mirror.view()
 
 
-@api.post("/enrolments", response=answers(wire.Enrolment), tags=["Workers"])
-def open_enrolment(request: HttpRequest, signed: wire.Signed):
+@api.post("/enrolments", response=answers(messages.Enrolment), tags=["Workers"])
+def open_enrolment(request: HttpRequest, signed: messages.Signed):
     """A code for a machine's key, signed by that key; a person approves it in the browser."""
     limit(request, "enrolments", 60, 600)
     try:
-        asked = opened(signed, "enrolment", wire.EnrolmentRequest)
+        asked = opened(signed, "enrolment", messages.EnrolmentRequest)
     except MessageError as error:
         raise Refusal(422, str(error), {"signature": str(error)}) from None
     if asked.key != signed.key:
-        raise Refusal(422, "a machine can only enrol the key it signs with", {"key": "must be the signing key"})
+        raise Refusal(
+            422,
+            "a machine can only enrol the key it signs with",
+            {"key": "must be the signing key"},
+        )
     if asked.mirror != mirror.identity().key:
-        raise Refusal(422, "this enrolment is for another coordinator", {"mirror": "must be this coordinator's key"})
+        raise Refusal(
+            422,
+            "this enrolment is for another coordinator",
+            {"mirror": "must be this coordinator's key"},
+        )
     if abs(asked.issued - time.time()) > ENROLMENT_SLACK:
-        raise Refusal(401, "the enrolment was signed at another time than now: use the time in this answer")
+        raise Refusal(
+            401, "the enrolment was signed at another time than now: use the time in this answer"
+        )
     enrolment = Enrolment.open(asked)
     url = request.build_absolute_uri(f"/machines/enrol/{enrolment.code}/")
-    return wire.Enrolment(code=enrolment.code, url=url, expires=enrolment.expires_epoch, poll_every=POLL_EVERY)
+    return messages.Enrolment(
+        code=enrolment.code, url=url, expires=enrolment.expires_epoch, poll_every=POLL_EVERY
+    )
 
 
-@api.get("/enrolments/{code}", response=answers(wire.EnrolmentStatus), tags=["Workers"])
+@api.get("/enrolments/{code}", response=answers(messages.EnrolmentStatus), tags=["Workers"])
 def get_enrolment(request: HttpRequest, code: str):
     """What became of a code."""
     enrolment = Enrolment.find(code)
     if enrolment is None:
         raise Refusal(404, "there is no such code; run `barnraise login` for a new one")
     machine = enrolment.machine
-    return wire.EnrolmentStatus(
+    return messages.EnrolmentStatus(
         status=enrolment.status,
         machine=str(machine.pk) if machine else None,
         person=machine.owner.shown_name if machine else "",
     )
 
 
-@api.get("/runs", response=answers(wire.RunPage), auth=machine_or_token("runs:read"), tags=["Runs"])
-def list_runs(request: HttpRequest, after: wire.Id | None = None):
+@api.get(
+    "/runs", response=answers(messages.RunPage), auth=machine_or_token("runs:read"), tags=["Runs"]
+)
+def list_runs(request: HttpRequest, after: types.Id | None = None):
     """Runs this machine or person sees that are not over, newest first, five a page; `after` is the `next` of the page
     before."""
     found = seen(request).listed().exclude(status__in=["finished", "cancelled"])
@@ -78,28 +92,40 @@ def list_runs(request: HttpRequest, after: wire.Id | None = None):
         found = found.filter(pk__lt=after)
     page = list(found.order_by("-pk")[: PAGE + 1])
     following = str(page[PAGE - 1].pk) if len(page) > PAGE else None
-    return wire.RunPage(runs=[run.view() for run in page[:PAGE]], next=following)
+    return messages.RunPage(runs=[run.view() for run in page[:PAGE]], next=following)
 
 
-@api.get("/runs/{name}", response=answers(wire.RunView), auth=machine_or_token("runs:read"), tags=["Runs"])
+@api.get(
+    "/runs/{name}",
+    response=answers(messages.RunView),
+    auth=machine_or_token("runs:read"),
+    tags=["Runs"],
+)
 def get_run(request: HttpRequest, name: str):
     """A run by id or slug."""
     return run_named(request, name).view()
 
 
-@api.post("/runs/{name}/join", response=answers(wire.JoinReply), auth=signed_by_machine, tags=["Workers"])
-def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
+@api.post(
+    "/runs/{name}/join",
+    response=answers(messages.JoinReply),
+    auth=signed_by_machine,
+    tags=["Workers"],
+)
+def join_run(request: HttpRequest, name: str, asked: messages.JoinRequest):
     """A place in a run: a ticket for its peers (none while it is a draft), and whom to try first."""
     run = run_named(request, name)
-    if run.state is wire.Status.CANCELLED:  # of a finished one the weights may be fetched
+    if run.state is enums.Status.CANCELLED:  # of a finished one the weights may be fetched
         raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
     if sentence := refusal(run, machine(request), asked.hardware):
         Notice.tell(refused(machine(request), run, sentence))
         raise Refusal(403, sentence)
-    drain(wait=True)  # first: a goodbye that is still on its way must not come after the new arrival
+    drain(
+        wait=True
+    )  # first: a goodbye that is still on its way must not come after the new arrival
     membership = join(run, machine(request), asked)
     common(run, fresh=True)
-    return wire.JoinReply(
+    return messages.JoinReply(
         run=membership.run.view(),  # as the ticket sees it: it may have been launched meanwhile
         ticket=fresh_ticket(membership, always=True),
         directive=directive(membership),
@@ -109,28 +135,45 @@ def join_run(request: HttpRequest, name: str, asked: wire.JoinRequest):
     )
 
 
-@api.post("/runs/{name}/manifest", response=answers(wire.RunView), auth=signed_by_machine, tags=["Workers"])
-def post_manifest(request: HttpRequest, name: str, signed: wire.Signed):
+@api.post(
+    "/runs/{name}/manifest",
+    response=answers(messages.RunView),
+    auth=signed_by_machine,
+    tags=["Workers"],
+)
+def post_manifest(request: HttpRequest, name: str, signed: messages.Signed):
     """The text of a draft as its owner's machine has prepared it. The launch pins it."""
     run = run_named(request, name)
     if machine(request).owner_id != run.owner_id:
         raise Refusal(403, "only a machine of the run's owner may say what its text is")
     check_manifest(run, machine(request), signed)
-    if not run.accept_manifest(signed, machine=machine(request)) and (run.manifest or {}).get("body") != signed.body:
-        if run.manifest is None and run.state is wire.Status.DRAFT:
+    if (
+        not run.accept_manifest(signed, machine=machine(request))
+        and (run.manifest or {}).get("body") != signed.body
+    ):
+        if run.manifest is None and run.state is enums.Status.DRAFT:
             raise Refusal(409, f"the run {run.name} was edited meanwhile; prepare its text again")
-        raise Refusal(409, f"the run {run.name} has its text already; it cannot be changed any more")
+        raise Refusal(
+            409, f"the run {run.name} has its text already; it cannot be changed any more"
+        )
     advance(run)
     return run.view()
 
 
-@api.post("/runs/{name}/reports", response=answers(wire.ReportReply), auth=signed_by_machine, tags=["Workers"])
-def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
+@api.post(
+    "/runs/{name}/reports",
+    response=answers(messages.ReportReply),
+    auth=signed_by_machine,
+    tags=["Workers"],
+)
+def post_reports(request: HttpRequest, name: str, sent: messages.Reports):
     """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
     membership = member(request, name)
     numbers = [report.seq for report in sent.reports]
     if any(a >= b for a, b in pairwise(numbers)):
-        raise Refusal(422, "reports must come in the order of their numbers", {"reports": "seq must ascend"})
+        raise Refusal(
+            422, "reports must come in the order of their numbers", {"reports": "seq must ascend"}
+        )
     for told in sent.witnessed:
         try:
             check_testimony(told, str(membership.run_id), machine(request).key)
@@ -139,9 +182,11 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
     try:
         stream.ingest(membership, sent.reports, sent.witnessed)
     except stream.Behind:
-        raise Refusal(503, "the site is behind with its reports; keep yours and try again in a minute") from None
+        raise Refusal(
+            503, "the site is behind with its reports; keep yours and try again in a minute"
+        ) from None
     moved(membership, list(sent.reports[-1].addresses))
-    return wire.ReportReply(
+    return messages.ReportReply(
         mark=membership.mark,
         directive=directive(membership),
         ticket=fresh_ticket(membership),
@@ -150,11 +195,16 @@ def post_reports(request: HttpRequest, name: str, sent: wire.Reports):
     )
 
 
-@api.get("/runs/{name}/directive", response=answers(wire.ReportReply), auth=signed_by_machine, tags=["Workers"])
+@api.get(
+    "/runs/{name}/directive",
+    response=answers(messages.ReportReply),
+    auth=signed_by_machine,
+    tags=["Workers"],
+)
 def get_directive(request: HttpRequest, name: str):
     """What a report would be answered, without one: a revocation must not wait where reports are rare."""
     membership = member(request, name)
-    return wire.ReportReply(mark=membership.mark, directive=directive(membership))
+    return messages.ReportReply(mark=membership.mark, directive=directive(membership))
 
 
 def machine(request: HttpRequest) -> Machine:

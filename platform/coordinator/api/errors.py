@@ -19,15 +19,26 @@ def install(api: NinjaAPI) -> None:
     api.add_exception_handler(Refusal, _refusal)
     api.add_exception_handler(ValidationError, _invalid)
     api.add_exception_handler(SpecError, _senseless)
-    api.add_exception_handler(HttpError, lambda request, error: problem(error.status_code, _sentence(error)))
-    api.add_exception_handler(Http404, lambda request, error: problem(404, "there is nothing at this address"))
-    api.add_exception_handler(RequestDataTooBig, lambda request, error: problem(413, "send less than 1 MiB at once"))
+    api.add_exception_handler(
+        HttpError, lambda request, error: problem(error.status_code, _sentence(error))
+    )
+    api.add_exception_handler(
+        Http404, lambda request, error: problem(404, "there is nothing at this address")
+    )
+    api.add_exception_handler(
+        RequestDataTooBig, lambda request, error: problem(413, "send less than 1 MiB at once")
+    )
     for kind in GONE:
         api.add_exception_handler(kind, _gone)
 
 
 def _refusal(request: HttpRequest, error: Refusal) -> HttpResponse:
-    return problem(error.status, error.sentence, error.fields, mirror.signed_time() if error.status == 401 else None)
+    return problem(
+        error.status,
+        error.sentence,
+        error.fields,
+        mirror.signed_time() if error.status == 401 else None,
+    )
 
 
 def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:

@@ -13,14 +13,26 @@ from coordinator.api.site import answers, api
 from coordinator.fleet.machines import Rest, rests
 
 READ, WRITE = token_for("machines:read"), token_for("machines:write")
-FIELDS = ("id", "key", "name", "system", "cores", "memory_bytes", "accelerator", "enrolled", "last_seen")
+FIELDS = (
+    "id",
+    "key",
+    "name",
+    "system",
+    "cores",
+    "memory_bytes",
+    "accelerator",
+    "enrolled",
+    "last_seen",
+)
 
 
 @api.get("/machines", response=answers(schemas.MachinePage), auth=READ, tags=["Machines"])
 def list_machines(request: HttpRequest, after: UUID | None = None):
     """Yours, newest first, fifty a page."""
     found = person(request).machines.select_related("rest", "measured").order_by("-pk")
-    page, following = pages(found.filter(pk__lt=after) if after else found, lambda machine: machine.pk)
+    page, following = pages(
+        found.filter(pk__lt=after) if after else found, lambda machine: machine.pk
+    )
     return schemas.MachinePage(items=[out(machine) for machine in page], next=following)
 
 
@@ -30,7 +42,9 @@ def get_machine(request: HttpRequest, machine: UUID):
     return out(theirs(request, machine))
 
 
-@api.patch("/machines/{machine}", response=answers(schemas.MachineOut), auth=WRITE, tags=["Machines"])
+@api.patch(
+    "/machines/{machine}", response=answers(schemas.MachineOut), auth=WRITE, tags=["Machines"]
+)
 def rename_machine(request: HttpRequest, machine: UUID, asked: schemas.MachineIn):
     """Another name; an empty one goes back to the start of its key."""
     found = theirs(request, machine)
@@ -38,7 +52,12 @@ def rename_machine(request: HttpRequest, machine: UUID, asked: schemas.MachineIn
     return out(found)
 
 
-@api.post("/machines/{machine}/actions/{action}", response=answers(schemas.MachineOut), auth=WRITE, tags=["Machines"])
+@api.post(
+    "/machines/{machine}/actions/{action}",
+    response=answers(schemas.MachineOut),
+    auth=WRITE,
+    tags=["Machines"],
+)
 def act(request: HttpRequest, machine: UUID, action: Literal["pause", "resume", "revoke"]):
     """Pause or resume it in all its runs, or revoke its key for good."""
     found, actor = theirs(request, machine), person(request)

@@ -6,8 +6,8 @@ from django.http import HttpRequest
 from ninja import Path, Query
 
 from barnraise.errors import MessageError
-from barnraise.mirrors import Lists
-from barnraise.wire import Signed
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.mirror_list import Lists
 from coordinator import mirror
 from coordinator.api.authentication import Refusal, limit, signed_by_mirror
 from coordinator.api.site import answers, api
@@ -34,7 +34,12 @@ def get_heads(request: HttpRequest):
     return mirror.identity().sign("heads", pulling.our_words(request.auth))
 
 
-@api.get("/mirrors/logs/{origin}", response=answers(between.LogPart), auth=signed_by_mirror, tags=["Mirrors"])
+@api.get(
+    "/mirrors/logs/{origin}",
+    response=answers(between.LogPart),
+    auth=signed_by_mirror,
+    tags=["Mirrors"],
+)
 def get_log(
     request: HttpRequest,
     origin: Annotated[str, Path(pattern=ORIGIN)],
@@ -52,14 +57,23 @@ def get_log(
     return between.LogPart(events=page, more=len(page) < len(found) or len(found) == most)
 
 
-@api.get("/mirrors/proofs", response=answers(between.Proofs), auth=signed_by_mirror, tags=["Mirrors"])
+@api.get(
+    "/mirrors/proofs", response=answers(between.Proofs), auth=signed_by_mirror, tags=["Mirrors"]
+)
 def get_proofs(request: HttpRequest):
     """Of each log that signed two events with one number, both."""
     pairs = cutting.proofs()[-100:]
-    return between.Proofs(proofs=[between.Pair(first=first, second=second) for first, second in pairs])
+    return between.Proofs(
+        proofs=[between.Pair(first=first, second=second) for first, second in pairs]
+    )
 
 
-@api.post("/mirrors/particulars", response=answers(between.Sealed), auth=signed_by_mirror, tags=["Mirrors"])
+@api.post(
+    "/mirrors/particulars",
+    response=answers(between.Sealed),
+    auth=signed_by_mirror,
+    tags=["Mirrors"],
+)
 def post_particulars(request: HttpRequest, wants: between.Wants):
     """Personal data that events name by digest, sealed to a key that goes with the request."""
     try:
@@ -74,7 +88,9 @@ def post_news(request: HttpRequest, wanted: Wanted):
     return news.page(wanted, request.auth)
 
 
-@api.post("/mirrors/nudge", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"])
+@api.post(
+    "/mirrors/nudge", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"]
+)
 def post_nudge(request: HttpRequest, said: between.Nudge):
     """The mirror that signed this has something new."""
     limit(request, "nudges", 600, 60)
@@ -82,7 +98,9 @@ def post_nudge(request: HttpRequest, said: between.Nudge):
     return between.Heard()
 
 
-@api.post("/mirrors/spent", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"])
+@api.post(
+    "/mirrors/spent", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"]
+)
 def post_spent(request: HttpRequest, said: between.Spent):
     """What works once was used at the mirror that signed this."""
     limit(request, "spent", 6000, 60)

@@ -32,7 +32,11 @@ def get_me(request: HttpRequest):
     """Whose token this is, and what it may do."""
     token = request.auth
     return schemas.Me(
-        id=token.user.pk, name=token.user.shown_name, token=token.name, scopes=token.scopes, expires=token.expires
+        id=token.user.pk,
+        name=token.user.shown_name,
+        token=token.name,
+        scopes=token.scopes,
+        expires=token.expires,
     )
 
 
@@ -60,7 +64,9 @@ def get_summary(request: HttpRequest, name: str):
     return out(run_named(request, name))
 
 
-@api.post("/runs/{name}/actions/{action}", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"])
+@api.post(
+    "/runs/{name}/actions/{action}", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"]
+)
 def act(request: HttpRequest, name: str, action: Action):
     """Launch, pause, resume, cancel, archive, or back from the archive."""
     run = controlled(request, name)
@@ -96,9 +102,14 @@ def list_members(request: HttpRequest, name: str, after: UUID | None = None):
     """The machines in a run, fifty a page."""
     run = run_named(request, name)
     found = (
-        Membership.everywhere.newest().filter(run=run).select_related("run", "machine__owner").order_by("-machine_id")
+        Membership.everywhere.newest()
+        .filter(run=run)
+        .select_related("run", "machine__owner")
+        .order_by("-machine_id")
     )
-    page, following = pages(found.filter(machine__lt=after) if after else found, lambda member: member.machine_id)
+    page, following = pages(
+        found.filter(machine__lt=after) if after else found, lambda member: member.machine_id
+    )
     items = [
         schemas.MemberOut(
             id=member.machine_id,
@@ -115,7 +126,12 @@ def list_members(request: HttpRequest, name: str, after: UUID | None = None):
 MEMBER = ("activity", "last_seen", "tokens", "rate", "step", "updates_sent", "updates_received")
 
 
-@api.get("/runs/{name}/checkpoints", response=answers(list[schemas.CheckpointOut]), auth=READ, tags=["Runs"])
+@api.get(
+    "/runs/{name}/checkpoints",
+    response=answers(list[schemas.CheckpointOut]),
+    auth=READ,
+    tags=["Runs"],
+)
 def list_checkpoints(request: HttpRequest, name: str):
     """The newest twenty, by digest: who holds them, and which are confirmed."""
     return [
@@ -141,7 +157,10 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None):
     page, following = pages(found.filter(pk__lt=after) if after else found, lambda row: row.pk)
     items = [
         schemas.CreditOut(
-            run=row.run_id, peer=row.machine.key, witness=row.said, **{field: getattr(row, field) for field in CREDIT}
+            run=row.run_id,
+            peer=row.machine.key,
+            witness=row.said,
+            **{field: getattr(row, field) for field in CREDIT},
         )
         for row in page
     ]
@@ -151,7 +170,9 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None):
 CREDIT = ("id", "incarnation", "first", "last", "tokens", "day", "head")
 
 
-@api.get("/runs/{name}/verdicts", response=answers(list[schemas.VerdictOut]), auth=READ, tags=["Runs"])
+@api.get(
+    "/runs/{name}/verdicts", response=answers(list[schemas.VerdictOut]), auth=READ, tags=["Runs"]
+)
 def list_verdicts(request: HttpRequest, name: str):
     """What was taken out of a run, by whose signature; the newest first. At most 500."""
     return [verdict_out(each) for each in run_named(request, name).verdicts.all()]
@@ -166,19 +187,36 @@ def give_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn):
     return verdict_out(Verdict.give(run, [charge], asked.reason, actor=person(request)))
 
 
-@api.get("/runs/{name}/invitations", response=answers(list[schemas.InvitationOut]), auth=READ, tags=["Runs"])
+@api.get(
+    "/runs/{name}/invitations",
+    response=answers(list[schemas.InvitationOut]),
+    auth=READ,
+    tags=["Runs"],
+)
 def list_invitations(request: HttpRequest, name: str):
     """The links that are still good, of a run of yours."""
-    return [invitation_out(each) for each in controlled(request, name).invitations.filter(withdrawn=None)[:200]]
+    return [
+        invitation_out(each)
+        for each in controlled(request, name).invitations.filter(withdrawn=None)[:200]
+    ]
 
 
-@api.post("/runs/{name}/invitations", response=answers(schemas.InvitationOut), auth=WRITE, tags=["Runs"])
+@api.post(
+    "/runs/{name}/invitations", response=answers(schemas.InvitationOut), auth=WRITE, tags=["Runs"]
+)
 def invite(request: HttpRequest, name: str, asked: schemas.InvitationIn):
     """A link: whoever follows it, signed in, may join with their machines."""
-    return invitation_out(Invitation.make(controlled(request, name), asked.note, actor=person(request)))
+    return invitation_out(
+        Invitation.make(controlled(request, name), asked.note, actor=person(request))
+    )
 
 
-@api.delete("/runs/{name}/invitations/{invitation}", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"])
+@api.delete(
+    "/runs/{name}/invitations/{invitation}",
+    response=answers(schemas.RunOut),
+    auth=WRITE,
+    tags=["Runs"],
+)
 def withdraw(request: HttpRequest, name: str, invitation: UUID):
     """The link leads nowhere from now on; who came by it stays."""
     run = controlled(request, name)

@@ -1,4 +1,4 @@
-"""What scripts send and get: every field bounded, with an example. What workers send and get is in `barnraise.wire`."""
+"""What scripts send and get: every field bounded, with an example. What workers send and get is in `barnraise.protocol.messages`."""
 
 from datetime import date, datetime
 from typing import Annotated, Any, Literal
@@ -6,8 +6,9 @@ from uuid import UUID
 
 from ninja import Field, Schema
 
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.types import Words
 from barnraise.spec import PRESETS
-from barnraise.wire import Signed, Words
 
 Text = Annotated[str, Field(max_length=200)]
 Number = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,14}$")]  # of an update, as a key of JSON
@@ -24,9 +25,15 @@ class TermsIn(Schema):
     """What is left out stays as it is."""
 
     access: Literal["anyone", "invitation"] | None = None
-    least_memory: int | None = Field(None, ge=0, lt=1 << 50, description="Bytes of RAM a machine must have")
-    least_device_memory: int | None = Field(None, ge=0, lt=1 << 50, description="…and of GPU memory")
-    notes: str | None = Field(None, max_length=20_000, description="Markdown, shown on the run's page")
+    least_memory: int | None = Field(
+        None, ge=0, lt=1 << 50, description="Bytes of RAM a machine must have"
+    )
+    least_device_memory: int | None = Field(
+        None, ge=0, lt=1 << 50, description="…and of GPU memory"
+    )
+    notes: str | None = Field(
+        None, max_length=20_000, description="Markdown, shown on the run's page"
+    )
 
     model_config = example(access="invitation", least_memory=8_000_000_000)
 
@@ -35,17 +42,26 @@ class RunIn(Schema):
     name: str = Field(min_length=1, max_length=80)
     preset: str = Field("gpt-nano", description=f"One of {', '.join(PRESETS)}", max_length=40)
     fields: dict[Annotated[str, Field(max_length=60)], str | int | float | list[Text]] = Field(
-        {}, description="Any field of the spec by its dotted name; the preset and the defaults say the rest"
+        {},
+        description="Any field of the spec by its dotted name; the preset and the defaults say the rest",
     )
     terms: TermsIn = TermsIn()
-    quorum: int = Field(1, ge=1, le=10_000, description="Machines to wait for before training starts")
-    report_every: float = Field(5.0, ge=0.2, le=3600, description="Seconds between a machine's reports")
+    quorum: int = Field(
+        1, ge=1, le=10_000, description="Machines to wait for before training starts"
+    )
+    report_every: float = Field(
+        5.0, ge=0.2, le=3600, description="Seconds between a machine's reports"
+    )
     launch: bool = False
 
     model_config = example(
         name="Tiny stories",
         preset="gpt2-124m",
-        fields={"recipe.token_budget": 1_000_000_000, "text.source": "huggingface", "text.places": ["owner/stories"]},
+        fields={
+            "recipe.token_budget": 1_000_000_000,
+            "text.source": "huggingface",
+            "text.places": ["owner/stories"],
+        },
         terms={"access": "anyone", "least_memory": 8_000_000_000},
         launch=True,
     )
@@ -116,7 +132,9 @@ class MemberOut(Schema):
 
 class MemberPage(Schema):
     items: list[MemberOut]
-    next: UUID | None = Field(description="Pass it as `after` for the next page; none after the last")
+    next: UUID | None = Field(
+        description="Pass it as `after` for the next page; none after the last"
+    )
 
     model_config = example(items=[], next=LATER)
 
@@ -141,8 +159,12 @@ class CheckpointOut(Schema):
 
 
 class VerdictIn(Schema):
-    author: Text = Field(description="Whose: a machine's name, id or key; KEY.LIFE for an earlier life of its folder")
-    first: int | None = Field(None, ge=1, lt=1 << 53, description="From this update on all of them come out")
+    author: Text = Field(
+        description="Whose: a machine's name, id or key; KEY.LIFE for an earlier life of its folder"
+    )
+    first: int | None = Field(
+        None, ge=1, lt=1 << 53, description="From this update on all of them come out"
+    )
     updates: dict[Number, Annotated[int, Field(ge=0, lt=1 << 53)]] = Field(
         {}, max_length=200,
         description="Single ones, each with the tokens it claims; with 0 those stay in the run's count",
@@ -178,8 +200,12 @@ class CreditOut(Schema):
     last: int
     tokens: int
     day: date
-    head: Signed | None = Field(description='The author\'s signed header of the last update (kind "update")')
-    witness: Signed | None = Field(description='The witness\'s signed word that it has applied it (kind "witness")')
+    head: Signed | None = Field(
+        description='The author\'s signed header of the last update (kind "update")'
+    )
+    witness: Signed | None = Field(
+        description='The witness\'s signed word that it has applied it (kind "witness")'
+    )
 
     model_config = example(
         id="0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b", run="0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1c", peer="5f" * 32,
@@ -189,7 +215,9 @@ class CreditOut(Schema):
 
 class CreditPage(Schema):
     items: list[CreditOut]
-    next: UUID | None = Field(description="Pass it as `after` for the next page; none after the last")
+    next: UUID | None = Field(
+        description="Pass it as `after` for the next page; none after the last"
+    )
 
     model_config = example(items=[], next=None)
 
@@ -231,7 +259,9 @@ class MachineOut(Schema):
     revoked: bool
     enrolled: datetime
     last_seen: datetime | None
-    hardware: dict[str, Any] | None = Field(description="As the machine measured itself, a HardwareView")
+    hardware: dict[str, Any] | None = Field(
+        description="As the machine measured itself, a HardwareView"
+    )
 
     model_config = example(
         id=MACHINE_ID, key="0" * 63 + "1", name="attic-pc", system="Linux", cores=8, memory_bytes=34_359_738_368,
@@ -241,7 +271,9 @@ class MachineOut(Schema):
 
 class MachinePage(Schema):
     items: list[MachineOut]
-    next: UUID | None = Field(description="Pass it as `after` for the next page; none after the last")
+    next: UUID | None = Field(
+        description="Pass it as `after` for the next page; none after the last"
+    )
 
     model_config = example(items=[], next=None)
 
@@ -251,7 +283,9 @@ class EstimateIn(Schema):
     fields: dict[Annotated[str, Field(max_length=60)], str | int | float | list[Text]] = {}
     volunteers: int = Field(10, ge=1, le=10_000)
 
-    model_config = example(preset="gpt2-124m", fields={"recipe.token_budget": 1_000_000_000}, volunteers=25)
+    model_config = example(
+        preset="gpt2-124m", fields={"recipe.token_budget": 1_000_000_000}, volunteers=25
+    )
 
 
 class PaceOut(Schema):
@@ -299,4 +333,6 @@ class Me(Schema):
     scopes: list[str]
     expires: datetime
 
-    model_config = example(id=LATER, name="Ada", token="nightly", scopes=["runs:read"], expires="2027-11-21T20:00:00Z")
+    model_config = example(
+        id=LATER, name="Ada", token="nightly", scopes=["runs:read"], expires="2027-11-21T20:00:00Z"
+    )

@@ -36,14 +36,34 @@ class KindFilter(admin.SimpleListFilter):
 class EntryAdmin(Looked):
     list_display = ["at", "action", "subject", "who", "short_detail"]
     list_filter = [KindFilter, "at"]
-    search_fields = ["action", "subject_name", "=subject_id", "=request_id", "actor__email", "actor__name"]
+    search_fields = [
+        "action",
+        "subject_name",
+        "=subject_id",
+        "=request_id",
+        "actor__email",
+        "actor__name",
+    ]
     search_help_text = "An action, a name, an address, or the id of a subject or a request"
     list_select_related = ["actor", "machine"]
-    fields = ["at", "action", "subject_kind", "subject_name", "subject_id", "who", "whole_detail", "request_id"]
+    fields = [
+        "at",
+        "action",
+        "subject_kind",
+        "subject_name",
+        "subject_id",
+        "who",
+        "whole_detail",
+        "request_id",
+    ]
     list_before_template = "admin/audit_kept.html"
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict | None = None) -> HttpResponse:
-        return super().changelist_view(request, {**(extra_context or {}), "kept_days": settings.AUDIT_DAYS})
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict | None = None
+    ) -> HttpResponse:
+        return super().changelist_view(
+            request, {**(extra_context or {}), "kept_days": settings.AUDIT_DAYS}
+        )
 
     @admin.display(description="subject")
     def subject(self, entry: Entry) -> str:

@@ -18,13 +18,22 @@ class ReasonForm(BaseDialogForm):
     """Asked for where a decision is against somebody."""
 
     reason = forms.CharField(
-        max_length=300, widget=UnfoldAdminTextareaWidget, help_text="They are told. It stays in the audit log."
+        max_length=300,
+        widget=UnfoldAdminTextareaWidget,
+        help_text="They are told. It stays in the audit log.",
     )
 
 
-def asks(title: str, description: str, form: type[BaseDialogForm] = BaseDialogForm, submit: str = "") -> dict[str, Any]:
+def asks(
+    title: str, description: str, form: type[BaseDialogForm] = BaseDialogForm, submit: str = ""
+) -> dict[str, Any]:
     """A dialog for unfold's `action`."""
-    return {"title": title, "description": description, "form_class": form, "form_submit_text": submit or title}
+    return {
+        "title": title,
+        "description": description,
+        "form_class": form,
+        "form_submit_text": submit or title,
+    }
 
 
 class Looked(ModelAdmin):
@@ -50,7 +59,12 @@ class Looked(ModelAdmin):
         return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
 
     def decide(
-        self, request: HttpRequest, pk: str, act: Callable[[Any], bool | None], done: str, otherwise: str = ""
+        self,
+        request: HttpRequest,
+        pk: str,
+        act: Callable[[Any], bool | None],
+        done: str,
+        otherwise: str = "",
     ) -> HttpResponse:
         """`act` on the one with this key, say how that went, and back to it. False: `otherwise`."""
         found = self.get_object(request, pk)
@@ -65,7 +79,10 @@ class Looked(ModelAdmin):
             self.message_user(request, error.sentence, messages.ERROR)
         place = f"admin:{self.opts.app_label}_{self.opts.model_name}"
         still = self.model._default_manager.filter(pk=found.pk).exists()
-        return back(request, reverse(f"{place}_change", args=[pk]) if still else reverse(f"{place}_changelist"))
+        return back(
+            request,
+            reverse(f"{place}_change", args=[pk]) if still else reverse(f"{place}_changelist"),
+        )
 
 
 def back(request: HttpRequest, url: str) -> HttpResponse:

@@ -10,7 +10,9 @@ from coordinator.audit.models import Entry
 LONGEST = 1000  # characters of one text in a detail; what people type elsewhere is shorter
 
 
-def record(action: str, subject: models.Model, *, actor: Any = None, machine: Any = None, **detail: Any) -> Entry:
+def record(
+    action: str, subject: models.Model, *, actor: Any = None, machine: Any = None, **detail: Any
+) -> Entry:
     """Notes that `actor` (a user; nobody logged in counts as None) or `machine` did `action` to `subject`.
 
     Call it inside the transaction that makes the change, so that both are there or neither. `detail` is whatever JSON

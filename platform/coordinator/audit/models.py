@@ -18,7 +18,9 @@ class Entry(models.Model):
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
-    machine = models.ForeignKey("accounts.Machine", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    machine = models.ForeignKey(
+        "accounts.Machine", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     action = models.CharField(max_length=60, db_index=True)
     subject_kind = models.CharField(max_length=30)
     subject_id = models.CharField(max_length=64)

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 from django.conf import settings
 
-from barnraise.identity import Identity
-from barnraise.mirrors import Listed, MirrorList, SignedList, signed_by, written
+from barnraise.protocol.mirror_list import Listed, MirrorList, SignedList, signed_by, written
+from barnraise.protocol.signing import Identity
 from coordinator.demo import servers
 from coordinator.demo.processes import Family
 
@@ -18,7 +18,9 @@ ROOT = "root.key"  # of the list; a demo's lies on the same disk, a real one's n
 SECONDS = 180 * 86_400.0  # that a list counts
 TELLS = "10"  # seconds between two tellings of credit and checkpoints
 SITE, CELERY, SERVERS, RAISING = "site", "celery", "servers", "raise"  # a mirror's processes
-_http = httpx.Client(verify=False, trust_env=False)  # plain HTTP on one machine, asked ten times a second
+_http = httpx.Client(
+    verify=False, trust_env=False
+)  # plain HTTP on one machine, asked ten times a second
 
 
 class Mirror:
@@ -26,10 +28,22 @@ class Mirror:
     started; what is started is ended by `stop`, or, where this process was killed, by the next one's first word."""
 
     def __init__(
-        self, folder: Path, name: str, port: int, *, host: str = "127.0.0.1", through: Sequence[str] = ()
+        self,
+        folder: Path,
+        name: str,
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        through: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.name, self.host, self.port, self.through = folder, name, host, port, tuple(through)
+        self.folder, self.name, self.host, self.port, self.through = (
+            folder,
+            name,
+            host,
+            port,
+            tuple(through),
+        )
         self.url = f"http://{host}:{port}"
         self.key = Identity.load(folder / "mirror.key").key
         self.family = Family(folder / "logs")
@@ -80,7 +94,15 @@ class Mirror:
         self.start_celery(**environment)
 
     def start_web(self, **environment: str) -> None:
-        serve = ("-m", "uvicorn", "coordinator.asgi:application", "--host", self.host, "--port", str(self.port))
+        serve = (
+            "-m",
+            "uvicorn",
+            "coordinator.asgi:application",
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+        )
         self.run(SITE, *serve, "--no-access-log", "--timeout-graceful-shutdown", "3", **environment)
 
     def start_celery(self, **environment: str) -> None:
@@ -107,7 +129,11 @@ class Mirror:
 
     @property
     def pids(self) -> list[int]:
-        return [self.family.children[name].pid for name in (SITE, CELERY) if name in self.family.children]
+        return [
+            self.family.children[name].pid
+            for name in (SITE, CELERY)
+            if name in self.family.children
+        ]
 
     # ---- what it says
 
@@ -127,12 +153,17 @@ def one_state(mirrors: Sequence[Mirror]) -> str | None:
     return hashes.pop() if len(hashes) == 1 else None
 
 
-def listing(folder: Path, mirrors: Sequence[Mirror], before: MirrorList | None = None) -> SignedList | None:
+def listing(
+    folder: Path, mirrors: Sequence[Mirror], before: MirrorList | None = None
+) -> SignedList | None:
     """The list that names these mirrors where they are now, signed by the one root whose key is kept in `folder`; None
     where `before` says so already. What `before` names besides stays in it: a list drops no mirror."""
     root = Identity.load(folder / ROOT)
     known = {each.key: each for each in before.mirrors} if before else {}
-    named = {each.key: known.get(each.key, each.listed).model_copy(update={"url": each.url}) for each in mirrors}
+    named = {
+        each.key: known.get(each.key, each.listed).model_copy(update={"url": each.url})
+        for each in mirrors
+    }
     if before and known == named and before.expires > time.time() + SECONDS / 2:
         return None
     found = MirrorList(

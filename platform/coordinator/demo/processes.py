@@ -63,15 +63,21 @@ class Family:
 
     def died(self) -> str | None:
         """The name of a process that ended with an error, if one did."""
-        return next((name for name, child in self.children.items() if child.poll() not in (None, 0)), None)
+        return next(
+            (name for name, child in self.children.items() if child.poll() not in (None, 0)), None
+        )
 
     def last_words(self, name: str, lines: int = 15) -> str:
-        return "\n".join((self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(
+            (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-lines:]
+        )
 
     def stop(self, *names: str) -> None:
         """Asks these (or all, youngest first) to end, waits, and kills what has not."""
         leaving = [
-            self.children.pop(name) for name in (names or reversed(list(self.children))) if name in self.children
+            self.children.pop(name)
+            for name in (names or reversed(list(self.children)))
+            if name in self.children
         ]
         for child in leaving:
             if child.poll() is None:

@@ -71,16 +71,33 @@ class Stack:
         call_command("migrate", verbosity=0, interactive=False)
 
     def start_web(self) -> None:
-        serve = ("-m", "uvicorn", "coordinator.asgi:application", "--host", "127.0.0.1", "--port", self.port)
+        serve = (
+            "-m",
+            "uvicorn",
+            "coordinator.asgi:application",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            self.port,
+        )
         self.family.start(
-            "site", sys.executable, *map(str, serve), "--no-access-log", "--timeout-graceful-shutdown", "3"
+            "site",
+            sys.executable,
+            *map(str, serve),
+            "--no-access-log",
+            "--timeout-graceful-shutdown",
+            "3",
         )
 
     def start_celery(self) -> None:
         """One process that works and beats: solo, because the tasks are short and a fork costs memory."""
         celery = ("-m", "celery", "-A", "coordinator.celery:app")
-        self.family.start("celery", sys.executable, *celery, "worker", "-P", "solo", "--loglevel", "WARNING")
-        self.family.start("beat", sys.executable, *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
+        self.family.start(
+            "celery", sys.executable, *celery, "worker", "-P", "solo", "--loglevel", "WARNING"
+        )
+        self.family.start(
+            "beat", sys.executable, *celery, "beat", "--loglevel", "WARNING", "--pidfile="
+        )
 
     def wait_for_site(self) -> None:
         self.wait(self._site_answers, f"the site at {self.url}")
@@ -99,7 +116,9 @@ class Stack:
         password = path.read_text() if path.exists() else f"barn-{secrets.token_hex(4)}"
         path.touch(mode=0o600)
         path.write_text(password)
-        call_command("prepare_owner", email=OWNER, password=password, name="Demo owner", stdout=io.StringIO())
+        call_command(
+            "prepare_owner", email=OWNER, password=password, name="Demo owner", stdout=io.StringIO()
+        )
         return User.objects.get(email=OWNER), password
 
     def new_run(self, owner: User, name: str, **fields: Any) -> Run:
@@ -119,7 +138,9 @@ class Stack:
         pending = set(logins)
 
         def approved() -> bool:
-            waiting = Enrolment.objects.filter(decision=Enrolment.Decision.PENDING, expires__gt=timezone.now())
+            waiting = Enrolment.objects.filter(
+                decision=Enrolment.Decision.PENDING, expires__gt=timezone.now()
+            )
             for enrolment in waiting:  # and not those that a demo which was killed left behind
                 enrolment.approve(owner)
             for number in list(pending):
@@ -131,7 +152,16 @@ class Stack:
         self.wait(approved, "a machine's enrolment")
 
     def _start_login(self, number: int):
-        command = ("-m", "barnraise", "login", self.url, "--name", f"volunteer-{number}", "--home", self.home(number))
+        command = (
+            "-m",
+            "barnraise",
+            "login",
+            self.url,
+            "--name",
+            f"volunteer-{number}",
+            "--home",
+            self.home(number),
+        )
         return self.family.start(f"login-{number}", sys.executable, *map(str, command))
 
     def _enrolled(self, number: int) -> bool:
@@ -151,12 +181,25 @@ class Stack:
         """Begins to measure this machine, if that was never done: while the site comes up, and before workers share
         it."""
         if not (self.folder / "hardware.json").exists():
-            command = ("-m", "barnraise", "plan", "--model", "gpt-nano", "--threads", "1", "--home", self.folder)
+            command = (
+                "-m",
+                "barnraise",
+                "plan",
+                "--model",
+                "gpt-nano",
+                "--threads",
+                "1",
+                "--home",
+                self.folder,
+            )
             self.family.start("measure", sys.executable, *map(str, command), **self._alike)
 
     def wait_for_measurement(self) -> None:
         if "measure" in self.family.children:
-            self.wait(lambda: self.family.children["measure"].poll() == 0, "the measurement of this machine")
+            self.wait(
+                lambda: self.family.children["measure"].poll() == 0,
+                "the measurement of this machine",
+            )
             self.family.children.pop("measure")
 
     def start_worker(self, number: int, run: Run) -> None:
@@ -169,7 +212,10 @@ class Stack:
         first comes alone."""
         if self.several:
             self.start_worker(numbers.pop(0), run)
-            self.wait(lambda: Run.objects.filter(pk=run.pk).exclude(spec_text="").exists(), "the run's launch")
+            self.wait(
+                lambda: Run.objects.filter(pk=run.pk).exclude(spec_text="").exists(),
+                "the run's launch",
+            )
             self.several.settled()
         for number in numbers:
             self.start_worker(number, run)
@@ -177,7 +223,9 @@ class Stack:
     def status(self, number: int, run: Run) -> dict[str, Any] | None:
         """What a worker last wrote of itself, None before its first word."""
         try:
-            return json.loads((self.home(number) / "runs" / str(run.pk) / "status.json").read_text())
+            return json.loads(
+                (self.home(number) / "runs" / str(run.pk) / "status.json").read_text()
+            )
         except FileNotFoundError:
             return None
 
@@ -205,5 +253,7 @@ class Stack:
         while not done():
             self.check()
             if time.monotonic() > deadline:
-                raise Broken(f"{what} did not come up in {seconds:.0f} seconds; logs are in {self.family.logs}")
+                raise Broken(
+                    f"{what} did not come up in {seconds:.0f} seconds; logs are in {self.family.logs}"
+                )
             time.sleep(0.1)

@@ -9,7 +9,11 @@ from django.http import HttpRequest, HttpResponse
 from unfold.decorators import action
 from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
-from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+from unfold.widgets import (
+    UnfoldAdminIntegerFieldWidget,
+    UnfoldAdminSelectWidget,
+    UnfoldAdminTextInputWidget,
+)
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import Machine
@@ -34,14 +38,21 @@ class BanForm(ReasonForm):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        under_way = Membership.objects.filter(machine=self.object_id, run__status__in=UNDER_WAY).exclude(incarnation="")
+        under_way = Membership.objects.filter(
+            machine=self.object_id, run__status__in=UNDER_WAY
+        ).exclude(incarnation="")
         field = self.fields["membership"]
         field.queryset = under_way.select_related("run", "machine")
-        field.label_from_instance = lambda m: f"{m.run.name}: {m.lives.get(m.incarnation, 0)} updates"
+        field.label_from_instance = lambda m: (
+            f"{m.run.name}: {m.lives.get(m.incarnation, 0)} updates"
+        )
 
     def charges(self) -> list[Charge]:
         member, first = self.cleaned_data["membership"], self.cleaned_data.get("first") or 1
-        lives = [member.incarnation, *(life for life in member.lives if life != member.incarnation and first == 1)]
+        lives = [
+            member.incarnation,
+            *(life for life in member.lives if life != member.incarnation and first == 1),
+        ]
         return [Charge(f"{member.machine.key}.{life}", first) for life in lives]
 
     def clean(self) -> dict[str, Any]:
@@ -64,7 +75,10 @@ class VerdictForm(BaseDialogForm):
         help_text="Numbers, with commas. With its tokens, like 7:40960, one leaves the run's count as well.",
     )  # fmt: skip
     reason = forms.CharField(
-        max_length=100, label="Why", widget=UnfoldAdminTextInputWidget, help_text="Everybody may read it."
+        max_length=100,
+        label="Why",
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Everybody may read it.",
     )
 
     def clean(self) -> dict[str, Any]:
@@ -72,7 +86,9 @@ class VerdictForm(BaseDialogForm):
         member = Membership.objects.select_related("run", "machine").get(pk=self.object_id)
         author = f"{member.machine.key}.{member.incarnation}"
         try:
-            cleaned["charge"] = Charge(author, cleaned.get("first"), single_updates(cleaned.get("updates") or ""))
+            cleaned["charge"] = Charge(
+                author, cleaned.get("first"), single_updates(cleaned.get("updates") or "")
+            )
             found = {} if self.errors else problems(member.run, [cleaned["charge"]])
         except SpecError as error:
             found = error.problems
@@ -94,7 +110,11 @@ class MachineAdmin(Looked):
         description="Ban this machine",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks("Ban this machine", "Its tickets die: this site and its peers refuse it, for good.", BanForm),
+        dialog=asks(
+            "Ban this machine",
+            "Its tickets die: this site and its peers refuse it, for good.",
+            BanForm,
+        ),
     )
     def revoke(self, request: HttpRequest, form: BanForm, object_id: str) -> HttpResponse:
         def ban(machine: Machine) -> bool:
@@ -123,13 +143,27 @@ class MembershipAdmin(Looked):
         description="Take updates out",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks("Take updates out", "On every machine of the run, for good. Its own is not banned.", VerdictForm),
+        dialog=asks(
+            "Take updates out",
+            "On every machine of the run, for good. Its own is not banned.",
+            VerdictForm,
+        ),
     )
     def take_out(self, request: HttpRequest, form: VerdictForm, object_id: str) -> HttpResponse:
         def judge(member: Membership) -> None:
-            Verdict.give(member.run, [form.cleaned_data["charge"]], form.cleaned_data["reason"], actor=request.user)
+            Verdict.give(
+                member.run,
+                [form.cleaned_data["charge"]],
+                form.cleaned_data["reason"],
+                actor=request.user,
+            )
 
-        return self.decide(request, object_id, judge, "{name}: signed. Machines hear of it with their next reports.")
+        return self.decide(
+            request,
+            object_id,
+            judge,
+            "{name}: signed. Machines hear of it with their next reports.",
+        )
 
 
 @admin.register(Verdict)

@@ -25,7 +25,11 @@ class Columns(Generic[M]):
     """The named columns of a model and its key, in the model's order; `sql` calls the table `alias`."""
 
     def __init__(self, model: type[M], alias: str, *names: str):
-        fields = [each for each in model._meta.concrete_fields if each.primary_key or each.attname in names]
+        fields = [
+            each
+            for each in model._meta.concrete_fields
+            if each.primary_key or each.attname in names
+        ]
         self.model, self.names = model, [each.attname for each in fields]
         self.sql = ", ".join(f'{alias}."{each.column}"' for each in fields)
         self._fields = [(each, each.get_db_converters(connection)) for each in fields]
@@ -43,7 +47,9 @@ class Columns(Generic[M]):
 
 @cache
 def _signer() -> tuple[str, Columns[Machine], Columns[User]]:
-    machine = Columns(Machine, "m", "key", "owner_id", "hostname", "last_seen", "revoked", "memory_bytes")
+    machine = Columns(
+        Machine, "m", "key", "owner_id", "hostname", "last_seen", "revoked", "memory_bytes"
+    )
     owner = Columns(User, "u", "name", "is_active", "left")
     return (
         f"SELECT {machine.sql}, {owner.sql}, r.since FROM {Machine._meta.db_table} m "
@@ -69,7 +75,16 @@ def signer(key: str) -> Machine | None:
 def _part(column: str) -> tuple[str, Columns[Membership], Columns[Run]]:
     member = Columns(Membership, "m", "run_id", "machine_id", "mark", "addresses", "ticket_expires")
     run = Columns(
-        Run, "r", "name", "slug", "status", "owner_id", "spec_text", "report_every", "ledger_tokens", "extra_tokens"
+        Run,
+        "r",
+        "name",
+        "slug",
+        "status",
+        "owner_id",
+        "spec_text",
+        "report_every",
+        "ledger_tokens",
+        "extra_tokens",
     )
     return (
         f"SELECT {member.sql}, {run.sql}, "

@@ -4,7 +4,7 @@ these two questions would be half of what a report costs."""
 from dataclasses import dataclass
 from uuid import UUID
 
-from barnraise import wire
+from barnraise.protocol import messages
 from coordinator.fleet.models import Membership
 from coordinator.memo import Memo
 from coordinator.runs.models import Run
@@ -20,7 +20,7 @@ class Common:
     a reply names, which leaves its asker out."""
 
     revoked: tuple[str, ...]
-    peers: tuple[wire.Peer, ...]
+    peers: tuple[messages.Peer, ...]
 
 
 _known: Memo[UUID, Common] = Memo(SECONDS)  # by run
@@ -32,12 +32,22 @@ def common(run: Run, *, fresh: bool = False) -> Common:
 
 
 def looked_up(run: Run) -> Common:
-    gone = Membership.objects.filter(run=run, machine__revoked__isnull=False).order_by("-machine__revoked")
+    gone = Membership.objects.filter(run=run, machine__revoked__isnull=False).order_by(
+        "-machine__revoked"
+    )
     # Whichever mirror they report to: all know where. Two short questions: one that joins both reads every machine.
-    alive = Membership.everywhere.alive_in(run).order_by("-last_seen").values_list("machine", flat=True)
+    alive = (
+        Membership.everywhere.alive_in(run).order_by("-last_seen").values_list("machine", flat=True)
+    )
     latest = list(dict.fromkeys(alive[: 2 * PEERS]))  # who has just changed mirrors is there twice
-    seen = Membership.objects.filter(run=run, machine__in=latest).values_list("machine", "machine__key", "addresses")
-    peers = {machine: wire.Peer(key=key, addresses=addresses) for machine, key, addresses in seen if addresses}
+    seen = Membership.objects.filter(run=run, machine__in=latest).values_list(
+        "machine", "machine__key", "addresses"
+    )
+    peers = {
+        machine: messages.Peer(key=key, addresses=addresses)
+        for machine, key, addresses in seen
+        if addresses
+    }
     return Common(
         revoked=tuple(gone.values_list("machine__key", flat=True)[:REVOKED]),
         peers=tuple(peers[machine] for machine in latest if machine in peers)[: PEERS + 1],

@@ -5,12 +5,17 @@ import time
 from datetime import datetime
 from typing import Any
 
-from barnraise.wire import Activity
+from barnraise.protocol.enums import Activity
 from coordinator.fleet.models import Membership, is_alive
 from coordinator.runs.lifecycle import Facts
 from coordinator.runs.models import Run
 
-KNOWING = (Activity.TRAINING, Activity.PAUSED, Activity.FINISHING, Activity.FINISHED)  # these have the ledger
+KNOWING = (
+    Activity.TRAINING,
+    Activity.PAUSED,
+    Activity.FINISHING,
+    Activity.FINISHED,
+)  # these have the ledger
 
 
 def facts(run: Run) -> Facts:
@@ -20,8 +25,16 @@ def facts(run: Run) -> Facts:
     rows = list(members.values("machine", "machine__owner", "tokens", "safe", "ledger_tokens", "activity",
                                "last_seen", "heard"))  # fmt: skip
     now = time.time()
-    alive = [row for row in rows if is_alive(row["last_seen"].timestamp(), row["activity"], run.report_every, now)]
-    others = {row["machine__owner"] for row in rows if row["machine__owner"] != run.owner_id and row["tokens"]}
+    alive = [
+        row
+        for row in rows
+        if is_alive(row["last_seen"].timestamp(), row["activity"], run.report_every, now)
+    ]
+    others = {
+        row["machine__owner"]
+        for row in rows
+        if row["machine__owner"] != run.owner_id and row["tokens"]
+    }
     safe = {row["machine__owner"] for row in rows if row["safe"]}
     return Facts(
         launch_requested=run.launch_requested,

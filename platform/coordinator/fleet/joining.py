@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from barnraise import wire
+from barnraise.protocol import enums, messages, reports
 from coordinator.accounts.models import Machine
 from coordinator.fleet.common import PEERS, common
 from coordinator.fleet.machines import Measured, rests
@@ -15,7 +15,7 @@ from coordinator.runs.models import Run
 SOLD_AS = 0.9  # of what a PC is sold with, its programs see so much at the least
 
 
-def join(run: Run, machine: Machine, request: wire.JoinRequest) -> Membership:
+def join(run: Run, machine: Machine, request: messages.JoinRequest) -> Membership:
     """The machine's membership, its addresses brought up to date. Who may join is the caller's to check."""
     if request.hardware:
         Measured.note(machine, request.hardware)
@@ -23,16 +23,19 @@ def join(run: Run, machine: Machine, request: wire.JoinRequest) -> Membership:
     said = {"addresses": list(request.addresses), "version": request.version, "last_seen": now}
     membership, created = Membership.objects.get_or_create(run=run, machine=machine, defaults=said)
     if not created:
-        said["activity"] = wire.Activity.JOINING
+        said["activity"] = enums.Activity.JOINING
         Membership.objects.filter(pk=membership.pk).update(**said)
         membership.refresh_from_db()
     return membership
 
 
-def refusal(run: Run, machine: Machine, told: wire.HardwareView | None = None) -> str:
+def refusal(run: Run, machine: Machine, told: reports.HardwareView | None = None) -> str:
     """Why this machine may not join, as a sentence for its owner; "" where it may. Its owner's machines may always: one
     of them prepares the text. Who is in stays in, whatever the run has come to ask since. `told`: what it can do."""
-    if run.owner_id == machine.owner_id or Membership.objects.filter(run=run, machine=machine).exists():
+    if (
+        run.owner_id == machine.owner_id
+        or Membership.objects.filter(run=run, machine=machine).exists()
+    ):
         return ""
     if not run.open_to(machine.owner):
         return f"the run {run.name} {run.circle}: ask {run.owner.shown_name} to let you in"
@@ -50,10 +53,10 @@ def short_of(run: Run, memory: int, device_memory: int) -> str:
     return ""
 
 
-def _memory(machine: Machine, told: wire.HardwareView | None) -> tuple[int, int]:
+def _memory(machine: Machine, told: reports.HardwareView | None) -> tuple[int, int]:
     """Bytes of RAM and of GPU memory, as the machine says now, said when it measured itself, or when it enrolled."""
     if told is None and (before := getattr(machine, "measured", None)):
-        told = wire.HardwareView.model_validate(before.told)
+        told = reports.HardwareView.model_validate(before.told)
     return (told.memory, told.device_memory) if told else (machine.memory_bytes, 0)
 
 
@@ -67,20 +70,24 @@ def moved(membership: Membership, addresses: list[str]) -> None:
         Membership.objects.filter(pk=membership.pk).update(addresses=addresses)
 
 
-def fresh_ticket(membership: Membership, *, always: bool = False) -> wire.Signed | None:
+def fresh_ticket(membership: Membership, *, always: bool = False) -> messages.Signed | None:
     """A new ticket when the last one nears its end (or always). None while the run is a draft, or over."""
     now = timezone.now()
     nears_end = not membership.ticket_expires or (
         membership.ticket_expires - now < timedelta(seconds=tickets.RENEW_SECONDS)
     )
-    if not membership.run.spec_text or membership.run.state is wire.Status.CANCELLED or not (always or nears_end):
+    if (
+        not membership.run.spec_text
+        or membership.run.state is enums.Status.CANCELLED
+        or not (always or nears_end)
+    ):
         return None
     expires = now + timedelta(seconds=tickets.TICKET_SECONDS)
     Membership.objects.filter(pk=membership.pk).update(ticket_expires=expires)
     return tickets.ticket(membership.run, membership.machine, now.timestamp())
 
 
-def directive(membership: Membership) -> wire.Signed:
+def directive(membership: Membership) -> messages.Signed:
     run, machine = membership.run, membership.machine
     gone = common(run).revoked
     return tickets.directive(run, machine, gone, prepares(membership), rests=rests(machine))
@@ -89,12 +96,22 @@ def directive(membership: Membership) -> wire.Signed:
 def prepares(membership: Membership) -> bool:
     """Whether this machine should build the text: one of the owner's at a time, while the run is a draft without it."""
     run = membership.run
-    if run.state is not wire.Status.DRAFT or run.manifest is not None or membership.machine.owner_id != run.owner_id:
+    if (
+        run.state is not enums.Status.DRAFT
+        or run.manifest is not None
+        or membership.machine.owner_id != run.owner_id
+    ):
         return False
-    theirs = Membership.objects.alive_in(run).filter(machine__owner=run.owner_id).order_by("joined", "pk")
+    theirs = (
+        Membership.objects.alive_in(run)
+        .filter(machine__owner=run.owner_id)
+        .order_by("joined", "pk")
+    )
     return theirs.first() == membership
 
 
-def hints(membership: Membership) -> list[wire.Peer]:
+def hints(membership: Membership) -> list[messages.Peer]:
     """Others to try: those seen last first."""
-    return [peer for peer in common(membership.run).peers if peer.key != membership.machine.key][:PEERS]
+    return [peer for peer in common(membership.run).peers if peer.key != membership.machine.key][
+        :PEERS
+    ]

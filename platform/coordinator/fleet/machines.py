@@ -4,8 +4,8 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from barnraise import wire
-from barnraise.hardware import Hardware
+from barnraise.planning.hardware import Hardware
+from barnraise.protocol import reports
 from coordinator.accounts.models import Machine
 from coordinator.audit.log import record
 from coordinator.mirrors import log as mirrors
@@ -15,9 +15,13 @@ class Rest(models.Model):
     """While this row is there the machine takes no steps, in whichever run: its directives say "paused". It keeps its
     state, stays connected, and goes on by itself once the row is gone."""
 
-    machine = models.OneToOneField(Machine, primary_key=True, on_delete=models.CASCADE, related_name="rest")
+    machine = models.OneToOneField(
+        Machine, primary_key=True, on_delete=models.CASCADE, related_name="rest"
+    )
     since = models.DateTimeField(default=timezone.now)
-    by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
+    by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
+    )
 
     def __str__(self) -> str:
         return f"{self.machine} rests"
@@ -53,7 +57,9 @@ class Rest(models.Model):
 class Measured(models.Model):
     """What a machine can do, as it measured itself and told when it last joined a run: a `wire.HardwareView`."""
 
-    machine = models.OneToOneField(Machine, primary_key=True, on_delete=models.CASCADE, related_name="measured")
+    machine = models.OneToOneField(
+        Machine, primary_key=True, on_delete=models.CASCADE, related_name="measured"
+    )
     told = models.JSONField()
     at = models.DateTimeField(default=timezone.now)
 
@@ -61,7 +67,7 @@ class Measured(models.Model):
         return f"{self.machine}, measured"
 
     @classmethod
-    def note(cls, machine: Machine, told: wire.HardwareView) -> None:
+    def note(cls, machine: Machine, told: reports.HardwareView) -> None:
         cls.objects.update_or_create(
             machine=machine, defaults={"told": told.model_dump(mode="json"), "at": timezone.now()}
         )
@@ -69,7 +75,7 @@ class Measured(models.Model):
     @property
     def hardware(self) -> Hardware:
         """As the planner takes it."""
-        return Hardware.from_json(wire.HardwareView.model_validate(self.told).model_dump_json())
+        return Hardware.from_json(reports.HardwareView.model_validate(self.told).model_dump_json())
 
 
 def rests(machine: Machine) -> bool:

@@ -7,7 +7,7 @@ from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.wire import Activity
+from barnraise.protocol.enums import Activity
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machines import Measured as Measured
 from coordinator.fleet.machines import Rest as Rest
@@ -26,17 +26,25 @@ class MembershipQuery(models.QuerySet):
             output_field=models.DurationField(),
         )
         since = ExpressionWrapper(timezone.now() - every, output_field=models.DateTimeField())
-        return self.filter(last_seen__gt=since, machine__revoked=None).exclude(activity=Activity.LEFT)
+        return self.filter(last_seen__gt=since, machine__revoked=None).exclude(
+            activity=Activity.LEFT
+        )
 
     def alive_in(self, run: Run) -> "MembershipQuery":
         """Those of one run: as `alive`, without asking each row for its run."""
         since = timezone.now() - timedelta(seconds=MISSED * run.report_every + GRACE)
-        return self.filter(run=run, last_seen__gt=since, machine__revoked=None).exclude(activity=Activity.LEFT)
+        return self.filter(run=run, last_seen__gt=since, machine__revoked=None).exclude(
+            activity=Activity.LEFT
+        )
 
     def newest(self) -> "MembershipQuery":
         """Of several mirrors' rows of a machine in a run the one that heard a report last; of two alike ours."""
-        later = Q(heard__gt=OuterRef("heard")) | Q(heard=OuterRef("heard"), mirror__lt=OuterRef("mirror"))
-        others = Membership.everywhere.filter(later, run=OuterRef("run"), machine=OuterRef("machine"))
+        later = Q(heard__gt=OuterRef("heard")) | Q(
+            heard=OuterRef("heard"), mirror__lt=OuterRef("mirror")
+        )
+        others = Membership.everywhere.filter(
+            later, run=OuterRef("run"), machine=OuterRef("machine")
+        )
         return self.filter(~Exists(others))
 
 
@@ -61,10 +69,14 @@ class Membership(models.Model):
     mirror = models.CharField(max_length=64, blank=True, default="", db_default="")
     joined = models.DateTimeField(default=timezone.now)
     last_seen = models.DateTimeField(default=timezone.now)
-    heard = models.DateTimeField(default=NEVER, db_default=NEVER)  # its last report; it may be seen without one
+    heard = models.DateTimeField(
+        default=NEVER, db_default=NEVER
+    )  # its last report; it may be seen without one
     addresses = models.JSONField(default=list)
     version = models.CharField(max_length=40, blank=True)
-    activity = models.CharField(max_length=10, choices=[(a.value, a.value) for a in Activity], default="joining")
+    activity = models.CharField(
+        max_length=10, choices=[(a.value, a.value) for a in Activity], default="joining"
+    )
     incarnation = models.CharField(max_length=16, blank=True)
     lives = models.JSONField(default=dict)  # incarnation → how many updates it has published
     ticket_expires = models.DateTimeField(null=True)
@@ -85,17 +97,29 @@ class Membership(models.Model):
     safe = models.DateTimeField(null=True)  # when it said that it holds the final checkpoint whole
     mark = models.BigIntegerField(default=0)
     latest = models.BigIntegerField(default=0)  # the highest report number whose numbers these are
-    changed = models.BigIntegerField(null=True, default=0, db_default=0)  # `telemetry.moments`; null: not ours to tell
-    planned = models.BigIntegerField(default=0, db_default=0)  # when its plan was another one the last time
+    changed = models.BigIntegerField(
+        null=True, default=0, db_default=0
+    )  # `telemetry.moments`; null: not ours to tell
+    planned = models.BigIntegerField(
+        default=0, db_default=0
+    )  # when its plan was another one the last time
 
     objects = Here()
     everywhere = MembershipQuery.as_manager()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["run", "machine", "mirror"], name="one_membership_a_mirror")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["run", "machine", "mirror"], name="one_membership_a_mirror"
+            )
+        ]
         indexes = [
             models.Index(fields=["run", "last_seen"]),
-            models.Index(fields=["changed", "id"], condition=Q(changed__isnull=False), name="memberships_to_tell"),
+            models.Index(
+                fields=["changed", "id"],
+                condition=Q(changed__isnull=False),
+                name="memberships_to_tell",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -103,7 +127,12 @@ class Membership(models.Model):
 
     @property
     def is_alive(self) -> bool:
-        return is_alive(self.last_seen.timestamp(), self.activity, self.run.report_every, timezone.now().timestamp())
+        return is_alive(
+            self.last_seen.timestamp(),
+            self.activity,
+            self.run.report_every,
+            timezone.now().timestamp(),
+        )
 
 
 def is_alive(last_seen: float, activity: str, report_every: float, now: float) -> bool:

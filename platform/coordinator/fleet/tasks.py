@@ -5,11 +5,13 @@ from datetime import timedelta
 from celery import shared_task
 from django.utils import timezone
 
-from barnraise.wire import Activity
+from barnraise.protocol.enums import Activity
 from coordinator.fleet.models import Membership
 
 SILENT = timedelta(days=1)  # after which a machine that said no goodbye counts as gone for good
-ADDRESSES_KEPT = timedelta(hours=1)  # where a machine was reached is nobody's business once it is away
+ADDRESSES_KEPT = timedelta(
+    hours=1
+)  # where a machine was reached is nobody's business once it is away
 
 
 @shared_task(name="fleet.sweep")
@@ -18,4 +20,6 @@ def sweep() -> int:
     now = timezone.now()
     left = Membership.everywhere.filter(last_seen__lt=now - SILENT).exclude(activity=Activity.LEFT)
     away = Membership.objects.filter(last_seen__lt=now - ADDRESSES_KEPT).exclude(addresses=[])
-    return left.exclude(activity=Activity.FINISHED).update(activity=Activity.LEFT) + away.update(addresses=[])
+    return left.exclude(activity=Activity.FINISHED).update(activity=Activity.LEFT) + away.update(
+        addresses=[]
+    )

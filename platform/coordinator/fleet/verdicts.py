@@ -14,16 +14,16 @@ from django.utils import timezone
 from pydantic import ValidationError
 from uuid6 import uuid7
 
-from barnraise import wire
 from barnraise.errors import SpecError
-from barnraise.identity import digest
-from barnraise.rulings import AUTHORS, RULINGS, SINGLES
+from barnraise.protocol import enums, verdicts
+from barnraise.protocol.signing import digest
+from barnraise.protocol.verdicts import AUTHORS, RULINGS, SINGLES
 from coordinator import mirror
 from coordinator.audit.log import record
 from coordinator.mirrors import log as mirrors
 from coordinator.runs.models import Run
 
-UNDER_WAY = (wire.Status.RECRUITING, wire.Status.TRAINING, wire.Status.PAUSED)
+UNDER_WAY = (enums.Status.RECRUITING, enums.Status.TRAINING, enums.Status.PAUSED)
 LAST = (1 << 53) - 1  # the highest number of an update
 AUTHOR = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}")
 
@@ -50,7 +50,11 @@ class Verdict(models.Model):
     proven = models.BooleanField(default=False, editable=False)
     given = models.DateTimeField(default=timezone.now, editable=False)
     by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+", editable=False
+        settings.AUTH_USER_MODEL,
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        editable=False,
     )
 
     class Meta:
@@ -61,8 +65,8 @@ class Verdict(models.Model):
         return f"{self.digest[:12]} on {self.run}"
 
     @property
-    def said(self) -> wire.Verdict:
-        return wire.Verdict.model_validate_json(self.body)
+    def said(self) -> verdicts.Verdict:
+        return verdicts.Verdict.model_validate_json(self.body)
 
     @property
     def place(self) -> str:
@@ -72,15 +76,23 @@ class Verdict(models.Model):
     @property
     def told(self) -> dict:
         """To other mirrors."""
-        return {"id": self.pk, "body": self.body, "signatures": self.signatures, "given": self.given, "by": self.by_id}
+        return {
+            "id": self.pk,
+            "body": self.body,
+            "signatures": self.signatures,
+            "given": self.given,
+            "by": self.by_id,
+        }
 
     @property
-    def ruling(self) -> wire.Ruling:
+    def ruling(self) -> verdicts.Ruling:
         """As machines take it."""
-        return wire.Ruling(body=self.body, signatures=self.signatures)
+        return verdicts.Ruling(body=self.body, signatures=self.signatures)
 
     @classmethod
-    def give(cls, run: Run, charges: Sequence[Charge], reason: str = "", *, actor=None) -> "Verdict":
+    def give(
+        cls, run: Run, charges: Sequence[Charge], reason: str = "", *, actor=None
+    ) -> "Verdict":
         """Signed by this mirror, and noted. Raises SpecError, with a sentence for each field ("run", "author", "first",
         "updates", "reason") that makes no sense."""
         with mirrors.change():
@@ -88,7 +100,7 @@ class Verdict(models.Model):
             if found := problems(run, charges):
                 raise SpecError(found)
             try:
-                said = wire.Verdict(
+                said = verdicts.Verdict(
                     run=str(run.pk),
                     after={each.author: each.first - 1 for each in charges if each.first},
                     updates={each.author: dict(each.updates) for each in charges if each.updates},
@@ -96,7 +108,9 @@ class Verdict(models.Model):
                     issued=time.time(),
                 )
             except ValidationError:
-                raise SpecError({"reason": "say why in 100 characters or fewer, on one line"}) from None
+                raise SpecError(
+                    {"reason": "say why in 100 characters or fewer, on one line"}
+                ) from None
             signed = mirror.identity().sign("verdict", said)
             made = cls.objects.create(
                 run=run,
@@ -107,14 +121,21 @@ class Verdict(models.Model):
                 by=actor if getattr(actor, "pk", None) else None,
             )
             mirrors.record("verdict.give", made.place, made.told)
-            told = {"after": said.after, "updates": said.updates, "reason": said.reason, "digest": made.digest}
+            told = {
+                "after": said.after,
+                "updates": said.updates,
+                "reason": said.reason,
+                "digest": made.digest,
+            }
             record("run.verdict", run, actor=actor, **told)
         return made
 
     @classmethod
-    def unheard(cls, run: object, heeds: list[str], most: int = 2) -> list[wire.Ruling]:
+    def unheard(cls, run: object, heeds: list[str], most: int = 2) -> list[verdicts.Ruling]:
         """Of a run's (by its id), some that a machine which heeds those digests has not heard of."""
-        found = cls.objects.filter(run=run, proven=True).exclude(digest__in=heeds).order_by("pk")[:most]
+        found = (
+            cls.objects.filter(run=run, proven=True).exclude(digest__in=heeds).order_by("pk")[:most]
+        )
         return [each.ruling for each in found]
 
 
@@ -124,9 +145,13 @@ def problems(run: Run, charges: Sequence[Charge]) -> dict[str, str]:
     if run.state not in UNDER_WAY:
         found["run"] = f"the run {run.name} is {run.status}: verdicts are for one that is under way"
     elif mirror.identity().key not in run.spec.roots:
-        found["run"] = f"the rules of {run.name} do not list this site: its machines would not believe it"
+        found["run"] = (
+            f"the rules of {run.name} do not list this site: its machines would not believe it"
+        )
     elif run.verdicts.count() >= RULINGS:
-        found["run"] = f"{run.name} has its {RULINGS} verdicts: go on from a checkpoint, as a new run"
+        found["run"] = (
+            f"{run.name} has its {RULINGS} verdicts: go on from a checkpoint, as a new run"
+        )
     if not 1 <= len(charges) <= AUTHORS:
         found["author"] = f"name 1 to {AUTHORS} machines"
     for each in charges if not found else ():
@@ -136,7 +161,11 @@ def problems(run: Run, charges: Sequence[Charge]) -> dict[str, str]:
 
 def _senseless(run: Run, charge: Charge) -> dict[str, str]:
     key, _, life = charge.author.partition(".")
-    member = run.memberships.filter(machine__key=key).first() if AUTHOR.fullmatch(charge.author) else None
+    member = (
+        run.memberships.filter(machine__key=key).first()
+        if AUTHOR.fullmatch(charge.author)
+        else None
+    )
     if member is None:
         return {"author": "name one life of a machine that has been in the run, as KEY.LIFE"}
     if charge.first is None and not charge.updates:
@@ -166,7 +195,9 @@ def _oldest(run: Run, member: Any, last: int) -> int:
     everybody = sum(tokens / updates for tokens, updates in trained)
     if not everybody:
         return 0
-    passed = max(0, run.ledger_tokens - member.ledger_tokens) / everybody  # rounds since it was last heard of
+    passed = (
+        max(0, run.ledger_tokens - member.ledger_tokens) / everybody
+    )  # rounds since it was last heard of
     return last - math.floor(run.spec.verdict_horizon - passed)
 
 
@@ -190,11 +221,23 @@ class Life:
 
 def lives(run: Run, most: int = 500) -> list[Life]:
     """Of the machines that were heard of last."""
-    members = run.memberships.exclude(incarnation="").select_related("machine__owner").order_by("-last_seen")[:most]
+    members = (
+        run.memberships.exclude(incarnation="")
+        .select_related("machine__owner")
+        .order_by("-last_seen")[:most]
+    )
     return [
-        Life(f"{m.machine.key}.{life}", m.machine.name, m.machine.owner.shown_name, updates, life == m.incarnation)
+        Life(
+            f"{m.machine.key}.{life}",
+            m.machine.name,
+            m.machine.owner.shown_name,
+            updates,
+            life == m.incarnation,
+        )
         for m in members
-        for life, updates in sorted(m.lives.items(), key=lambda each: (each[0] != m.incarnation, each))
+        for life, updates in sorted(
+            m.lives.items(), key=lambda each: (each[0] != m.incarnation, each)
+        )
     ][:most]
 
 
@@ -208,9 +251,15 @@ def author_of(run: Run, said: str) -> str:
         which |= models.Q(machine__key__startswith=said)
     if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", said):
         which |= models.Q(machine=said)
-    found = list(run.memberships.filter(which).exclude(incarnation="").select_related("machine")[:2])
+    found = list(
+        run.memberships.filter(which).exclude(incarnation="").select_related("machine")[:2]
+    )
     if len(found) != 1:
-        raise SpecError({"author": f"{len(found) or 'no'} machines of this run are called '{said[:60]}': give its key"})
+        raise SpecError(
+            {
+                "author": f"{len(found) or 'no'} machines of this run are called '{said[:60]}': give its key"
+            }
+        )
     return f"{found[0].machine.key}.{found[0].incarnation}"
 
 
@@ -220,12 +269,16 @@ def single_updates(text: str) -> dict[int, int]:
     for each in text.replace(",", " ").split():
         number, _, tokens = each.partition(":")
         if not (number + tokens).isdecimal() or not each.isascii() or not number or len(each) > 40:
-            raise SpecError({"updates": f"'{each[:40]}' is not a number, nor one with its tokens, like 7:40960"})
+            raise SpecError(
+                {"updates": f"'{each[:40]}' is not a number, nor one with its tokens, like 7:40960"}
+            )
         found[int(number)] = int(tokens or 0)
     return found
 
 
-def lived(before: Mapping[str, int], incarnation: str, updates: int, most: int = 64) -> dict[str, int]:
+def lived(
+    before: Mapping[str, int], incarnation: str, updates: int, most: int = 64
+) -> dict[str, int]:
     """The lives of a machine's state folder in a run, each with its number of updates, once a report of the present one
     has told of so many all told. At most so many lives."""
     others = {life: count for life, count in before.items() if life != incarnation}

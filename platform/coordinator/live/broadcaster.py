@@ -32,7 +32,9 @@ AT_ONCE = 25  # watchers told in one turn of the loop: a report takes several tu
 BREATH = 0.003  # seconds until the next turn, in which threads get on
 SPREAD = 0.5  # seconds after which whoever was not told yet is told at once
 
-_RENEW = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
+_RENEW = (
+    "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
+)
 _RELEASE = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('del', KEYS[1]) or 0"
 
 
@@ -46,7 +48,9 @@ class Broadcaster:
     def __init__(self, run: str):
         self.run = run
         self.token = secrets.token_hex(8)
-        self.before: Picture | None = None  # as last told; None: somebody else spoke last, or nobody
+        self.before: Picture | None = (
+            None  # as last told; None: somebody else spoke last, or nobody
+        )
         self.cursor = ""
         self.spoke = 0.0
 
@@ -142,8 +146,12 @@ class Watchers:
                 room.close()  # one of its tasks ended; the other would speak to nobody for ever
             listening, looked = asyncio.Event(), asyncio.Event()
             room = self._rooms[run] = Room([], looked)
-            room.tasks.append(asyncio.create_task(listen(run, room.watchers, listening), name=f"listen {run}"))
-            room.tasks.append(asyncio.create_task(speak(run, listening, looked), name=f"broadcast {run}"))
+            room.tasks.append(
+                asyncio.create_task(listen(run, room.watchers, listening), name=f"listen {run}")
+            )
+            room.tasks.append(
+                asyncio.create_task(speak(run, listening, looked), name=f"broadcast {run}")
+            )
         room.watchers.add(watcher)
         await room.looked.wait()
 
@@ -196,7 +204,10 @@ async def speak(run: str, listening: asyncio.Event, looked: asyncio.Event) -> No
     """Until cancelled. A database or Valkey that is gone silences it; watchers notice, and it goes on by itself."""
     await listening.wait()
     broadcaster, well = Broadcaster(run), True
-    frame, release = database_sync_to_async(broadcaster.frame), database_sync_to_async(broadcaster.release)
+    frame, release = (
+        database_sync_to_async(broadcaster.frame),
+        database_sync_to_async(broadcaster.release),
+    )
     layer = get_channel_layer()
     try:
         while True:

@@ -29,7 +29,9 @@ async def watch(scope, receive, send) -> None:
         await send({"type": "websocket.close"})
         return
     if not sees:
-        await send({"type": "websocket.accept"})  # a browser learns the code only of a socket that was open
+        await send(
+            {"type": "websocket.accept"}
+        )  # a browser learns the code only of a socket that was open
         await send({"type": "websocket.close", "code": NOT_HERE})
         return
     watcher = Watcher(send)

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.cache import cache
 
-from barnraise.wire import Activity
+from barnraise.protocol.enums import Activity
 from coordinator.audit.models import Entry
 from coordinator.fleet.models import Membership
 from coordinator.notify.kinds import Kind
@@ -15,7 +15,13 @@ from coordinator.telemetry.models import Checkpoint, Event
 
 SHOWN = 40  # of one source
 KEPT_SECONDS = 2  # a run's events are gathered at most this often, however many look
-WORKING = (Activity.PREPARING, Activity.JOINING, Activity.TRAINING, Activity.PAUSED, Activity.FINISHING)
+WORKING = (
+    Activity.PREPARING,
+    Activity.JOINING,
+    Activity.TRAINING,
+    Activity.PAUSED,
+    Activity.FINISHING,
+)
 SITE = "The site"
 # Of the audit log what concerns who looks at a run, as "who did …"; the rest is between its owner and the staff.
 DECISIONS = {
@@ -50,7 +56,9 @@ def events(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if noted is None:
         noted = [*_decided(run), *_moved(run), *_revoked(run), *_announced(run), *_stalled(run)]
         cache.set(key, noted, KEPT_SECONDS)
-    return sorted([*noted, *_silent(rows)], key=lambda event: (event["at"], event["id"]), reverse=True)
+    return sorted(
+        [*noted, *_silent(rows)], key=lambda event: (event["at"], event["id"]), reverse=True
+    )
 
 
 def _event(name: object, at: float, kind: str, who: str, what: str) -> dict[str, Any]:
@@ -78,14 +86,28 @@ def _who(run: Run, entry: Entry) -> str:
 
 def _moved(run: Run) -> Iterator[dict[str, Any]]:
     for event in Event.objects.filter(run=run).select_related("machine")[:SHOWN]:
-        yield _event(event.pk, event.at.timestamp(), "machine", event.machine.name, MACHINES[Event.Kind(event.kind)])
+        yield _event(
+            event.pk,
+            event.at.timestamp(),
+            "machine",
+            event.machine.name,
+            MACHINES[Event.Kind(event.kind)],
+        )
 
 
 def _revoked(run: Run) -> Iterator[dict[str, Any]]:
-    found = Membership.objects.filter(run=run, machine__revoked__isnull=False).select_related("machine")
+    found = Membership.objects.filter(run=run, machine__revoked__isnull=False).select_related(
+        "machine"
+    )
     for member in found.order_by("-machine__revoked")[:SHOWN]:
         machine = member.machine
-        yield _event(f"revoked-{machine.pk}", machine.revoked.timestamp(), "machine", machine.name, "was revoked")
+        yield _event(
+            f"revoked-{machine.pk}",
+            machine.revoked.timestamp(),
+            "machine",
+            machine.name,
+            "was revoked",
+        )
 
 
 def _announced(run: Run) -> Iterator[dict[str, Any]]:
@@ -97,7 +119,9 @@ def _announced(run: Run) -> Iterator[dict[str, Any]]:
 def _stalled(run: Run) -> Iterator[dict[str, Any]]:
     key = f"{Kind.RUN_STALLED.value}:{run.pk}"
     for notice in Notice.objects.filter(person=run.owner_id, key__startswith=key)[:SHOWN]:
-        yield _event(notice.pk, notice.created.timestamp(), "run", "It", "stalled: no machine reports")
+        yield _event(
+            notice.pk, notice.created.timestamp(), "run", "It", "stalled: no machine reports"
+        )
 
 
 def _silent(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -105,4 +129,6 @@ def _silent(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     gone = [row for row in rows if not row["alive"] and row["activity"] in WORKING]
     for row in sorted(gone, key=lambda row: row["last_seen"], reverse=True)[:SHOWN]:
         name = f"silent-{row['id']}-{row['last_seen']:.0f}"
-        yield _event(name, row["last_seen"], "machine", row["name"], "was heard for the last time, so far")
+        yield _event(
+            name, row["last_seen"], "machine", row["name"], "was heard for the last time, so far"
+        )

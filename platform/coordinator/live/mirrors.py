@@ -43,7 +43,11 @@ class Site:
 
     def told(self, path: str) -> dict[str, str]:
         """To the script of the page at this path."""
-        return {"name": self.name, "base": "" if self.ours else self.url, "page": f"{self.url}{path}"}
+        return {
+            "name": self.name,
+            "base": "" if self.ours else self.url,
+            "page": f"{self.url}{path}",
+        }
 
 
 _known: Memo[None, tuple[Site, ...]] = Memo(SECONDS)
@@ -56,13 +60,24 @@ def sites() -> tuple[Site, ...]:
 
 def _listed() -> tuple[Site, ...]:
     found, own = lists.newest(), mirror.identity().key
-    live = [Site(each.name, each.url.rstrip("/"), each.key == own) for each in (found.live if found else ())]
-    return tuple(sorted(live, key=lambda site: not site.ours)) if any(site.ours for site in live) else ()
+    live = [
+        Site(each.name, each.url.rstrip("/"), each.key == own)
+        for each in (found.live if found else ())
+    ]
+    return (
+        tuple(sorted(live, key=lambda site: not site.ours))
+        if any(site.ours for site in live)
+        else ()
+    )
 
 
 def guest_of(origin: str | None) -> Site | None:
     """The other mirror whose page asks, if that is who does."""
-    return next((site for site in sites() if not site.ours and site.origin == origin), None) if origin else None
+    return (
+        next((site for site in sites() if not site.ours and site.origin == origin), None)
+        if origin
+        else None
+    )
 
 
 def is_ours(origin: str) -> bool:

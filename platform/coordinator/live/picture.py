@@ -28,7 +28,9 @@ COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", 
 RATE_EVERY = 5  # seconds between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
 ROWS = 200  # machines in a picture, as the page shows them: of thousands, each watcher would be told of each
-PICTURE_SECONDS = 600  # that the last one is kept; of a run that is quiet for longer it is taken anew
+PICTURE_SECONDS = (
+    600  # that the last one is kept; of a run that is quiet for longer it is taken anew
+)
 NEWEST = 500  # live points that a snapshot looks through for those that Postgres does not hold yet
 
 
@@ -52,7 +54,9 @@ class Picture:
         shown = {row["id"]: {name: _short(row[name]) for name in COLUMNS} for row in rows}
         line = {name: _short(value) for name, value in board.summary(run, everybody).items()}
         plans = {row["id"]: row["plan"] for row in rows if row["plan"]}
-        return cls(now, line, shown, plans, {event["id"]: event for event in events(run, everybody)})
+        return cls(
+            now, line, shown, plans, {event["id"]: event for event in events(run, everybody)}
+        )
 
     def whole(self, number: int) -> dict[str, Any]:
         """As a snapshot shows it, but for the run's past."""
@@ -105,17 +109,27 @@ def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) 
     before = before or Picture(0.0, {}, {})
     run, workers, plans = before.run, before.workers, before.plans
     parts: dict[str, Any] = {
-        "run": {name: value for name, value in after.run.items() if name not in run or run[name] != value},
+        "run": {
+            name: value
+            for name, value in after.run.items()
+            if name not in run or run[name] != value
+        },
         "workers": [row for machine, row in after.workers.items() if workers.get(machine) != row],
         "gone": [machine for machine in workers if machine not in after.workers],
-        "plans": {machine: plan for machine, plan in after.plans.items() if plans.get(machine) != plan},
+        "plans": {
+            machine: plan for machine, plan in after.plans.items() if plans.get(machine) != plan
+        },
         "events": [event for name, event in after.events.items() if name not in before.events],
         "train": series(points, "train"),
         "validation": series(points, "validation"),
         "clock": clock(points),
         "rate": _rate(before, after),
     }
-    return {"type": "delta", "now": after.now, **{name: part for name, part in parts.items() if part}}
+    return {
+        "type": "delta",
+        "now": after.now,
+        **{name: part for name, part in parts.items() if part},
+    }
 
 
 def series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
@@ -124,7 +138,9 @@ def series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
     for point in points:
         if point["kind"] == kind:
             found.setdefault(point["tokens"], []).append(point["loss"])
-    return [[tokens, round(sum(losses) / len(losses), 5)] for tokens, losses in sorted(found.items())]
+    return [
+        [tokens, round(sum(losses) / len(losses), 5)] for tokens, losses in sorted(found.items())
+    ]
 
 
 def clock(points: list[dict[str, Any]]) -> list[list[float]]:
@@ -142,7 +158,9 @@ def _past(run: Run) -> dict[str, list[list[float]]]:
         cache.set(key, past, HISTORY_SECONDS)
     tail = stream.client().xrevrange(stream.points_key(run.pk), count=NEWEST)
     newest = [json.loads(fields["point"]) for _, fields in reversed(tail)]
-    fresh = {kind: series(newest, kind) for kind in ("train", "validation")} | {"clock": clock(newest)}
+    fresh = {kind: series(newest, kind) for kind in ("train", "validation")} | {
+        "clock": clock(newest)
+    }
     for kind, points in fresh.items():
         last = past[kind][-1][0] if past[kind] else -1
         past[kind] = past[kind] + [point for point in points if point[0] > last]
@@ -152,7 +170,11 @@ def _past(run: Run) -> dict[str, list[list[float]]]:
 def _rate(before: Picture, after: Picture) -> list[list[float]]:
     slot = after.now // RATE_EVERY * RATE_EVERY
     due = before.now < slot
-    return [[slot, after.run["rate"]]] if due and (after.run["rate"] or after.run["status"] == "training") else []
+    return (
+        [[slot, after.run["rate"]]]
+        if due and (after.run["rate"] or after.run["status"] == "training")
+        else []
+    )
 
 
 def _place(row: dict[str, Any]) -> tuple[bool, str, str, str]:

@@ -22,8 +22,12 @@ class OriginAdmin(Looked):
     def get_queryset(self, request: HttpRequest):
         return super().get_queryset(request).prefetch_related("proofs")
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict | None = None) -> HttpResponse:
-        return super().changelist_view(request, {**(extra_context or {}), "state_hash": state_hash()})
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict | None = None
+    ) -> HttpResponse:
+        return super().changelist_view(
+            request, {**(extra_context or {}), "state_hash": state_hash()}
+        )
 
     @admin.display(description="key")
     def short_key(self, origin: Origin) -> str:
@@ -36,7 +40,9 @@ class OriginAdmin(Looked):
     @admin.display(description="newest events")
     def events(self, origin: Origin) -> str:
         newest = origin.events.order_by("-seq")[:30]
-        told = [f"{e.seq}  {e.type}  {e.subject}{'' if e.accepted else '  (withdrawn)'}" for e in newest]
+        told = [
+            f"{e.seq}  {e.type}  {e.subject}{'' if e.accepted else '  (withdrawn)'}" for e in newest
+        ]
         return format_html("<pre>{}</pre>", "\n".join(told))
 
 

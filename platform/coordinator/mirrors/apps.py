@@ -24,6 +24,8 @@ def adopt(sender, **rest) -> None:
     from coordinator.mirrors import log, receiving
 
     executor = MigrationExecutor(connection)
-    if not executor.migration_plan(executor.loader.graph.leaf_nodes()):  # all tables are as this version knows them
+    if not executor.migration_plan(
+        executor.loader.graph.leaf_nodes()
+    ):  # all tables are as this version knows them
         log.adopt()
         receiving.settle()

@@ -36,14 +36,22 @@ def settle(changed: Collection[Subject]) -> list[Subject]:
         concerned.append(subject.name)
         words = kind.words(json.loads(subject.state)) if subject.state else {}
         for space, (word, hlc, uuid) in words.items():
-            wanted[subject.name, space] = Claim(subject=subject.name, space=space, word=word, hlc=hlc, uuid=uuid)
+            wanted[subject.name, space] = Claim(
+                subject=subject.name, space=space, word=word, hlc=hlc, uuid=uuid
+            )
     if not concerned:
         return []
-    before = {(each.subject, each.space): each for each in Claim.objects.filter(subject__in=concerned)}
+    before = {
+        (each.subject, each.space): each for each in Claim.objects.filter(subject__in=concerned)
+    }
     touched: dict[str, set[str]] = defaultdict(set)
     for place in before.keys() | wanted.keys():
         old, new = before.get(place), wanted.get(place)
-        if old is None or new is None or (old.word, old.hlc, str(old.uuid)) != (new.word, new.hlc, str(new.uuid)):
+        if (
+            old is None
+            or new is None
+            or (old.word, old.hlc, str(old.uuid)) != (new.word, new.hlc, str(new.uuid))
+        ):
             touched[place[1]] |= {claim.word for claim in (old, new) if claim}
     if not touched:
         return []
@@ -52,5 +60,7 @@ def settle(changed: Collection[Subject]) -> list[Subject]:
     said = Q(pk=None)
     for space, words in touched.items():
         said |= Q(space=space, word__in=words)
-    others = Claim.objects.filter(said).exclude(subject__in=concerned).values_list("subject", flat=True)
+    others = (
+        Claim.objects.filter(said).exclude(subject__in=concerned).values_list("subject", flat=True)
+    )
     return list(Subject.objects.filter(pk__in=list(others)))

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from django.utils import timezone
 
-from barnraise.mirrors import Listed
+from barnraise.protocol.mirror_list import Listed
 from coordinator import mirror
 from coordinator.mirrors import lists, log
 from coordinator.mirrors.models import Clock, Origin, Standing

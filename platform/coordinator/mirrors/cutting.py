@@ -5,7 +5,7 @@ import logging
 from collections.abc import Container
 
 from barnraise.errors import MessageError
-from barnraise.wire import Signed
+from barnraise.protocol.messages import Signed
 from coordinator.mirrors import kinds, state
 from coordinator.mirrors.log import change
 from coordinator.mirrors.message import read
@@ -49,7 +49,10 @@ def prove(tally: Tally, origin: Origin, seq: int, first: Signed, second: Signed)
 
 def proofs() -> list[tuple[Signed, Signed]]:
     """All that are kept, for other mirrors: each convinces whoever reads it."""
-    return [(Signed.model_validate(each.first), Signed.model_validate(each.second)) for each in Proof.objects.all()]
+    return [
+        (Signed.model_validate(each.first), Signed.model_validate(each.second))
+        for each in Proof.objects.all()
+    ]
 
 
 def believe(first: Signed, second: Signed, *, keys: Container[str] | None = None) -> bool:
@@ -59,7 +62,11 @@ def believe(first: Signed, second: Signed, *, keys: Container[str] | None = None
         one, other = read(first), read(second)
     except MessageError as error:
         raise Refused(str(error)) from None
-    if first.key != second.key or (one.origin, one.seq) != (other.origin, other.seq) or first.body == second.body:
+    if (
+        first.key != second.key
+        or (one.origin, one.seq) != (other.origin, other.seq)
+        or first.body == second.body
+    ):
         raise Refused("these are not two events of one origin with one number")
     if keys is not None and first.key not in keys:
         raise Refused(f"this is about {first.key[:8]}, which is no mirror of the list")
@@ -68,7 +75,9 @@ def believe(first: Signed, second: Signed, *, keys: Container[str] | None = None
         if origin is None:  # its log comes later, and ends there
             origin = Origin.objects.create(id=one.origin, key=first.key)
         if origin.key != first.key:
-            raise Refused(f"log {origin.pk[:8]} is {origin.key[:8]}'s, and {first.key[:8]} signed these")
+            raise Refused(
+                f"log {origin.pk[:8]} is {origin.key[:8]}'s, and {first.key[:8]} signed these"
+            )
         if Proof.objects.filter(origin=origin, seq=one.seq).exists():
             return False
         prove(tally, origin, one.seq, first, second)

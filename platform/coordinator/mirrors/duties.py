@@ -8,8 +8,8 @@ from datetime import datetime
 from django.utils import timezone
 from pydantic import Field
 
-from barnraise.identity import digest
-from barnraise.wire import Key, Message
+from barnraise.protocol.signing import digest
+from barnraise.protocol.types import Key, Message
 from coordinator import mirror
 from coordinator.mirrors import lists
 from coordinator.mirrors.kinds import Fact, Kind, State
@@ -75,5 +75,7 @@ def done(*duties: str) -> None:
 def _unheard() -> dict[str, float]:
     """Of the other mirrors of the list, seconds since they were last heard."""
     others, now = [each.key for each in lists.others()], timezone.now()
-    heard = dict(Standing.objects.filter(pk__in=others, heard__isnull=False).values_list("pk", "heard"))
+    heard = dict(
+        Standing.objects.filter(pk__in=others, heard__isnull=False).values_list("pk", "heard")
+    )
     return {key: (now - heard[key]).total_seconds() if key in heard else math.inf for key in others}

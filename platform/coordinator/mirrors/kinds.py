@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from barnraise.wire import Message
+from barnraise.protocol.types import Message
 
 State = dict[str, Any]  # JSON
 Told = tuple[str, str, dict[str, Any]]  # (type, subject, payload)
@@ -111,7 +111,9 @@ def fact(event: Entry) -> Fact | None:
     if known is None or what not in known.shapes:
         return None
     try:
-        said = known.shapes[what].model_validate(from_json(event.body)["payload"])  # an event it was when it came
+        said = known.shapes[what].model_validate(
+            from_json(event.body)["payload"]
+        )  # an event it was when it came
     except ValidationError:
         return None
     return Fact(event.hlc, event.uuid, event.digest, what, said)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from django.db import transaction
 
 from barnraise.errors import ListError
-from barnraise.mirrors import Listed, MirrorList, SignedList, chain_after, read, taken
+from barnraise.protocol.mirror_list import Listed, MirrorList, SignedList, chain_after, read, taken
 from coordinator import mirror
 from coordinator.audit.log import record as audit
 from coordinator.memo import Memo
@@ -16,7 +16,9 @@ from coordinator.mirrors.salt import give
 from coordinator.refusals import Refused
 
 NEWEST, SECONDS = "newest", 2.0
-_named: Memo[str, tuple[int, str | None]] = Memo(SECONDS)  # what every directive names, without a query each
+_named: Memo[str, tuple[int, str | None]] = Memo(
+    SECONDS
+)  # what every directive names, without a query each
 
 
 def chain() -> list[SignedList]:
@@ -38,7 +40,11 @@ def told(after: int) -> list[SignedList]:
     """What somebody who holds version `after` is told: those that changed the roots since, and the newest."""
     kept: list[SignedList] = []
     for signed in chain():
-        kept = [*kept, signed] if len(kept) < 2 or _turned(kept[-2], kept[-1]) else [*kept[:-1], signed]
+        kept = (
+            [*kept, signed]
+            if len(kept) < 2 or _turned(kept[-2], kept[-1])
+            else [*kept[:-1], signed]
+        )
     return chain_after(kept, after)
 
 
@@ -68,7 +74,9 @@ def take(lists: Sequence[SignedList], vouched: str = "", now: float | None = Non
         after = taken(before, lists, time.time() if now is None else now, vouched)
         fresh = [each for each in after if each not in before]
         for signed in fresh:
-            List.objects.create(version=read(signed).version, body=signed.body, signatures=signed.signatures)
+            List.objects.create(
+                version=read(signed).version, body=signed.body, signatures=signed.signatures
+            )
         if fresh:
             _expel(read(fresh[-1]))
             if mirror.identity().key in {each.key for each in read(fresh[-1]).live}:
@@ -82,9 +90,13 @@ def _expel(found: MirrorList) -> None:
     for each in found.mirrors:
         if each.expelled is None:
             continue
-        why = f"{each.name} was expelled{': ' + each.expelled.reason if each.expelled.reason else ''}"
+        why = (
+            f"{each.name} was expelled{': ' + each.expelled.reason if each.expelled.reason else ''}"
+        )
         for origin, last in each.expelled.last.items():
-            Origin.objects.get_or_create(id=origin, defaults={"key": each.key})  # it may come later, up to there
+            Origin.objects.get_or_create(
+                id=origin, defaults={"key": each.key}
+            )  # it may come later, up to there
             cut(origin, last, why)
         for origin in Origin.objects.filter(key=each.key).exclude(id__in=each.expelled.last):
             cut(origin.pk, 0, why)
@@ -95,7 +107,9 @@ def believed(origin: str) -> frozenset[str]:
     found = newest()
     if found is None:
         return frozenset()
-    return frozenset(each.key for each in found.mirrors if each.expelled is None or origin in each.expelled.last)
+    return frozenset(
+        each.key for each in found.mirrors if each.expelled is None or origin in each.expelled.last
+    )
 
 
 def publish(signed: SignedList, *, first: bool = False) -> MirrorList:

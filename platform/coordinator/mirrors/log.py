@@ -13,8 +13,8 @@ from django.conf import settings
 from django.db import transaction
 from uuid6 import uuid7
 
-from barnraise.identity import digest
-from barnraise.wire import Signed
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import digest
 from coordinator import mirror
 from coordinator.memo import Memo
 from coordinator.mirrors import clock, kinds, state
@@ -25,7 +25,9 @@ from coordinator.steady import boot, steady
 log = logging.getLogger("coordinator.mirrors")
 MOST = 1000  # events served at once
 HEARD = 600.0  # seconds ago at most: an older word about a clock says nothing
-_clocks: Memo[str, list[Clock]] = Memo(1.0, 1)  # every event asks for them; another process may have heard one
+_clocks: Memo[str, list[Clock]] = Memo(
+    1.0, 1
+)  # every event asks for them; another process may have heard one
 
 
 @contextmanager
@@ -46,7 +48,9 @@ def record(type: str, subject: Any, payload: dict[str, Any]) -> LogEvent:
     written as text."""
     kind, _, what = type.partition(".")
     known = kinds.registered()[kind]
-    plain = {name: str(value) if isinstance(value, UUID) else value for name, value in payload.items()}
+    plain = {
+        name: str(value) if isinstance(value, UUID) else value for name, value in payload.items()
+    }
     said = known.shapes[what].model_validate(plain).model_dump(mode="json")
     name = subject if str(subject).startswith(f"{kind}:") else f"{kind}:{subject}"
     with change() as tally:
@@ -135,7 +139,9 @@ def held() -> bool:
     own = Origin.objects.filter(key=mirror.identity().key)
     if own.filter(ours=True).exists() or not own.exists():
         return False
-    from coordinator.mirrors.lists import others  # what holds the list withdraws events, and so builds on this
+    from coordinator.mirrors.lists import (
+        others,
+    )  # what holds the list withdraws events, and so builds on this
 
     return bool(others())
 
@@ -166,7 +172,11 @@ def adopt() -> int:
         return told
     with change():
         for kind in kinds.registered().values():
-            known = set(Subject.objects.filter(name__startswith=f"{kind.name}:").values_list("name", flat=True))
+            known = set(
+                Subject.objects.filter(name__startswith=f"{kind.name}:").values_list(
+                    "name", flat=True
+                )
+            )
             for type, which, said in kind.existing():
                 if f"{kind.name}:{which}" not in known:
                     record(type, which, said)
@@ -180,14 +190,22 @@ def adopt() -> int:
 def now() -> float:
     """Seconds since 1970, corrected where this machine's clock is far from the other mirrors'."""
     if (by := clock.correction(_ahead())) != 0:
-        log.error("this machine's clock is %+.0f s from the other mirrors': events are stamped with theirs", -by)
+        log.error(
+            "this machine's clock is %+.0f s from the other mirrors': events are stamped with theirs",
+            -by,
+        )
     return time.time() + by
 
 
 def note_clock(key: str, theirs: float, ours: float | None = None) -> None:
     """Another mirror (by its key) signed that it is `theirs`, seconds since 1970; `ours`, this machine's clock then."""
     ahead = theirs - (time.time() if ours is None else ours)
-    said = {"ahead": ahead, "heard": datetime.fromtimestamp(time.time(), UTC), "steady": steady(), "boot": boot()}
+    said = {
+        "ahead": ahead,
+        "heard": datetime.fromtimestamp(time.time(), UTC),
+        "steady": steady(),
+        "boot": boot(),
+    }
     Clock.objects.update_or_create(key=key, defaults=said)
     _clocks.drop("all")
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from barnraise.errors import MessageError
-from barnraise.identity import opened
-from barnraise.wire import Digest, Id, Message, Signed
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import opened
+from barnraise.protocol.types import Digest, Id, Message
 
 LONGEST = 100_000  # characters of an event's text
 NOTHING = "0" * 64  # what stands before the first

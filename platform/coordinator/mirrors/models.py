@@ -3,8 +3,8 @@
 from django.db import models
 from django.utils import timezone
 
-from barnraise.mirrors import SignedList
-from barnraise.wire import Signed
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.mirror_list import SignedList
 from coordinator.mirrors.message import NOTHING, Event
 
 
@@ -36,7 +36,9 @@ class Origin(models.Model):
     class Meta:
         ordering = ["known", "id"]
         constraints = [
-            models.UniqueConstraint(fields=["ours"], condition=models.Q(ours=True), name="one_origin_of_our_own")
+            models.UniqueConstraint(
+                fields=["ours"], condition=models.Q(ours=True), name="one_origin_of_our_own"
+            )
         ]
 
     def __str__(self) -> str:
@@ -47,7 +49,9 @@ class LogEvent(models.Model):
     """An event, with its exact text. `accepted`: not cut away; `understood`: of a type that a version which ran here
     knows."""
 
-    digest = models.CharField(max_length=64, primary_key=True)  # of the text: no two events share it
+    digest = models.CharField(
+        max_length=64, primary_key=True
+    )  # of the text: no two events share it
     uuid = models.UUIDField()  # the event's id, as its author says
     origin = models.ForeignKey(Origin, on_delete=models.CASCADE, related_name="events")
     seq = models.BigIntegerField()
@@ -66,7 +70,9 @@ class LogEvent(models.Model):
         indexes = [
             models.Index(fields=["subject"], name="events_of_a_subject"),
             models.Index(
-                fields=["type"], condition=models.Q(understood=False, accepted=True), name="events_not_understood"
+                fields=["type"],
+                condition=models.Q(understood=False, accepted=True),
+                name="events_not_understood",
             ),
         ]
 
@@ -91,13 +97,21 @@ class Subject(models.Model):
     state = models.TextField(blank=True)
     stale = models.BooleanField(default=False)
     stored = models.BooleanField(default=True)
-    lacks = models.TextField(blank=True, default="")  # subjects that its rows could do without, and would name
+    lacks = models.TextField(
+        blank=True, default=""
+    )  # subjects that its rows could do without, and would name
 
     class Meta:
         indexes = [
-            models.Index(fields=["name"], condition=models.Q(stale=True), name="subjects_to_be_folded"),
-            models.Index(fields=["name"], condition=models.Q(stored=False), name="subjects_not_yet_stored"),
-            models.Index(fields=["name"], condition=~models.Q(lacks=""), name="subjects_that_lack_another"),
+            models.Index(
+                fields=["name"], condition=models.Q(stale=True), name="subjects_to_be_folded"
+            ),
+            models.Index(
+                fields=["name"], condition=models.Q(stored=False), name="subjects_not_yet_stored"
+            ),
+            models.Index(
+                fields=["name"], condition=~models.Q(lacks=""), name="subjects_that_lack_another"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -116,7 +130,9 @@ class Claim(models.Model):
 
     class Meta:
         ordering = ["hlc", "uuid", "subject"]
-        constraints = [models.UniqueConstraint(fields=["subject", "space"], name="one_claim_a_subject")]
+        constraints = [
+            models.UniqueConstraint(fields=["subject", "space"], name="one_claim_a_subject")
+        ]
         indexes = [models.Index(fields=["space", "word"], name="claims_by_word")]
 
     def __str__(self) -> str:
@@ -134,7 +150,9 @@ class Particulars(models.Model):
 
     class Meta:
         verbose_name_plural = "particulars"
-        indexes = [models.Index(fields=["digest"], condition=models.Q(body=""), name="particulars_wanted")]
+        indexes = [
+            models.Index(fields=["digest"], condition=models.Q(body=""), name="particulars_wanted")
+        ]
 
     def __str__(self) -> str:
         return f"particulars of {self.subject}"
@@ -199,10 +217,14 @@ class Standing(models.Model):
     heard = models.DateTimeField(null=True)
     why = models.CharField(max_length=300, blank=True)
     failures = models.PositiveSmallIntegerField(default=0)  # in a row
-    silent = models.BooleanField(default=False, db_default=False)  # the last of them was no answer at all, or a 503
+    silent = models.BooleanField(
+        default=False, db_default=False
+    )  # the last of them was no answer at all, or a 503
     state = models.CharField(max_length=64, blank=True)
     version = models.BigIntegerField(default=0)  # of its list
-    apart = models.DateTimeField(null=True)  # since when its state has been another than ours; None: it is the same
+    apart = models.DateTimeField(
+        null=True
+    )  # since when its state has been another than ours; None: it is the same
     protocols = models.JSONField(default=list)
     heads = models.JSONField(default=dict)  # log → how far it has come
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from barnraise.wire import Message, Words
+from barnraise.protocol.types import Message, Words
 from coordinator.mirrors.kinds import Fact, Kind, State
 from coordinator.mirrors.message import OriginId
 

@@ -38,7 +38,10 @@ def pages(peer: Peer, origin: str, after: int, crew: Executor | None = None) -> 
     more = True
     while more:
         part = peer.events(origin, after)
-        yield Page(part, crew.submit(read_all, part.events).result if crew else partial(read_all, part.events))
+        yield Page(
+            part,
+            crew.submit(read_all, part.events).result if crew else partial(read_all, part.events),
+        )
         after += len(part.events)  # numbers without a hole, or it is refused
         more = part.more and bool(part.events)
 

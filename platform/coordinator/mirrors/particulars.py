@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from barnraise.identity import digest
-from barnraise.wire import Message
+from barnraise.protocol.signing import digest
+from barnraise.protocol.types import Message
 from coordinator.mirrors.log import change
 from coordinator.mirrors.models import Particulars, Subject
 from coordinator.mirrors.putting import put
@@ -37,7 +37,9 @@ def keep(subject: str, said: dict[str, Any]) -> str:
     if before := Particulars.objects.filter(subject=subject, body=body).first():
         return before.digest
     salt = secrets.token_hex(16)
-    made = Particulars.objects.create(digest=digest(salt + body), subject=subject, salt=salt, body=body)
+    made = Particulars.objects.create(
+        digest=digest(salt + body), subject=subject, salt=salt, body=body
+    )
     return made.digest
 
 

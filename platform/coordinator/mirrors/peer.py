@@ -11,9 +11,9 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.identity import opened
-from barnraise.mirrors import Listed
-from barnraise.wire import MirrorView, Problem, ServerTime, Signed
+from barnraise.protocol.messages import MirrorView, Problem, ServerTime, Signed
+from barnraise.protocol.mirror_list import Listed
+from barnraise.protocol.signing import opened
 from coordinator import mirror
 from coordinator.mirrors.particulars import Kept
 from coordinator.mirrors.sealing import Lock
@@ -53,7 +53,9 @@ class Peer:
     def __init__(self, url: str, key: str = "", name: str = ""):
         self.url, self.key, self.name = url.rstrip("/"), key, name or url
         self._ahead = 0.0
-        self._http = httpx.Client(timeout=BETWEEN, verify=_trusted(), headers={"User-Agent": "barnraise-mirror"})
+        self._http = httpx.Client(
+            timeout=BETWEEN, verify=_trusted(), headers={"User-Agent": "barnraise-mirror"}
+        )
 
     @classmethod
     def of(cls, listed: Listed) -> "Peer":
@@ -69,7 +71,9 @@ class Peer:
         """Who answers there."""
         view = self.ask("GET", "/mirror", None, MirrorView)
         if self.key and view.key != self.key:
-            raise Unheard(f"{self.name} is the mirror {view.key[:8]}, and the list says {self.key[:8]}")
+            raise Unheard(
+                f"{self.name} is the mirror {view.key[:8]}, and the list says {self.key[:8]}"
+            )
         return view
 
     def heads(self) -> Heads:
@@ -83,7 +87,9 @@ class Peer:
             raise Unheard(f"{self.name} answered with heads that are not for this site")
         if not set(found.protocols) & set(SPOKEN):
             ours = ", ".join(map(str, SPOKEN))
-            raise Unheard(f"{self.name} speaks the protocols {found.protocols} between mirrors, and this site {ours}")
+            raise Unheard(
+                f"{self.name} speaks the protocols {found.protocols} between mirrors, and this site {ours}"
+            )
         return found
 
     def lists(self, after: int) -> Lists:
@@ -97,7 +103,9 @@ class Peer:
 
     def particulars(self, digests: list[str]) -> list[Kept]:
         lock = Lock()
-        answer = self.ask("POST", "/mirrors/particulars", Wants(digests=digests, key=lock.key), Sealed)
+        answer = self.ask(
+            "POST", "/mirrors/particulars", Wants(digests=digests, key=lock.key), Sealed
+        )
         try:
             return lock.open(answer)
         except MessageError as error:
@@ -109,9 +117,14 @@ class Peer:
     def spent(self, marks: list[str]) -> None:
         self.ask("POST", "/mirrors/spent", Spent(marks=marks), Heard)
 
-    def ask(self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True) -> S:
+    def ask(
+        self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True
+    ) -> S:
         """What it answers to one request, which must be of this shape."""
-        whole, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
+        whole, body = (
+            "/api/v1" + path,
+            b"" if message is None else message.model_dump_json().encode(),
+        )
         headers = {"Content-Type": "application/json"} if body else {}
         if self.key:
             now = time.time() + self._ahead
@@ -123,24 +136,40 @@ class Peer:
                 return shape.model_validate_json(answer)
             problem = Problem.model_validate_json(answer)
         except ValidationError:
-            cut = " (it may be cut off)" if answer[:1] == b"{" and not answer.rstrip().endswith(b"}") else ""
-            raise Unheard(f"{self.name} answered {status} with something that no mirror says{cut}") from None
+            cut = (
+                " (it may be cut off)"
+                if answer[:1] == b"{" and not answer.rstrip().endswith(b"}")
+                else ""
+            )
+            raise Unheard(
+                f"{self.name} answered {status} with something that no mirror says{cut}"
+            ) from None
         if status == 401 and again and problem.time and self._learn_time(problem.time):
             return self.ask(method, path, message, shape, again=False)
         raise Unheard(f"{self.name} refuses: {problem.error}", silent=status == 503)
 
-    def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _exchange(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
         answer, until = bytearray(), time.monotonic() + WHOLE
         try:
-            with self._http.stream(method, self.url + path, content=body, headers=headers) as response:
+            with self._http.stream(
+                method, self.url + path, content=body, headers=headers
+            ) as response:
                 for piece in response.iter_bytes():
                     answer += piece
                     if len(answer) > MAX_ANSWER:
-                        raise Unheard(f"{self.name} sent more than {MAX_ANSWER:,} bytes and was cut off")
+                        raise Unheard(
+                            f"{self.name} sent more than {MAX_ANSWER:,} bytes and was cut off"
+                        )
                     if time.monotonic() > until:
-                        raise Unheard(f"{self.name} takes more than {WHOLE:g} seconds for one answer and was cut off")
+                        raise Unheard(
+                            f"{self.name} takes more than {WHOLE:g} seconds for one answer and was cut off"
+                        )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unheard(f"{self.name} does not answer ({error or type(error).__name__})", silent=True) from None
+            raise Unheard(
+                f"{self.name} does not answer ({error or type(error).__name__})", silent=True
+            ) from None
         return response.status_code, bytes(answer)
 
     def _learn_time(self, signed: Signed) -> bool:
@@ -163,7 +192,9 @@ def awake(silent: Sequence[Listed]) -> list[Listed]:
     if not silent:
         return []
     with ThreadPoolExecutor(len(silent)) as crew:
-        return [each for each, there in zip(silent, crew.map(_is_there, silent), strict=True) if there]
+        return [
+            each for each, there in zip(silent, crew.map(_is_there, silent), strict=True) if there
+        ]
 
 
 def _is_there(listed: Listed) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from django.utils import timezone
 
 from barnraise.errors import ListError
-from barnraise.mirrors import Listed
+from barnraise.protocol.mirror_list import Listed
 from coordinator import mirror
 from coordinator.mirrors import cutting, lists, particulars, receiving, state
 from coordinator.mirrors.log import Held, held, note_clock, resume
@@ -43,7 +43,11 @@ def pull_all(patient: bool = True) -> dict[str, Pulled]:
     listed, now = lists.others(), timezone.now()
     random.shuffle(listed)
     failed = Standing.objects.filter(failures__gt=0)
-    resting = {each.key: each.silent for each in failed if patient and each.tried <= now < each.tried + wait(each)}
+    resting = {
+        each.key: each.silent
+        for each in failed
+        if patient and each.tried <= now < each.tried + wait(each)
+    }
     back = {each.key for each in awake([each for each in listed if resting.get(each.key)])}
     return {each.key: pull(each) for each in listed if each.key not in resting or each.key in back}
 
@@ -63,7 +67,12 @@ def pull(listed: Listed) -> Pulled:
         with Peer.of(listed) as peer:
             heads = peer.heads()
             note_clock(listed.key, heads.time)
-            said = {"heard": now, "state": heads.state, "version": heads.mirrors, "protocols": heads.protocols}
+            said = {
+                "heard": now,
+                "state": heads.state,
+                "version": heads.mirrors,
+                "protocols": heads.protocols,
+            }
             said["heads"] = {origin: head.seq for origin, head in heads.heads.items()}
             take_all(peer, heads, done)
     except (Unheard, Held) as error:
@@ -129,7 +138,9 @@ def take_logs(peer: Peer, heads: Heads, done: Pulled, crew: Executor | None = No
         receiving.settle(later=True)
         resume()
         ours = our_heads()
-    for origin, head in sorted(heads.heads.items(), key=lambda item: item[0] not in own):  # own first, all the same
+    for origin, head in sorted(
+        heads.heads.items(), key=lambda item: item[0] not in own
+    ):  # own first, all the same
         _take(peer, origin, head, ours, done, crew)
 
 
@@ -152,7 +163,9 @@ def _take(
         for page in found:
             if not page.part.events:
                 if after < head.seq:
-                    done.refused.append(f"{peer.name} has {head.seq} events of log {origin[:8]} and shows {after}")
+                    done.refused.append(
+                        f"{peer.name} has {head.seq} events of log {origin[:8]} and shows {after}"
+                    )
                 return
             told = receiving.receive(page.part.events, read=page.read, keys=keys, later=True)
             done.stored += told.stored
@@ -167,7 +180,11 @@ def _take(
 
 def _other(origin: str, head: Head) -> bool:
     """Whether our event of that number is another one."""
-    mine = LogEvent.objects.filter(origin=origin, seq=head.seq, accepted=True).values_list("digest", flat=True).first()
+    mine = (
+        LogEvent.objects.filter(origin=origin, seq=head.seq, accepted=True)
+        .values_list("digest", flat=True)
+        .first()
+    )
     return mine is not None and mine != head.digest
 
 
@@ -181,7 +198,9 @@ def our_words(to: str) -> Heads:
         mirrors=lists.named()[0],
         proofs=Proof.objects.count(),
         state=state.state_hash(),
-        heads={origin: Head(seq=seq, digest=digest) for origin, (seq, digest) in our_heads().items()},
+        heads={
+            origin: Head(seq=seq, digest=digest) for origin, (seq, digest) in our_heads().items()
+        },
     )
 
 

@@ -12,7 +12,9 @@ def put(rows: Sequence[models.Model], update: Sequence[str] = ()) -> None:
     if not rows:
         return
     meta = rows[0]._meta
-    fields = [(field.column, field.attname, field.db_type(connection)) for field in meta.concrete_fields]
+    fields = [
+        (field.column, field.attname, field.db_type(connection)) for field in meta.concrete_fields
+    ]
     names = ", ".join(f'"{column}"' for column, _, _ in fields)
     types = ", ".join(f'"{column}" {type}' for column, _, type in fields)
     told = ", ".join(f'"{name}" = excluded."{name}"' for name in update)

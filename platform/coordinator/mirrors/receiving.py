@@ -9,8 +9,8 @@ from django.db.models import TextField, Value
 from django.db.models.expressions import Func
 
 from barnraise.errors import MessageError
-from barnraise.identity import digest
-from barnraise.wire import Signed
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import digest
 from coordinator.mirrors import clock, kinds, state
 from coordinator.mirrors.cutting import prove
 from coordinator.mirrors.log import Line, advance, change, line, now
@@ -18,7 +18,9 @@ from coordinator.mirrors.message import Event, read_all
 from coordinator.mirrors.models import LogEvent, Origin, Subject, Tally
 from coordinator.refusals import Refused
 
-KIND = Func("name", Value(":"), Value(1), function="split_part", output_field=TextField())  # of a subject
+KIND = Func(
+    "name", Value(":"), Value(1), function="split_part", output_field=TextField()
+)  # of a subject
 
 
 @dataclass
@@ -46,7 +48,9 @@ def receive(
     try:
         events = read() if read else read_all(signed)
     except MessageError as error:
-        return Received(refused={"": Refused(str(error)).sentence})  # who sent that is not to be read further
+        return Received(
+            refused={"": Refused(str(error)).sentence}
+        )  # who sent that is not to be read further
     for event, each in zip(events, signed, strict=True):
         runs[event.origin].append((event, each))
     for origin, run in runs.items():
@@ -61,11 +65,17 @@ def receive(
 
 
 def _take(
-    tally: Tally, origin_id: str, run: list[tuple[Event, Signed]], keys: Container[str] | None, told: Received
+    tally: Tally,
+    origin_id: str,
+    run: list[tuple[Event, Signed]],
+    keys: Container[str] | None,
+    told: Received,
 ) -> int:
     origin = Origin.objects.filter(pk=origin_id).first() or Origin(id=origin_id, key=run[0][1].key)
     if keys is not None and origin.key not in keys:
-        raise Refused(f"log {origin.pk[:8]} is signed by {origin.key[:8]}, which is no mirror of the list")
+        raise Refused(
+            f"log {origin.pk[:8]} is signed by {origin.key[:8]}, which is no mirror of the list"
+        )
     before = [event.seq for event, _ in run if event.seq <= origin.head_seq]
     kept = LogEvent.objects.filter(origin=origin.pk, seq__in=before).order_by()
     known = dict(kept.values_list("seq", "digest")) if before else {}
@@ -89,12 +99,19 @@ def _take(
             raise Refused(
                 f"log {origin.pk[:8]} has a hole: event {event.seq} came, and {seq} is the last before it here"
             )
-        if event.seq == 1 and (event.type, event.subject) != ("origin.begin", f"origin:{origin.pk}"):
+        if event.seq == 1 and (event.type, event.subject) != (
+            "origin.begin",
+            f"origin:{origin.pk}",
+        ):
             raise Refused(f"log {origin.pk[:8]} does not begin as a log does")
         if event.prev != last:
-            raise Refused(f"event {event.seq} of log {origin.pk[:8]} does not follow the event {seq} that is here")
+            raise Refused(
+                f"event {event.seq} of log {origin.pk[:8]} does not follow the event {seq} that is here"
+            )
         if event.hlc <= hlc:
-            raise Refused(f"event {event.seq} of log {origin.pk[:8]} is stamped before the one it follows")
+            raise Refused(
+                f"event {event.seq} of log {origin.pk[:8]} is stamped before the one it follows"
+            )
         made = line(event, signed, event.type in understood)
         seq, last, hlc = made.seq, made.digest, made.hlc
         fresh.append(made)
@@ -102,7 +119,9 @@ def _take(
         return 0
     if clock.is_ahead(hlc, here := now()):
         far = clock.seconds(hlc) - here
-        raise Refused(f"event {seq} of log {origin.pk[:8]} is stamped {far:,.0f} s ahead of this site's time: later")
+        raise Refused(
+            f"event {seq} of log {origin.pk[:8]} is stamped {far:,.0f} s ahead of this site's time: later"
+        )
     if origin._state.adding:
         origin.save(force_insert=True)
     _keep(fresh)
@@ -113,7 +132,9 @@ def _take(
     return len(fresh)
 
 
-def _forked(tally: Tally, origin: Origin, seq: int, fresh: list[Line], second: Signed, told: Received) -> int:
+def _forked(
+    tally: Tally, origin: Origin, seq: int, fresh: list[Line], second: Signed, told: Received
+) -> int:
     """Two events with one number. Of this run nothing is taken; what was taken before is cut from that number on."""
     first = next((event.signed for event in fresh if event.seq == seq), None)
     first = first or LogEvent.objects.get(origin=origin.pk, seq=seq).signed

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from blake3 import blake3
 from pydantic import Field
 
-from barnraise.wire import Digest, Message
+from barnraise.protocol.types import Digest, Message
 from coordinator import mirror
 from coordinator.mirrors import particulars
 from coordinator.mirrors.kinds import Fact, Kind, State, Told
@@ -45,7 +45,11 @@ def needs(state: State) -> list[str]:
 
 def existing() -> Iterable[Told]:
     if List.objects.exists():
-        yield "salt.give", WHICH, {"about": particulars.keep(f"salt:{WHICH}", {"salt": mirror.salt().hex()})}
+        yield (
+            "salt.give",
+            WHICH,
+            {"about": particulars.keep(f"salt:{WHICH}", {"salt": mirror.salt().hex()})},
+        )
 
 
 def give() -> None:
@@ -62,7 +66,9 @@ def volunteer(person: object) -> str:
     """64 hex digits that tell people apart to peers, and name nobody to who lacks the mirrors' secret."""
     state = current(f"salt:{WHICH}")
     told = particulars.look(state["about"], Salt) if state else None
-    return blake3(str(person).encode(), key=bytes.fromhex(told["salt"]) if told else mirror.salt()).hexdigest()
+    return blake3(
+        str(person).encode(), key=bytes.fromhex(told["salt"]) if told else mirror.salt()
+    ).hexdigest()
 
 
 KIND = Kind("salt", {"give": Give}, fold, store, needs=needs, existing=existing)

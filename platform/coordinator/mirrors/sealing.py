@@ -30,7 +30,9 @@ class Lock:
             text = cipher.decrypt(bytes.fromhex(sealed.nonce), bytes.fromhex(sealed.text), None)
             found = Particulars.model_validate_json(text).particulars
         except (InvalidTag, ValueError, ValidationError):
-            raise MessageError("what was sealed cannot be opened: it was made for another question") from None
+            raise MessageError(
+                "what was sealed cannot be opened: it was made for another question"
+            ) from None
         return [particulars.Kept(each.digest, each.salt, each.body) for each in found]
 
 

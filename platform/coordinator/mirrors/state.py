@@ -25,7 +25,11 @@ AT_ONCE = 500  # subjects folded in one transaction
 
 def canonical(state: State | None) -> str:
     """ "" for none."""
-    return "" if state is None else json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return (
+        ""
+        if state is None
+        else json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    )
 
 
 def weight(subject: str, text: str) -> int:
@@ -36,7 +40,11 @@ def weight(subject: str, text: str) -> int:
 def folded(subject: str, events: Iterable[Entry]) -> State | None:
     """Of one subject's accepted events, in whatever order. What this version does not understand says nothing."""
     kind = kinds.registered().get(subject.partition(":")[0])
-    facts = [fact for event in {event.digest: event for event in events}.values() if (fact := kinds.fact(event))]
+    facts = [
+        fact
+        for event in {event.digest: event for event in events}.values()
+        if (fact := kinds.fact(event))
+    ]
     return kind.fold(sorted(facts, key=lambda fact: fact.place)) if kind and facts else None
 
 
@@ -96,7 +104,9 @@ def _settle_particulars(changed: Sequence[Subject]) -> None:
             wanted += [Particulars(digest=each, subject=subject.name) for each in needs]
     put(wanted)
     if names:
-        Particulars.objects.filter(subject__in=names).exclude(pk__in=[each.digest for each in wanted]).delete()
+        Particulars.objects.filter(subject__in=names).exclude(
+            pk__in=[each.digest for each in wanted]
+        ).delete()
 
 
 def write(subjects: Sequence[Subject]) -> int:
@@ -112,7 +122,9 @@ def write(subjects: Sequence[Subject]) -> int:
 def _write(subjects: Sequence[Subject]) -> set[str]:
     """The names of those that could be. All in one go, and one by one only where the database refuses something."""
     order = list(kinds.registered())
-    ordered = sorted(subjects, key=lambda each: (order.index(each.name.partition(":")[0]), each.name))
+    ordered = sorted(
+        subjects, key=lambda each: (order.index(each.name.partition(":")[0]), each.name)
+    )
     written: list[Subject] = []
     try:
         with transaction.atomic():
@@ -121,7 +133,9 @@ def _write(subjects: Sequence[Subject]) -> set[str]:
     except DatabaseError:
         written = [subject for subject in ordered if _stored_alone(subject)]
     names = {subject.name for subject in written}
-    Subject.objects.filter(pk__in={subject.name for subject in ordered} - names).update(stored=False)
+    Subject.objects.filter(pk__in={subject.name for subject in ordered} - names).update(
+        stored=False
+    )
     done = Subject.objects.filter(pk__in=names)
     done.exclude(stored=True, lacks="").update(stored=True, lacks="")
     Subject.objects.bulk_update([subject for subject in written if subject.lacks], ["lacks"])
@@ -130,7 +144,9 @@ def _write(subjects: Sequence[Subject]) -> set[str]:
 
 def _stored_together(kind: kinds.Kind, subjects: list[Subject]) -> list[Subject]:
     """Those of one kind that could be."""
-    states = {each.name.partition(":")[2]: json.loads(each.state) for each in subjects if each.state}
+    states = {
+        each.name.partition(":")[2]: json.loads(each.state) for each in subjects if each.state
+    }
     done = kind.together(states) if len(states) > 1 else set()
     for each in subjects:
         if each.name.partition(":")[2] in done:
@@ -141,7 +157,9 @@ def _stored_together(kind: kinds.Kind, subjects: list[Subject]) -> list[Subject]
 def _stored(subject: Subject) -> bool:
     kind, _, which = subject.name.partition(":")
     try:
-        lacks = kinds.registered()[kind].store(which, json.loads(subject.state) if subject.state else None)
+        lacks = kinds.registered()[kind].store(
+            which, json.loads(subject.state) if subject.state else None
+        )
     except Waits as wait:
         log.debug("%s waits for %s", subject.name, wait)
         return False
@@ -173,7 +191,11 @@ def write_waiting() -> int:
 def rebuild() -> int:
     """All subjects folded anew and written into rows again, after an upgrade that understands more of a kind than the
     version before. How many changed."""
-    names = list(LogEvent.objects.filter(accepted=True, type__in=kinds.types()).values_list("subject", flat=True))
+    names = list(
+        LogEvent.objects.filter(accepted=True, type__in=kinds.types()).values_list(
+            "subject", flat=True
+        )
+    )
     changed, names = 0, sorted({*names, *Subject.objects.values_list("name", flat=True)})
     for start in range(0, len(names), AT_ONCE):
         with transaction.atomic():

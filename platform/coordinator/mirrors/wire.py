@@ -4,8 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from barnraise.mirrors import Lists as Lists
-from barnraise.wire import Count, Digest, Key, Message, Signed, Time
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.mirror_list import Lists as Lists
+from barnraise.protocol.types import Count, Digest, Key, Message, Time
 from coordinator.mirrors.message import OriginId
 
 PROTOCOL = 1  # mirrors state N and N-1, so that they can be brought up to date one by one

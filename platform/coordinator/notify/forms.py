@@ -17,17 +17,23 @@ class ChoicesForm(forms.Form):
         for kind, choice in Choice.of(person).items():
             for where in ("site", "email"):
                 self.fields[f"{where}-{kind}"] = forms.BooleanField(
-                    required=False, initial=getattr(choice, where), label=f"{Kind(kind).label}: {where}"
+                    required=False,
+                    initial=getattr(choice, where),
+                    label=f"{Kind(kind).label}: {where}",
                 )
 
     def save(self) -> None:
         for kind in Kind:
-            wanted = {where: self.cleaned_data[f"{where}-{kind.value}"] for where in ("site", "email")}
+            wanted = {
+                where: self.cleaned_data[f"{where}-{kind.value}"] for where in ("site", "email")
+            }
             Choice.choose(self.person, kind.value, **wanted)
 
     def rows(self) -> list[tuple[str, forms.BoundField, forms.BoundField]]:
         """(words, the box of the site, the box of letters)."""
-        return [(kind.label, self[f"site-{kind.value}"], self[f"email-{kind.value}"]) for kind in Kind]
+        return [
+            (kind.label, self[f"site-{kind.value}"], self[f"email-{kind.value}"]) for kind in Kind
+        ]
 
 
 class KindsForm(forms.Form):
@@ -54,10 +60,15 @@ class WebhookForm(forms.Form):
         label="URL",
         max_length=500,
         help_text="https only, and a public address.",
-        widget=forms.TextInput(attrs={"inputmode": "url", "placeholder": "https://example.org/hook"}),
+        widget=forms.TextInput(
+            attrs={"inputmode": "url", "placeholder": "https://example.org/hook"}
+        ),
     )
     kinds = forms.MultipleChoiceField(
-        label="Of what", choices=Kind.choices, widget=forms.CheckboxSelectMultiple, initial=list(Kind.values)
+        label="Of what",
+        choices=Kind.choices,
+        widget=forms.CheckboxSelectMultiple,
+        initial=list(Kind.values),
     )
 
     def save(self, person) -> Webhook | None:

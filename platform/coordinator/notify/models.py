@@ -25,7 +25,9 @@ class Choice(models.Model):
     """What a person wants of one kind; without a row: all of it."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="choices")
+    person = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="choices"
+    )
     kind = models.CharField(max_length=20, choices=Kind)
     site = models.BooleanField(default=True)
     email = models.BooleanField(default=True)
@@ -40,12 +42,19 @@ class Choice(models.Model):
     def of(cls, person) -> dict[str, "Choice"]:
         """Kind → what they chose, or would have chosen."""
         chosen = {choice.kind: choice for choice in cls.objects.filter(person=person)}
-        return {kind.value: chosen.get(kind.value) or cls(person=person, kind=kind.value) for kind in Kind}
+        return {
+            kind.value: chosen.get(kind.value) or cls(person=person, kind=kind.value)
+            for kind in Kind
+        }
 
     @classmethod
-    def choose(cls, person, kind: str, *, site: bool | None = None, email: bool | None = None) -> None:
+    def choose(
+        cls, person, kind: str, *, site: bool | None = None, email: bool | None = None
+    ) -> None:
         """None leaves it as it is."""
-        wanted = {name: value for name, value in (("site", site), ("email", email)) if value is not None}
+        wanted = {
+            name: value for name, value in (("site", site), ("email", email)) if value is not None
+        }
         with mirrors.change():
             before = cls.of(person)[Kind(kind).value]
             made, _ = cls.objects.update_or_create(person=person, kind=before.kind, defaults=wanted)
@@ -63,14 +72,18 @@ class Notice(models.Model):
     tried next; None: there is none to send."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notices")
+    person = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notices"
+    )
     kind = models.CharField(max_length=20, choices=Kind)
     key = models.CharField(max_length=160)
     title = models.CharField(max_length=160)
     text = models.CharField(max_length=600, blank=True)
     url = models.CharField(max_length=200, blank=True)
     created = models.DateTimeField(default=timezone.now)
-    shown = models.BooleanField(default=True)  # False: not wanted in the site; the row remembers that it was told
+    shown = models.BooleanField(
+        default=True
+    )  # False: not wanted in the site; the row remembers that it was told
     read = models.DateTimeField(null=True)
     email_due = models.DateTimeField(null=True)
     email_tries = models.PositiveSmallIntegerField(default=0)
@@ -81,8 +94,16 @@ class Notice(models.Model):
         constraints = [models.UniqueConstraint(fields=["person", "key"], name="told_once")]
         indexes = [
             models.Index(fields=["key"], name="notice_key"),
-            models.Index(fields=["email_due"], condition=models.Q(email_due__isnull=False), name="notice_email_due"),
-            models.Index(fields=["person"], condition=models.Q(read__isnull=True, shown=True), name="notice_unread"),
+            models.Index(
+                fields=["email_due"],
+                condition=models.Q(email_due__isnull=False),
+                name="notice_email_due",
+            ),
+            models.Index(
+                fields=["person"],
+                condition=models.Q(read__isnull=True, shown=True),
+                name="notice_unread",
+            ),
         ]
 
     def __str__(self) -> str:
@@ -127,7 +148,9 @@ class Webhook(models.Model):
     says."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="webhooks")
+    person = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="webhooks"
+    )
     url = models.CharField(max_length=500)
     secret = models.CharField(max_length=60)
     kinds = models.JSONField(default=list)
@@ -153,7 +176,9 @@ class Webhook(models.Model):
         outside.resolved(url)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         with mirrors.change():
-            made = cls.objects.create(person=person, url=url.strip(), secret=secret, kinds=list(kinds))
+            made = cls.objects.create(
+                person=person, url=url.strip(), secret=secret, kinds=list(kinds)
+            )
             mirrors.record("webhook.set", made.pk, made.told)
             record("webhook.add", made, actor=person, kinds=list(kinds))
         return made
@@ -163,13 +188,20 @@ class Webhook(models.Model):
         """To other mirrors; within `mirrors.change`."""
         kept = {"url": self.url, "secret": self.secret, "kinds": self.kinds}
         about = particulars.keep(f"webhook:{self.pk}", kept)
-        return {"person": self.person_id, "created": self.created, "active": self.active, "about": about}
+        return {
+            "person": self.person_id,
+            "created": self.created,
+            "active": self.active,
+            "about": about,
+        }
 
     def listen(self, kinds: list[str]) -> bool:
         """Of what it hears from now on; what was owed before still comes. False when it was so before."""
         wanted = [kind.value for kind in Kind if kind.value in kinds]
         with mirrors.change():
-            changed = Webhook.objects.filter(pk=self.pk).exclude(kinds=wanted).update(kinds=wanted) == 1
+            changed = (
+                Webhook.objects.filter(pk=self.pk).exclude(kinds=wanted).update(kinds=wanted) == 1
+            )
             if changed:
                 self.refresh_from_db()
                 mirrors.record("webhook.set", self.pk, self.told)
@@ -186,7 +218,9 @@ class Webhook(models.Model):
     def switch(self, on: bool) -> None:
         """Off: nothing more is sent; what was owed is dropped."""
         with mirrors.change():
-            changed = Webhook.objects.filter(pk=self.pk, active=not on).update(active=on, failures=0) == 1
+            changed = (
+                Webhook.objects.filter(pk=self.pk, active=not on).update(active=on, failures=0) == 1
+            )
             self.refresh_from_db()
             if changed:
                 mirrors.record("webhook.set", self.pk, self.told)
@@ -208,7 +242,9 @@ class Webhook(models.Model):
         """Notes how a call went; too many failures in a row, or a 410, switch it off."""
         now = timezone.now()
         if good:
-            Webhook.objects.filter(pk=self.pk).update(failures=0, last_answer=said[:200], last_tried=now)
+            Webhook.objects.filter(pk=self.pk).update(
+                failures=0, last_answer=said[:200], last_tried=now
+            )
             return
         Webhook.objects.filter(pk=self.pk).update(
             failures=models.F("failures") + 1, last_answer=said[:200], last_tried=now
@@ -223,7 +259,9 @@ class Delivery(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries")
-    notice = models.ForeignKey(Notice, null=True, on_delete=models.CASCADE, related_name="deliveries")
+    notice = models.ForeignKey(
+        Notice, null=True, on_delete=models.CASCADE, related_name="deliveries"
+    )
     body = models.JSONField()
     due = models.DateTimeField(null=True, default=timezone.now)
     tries = models.PositiveSmallIntegerField(default=0)
@@ -232,7 +270,9 @@ class Delivery(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [models.UniqueConstraint(fields=["webhook", "notice"], name="owed_once")]
-        indexes = [models.Index(fields=["due"], condition=models.Q(due__isnull=False), name="delivery_due")]
+        indexes = [
+            models.Index(fields=["due"], condition=models.Q(due__isnull=False), name="delivery_due")
+        ]
 
     def __str__(self) -> str:
         return f"{self.body.get('type')} to {self.webhook}"

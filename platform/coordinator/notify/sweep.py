@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 
-from barnraise.wire import Activity, Status
+from barnraise.protocol.enums import Activity, Status
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
 from coordinator.notify.kinds import Kind, News
@@ -16,7 +16,13 @@ from coordinator.runs.models import Run
 QUIET = timedelta(minutes=15)  # without a report, and without a goodbye
 STALLED = timedelta(minutes=5)  # without any machine
 LOOK_BACK = timedelta(hours=6)  # an older event is no news any more
-WORKING = [Activity.PREPARING, Activity.JOINING, Activity.TRAINING, Activity.PAUSED, Activity.FINISHING]
+WORKING = [
+    Activity.PREPARING,
+    Activity.JOINING,
+    Activity.TRAINING,
+    Activity.PAUSED,
+    Activity.FINISHING,
+]
 OVER = [Status.FINISHED, Status.CANCELLED]
 
 
@@ -32,7 +38,9 @@ def news(since: datetime, now: datetime | None = None) -> Iterator[News]:
 def started(now: datetime) -> Iterator[News]:
     for run in _untold(Run.objects.filter(started__gt=now - LOOK_BACK), Kind.RUN_STARTED):
         for person in concerned(run):
-            yield of_run(run, person, Kind.RUN_STARTED, f"{run.name} started", "Its machines are training.")
+            yield of_run(
+                run, person, Kind.RUN_STARTED, f"{run.name} started", "Its machines are training."
+            )
 
 
 def ended(now: datetime) -> Iterator[News]:
@@ -42,13 +50,19 @@ def ended(now: datetime) -> Iterator[News]:
         text = "The model is on every machine that trained it: `barnraise export` writes it out."
         for person in concerned(run):
             yield of_run(
-                run, person, Kind.RUN_FINISHED, f"{run.name} {word}", text if run.state is Status.FINISHED else ""
+                run,
+                person,
+                Kind.RUN_FINISHED,
+                f"{run.name} {word}",
+                text if run.state is Status.FINISHED else "",
             )
 
 
 def stalled(now: datetime, since: datetime) -> Iterator[News]:
     runs = Run.objects.filter(status=Status.TRAINING).annotate(heard=Max("memberships__last_seen"))
-    for run in runs.filter(heard__lt=now - STALLED, heard__gt=now - LOOK_BACK).select_related("owner"):
+    for run in runs.filter(heard__lt=now - STALLED, heard__gt=now - LOOK_BACK).select_related(
+        "owner"
+    ):
         if now - since > STALLED and not Membership.everywhere.alive().filter(run=run).exists():
             text = "No machine has reported for some minutes. Those that hold a ticket may be going on by themselves."
             episode = f"{run.heard.timestamp():.0f}"
@@ -60,7 +74,9 @@ def quiet(now: datetime, since: datetime) -> Iterator[News]:
     if now - since <= QUIET:
         return
     silent = Q(last_seen__lt=now - QUIET, last_seen__gt=now - LOOK_BACK, activity__in=WORKING)
-    here = Membership.objects.filter(run__status__in=[Status.TRAINING, Status.RECRUITING], machine__revoked=None)
+    here = Membership.objects.filter(
+        run__status__in=[Status.TRAINING, Status.RECRUITING], machine__revoked=None
+    )
     machines = here.filter(silent).values("machine")
     for machine in (
         Machine.objects.filter(pk__in=machines)
@@ -76,7 +92,10 @@ def quiet(now: datetime, since: datetime) -> Iterator[News]:
             title=f"{machine.name} went quiet",
             text=f"It has not reported for {minutes} minutes and said no goodbye. It may be off, asleep or offline.",
             url="/machines/",
-            data={"machine": {"id": str(machine.pk), "name": machine.name}, "last_seen": machine.heard.isoformat()},
+            data={
+                "machine": {"id": str(machine.pk), "name": machine.name},
+                "last_seen": machine.heard.isoformat(),
+            },
         )
 
 
@@ -89,14 +108,22 @@ def refused(machine: Machine, run: Run, why: str) -> News:
         title=f"{machine.name} was refused a place in {run.name}",
         text=f"{why[:1].upper()}{why[1:]}.",
         url=run.get_absolute_url(),
-        data={"machine": {"id": str(machine.pk), "name": machine.name}, "run": _told(run), "why": why},
+        data={
+            "machine": {"id": str(machine.pk), "name": machine.name},
+            "run": _told(run),
+            "why": why,
+        },
     )
 
 
 def concerned(run: Run) -> list[User]:
     """Everybody with a machine in it, and its owner: the last, because by what they were told it is known that the
     others were (`_untold`)."""
-    theirs = User.objects.filter(machines__memberships__run=run, is_active=True).exclude(pk=run.owner_id).distinct()
+    theirs = (
+        User.objects.filter(machines__memberships__run=run, is_active=True)
+        .exclude(pk=run.owner_id)
+        .distinct()
+    )
     return [*theirs, run.owner] if run.owner.is_active else list(theirs)
 
 
@@ -107,8 +134,18 @@ def _untold(runs: QuerySet[Run], kind: Kind) -> list[Run]:
     return [run for key, run in found.items() if (key, run.owner_id) not in told]
 
 
-def of_run(run: Run, person: User, kind: Kind, title: str, text: str = "", episode: str = "") -> News:
-    return News(person, kind, _key(kind, run, episode), title, text, run.get_absolute_url(), {"run": _told(run)})
+def of_run(
+    run: Run, person: User, kind: Kind, title: str, text: str = "", episode: str = ""
+) -> News:
+    return News(
+        person,
+        kind,
+        _key(kind, run, episode),
+        title,
+        text,
+        run.get_absolute_url(),
+        {"run": _told(run)},
+    )
 
 
 def _key(kind: Kind, run: Run, episode: str = "") -> str:

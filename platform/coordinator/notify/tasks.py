@@ -44,7 +44,9 @@ UNSUBSCRIBE = "notify.unsubscribe"  # salt of the links in letters
 def sweep() -> int:
     """How many were told something new. Of what is found again and again only what is new costs more than a look."""
     found = [each for each in news(hearing_since()) if each.person.is_active]
-    known = set(Notice.objects.filter(key__in={each.key for each in found}).values_list("person", "key"))
+    known = set(
+        Notice.objects.filter(key__in={each.key for each in found}).values_list("person", "key")
+    )
     fresh = [each for each in found if (each.person.pk, each.key) not in known]
     return sum(Notice.tell(each) is not None for each in fresh[:TOLD])
 
@@ -60,11 +62,23 @@ def hearing_since() -> datetime:
 @shared_task(name="notify.letters", time_limit=120, soft_time_limit=100)
 def letters() -> int:
     """One letter a person with all that is due to them; how many went out."""
-    due = Notice.objects.filter(email_due__lte=timezone.now()).order_by("person", "id").select_related("person")
+    due = (
+        Notice.objects.filter(email_due__lte=timezone.now())
+        .order_by("person", "id")
+        .select_related("person")
+    )
     sent, post = 0, get_connection()
     for person, notices in groupby(list(due[:LETTERS]), key=lambda notice: notice.person):
-        mine = [notice for notice in notices if _claim(Notice.objects, notice, "email_due", "email_tries")]
-        mine = [notice for notice in mine if _ours(Notice.objects, notice, notice.duty, notice.created, "email_due")]
+        mine = [
+            notice
+            for notice in notices
+            if _claim(Notice.objects, notice, "email_due", "email_tries")
+        ]
+        mine = [
+            notice
+            for notice in mine
+            if _ours(Notice.objects, notice, notice.duty, notice.created, "email_due")
+        ]
         if not mine:
             continue
         ids = [notice.pk for notice in mine]
@@ -86,7 +100,9 @@ def letters() -> int:
 
 def letter(person, notices: list[Notice]) -> EmailMessage:
     """Its id is made of what it is about: sent twice, and by two mirrors, it is known as one."""
-    off = f"{settings.SITE_URL}/notifications/off/{signing.dumps(str(person.pk), salt=UNSUBSCRIBE)}/"
+    off = (
+        f"{settings.SITE_URL}/notifications/off/{signing.dumps(str(person.pk), salt=UNSUBSCRIBE)}/"
+    )
     told = {"notices": notices, "site": settings.SITE_URL, "name": settings.MIRROR_NAME, "off": off}
     title = notices[0].title if len(notices) == 1 else f"{len(notices)} things happened"
     name = duties.name(*sorted(notice.duty for notice in notices))[:32]
@@ -96,7 +112,9 @@ def letter(person, notices: list[Notice]) -> EmailMessage:
         "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
     }
     subject = " ".join(f"{settings.MIRROR_NAME}: {title}".split())
-    return EmailMessage(subject, render_to_string("letters/notices.txt", told), to=[person.email], headers=headers)
+    return EmailMessage(
+        subject, render_to_string("letters/notices.txt", told), to=[person.email], headers=headers
+    )
 
 
 @shared_task(name="notify.webhooks", time_limit=60, soft_time_limit=50)
@@ -104,7 +122,11 @@ def webhooks() -> int:
     """Makes the calls that are due, all at once; how many were answered well."""
     due = Delivery.objects.filter(due__lte=timezone.now(), webhook__active=True).order_by("due")
     rows = Delivery.objects
-    mine = [d for d in due.select_related("webhook", "notice")[:CALLS] if _claim(rows, d, "due", "tries")]
+    mine = [
+        d
+        for d in due.select_related("webhook", "notice")[:CALLS]
+        if _claim(rows, d, "due", "tries")
+    ]
     mine = [d for d in mine if d.notice is None or _ours(rows, d, d.duty, d.notice.created, "due")]
     answers = asyncio.run(_all(mine))
     for delivery, (fine, said) in zip(mine, answers, strict=True):

@@ -17,7 +17,10 @@ WORDS = {"pause": "Paused", "resume": "Resumed", "finish": "Finished", "cancel":
 
 class TokensForm(BaseDialogForm):
     tokens = forms.IntegerField(
-        min_value=1, max_value=MOST_TOKENS, label="Tokens more", widget=UnfoldAdminIntegerFieldWidget
+        min_value=1,
+        max_value=MOST_TOKENS,
+        label="Tokens more",
+        widget=UnfoldAdminIntegerFieldWidget,
     )
 
     def clean_tokens(self) -> int:
@@ -37,7 +40,9 @@ class RunAdmin(Looked):
     actions_detail = ["pause", "resume", "extend", "finish", "cancel"]
 
     @action(
-        description="Pause", permissions=DECIDE, dialog=asks("Pause", "Workers keep their state and take no steps.")
+        description="Pause",
+        permissions=DECIDE,
+        dialog=asks("Pause", "Workers keep their state and take no steps."),
     )
     def pause(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self._control(request, object_id, "pause")
@@ -68,7 +73,9 @@ class RunAdmin(Looked):
         description="Finish now",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks("Finish now", "Whatever the budget says, for good. Workers settle and keep the model."),
+        dialog=asks(
+            "Finish now", "Whatever the budget says, for good. Workers settle and keep the model."
+        ),
     )
     def finish(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self._control(request, object_id, "finish")
@@ -86,9 +93,13 @@ class RunAdmin(Looked):
         def act(run: Run) -> bool:
             return getattr(run, word)(actor=request.user)
 
-        return self.decide(request, pk, act, f"{WORDS[word]}: {{name}}.", f"Nothing to {word} in {{name}} now.")
+        return self.decide(
+            request, pk, act, f"{WORDS[word]}: {{name}}.", f"Nothing to {word} in {{name}} now."
+        )
 
-    @admin.action(description="Pause: workers keep their state and take no steps", permissions=DECIDE)
+    @admin.action(
+        description="Pause: workers keep their state and take no steps", permissions=DECIDE
+    )
     def pause_all(self, request: HttpRequest, queryset) -> None:
         self._move(request, queryset, "pause")
 
@@ -109,4 +120,8 @@ class RunAdmin(Looked):
             if getattr(run, word)(actor=request.user):
                 self.message_user(request, f"{WORDS[word]}: {run.name}.", messages.SUCCESS)
             else:
-                self.message_user(request, f"{run.name} is {run.status}: there is nothing to {word}.", messages.ERROR)
+                self.message_user(
+                    request,
+                    f"{run.name} is {run.status}: there is nothing to {word}.",
+                    messages.ERROR,
+                )

@@ -9,7 +9,9 @@ from barnraise.errors import SpecError
 from barnraise.spec import AUTO, ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
 
 ROUNDS = 16  # an update may claim the tokens of so many rounds: room for longer ones, none to spend a budget at once
-OFFERED = {"recipe.codec": AUTO}  # what people are offered where they say nothing; the spec's own default is older
+OFFERED = {
+    "recipe.codec": AUTO
+}  # what people are offered where they say nothing; the spec's own default is older
 FIXED = "streams"  # rounds end together by the clock, said a part at a time, as far as lines allow
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
 
@@ -22,14 +24,20 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     found: dict[str, str] = {}
     if fields.get("recipe.strategy") == AUTO:
         if fields.get("recipe.codec") not in (None, "", AUTO):
-            found["recipe.codec"] = "the strategy auto leaves this to each machine: choose another strategy to fix it"
+            found["recipe.codec"] = (
+                "the strategy auto leaves this to each machine: choose another strategy to fix it"
+            )
         fields = {**fields, "recipe.strategy": FIXED, "recipe.codec": AUTO}
     values: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
     top: dict[str, Any] = {}
     known = {
-        f"{p}.{f.name}": (values[p], f.name, f.type) for p, kind in PARTS.items() for f in dataclasses.fields(kind)
+        f"{p}.{f.name}": (values[p], f.name, f.type)
+        for p, kind in PARTS.items()
+        for f in dataclasses.fields(kind)
     }
-    known |= {name: (top, name, int) for name in ("seed", "max_tokens_per_update", "verdict_horizon")}
+    known |= {
+        name: (top, name, int) for name in ("seed", "max_tokens_per_update", "verdict_horizon")
+    }
     for name, value in fields.items():
         if name not in known:
             found[str(name)[:100]] = "is not a field of a run"
@@ -38,7 +46,9 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
             try:
                 target[key] = _texts(value) if kind == tuple[str, ...] else _number(value, kind)
             except (ValueError, OverflowError, TypeError):
-                what = {int: "a whole number", float: "a number", str: "a text"}.get(kind, "a list of texts")
+                what = {int: "a whole number", float: "a number", str: "a text"}.get(
+                    kind, "a list of texts"
+                )
                 found[name] = f"must be {what}, not '{str(value)[:40]}'"
     try:
         model = dataclasses.replace(preset(preset_name), **values["model"])
@@ -49,10 +59,14 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
         model = dataclasses.replace(model, vocabulary=256)
     recipe = Recipe(**values["recipe"])
     if "warmup_tokens" not in values["recipe"]:
-        recipe = dataclasses.replace(recipe, warmup_tokens=min(recipe.warmup_tokens, max(0, recipe.token_budget // 20)))
+        recipe = dataclasses.replace(
+            recipe, warmup_tokens=min(recipe.warmup_tokens, max(0, recipe.token_budget // 20))
+        )
     top.setdefault("seed", secrets.randbits(63))
     round_tokens = max(1, recipe.step_sequences * model.context * recipe.round_steps)
-    top.setdefault("max_tokens_per_update", min(ROUNDS * round_tokens, RunSpec.max_tokens_per_update))
+    top.setdefault(
+        "max_tokens_per_update", min(ROUNDS * round_tokens, RunSpec.max_tokens_per_update)
+    )
     spec = RunSpec(model=model, text=text, recipe=recipe, **top)
     found = {**problems(spec), **found}
     if found:

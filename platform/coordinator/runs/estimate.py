@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from barnraise.errors import PlanError
-from barnraise.exchange.rhythm import SHARE, Rhythm, agreed
-from barnraise.hardware import Hardware
-from barnraise.plan import Plan
-from barnraise.planner import make_plan
+from barnraise.exchange.pacing.round_schedule import SHARE, Rhythm, agreed
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.plan import Plan
+from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, Recipe, RunSpec
 
 LINES = (20, 100)  # Mb/s, both ways
@@ -44,7 +44,10 @@ class Need:
 
 def estimate(spec: RunSpec, machines: list[tuple[str, Hardware]], volunteers: int) -> list[Need]:
     """For each (name, hardware), and for a run of so many volunteers who have such machines."""
-    return [_need(name, hardware, spec, max(1, min(volunteers, MOST_VOLUNTEERS))) for name, hardware in machines]
+    return [
+        _need(name, hardware, spec, max(1, min(volunteers, MOST_VOLUNTEERS)))
+        for name, hardware in machines
+    ]
 
 
 def _need(name: str, hardware: Hardware, spec: RunSpec, volunteers: int) -> Need:
@@ -55,7 +58,9 @@ def _need(name: str, hardware: Hardware, spec: RunSpec, volunteers: int) -> Need
         return Need(name, refusal=str(error))
     step = plan.seconds * max(1.0, sequences / SEQUENCES)
     rate = sequences * spec.model.context / step
-    return Need(name, "", plan, step, rate, tuple(pace(spec, step, line, volunteers) for line in LINES))
+    return Need(
+        name, "", plan, step, rate, tuple(pace(spec, step, line, volunteers) for line in LINES)
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -35,7 +35,9 @@ class Invitation(models.Model):
     def make(cls, run, note: str = "", *, actor=None) -> "Invitation":
         note = "".join(c for c in note if c.isprintable())[:80]
         with transaction.atomic():
-            made = cls.objects.create(run=run, note=note, expires=timezone.now() + timedelta(days=DAYS))
+            made = cls.objects.create(
+                run=run, note=note, expires=timezone.now() + timedelta(days=DAYS)
+            )
             record("run.invite", run, actor=actor, invitation=made.pk)
         return made
 
@@ -46,7 +48,11 @@ class Invitation(models.Model):
             pk = _signer().unsign(token)
         except BadSignature:
             return None
-        return cls.objects.select_related("run").filter(pk=pk, withdrawn=None, expires__gt=timezone.now()).first()
+        return (
+            cls.objects.select_related("run")
+            .filter(pk=pk, withdrawn=None, expires__gt=timezone.now())
+            .first()
+        )
 
     @property
     def token(self) -> str:
@@ -65,13 +71,20 @@ class Invitation(models.Model):
             if self.guests.count() >= GUESTS:
                 return False
             guest = Guest.objects.create(run=self.run, user=user, invitation=self)
-            record("run.accept_invitation", self.run, actor=user, invitation=self.pk, guest=guest.pk)
+            record(
+                "run.accept_invitation", self.run, actor=user, invitation=self.pk, guest=guest.pk
+            )
         return True
 
     def withdraw(self, *, actor=None) -> bool:
         """The link leads nowhere from now on; who came by it stays. False when it was withdrawn before."""
         with transaction.atomic():
-            changed = Invitation.objects.filter(pk=self.pk, withdrawn=None).update(withdrawn=timezone.now()) == 1
+            changed = (
+                Invitation.objects.filter(pk=self.pk, withdrawn=None).update(
+                    withdrawn=timezone.now()
+                )
+                == 1
+            )
             if changed:
                 record("run.withdraw_invitation", self.run, actor=actor, invitation=self.pk)
         return changed
@@ -83,7 +96,9 @@ class Guest(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="guests")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    invitation = models.ForeignKey(Invitation, null=True, on_delete=models.SET_NULL, related_name="guests")
+    invitation = models.ForeignKey(
+        Invitation, null=True, on_delete=models.SET_NULL, related_name="guests"
+    )
     since = models.DateTimeField(default=timezone.now)
 
     class Meta:

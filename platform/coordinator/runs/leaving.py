@@ -14,4 +14,6 @@ def forget(sender, person, **rest) -> None:
         mirrors.record("run.forget", pk, {})
     Run.objects.filter(owner=person).update(notes="")
     Guest.objects.filter(user=person).delete()
-    Invitation.objects.filter(run__owner=person).delete()  # whom they are for is in their notes; who came by them stays
+    Invitation.objects.filter(
+        run__owner=person
+    ).delete()  # whom they are for is in their notes; who came by them stays

@@ -13,12 +13,15 @@ CANCELLED   the owner gave it up.
 
 from dataclasses import dataclass
 
-from barnraise.wire import Status
+from barnraise.protocol.enums import Status
 
 CONTROLS: dict[str, tuple[frozenset[Status], Status]] = {
     "pause": (frozenset({Status.TRAINING}), Status.PAUSED),
     "resume": (frozenset({Status.PAUSED}), Status.TRAINING),
-    "cancel": (frozenset({Status.DRAFT, Status.RECRUITING, Status.TRAINING, Status.PAUSED}), Status.CANCELLED),
+    "cancel": (
+        frozenset({Status.DRAFT, Status.RECRUITING, Status.TRAINING, Status.PAUSED}),
+        Status.CANCELLED,
+    ),
     "finish": (frozenset({Status.RECRUITING, Status.TRAINING, Status.PAUSED}), Status.FINISHED),
 }  # what a person may do: from which statuses, to which
 OTHER_PEOPLE = 2  # of whom each must hold the final checkpoint, where the run ever had so many
@@ -45,7 +48,11 @@ def tick(status: Status, facts: Facts) -> Status:
         return Status.RECRUITING
     if status is Status.RECRUITING and facts.alive >= max(1, facts.quorum):
         return Status.TRAINING
-    if status is Status.TRAINING and facts.ledger_tokens >= facts.token_budget and not missing(facts):
+    if (
+        status is Status.TRAINING
+        and facts.ledger_tokens >= facts.token_budget
+        and not missing(facts)
+    ):
         return Status.FINISHED
     return status
 
@@ -55,8 +62,14 @@ def missing(facts: Facts) -> str:
     others = min(OTHER_PEOPLE, facts.others_ever) - facts.others_safe
     wanted = [] if facts.owner_safe else ["the owner's machine"]
     if others > 0:
-        wanted.append("a machine of one other person" if others == 1 else f"machines of {others} other people")
-    return f"The final model is not safe yet: waiting for {' and '.join(wanted)} to confirm it." if wanted else ""
+        wanted.append(
+            "a machine of one other person" if others == 1 else f"machines of {others} other people"
+        )
+    return (
+        f"The final model is not safe yet: waiting for {' and '.join(wanted)} to confirm it."
+        if wanted
+        else ""
+    )
 
 
 def waiting(status: Status, facts: Facts) -> str:

@@ -11,9 +11,9 @@ from django.utils import timezone
 from django.utils.text import slugify
 from uuid6 import uuid7
 
-from barnraise import wire
 from barnraise.errors import SpecError
-from barnraise.identity import digest
+from barnraise.protocol import enums, messages
+from barnraise.protocol.signing import digest
 from barnraise.spec import RunSpec, Start, problems
 from coordinator import mirror
 from coordinator.audit.log import record
@@ -27,7 +27,7 @@ from coordinator.runs.query import ID, RunQuery
 from coordinator.runs.shared import telling
 from coordinator.runs.terms import OPEN, Access, Terms
 
-Status = wire.Status
+Status = enums.Status
 MOST_TOKENS = 10**15  # as a spec's budget
 PAGES = ("new", "estimate")  # addresses beside the runs' own
 
@@ -39,30 +39,47 @@ class Run(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     slug = models.SlugField(max_length=100, unique=True, editable=False)
     name = models.CharField(max_length=80)
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs")
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs"
+    )
     status = models.CharField(
-        max_length=12, choices=[(s.value, s.value) for s in Status], default=Status.DRAFT.value, editable=False
+        max_length=12,
+        choices=[(s.value, s.value) for s in Status],
+        default=Status.DRAFT.value,
+        editable=False,
     )
     launch_requested = models.BooleanField(default=False, editable=False)
     draft = models.JSONField(editable=False)
     spec_text = models.TextField(blank=True, editable=False)
     spec_digest = models.CharField(max_length=64, blank=True, editable=False)
     manifest = models.JSONField(null=True, blank=True, editable=False)  # wire.Signed
-    quorum = models.PositiveIntegerField(default=1, help_text="Machines that must be alive before training starts.")
-    report_every = models.FloatField(default=10.0, help_text="Seconds between two reports of a machine.")
+    quorum = models.PositiveIntegerField(
+        default=1, help_text="Machines that must be alive before training starts."
+    )
+    report_every = models.FloatField(
+        default=10.0, help_text="Seconds between two reports of a machine."
+    )
     ledger_tokens = models.BigIntegerField(default=0, editable=False)
-    extra_tokens = models.BigIntegerField(default=0, editable=False)  # what it was given beyond its spec's budget
+    extra_tokens = models.BigIntegerField(
+        default=0, editable=False
+    )  # what it was given beyond its spec's budget
     created = models.DateTimeField(default=timezone.now, editable=False)
     launched = models.DateTimeField(null=True, editable=False)
     started = models.DateTimeField(null=True, editable=False)
     finished = models.DateTimeField(null=True, editable=False)
-    archived = models.DateTimeField(null=True, editable=False)  # put away: in no list, yet at its address
-    parent = models.ForeignKey("self", null=True, editable=False, on_delete=models.SET_NULL, related_name="copies")
+    archived = models.DateTimeField(
+        null=True, editable=False
+    )  # put away: in no list, yet at its address
+    parent = models.ForeignKey(
+        "self", null=True, editable=False, on_delete=models.SET_NULL, related_name="copies"
+    )
     access = models.CharField(max_length=12, choices=Access, default=Access.ANYONE)
     least_memory = models.BigIntegerField(default=0)
     least_device_memory = models.BigIntegerField(default=0)
     notes = models.TextField(blank=True)
-    team = models.ForeignKey("accounts.Team", null=True, on_delete=models.SET_NULL, related_name="runs")
+    team = models.ForeignKey(
+        "accounts.Team", null=True, on_delete=models.SET_NULL, related_name="runs"
+    )
 
     objects = RunQuery.as_manager()
 
@@ -89,7 +106,11 @@ class Run(models.Model):
     @property
     def token_budget(self) -> int:
         """Without reading the whole spec."""
-        pinned = _pinned_budget(self.spec_text) if self.spec_text else int(self.draft["recipe"]["token_budget"])
+        pinned = (
+            _pinned_budget(self.spec_text)
+            if self.spec_text
+            else int(self.draft["recipe"]["token_budget"])
+        )
         return pinned + self.extra_tokens
 
     @property
@@ -101,16 +122,23 @@ class Run(models.Model):
     def is_over(self) -> bool:
         return self.state in (Status.FINISHED, Status.CANCELLED)
 
-    def view(self) -> wire.RunView:
-        signed = wire.Signed.model_validate(self.manifest) if self.manifest else None
+    def view(self) -> messages.RunView:
+        signed = messages.Signed.model_validate(self.manifest) if self.manifest else None
         spec = self.spec_text or RunSpec.to_json(self.spec)
-        return wire.RunView(
-            id=str(self.pk), slug=self.slug, name=self.name, status=self.state, spec=spec, manifest=signed
+        return messages.RunView(
+            id=str(self.pk),
+            slug=self.slug,
+            name=self.name,
+            status=self.state,
+            spec=spec,
+            manifest=signed,
         )
 
     @property
     def terms(self) -> Terms:
-        return Terms(self.access, self.least_memory, self.least_device_memory, self.notes, self.team_id)
+        return Terms(
+            self.access, self.least_memory, self.least_device_memory, self.notes, self.team_id
+        )
 
     # ---- who may do what -------------------------------------------------------------------------------------
 
@@ -119,7 +147,9 @@ class Run(models.Model):
 
     def may_control(self, user) -> bool:
         """Edit, launch, pause, resume, cancel."""
-        return bool(getattr(user, "is_active", False)) and (self.owner_id == user.pk or user.is_staff)
+        return bool(getattr(user, "is_active", False)) and (
+            self.owner_id == user.pk or user.is_staff
+        )
 
     def open_to(self, user) -> bool:
         """Whether this person's machines may join, as far as people go."""
@@ -138,7 +168,11 @@ class Run(models.Model):
                 if self.team
                 else "takes the machines of a team that is gone"
             )
-        return "takes anybody's machines" if self.access == Access.ANYONE else "takes the machines of who was invited"
+        return (
+            "takes anybody's machines"
+            if self.access == Access.ANYONE
+            else "takes the machines of who was invited"
+        )
 
     def allows(self, action: str) -> bool:
         """Whether "launch", "edit", "pause", "resume", "cancel", "finish", "archive" or "unarchive" makes sense now."""
@@ -171,7 +205,12 @@ class Run(models.Model):
         own = f"{slug}-{pk.hex[-8:]}"
         if slug in PAGES or ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists():
             slug = own
-        fields = {"name": name, "draft": dataclasses.asdict(spec), "report_every": report_every, "quorum": quorum}
+        fields = {
+            "name": name,
+            "draft": dataclasses.asdict(spec),
+            "report_every": report_every,
+            "quorum": quorum,
+        }
         fields |= terms.columns() | {"id": pk, "owner": owner, "parent": parent}
         with mirrors.change():
             try:
@@ -196,13 +235,19 @@ class Run(models.Model):
         if _prepared(before) != _prepared(spec):
             fields["manifest"] = None
         return self._decide(
-            "edit", Q(status=Status.DRAFT, launch_requested=False, draft=self.draft), actor=actor, **fields
+            "edit",
+            Q(status=Status.DRAFT, launch_requested=False, draft=self.draft),
+            actor=actor,
+            **fields,
         )
 
     def launch(self, *, actor=None) -> bool:
         """The owner is done editing. Training can start as soon as a worker has posted the manifest."""
         return self._decide(
-            "launch", Q(status=Status.DRAFT, launch_requested=False), actor=actor, launch_requested=True
+            "launch",
+            Q(status=Status.DRAFT, launch_requested=False),
+            actor=actor,
+            launch_requested=True,
         )
 
     def pause(self, *, actor=None) -> bool:
@@ -238,10 +283,16 @@ class Run(models.Model):
         if sentence := self.inextensible(tokens):
             raise Refused(sentence)
         under_way = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
-        unchanged = Q(status__in=under_way, extra_tokens=self.extra_tokens, ledger_tokens__lt=self.token_budget)
+        unchanged = Q(
+            status__in=under_way,
+            extra_tokens=self.extra_tokens,
+            ledger_tokens__lt=self.token_budget,
+        )
         with mirrors.change():
             if not self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
-                raise Refused(self.inextensible(tokens) or "Somebody else extended it just now: look again.")
+                raise Refused(
+                    self.inextensible(tokens) or "Somebody else extended it just now: look again."
+                )
             mirrors.record("run.extend", self.pk, {"tokens": tokens})
             record("run.extend", self, actor=actor, tokens=tokens)
 
@@ -257,7 +308,9 @@ class Run(models.Model):
         """A draft with the same rules and terms, for somebody to change: what is launched never does. `start`: weights
         of this run that it begins with. Raises SpecError."""
         start = dataclasses.replace(start or self.spec.start, fragments=())
-        spec = dataclasses.replace(self.spec, roots=(), threshold=1, owner="", manifest="", start=start)
+        spec = dataclasses.replace(
+            self.spec, roots=(), threshold=1, owner="", manifest="", start=start
+        )
         known = {"report_every": self.report_every, "quorum": self.quorum, "terms": self.terms}
         return Run.create(owner, name or f"{self.name[:72]} (copy)", spec, parent=self, **known)
 
@@ -269,10 +322,12 @@ class Run(models.Model):
     def unarchive(self, *, actor=None) -> bool:
         return self._decide("unarchive", Q(archived__isnull=False), actor=actor, archived=None)
 
-    def accept_manifest(self, signed: wire.Signed, *, machine=None) -> bool:
+    def accept_manifest(self, signed: messages.Signed, *, machine=None) -> bool:
         """Only the draft it was checked against takes one, and only the first."""
         open_still = Q(status=Status.DRAFT, manifest__isnull=True, draft=self.draft)
-        return self._decide("accept_manifest", open_still, machine=machine, manifest=signed.model_dump())
+        return self._decide(
+            "accept_manifest", open_still, machine=machine, manifest=signed.model_dump()
+        )
 
     def note_ledger(self, tokens: int) -> None:
         """The ledger only grows."""
@@ -287,7 +342,11 @@ class Run(models.Model):
         now = timezone.now()
         if after is Status.RECRUITING:
             spec = self._pinned()
-            fields |= {"spec_text": spec.to_json(), "spec_digest": digest(spec.to_json()), "launched": now}
+            fields |= {
+                "spec_text": spec.to_json(),
+                "spec_digest": digest(spec.to_json()),
+                "launched": now,
+            }
         elif after is Status.TRAINING:
             fields["started"] = now
         elif after is Status.FINISHED:
@@ -295,8 +354,10 @@ class Run(models.Model):
         return self._decide(f"becomes_{after}", Q(status=before), **fields)
 
     def _pinned(self) -> RunSpec:
-        signed, spec = wire.Signed.model_validate(self.manifest), self.spec
-        start = dataclasses.replace(spec.start, fragments=tuple(json.loads(signed.body).get("start", ())))
+        signed, spec = messages.Signed.model_validate(self.manifest), self.spec
+        start = dataclasses.replace(
+            spec.start, fragments=tuple(json.loads(signed.body).get("start", ()))
+        )
         return dataclasses.replace(
             spec,
             roots=(mirror.identity().key,),
@@ -308,7 +369,9 @@ class Run(models.Model):
 
     def _control(self, action: str, actor, **fields) -> bool:
         allowed, after = lifecycle.CONTROLS[action]
-        return self._decide(action, Q(status__in=[s.value for s in allowed]), actor=actor, status=after, **fields)
+        return self._decide(
+            action, Q(status__in=[s.value for s in allowed]), actor=actor, status=after, **fields
+        )
 
     def _decide(self, action: str, condition: Q, *, actor=None, machine=None, **fields) -> bool:
         """A change that another mirror has to know of: made, told and noted together, or not at all."""

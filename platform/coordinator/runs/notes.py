@@ -7,7 +7,9 @@ from django.utils.safestring import SafeString, mark_safe
 from markdown_it import MarkdownIt
 
 LONGEST = 20_000  # characters
-HIDING = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")  # turns text around, or cannot be seen
+HIDING = re.compile(
+    "[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
+)  # turns text around, or cannot be seen
 
 
 def plain(text: str) -> str:
@@ -19,13 +21,17 @@ def plain(text: str) -> str:
 def html(text: str) -> SafeString:
     """CommonMark and tables, without HTML, images and other people's schemes; links tell no one where they come from,
     and headings begin below those of the page."""
-    return mark_safe(_markdown().render(plain(text)))  # the renderer escapes whatever is not Markdown
+    return mark_safe(
+        _markdown().render(plain(text))
+    )  # the renderer escapes whatever is not Markdown
 
 
 @lru_cache(maxsize=1)
 def _markdown() -> MarkdownIt:
     markdown = (
-        MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable("table").disable(["image", "html_block"])
+        MarkdownIt("commonmark", {"html": False, "maxNesting": 20})
+        .enable("table")
+        .disable(["image", "html_block"])
     )
     markdown.disable("html_inline")
 

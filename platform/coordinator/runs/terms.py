@@ -33,14 +33,18 @@ class Terms:
     def problems(self) -> dict[str, str]:
         found = {}
         if self.access not in Access.values:
-            found["access"] = f"must be one of {', '.join(Access.values)}; '{str(self.access)[:40]}' is not"
+            found["access"] = (
+                f"must be one of {', '.join(Access.values)}; '{str(self.access)[:40]}' is not"
+            )
         if self.access == Access.TEAM and self.team is None:
             found["team"] = "choose the team whose machines may join"
         for name, what in (("least_memory", "memory"), ("least_device_memory", "GPU memory")):
             if not 0 <= getattr(self, name) <= MOST_BYTES:
                 found[name] = f"the least {what} must be between 0 and 1,000,000 GB"
         if len(self.notes) > markdown.LONGEST:
-            found["notes"] = f"the notes may have {markdown.LONGEST:,} characters; these have {len(self.notes):,}"
+            found["notes"] = (
+                f"the notes may have {markdown.LONGEST:,} characters; these have {len(self.notes):,}"
+            )
         return found
 
     def columns(self) -> dict:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from barnraise import wire
+from barnraise.protocol import enums, messages
 from coordinator import mirror
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import lists, salt
@@ -11,19 +11,22 @@ from coordinator.runs.models import Run
 
 TICKET_SECONDS = 24 * 3600
 RENEW_SECONDS = 12 * 3600  # a ticket with less than this left is replaced in the next reply
-RESTED = (wire.Status.RECRUITING, wire.Status.TRAINING)  # where a machine would take steps, or soon
+RESTED = (
+    enums.Status.RECRUITING,
+    enums.Status.TRAINING,
+)  # where a machine would take steps, or soon
 
 
-def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
+def ticket(run: Run, machine: Machine, now: float | None = None) -> messages.Signed:
     now = time.time() if now is None else now
     return mirror.identity().sign(
         "ticket",
-        wire.Ticket(
+        messages.Ticket(
             run=str(run.pk),
             peer=machine.key,
             machine=str(machine.pk),
             volunteer=salt.volunteer(machine.owner_id),
-            roles=[wire.Role.WORKER],
+            roles=[enums.Role.WORKER],
             issued=now,
             expires=now + TICKET_SECONDS,
             mirror=mirror.identity().key,
@@ -31,15 +34,17 @@ def ticket(run: Run, machine: Machine, now: float | None = None) -> wire.Signed:
     )
 
 
-def directive(run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, rests: bool = False) -> wire.Signed:
+def directive(
+    run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, rests: bool = False
+) -> messages.Signed:
     """`rests`: its owner wants this one machine to take no steps. What ends a run ends it for this one too."""
     version, listed = lists.named()
     return mirror.identity().sign(
         "directive",
-        wire.Directive(
+        messages.Directive(
             run=str(run.pk),
             machine=str(machine.pk),
-            status=wire.Status.PAUSED if rests and run.state in RESTED else run.state,
+            status=enums.Status.PAUSED if rests and run.state in RESTED else run.state,
             revoked=list(revoked),
             prepare=prepare,
             report_every=run.report_every,

@@ -1,7 +1,7 @@
 """Three kinds of machines that volunteers have, for the estimate. Their rates are what such machines sustain, not what
 their boxes say; every machine measures its own when it joins."""
 
-from barnraise.hardware import Hardware, Updates
+from barnraise.planning.hardware import Hardware, Updates
 
 GB = 10**9
 T = 1e12  # FLOP/s
@@ -16,7 +16,9 @@ _CPU_UPDATES = (
 )
 
 
-def _gpu(name: str, memory: int, device_memory: int, flops: float, bandwidth: float, link: float) -> Hardware:
+def _gpu(
+    name: str, memory: int, device_memory: int, flops: float, bandwidth: float, link: float
+) -> Hardware:
     """A GPU of so many FLOP/s in bf16, `bandwidth` B/s of memory of its own and `link` B/s to the PC's."""
     updates = tuple(
         Updates("device", dtype, bits, bandwidth / bytes_)

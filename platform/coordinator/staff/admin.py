@@ -16,15 +16,25 @@ class AnnouncementAdmin(ModelAdmin):
     search_fields = ["text"]
     list_select_related = ["by"]
     actions_detail = ["withdraw"]
-    has_delete_permission = Looked.has_delete_permission  # withdrawn, not deleted: what was said was said
+    has_delete_permission = (
+        Looked.has_delete_permission
+    )  # withdrawn, not deleted: what was said was said
     has_decide_permission = Looked.has_decide_permission
     decide = Looked.decide
 
     def save_model(self, request: HttpRequest, obj: Announcement, form, change: bool) -> None:
         obj.publish(request.user)
 
-    @action(description="Withdraw", permissions=["decide"], dialog=asks("Withdraw", "It is shown no more."))
+    @action(
+        description="Withdraw",
+        permissions=["decide"],
+        dialog=asks("Withdraw", "It is shown no more."),
+    )
     def withdraw(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self.decide(
-            request, object_id, lambda said: said.withdraw(request.user), "Withdrawn.", "It was over already."
+            request,
+            object_id,
+            lambda said: said.withdraw(request.user),
+            "Withdrawn.",
+            "It was over already.",
         )

@@ -29,7 +29,9 @@ class Recent(logging.Handler):
                 "at": time.time(),
                 "logger": entry.name,
                 "text": entry.getMessage()[:LONGEST],
-                "error": f"{entry.exc_info[0].__name__}: {entry.exc_info[1]}"[:LONGEST] if _raised(entry) else "",
+                "error": f"{entry.exc_info[0].__name__}: {entry.exc_info[1]}"[:LONGEST]
+                if _raised(entry)
+                else "",
                 "request_id": request_id.current(),
             }
             with client().pipeline(transaction=False) as pipe:

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
-from barnraise.wire import Status
+from barnraise.protocol.enums import Status
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
 from coordinator.memo import Memo
@@ -22,7 +22,9 @@ from coordinator.telemetry import stream
 BUSY = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
 LISTED = 12  # runs
 CELERY_QUEUE = "celery"
-counts: Memo[None, dict[str, Any]] = Memo(5.0)  # as often as the page asks: every machine and person is counted
+counts: Memo[None, dict[str, Any]] = Memo(
+    5.0
+)  # as often as the page asks: every machine and person is counted
 
 
 def figures() -> dict[str, Any]:
@@ -60,7 +62,9 @@ def _counts() -> dict[str, Any]:
 
 def _runs() -> list[dict[str, Any]]:
     """Those under way, the newest first, with who is alive in them."""
-    runs = list(Run.objects.filter(status__in=BUSY).select_related("owner").order_by("-pk")[:LISTED])
+    runs = list(
+        Run.objects.filter(status__in=BUSY).select_related("owner").order_by("-pk")[:LISTED]
+    )
     alive = {
         run: (machines, rate)
         for run, machines, rate in Membership.objects.alive()
@@ -70,7 +74,12 @@ def _runs() -> list[dict[str, Any]]:
         .values_list("run", "machines", "rate_now")
     }
     return [
-        {"run": run, "alive": alive.get(run.pk, (0, 0))[0], "rate": alive.get(run.pk, (0, 0))[1] or 0.0} for run in runs
+        {
+            "run": run,
+            "alive": alive.get(run.pk, (0, 0))[0],
+            "rate": alive.get(run.pk, (0, 0))[1] or 0.0,
+        }
+        for run in runs
     ]
 
 

@@ -14,5 +14,11 @@ def note(sender, instance: LogEntry, created: bool, **rest) -> None:
     if not created or apps.is_installed(f"coordinator.{label}"):
         return
     told = {"what": f"{label}.{instance.content_type.model if instance.content_type else ''}"}
-    told |= {"id": instance.object_id, "name": instance.object_repr, "change": instance.get_change_message()}
-    record(f"admin.{WORDS.get(instance.action_flag, 'change')}", instance, actor=instance.user, **told)
+    told |= {
+        "id": instance.object_id,
+        "name": instance.object_repr,
+        "change": instance.get_change_message(),
+    }
+    record(
+        f"admin.{WORDS.get(instance.action_flag, 'change')}", instance, actor=instance.user, **told
+    )

@@ -23,7 +23,11 @@ class Announcement(models.Model):
     starts = models.DateTimeField(default=timezone.now)
     ends = models.DateTimeField(null=True, blank=True, help_text="Empty: until it is withdrawn.")
     by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.SET_NULL, related_name="+"
+        settings.AUTH_USER_MODEL,
+        null=True,
+        editable=False,
+        on_delete=models.SET_NULL,
+        related_name="+",
     )
 
     class Meta:
@@ -43,12 +47,21 @@ class Announcement(models.Model):
         with transaction.atomic():
             self.by = actor
             self.save()
-            record(f"announcement.{word}", self, actor=actor, text=self.text, tone=self.tone, ends=self.ends)
+            record(
+                f"announcement.{word}",
+                self,
+                actor=actor,
+                text=self.text,
+                tone=self.tone,
+                ends=self.ends,
+            )
 
     def withdraw(self, actor) -> bool:
         """False when it was over already."""
         with transaction.atomic():
-            open_still = Announcement.objects.filter(Q(ends=None) | Q(ends__gt=timezone.now()), pk=self.pk)
+            open_still = Announcement.objects.filter(
+                Q(ends=None) | Q(ends__gt=timezone.now()), pk=self.pk
+            )
             if changed := open_still.update(ends=timezone.now()) == 1:
                 record("announcement.withdraw", self, actor=actor)
         self.refresh_from_db()

@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import FloatField, Func, TextField
 from django.db.models.functions import Cast
 
-from barnraise.wire import Status
+from barnraise.protocol.enums import Status
 from coordinator.accounts.models import machine_name, shown_name
 from coordinator.fleet.facts import KNOWING, facts
 from coordinator.fleet.models import Membership, is_alive
@@ -45,11 +45,26 @@ def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     live = stream.rows(run.pk)
     members = _newest(run, live)
     pks = [
-        pk for pk, mirror, machine, _, _, latest, *_ in members if mirror or not _is_whole(live.get(machine), latest)
+        pk
+        for pk, mirror, machine, _, _, latest, *_ in members
+        if mirror or not _is_whole(live.get(machine), latest)
     ]
     stored = _stored(pks) if pks else {}
     found = []
-    for pk, mirror, machine, last_seen, _, latest, revoked, key, hostname, owner, name, left in members:
+    for (
+        pk,
+        mirror,
+        machine,
+        last_seen,
+        _,
+        latest,
+        revoked,
+        key,
+        hostname,
+        owner,
+        name,
+        left,
+    ) in members:
         row = {
             "id": machine,
             "name": machine_name(hostname, key),
@@ -62,7 +77,9 @@ def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
             row |= newer
             row["last_seen"] = max(last_seen, newer["last_seen"])
             del row["seq"]
-        row["alive"] = revoked is None and is_alive(row["last_seen"], row["activity"], run.report_every, now)
+        row["alive"] = revoked is None and is_alive(
+            row["last_seen"], row["activity"], run.report_every, now
+        )
         row["rate"] = row["rate"] if row["alive"] else 0.0
         found.append(row)
     ledger = max(run.ledger_tokens, _ledger(found))
@@ -81,7 +98,11 @@ def _newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
         _, mirror, machine, _, heard, *_ = row
         told = live.get(machine, {}) if not mirror else {}
         at = max(heard, told.get("last_seen", 0.0))
-        if machine not in newest or at > newest[machine][0] or (at == newest[machine][0] and not mirror):
+        if (
+            machine not in newest
+            or at > newest[machine][0]
+            or (at == newest[machine][0] and not mirror)
+        ):
             newest[machine] = at, row
     return [row for _, row in newest.values()]
 
@@ -94,7 +115,9 @@ def _is_whole(row: dict[str, Any] | None, latest: int) -> bool:
 def summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The run's own line; `rows` as `workers` gave them. Times in seconds since 1970."""
     tokens, alive = max(run.ledger_tokens, _ledger(rows)), sum(row["alive"] for row in rows)
-    goes_on = run.state is Status.TRAINING and alive and tokens < run.token_budget  # what is waited for takes a query
+    goes_on = (
+        run.state is Status.TRAINING and alive and tokens < run.token_budget
+    )  # what is waited for takes a query
     return {
         "id": str(run.pk),
         "name": run.name,

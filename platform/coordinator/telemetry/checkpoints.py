@@ -12,7 +12,8 @@ from django.db import models, transaction
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise import wire
+from barnraise.protocol import messages
+from barnraise.protocol import reports as reports_module
 from barnraise.spec import Start
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
@@ -38,7 +39,11 @@ class Checkpoint(models.Model):
 
     class Meta:
         ordering = ["-tokens", "-id"]
-        constraints = [models.UniqueConstraint(fields=["run", "vector", "digest"], name="one_checkpoint_a_digest")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["run", "vector", "digest"], name="one_checkpoint_a_digest"
+            )
+        ]
         indexes = [models.Index(fields=["run", "-tokens"], name="checkpoints_of_a_run")]
 
     def __str__(self) -> str:
@@ -52,7 +57,9 @@ class Checkpoint(models.Model):
     @property
     def start(self) -> Start:
         """For a run that begins here."""
-        manifest = wire.Manifest.model_validate_json(wire.Signed.model_validate(self.run.manifest).body)
+        manifest = messages.Manifest.model_validate_json(
+            messages.Signed.model_validate(self.run.manifest).body
+        )
         return Start(str(self.run_id), self.digest, self.tokens, manifest.tokenizer or "")
 
 
@@ -66,19 +73,27 @@ class Holding(models.Model):
     told = models.BooleanField(default=False)  # to other mirrors
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["checkpoint", "machine"], name="one_holding_a_machine")]
+        constraints = [
+            models.UniqueConstraint(fields=["checkpoint", "machine"], name="one_holding_a_machine")
+        ]
 
     def __str__(self) -> str:
         return f"{self.machine} has {self.checkpoint}"
 
 
-def note(heard: Iterable[tuple[Membership, list[wire.Report]]]) -> None:
+def note(heard: Iterable[tuple[Membership, list[reports_module.Report]]]) -> None:
     """What these reports of machines announce, and confirm. Twice says no more than once, and costs nothing: every
     report carries the last announcement."""
     wanted: dict[tuple, list[Membership]] = {}  # (run, vector, digest) → who names it
     for member, reports in heard:
-        said = {r.checkpoint for r in reports if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.most_tokens}
-        named = {(view.vector, view.digest) for view in said} | {(r.vector, r.anchor) for r in reports if r.anchor}
+        said = {
+            r.checkpoint
+            for r in reports
+            if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.most_tokens
+        }
+        named = {(view.vector, view.digest) for view in said} | {
+            (r.vector, r.anchor) for r in reports if r.anchor
+        }
         named = {pair for pair in named if (member.pk, *pair) not in _noted}
         for view in said:
             if (view.vector, view.digest) in named:
@@ -92,15 +107,26 @@ def note(heard: Iterable[tuple[Membership, list[wire.Report]]]) -> None:
             wanted.setdefault((member.run_id, *pair), []).append(member)
     if not wanted:
         return
-    known = Checkpoint.objects.filter(run__in={run for run, _, _ in wanted}, vector__in={v for _, v, _ in wanted})
-    held = [(member, each) for each in known for member in wanted.get((each.run_id, each.vector, each.digest), ())]
-    Holding.objects.bulk_create(
-        [Holding(checkpoint=each, machine_id=member.machine_id) for member, each in held], ignore_conflicts=True
+    known = Checkpoint.objects.filter(
+        run__in={run for run, _, _ in wanted}, vector__in={v for _, v, _ in wanted}
     )
-    transaction.on_commit(lambda: _remember((member.pk, each.vector, each.digest) for member, each in held))
+    held = [
+        (member, each)
+        for each in known
+        for member in wanted.get((each.run_id, each.vector, each.digest), ())
+    ]
+    Holding.objects.bulk_create(
+        [Holding(checkpoint=each, machine_id=member.machine_id) for member, each in held],
+        ignore_conflicts=True,
+    )
+    transaction.on_commit(
+        lambda: _remember((member.pk, each.vector, each.digest) for member, each in held)
+    )
 
 
-_noted: dict[tuple[UUID, str, str], None] = {}  # what this process has seen committed, the oldest first
+_noted: dict[
+    tuple[UUID, str, str], None
+] = {}  # what this process has seen committed, the oldest first
 NOTED = 50_000
 
 
@@ -131,26 +157,38 @@ class Line:
 def lines(run: Run, most: int = SHOWN) -> list[Line]:
     """The newest first; four queries however many there are."""
     found = list(run.checkpoints.all()[:most])
-    holdings = Holding.objects.filter(checkpoint__in=found).select_related("machine").order_by("said", "pk")
+    holdings = (
+        Holding.objects.filter(checkpoint__in=found)
+        .select_related("machine")
+        .order_by("said", "pk")
+    )
     here = set(Membership.everywhere.alive().filter(run=run).values_list("machine_id", flat=True))
     by: dict[object, list[Machine]] = {each.pk: [] for each in found}
     for holding in holdings:
         by[holding.checkpoint_id].append(holding.machine)
-    vectors = [each.vector for each in run.checkpoints.filter(vector__in={each.vector for each in found})]
+    vectors = [
+        each.vector for each in run.checkpoints.filter(vector__in={each.vector for each in found})
+    ]
     told = []
     for each in found:
         machines = sorted(by[each.pk], key=lambda machine: machine.pk not in here)
         people = {machine.owner_id for machine in machines}
         names = tuple(machine.name for machine in machines)
         alive = sum(machine.pk in here for machine in machines)
-        told.append(Line(each, len(machines), len(people), names, alive, vectors.count(each.vector) - 1))
+        told.append(
+            Line(each, len(machines), len(people), names, alive, vectors.count(each.vector) - 1)
+        )
     return told
 
 
 def forget(run: Run) -> int:
     """Of a run with more than KEPT checkpoints, the oldest beyond them that only one machine ever spoke of."""
     beyond = run.checkpoints.order_by("-tokens", "-pk").values("pk")[KEPT:]
-    alone = Checkpoint.objects.filter(pk__in=beyond).annotate(count=models.Count("holdings")).filter(count__lt=2)
+    alone = (
+        Checkpoint.objects.filter(pk__in=beyond)
+        .annotate(count=models.Count("holdings"))
+        .filter(count__lt=2)
+    )
     gone = 0
     for checkpoint in alone:
         with mirrors.change():

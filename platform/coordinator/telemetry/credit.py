@@ -17,7 +17,7 @@ from django.db.models import Max, Sum
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise import wire
+from barnraise.protocol import messages
 from coordinator.accounts.models import Machine, Team, User
 from coordinator.fleet.models import Membership
 from coordinator.mirrors import lists
@@ -47,14 +47,24 @@ class Credit(models.Model):
     first = models.BigIntegerField()
     last = models.BigIntegerField()
     tokens = models.BigIntegerField()
-    told_last = models.BigIntegerField(default=0, db_default=0)  # mirrors have told each other up to this update…
+    told_last = models.BigIntegerField(
+        default=0, db_default=0
+    )  # mirrors have told each other up to this update…
     told_tokens = models.BigIntegerField(default=0, db_default=0)  # …and so many of these tokens
-    witness = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL, related_name="+")  # of the last of them
+    witness = models.ForeignKey(
+        Machine, null=True, on_delete=models.SET_NULL, related_name="+"
+    )  # of the last of them
     head = models.JSONField(null=True)  # the author's signed header of the last, and…
-    said = models.JSONField(null=True)  # …the witness's signed word for it: a `wire.Testimony`, for anybody to check
+    said = models.JSONField(
+        null=True
+    )  # …the witness's signed word for it: a `wire.Testimony`, for anybody to check
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["run", "machine", "incarnation", "day"], name="one_range_a_day")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["run", "machine", "incarnation", "day"], name="one_range_a_day"
+            )
+        ]
         indexes = [
             models.Index(fields=["machine", "day"], name="credit_of_a_machine"),
             models.Index(fields=["day"], name="credit_by_day"),
@@ -64,13 +74,15 @@ class Credit(models.Model):
         return f"{self.tokens:,} tokens of {self.machine}"
 
 
-def note(heard: list[tuple[Membership, Sequence[wire.Testimony]]]) -> None:
+def note(heard: list[tuple[Membership, Sequence[messages.Testimony]]]) -> None:
     """What these machines witness of others', whose signatures were checked; within the caller's transaction. Four
     statements at most."""
-    newest: dict[tuple, tuple[Membership, wire.Update, wire.Testimony]] = {}  # (run, author) → who has seen most of it
+    newest: dict[
+        tuple, tuple[Membership, messages.Update, messages.Testimony]
+    ] = {}  # (run, author) → who has seen most of it
     for member, told in heard:
         for each in told:
-            head = wire.Update.model_validate_json(each.head.body)
+            head = messages.Update.model_validate_json(each.head.body)
             before = newest.get(place := (member.run_id, member.machine.owner_id, head.author))
             if before is None or before[1].seq < head.seq:
                 newest[place] = member, head, each
@@ -78,7 +90,9 @@ def note(heard: list[tuple[Membership, Sequence[wire.Testimony]]]) -> None:
         return
     runs = {member.run_id: member.run for member, _, _ in newest.values()}
     keys = {author.partition(".")[0] for _, _, author in newest}
-    found = Membership.everywhere.filter(run__in=runs, machine__key__in=keys).order_by("tokens")  # the most: last
+    found = Membership.everywhere.filter(run__in=runs, machine__key__in=keys).order_by(
+        "tokens"
+    )  # the most: last
     authors = {
         (run, key): (machine, owner, tokens)
         for run, key, machine, owner, tokens in found.values_list(
@@ -87,14 +101,20 @@ def note(heard: list[tuple[Membership, Sequence[wire.Testimony]]]) -> None:
     }
     known: dict[tuple, tuple[int, int]] = {}  # (run, machine, incarnation) → (last, tokens) so far
     lives: dict[tuple, int] = defaultdict(int)  # (run, machine) → tokens of all its lives
-    ranges = Credit.objects.filter(run__in=runs, machine__in=[machine for machine, _, _ in authors.values()])
-    for row in ranges.values("run", "machine", "incarnation").annotate(end=Max("last"), sum=Sum("tokens")):
+    ranges = Credit.objects.filter(
+        run__in=runs, machine__in=[machine for machine, _, _ in authors.values()]
+    )
+    for row in ranges.values("run", "machine", "incarnation").annotate(
+        end=Max("last"), sum=Sum("tokens")
+    ):
         known[row["run"], row["machine"], row["incarnation"]] = row["end"], row["sum"]
         lives[row["run"], row["machine"]] += row["sum"]
     most = {run.pk: run.spec.max_tokens_per_update for run in runs.values()}
     several = lists.named()[0] > 0
     fresh: dict[tuple, Credit] = {}
-    for (run, _, author), (member, head, told) in sorted(newest.items(), key=lambda item: (item[0][2], item[1][1].seq)):
+    for (run, _, author), (member, head, told) in sorted(
+        newest.items(), key=lambda item: (item[0][2], item[1][1].seq)
+    ):
         key, _, incarnation = author.partition(".")
         machine, owner, reported = authors.get((run, key), (None, None, 0))
         if machine is None or owner == member.machine.owner_id:
@@ -123,7 +143,18 @@ def _extend(ranges: list[Credit]) -> None:
     if not ranges:
         return
     proof = ("head", "said")
-    columns = ("id", "run_id", "machine_id", "incarnation", "day", "first", "last", "tokens", "witness_id", *proof)
+    columns = (
+        "id",
+        "run_id",
+        "machine_id",
+        "incarnation",
+        "day",
+        "first",
+        "last",
+        "tokens",
+        "witness_id",
+        *proof,
+    )
     marks = ", ".join([f"({', '.join(['%s'] * len(columns))})"] * len(ranges))
     with connection.cursor() as cursor:
         cursor.execute(
@@ -163,24 +194,45 @@ def leaders(by: str, period: str = "all") -> list[Place]:
     found = Credit.objects.all()
     if (begin := since(period)) is not None:
         found = found.filter(day__gte=begin)
-    column = {"people": "machine__owner", "teams": "machine__owner__teams", "machines": "machine", "runs": "run"}[by]
+    column = {
+        "people": "machine__owner",
+        "teams": "machine__owner__teams",
+        "machines": "machine",
+        "runs": "run",
+    }[by]
     sums = (
-        found.exclude(**{column: None}).order_by().values(column).annotate(sum=Sum("tokens")).order_by("-sum", column)
+        found.exclude(**{column: None})
+        .order_by()
+        .values(column)
+        .annotate(sum=Sum("tokens"))
+        .order_by("-sum", column)
     )
     rows = [(row[column], row["sum"]) for row in sums[:SHOWN]]
     kind = {"people": User, "teams": Team, "machines": Machine, "runs": Run}[by]
     known = kind.objects.select_related(*(["owner"] if by in ("machines", "runs") else [])).in_bulk(
         [pk for pk, _ in rows]
     )
-    return [_place(rank, by, known[pk], tokens) for rank, (pk, tokens) in enumerate(rows, 1) if pk in known]
+    return [
+        _place(rank, by, known[pk], tokens)
+        for rank, (pk, tokens) in enumerate(rows, 1)
+        if pk in known
+    ]
 
 
 def _place(rank: int, by: str, what, tokens: int) -> Place:
     if by == "people":
-        return Place(rank, what.shown_name, tokens, f"/volunteers/{what.pk}/" if what.is_active else "")
+        return Place(
+            rank, what.shown_name, tokens, f"/volunteers/{what.pk}/" if what.is_active else ""
+        )
     if by == "machines":
         return Place(rank, what.name, tokens, "", what.owner.shown_name)
-    return Place(rank, what.name, tokens, what.get_absolute_url(), what.owner.shown_name if by == "runs" else "")
+    return Place(
+        rank,
+        what.name,
+        tokens,
+        what.get_absolute_url(),
+        what.owner.shown_name if by == "runs" else "",
+    )
 
 
 # ---- one person ----------------------------------------------------------------------------------------------------
@@ -204,7 +256,9 @@ class Record:
     @property
     def next(self) -> tuple[int, str] | None:
         """(tokens still lacking, the badge they lead to)."""
-        return next(((least - self.tokens, name) for least, name in BADGES if self.tokens < least), None)
+        return next(
+            ((least - self.tokens, name) for least, name in BADGES if self.tokens < least), None
+        )
 
 
 def badges(tokens: int) -> list[str]:
@@ -220,9 +274,16 @@ def of(person: User) -> Record:
         end=Max("day"),
         machines=models.Count("machine", distinct=True),
     )
-    by_run = list(rows.order_by().values("run").annotate(sum=Sum("tokens")).order_by("-sum")[:SHOWN])
+    by_run = list(
+        rows.order_by().values("run").annotate(sum=Sum("tokens")).order_by("-sum")[:SHOWN]
+    )
     known = Run.objects.in_bulk([row["run"] for row in by_run])
     runs = tuple((known[row["run"]], row["sum"]) for row in by_run)
     return Record(
-        sums["tokens"] or 0, sums["updates"] or 0, sums["machines"], runs, first=sums["begin"], last=sums["end"]
+        sums["tokens"] or 0,
+        sums["updates"] or 0,
+        sums["machines"],
+        runs,
+        first=sums["begin"],
+        last=sums["end"],
     )

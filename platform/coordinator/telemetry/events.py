@@ -7,14 +7,17 @@ from django.db import models
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.wire import Activity, Report, Status
+from barnraise.protocol.enums import Activity, Status
+from barnraise.protocol.reports import Report
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 
 AWAY = (Activity.PREPARING, Activity.JOINING, Activity.LEFT)
 HERE = (Activity.TRAINING, Activity.PAUSED, Activity.FINISHING)
-AWAY_AT_MOST = timedelta(minutes=15)  # between its last report to one mirror and its first to another
+AWAY_AT_MOST = timedelta(
+    minutes=15
+)  # between its last report to one mirror and its first to another
 
 
 class Event(models.Model):
@@ -32,27 +35,39 @@ class Event(models.Model):
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="+")
     kind = models.CharField(max_length=10, choices=Kind)
     at = models.DateTimeField(default=timezone.now)
-    mirror = models.CharField(max_length=64, blank=True, default="", db_default="")  # whose word it is; "": ours
-    changed = models.BigIntegerField(null=True, default=0, db_default=0)  # see `moments`; null: not ours to tell
+    mirror = models.CharField(
+        max_length=64, blank=True, default="", db_default=""
+    )  # whose word it is; "": ours
+    changed = models.BigIntegerField(
+        null=True, default=0, db_default=0
+    )  # see `moments`; null: not ours to tell
 
     class Meta:
         ordering = ["-at", "-id"]
         indexes = [
             models.Index(fields=["run", "-at"], name="events_of_a_run"),
             models.Index(fields=["at"], name="events_by_age"),
-            models.Index(fields=["changed", "id"], condition=models.Q(changed__isnull=False), name="events_to_tell"),
+            models.Index(
+                fields=["changed", "id"],
+                condition=models.Q(changed__isnull=False),
+                name="events_to_tell",
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.machine} {self.kind}"
 
 
-def told(member: Membership, reports: Sequence[Report], at: Sequence[float], moment: int) -> list[Event]:
+def told(
+    member: Membership, reports: Sequence[Report], at: Sequence[float], moment: int
+) -> list[Event]:
     """What these reports of one machine tell beyond what was known, `reports` ascending by seq, each measured `at` so
     many seconds since 1970; asked before the reports' numbers are taken over. To be saved, as of this `moment`."""
     known, found = member.activity, []
     for report, when in zip(reports, at, strict=True):
-        if report.seq > member.latest:  # one that fills a gap says what the machine did before what is known
+        if (
+            report.seq > member.latest
+        ):  # one that fills a gap says what the machine did before what is known
             if kind := turn(known, report.activity, member.run.state):
                 found.append(_event(member, kind, when, moment))
             known = report.activity
@@ -81,17 +96,27 @@ def _event(member: Membership, kind: Event.Kind, at: float, moment: int) -> Even
 
 def without_moves(found: list[Event]) -> list[Event]:
     """Without those of machines that were at work all along, and joined nothing but this mirror. One question."""
-    joined = {(event.run_id, event.machine_id): event for event in reversed(found) if event.kind == Event.Kind.JOINED}
+    joined = {
+        (event.run_id, event.machine_id): event
+        for event in reversed(found)
+        if event.kind == Event.Kind.JOINED
+    }
     if not joined:
         return found
     elsewhere = Membership.everywhere.exclude(mirror="").filter(
         run__in={run for run, _ in joined}, machine__in={machine for _, machine in joined},
         activity__in=HERE, heard__gt=timezone.now() - AWAY_AT_MOST,
     )  # fmt: skip
-    moved = {joined[place].pk for place in elsewhere.values_list("run", "machine") if place in joined}
+    moved = {
+        joined[place].pk for place in elsewhere.values_list("run", "machine") if place in joined
+    }
     return [event for event in found if event.pk not in moved]
 
 
 def _rested(member: Membership) -> bool:
-    last = Event.objects.filter(run=member.run, machine=member.machine_id).values_list("kind", flat=True).first()
+    last = (
+        Event.objects.filter(run=member.run, machine=member.machine_id)
+        .values_list("kind", flat=True)
+        .first()
+    )
     return last == Event.Kind.PAUSED

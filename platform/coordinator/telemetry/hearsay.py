@@ -56,11 +56,16 @@ def take(key: str, after: Places, news: News) -> Taken:
         )
         sums, future = _sums(news, members, now.timestamp())
         Rollup.objects.bulk_create(
-            sums, update_conflicts=True, unique_fields=["membership", "width", "bucket"], update_fields=TOTALS
+            sums,
+            update_conflicts=True,
+            unique_fields=["membership", "width", "bucket"],
+            update_fields=TOTALS,
         )
         points = list(_points(news, members, now.timestamp()))
         Point.objects.bulk_create(points, ignore_conflicts=True)
-        Event.objects.bulk_create(_comings(key, news, members, now.timestamp()), ignore_conflicts=True)
+        Event.objects.bulk_create(
+            _comings(key, news, members, now.timestamp()), ignore_conflicts=True
+        )
         waits = None in members and now < (ear.waits or now) + PATIENCE
         ear.waits = (ear.waits or now) if waits else None
         if not waits:
@@ -75,15 +80,24 @@ def _left_out(news: News, members: list[Membership | None], future: int, waits: 
     if None in members and not waits:
         run, machine = news.machines[members.index(None)]
         return f"tells of the machine {machine[:8]} in the run {run}, and no event told of both"
-    return f"tells of {future} sums of times that are not the run's: is its clock right?" if future else ""
+    return (
+        f"tells of {future} sums of times that are not the run's: is its clock right?"
+        if future
+        else ""
+    )
 
 
 def _members(key: str, news: News) -> list[Membership | None]:
     """The rows of the page's machines, in its order; those of this mirror that are new are not saved yet."""
     runs = Run.objects.in_bulk({run for run, _ in news.machines})
     runs = {str(pk): run for pk, run in runs.items()}
-    machines = {each.key: each for each in Machine.objects.filter(key__in={machine for _, machine in news.machines})}
-    known = Membership.everywhere.select_for_update().filter(mirror=key, run__in=runs, machine__in=machines.values())
+    machines = {
+        each.key: each
+        for each in Machine.objects.filter(key__in={machine for _, machine in news.machines})
+    }
+    known = Membership.everywhere.select_for_update().filter(
+        mirror=key, run__in=runs, machine__in=machines.values()
+    )
     there = {(member.run_id, member.machine_id): member for member in known}
     found: list[Membership | None] = []
     for run, machine in ((runs.get(run), machines.get(machine)) for run, machine in news.machines):
@@ -92,7 +106,9 @@ def _members(key: str, news: News) -> list[Membership | None]:
             continue
         place = run.pk, machine.pk
         if place not in there:
-            there[place] = Membership(mirror=key, run=run, machine=machine, last_seen=NEVER, changed=None)
+            there[place] = Membership(
+                mirror=key, run=run, machine=machine, last_seen=NEVER, changed=None
+            )
         there[place].run = run
         found.append(there[place])
     return found
@@ -115,7 +131,10 @@ def _sums(news: News, members: list[Membership | None], now: float) -> tuple[lis
     for each in news.sums:
         if (member := members[each.of]) is None:
             continue
-        if each.bucket % each.width or not member.run.created.timestamp() - EARLY <= each.bucket <= now + AHEAD:
+        if (
+            each.bucket % each.width
+            or not member.run.created.timestamp() - EARLY <= each.bucket <= now + AHEAD
+        ):
             future += 1
             continue
         totals = {name: getattr(each, name) for name in TOTALS}

@@ -52,7 +52,9 @@ def lines(run: Run) -> list[dict[str, Any]]:
         cursor.execute(means, [*wanted, width])
         for machine, tokens, loss in cursor.fetchall():
             points[machine].append([round(float(tokens)), round(loss, 5)])
-    return [{"id": str(m), "name": machines[m].name, "points": points[m]} for m in most if points[m]]
+    return [
+        {"id": str(m), "name": machines[m].name, "points": points[m]} for m in most if points[m]
+    ]
 
 
 _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)"
@@ -66,16 +68,26 @@ def _losses(run: Run, kind: str) -> list[tuple[int, float, float]]:
         cursor.execute(f"SELECT max(tokens) FROM {points}", wanted)
         most = cursor.fetchone()[0]
         width = max(1, math.ceil(((most or 0) + 1) / SERIES))
-        means = f"SELECT avg(tokens), avg(loss), avg(at) FROM {points} GROUP BY tokens / %s ORDER BY 1"
+        means = (
+            f"SELECT avg(tokens), avg(loss), avg(at) FROM {points} GROUP BY tokens / %s ORDER BY 1"
+        )
         cursor.execute(means, [*wanted, width])
-        return [(round(float(tokens)), round(loss, 5), round(at, 1)) for tokens, loss, at in cursor.fetchall()]
+        return [
+            (round(float(tokens)), round(loss, 5), round(at, 1))
+            for tokens, loss, at in cursor.fetchall()
+        ]
 
 
 def _rates(run: Run) -> list[list[float]]:
-    narrow = math.ceil(max(1.0, 1.5 * run.report_every / BUCKET)) * BUCKET if run.report_every > 5 else BUCKET
+    narrow = (
+        math.ceil(max(1.0, 1.5 * run.report_every / BUCKET)) * BUCKET
+        if run.report_every > 5
+        else BUCKET
+    )
     with connection.cursor() as cursor:
         cursor.execute(
-            f"SELECT width, min(bucket), max(bucket) FROM telemetry_rollup WHERE {_MEMBERS} GROUP BY width", [run.pk]
+            f"SELECT width, min(bucket), max(bucket) FROM telemetry_rollup WHERE {_MEMBERS} GROUP BY width",
+            [run.pk],
         )
         ranges = {width: (first, last) for width, first, last in cursor.fetchall()}
         if not ranges:

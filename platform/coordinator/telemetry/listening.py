@@ -8,8 +8,8 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.identity import digest, opened
-from barnraise.mirrors import Listed
+from barnraise.protocol.mirror_list import Listed
+from barnraise.protocol.signing import digest, opened
 from coordinator import mirror
 from coordinator.fleet.models import Membership
 from coordinator.mirrors import lists
@@ -29,7 +29,9 @@ def gather() -> int:
     """From every other mirror what is new there. How many rows came."""
     others = lists.others()
     forget({each.key for each in others})
-    gone = set(Standing.objects.filter(failures__gt=0).values_list("key", flat=True))  # their logs cannot be had either
+    gone = set(
+        Standing.objects.filter(failures__gt=0).values_list("key", flat=True)
+    )  # their logs cannot be had either
     return sum(listen(each) for each in others if each.key not in gone)
 
 
@@ -80,7 +82,11 @@ def ask(peer: Peer, after: Places) -> News:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:60] or "it"
-        raise Unheard(f"{peer.name}: its news is malformed: {where}: {first['msg'][:100]}") from None
-    if word != Word(mirror=peer.key, to=mirror.identity().key, nonce=wanted.nonce, digest=digest(page.text)):
+        raise Unheard(
+            f"{peer.name}: its news is malformed: {where}: {first['msg'][:100]}"
+        ) from None
+    if word != Word(
+        mirror=peer.key, to=mirror.identity().key, nonce=wanted.nonce, digest=digest(page.text)
+    ):
         raise Unheard(f"{peer.name} answered with news that is not for this request")
     return news

@@ -29,10 +29,16 @@ class Rollup(models.Model):
     updates_received = models.BigIntegerField(default=0)
     peer_bytes_sent = models.BigIntegerField(default=0)
     peer_bytes_received = models.BigIntegerField(default=0)
-    changed = models.BigIntegerField(null=True, default=0, db_default=0)  # see `moments`; null: another mirror's
+    changed = models.BigIntegerField(
+        null=True, default=0, db_default=0
+    )  # see `moments`; null: another mirror's
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["membership", "width", "bucket"], name="one_rollup_a_bucket")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["membership", "width", "bucket"], name="one_rollup_a_bucket"
+            )
+        ]
         indexes = [
             models.Index(fields=["width", "bucket"], name="rollups_by_age"),
             models.Index(fields=["changed", "id"], condition=OURS, name="rollups_to_tell"),
@@ -55,7 +61,11 @@ class Point(models.Model):
     changed = models.BigIntegerField(null=True, default=0, db_default=0)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["membership", "seq", "position"], name="one_point_a_place")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["membership", "seq", "position"], name="one_point_a_place"
+            )
+        ]
         indexes = [
             models.Index(fields=["membership", "kind", "tokens"]),
             models.Index(fields=["at"], name="points_by_age"),
@@ -74,7 +84,9 @@ class Receipt(models.Model):
     received = models.DateTimeField(default=timezone.now)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["membership", "seq"], name="one_receipt_a_report")]
+        constraints = [
+            models.UniqueConstraint(fields=["membership", "seq"], name="one_receipt_a_report")
+        ]
 
     def __str__(self) -> str:
         return f"{self.membership_id} report {self.seq}"

@@ -15,5 +15,8 @@ from coordinator.fleet.models import Membership
 def moment() -> int:
     """The next one. Within the transaction of the one process that drains (`rollup.drain`), so that they commit in
     order: each of its transactions changes a membership."""
-    last = Membership.everywhere.filter(changed__isnull=False).aggregate(last=Max("changed"))["last"] or 0
+    last = (
+        Membership.everywhere.filter(changed__isnull=False).aggregate(last=Max("changed"))["last"]
+        or 0
+    )
     return max(int(time.time() * 1000), last + 1)

@@ -8,7 +8,7 @@ from uuid import UUID
 from django.db.models import BigAutoField, BooleanField, F, Func, Model, QuerySet, UUIDField, Value
 from django.db.models.lookups import GreaterThan
 
-from barnraise.identity import digest
+from barnraise.protocol.signing import digest
 from coordinator import mirror
 from coordinator.fleet.models import Membership
 from coordinator.telemetry.models import Event, Point, Rollup
@@ -56,23 +56,33 @@ def news(after: Places) -> News:
     def of(run: UUID, key: str) -> int:
         return machines.setdefault((str(run), key), len(machines))
 
-    members = _beyond(Membership.objects.filter(latest__gt=0).select_related("machine"), after.frames, FRAMES)
+    members = _beyond(
+        Membership.objects.filter(latest__gt=0).select_related("machine"), after.frames, FRAMES
+    )
     sums = _beyond(Rollup.objects.all(), after.sums, SUMS, *THEIRS, *OF_SUM)
     points = _beyond(Point.objects.all(), after.points, POINTS, *THEIRS, *OF_POINT)
-    events = _beyond(Event.objects.all(), after.comings, COMINGS, "run", "machine__key", "kind", "at")
+    events = _beyond(
+        Event.objects.all(), after.comings, COMINGS, "run", "machine__key", "kind", "at"
+    )
     now = time.time()
     return News(
         frames=[_frame(m, of(m.run_id, m.machine.key), now, after.frames.moment) for m in members],
         sums=[Sum(of(run, key), *told) for _, _, run, key, *told in sums],
         points=[Measured(of(run, key), *told) for _, _, run, key, *told in points],
-        comings=[Coming(of(run, key), str(pk), kind, at.timestamp()) for _, pk, run, key, kind, at in events],
+        comings=[
+            Coming(of(run, key), str(pk), kind, at.timestamp())
+            for _, pk, run, key, kind, at in events
+        ],
         places=Places(
             frames=_place(((m.changed, m.pk) for m in members), after.frames),
             sums=_place(sums, after.sums),
             points=_place(points, after.points),
             comings=_place(events, after.comings),
         ),
-        more=len(members) == FRAMES or len(sums) == SUMS or len(points) == POINTS or len(events) == COMINGS,
+        more=len(members) == FRAMES
+        or len(sums) == SUMS
+        or len(points) == POINTS
+        or len(events) == COMINGS,
         machines=list(machines),
     )
 
@@ -81,7 +91,9 @@ def _beyond(rows: QuerySet[M], after: Place, most: int, *names: str) -> list[Any
     """The first `most` rows of ours past a place: (changed, id, *names) each, or whole ones without names."""
     pk = rows.model._meta.pk
     last = after.id or FIRST[type(pk)]
-    beyond = GreaterThan(Row(F("changed"), F("id")), Row(Value(after.moment), Value(pk.to_python(last), type(pk)())))
+    beyond = GreaterThan(
+        Row(F("changed"), F("id")), Row(Value(after.moment), Value(pk.to_python(last), type(pk)()))
+    )
     found = rows.filter(beyond, changed__isnull=False).order_by("changed", "id")[:most]
     return list(found.values_list("changed", "id", *names) if names else found)
 

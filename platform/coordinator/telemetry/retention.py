@@ -13,7 +13,9 @@ from coordinator.telemetry.models import Event, Receipt, Rollup
 
 DAY = 86_400
 ROLLUPS_KEPT = {10: 2 * DAY, 60: 30 * DAY}  # seconds of each width; rows of an hour stay
-POINTS_WHOLE = 30 * DAY  # after which one training loss of a machine stays an hour, and every validation
+POINTS_WHOLE = (
+    30 * DAY
+)  # after which one training loss of a machine stays an hour, and every validation
 EVENTS_KEPT = timedelta(days=90)
 AT_ONCE = 20_000  # rows a statement
 RECEIPTS_KEPT = timedelta(days=7)  # of machines that never came back to close a gap
@@ -22,7 +24,10 @@ RECEIPTS_KEPT = timedelta(days=7)  # of machines that never came back to close a
 def retain(now: float | None = None, seconds: float = 60.0) -> int:
     """How many rows went. Stops after so many seconds."""
     now, ends = time.time() if now is None else now, time.monotonic() + seconds
-    gone = sum(_by_batches(Rollup, ends, width=width, bucket__lt=now - kept) for width, kept in ROLLUPS_KEPT.items())
+    gone = sum(
+        _by_batches(Rollup, ends, width=width, bucket__lt=now - kept)
+        for width, kept in ROLLUPS_KEPT.items()
+    )
     while (thinned := _thin(now - POINTS_WHOLE)) and time.monotonic() < ends:
         gone += thinned
     gone += thinned

@@ -19,7 +19,9 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
-from barnraise.wire import Activity, Report, Testimony
+from barnraise.protocol.enums import Activity
+from barnraise.protocol.messages import Testimony
+from barnraise.protocol.reports import Report
 from coordinator import metrics
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import lived
@@ -53,7 +55,9 @@ def drain(*, wait: bool = False) -> int:
                 _store_all(raw)
             with client().pipeline(transaction=False) as pipe:
                 for text in raw:
-                    pipe.lrem(PENDING, 1, text)  # by value: after a restart the queue may not begin where it did
+                    pipe.lrem(
+                        PENDING, 1, text
+                    )  # by value: after a restart the queue may not begin where it did
                 pipe.execute()
             moved += len(raw)
             metrics.count("barnraise_reports_total", by=len(raw))
@@ -95,7 +99,9 @@ def _store_all(raw: list[str]) -> None:
             parsed = [Report.model_validate(r) for r in entry["reports"]]
             told = [Testimony.model_validate(t) for t in entry.get("witnessed", ())]
         except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
-            log.error("an entry of the queue is unreadable and was dropped: %.200s: %.200s", error, text)
+            log.error(
+                "an entry of the queue is unreadable and was dropped: %.200s: %.200s", error, text
+            )
             continue
         reports[pk] += parsed
         witnessed[pk] += told
@@ -124,11 +130,18 @@ def store(sent: Sent) -> None:
     locked = Membership.objects.select_for_update().filter(pk__in=sent).order_by("pk")
     members = list(locked.prefetch_related("run", "machine"))
     if len(members) < len(sent):
-        log.info("reports of %d memberships came after these were deleted", len(sent) - len(members))
+        log.info(
+            "reports of %d memberships came after these were deleted", len(sent) - len(members)
+        )
     held: dict[UUID, dict[int, datetime]] = defaultdict(dict)
-    for pk, seq, received in Receipt.objects.filter(membership__in=sent).values_list("membership", "seq", "received"):
+    for pk, seq, received in Receipt.objects.filter(membership__in=sent).values_list(
+        "membership", "seq", "received"
+    ):
         held[pk][seq] = received
-    here = {m.pk: {n for n in (*held[m.pk], *(r.seq for r in sent[m.pk][0])) if n > m.mark} for m in members}
+    here = {
+        m.pk: {n for n in (*held[m.pk], *(r.seq for r in sent[m.pk][0])) if n > m.mark}
+        for m in members
+    }
     safe_elsewhere = _safe_elsewhere(members, here)
     changed = moment()
     points: list[Point] = []
@@ -154,7 +167,9 @@ def store(sent: Sent) -> None:
             for i, p in enumerate(r.points)
         ]
         ordered = [fresh[seq] for seq in sorted(fresh)]
-        happened += events.told(member, ordered, [_measured(member, r, received) for r in ordered], changed)
+        happened += events.told(
+            member, ordered, [_measured(member, r, received) for r in ordered], changed
+        )
         _add_rollups(member, ordered, received, sums, changed)
         member.mark = max(member.mark, safe_elsewhere.get(member.pk, 0))
         receipts += _move_mark(member, held[member.pk], set(fresh), again)
@@ -168,7 +183,9 @@ def store(sent: Sent) -> None:
     events.Event.objects.bulk_create(events.without_moves(happened))
     _grow(sums, changed)
     # Each is there, and locked: what looks like an insertion is one UPDATE of all of them.
-    Membership.objects.bulk_create(members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING)
+    Membership.objects.bulk_create(
+        members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING
+    )
     checkpoints.note(heard)
     credit.note(testified)
 
@@ -177,15 +194,21 @@ def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> di
     """Membership → a number up to which another mirror holds everything, where what is `here` (numbers of reports)
     begins right behind it: what a machine told there it has dropped, and it will not come any more. No mirror's word
     reaches further: none can make us drop what a machine has yet to tell."""
-    firsts = {m.pk: min(here[m.pk]) - 1 for m in members if here[m.pk] and min(here[m.pk]) > m.mark + 1}
-    behind = {(member.run_id, member.machine_id): member.pk for member in members if member.pk in firsts}
+    firsts = {
+        m.pk: min(here[m.pk]) - 1 for m in members if here[m.pk] and min(here[m.pk]) > m.mark + 1
+    }
+    behind = {
+        (member.run_id, member.machine_id): member.pk for member in members if member.pk in firsts
+    }
     if not behind:
         return {}
     told = Membership.everywhere.exclude(mirror="").filter(
         run__in={run for run, _ in behind}, machine__in={machine for _, machine in behind}
     )
     marks = told.values_list("run", "machine", "mark")
-    known = [(behind[run, machine], mark) for run, machine, mark in marks if (run, machine) in behind]
+    known = [
+        (behind[run, machine], mark) for run, machine, mark in marks if (run, machine) in behind
+    ]
     return {pk: firsts[pk] for pk, mark in known if mark >= firsts[pk]}
 
 
@@ -194,7 +217,9 @@ def _measured(member: Membership, report: Report, received: float) -> float:
     return min(max(report.at, member.run.created.timestamp()), received)
 
 
-def _add_rollups(member: Membership, reports: list[Report], received: float, sums: Sums, changed: int) -> None:
+def _add_rollups(
+    member: Membership, reports: list[Report], received: float, sums: Sums, changed: int
+) -> None:
     """Adds each report to its bucket, and takes the newest's numbers over into the membership."""
     for report in reports:
         into = sums[member.pk, int(_measured(member, report, received)) // BUCKET * BUCKET]
@@ -202,11 +227,15 @@ def _add_rollups(member: Membership, reports: list[Report], received: float, sum
         into["rate_sum"] += report.rate
         if report.activity is Activity.FINISHED:
             member.safe = member.safe or timezone.now()
-        if report.seq <= member.latest:  # it fills a gap: the totals of a later one already hold its own
+        if (
+            report.seq <= member.latest
+        ):  # it fills a gap: the totals of a later one already hold its own
             continue
         for name in TOTALS:
             before, now = getattr(member, name), getattr(report, name)
-            into[name] += min(now - before if now >= before else now, MOST)  # less than before: a new state folder
+            into[name] += min(
+                now - before if now >= before else now, MOST
+            )  # less than before: a new state folder
         for name in LATEST:
             setattr(member, name, getattr(report, name))
         if report.plan:  # the last one stays, with the time measured under it
@@ -216,7 +245,11 @@ def _add_rollups(member: Membership, reports: list[Report], received: float, sum
         if report.trade:
             member.trade = report.trade.model_dump()
         member.lives = lived(member.lives, report.incarnation, report.updates_sent)
-        member.anchor, member.addresses, member.latest = report.anchor or "", list(report.addresses), report.seq
+        member.anchor, member.addresses, member.latest = (
+            report.anchor or "",
+            list(report.addresses),
+            report.seq,
+        )
 
 
 def _grow(sums: Sums, changed: int) -> None:
@@ -229,7 +262,11 @@ def _grow(sums: Sums, changed: int) -> None:
     if not wider:
         return
     rows = [
-        (*place, changed, *(grown[name] if name == "rate_sum" else int(grown[name]) for name in GROWN))
+        (
+            *place,
+            changed,
+            *(grown[name] if name == "rate_sum" else int(grown[name]) for name in GROWN),
+        )
         for place, grown in sorted(wider.items())
     ]
     marks = ", ".join([f"({', '.join(['%s'] * (4 + len(GROWN)))})"] * len(rows))
@@ -242,13 +279,19 @@ def _grow(sums: Sums, changed: int) -> None:
         )
 
 
-def _move_mark(member: Membership, held: dict[int, datetime], fresh: set[int], again: bool) -> list[Receipt]:
+def _move_mark(
+    member: Membership, held: dict[int, datetime], fresh: set[int], again: bool
+) -> list[Receipt]:
     """What is held beyond the mark, to be remembered. `again`: the machine has posted what is held a second time, so it
     would have posted what is missing."""
     beyond = fresh | set(held)
     member.mark = _contiguous(member.mark, beyond)
     waited = timezone.now() - min(held.values(), default=timezone.now())
-    if again and waited > timedelta(minutes=GAP_MINUTES) and (left := [seq for seq in beyond if seq > member.mark]):
+    if (
+        again
+        and waited > timedelta(minutes=GAP_MINUTES)
+        and (left := [seq for seq in beyond if seq > member.mark])
+    ):
         log.warning("%s lost its reports %s to %s", member, member.mark + 1, min(left) - 1)
         member.mark = _contiguous(min(left), beyond)
     if held:

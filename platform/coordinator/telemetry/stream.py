@@ -19,7 +19,8 @@ from redis.backoff import NoBackoff
 from redis.commands.core import Script
 from redis.retry import Retry
 
-from barnraise.wire import Report, Testimony
+from barnraise.protocol.messages import Testimony
+from barnraise.protocol.reports import Report
 from coordinator.fleet.models import Membership
 
 PENDING = "reports:pending"
@@ -36,7 +37,9 @@ def client() -> redis.Redis:
         decode_responses=True,
         socket_timeout=5,
         socket_connect_timeout=2,
-        retry=Retry(NoBackoff(), 1),  # once, for a connection that a restart cut; whoever asks should not wait for more
+        retry=Retry(
+            NoBackoff(), 1
+        ),  # once, for a connection that a restart cut; whoever asks should not wait for more
     )
 
 
@@ -52,7 +55,9 @@ class Behind(Exception):
     """The queue is full: whatever drains it does not run."""
 
 
-def ingest(membership: Membership, reports: list[Report], witnessed: Sequence[Testimony] = ()) -> None:
+def ingest(
+    membership: Membership, reports: list[Report], witnessed: Sequence[Testimony] = ()
+) -> None:
     """Queues what Postgres does not hold, and shows it to watchers. `reports` ascend by seq, and the testimonies were
     checked. Raises Behind."""
     fresh = [r for r in reports if r.seq > membership.mark]
@@ -102,7 +107,12 @@ def show(run: object, machine: object, point: dict) -> None:
     """One {kind, tokens, loss, at} that another mirror tells of, to watchers here."""
     key = points_key(run)
     with client().pipeline(transaction=False) as pipe:
-        pipe.xadd(key, {"point": json.dumps({"machine": str(machine), **point})}, maxlen=POINTS_KEPT, approximate=True)
+        pipe.xadd(
+            key,
+            {"point": json.dumps({"machine": str(machine), **point})},
+            maxlen=POINTS_KEPT,
+            approximate=True,
+        )
         pipe.expire(key, KEPT_SECONDS)
         pipe.execute()
 
@@ -116,7 +126,9 @@ def _row(report: Report, now: float) -> dict:
     return {**report.model_dump(mode="json", include=told.union(kept)), "last_seen": now}
 
 
-_read: dict[str, dict[str, tuple[str, dict]]] = {}  # run → machine → its row as it came, and what it says
+_read: dict[
+    str, dict[str, tuple[str, dict]]
+] = {}  # run → machine → its row as it came, and what it says
 
 
 def rows(run: object) -> dict[str, dict]:
@@ -124,7 +136,9 @@ def rows(run: object) -> dict[str, dict]:
     only what changed since is read anew."""
     told, before = client().hgetall(workers_key(run)), _read.pop(str(run), {})
     now = {
-        machine: kept if (kept := before.get(machine)) and kept[0] == row else (row, json.loads(row))
+        machine: kept
+        if (kept := before.get(machine)) and kept[0] == row
+        else (row, json.loads(row))
         for machine, row in told.items()
     }
     for oldest in list(_read)[: max(0, len(_read) - READ + 1)]:

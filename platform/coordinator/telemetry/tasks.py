@@ -8,7 +8,7 @@ from django.core.cache import cache
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from barnraise.wire import Status
+from barnraise.protocol.enums import Status
 from coordinator.accounts.models import Enrolment, Invitation
 from coordinator.fleet.facts import advance
 from coordinator.fleet.models import Membership
@@ -19,7 +19,9 @@ from coordinator.telemetry.shared import checkpoints, credits
 
 log = logging.getLogger("coordinator.telemetry")
 LATELY = timedelta(minutes=2)  # ago, at most, somebody reported in a run that may change
-LONGER = timedelta(hours=1)  # the same, where nothing waits for it: a last report may have been long in the queue,
+LONGER = timedelta(
+    hours=1
+)  # the same, where nothing waits for it: a last report may have been long in the queue,
 LONGER_EVERY = 300  # seconds, and whom a run waited for may have been revoked since
 
 
@@ -41,7 +43,9 @@ def tick() -> int:
     machines say, and when its owner leaves: the others, thousands perhaps, are not looked at, or now and then."""
     changed = 0
     since = timezone.now() - (LONGER if cache.add("telemetry:looked", 1, LONGER_EVERY) else LATELY)
-    complete = Q(status=Status.DRAFT, launch_requested=True, manifest__isnull=False)  # other drafts wait for people
+    complete = Q(
+        status=Status.DRAFT, launch_requested=True, manifest__isnull=False
+    )  # other drafts wait for people
     lately = Membership.everywhere.filter(run=OuterRef("pk"), last_seen__gt=since)
     heard = Q(Exists(lately)) | Q(owner__is_active=False)
     under_way = Q(status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED])
@@ -70,7 +74,11 @@ def retain() -> int:
 def tidy() -> int:
     """Forgets enrolments that nobody decided on, invitations that nobody answered, and where revoked machines were (a
     report that was still on its way may have said it again)."""
-    old = Enrolment.objects.filter(decision=Enrolment.Decision.PENDING, expires__lt=timezone.now() - timedelta(days=1))
+    old = Enrolment.objects.filter(
+        decision=Enrolment.Decision.PENDING, expires__lt=timezone.now() - timedelta(days=1)
+    )
     late = Invitation.objects.filter(expires__lt=timezone.now())
-    Membership.objects.filter(machine__revoked__isnull=False).exclude(addresses=[]).update(addresses=[])
+    Membership.objects.filter(machine__revoked__isnull=False).exclude(addresses=[]).update(
+        addresses=[]
+    )
     return old.delete()[0] + late.delete()[0]

@@ -7,8 +7,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from barnraise.wire import (
-    Activity,
+from barnraise.protocol.enums import Activity
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.reports import PlanView, TradeView
+from barnraise.protocol.types import (
     Count,
     Digest,
     Id,
@@ -16,12 +18,9 @@ from barnraise.wire import (
     Key,
     Loss,
     Message,
-    PlanView,
     Rate,
     Seconds,
-    Signed,
     Time,
-    TradeView,
     Version,
 )
 

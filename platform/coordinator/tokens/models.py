@@ -11,7 +11,9 @@ from uuid6 import uuid7
 
 from coordinator.audit.log import record
 
-BEGINS = "brn_"  # so that people, and programs that look for leaked secrets, know one when they see it
+BEGINS = (
+    "brn_"  # so that people, and programs that look for leaked secrets, know one when they see it
+)
 SCOPES = {
     "runs:read": "See the runs you may see, their machines and checkpoints",
     "runs:write": "Create, launch, pause, resume, cancel, copy and archive runs, take updates out, and invite people",
@@ -26,7 +28,9 @@ class Token(models.Model):
     """Its text is shown once and never kept: `digest` is the SHA-256 of it, enough for a secret of 256 bits."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="tokens")
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="tokens"
+    )
     name = models.CharField(max_length=60)
     digest = models.CharField(max_length=64, unique=True)
     begins = models.CharField(max_length=12)  # of the text, to tell tokens apart
@@ -76,7 +80,9 @@ class Token(models.Model):
     def revoke(self, *, actor=None) -> bool:
         """False when it was revoked before."""
         with transaction.atomic():
-            changed = Token.objects.filter(pk=self.pk, revoked=None).update(revoked=timezone.now()) == 1
+            changed = (
+                Token.objects.filter(pk=self.pk, revoked=None).update(revoked=timezone.now()) == 1
+            )
             if changed:
                 record("token.revoke", self, actor=actor)
         return changed

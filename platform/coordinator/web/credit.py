@@ -12,7 +12,9 @@ from coordinator.telemetry import credit
 
 BY = {"people": "People", "teams": "Teams", "machines": "Machines", "runs": "Runs"}
 PERIODS = {"week": "7 days", "month": "30 days", "year": "A year", "all": "All time"}
-leaders: Memo[tuple[str, str], list[credit.Place]] = Memo(30.0)  # a sum over everybody's credit is of no one moment
+leaders: Memo[tuple[str, str], list[credit.Place]] = Memo(
+    30.0
+)  # a sum over everybody's credit is of no one moment
 
 
 @require_safe
@@ -32,4 +34,6 @@ def volunteer(request: HttpRequest, person: uuid.UUID) -> HttpResponse:
     record = credit.of(found)
     if not record.tokens and request.user != found:
         raise Http404
-    return render(request, "volunteer.html", {"person": found, "record": record, "badges": credit.BADGES})
+    return render(
+        request, "volunteer.html", {"person": found, "record": record, "badges": credit.BADGES}
+    )

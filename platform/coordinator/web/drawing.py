@@ -11,7 +11,10 @@ EAVE = 4.2
 KNEE, KNEE_HEIGHT = 1.75, 6.7  # where the gambrel roof bends
 RIDGE = 8.3
 WIDTH = 8.0
-DEPTH_X, DEPTH_Y = 0.62, 0.3  # oblique projection: how far a unit of depth moves to the right and up
+DEPTH_X, DEPTH_Y = (
+    0.62,
+    0.3,
+)  # oblique projection: how far a unit of depth moves to the right and up
 SCALE = 26.0  # drawing units a unit of the frame
 MARGIN = 8.0
 
@@ -83,7 +86,9 @@ def frame() -> Drawing:
         return round(across * SCALE + MARGIN, 1), round(height - up * SCALE - MARGIN, 1)
 
     drawn = [Member(i, *flat(a), *flat(b), slender) for i, (a, b, slender) in enumerate(timbers)]
-    far_first = sorted(drawn, key=lambda member: -min(timbers[member.order][0][2], timbers[member.order][1][2]))
+    far_first = sorted(
+        drawn, key=lambda member: -min(timbers[member.order][0][2], timbers[member.order][1][2])
+    )
     return Drawing(width, height, tuple(far_first))
 
 

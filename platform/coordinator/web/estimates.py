@@ -5,7 +5,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from barnraise.hardware import Hardware
+from barnraise.planning.hardware import Hardware
 from coordinator.fleet.joining import refusal, short_of
 from coordinator.fleet.machines import measured
 from coordinator.runs.estimate import LINES, Need, download_seconds, estimate
@@ -47,8 +47,13 @@ def run_estimate(request: HttpRequest) -> HttpResponse:
 def run_fits(request: HttpRequest, slug: str) -> HttpResponse:
     """Whether this person's machines would do for the run, or machines that people have."""
     run = visible(request, slug)
-    own = [fit(run, machine.name, measured(machine), refusal(run, machine)) for machine in theirs(request)]
-    typical = [fit(run, name, has, short_of(run, has.memory, has.device_memory)) for name, has in MACHINES]
+    own = [
+        fit(run, machine.name, measured(machine), refusal(run, machine))
+        for machine in theirs(request)
+    ]
+    typical = [
+        fit(run, name, has, short_of(run, has.memory, has.device_memory)) for name, has in MACHINES
+    ]
     return render(request, "parts/fits.html", {"run": run, "own": own, "typical": typical})
 
 

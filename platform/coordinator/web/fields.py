@@ -12,7 +12,11 @@ SOURCE_WORDS = {
     "files": "Files on my own machine",
 }
 TOKENIZER_WORDS = {"bpe": "Byte-pair encoding, learnt from the text", "bytes": "Bytes (256 tokens)"}
-ACCESS_WORDS = {Access.ANYONE: "Anyone", Access.INVITATION: "People I invite by a link", Access.TEAM: "A team of mine"}
+ACCESS_WORDS = {
+    Access.ANYONE: "Anyone",
+    Access.INVITATION: "People I invite by a link",
+    Access.TEAM: "A team of mine",
+}
 STRATEGY_WORDS = {
     "streams": "As said below; rounds end together by the clock, and are said a part at a time",
     "windows": "As said below, and rounds end together by the clock",
@@ -48,10 +52,16 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
     "How machines agree": {
         "recipe.strategy": ("Strategy", "nobody waits for anybody in any of them"),
         "recipe.codec": ("Updates say", "less of each update on slower lines"),
-        "recipe.round_steps": ("Steps a round", "between two updates of a machine; its line decides where updates do"),
+        "recipe.round_steps": (
+            "Steps a round",
+            "between two updates of a machine; its line decides where updates do",
+        ),
         "recipe.outer_rate": ("Outer rate", "how much of a round goes into its update"),
         "recipe.outer_momentum": ("Outer momentum", ""),
-        "recipe.speculation": ("Speculation", "trust in a guess of the updates that are under way; 0: none is made"),
+        "recipe.speculation": (
+            "Speculation",
+            "trust in a guess of the updates that are under way; 0: none is made",
+        ),
         "recipe.feedback_decay": ("Error feedback", "how much of what compression dropped is kept"),
     },
     "The text and the rest": {
@@ -76,9 +86,18 @@ APART = ("name", "preset", "volunteers", *OWN, *TERMS)  # not of the spec
 
 def number(label: str, note: str, placeholder: str) -> forms.CharField:
     """Numbers are text: 1e6, 1_000_000 and 1,000,000 all mean a million, and what was typed stays as typed."""
-    attrs = {"placeholder": placeholder, "autocomplete": "off", "class": "number-input", "inputmode": "decimal"}
+    attrs = {
+        "placeholder": placeholder,
+        "autocomplete": "off",
+        "class": "number-input",
+        "inputmode": "decimal",
+    }
     return forms.CharField(
-        required=False, max_length=40, label=label, help_text=note, widget=forms.TextInput(attrs=attrs)
+        required=False,
+        max_length=40,
+        label=label,
+        help_text=note,
+        widget=forms.TextInput(attrs=attrs),
     )
 
 
@@ -96,14 +115,20 @@ def choice(label: str, words: dict[str, str], note: str = "") -> forms.ChoiceFie
 
 def lines(label: str, note: str, rows: int, longest: int) -> forms.CharField:
     widget = forms.Textarea(attrs={"rows": rows, "spellcheck": "false"})
-    return forms.CharField(required=False, max_length=longest, label=label, help_text=note, widget=widget, strip=False)
+    return forms.CharField(
+        required=False, max_length=longest, label=label, help_text=note, widget=widget, strip=False
+    )
 
 
 def term_fields(owner) -> dict[str, forms.Field]:
     """Who may join, and the notes. A team is one of the owner's."""
     teams = [(str(team.pk), team.name) for team in owner.teams.all()] if owner else []
     known = {str(name): word for name, word in ACCESS_WORDS.items() if teams or name != Access.TEAM}
-    team = {} if not teams else {"team": forms.ChoiceField(required=False, choices=[("", "–"), *teams], label="Team")}
+    team = (
+        {}
+        if not teams
+        else {"team": forms.ChoiceField(required=False, choices=[("", "–"), *teams], label="Team")}
+    )
     return {
         "access": choice("Who may join", known),
         **team,

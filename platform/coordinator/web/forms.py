@@ -14,7 +14,17 @@ from coordinator.runs.drafts import OFFERED, spec_from_fields
 from coordinator.runs.models import Run
 from coordinator.runs.terms import Terms
 from coordinator.web import fields as words
-from coordinator.web.fields import ADVANCED, APART, CHOICES, OWN, PLAIN, TERMS, number, plain_number, sentence
+from coordinator.web.fields import (
+    ADVANCED,
+    APART,
+    CHOICES,
+    OWN,
+    PLAIN,
+    TERMS,
+    number,
+    plain_number,
+    sentence,
+)
 
 SHAPE = ("layers", "width", "heads", "context", "vocabulary")
 START = "gpt-nano"
@@ -44,7 +54,11 @@ class Telling(forms.Form):
 
     def problems(self) -> list[tuple[str, str]]:
         """(id of the field, sentence): the list above the form."""
-        return [(self[name].auto_id, next(iter(self.errors[name]))) for name in self.fields if name in self.errors]
+        return [
+            (self[name].auto_id, next(iter(self.errors[name])))
+            for name in self.fields
+            if name in self.errors
+        ]
 
     def typed_number(self, name: str, kind: type, default: float) -> float:
         text = plain_number(self.cleaned_data.get(name) or "")
@@ -66,7 +80,9 @@ class Telling(forms.Form):
             sizes[name] = round(gigabytes * 1e9)
         said = self.cleaned_data
         team = UUID(said["team"]) if said.get("team") else None
-        return Terms(access=said.get("access") or "anyone", notes=said.get("notes") or "", team=team, **sizes)
+        return Terms(
+            access=said.get("access") or "anyone", notes=said.get("notes") or "", team=team, **sizes
+        )
 
 
 class TermsForm(Telling):
@@ -91,7 +107,11 @@ class TermsForm(Telling):
 class ExtendForm(Telling):
     """More tokens for a run under way."""
 
-    tokens = number("Tokens more", "While some of its budget are left: once it is spent, copy the run instead.", "")
+    tokens = number(
+        "Tokens more",
+        "While some of its budget are left: once it is spent, copy the run instead.",
+        "",
+    )
 
     def __init__(self, *args, run: Run, **kwargs):
         super().__init__(*args, **kwargs)
@@ -118,9 +138,14 @@ class RunForm(Telling):
     """Numbers are text here: 1e6, 1_000_000 and 1,000,000 all mean a million, and what was typed stays as typed."""
 
     name = forms.CharField(
-        required=False, max_length=200, label="Name", help_text="Others see it, and it becomes the run's address."
+        required=False,
+        max_length=200,
+        label="Name",
+        help_text="Others see it, and it becomes the run's address.",
     )
-    preset = forms.ChoiceField(choices=[(name, name) for name in PRESETS], initial=START, label="Model")
+    preset = forms.ChoiceField(
+        choices=[(name, name) for name in PRESETS], initial=START, label="Model"
+    )
 
     def __init__(self, *args, run: Run | None = None, owner=None, **kwargs):
         """`owner`: whose run it would be; of one that is edited it is known."""
@@ -130,7 +155,9 @@ class RunForm(Telling):
         super().__init__(*args, **kwargs)
         defaults = _flat(RunSpec(model=preset(START)))
         self.fields["recipe.token_budget"] = number(
-            "Token budget", "Training ends when all machines together have trained on so many.", BUDGET
+            "Token budget",
+            "Training ends when all machines together have trained on so many.",
+            BUDGET,
         )
         self.fields["text.source"] = words.choice("Text", words.SOURCE_WORDS)
         self.fields["text.places"] = words.lines(
@@ -151,7 +178,9 @@ class RunForm(Telling):
                 if known := CHOICES.get(name):
                     now = self.initial.get(name)
                     known = known if now in (None, *dict(known)) else [*known, (now, now)]
-                    self.fields[name] = forms.ChoiceField(required=False, choices=known, label=label, help_text=note)
+                    self.fields[name] = forms.ChoiceField(
+                        required=False, choices=known, label=label, help_text=note
+                    )
                     continue
                 hint = "" if name == "seed" else str(OWN.get(name, defaults.get(name, "")))
                 self.fields[name] = number(label, note, hint)
@@ -164,7 +193,9 @@ class RunForm(Telling):
             if name not in APART and value
         }
         typed = {**OFFERED, "recipe.token_budget": BUDGET, **typed}
-        own = {name: self.typed_number(name, type(default), default) for name, default in OWN.items()}
+        own = {
+            name: self.typed_number(name, type(default), default) for name, default in OWN.items()
+        }
         cleaned["terms"] = terms = self.typed_terms()
         found = terms.problems()
         if not 1 <= len(" ".join(cleaned.get("name", "").split())) <= 80:
@@ -183,9 +214,13 @@ class RunForm(Telling):
         try:
             if self.run is None:
                 own = {name: cleaned[name] for name in OWN}
-                return Run.create(owner, cleaned["name"], cleaned["spec"], terms=cleaned["terms"], **own)
+                return Run.create(
+                    owner, cleaned["name"], cleaned["spec"], terms=cleaned["terms"], **own
+                )
             if not self.run.edit(cleaned["name"], cleaned["spec"], actor=owner):
-                self.add_error(None, "The run was launched or changed meanwhile: go back and look at it again.")
+                self.add_error(
+                    None, "The run was launched or changed meanwhile: go back and look at it again."
+                )
                 return None
             self.run.arrange(cleaned["terms"], actor=owner)
             return self.run
@@ -199,7 +234,12 @@ class RunForm(Telling):
         chosen = self["preset"].value()
         models = {name: preset(name) for name in PRESETS}
         return [
-            PresetCard(name, model.parameters, {part: getattr(model, part) for part in SHAPE}, name == chosen)
+            PresetCard(
+                name,
+                model.parameters,
+                {part: getattr(model, part) for part in SHAPE},
+                name == chosen,
+            )
             for name, model in models.items()
         ]
 
@@ -210,14 +250,20 @@ class RunForm(Telling):
         return [self[name] for name in TERMS if name in self.fields]
 
     def sections(self) -> list[tuple[str, list[forms.BoundField]]]:
-        return [(title, [self[name] for name in names if name in self.fields]) for title, names in ADVANCED.items()]
+        return [
+            (title, [self[name] for name in names if name in self.fields])
+            for title, names in ADVANCED.items()
+        ]
 
     def opened(self) -> bool:
         """Whether something folded away has a value or a problem."""
         folded = [field for _, fields in self.sections() for field in fields]
         typed = self.data if self.is_bound else self.initial
         usual = {name: known[0][0] for name, known in CHOICES.items()}
-        return any(field.errors or typed.get(field.name) not in (None, "", usual.get(field.name)) for field in folded)
+        return any(
+            field.errors or typed.get(field.name) not in (None, "", usual.get(field.name))
+            for field in folded
+        )
 
     def volunteers(self) -> int:
         """How many the estimate is for, whatever was typed."""
@@ -238,7 +284,11 @@ def typed_as(terms: Terms) -> dict[str, str]:
 
 def _flat(spec: RunSpec) -> dict[str, Any]:
     raw = dataclasses.asdict(spec)
-    parts = {f"{part}.{name}": value for part in ("model", "text", "recipe") for name, value in raw[part].items()}
+    parts = {
+        f"{part}.{name}": value
+        for part in ("model", "text", "recipe")
+        for name, value in raw[part].items()
+    }
     return {**parts, "seed": raw["seed"]}
 
 
@@ -246,9 +296,16 @@ def _typed(run: Run) -> dict[str, Any]:
     """A draft as somebody would have typed it: only what differs from the preset and the defaults."""
     spec = run.spec
     shape = dataclasses.asdict(spec.model)
-    near = [name for name in PRESETS if all(shape[p] == getattr(preset(name), p) for p in ("layers", "width", "heads"))]
+    near = [
+        name
+        for name in PRESETS
+        if all(shape[p] == getattr(preset(name), p) for p in ("layers", "width", "heads"))
+    ]
     chosen = near[0] if near else START
-    defaults = {**_flat(RunSpec(model=preset(chosen, 256 if spec.text.tokenizer == "bytes" else None))), "seed": None}
+    defaults = {
+        **_flat(RunSpec(model=preset(chosen, 256 if spec.text.tokenizer == "bytes" else None))),
+        "seed": None,
+    }
     always = {*PLAIN, *CHOICES}
     changed = {n: str(v) for n, v in _flat(spec).items() if n in always or v != defaults[n]}
     if spec.recipe.codec == AUTO:

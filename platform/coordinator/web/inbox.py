@@ -23,7 +23,9 @@ PAGE = 30  # notices
 @login_required
 @require_safe
 def notices(request: HttpRequest) -> HttpResponse:
-    page = Paginator(request.user.notices.filter(shown=True), PAGE).get_page(request.GET.get("page"))
+    page = Paginator(request.user.notices.filter(shown=True), PAGE).get_page(
+        request.GET.get("page")
+    )
     return render(request, "notices.html", {"page": page})
 
 
@@ -79,7 +81,9 @@ def webhook_kinds(request: HttpRequest, webhook: uuid.UUID) -> HttpResponse:
     return redirect("webhooks")
 
 
-def _webhooks(request: HttpRequest, form: WebhookForm, changed: KindsForm | None = None) -> HttpResponse:
+def _webhooks(
+    request: HttpRequest, form: WebhookForm, changed: KindsForm | None = None
+) -> HttpResponse:
     """The page, with what was typed into either of its forms."""
     rows = [
         (hook, changed if changed and changed.hook == hook else KindsForm(hook=hook))

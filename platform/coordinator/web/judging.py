@@ -14,8 +14,14 @@ from coordinator.web.forms import Telling
 class VerdictForm(Telling):
     """Of one machine: everything from a number on, or single updates, or both."""
 
-    author = forms.ChoiceField(label="Whose updates", help_text="Each of its lives numbers its updates anew.")
-    first = number("From this update on", "All of them come out, and nothing more is taken of it. 1: every one.", "")
+    author = forms.ChoiceField(
+        label="Whose updates", help_text="Each of its lives numbers its updates anew."
+    )
+    first = number(
+        "From this update on",
+        "All of them come out, and nothing more is taken of it. 1: every one.",
+        "",
+    )
     updates = forms.CharField(
         required=False,
         max_length=4000,
@@ -39,7 +45,9 @@ class VerdictForm(Telling):
             return cleaned
         try:
             first = self.typed_number("first", int, 0) if cleaned.get("first") else None
-            cleaned["charge"] = Charge(cleaned["author"], first, single_updates(cleaned.get("updates") or ""))
+            cleaned["charge"] = Charge(
+                cleaned["author"], first, single_updates(cleaned.get("updates") or "")
+            )
         except SpecError as error:
             self.tell(error)
             return cleaned
@@ -50,7 +58,9 @@ class VerdictForm(Telling):
     def save(self, actor) -> bool:
         """False when the run has changed meanwhile: what is wrong is then at the fields."""
         try:
-            Verdict.give(self.run, [self.cleaned_data["charge"]], self.cleaned_data["reason"], actor=actor)
+            Verdict.give(
+                self.run, [self.cleaned_data["charge"]], self.cleaned_data["reason"], actor=actor
+            )
         except SpecError as error:
             self.tell(error)
             return False

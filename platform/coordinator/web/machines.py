@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from barnraise import wire
+from barnraise.protocol import messages as messages_module
 from coordinator.accounts.models import Enrolment, Machine, Refused
 from coordinator.fleet.machines import Rest, measured
 from coordinator.fleet.models import Membership
@@ -22,7 +22,9 @@ LONGEST = 60  # characters of a name
 def theirs(request: HttpRequest):
     """This person's machines with what the pages show of them, those that were revoked last."""
     member = Membership.everywhere.newest().select_related("run").order_by("-last_seen")
-    found = request.user.machines.select_related("rest", "measured").prefetch_related(Prefetch("memberships", member))
+    found = request.user.machines.select_related("rest", "measured").prefetch_related(
+        Prefetch("memberships", member)
+    )
     return found.order_by(F("revoked").asc(nulls_first=True), "-enrolled")
 
 
@@ -60,7 +62,10 @@ def machine_control(request: HttpRequest, machine: uuid.UUID, action: str) -> Ht
     """ "pause", "resume" or "revoke", as the addresses have them."""
     found = get_object_or_404(Machine, pk=machine, owner=request.user)
     done, said = {
-        "pause": (lambda: Rest.begin(found, actor=request.user), "pauses with its next report, and keeps its state."),
+        "pause": (
+            lambda: Rest.begin(found, actor=request.user),
+            "pauses with its next report, and keeps its state.",
+        ),
         "resume": (lambda: Rest.end(found, actor=request.user), "goes on with its next report."),
         "revoke": (
             lambda: found.revoke(actor=request.user),
@@ -88,7 +93,10 @@ def enrol_code(request: HttpRequest) -> HttpResponse:
 @login_required
 def enrol(request: HttpRequest, code: str) -> HttpResponse:
     found = Enrolment.find(code)
-    if found is None or found.decided_by_id not in (None, request.user.pk):  # decided by somebody else: not theirs
+    if found is None or found.decided_by_id not in (
+        None,
+        request.user.pk,
+    ):  # decided by somebody else: not theirs
         return render(request, "enrol_code.html", {"typed": code}, status=404)
     refusal = ""
     if request.method == "POST":
@@ -99,7 +107,7 @@ def enrol(request: HttpRequest, code: str) -> HttpResponse:
                 found.refuse(request.user)
         except Refused as error:
             refusal = f"{str(error)[:1].upper()}{str(error)[1:]}."
-    about = wire.Machine.model_validate(found.about)
+    about = messages_module.Machine.model_validate(found.about)
     context = {"enrolment": found, "about": about, "refusal": refusal, "runs": []}
     if found.status == "approved" and not refusal:
         context["runs"] = Run.objects.visible_to(request.user).filter(status__in=UNFINISHED)[:3]

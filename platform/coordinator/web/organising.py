@@ -27,7 +27,9 @@ def run_terms(request: HttpRequest, slug: str) -> HttpResponse:
         form.save(request.user)
         messages.success(request, "Saved.")
         return redirect(run)
-    return render(request, "run_terms.html", {"form": form, "run": run}, status=422 if form.is_bound else 200)
+    return render(
+        request, "run_terms.html", {"form": form, "run": run}, status=422 if form.is_bound else 200
+    )
 
 
 @login_required
@@ -36,7 +38,9 @@ def run_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
     run = controlled(request, slug)
     form = VerdictForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
-        messages.success(request, "Signed. Machines hear of it with their next reports, and from each other.")
+        messages.success(
+            request, "Signed. Machines hear of it with their next reports, and from each other."
+        )
         return redirect("run_verdicts", slug=run.slug)
     context = {"form": form, "run": run, "verdicts": run.verdicts.select_related("by")[:100]}
     return render(request, "run_verdicts.html", context, status=422 if form.is_bound else 200)
@@ -48,9 +52,14 @@ def run_extend(request: HttpRequest, slug: str) -> HttpResponse:
     run = controlled(request, slug)
     form = ExtendForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
-        messages.success(request, f"{form.cleaned_data['tokens']:,} tokens more: its machines hear of it in seconds.")
+        messages.success(
+            request,
+            f"{form.cleaned_data['tokens']:,} tokens more: its machines hear of it in seconds.",
+        )
         return redirect(run)
-    return render(request, "run_extend.html", {"form": form, "run": run}, status=422 if form.is_bound else 200)
+    return render(
+        request, "run_extend.html", {"form": form, "run": run}, status=422 if form.is_bound else 200
+    )
 
 
 @login_required
@@ -66,7 +75,9 @@ def run_clone(request: HttpRequest, slug: str) -> HttpResponse:
     except SpecError as error:
         messages.error(request, f"This run cannot be copied as it is: {error}.")
         return redirect(run)
-    messages.success(request, f"A draft with the rules of {run.name}: change what you like, then launch it.")
+    messages.success(
+        request, f"A draft with the rules of {run.name}: change what you like, then launch it."
+    )
     return redirect("run_edit", slug=copy.slug)
 
 
@@ -83,7 +94,9 @@ def checkpoint(run: Run, pk: str) -> Checkpoint:
 def run_invite(request: HttpRequest, slug: str) -> HttpResponse:
     run = controlled(request, slug)
     Invitation.make(run, request.POST.get("note", "").strip(), actor=request.user)
-    messages.success(request, "Here is a link. Whoever follows it, signed in, may join with their machines.")
+    messages.success(
+        request, "Here is a link. Whoever follows it, signed in, may join with their machines."
+    )
     return redirect(f"{run.get_absolute_url()}#invitations")
 
 
@@ -108,5 +121,7 @@ def invited(request: HttpRequest, slug: str, token: str) -> HttpResponse:
         if invitation.accept(request.user):
             messages.success(request, f"Your machines may join {run.name}.")
             return redirect(run if run.may_see(request.user) else "runs")
-        messages.error(request, "This link has brought as many people as it may: ask the owner for another.")
+        messages.error(
+            request, "This link has brought as many people as it may: ask the owner for another."
+        )
     return render(request, "invited.html", {"run": run, "invitation": invitation})

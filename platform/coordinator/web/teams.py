@@ -20,8 +20,14 @@ LISTED = 200  # teams on one page
 @require_safe
 def team_list(request: HttpRequest) -> HttpResponse:
     teams = Team.objects.annotate(size=Count("members"))
-    mine = teams.filter(pk__in=request.user.teams.all()) if request.user.is_authenticated else Team.objects.none()
-    return render(request, "teams.html", {"mine": mine, "teams": teams.order_by("-size", "name")[:LISTED]})
+    mine = (
+        teams.filter(pk__in=request.user.teams.all())
+        if request.user.is_authenticated
+        else Team.objects.none()
+    )
+    return render(
+        request, "teams.html", {"mine": mine, "teams": teams.order_by("-size", "name")[:LISTED]}
+    )
 
 
 @login_required
@@ -122,7 +128,12 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
             return redirect("teams")
         except Refused as error:
             refusal = error.sentence
-    return render(request, "invitation.html", {"found": found, "refusal": refusal}, status=409 if refusal else 200)
+    return render(
+        request,
+        "invitation.html",
+        {"found": found, "refusal": refusal},
+        status=409 if refusal else 200,
+    )
 
 
 def led(request: HttpRequest, slug: str) -> Team:
@@ -134,14 +145,20 @@ def led(request: HttpRequest, slug: str) -> Team:
 
 
 def _page(
-    request: HttpRequest, team: Team, rename: TeamForm | None = None, invite: InviteForm | None = None
+    request: HttpRequest,
+    team: Team,
+    rename: TeamForm | None = None,
+    invite: InviteForm | None = None,
 ) -> HttpResponse:
     leads = team.may_lead(request.user)
     context = {
         "team": team,
-        "members": team.members.select_related("person").annotate(machines=Count("person__machines")),
+        "members": team.members.select_related("person").annotate(
+            machines=Count("person__machines")
+        ),
         "leads": leads,
-        "within": request.user.is_authenticated and team.members.filter(person=request.user).exists(),
+        "within": request.user.is_authenticated
+        and team.members.filter(person=request.user).exists(),
         "invitations": team.invitations.all() if leads else [],
         "rename": rename or TeamForm(initial={"name": team.name}, auto_id="id_rename_%s"),
         "invite": invite or InviteForm(auto_id="id_invite_%s"),

@@ -17,10 +17,17 @@ MOST = 50  # good ones a person
 
 class TokenForm(forms.Form):
     name = forms.CharField(
-        max_length=60, label="Name", help_text="What it is for, so that you know which to revoke.", required=True
+        max_length=60,
+        label="Name",
+        help_text="What it is for, so that you know which to revoke.",
+        required=True,
     )
     days = forms.IntegerField(
-        min_value=1, max_value=LONGEST_DAYS, initial=90, label="Days it is good for", widget=forms.TextInput
+        min_value=1,
+        max_value=LONGEST_DAYS,
+        initial=90,
+        label="Days it is good for",
+        widget=forms.TextInput,
     )
     scopes = forms.MultipleChoiceField(
         choices=[(name, f"{name}: {words}") for name, words in SCOPES.items()],

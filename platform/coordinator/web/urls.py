@@ -1,6 +1,17 @@
 from django.urls import path
 
-from coordinator.web import credit, estimates, inbox, machines, mirrors, organising, people, teams, tokens, views
+from coordinator.web import (
+    credit,
+    estimates,
+    inbox,
+    machines,
+    mirrors,
+    organising,
+    people,
+    teams,
+    tokens,
+    views,
+)
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -17,7 +28,11 @@ urlpatterns = [
     path("runs/<str:slug>/extend/", organising.run_extend, name="run_extend"),
     path("runs/<str:slug>/clone/", organising.run_clone, name="run_clone"),
     path("runs/<str:slug>/invitations/", organising.run_invite, name="run_invite"),
-    path("runs/<str:slug>/invitations/<uuid:invitation>/", organising.run_withdraw, name="run_withdraw"),
+    path(
+        "runs/<str:slug>/invitations/<uuid:invitation>/",
+        organising.run_withdraw,
+        name="run_withdraw",
+    ),
     path("runs/<str:slug>/invited/<str:token>/", organising.invited, name="invited"),
     path("runs/<str:slug>/<slug:action>/", views.run_control, name="run_control"),
     path("credit/", credit.leaderboard, name="leaderboard"),
@@ -31,7 +46,11 @@ urlpatterns = [
     path("notifications/choices/", inbox.choices, name="choices"),
     path("notifications/webhooks/", inbox.webhooks, name="webhooks"),
     path("notifications/webhooks/<uuid:webhook>/kinds/", inbox.webhook_kinds, name="webhook_kinds"),
-    path("notifications/webhooks/<uuid:webhook>/<slug:action>/", inbox.webhook_control, name="webhook_control"),
+    path(
+        "notifications/webhooks/<uuid:webhook>/<slug:action>/",
+        inbox.webhook_control,
+        name="webhook_control",
+    ),
     path("notifications/off/<str:token>/", inbox.unsubscribe, name="unsubscribe"),
     path("teams/", teams.team_list, name="teams"),
     path("teams/new/", teams.team_new, name="team_new"),
@@ -47,7 +66,12 @@ urlpatterns = [
     path("machines/enrol/<str:code>/", machines.enrol, name="enrol"),
     path("machines/<uuid:machine>/", machines.machine_page, name="machine"),
     *(
-        path(f"machines/<uuid:machine>/{action}/", machines.machine_control, {"action": action}, f"machine_{action}")
+        path(
+            f"machines/<uuid:machine>/{action}/",
+            machines.machine_control,
+            {"action": action},
+            f"machine_{action}",
+        )
         for action in ("pause", "resume", "revoke")
     ),
 ]

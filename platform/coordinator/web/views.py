@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from barnraise import wire
+from barnraise.protocol import enums
 from coordinator.live.mirrors import sites
 from coordinator.live.picture import Picture
 from coordinator.runs import notes
@@ -30,12 +30,16 @@ CONTROLS = {
     "unarchive": "It is in the lists again.",
 }
 ORGANISERS = "Only organisers create runs here: ask the staff to make you one."
-UNFINISHED = [s.value for s in wire.Status if s not in (wire.Status.FINISHED, wire.Status.CANCELLED)]
+UNFINISHED = [
+    s.value for s in enums.Status if s not in (enums.Status.FINISHED, enums.Status.CANCELLED)
+]
 
 
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
-    visible = Run.objects.visible_to(request.user).filter(status__in=UNFINISHED).select_related("owner")
+    visible = (
+        Run.objects.visible_to(request.user).filter(status__in=UNFINISHED).select_related("owner")
+    )
     return render(request, "home.html", {"runs": visible[:6], "site": site(request)})
 
 
@@ -79,7 +83,9 @@ def run_edit(request: HttpRequest, slug: str) -> HttpResponse:
     if request.method == "POST" and form.is_valid() and form.save(request.user):
         messages.success(request, "Saved.")
         return redirect(run)
-    return render(request, "run_form.html", {"form": form, "run": run}, status=422 if form.is_bound else 200)
+    return render(
+        request, "run_form.html", {"form": form, "run": run}, status=422 if form.is_bound else 200
+    )
 
 
 @require_safe
@@ -99,17 +105,25 @@ def run_page(request: HttpRequest, slug: str) -> HttpResponse:
             "now": picture,
             "share": min(1.0, share),
             "step_tokens": spec.recipe.step_sequences * spec.model.context,
-            "events": [event | {"time": datetime.fromtimestamp(event["at"], UTC)} for event in picture.events.values()],
-            "workers": sorted(picture.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])),
+            "events": [
+                event | {"time": datetime.fromtimestamp(event["at"], UTC)}
+                for event in picture.events.values()
+            ],
+            "workers": sorted(
+                picture.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])
+            ),
             "mine": run.may_control(request.user),
             "checkpoints": checkpoints.lines(run),
             "notes": notes.html(run.notes),
             "refusal": joining_problem(request, run),
-            "invitations": run.invitations.filter(withdrawn=None) if run.may_control(request.user) else (),
+            "invitations": run.invitations.filter(withdrawn=None)
+            if run.may_control(request.user)
+            else (),
             "site": site(request),
             "mirrors": json.dumps([each.told(f"/runs/{run.pk}/") for each in mirrors]),
             "follows": public,
-            "has_machine": request.user.is_authenticated and request.user.machines.filter(revoked=None).exists(),
+            "has_machine": request.user.is_authenticated
+            and request.user.machines.filter(revoked=None).exists(),
         },
     )
 
@@ -118,7 +132,9 @@ def run_page(request: HttpRequest, slug: str) -> HttpResponse:
 def run_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
     """The list of checkpoints alone, for htmx."""
     run = visible(request, slug)
-    return render(request, "parts/checkpoints.html", {"run": run, "checkpoints": checkpoints.lines(run)})
+    return render(
+        request, "parts/checkpoints.html", {"run": run, "checkpoints": checkpoints.lines(run)}
+    )
 
 
 @login_required

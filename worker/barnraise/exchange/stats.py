@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from barnraise.exchange.audit import Findings
-from barnraise.exchange.form import CHUNK
-from barnraise.exchange.hub import Hub
-from barnraise.exchange.rhythm import Rhythm
-from barnraise.wire import TradeView
+from barnraise.exchange.compression.scheme import CHUNK
+from barnraise.exchange.ledger.anchor_scrub import Findings
+from barnraise.exchange.pacing.round_schedule import Rhythm
+from barnraise.exchange.server import Hub
+from barnraise.protocol.reports import TradeView
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.model import Weights, views
+from barnraise.models.gpt2 import Weights, views
 from barnraise.spec import UNIT_BITS, Fragment
 
 UNIT = 2.0**-UNIT_BITS
@@ -56,11 +56,17 @@ class Arena:
         """uint8 [size], zero. Raises StateError naming what is missing."""
         size = pages(size)
         try:
-            buffer = torch.zeros(size, dtype=torch.uint8, device=self.device) if self.device else self._mapped(size)
+            buffer = (
+                torch.zeros(size, dtype=torch.uint8, device=self.device)
+                if self.device
+                else self._mapped(size)
+            )
         except (OSError, ValueError, MemoryError, RuntimeError) as error:
             where = f"the memory of {self.device}" if self.device else "memory"
             held = f"{self.allocated / 1e6:,.0f} MB are held already"
-            raise StateError(f"{where} has no {size / 1e6:,.0f} MB left for the model ({held}): {error}") from None
+            raise StateError(
+                f"{where} has no {size / 1e6:,.0f} MB left for the model ({held}): {error}"
+            ) from None
         self.allocated += size
         return buffer
 
@@ -96,11 +102,15 @@ class Leaves:
 
     def __init__(self, fragment: Fragment, flat: Tensor):
         self.fragment, self.flat = fragment, flat
-        self.weights: Weights = {n: view.detach().requires_grad_() for n, view in views(fragment, flat).items()}
+        self.weights: Weights = {
+            n: view.detach().requires_grad_() for n, view in views(fragment, flat).items()
+        }
         self._sums: Weights = {}
         if flat.dtype != torch.float32:
             for name, leaf in self.weights.items():
-                leaf.register_post_accumulate_grad_hook(lambda leaf, name=name: self._spill(leaf, name))
+                leaf.register_post_accumulate_grad_hook(
+                    lambda leaf, name=name: self._spill(leaf, name)
+                )
 
     def into(self, gradient: Tensor | None) -> None:
         """From now on backward adds to this fp32 flat buffer; None: to nothing."""

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from barnraise.plan import Plan
+from barnraise.planning.plan import Plan
+from barnraise.planning.program import Op
+from barnraise.swap.adam_moments import Moments
 from barnraise.swap.arena import Leaves
-from barnraise.swap.moments import Moments
-from barnraise.swap.schedule import Op
-from barnraise.swap.store import Store
+from barnraise.swap.state_store import Store
 
 SPARES = 4  # tiles of four bytes an element, for what is done between steps
 
@@ -21,7 +21,9 @@ class Buffers:
         fragments, block = plan.fragments, plan.fragments[1]
         self.dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
 
-        self._slots = [compute.buffer(plan.record("weights", block.size)) for _ in range(plan.slots)]
+        self._slots = [
+            compute.buffer(plan.record("weights", block.size)) for _ in range(plan.slots)
+        ]
         self._slot_leaves = [Leaves(block, self._typed(raw, block.size)) for raw in self._slots]
         self._leaves: dict[int, Leaves] = {}
         for fragment in fragments:
@@ -34,23 +36,34 @@ class Buffers:
                 self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
 
         pooled = any(not plan.own_gradient(i) for i in plan.blocks)
-        self._pool = [compute.buffer(4 * block.size) for _ in range(plan.gradient_slots if pooled else 0)]
-        self._gradients = {f.index: compute.buffer(4 * f.size) for f in fragments if plan.own_gradient(f.index)}
+        self._pool = [
+            compute.buffer(4 * block.size) for _ in range(plan.gradient_slots if pooled else 0)
+        ]
+        self._gradients = {
+            f.index: compute.buffer(4 * f.size) for f in fragments if plan.own_gradient(f.index)
+        }
         table = (plan.model.vocabulary, plan.model.width)
         self.head_gradient = compute.floats(table[0] * table[1]).view(table)
         self._host_gradients: list[Tensor] = []
         self._host_ends: dict[int, Tensor] = {}
         if plan.staged:
-            self._host_gradients = [store.host.buffer(4 * block.size) for _ in range(plan.host_gradient_slots)]
+            self._host_gradients = [
+                store.host.buffer(4 * block.size) for _ in range(plan.host_gradient_slots)
+            ]
             self._host_ends = {
-                i: store.host.buffer(4 * fragments[i].size) for i in (0, plan.last) if plan.weights[i] != "device"
+                i: store.host.buffer(4 * fragments[i].size)
+                for i in (0, plan.last)
+                if plan.weights[i] != "device"
             }
         reads_blocks = plan.staged and "disk" in plan.weights
         self._incoming = [
-            store.host.buffer(plan.record("weights", block.size)) for _ in range(plan.host_slots if reads_blocks else 0)
+            store.host.buffer(plan.record("weights", block.size))
+            for _ in range(plan.host_slots if reads_blocks else 0)
         ]
         through = any(plan.through_ring(i) for i in range(plan.last + 1))
-        self._ring = [store.host.buffer(plan.ring_bytes()) for _ in range(plan.ring if through else 0)]
+        self._ring = [
+            store.host.buffer(plan.ring_bytes()) for _ in range(plan.ring if through else 0)
+        ]
         spare = max(plan.record("weights", plan.tile), plan.record("anchor", plan.tile))
         sizes = [spare] * SPARES + [plan.record("moments", plan.tile)] if plan.on_disk else []
         self._spares = [store.host.buffer(size) for size in sizes]
@@ -109,7 +122,11 @@ class Buffers:
         return self._host_raw(i) if self.plan.staged else self._pool[slot]
 
     def _host_raw(self, i: int) -> Tensor:
-        return self._host_ends[i] if i in self._host_ends else self._host_gradients[self.plan.host_gradient_slot(i)]
+        return (
+            self._host_ends[i]
+            if i in self._host_ends
+            else self._host_gradients[self.plan.host_gradient_slot(i)]
+        )
 
     def _floats(self, raw: Tensor, i: int) -> Tensor:
         return raw[: 4 * self.plan.fragments[i].size].view(torch.float32)
@@ -147,7 +164,9 @@ class Buffers:
         (i,), (slot,), (gradient_slot,), plan = op.blocks, op.slots, op.gradients, self.plan
         begin, end = plan.bounds(i, t)
         n = end - begin
-        parts = self.ring_parts(op) if op.ring >= 0 else {"moments": self.store.span("moments", i, t)}
+        parts = (
+            self.ring_parts(op) if op.ring >= 0 else {"moments": self.store.span("moments", i, t)}
+        )
         if "weights" in parts:
             weights = self._typed(parts["weights"], n)
         else:

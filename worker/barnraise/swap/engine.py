@@ -15,25 +15,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from barnraise import model as gpt
 from barnraise.errors import StateError
-from barnraise.model import views
-from barnraise.plan import KINDS, Plan
+from barnraise.models import gpt2 as gpt
+from barnraise.models.gpt2 import views
+from barnraise.planning import program
+from barnraise.planning.plan import KINDS, Plan
 from barnraise.spec import Recipe
-from barnraise.swap import schedule
+from barnraise.swap.adam_moments import Moments
 from barnraise.swap.arena import give_back, to_float
-from barnraise.swap.loss import head_loss
-from barnraise.swap.moments import Moments
-from barnraise.swap.operations import ArrivalLike, Operations, Progress, Update, decoded
-from barnraise.swap.outer import Outer
-from barnraise.swap.passes import Passes
-from barnraise.swap.store import TRADING, TRAINING, Shelf, Store
+from barnraise.swap.executor import ArrivalLike, Operations, Progress, Update, decoded
+from barnraise.swap.forward_backward import Passes
+from barnraise.swap.fused_loss import head_loss
+from barnraise.swap.outer_optimizer import Outer
+from barnraise.swap.state_store import TRADING, TRAINING, Shelf, Store
 from barnraise.swap.tiles import Tiles
 
 FOLDED = 16  # updates folded in at a time: their sum stays below 2**31
 WARM_UP = 20  # steps over which a machine that lost its moments comes back to its rate
 
-Encode = Callable[[Tensor], tuple[bytes, Tensor]]  # int32 [n] → payload, and the int32 [n] it decodes to
+Encode = Callable[
+    [Tensor], tuple[bytes, Tensor]
+]  # int32 [n] → payload, and the int32 [n] it decodes to
 
 
 class AnchorLike(Protocol):
@@ -65,7 +67,13 @@ class Engine:
         describe: Callable[[Progress], str] = lambda progress: "",
         progress: Progress | None = None,
     ):
-        self.plan, self.recipe, self.store, self.anchor, self.describe = plan, recipe, store, anchor, describe
+        self.plan, self.recipe, self.store, self.anchor, self.describe = (
+            plan,
+            recipe,
+            store,
+            anchor,
+            describe,
+        )
         self.device = torch.device(plan.device)
         self.fragments = plan.fragments
         self.operations = Operations(plan, recipe, store, self._mark)
@@ -103,7 +111,12 @@ class Engine:
         started = time.perf_counter()
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
         shares = [mine / sum(tokens) for mine in tokens]
-        passes = Passes(self.plan, [batch.to(self.device) for batch in batches], shares, self.operations.boundaries())
+        passes = Passes(
+            self.plan,
+            [batch.to(self.device) for batch in batches],
+            shares,
+            self.operations.boundaries(),
+        )
         before, exact = self._pending, self.plan.clipping == "exact"
         if exact and before is not None:
             self._burden(before)
@@ -114,14 +127,16 @@ class Engine:
         folds = update is not None and bool(update.arrivals)
         if folds:
             self.operations.drain()  # the anchor's free slots are only free once the last commit is made
-        self.operations.run(partial(schedule.step, pending=before is not None), update, passes)
+        self.operations.run(partial(program.step, pending=before is not None), update, passes)
         if folds:
             self.operations.drain()
             self._note(update)
         if before is not None:
             self.progress, self._pending = before.progress, None
         figures = [*passes.losses, *(passes.norms[i] for i in range(len(self.fragments)))]
-        figures = torch.stack([figure.double().to(self.device) for figure in figures]).tolist()  # the step's only wait
+        figures = torch.stack(
+            [figure.double().to(self.device) for figure in figures]
+        ).tolist()  # the step's only wait
         loss = sum(figures[: len(batches)])
         norm = math.sqrt(sum(n * n for n in figures[len(batches) :]))
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))
@@ -135,13 +150,17 @@ class Engine:
                 self.flush()
         else:
             self.progress = now.progress
-        return StepStats(loss, 0 if abandoned else sum(tokens), time.perf_counter() - started, norm, abandoned)
+        return StepStats(
+            loss, 0 if abandoned else sum(tokens), time.perf_counter() - started, norm, abandoned
+        )
 
     def _next(self, rate_scale: float, tokens: int, position: int, passes: Passes) -> Update:
         ahead = self.ahead
         warmth = 1 - ahead.warming / (WARM_UP + 1)
         warming = max(0, ahead.warming - 1)
-        done = Progress(position, ahead.round_tokens + tokens, ahead.updates + 1, warming, ahead.guess)
+        done = Progress(
+            position, ahead.round_tokens + tokens, ahead.updates + 1, warming, ahead.guess
+        )
         shrink = 1.0 if self.plan.clipping == "none" else None
         rate = self.recipe.learning_rate * rate_scale * warmth
         return Update(rate, done.updates, shrink, self._nothing, done, passes.norms)
@@ -155,7 +174,7 @@ class Engine:
     def flush(self) -> None:
         """Makes the pending updates now."""
         if (update := self._pending) is not None:
-            self.operations.run(schedule.flush, update)
+            self.operations.run(program.flush, update)
             self.progress, self._pending = update.progress, None
 
     def _mark(self, update: Update) -> str:
@@ -205,7 +224,9 @@ class Engine:
 
     def _growth(self, progress: Progress) -> tuple[float, ...]:
         """By how much each fragment's guess is to grow from where `progress` has it."""
-        return tuple(to_be - is_now for to_be, is_now in zip(self._guess, progress.guess, strict=True))
+        return tuple(
+            to_be - is_now for to_be, is_now in zip(self._guess, progress.guess, strict=True)
+        )
 
     def _guessed(self) -> None:
         """The replica holds the guess that it was to have."""
@@ -252,7 +273,9 @@ class Engine:
         spare = self.buffers.spare(1)
         for i in range(len(self.fragments)):
             for t, (begin, end, moments, weights) in enumerate(self.tiles.of(i, reads=False)):
-                anchor = self.store.tile("anchor", i, t, spare)[: 4 * (end - begin)].view(torch.int32)
+                anchor = self.store.tile("anchor", i, t, spare)[: 4 * (end - begin)].view(
+                    torch.int32
+                )
                 self.tiles.put(moments, weights, to_float(anchor))
         self.operations.forget_copies()
         self._guess = self._nothing
@@ -282,7 +305,9 @@ class Engine:
 
         Layer by layer over all batches, so that one layer's weights are unpacked at a time."""
         self.settle()
-        batches = [part.to(self.device) for batch in batches for part in batch.split(self.plan.sequences)]
+        batches = [
+            part.to(self.device) for batch in batches for part in batch.split(self.plan.sequences)
+        ]
         embedding = self._anchored(0)
         streams = [gpt.embed(embedding, batch[:, :-1]) for batch in batches]
         for i in self.plan.blocks:
@@ -309,7 +334,11 @@ class Engine:
         self.operations.drain()
         if not self.plan.commits_steps:
             self.store.save_held(KINDS if closing else ("anchor", *TRADING))
-        held = any(self.store.held(kind, i) is not None for kind in TRAINING for i in range(len(self.fragments)))
+        held = any(
+            self.store.held(kind, i) is not None
+            for kind in TRAINING
+            for i in range(len(self.fragments))
+        )
         self.store.commit(self.describe(self.progress), whole=closing or not held)
 
     def _mend(self) -> None:
@@ -340,7 +369,11 @@ class Engine:
 
     def _shelves(self) -> list[tuple[str, Shelf]]:
         floats = Shelf(self.store, "momentum", torch.float32)
-        return [("anchor", self.anchors), ("momentum", floats), ("feedback", Shelf(self.store, "feedback"))]
+        return [
+            ("anchor", self.anchors),
+            ("momentum", floats),
+            ("feedback", Shelf(self.store, "feedback")),
+        ]
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -348,8 +381,12 @@ class Engine:
         it does not fit."""
         wanted: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
         for i, fragment in enumerate(self.fragments):
-            wanted |= {f"{kind}.{i}": (fragment.size, torch.float32) for kind in ("m", "v", "momentum")}
-            wanted |= {f"{kind}.{i}": (fragment.size, torch.int32) for kind in ("anchor", "feedback")}
+            wanted |= {
+                f"{kind}.{i}": (fragment.size, torch.float32) for kind in ("m", "v", "momentum")
+            }
+            wanted |= {
+                f"{kind}.{i}": (fragment.size, torch.int32) for kind in ("anchor", "feedback")
+            }
         given = {name: (tensors[name].numel(), tensors[name].dtype) for name in tensors}
         if wrong := sorted(name for name, _ in wanted.items() ^ given.items()):
             raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")

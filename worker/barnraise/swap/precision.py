@@ -22,11 +22,14 @@ import torch
 from torch import Tensor
 
 from barnraise.spec import Fragment
-from barnraise.swap.crew import BLOCK, Scratch, in_tiles
-from barnraise.swap.optimizer import Step
+from barnraise.swap.adamw import Step
+from barnraise.swap.tile_threads import BLOCK, Scratch, in_tiles
 
 HALF = 0x8000
-M_TOP, V_TOP = 1.875, 61440.0  # what the block's largest becomes in fp16: the byte's last binade, mantissa 7/8
+M_TOP, V_TOP = (
+    1.875,
+    61440.0,
+)  # what the block's largest becomes in fp16: the byte's last binade, mantissa 7/8
 DROPPED = 7  # fp16's bits below the byte
 UPPER = 0x4000  # fp16's upper exponent bit: 0 below 2, so m's byte has no room for it
 TINIEST = 1e-30  # a scale is at least this: what divides by it stays finite
@@ -51,8 +54,15 @@ class Moments8:
 
 def split(weights: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """fp32 [n] → bfloat16 [n] and int16 [n], in `out` if given."""
-    high, low = out or (torch.empty_like(weights, dtype=dtype) for dtype in (torch.bfloat16, torch.int16))
-    in_tiles(lambda scratch, _, weights, *halves: _split(scratch.a.copy_(weights), *halves), weights, high, low)
+    high, low = out or (
+        torch.empty_like(weights, dtype=dtype) for dtype in (torch.bfloat16, torch.int16)
+    )
+    in_tiles(
+        lambda scratch, _, weights, *halves: _split(scratch.a.copy_(weights), *halves),
+        weights,
+        high,
+        low,
+    )
     return high, low
 
 
@@ -70,7 +80,15 @@ def update_split(
     """`optimizer.update` of the joined master, bit for bit, in place; gradient fp32 or bf16 [n]."""
     step = Step.of(fragment, begin, high, steps=steps, rate=rate, decay=decay, shrink=shrink)
 
-    def work(scratch: Scratch, offset: int, high: Tensor, low: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
+    def work(
+        scratch: Scratch,
+        offset: int,
+        high: Tensor,
+        low: Tensor,
+        gradient: Tensor,
+        m: Tensor,
+        v: Tensor,
+    ) -> None:
         master = _join(scratch.a, high, low)
         step.apply(begin + offset, master, _wide(gradient, scratch), m, v)
         _split(master, high, low)
@@ -109,7 +127,9 @@ def update_8bit(
     step = Step.of(fragment, begin, weights, steps=steps, rate=rate, decay=decay, shrink=shrink)
     dither, halves = _dither(int(steps), weights.device), () if low is None else (low,)
 
-    def work(scratch: Scratch, offset: int, weights: Tensor, gradient: Tensor, *rest: Tensor) -> None:
+    def work(
+        scratch: Scratch, offset: int, weights: Tensor, gradient: Tensor, *rest: Tensor
+    ) -> None:
         *coded, low = rest if halves else (*rest, None)
         master = weights if low is None else _join(scratch.e, weights, low)
         _decode(scratch, offset, scratch.a, scratch.b, *coded)
@@ -141,17 +161,33 @@ def decode_moments(moments: Moments8) -> tuple[Tensor, Tensor]:
 
 
 def _decode(
-    scratch: Scratch, _: int, m: Tensor, v: Tensor, m8: Tensor, v8: Tensor, m_scale: Tensor, v_scale: Tensor
+    scratch: Scratch,
+    _: int,
+    m: Tensor,
+    v: Tensor,
+    m8: Tensor,
+    v8: Tensor,
+    m_scale: Tensor,
+    v_scale: Tensor,
 ) -> None:
     bits, halves = scratch.shorts, scratch.halves
-    bits.copy_(m8.view(torch.int8)).mul_(1 << DROPPED).bitwise_and_(~UPPER)  # the sign had spread into it
+    bits.copy_(m8.view(torch.int8)).mul_(1 << DROPPED).bitwise_and_(
+        ~UPPER
+    )  # the sign had spread into it
     _blocks(m.copy_(halves)).mul_(m_scale.div(M_TOP)[:, None])
     bits.copy_(v8).mul_(1 << DROPPED)
     _blocks(v.copy_(halves)).mul_(v_scale.div(V_TOP)[:, None])
 
 
 def _encode(
-    scratch: Scratch, m: Tensor, v: Tensor, m8: Tensor, v8: Tensor, m_scale: Tensor, v_scale: Tensor, dither: Tensor
+    scratch: Scratch,
+    m: Tensor,
+    v: Tensor,
+    m8: Tensor,
+    v8: Tensor,
+    m_scale: Tensor,
+    v_scale: Tensor,
+    dither: Tensor,
 ) -> None:
     """Uses up m and v."""
     blocks, bits, halves = _blocks(m), scratch.shorts, scratch.halves
@@ -161,7 +197,9 @@ def _encode(
     row = dither[:, : blocks.shape[1]]
     _blocks(bits).add_(row[0])  # to the magnitude: the sign is a bit of its own
     bits.bitwise_right_shift_(DROPPED)
-    bits.sub_(torch.bitwise_right_shift(bits, 8, out=scratch.spare), alpha=128)  # the sign down to the byte's upper bit
+    bits.sub_(
+        torch.bitwise_right_shift(bits, 8, out=scratch.spare), alpha=128
+    )  # the sign down to the byte's upper bit
     m8.view(torch.int8).copy_(bits)
 
     blocks = _blocks(v)

@@ -4,17 +4,19 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from barnraise.plan import Plan
+from barnraise.planning.plan import Plan
+from barnraise.swap.adam_moments import Moments
 from barnraise.swap.buffers import Buffers
-from barnraise.swap.moments import Moments
-from barnraise.swap.store import Store
+from barnraise.swap.state_store import Store
 
 
 class Tiles:
     def __init__(self, plan: Plan, store: Store, buffers: Buffers):
         self.plan, self.store, self.buffers = plan, store, buffers
 
-    def of(self, i: int, changes: bool = True, reads: bool = True) -> Iterator[tuple[int, int, Moments, Tensor]]:
+    def of(
+        self, i: int, changes: bool = True, reads: bool = True
+    ) -> Iterator[tuple[int, int, Moments, Tensor]]:
         """(begin, end, moments, weights as streamed) of fragment i's tiles; what was done to the weights is kept when
         the next is asked for. Moments are read only where they hold half of the weights."""
         plan, store = self.plan, self.store

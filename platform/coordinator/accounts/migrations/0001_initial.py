@@ -20,7 +20,10 @@ class Migration(migrations.Migration):
             name="User",
             fields=[
                 ("password", models.CharField(max_length=128, verbose_name="password")),
-                ("last_login", models.DateTimeField(blank=True, null=True, verbose_name="last login")),
+                (
+                    "last_login",
+                    models.DateTimeField(blank=True, null=True, verbose_name="last login"),
+                ),
                 (
                     "is_superuser",
                     models.BooleanField(
@@ -29,7 +32,12 @@ class Migration(migrations.Migration):
                         verbose_name="superuser status",
                     ),
                 ),
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("email", models.EmailField(max_length=254, unique=True)),
                 ("name", models.CharField(blank=True, help_text="Shown to others.", max_length=60)),
                 ("is_active", models.BooleanField(default=True)),
@@ -62,7 +70,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Machine",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("key", models.CharField(editable=False, max_length=64, unique=True)),
                 ("hostname", models.CharField(blank=True, max_length=100)),
                 ("system", models.CharField(blank=True, max_length=100)),
@@ -95,7 +108,11 @@ class Migration(migrations.Migration):
                 (
                     "decision",
                     models.CharField(
-                        choices=[("pending", "Pending"), ("approved", "Approved"), ("refused", "Refused")],
+                        choices=[
+                            ("pending", "Pending"),
+                            ("approved", "Approved"),
+                            ("refused", "Refused"),
+                        ],
                         default="pending",
                         max_length=10,
                     ),
@@ -105,13 +122,19 @@ class Migration(migrations.Migration):
                 (
                     "decided_by",
                     models.ForeignKey(
-                        blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, to=settings.AUTH_USER_MODEL
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        to=settings.AUTH_USER_MODEL,
                     ),
                 ),
                 (
                     "machine",
                     models.ForeignKey(
-                        blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, to="accounts.machine"
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        to="accounts.machine",
                     ),
                 ),
             ],

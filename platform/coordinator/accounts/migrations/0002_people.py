@@ -17,7 +17,9 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="user",
             name="organiser",
-            field=models.BooleanField(default=False, help_text="May create runs where the staff grant that."),
+            field=models.BooleanField(
+                default=False, help_text="May create runs where the staff grant that."
+            ),
         ),
         migrations.AddField(
             model_name="user",
@@ -44,7 +46,9 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "id",
-                    models.UUIDField(default=uuid.UUID(int=0), editable=False, primary_key=True, serialize=False),
+                    models.UUIDField(
+                        default=uuid.UUID(int=0), editable=False, primary_key=True, serialize=False
+                    ),
                 ),
                 (
                     "organisers",
@@ -67,10 +71,18 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Team",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("slug", models.SlugField(editable=False, max_length=80, unique=True)),
                 ("name", models.CharField(max_length=60)),
-                ("created", models.DateTimeField(default=django.utils.timezone.now, editable=False)),
+                (
+                    "created",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False),
+                ),
             ],
             options={
                 "ordering": ["name"],
@@ -79,7 +91,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="TeamMember",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("leads", models.BooleanField(default=False)),
                 ("joined", models.DateTimeField(default=django.utils.timezone.now)),
                 (
@@ -93,7 +110,9 @@ class Migration(migrations.Migration):
                 (
                     "team",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="members", to="accounts.team"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="members",
+                        to="accounts.team",
                     ),
                 ),
             ],
@@ -111,7 +130,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Invitation",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("email", models.EmailField(max_length=254)),
                 ("token_digest", models.CharField(editable=False, max_length=64, unique=True)),
                 ("created", models.DateTimeField(default=django.utils.timezone.now)),
@@ -119,13 +143,17 @@ class Migration(migrations.Migration):
                 (
                     "by",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to=settings.AUTH_USER_MODEL
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
                     ),
                 ),
                 (
                     "team",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="invitations", to="accounts.team"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="invitations",
+                        to="accounts.team",
                     ),
                 ),
             ],
@@ -135,7 +163,9 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name="team",
-            constraint=models.UniqueConstraint(django.db.models.functions.text.Lower("name"), name="one_team_a_name"),
+            constraint=models.UniqueConstraint(
+                django.db.models.functions.text.Lower("name"), name="one_team_a_name"
+            ),
         ),
         migrations.AddConstraint(
             model_name="teammember",
@@ -144,7 +174,9 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="invitation",
             constraint=models.UniqueConstraint(
-                models.F("team"), django.db.models.functions.text.Lower("email"), name="one_invitation_an_address"
+                models.F("team"),
+                django.db.models.functions.text.Lower("email"),
+                name="one_invitation_an_address",
             ),
         ),
     ]

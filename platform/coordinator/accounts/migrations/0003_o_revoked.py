@@ -8,7 +8,9 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="machine",
             index=models.Index(
-                condition=models.Q(("revoked__isnull", False)), fields=["revoked"], name="machine_revoked"
+                condition=models.Q(("revoked__isnull", False)),
+                fields=["revoked"],
+                name="machine_revoked",
             ),
         ),
     ]

@@ -13,13 +13,17 @@ from allauth.mfa.webauthn.internal.auth import parse_registration_response
 from django.core.exceptions import ValidationError
 from pydantic import Field
 
-from barnraise.wire import Digest, Id, Message, Time, Words
+from barnraise.protocol.types import Digest, Id, Message, Time, Words
 from coordinator.accounts import access
 from coordinator.accounts.models import User
 from coordinator.mirrors import particulars
 from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
 
-TOTP, CODES, PASSKEY = Authenticator.Type.TOTP, Authenticator.Type.RECOVERY_CODES, Authenticator.Type.WEBAUTHN
+TOTP, CODES, PASSKEY = (
+    Authenticator.Type.TOTP,
+    Authenticator.Type.RECOVERY_CODES,
+    Authenticator.Type.WEBAUTHN,
+)
 FIELDS = {TOTP.value: ["secret"], CODES.value: ["seed"], PASSKEY.value: ["name", "credential"]}
 ONE = (TOTP.value, CODES.value)  # nobody has two of these
 
@@ -93,7 +97,10 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 
 def needs(state: State) -> list[str]:
-    return [*([state["addresses"]] if state["addresses"] else []), *(about for _, about in state["factors"].values())]
+    return [
+        *([state["addresses"]] if state["addresses"] else []),
+        *(about for _, about in state["factors"].values()),
+    ]
 
 
 def store(which: str, state: State | None) -> None:
@@ -133,28 +140,46 @@ def _store_factors(which: str, state: State) -> None:
         if secret is None or not _sound(kind, secret):
             continue
         row, created = rows.get(name), datetime.fromtimestamp(secret.pop("created"), UTC)
-        data = {**(row.data if row else {}), "id": name, **{field: secret[field] for field in FIELDS[kind]}}
+        data = {
+            **(row.data if row else {}),
+            "id": name,
+            **{field: secret[field] for field in FIELDS[kind]},
+        }
         if kind == CODES:
-            data["used_mask"] = sum(1 << code for code in state["spent"].get(name, []) if 0 <= code < 64)
+            data["used_mask"] = sum(
+                1 << code for code in state["spent"].get(name, []) if 0 <= code < 64
+            )
         if row is None:
-            Authenticator.objects.bulk_create([Authenticator(user_id=which, type=kind, data=data, created_at=created)])
+            Authenticator.objects.bulk_create(
+                [Authenticator(user_id=which, type=kind, data=data, created_at=created)]
+            )
         elif row.data != data:
             Authenticator.objects.filter(pk=row.pk).update(data=data)
 
 
 def together(states: dict[str, State]) -> set[str]:
     """Of people who are here and have nothing yet: those with addresses that nobody else has, and no second factor."""
-    lists = particulars.looks([state["addresses"] for state in states.values() if state["addresses"]], Lists)
+    lists = particulars.looks(
+        [state["addresses"] for state in states.values() if state["addresses"]], Lists
+    )
     plain = {which: lists[state["addresses"]]["addresses"] for which, state in states.items()
              if state["addresses"] in lists and not state["factors"]}  # fmt: skip
-    people = set(map(str, User.objects.filter(pk__in=plain, left=None).values_list("pk", flat=True)))
+    people = set(
+        map(str, User.objects.filter(pk__in=plain, left=None).values_list("pk", flat=True))
+    )
     for rows in (EmailAddress, Authenticator):
-        people -= set(map(str, rows.objects.filter(user__in=people).values_list("user_id", flat=True)))
+        people -= set(
+            map(str, rows.objects.filter(user__in=people).values_list("user_id", flat=True))
+        )
     emails = Counter(each["email"] for said in plain.values() for each in said)
     taken = {*EmailAddress.objects.filter(email__in=emails).values_list("email", flat=True)}
     taken |= {email for email, many in emails.items() if many > 1}
-    done = {which for which in people if not taken.intersection(each["email"] for each in plain[which])}
-    EmailAddress.objects.bulk_create([EmailAddress(user_id=which, **each) for which in done for each in plain[which]])
+    done = {
+        which for which in people if not taken.intersection(each["email"] for each in plain[which])
+    }
+    EmailAddress.objects.bulk_create(
+        [EmailAddress(user_id=which, **each) for which in done for each in plain[which]]
+    )
     return done
 
 
@@ -165,14 +190,21 @@ def _sound(kind: str, secret: dict) -> bool:
             return len(b32decode(secret["secret"])) > 0
         if kind == CODES:
             return bool(secret["seed"])
-        return parse_registration_response(secret["credential"]).response.attestation_object.auth_data is not None
+        return (
+            parse_registration_response(secret["credential"]).response.attestation_object.auth_data
+            is not None
+        )
     except (ValidationError, ValueError, KeyError, AttributeError, TypeError):
         return False
 
 
 def existing() -> Iterable[Told]:
     for person in User.objects.filter(left=None):
-        rows = EmailAddress.objects.filter(user=person).order_by("email").values("email", "verified", "primary")
+        rows = (
+            EmailAddress.objects.filter(user=person)
+            .order_by("email")
+            .values("email", "verified", "primary")
+        )
         if rows:
             yield "access.addresses", person.pk, {"about": _keep(person, {"addresses": list(rows)})}
         for row in Authenticator.objects.filter(user=person).order_by("pk"):

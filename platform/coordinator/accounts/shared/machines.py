@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
-from barnraise.wire import Count, Digest, Id, Message, Words
+from barnraise.protocol.types import Count, Digest, Id, Message, Words
 from coordinator.accounts.machines import NOTHING
 from coordinator.accounts.models import Machine, User
 from coordinator.mirrors import particulars
@@ -85,14 +85,20 @@ def store(which: str, state: State | None) -> None:
 
 def _fields(state: State, about: dict | None) -> dict:
     revoked = state["revoked"] and datetime.fromisoformat(state["revoked"])
-    fields = {"owner_id": state["owner"], "enrolled": datetime.fromisoformat(state["enrolled"]), "revoked": revoked}
+    fields = {
+        "owner_id": state["owner"],
+        "enrolled": datetime.fromisoformat(state["enrolled"]),
+        "revoked": revoked,
+    }
     return fields | ((about or {}) if state["about"] else NOTHING)
 
 
 def together(states: dict[str, State]) -> set[str]:
     """Of people who are here, those that are not, or are and keep their number. One that is here and whose particulars
     are not keeps what it was called."""
-    abouts = particulars.looks([state["about"] for state in states.values() if state["about"]], What)
+    abouts = particulars.looks(
+        [state["about"] for state in states.values() if state["about"]], What
+    )
     owners = User.objects.filter(pk__in={state["owner"] for state in states.values()})
     people = set(map(str, owners.values_list("pk", flat=True)))
     ids = Counter(state["id"] for state in states.values())

@@ -11,7 +11,7 @@ from django.contrib.auth.hashers import make_password
 from django.db.models.functions import Lower
 from pydantic import AwareDatetime, Field
 
-from barnraise.wire import Digest, Id, Message, Words
+from barnraise.protocol.types import Digest, Id, Message, Words
 from coordinator.accounts import leaving
 from coordinator.accounts.models import User
 from coordinator.mirrors import particulars
@@ -86,12 +86,19 @@ def store(which: str, state: State | None) -> None:
         found.update(is_active=False)
         return
     left, fields = state["left"], _fields(state, particulars.look(state["about"], Who))
-    if "email" in fields and User.objects.filter(email__iexact=fields["email"]).exclude(pk=which).exists():
+    if (
+        "email" in fields
+        and User.objects.filter(email__iexact=fields["email"]).exclude(pk=which).exists()
+    ):
         del fields["email"]
     person = found.first()
     if person is None:
         nowhere = {"email": f"{UUID(which).hex}@elsewhere.invalid", "password": make_password(None)}
-        gone = {"left": datetime.fromisoformat(left), "email": leaving.address(UUID(which))} if left else {}
+        gone = (
+            {"left": datetime.fromisoformat(left), "email": leaving.address(UUID(which))}
+            if left
+            else {}
+        )
         User.objects.bulk_create([User(pk=which, **{**nowhere, **gone, **fields})])
         return
     found.update(**fields)
@@ -116,11 +123,18 @@ def together(states: dict[str, State]) -> set[str]:
     known = set(map(str, User.objects.filter(pk__in=states).values_list("pk", flat=True)))
     wanted = [about["email"].lower() for about in abouts.values()]
     counts = Counter(wanted)
-    taken = {*User.objects.annotate(l=Lower("email")).filter(l__in=wanted).values_list("l", flat=True)}
+    taken = {
+        *User.objects.annotate(l=Lower("email")).filter(l__in=wanted).values_list("l", flat=True)
+    }
     rows = {}
     for which, state in states.items():
         about = abouts.get(state["about"] or "")
-        if which in known or about is None or (email := about["email"].lower()) in taken or counts[email] > 1:
+        if (
+            which in known
+            or about is None
+            or (email := about["email"].lower()) in taken
+            or counts[email] > 1
+        ):
             continue
         rows[which] = User(pk=which, **_fields(state, about))
     put(list(rows.values()))

@@ -7,7 +7,7 @@ from uuid import UUID
 from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
-from barnraise.wire import Id, Message, Words
+from barnraise.protocol.types import Id, Message, Words
 from coordinator.accounts.models import Team, TeamMember, User
 from coordinator.mirrors import claims
 from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
@@ -75,11 +75,19 @@ def _since(place: Join) -> tuple:
 def _member(places: list[Join], promoted: set[str]) -> State:
     leads = any(place.leads or place.place in promoted for place in places)
     first, every = places[0], [place.place for place in places]
-    return {"person": first.person, "places": every, "joined": first.joined.isoformat(), "leads": leads}
+    return {
+        "person": first.person,
+        "places": every,
+        "joined": first.joined.isoformat(),
+        "leads": leads,
+    }
 
 
 def words(state: State) -> Claimed:
-    return {"team.slug": (state["slug"], *state["founded"]), "team.name": (state["name"].lower(), *state["named"])}
+    return {
+        "team.slug": (state["slug"], *state["founded"]),
+        "team.name": (state["name"].lower(), *state["named"]),
+    }
 
 
 def store(which: str, state: State | None) -> None:
@@ -98,14 +106,20 @@ def store(which: str, state: State | None) -> None:
         name = f"{name[:49]} ({tail})"
     for other in Team.objects.filter(Q(slug=slug) | Q(name__iexact=name)).exclude(pk=which):
         end = other.pk.hex[-8:]
-        Team.objects.filter(pk=other.pk).update(slug=f"{other.slug[:70]}-{end}", name=f"{other.name[:49]} ({end})")
+        Team.objects.filter(pk=other.pk).update(
+            slug=f"{other.slug[:70]}-{end}", name=f"{other.name[:49]} ({end})"
+        )
         claims.evicted(f"team:{other.pk}")
     fields = {"slug": slug, "name": name, "created": datetime.fromisoformat(state["created"])}
     if not Team.objects.filter(pk=which).update(**fields):
         Team.objects.bulk_create([Team(pk=which, **fields)])
     wanted = {member["places"][0]: member for member in state["members"]}
-    there = {str(member.pk): str(member.person_id) for member in TeamMember.objects.filter(team=which)}
-    stale = [place for place, person in there.items() if wanted.get(place, {}).get("person") != person]
+    there = {
+        str(member.pk): str(member.person_id) for member in TeamMember.objects.filter(team=which)
+    }
+    stale = [
+        place for place, person in there.items() if wanted.get(place, {}).get("person") != person
+    ]
     TeamMember.objects.filter(pk__in=stale).delete()
     TeamMember.objects.bulk_create(
         [

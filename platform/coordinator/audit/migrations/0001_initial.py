@@ -18,7 +18,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Entry",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("at", models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
                 ("action", models.CharField(db_index=True, max_length=60)),
                 ("subject_kind", models.CharField(max_length=30)),
@@ -26,7 +31,11 @@ class Migration(migrations.Migration):
                 ("subject_name", models.CharField(blank=True, max_length=200)),
                 (
                     "detail",
-                    models.JSONField(blank=True, default=dict, encoder=django.core.serializers.json.DjangoJSONEncoder),
+                    models.JSONField(
+                        blank=True,
+                        default=dict,
+                        encoder=django.core.serializers.json.DjangoJSONEncoder,
+                    ),
                 ),
                 ("request_id", models.CharField(blank=True, db_index=True, max_length=64)),
                 (
@@ -53,7 +62,9 @@ class Migration(migrations.Migration):
             options={
                 "ordering": ["-id"],
                 "verbose_name_plural": "entries",
-                "indexes": [models.Index(fields=["subject_kind", "subject_id"], name="audit_entry_subject")],
+                "indexes": [
+                    models.Index(fields=["subject_kind", "subject_id"], name="audit_entry_subject")
+                ],
             },
         ),
     ]

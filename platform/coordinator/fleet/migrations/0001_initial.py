@@ -17,7 +17,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Membership",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("joined", models.DateTimeField(default=django.utils.timezone.now)),
                 ("last_seen", models.DateTimeField(default=django.utils.timezone.now)),
                 ("addresses", models.JSONField(default=list)),
@@ -57,19 +62,27 @@ class Migration(migrations.Migration):
                 (
                     "machine",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="memberships", to="accounts.machine"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to="accounts.machine",
                     ),
                 ),
                 (
                     "run",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="memberships", to="runs.run"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to="runs.run",
                     ),
                 ),
             ],
             options={
-                "indexes": [models.Index(fields=["run", "last_seen"], name="fleet_membe_run_id_1aa077_idx")],
-                "constraints": [models.UniqueConstraint(fields=("run", "machine"), name="one_membership_a_run")],
+                "indexes": [
+                    models.Index(fields=["run", "last_seen"], name="fleet_membe_run_id_1aa077_idx")
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("run", "machine"), name="one_membership_a_run")
+                ],
             },
         ),
     ]

@@ -7,6 +7,10 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.AddField(model_name="membership", name="plan", field=models.JSONField(null=True)),
-        migrations.AddField(model_name="membership", name="step_seconds", field=models.FloatField(null=True)),
+        migrations.AddField(
+            model_name="membership", name="plan", field=models.JSONField(null=True)
+        ),
+        migrations.AddField(
+            model_name="membership", name="step_seconds", field=models.FloatField(null=True)
+        ),
     ]

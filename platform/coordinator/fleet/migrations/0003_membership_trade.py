@@ -7,5 +7,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.AddField(model_name="membership", name="trade", field=models.JSONField(null=True)),
+        migrations.AddField(
+            model_name="membership", name="trade", field=models.JSONField(null=True)
+        ),
     ]

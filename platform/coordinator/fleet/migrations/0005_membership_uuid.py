@@ -13,13 +13,17 @@ MADE = """
 
 def renumber(apps, editor):
     member, table = apps.get_model("fleet", "Membership"), "fleet_membership"
-    editor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # nothing may be left to check when tables are altered
+    editor.execute(
+        "SET CONSTRAINTS ALL IMMEDIATE"
+    )  # nothing may be left to check when tables are altered
     editor.execute(f"ALTER TABLE {table} ADD COLUMN fresh uuid")
     editor.execute(f"UPDATE {table} SET fresh = {MADE}")
     for name in CHILDREN:
         child = apps.get_model("telemetry", name)._meta.db_table
         editor.execute(f"ALTER TABLE {child} ADD COLUMN fresh uuid")
-        editor.execute(f"UPDATE {child} SET fresh = m.fresh FROM {table} m WHERE m.id = membership_id")
+        editor.execute(
+            f"UPDATE {child} SET fresh = m.fresh FROM {table} m WHERE m.id = membership_id"
+        )
         editor.execute(f"ALTER TABLE {child} DROP COLUMN membership_id")  # and what was built on it
         editor.execute(f"ALTER TABLE {child} RENAME COLUMN fresh TO membership_id")
         editor.execute(f"ALTER TABLE {child} ALTER COLUMN membership_id SET NOT NULL")
@@ -53,7 +57,9 @@ class Migration(migrations.Migration):
                 migrations.AlterField(
                     model_name="membership",
                     name="id",
-                    field=models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False),
+                    field=models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
                 )
             ],
         )

@@ -23,7 +23,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Verdict",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("body", models.TextField(editable=False)),
                 ("digest", models.CharField(editable=False, max_length=64)),
                 ("signatures", models.JSONField(editable=False)),
@@ -42,13 +47,17 @@ class Migration(migrations.Migration):
                 (
                     "run",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="verdicts", to="runs.run"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="verdicts",
+                        to="runs.run",
                     ),
                 ),
             ],
             options={
                 "ordering": ["-id"],
-                "constraints": [models.UniqueConstraint(fields=("run", "digest"), name="one_verdict_a_text")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("run", "digest"), name="one_verdict_a_text")
+                ],
             },
         ),
     ]

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from pydantic import AwareDatetime
 
-from barnraise.wire import Id, Message
+from barnraise.protocol.types import Id, Message
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Rest
 from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits

@@ -7,10 +7,11 @@ from datetime import datetime
 from pydantic import AwareDatetime, Field
 
 from barnraise.errors import MessageError
-from barnraise.identity import digest, opened
-from barnraise.rulings import BODY
-from barnraise.wire import Id, Key, Message, Signature, Signed
-from barnraise.wire import Verdict as Said
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import digest, opened
+from barnraise.protocol.types import Id, Key, Message, Signature
+from barnraise.protocol.verdicts import BODY
+from barnraise.protocol.verdicts import Verdict as Said
 from coordinator.accounts.models import User
 from coordinator.fleet.models import Verdict
 from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
@@ -35,7 +36,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
     return {
         "id": first.id,
         "body": first.body,
-        "signatures": {key: signature for each in given for key, signature in each.signatures.items()},
+        "signatures": {
+            key: signature for each in given for key, signature in each.signatures.items()
+        },
         "given": first.given.isoformat(),
         "by": first.by,
     }
@@ -52,7 +55,11 @@ def store(which: str, state: State | None) -> None:
     run = Run.objects.filter(pk=run_id).first()
     if run is None:
         raise Waits(f"run:{run_id}")
-    by = User.objects.filter(pk=state["by"]).values_list("pk", flat=True).first() if state["by"] else None
+    by = (
+        User.objects.filter(pk=state["by"]).values_list("pk", flat=True).first()
+        if state["by"]
+        else None
+    )
     fields = {
         "body": state["body"],
         "signatures": state["signatures"],
@@ -75,7 +82,9 @@ def _holds(key: str, state: State) -> bool:
     if key not in state["signatures"]:
         return False
     try:
-        opened(Signed(key=key, body=state["body"], signature=state["signatures"][key]), "verdict", Said)
+        opened(
+            Signed(key=key, body=state["body"], signature=state["signatures"][key]), "verdict", Said
+        )
     except MessageError:
         return False
     return True

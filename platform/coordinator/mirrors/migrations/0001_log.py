@@ -22,11 +22,15 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Tally",
             fields=[
-                ("id", models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False),
+                ),
                 (
                     "total",
                     models.CharField(
-                        default="0000000000000000000000000000000000000000000000000000000000000000", max_length=64
+                        default="0000000000000000000000000000000000000000000000000000000000000000",
+                        max_length=64,
                     ),
                 ),
                 ("hlc", models.BigIntegerField(default=0)),
@@ -41,7 +45,8 @@ class Migration(migrations.Migration):
                 (
                     "head_digest",
                     models.CharField(
-                        default="0000000000000000000000000000000000000000000000000000000000000000", max_length=64
+                        default="0000000000000000000000000000000000000000000000000000000000000000",
+                        max_length=64,
                     ),
                 ),
                 ("head_hlc", models.BigIntegerField(default=0)),
@@ -54,7 +59,9 @@ class Migration(migrations.Migration):
                 "ordering": ["known", "id"],
                 "constraints": [
                     models.UniqueConstraint(
-                        condition=models.Q(("ours", True)), fields=("ours",), name="one_origin_of_our_own"
+                        condition=models.Q(("ours", True)),
+                        fields=("ours",),
+                        name="one_origin_of_our_own",
                     )
                 ],
             },
@@ -68,7 +75,11 @@ class Migration(migrations.Migration):
             ],
             options={
                 "indexes": [
-                    models.Index(condition=models.Q(("stored", False)), fields=["name"], name="subjects_not_yet_stored")
+                    models.Index(
+                        condition=models.Q(("stored", False)),
+                        fields=["name"],
+                        name="subjects_not_yet_stored",
+                    )
                 ],
             },
         ),
@@ -89,7 +100,9 @@ class Migration(migrations.Migration):
                 (
                     "origin",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="events", to="mirrors.origin"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="events",
+                        to="mirrors.origin",
                     ),
                 ),
             ],
@@ -103,13 +116,20 @@ class Migration(migrations.Migration):
                         name="events_not_yet_applied",
                     ),
                 ],
-                "constraints": [models.UniqueConstraint(fields=("origin", "seq"), name="one_event_a_number")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("origin", "seq"), name="one_event_a_number")
+                ],
             },
         ),
         migrations.CreateModel(
             name="Proof",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("seq", models.BigIntegerField()),
                 ("first", models.JSONField()),
                 ("second", models.JSONField()),
@@ -117,13 +137,17 @@ class Migration(migrations.Migration):
                 (
                     "origin",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="proofs", to="mirrors.origin"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="proofs",
+                        to="mirrors.origin",
                     ),
                 ),
             ],
             options={
                 "ordering": ["origin", "seq"],
-                "constraints": [models.UniqueConstraint(fields=("origin", "seq"), name="one_proof_a_number")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("origin", "seq"), name="one_proof_a_number")
+                ],
             },
         ),
     ]

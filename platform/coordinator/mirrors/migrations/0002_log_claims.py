@@ -12,7 +12,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Claim",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("space", models.CharField(max_length=30)),
                 ("word", models.CharField(max_length=200)),
                 ("subject", models.CharField(max_length=210)),
@@ -22,7 +27,9 @@ class Migration(migrations.Migration):
             options={
                 "ordering": ["hlc", "uuid", "subject"],
                 "indexes": [models.Index(fields=["space", "word"], name="claims_by_word")],
-                "constraints": [models.UniqueConstraint(fields=("subject", "space"), name="one_claim_a_subject")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("subject", "space"), name="one_claim_a_subject")
+                ],
             },
         ),
         migrations.CreateModel(
@@ -36,7 +43,11 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name_plural": "particulars",
                 "indexes": [
-                    models.Index(condition=models.Q(("body", "")), fields=["digest"], name="particulars_wanted")
+                    models.Index(
+                        condition=models.Q(("body", "")),
+                        fields=["digest"],
+                        name="particulars_wanted",
+                    )
                 ],
             },
         ),

@@ -17,7 +17,9 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="subject",
             index=models.Index(
-                condition=models.Q(("lacks", ""), _negated=True), fields=["name"], name="subjects_that_lack_another"
+                condition=models.Q(("lacks", ""), _negated=True),
+                fields=["name"],
+                name="subjects_that_lack_another",
             ),
         ),
     ]

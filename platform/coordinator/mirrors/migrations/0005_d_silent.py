@@ -10,7 +10,9 @@ class Migration(migrations.Migration):
             name="silent",
             field=models.BooleanField(db_default=False, default=False),
         ),
-        migrations.AddField(model_name="clock", name="steady", field=models.FloatField(db_default=0, default=0)),
+        migrations.AddField(
+            model_name="clock", name="steady", field=models.FloatField(db_default=0, default=0)
+        ),
         migrations.AddField(
             model_name="clock",
             name="boot",

@@ -12,12 +12,16 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             "logevent",
             models.Index(
-                fields=["type"], condition=models.Q(accepted=True, understood=False), name="events_not_understood"
+                fields=["type"],
+                condition=models.Q(accepted=True, understood=False),
+                name="events_not_understood",
             ),
         ),
         migrations.AddField("subject", "stale", models.BooleanField(default=False)),
         migrations.AddIndex(
             "subject",
-            models.Index(fields=["name"], condition=models.Q(stale=True), name="subjects_to_be_folded"),
+            models.Index(
+                fields=["name"], condition=models.Q(stale=True), name="subjects_to_be_folded"
+            ),
         ),
     ]

@@ -24,7 +24,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Choice",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("kind", models.CharField(choices=KINDS, max_length=20)),
                 ("site", models.BooleanField(default=True)),
                 ("email", models.BooleanField(default=True)),
@@ -41,7 +46,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Notice",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("kind", models.CharField(choices=KINDS, max_length=20)),
                 ("key", models.CharField(max_length=160)),
                 ("title", models.CharField(max_length=160)),
@@ -66,7 +76,9 @@ class Migration(migrations.Migration):
                 "ordering": ["-id"],
                 "indexes": [
                     models.Index(
-                        condition=models.Q(("email_due__isnull", False)), fields=["email_due"], name="notice_email_due"
+                        condition=models.Q(("email_due__isnull", False)),
+                        fields=["email_due"],
+                        name="notice_email_due",
                     ),
                     models.Index(
                         condition=models.Q(("read__isnull", True), ("shown", True)),
@@ -79,7 +91,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Webhook",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("url", models.CharField(max_length=500)),
                 ("secret", models.CharField(max_length=60)),
                 ("kinds", models.JSONField(default=list)),
@@ -104,7 +121,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Delivery",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("body", models.JSONField()),
                 ("due", models.DateTimeField(default=django.utils.timezone.now, null=True)),
                 ("tries", models.PositiveSmallIntegerField(default=0)),
@@ -121,14 +143,20 @@ class Migration(migrations.Migration):
                 (
                     "webhook",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="deliveries", to="notify.webhook"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="deliveries",
+                        to="notify.webhook",
                     ),
                 ),
             ],
             options={
                 "ordering": ["-id"],
                 "indexes": [
-                    models.Index(condition=models.Q(("due__isnull", False)), fields=["due"], name="delivery_due")
+                    models.Index(
+                        condition=models.Q(("due__isnull", False)),
+                        fields=["due"],
+                        name="delivery_due",
+                    )
                 ],
             },
         ),

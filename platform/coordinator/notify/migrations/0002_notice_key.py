@@ -7,5 +7,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.AddIndex(model_name="notice", index=models.Index(fields=["key"], name="notice_key")),
+        migrations.AddIndex(
+            model_name="notice", index=models.Index(fields=["key"], name="notice_key")
+        ),
     ]

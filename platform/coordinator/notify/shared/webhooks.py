@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import AwareDatetime, Field
 
-from barnraise.wire import Digest, Id, Message
+from barnraise.protocol.types import Digest, Id, Message
 from coordinator.accounts.models import User
 from coordinator.mirrors import particulars
 from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from barnraise.wire import Message
+from barnraise.protocol.types import Message
 from coordinator.accounts.models import User
 from coordinator.mirrors.kinds import Fact, State, Told, Waits
 from coordinator.mirrors.kinds import Kind as Shared
@@ -43,7 +43,11 @@ def store(which: str, state: State | None) -> None:
         return
     if not User.objects.filter(pk=which).exists():
         raise Waits(f"person:{which}")
-    known = {kind: {"site": True, "email": True} | said for kind, said in state.items() if kind in Kind.values}
+    known = {
+        kind: {"site": True, "email": True} | said
+        for kind, said in state.items()
+        if kind in Kind.values
+    }
     Choice.objects.filter(person=which).exclude(kind__in=known).delete()
     Choice.objects.bulk_create(
         [Choice(person_id=which, kind=kind, **said) for kind, said in known.items()],

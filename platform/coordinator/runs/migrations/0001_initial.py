@@ -18,7 +18,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Run",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("slug", models.SlugField(editable=False, max_length=100, unique=True)),
                 ("name", models.CharField(max_length=80)),
                 (
@@ -50,17 +55,24 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "report_every",
-                    models.FloatField(default=10.0, help_text="Seconds between two reports of a machine."),
+                    models.FloatField(
+                        default=10.0, help_text="Seconds between two reports of a machine."
+                    ),
                 ),
                 ("ledger_tokens", models.BigIntegerField(default=0, editable=False)),
-                ("created", models.DateTimeField(default=django.utils.timezone.now, editable=False)),
+                (
+                    "created",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False),
+                ),
                 ("launched", models.DateTimeField(editable=False, null=True)),
                 ("started", models.DateTimeField(editable=False, null=True)),
                 ("finished", models.DateTimeField(editable=False, null=True)),
                 (
                     "owner",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.PROTECT, related_name="runs", to=settings.AUTH_USER_MODEL
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="runs",
+                        to=settings.AUTH_USER_MODEL,
                     ),
                 ),
             ],

@@ -41,13 +41,21 @@ class Migration(migrations.Migration):
             "run",
             "team",
             models.ForeignKey(
-                null=True, on_delete=django.db.models.deletion.SET_NULL, related_name="runs", to="accounts.team"
+                null=True,
+                on_delete=django.db.models.deletion.SET_NULL,
+                related_name="runs",
+                to="accounts.team",
             ),
         ),
         migrations.CreateModel(
             name="Invitation",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("note", models.CharField(blank=True, max_length=80)),
                 ("created", models.DateTimeField(default=django.utils.timezone.now)),
                 ("expires", models.DateTimeField()),
@@ -55,7 +63,9 @@ class Migration(migrations.Migration):
                 (
                     "run",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="invitations", to="runs.run"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="invitations",
+                        to="runs.run",
                     ),
                 ),
             ],
@@ -64,7 +74,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Guest",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("since", models.DateTimeField(default=django.utils.timezone.now)),
                 (
                     "invitation",
@@ -78,18 +93,24 @@ class Migration(migrations.Migration):
                 (
                     "run",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="guests", to="runs.run"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="guests",
+                        to="runs.run",
                     ),
                 ),
                 (
                     "user",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to=settings.AUTH_USER_MODEL
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
                     ),
                 ),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("run", "user"), name="one_guest_a_run")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("run", "user"), name="one_guest_a_run")
+                ],
             },
         ),
     ]

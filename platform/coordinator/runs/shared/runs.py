@@ -10,10 +10,10 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, Field, field_validator
 
-from barnraise import wire
-from barnraise.identity import digest
+from barnraise.protocol import enums
+from barnraise.protocol.signing import digest
+from barnraise.protocol.types import Digest, Id, Message, Words
 from barnraise.spec import RunSpec
-from barnraise.wire import Digest, Id, Message, Words
 from coordinator.accounts.models import Team, User
 from coordinator.mirrors import claims, particulars
 from coordinator.mirrors.kinds import Fact, Kind, State, Told, Waits
@@ -22,8 +22,15 @@ from coordinator.runs.models import MOST_TOKENS, Run
 from coordinator.runs.shared import telling
 from coordinator.runs.terms import MOST_BYTES
 
-Status = wire.Status
-RANK = [Status.DRAFT, Status.RECRUITING, Status.TRAINING, Status.PAUSED, Status.CANCELLED, Status.FINISHED]
+Status = enums.Status
+RANK = [
+    Status.DRAFT,
+    Status.RECRUITING,
+    Status.TRAINING,
+    Status.PAUSED,
+    Status.CANCELLED,
+    Status.FINISHED,
+]
 OVER = (Status.CANCELLED, Status.FINISHED)
 
 
@@ -110,7 +117,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
     if made is None or any(fact.what == "forget" for fact in facts):
         return None
     create: Create = made.said
-    settings: Settings = _newest(made, create.settings, [fact for fact in facts if fact.what == "edit"])
+    settings: Settings = _newest(
+        made, create.settings, [fact for fact in facts if fact.what == "edit"]
+    )
     terms: Terms = _newest(made, create.terms, [fact for fact in facts if fact.what == "arrange"])
     launch = next((fact.said for fact in facts if fact.what == "launch"), None)
     archived = [fact.said.at for fact in facts if fact.what == "archive"]
@@ -124,7 +133,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
         "created": create.created.isoformat(),
         **settings.model_dump(),
         "terms": terms.model_dump(),
-        "manifest": _manifest([fact.said for fact in facts if fact.what == "manifest"], settings, launch),
+        "manifest": _manifest(
+            [fact.said for fact in facts if fact.what == "manifest"], settings, launch
+        ),
         "requested": any(fact.what == "request" for fact in facts),
         "launch": launch and launch.model_dump(mode="json"),
         **_life([fact.said for fact in facts if fact.what == "becomes"], launch),
@@ -134,14 +145,19 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 
 def _newest(made: Fact, first: Any, changes: list[Fact]) -> Any:
-    said = [(first.version, made.place, first), *((fact.said.version, fact.place, fact.said) for fact in changes)]
+    said = [
+        (first.version, made.place, first),
+        *((fact.said.version, fact.place, fact.said) for fact in changes),
+    ]
     return max(said, key=lambda each: each[:2])[2]
 
 
 def _manifest(posted: list[Manifest], settings: Settings, launch: Launch | None) -> dict | None:
     for each in posted:
         signed = telling.unpacked(each.packed)
-        if signed and (launch.manifest == digest(signed.body) if launch else each.text == settings.text):
+        if signed and (
+            launch.manifest == digest(signed.body) if launch else each.text == settings.text
+        ):
             return signed.model_dump()
     return None
 
@@ -149,7 +165,9 @@ def _manifest(posted: list[Manifest], settings: Settings, launch: Launch | None)
 def _life(told: list[Becomes], launch: Launch | None) -> State:
     known = [(Status.DRAFT, 0), *([(Status.RECRUITING, 0)] if launch else [])]
     known += [(each.status, each.epoch) for each in told]
-    status, _ = max(known, key=lambda each: (each[0] in OVER, each[0] in OVER or each[1], RANK.index(each[0])))
+    status, _ = max(
+        known, key=lambda each: (each[0] in OVER, each[0] in OVER or each[1], RANK.index(each[0]))
+    )
     first = {each.status: each.at.isoformat() for each in reversed(told)}
     return {
         "status": status.value,
@@ -173,7 +191,11 @@ def store(which: str, state: State | None) -> list[str] | None:
         return None
     if not User.objects.filter(pk=state["owner"]).exists():
         raise Waits(f"person:{state['owner']}")
-    terms, launch, about = state["terms"], state["launch"], particulars.look(state["about"], telling.Written)
+    terms, launch, about = (
+        state["terms"],
+        state["launch"],
+        particulars.look(state["about"], telling.Written),
+    )
     if about is None and launch is None:
         raise Waits("its particulars")
     about = (about or {"draft": json.loads(launch["spec"])}) | (launch or {})

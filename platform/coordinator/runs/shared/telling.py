@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from barnraise import wire
-from barnraise.identity import digest
+from barnraise.protocol import enums, messages
+from barnraise.protocol.signing import digest
+from barnraise.protocol.types import Message, Words
 from barnraise.spec import RunSpec
-from barnraise.wire import Message, Words
 from coordinator.mirrors import log, particulars
 from coordinator.mirrors.state import current
 
@@ -57,7 +57,9 @@ def settings(run: Any, known: dict) -> dict[str, Any]:
     fresh = secrets.token_hex(8) if known else run.pk.hex[-16:]
     before = particulars.look(known.get("about"), Written)
     text = known["text"] if before and prepared(before["draft"]) == prepared(run.draft) else fresh
-    about = particulars.keep(f"run:{run.pk}", {"slug": run.slug, "name": run.name, "draft": run.draft})
+    about = particulars.keep(
+        f"run:{run.pk}", {"slug": run.slug, "name": run.name, "draft": run.draft}
+    )
     return {"version": known.get("version", -1) + 1, "about": about, "text": text}
 
 
@@ -92,19 +94,25 @@ def launched(run: Any, known: dict) -> dict[str, Any]:
 
 def becomes(run: Any, known: dict) -> dict[str, Any]:
     """Who resumes raises the epoch: that wins over the pause they saw."""
-    resumed = run.status == wire.Status.TRAINING and known.get("status") == wire.Status.PAUSED
-    when = {wire.Status.TRAINING: run.started}.get(run.status, run.finished)
-    return {"status": run.status, "epoch": known.get("epoch", 0) + resumed, "at": when or run.launched or run.created}
+    resumed = run.status == enums.Status.TRAINING and known.get("status") == enums.Status.PAUSED
+    when = {enums.Status.TRAINING: run.started}.get(run.status, run.finished)
+    return {
+        "status": run.status,
+        "epoch": known.get("epoch", 0) + resumed,
+        "at": when or run.launched or run.created,
+    }
 
 
 def packed(signed: dict) -> str:
     return base64.b64encode(zlib.compress(json.dumps(signed).encode(), 9)).decode()
 
 
-def unpacked(text: str) -> wire.Signed | None:
+def unpacked(text: str) -> messages.Signed | None:
     """None where it is no signed text, or one that is made to burst."""
     try:
-        signed = wire.Signed.model_validate_json(zlib.decompressobj().decompress(base64.b64decode(text), BURST))
+        signed = messages.Signed.model_validate_json(
+            zlib.decompressobj().decompress(base64.b64decode(text), BURST)
+        )
     except (ValueError, zlib.error):
         return None
     return None if "\0" in signed.body else signed
@@ -118,7 +126,9 @@ EVENTS = {
     "becomes_recruiting": "launch",
     "archive": "archive",
     "unarchive": "archive",
-    **dict.fromkeys(("pause", "resume", "cancel", "finish", "becomes_training", "becomes_finished"), "becomes"),
+    **dict.fromkeys(
+        ("pause", "resume", "cancel", "finish", "becomes_training", "becomes_finished"), "becomes"
+    ),
 }  # what is done to a run → what is told of it
 SAID = {
     "edit": settings,
@@ -141,8 +151,8 @@ def whole(run: Any) -> Iterable[Said]:
     if run.spec_text:
         yield "run.launch", launched(run, {})
     if run.started:
-        yield "run.becomes", {"status": wire.Status.TRAINING, "epoch": 0, "at": run.started}
-    if run.status not in (wire.Status.DRAFT, wire.Status.RECRUITING, wire.Status.TRAINING):
+        yield "run.becomes", {"status": enums.Status.TRAINING, "epoch": 0, "at": run.started}
+    if run.status not in (enums.Status.DRAFT, enums.Status.RECRUITING, enums.Status.TRAINING):
         yield "run.becomes", becomes(run, {})
     if run.extra_tokens:
         yield "run.extend", {"tokens": run.extra_tokens}

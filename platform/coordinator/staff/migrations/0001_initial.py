@@ -16,7 +16,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Announcement",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("text", models.CharField(max_length=300)),
                 (
                     "tone",
@@ -29,7 +34,9 @@ class Migration(migrations.Migration):
                 ("starts", models.DateTimeField(default=django.utils.timezone.now)),
                 (
                     "ends",
-                    models.DateTimeField(blank=True, help_text="Empty: until it is withdrawn.", null=True),
+                    models.DateTimeField(
+                        blank=True, help_text="Empty: until it is withdrawn.", null=True
+                    ),
                 ),
                 (
                     "by",

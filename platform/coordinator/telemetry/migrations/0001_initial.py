@@ -16,7 +16,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Point",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("seq", models.BigIntegerField()),
                 ("position", models.PositiveSmallIntegerField()),
                 ("kind", models.CharField(max_length=10)),
@@ -26,40 +31,63 @@ class Migration(migrations.Migration):
                 (
                     "membership",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="points", to="fleet.membership"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="points",
+                        to="fleet.membership",
                     ),
                 ),
             ],
             options={
                 "indexes": [
-                    models.Index(fields=["membership", "kind", "tokens"], name="telemetry_p_members_11ba7e_idx")
+                    models.Index(
+                        fields=["membership", "kind", "tokens"],
+                        name="telemetry_p_members_11ba7e_idx",
+                    )
                 ],
                 "constraints": [
-                    models.UniqueConstraint(fields=("membership", "seq", "position"), name="one_point_a_place")
+                    models.UniqueConstraint(
+                        fields=("membership", "seq", "position"), name="one_point_a_place"
+                    )
                 ],
             },
         ),
         migrations.CreateModel(
             name="Receipt",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("seq", models.BigIntegerField()),
                 ("received", models.DateTimeField(default=django.utils.timezone.now)),
                 (
                     "membership",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="receipts", to="fleet.membership"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="receipts",
+                        to="fleet.membership",
                     ),
                 ),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("membership", "seq"), name="one_receipt_a_report")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("membership", "seq"), name="one_receipt_a_report"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
             name="Rollup",
             fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("bucket", models.BigIntegerField()),
                 ("reports", models.PositiveIntegerField(default=0)),
                 ("rate_sum", models.FloatField(default=0)),
@@ -71,12 +99,18 @@ class Migration(migrations.Migration):
                 (
                     "membership",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="rollups", to="fleet.membership"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="rollups",
+                        to="fleet.membership",
                     ),
                 ),
             ],
             options={
-                "constraints": [models.UniqueConstraint(fields=("membership", "bucket"), name="one_rollup_a_bucket")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("membership", "bucket"), name="one_rollup_a_bucket"
+                    )
+                ],
             },
         ),
     ]

@@ -15,7 +15,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Checkpoint",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("tokens", models.BigIntegerField()),
                 ("vector", models.CharField(max_length=64)),
                 ("digest", models.CharField(max_length=64)),
@@ -25,7 +30,9 @@ class Migration(migrations.Migration):
                 (
                     "run",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="checkpoints", to="runs.run"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="checkpoints",
+                        to="runs.run",
                     ),
                 ),
             ],
@@ -33,14 +40,21 @@ class Migration(migrations.Migration):
                 "ordering": ["-tokens", "-id"],
                 "indexes": [models.Index(fields=["run", "-tokens"], name="checkpoints_of_a_run")],
                 "constraints": [
-                    models.UniqueConstraint(fields=("run", "vector", "digest"), name="one_checkpoint_a_digest")
+                    models.UniqueConstraint(
+                        fields=("run", "vector", "digest"), name="one_checkpoint_a_digest"
+                    )
                 ],
             },
         ),
         migrations.CreateModel(
             name="Holding",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("said", models.DateTimeField(default=django.utils.timezone.now)),
                 (
                     "checkpoint",
@@ -53,13 +67,17 @@ class Migration(migrations.Migration):
                 (
                     "machine",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to="accounts.machine"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="accounts.machine",
                     ),
                 ),
             ],
             options={
                 "constraints": [
-                    models.UniqueConstraint(fields=("checkpoint", "machine"), name="one_holding_a_machine")
+                    models.UniqueConstraint(
+                        fields=("checkpoint", "machine"), name="one_holding_a_machine"
+                    )
                 ],
             },
         ),

@@ -21,9 +21,13 @@ class Migration(migrations.Migration):
         migrations.RemoveConstraint("rollup", "one_rollup_a_bucket"),
         migrations.AddConstraint(
             "rollup",
-            models.UniqueConstraint(fields=("membership", "width", "bucket"), name="one_rollup_a_bucket"),
+            models.UniqueConstraint(
+                fields=("membership", "width", "bucket"), name="one_rollup_a_bucket"
+            ),
         ),
-        migrations.AddIndex("rollup", models.Index(fields=["width", "bucket"], name="rollups_by_age")),
+        migrations.AddIndex(
+            "rollup", models.Index(fields=["width", "bucket"], name="rollups_by_age")
+        ),
         migrations.AddIndex("point", models.Index(fields=["at"], name="points_by_age")),
         migrations.RunSQL(COARSER, "DELETE FROM telemetry_rollup WHERE width <> 10"),
     ]

@@ -14,7 +14,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Credit",
             fields=[
-                ("id", models.UUIDField(default=uuid6.uuid7, editable=False, primary_key=True, serialize=False)),
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid6.uuid7, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
                 ("incarnation", models.CharField(max_length=16)),
                 ("day", models.DateField()),
                 ("first", models.BigIntegerField()),
@@ -23,13 +28,17 @@ class Migration(migrations.Migration):
                 (
                     "machine",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="credits", to="accounts.machine"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="credits",
+                        to="accounts.machine",
                     ),
                 ),
                 (
                     "run",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="credits", to="runs.run"
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="credits",
+                        to="runs.run",
                     ),
                 ),
                 (
@@ -48,7 +57,9 @@ class Migration(migrations.Migration):
                     models.Index(fields=["day"], name="credit_by_day"),
                 ],
                 "constraints": [
-                    models.UniqueConstraint(fields=("run", "machine", "incarnation", "day"), name="one_range_a_day")
+                    models.UniqueConstraint(
+                        fields=("run", "machine", "incarnation", "day"), name="one_range_a_day"
+                    )
                 ],
             },
         ),

@@ -21,7 +21,11 @@ class Migration(migrations.Migration):
                 ("why", models.CharField(blank=True, max_length=300)),
             ],
         ),
-        migrations.AddField("event", "mirror", models.CharField(blank=True, db_default="", default="", max_length=64)),
+        migrations.AddField(
+            "event",
+            "mirror",
+            models.CharField(blank=True, db_default="", default="", max_length=64),
+        ),
         *(
             operation
             for model, index in (
@@ -30,10 +34,16 @@ class Migration(migrations.Migration):
                 ("point", "points_to_tell"),
             )
             for operation in (
-                migrations.AddField(model, "changed", models.BigIntegerField(db_default=0, default=0, null=True)),
+                migrations.AddField(
+                    model, "changed", models.BigIntegerField(db_default=0, default=0, null=True)
+                ),
                 migrations.AddIndex(
                     model,
-                    models.Index(condition=models.Q(("changed__isnull", False)), fields=["changed", "id"], name=index),
+                    models.Index(
+                        condition=models.Q(("changed__isnull", False)),
+                        fields=["changed", "id"],
+                        name=index,
+                    ),
                 ),
             )
         ),

@@ -7,7 +7,7 @@ from datetime import datetime
 from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
-from barnraise.wire import Count, Id, Key, Message
+from barnraise.protocol.types import Count, Id, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import log
 from coordinator.mirrors.kinds import Fact, Kind, State, Waits
@@ -62,12 +62,16 @@ def store(which: str, state: State | None) -> list[str] | None:
     fields = {name: state[name] for name in ("tokens", "checksum", "size")}
     fields["announced"] = datetime.fromisoformat(state["announced"])
     if not found.update(**fields):
-        Checkpoint.objects.bulk_create([Checkpoint(id=state["id"], run_id=run, vector=vector, digest=named, **fields)])
+        Checkpoint.objects.bulk_create(
+            [Checkpoint(id=state["id"], run_id=run, vector=vector, digest=named, **fields)]
+        )
     checkpoint, holders = found.get(), state["holders"]
     machines = dict(Machine.objects.filter(key__in=holders).values_list("key", "pk"))
     Holding.objects.bulk_create(
         [
-            Holding(checkpoint=checkpoint, machine_id=machine, said=datetime.fromisoformat(holders[key]))
+            Holding(
+                checkpoint=checkpoint, machine_id=machine, said=datetime.fromisoformat(holders[key])
+            )
             for key, machine in machines.items()
         ],
         ignore_conflicts=True,
@@ -90,9 +94,16 @@ def tell() -> int:
 def _news(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
     known = current(f"checkpoint:{checkpoint.place}")
     if known is None:
-        kept = {name: getattr(checkpoint, name) for name in ("id", "tokens", "checksum", "size", "announced")}
+        kept = {
+            name: getattr(checkpoint, name)
+            for name in ("id", "tokens", "checksum", "size", "announced")
+        }
         yield "announce", kept
-    rows = list(checkpoint.holdings.filter(told=False).order_by("pk").values_list("pk", "machine__key", "said"))
+    rows = list(
+        checkpoint.holdings.filter(told=False)
+        .order_by("pk")
+        .values_list("pk", "machine__key", "said")
+    )
     Checkpoint.objects.filter(pk=checkpoint.pk).update(told=True)
     Holding.objects.filter(pk__in=[pk for pk, _, _ in rows]).update(told=True)
     fresh = {key: said for _, key, said in rows if key not in (known or {}).get("holders", {})}

@@ -9,8 +9,8 @@ from django.db.models import F
 from pydantic import Field
 from uuid6 import uuid7
 
-from barnraise import wire
-from barnraise.wire import Count, Key, Message
+from barnraise.protocol import messages
+from barnraise.protocol.types import Count, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.mirrors import log
 from coordinator.mirrors.kinds import Fact, Kind, State, Waits
@@ -41,7 +41,11 @@ def fold(facts: Sequence[Fact]) -> State | None:
     whoever told of it and how often, and none for more than was signed."""
     told = {_placed(fact.said) for fact in facts}
     days: dict[str, dict[str, Any]] = {}
-    reach, before, counted = 0, UNTOLD, 0  # the last update that counted, the author's total there, and all that counts
+    reach, before, counted = (
+        0,
+        UNTOLD,
+        0,
+    )  # the last update that counted, the author's total there, and all that counts
     for first, end, tokens, day, witness, total in sorted(told):
         last, begin = -end, max(first, reach + 1)
         if last < begin:
@@ -78,7 +82,9 @@ def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[st
     locked = list(rows.order_by("day").select_for_update(of=("self",)))
     reach = _reach(days)
     covered = sum(said["tokens"] for said in days.values()) - sum(row.told_tokens for row in locked)
-    told = dict.fromkeys(days, reach)  # day → up to which update nothing is to be told of it any more
+    told = dict.fromkeys(
+        days, reach
+    )  # day → up to which update nothing is to be told of it any more
     untold = _untold(locked)
     for row, heard, rest in zip(locked, untold, remaining(untold, reach, covered), strict=True):
         mine, day = Credit.objects.filter(pk=row.pk), row.day.isoformat()
@@ -91,7 +97,11 @@ def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[st
             mine.update(first=before + 1, tokens=rest, told_tokens=0, told_last=before)
         else:
             mine.delete()
-    witnesses = dict(Machine.objects.filter(key__in=[d["witness"] for d in days.values()]).values_list("key", "pk"))
+    witnesses = dict(
+        Machine.objects.filter(key__in=[d["witness"] for d in days.values()]).values_list(
+            "key", "pk"
+        )
+    )
     for day, said in days.items():
         _put(run, machine, incarnation, day, said, told[day], witnesses.get(said["witness"]))
 
@@ -114,7 +124,13 @@ def _untold(rows: Sequence[Credit]) -> list[Untold]:
     also where another mirror told of the same at the day's beginning and has not told of all of it."""
     untold, before = [], 0  # the last update of the days so far
     for row in rows:
-        untold.append(Untold(max(row.first, row.told_last + 1, before + 1), row.last, row.tokens - row.told_tokens))
+        untold.append(
+            Untold(
+                max(row.first, row.told_last + 1, before + 1),
+                row.last,
+                row.tokens - row.told_tokens,
+            )
+        )
         before = max(before, row.last)
     return untold
 
@@ -138,9 +154,18 @@ def together(states: dict[str, State]) -> set[str]:
     keys = {key for _, key, _ in places.values()}
     keys |= {said["witness"] for state in states.values() for said in state["days"].values()}
     machines = dict(Machine.objects.filter(key__in=keys - {None}).values_list("key", "pk"))
-    runs = set(map(str, Run.objects.filter(pk__in={run for run, _, _ in places.values()}).values_list("pk", flat=True)))
+    runs = set(
+        map(
+            str,
+            Run.objects.filter(pk__in={run for run, _, _ in places.values()}).values_list(
+                "pk", flat=True
+            ),
+        )
+    )
     mine = [machines[key] for _, key, _ in places.values() if key in machines]
-    there = Credit.objects.filter(run__in=runs, machine__in=mine).values_list("run_id", "machine_id", "incarnation")
+    there = Credit.objects.filter(run__in=runs, machine__in=mine).values_list(
+        "run_id", "machine_id", "incarnation"
+    )
     known = {(str(run), machine, incarnation) for run, machine, incarnation in there}
     rows, done = [], set()
     for which, (run, key, incarnation) in places.items():
@@ -154,13 +179,24 @@ def together(states: dict[str, State]) -> set[str]:
                 "told_tokens": said["tokens"],
                 "witness_id": machines.get(said["witness"]),
             }
-            place = {"run_id": run, "machine_id": machines[key], "incarnation": incarnation, "day": day}
-            rows.append(Credit(**place, **told, **{name: said[name] for name in ("first", "last", "tokens")}))
+            place = {
+                "run_id": run,
+                "machine_id": machines[key],
+                "incarnation": incarnation,
+                "day": day,
+            }
+            rows.append(
+                Credit(
+                    **place, **told, **{name: said[name] for name in ("first", "last", "tokens")}
+                )
+            )
     put(rows)
     return done
 
 
-def _put(run: str, machine: Machine, incarnation: str, day: str, said: dict, told: int, witness: Any) -> None:
+def _put(
+    run: str, machine: Machine, incarnation: str, day: str, said: dict, told: int, witness: Any
+) -> None:
     """One statement: reports are rolled up meanwhile, and what they add must not be lost."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -179,19 +215,27 @@ def _put(run: str, machine: Machine, incarnation: str, day: str, said: dict, tol
 def tell() -> int:
     """What was witnessed here since the last time, and no other mirror has told meanwhile. How many events."""
     told = 0
-    quiet = Credit.objects.exclude(tokens=F("told_tokens")).order_by("run", "machine", "incarnation")
-    for run, key, incarnation in list(quiet.values_list("run", "machine__key", "incarnation").distinct()[:2000]):
+    quiet = Credit.objects.exclude(tokens=F("told_tokens")).order_by(
+        "run", "machine", "incarnation"
+    )
+    for run, key, incarnation in list(
+        quiet.values_list("run", "machine__key", "incarnation").distinct()[:2000]
+    ):
         which = f"{run}:{key}:{incarnation}"
         with log.change():
             rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation)
             told += _tell(which, list(rows.order_by("day").select_for_update(of=("self",))))
-            store(which, current(f"credit:{which}"))  # which may be less, where others told of the same
+            store(
+                which, current(f"credit:{which}")
+            )  # which may be less, where others told of the same
     return told
 
 
 def _tell(which: str, rows: list[Credit]) -> int:
     """`rows`: in the order of their days."""
-    fresh = [(row, untold) for row, untold in zip(rows, _untold(rows), strict=True) if untold.tokens]
+    fresh = [
+        (row, untold) for row, untold in zip(rows, _untold(rows), strict=True) if untold.tokens
+    ]
     for row, (first, last, tokens) in fresh:
         if last >= first:
             witness = row.witness.key if row.witness else None
@@ -203,7 +247,7 @@ def _tell(which: str, rows: list[Credit]) -> int:
 
 def _signed(row: Credit) -> int | None:
     """The author's total at the row's last update, where the header that is kept is of that one."""
-    head = wire.Update.model_validate_json(row.head["body"]) if row.head else None
+    head = messages.Update.model_validate_json(row.head["body"]) if row.head else None
     return head.total if head and head.seq == row.last else None
 
 

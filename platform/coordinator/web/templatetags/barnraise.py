@@ -14,13 +14,16 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
-from barnraise.mirrors import Listed
-from barnraise.wire import Status
+from barnraise.protocol.enums import Status
+from barnraise.protocol.mirror_list import Listed
 from coordinator.mirrors import lists
 from coordinator.web import drawing
 
 register = template.Library()
-FONTS = ("besley-latin-wght-normal.woff2", "public-sans-latin-wght-normal.woff2")  # of the first screen
+FONTS = (
+    "besley-latin-wght-normal.woff2",
+    "public-sans-latin-wght-normal.woff2",
+)  # of the first screen
 
 
 class NotBuilt(Exception):
@@ -49,7 +52,9 @@ def built() -> SafeString:
     styles = [(static(name),) for name in entry.get("css", [])]
     return format_html(
         '{}{}<script type="module" src="{}"></script>',
-        format_html_join("", '<link rel="preload" href="{}" as="font" type="font/woff2" crossorigin>', fonts),
+        format_html_join(
+            "", '<link rel="preload" href="{}" as="font" type="font/woff2" crossorigin>', fonts
+        ),
         format_html_join("", '<link rel="stylesheet" href="{}">', styles),
         static(entry["file"]),
     )
@@ -66,7 +71,9 @@ def theme(context) -> SafeString:
     """The attribute for <html> when the visitor chose a theme; the system decides otherwise."""
     request = context.get("request")
     chosen = request.COOKIES.get("theme") if request else None
-    return format_html(' data-theme="{}"', chosen) if chosen in ("light", "dark") else SafeString("")
+    return (
+        format_html(' data-theme="{}"', chosen) if chosen in ("light", "dark") else SafeString("")
+    )
 
 
 @register.simple_tag
@@ -79,8 +86,14 @@ def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
         '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/><line class="timber" {}/></g>',
         ((m.order, _classes(m, standing), _ends(m), _ends(m, 5), _ends(m)) for m in plan.members),
     )
-    role = format_html('role="img" aria-label="{}" data-frame', label) if label else SafeString('aria-hidden="true"')
-    return format_html('<svg class="frame" viewBox="0 0 {} {}" {}>{}</svg>', plan.width, plan.height, role, lines)
+    role = (
+        format_html('role="img" aria-label="{}" data-frame', label)
+        if label
+        else SafeString('aria-hidden="true"')
+    )
+    return format_html(
+        '<svg class="frame" viewBox="0 0 {} {}" {}>{}</svg>', plan.width, plan.height, role, lines
+    )
 
 
 def _classes(member: drawing.Member, standing: int) -> str:
@@ -105,7 +118,9 @@ def quilt(name: object) -> SafeString:
 def _quilt(name: str) -> SafeString:
     patches = format_html_join("", '<polygon class="{}" points="{}"/>', drawing.quilt(name))
     ground = SafeString('<rect class="g" width="6" height="6"/>')
-    return format_html('<svg class="quilt" viewBox="0 0 6 6" aria-hidden="true">{}{}</svg>', ground, patches)
+    return format_html(
+        '<svg class="quilt" viewBox="0 0 6 6" aria-hidden="true">{}{}</svg>', ground, patches
+    )
 
 
 @register.filter
@@ -130,7 +145,13 @@ def size(value: float) -> str:
 def percent(share: float) -> str:
     """As src/format.ts: never 100 % before it is."""
     value = max(0.0, min(1.0, float(share))) * 100
-    return f"{value:.0f} %" if value in (0, 100) else f"{value:.1f} %" if value < 9.95 else f"{int(value)} %"
+    return (
+        f"{value:.0f} %"
+        if value in (0, 100)
+        else f"{value:.1f} %"
+        if value < 9.95
+        else f"{int(value)} %"
+    )
 
 
 @register.filter

@@ -16,7 +16,9 @@ class Command(BaseCommand):
         parser.add_argument("--email", required=True)
         parser.add_argument("--password", required=True)
         parser.add_argument("--name", default="")
-        parser.add_argument("--staff", action="store_true", help="may use the admin, with every permission")
+        parser.add_argument(
+            "--staff", action="store_true", help="may use the admin, with every permission"
+        )
 
     def handle(self, *, email: str, password: str, name: str, staff: bool, **options) -> None:
         email = email.strip().lower()
@@ -25,7 +27,9 @@ class Command(BaseCommand):
         except ValidationError:
             raise CommandError(f"'{email}' is not an e-mail address") from None
         with mirrors.change():
-            user = User.objects.filter(email__iexact=email).first() or User.objects.create_user(email, password)
+            user = User.objects.filter(email__iexact=email).first() or User.objects.create_user(
+                email, password
+            )
             user.name = name or user.name
             if staff and not user.is_staff:
                 mirrors.record("person.grant", user.pk, {"right": "is_staff", "given": True})
@@ -34,8 +38,12 @@ class Command(BaseCommand):
             if not user.check_password(password):
                 user.set_password(password)
             user.save()
-            EmailAddress.objects.filter(user=user).exclude(email__iexact=email).update(primary=False)
+            EmailAddress.objects.filter(user=user).exclude(email__iexact=email).update(
+                primary=False
+            )
             EmailAddress.objects.update_or_create(
-                user=user, email__iexact=email, defaults={"email": email, "verified": True, "primary": True}
+                user=user,
+                email__iexact=email,
+                defaults={"email": email, "verified": True, "primary": True},
             )
         self.stdout.write(str(user.pk))

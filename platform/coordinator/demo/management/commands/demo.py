@@ -20,16 +20,22 @@ WORKERS = (1, 2, 3)
 SHOWN = 3_000_000  # tokens of a demo that nobody limits: some five minutes on two cores
 NAME = "Demo"
 MIRRORS = 9  # on one machine, at most
-FINISHING = 90.0  # seconds between the last worker's end and the site's word that the run is finished
+FINISHING = (
+    90.0  # seconds between the last worker's end and the site's word that the run is finished
+)
 
 
 class Command(BaseCommand):
     help = "Starts a whole platform on this machine, with a run and three workers. Ctrl-C stops all of it."
 
     def add_arguments(self, parser) -> None:
-        parser.add_argument("--tokens", type=int, help="stop when the ledger holds so many, print one line of JSON")
+        parser.add_argument(
+            "--tokens", type=int, help="stop when the ledger holds so many, print one line of JSON"
+        )
         parser.add_argument("--port", type=int, default=8000)
-        parser.add_argument("--mirrors", type=int, default=1, help="sites with databases of their own")
+        parser.add_argument(
+            "--mirrors", type=int, default=1, help="sites with databases of their own"
+        )
 
     def handle(self, *, tokens: int | None, port: int, mirrors: int = 1, **options: Any) -> None:
         if tokens is not None and tokens < 1_000:
@@ -50,13 +56,17 @@ class Command(BaseCommand):
         except KeyboardInterrupt:
             console.print("\nStopped: every process of the demo has ended.")
 
-    def show(self, stack: Stack, console: Console, tokens: int | None, started: float, moved: int | bool) -> None:
+    def show(
+        self, stack: Stack, console: Console, tokens: int | None, started: float, moved: int | bool
+    ) -> None:
         if moved:
             console.print(f"Port {moved} is taken: using {stack.port}.")
         stack.measure()
         stack.start_site()
         owner, password = stack.owner()
-        for stale in Run.objects.filter(owner=owner, name=NAME).exclude(status__in=(Status.FINISHED, Status.CANCELLED)):
+        for stale in Run.objects.filter(owner=owner, name=NAME).exclude(
+            status__in=(Status.FINISHED, Status.CANCELLED)
+        ):
             stale.cancel()
         budget = tokens or SHOWN
         fields = {
@@ -74,7 +84,8 @@ class Command(BaseCommand):
         stack.wait_for_measurement()
         stack.start_workers(list(WORKERS), run)
         console.print(
-            f"\n  Watch it at   [bold]{url}[/]\n  log in as     {OWNER}  password  {password}\n", soft_wrap=True
+            f"\n  Watch it at   [bold]{url}[/]\n  log in as     {OWNER}  password  {password}\n",
+            soft_wrap=True,
         )
         if stack.several:
             introduce(stack.several, run.get_absolute_url(), console)
@@ -110,7 +121,9 @@ class Command(BaseCommand):
         statuses = [stack.status(number, run) or {} for number in WORKERS]
         firsts = [s["validation_first"] for s in statuses if s.get("validation_first")]
         lasts = [s["validation_last"] for s in statuses if s.get("validation_last")]
-        agree = len({(s.get("vector"), s.get("anchor")) for s in statuses}) == 1 and bool(statuses[0].get("anchor"))
+        agree = len({(s.get("vector"), s.get("anchor")) for s in statuses}) == 1 and bool(
+            statuses[0].get("anchor")
+        )
         first, last = min(firsts)[1], max(lasts)[1]
         told = stack.several.told() if stack.several else {}
         print(
@@ -144,13 +157,17 @@ def introduce(several: Several, path: str, console: Console) -> None:
     for each in several.all:
         kill = " ".join(f"-{pid}" for pid in each.pids)  # with what they started
         console.print(f"  {each.name:<12}  {each.url}{path}   kill -9 -- {kill}", soft_wrap=True)
-    console.print(f"  {len(several.all)} mirrors joined in {several.took:.1f} s; kill any: the others go on\n")
+    console.print(
+        f"  {len(several.all)} mirrors joined in {several.took:.1f} s; kill any: the others go on\n"
+    )
 
 
 def mourn(several: Several | None, console: Console) -> None:
     """Says of each mirror that died meanwhile that it did."""
     for each in several.lost() if several else ():
-        left = ", ".join(other.url for other in several.live) or "none: training goes on all the same"
+        left = (
+            ", ".join(other.url for other in several.live) or "none: training goes on all the same"
+        )
         console.print(f"{each.name} at {each.url} is gone. What is left: {left}", soft_wrap=True)
 
 
@@ -185,7 +202,11 @@ def _table(statuses: dict[int, dict[str, Any] | None]) -> Table:
             continue
         loss = f"{status['loss']:.3f}" if status["loss"] is not None else "–"
         valid = f"{status['validation_last'][1]:.3f}" if status["validation_last"] else "–"
-        sent, received, ledger = status["updates_sent"], status["updates_received"], status["ledger_tokens"]
+        sent, received, ledger = (
+            status["updates_sent"],
+            status["updates_received"],
+            status["ledger_tokens"],
+        )
         figures = (
             f"{status['step']:,}",
             loss,

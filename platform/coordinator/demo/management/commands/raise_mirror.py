@@ -8,7 +8,7 @@ import httpx
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from barnraise.mirrors import SignedList
+from barnraise.protocol.mirror_list import SignedList
 
 PATIENCE = 180.0  # seconds until the other mirror must answer
 
@@ -21,7 +21,13 @@ class Command(BaseCommand):
         how = parser.add_mutually_exclusive_group(required=True)
         how.add_argument("--publish", action="store_true", help="the list, the first one here")
         how.add_argument("--join", metavar="URL", help="another mirror, waited for")
-        parser.add_argument("--list", type=Path, required=True, metavar="FILE", help="there once that mirror answers")
+        parser.add_argument(
+            "--list",
+            type=Path,
+            required=True,
+            metavar="FILE",
+            help="there once that mirror answers",
+        )
 
     def handle(self, *, publish: bool, join: str, list: Path, **options: Any) -> None:
         call_command("migrate", verbosity=0, interactive=False)
@@ -33,7 +39,9 @@ class Command(BaseCommand):
             if time.monotonic() > deadline:
                 raise CommandError(f"{join} did not answer in {PATIENCE:.0f} seconds")
             time.sleep(0.2)
-        call_command("mirror", "join", join, list=SignedList.model_validate_json(list.read_bytes()).digest)
+        call_command(
+            "mirror", "join", join, list=SignedList.model_validate_json(list.read_bytes()).digest
+        )
 
 
 def answers(url: str) -> bool:

@@ -41,5 +41,7 @@ class Command(BaseCommand):
         for origin in Origin.objects.all():
             mine = " (ours)" if origin.ours else ""
             end = "" if origin.cut_seq is None else f", cut after {origin.cut_seq}: {origin.why}"
-            self.stdout.write(f"{origin.pk} of {origin.key[:8]}{mine}: {origin.head_seq:,} events{end}")
+            self.stdout.write(
+                f"{origin.pk} of {origin.key[:8]}{mine}: {origin.head_seq:,} events{end}"
+            )
         self.stdout.write(state.state_hash())

@@ -16,8 +16,16 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from pydantic import ValidationError
 
 from barnraise.errors import ListError
-from barnraise.identity import Identity
-from barnraise.mirrors import Expulsion, Listed, MirrorList, SignedList, read, signed_by, written
+from barnraise.protocol.mirror_list import (
+    Expulsion,
+    Listed,
+    MirrorList,
+    SignedList,
+    read,
+    signed_by,
+    written,
+)
+from barnraise.protocol.signing import Identity
 from coordinator import mirror
 from coordinator.refusals import Refused
 
@@ -34,7 +42,9 @@ class Command(BaseCommand):
         def verb(name: str, about: str, proposes: bool = False) -> CommandParser:
             made = verbs.add_parser(name, help=about)
             if proposes:
-                made.add_argument("--to", type=Path, default=Path("mirrors.json"), help="the proposal's file")
+                made.add_argument(
+                    "--to", type=Path, default=Path("mirrors.json"), help="the proposal's file"
+                )
                 made.add_argument("--days", type=float, default=DAYS, help="until it expires")
             return made
 
@@ -43,22 +53,36 @@ class Command(BaseCommand):
         begin.add_argument("--url", required=True, help="where this site is")
         begin.add_argument("--name", required=True)
         for each in (begin, verb("roots", "propose other roots", proposes=True)):
-            each.add_argument("--root", action="append", required=True, metavar="KEY", help="a public key")
-            each.add_argument("--threshold", type=int, required=True, help="how many of them must sign")
+            each.add_argument(
+                "--root", action="append", required=True, metavar="KEY", help="a public key"
+            )
+            each.add_argument(
+                "--threshold", type=int, required=True, help="how many of them must sign"
+            )
         add = verb("add", "propose another mirror", proposes=True)
         for name in ("--key", "--url", "--name"):
             add.add_argument(name, required=True)
         expel = verb("expel", "propose that a mirror goes", proposes=True)
         expel.add_argument("--key", required=True, help="its key, or how that begins")
-        expel.add_argument("--last", action="append", default=[], metavar="LOG:NUMBER", help="what still counts of it")
+        expel.add_argument(
+            "--last",
+            action="append",
+            default=[],
+            metavar="LOG:NUMBER",
+            help="what still counts of it",
+        )
         expel.add_argument("--reason", default="")
         verb("renew", "propose the same list for longer", proposes=True)
         sign = verb("sign", "add a root's signature")
         sign.add_argument("file", type=Path)
-        sign.add_argument("--key", type=Path, required=True, help="the root's key, as keygen made it")
+        sign.add_argument(
+            "--key", type=Path, required=True, help="the root's key, as keygen made it"
+        )
         publish = verb("publish", "take a signed list here")
         publish.add_argument("file", type=Path)
-        publish.add_argument("--first", action="store_true", help="there is none here yet, and this is ours")
+        publish.add_argument(
+            "--first", action="store_true", help="there is none here yet, and this is ours"
+        )
         verb("show", "what a list says").add_argument("file", type=Path, nargs="?")
 
     def handle(self, *, verb: str, **options: Any) -> None:
@@ -93,11 +117,16 @@ class Command(BaseCommand):
 
     def begin(self, url: str, name: str, root: list[str], threshold: int, **options: Any) -> None:
         own = Listed(key=mirror.identity().key, url=url, name=name, admitted=time.time())
-        found = MirrorList(version=1, expires=time.time(), threshold=threshold, roots=root, mirrors=[own])
+        found = MirrorList(
+            version=1, expires=time.time(), threshold=threshold, roots=root, mirrors=[own]
+        )
         self._propose(found, **options)
 
     def roots(self, root: list[str], threshold: int, **options: Any) -> None:
-        self._propose(_next(options["to"]).model_copy(update={"roots": root, "threshold": threshold}), **options)
+        self._propose(
+            _next(options["to"]).model_copy(update={"roots": root, "threshold": threshold}),
+            **options,
+        )
 
     def add(self, key: str, url: str, name: str, **options: Any) -> None:
         before = _next(options["to"])
@@ -108,13 +137,18 @@ class Command(BaseCommand):
         before = _next(options["to"])
         found = [each for each in before.live if each.key.startswith(key)]
         if len(found) != 1 or len(key) < 8:
-            raise CommandError(f"'{key}' is not one mirror of list {before.version}: give eight digits at least")
+            raise CommandError(
+                f"'{key}' is not one mirror of list {before.version}: give eight digits at least"
+            )
         pairs = [each.rpartition(":") for each in last]
         if not all(number.isdecimal() for _, _, number in pairs):
             raise CommandError("--last is LOG:NUMBER, as `show` lists them")
-        gone = Expulsion(at=time.time(), last={log: int(number) for log, _, number in pairs}, reason=reason)
+        gone = Expulsion(
+            at=time.time(), last={log: int(number) for log, _, number in pairs}, reason=reason
+        )
         mirrors = [
-            each.model_copy(update={"expelled": gone}) if each.key == found[0].key else each for each in before.mirrors
+            each.model_copy(update={"expelled": gone}) if each.key == found[0].key else each
+            for each in before.mirrors
         ]
         self._propose(before.model_copy(update={"mirrors": mirrors}), **options)
 
@@ -122,12 +156,16 @@ class Command(BaseCommand):
         self._propose(_next(options["to"]), **options)
 
     def _propose(self, found: MirrorList, to: Path, days: float, **_: Any) -> None:
-        found = MirrorList.model_validate(found.model_dump() | {"expires": time.time() + days * 86_400})
+        found = MirrorList.model_validate(
+            found.model_dump() | {"expires": time.time() + days * 86_400}
+        )
         signed = written(found)
         read(signed)
         _keep(to, signed)
         self._tell(signed)
-        self.stdout.write(f"Proposed in {to}: have {found.threshold} roots sign it, then publish it.")
+        self.stdout.write(
+            f"Proposed in {to}: have {found.threshold} roots sign it, then publish it."
+        )
 
     # ---- here
 
@@ -135,7 +173,9 @@ class Command(BaseCommand):
         from coordinator.mirrors import lists
 
         found = lists.publish(_load(file), first=first)
-        self.stdout.write(f"Mirror list {found.version} is in force here; the others and all machines hear of it.")
+        self.stdout.write(
+            f"Mirror list {found.version} is in force here; the others and all machines hear of it."
+        )
 
     def show(self, file: Path | None, **_: Any) -> None:
         from coordinator.mirrors.models import List, Origin
@@ -146,8 +186,14 @@ class Command(BaseCommand):
         self._tell(signed)
         if file is None:
             for origin in Origin.objects.all():
-                cut = f", cut after {origin.cut_seq}: {origin.why}" if origin.cut_seq is not None else ""
-                self.stdout.write(f"  log {origin.pk} of {origin.key[:16]}: {origin.head_seq} events{cut}")
+                cut = (
+                    f", cut after {origin.cut_seq}: {origin.why}"
+                    if origin.cut_seq is not None
+                    else ""
+                )
+                self.stdout.write(
+                    f"  log {origin.pk} of {origin.key[:16]}: {origin.head_seq} events{cut}"
+                )
 
     def _tell(self, signed: SignedList) -> None:
         found = read(signed)

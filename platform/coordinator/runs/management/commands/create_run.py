@@ -19,14 +19,25 @@ class Command(BaseCommand):
         parser.add_argument("--tokens", help="the token budget")
         parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
                             help="any field of the spec, such as recipe.learning_rate=0.001; repeatable")  # fmt: skip
-        parser.add_argument("--report-every", type=float, default=10.0, help="seconds between a machine's reports")
-        parser.add_argument("--quorum", type=int, default=1, help="machines that must be alive before training starts")
+        parser.add_argument(
+            "--report-every", type=float, default=10.0, help="seconds between a machine's reports"
+        )
+        parser.add_argument(
+            "--quorum",
+            type=int,
+            default=1,
+            help="machines that must be alive before training starts",
+        )
         parser.add_argument("--launch", action="store_true", help="launch it too")
 
-    def handle(self, *, owner, name, preset, tokens, fields, report_every, quorum, launch, **options) -> None:
+    def handle(
+        self, *, owner, name, preset, tokens, fields, report_every, quorum, launch, **options
+    ) -> None:
         user = User.objects.filter(email__iexact=owner).first()
         if user is None:
-            raise CommandError(f"there is nobody with the address {owner}; see the command prepare_owner")
+            raise CommandError(
+                f"there is nobody with the address {owner}; see the command prepare_owner"
+            )
         values = {}
         for field in fields:
             key, equals, value = field.partition("=")
@@ -36,7 +47,13 @@ class Command(BaseCommand):
         if tokens:
             values["recipe.token_budget"] = tokens
         try:
-            run = Run.create(user, name, spec_from_fields(values, preset), report_every=report_every, quorum=quorum)
+            run = Run.create(
+                user,
+                name,
+                spec_from_fields(values, preset),
+                report_every=report_every,
+                quorum=quorum,
+            )
         except SpecError as error:
             raise CommandError(str(error)) from None
         if launch:

@@ -19,4 +19,6 @@ class Command(BaseCommand):
             keeping.restore(folder)
         except (keeping.Unkept, OSError) as error:
             raise CommandError(str(error)) from None
-        self.stdout.write("The site is back as it was kept. Now: manage.py migrate; docs/operate.md says what else.")
+        self.stdout.write(
+            "The site is back as it was kept. Now: manage.py migrate; docs/operate.md says what else."
+        )

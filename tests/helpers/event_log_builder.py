@@ -1,0 +1,67 @@
+"""Another mirror's log, as its events arrive here: signed by a key of its own, chained, stamped."""
+
+import time
+
+from uuid6 import uuid7
+
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.types import Message, Short
+from coordinator.mirrors import clock, receiving, state
+from coordinator.mirrors.message import NOTHING, Event
+from coordinator.mirrors.models import LogEvent
+
+
+class Said(Message):
+    """What a note says."""
+
+    text: Short
+
+
+class OtherMirror:
+    """`tell` appends to its log and returns the event; `events` are all of them, in order."""
+
+    def __init__(self, seed: int = 77):
+        self.identity = Identity(bytes([seed]) * 32)
+        self.origin = f"{seed:032x}"
+        self.events: list[Signed] = []
+        self.hlc = 0
+        self.tell("origin.begin", self.origin, {"name": f"mirror {seed}", "after": None})
+
+    def tell(self, type: str, which: object, payload: dict, **changed) -> Signed:
+        """`changed`: other fields than the true ones."""
+        signed = self.sign(type, which, payload, **changed)
+        self.events.append(signed)
+        return signed
+
+    def sign(self, type: str, which: object, payload: dict, **changed) -> Signed:
+        self.hlc = clock.stamp(self.hlc, changed.pop("at", time.time()))
+        fields = {
+            "id": str(uuid7()),
+            "origin": self.origin,
+            "seq": len(self.events) + 1,
+            "prev": digest(self.events[-1].body) if self.events else NOTHING,
+            "hlc": self.hlc,
+            "type": type,
+            "subject": f"{type.partition('.')[0]}:{which}",
+            "payload": payload,
+        }
+        return self.identity.sign("event", Event(**{**fields, **changed}))
+
+
+def here(log: OtherMirror) -> int:
+    """How many of its events are here, all of them the true ones."""
+    found = list(
+        LogEvent.objects.filter(origin=log.origin).order_by("seq").values_list("digest", flat=True)
+    )
+    assert found == [digest(each.body) for each in log.events[: len(found)]]
+    return len(found)
+
+
+def refused(*signed: Signed, **more) -> str:
+    """Why what a mirror said is refused; nothing of it is here."""
+    before = LogEvent.objects.count(), state.state_hash()
+    told = receiving.receive(signed, **more)
+    assert (LogEvent.objects.count(), state.state_hash()) == before
+    assert told.stored == 0 and len(told.refused) == 1
+    return next(iter(told.refused.values()))

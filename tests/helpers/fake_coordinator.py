@@ -1,0 +1,124 @@
+"""A coordinator small enough to break at will: real HTTP, signed requests, and answers that a test chooses."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from pydantic import BaseModel
+
+from barnraise.errors import MessageError
+from barnraise.protocol.enums import Status
+from barnraise.protocol.messages import (
+    Directive,
+    MirrorView,
+    Problem,
+    ReportReply,
+    Reports,
+    ServerTime,
+)
+from barnraise.protocol.signing import Identity, check_request, digest
+from barnraise.protocol.verdicts import Ruling
+
+RUN = "01890000-0000-7000-8000-000000000001"
+MACHINE = "01890000-0000-7000-8000-00000000000a"
+
+
+class Coordinator:
+    """`routes` maps "METHOD /path" to what answers it: (body) → a message, or (status, message). `ahead`: seconds its
+    clock is before ours. `reports`: those that came, by number; `failing`: (status, sentence) for every report;
+    `rulings`: verdicts it sends to whoever does not say that it heeds them; `heeds`: what was last said of that."""
+
+    def __init__(self, identity: Identity | None = None, run: str = RUN):
+        self.identity = identity or Identity(b"s" * 32)
+        self.rulings: list[Ruling] = []
+        self.heeds: list[str] = []
+        self.ahead, self.mark, self.failing = 0.0, 0, None
+        self.reports: dict[int, BaseModel] = {}
+        self.asked: list[str] = []
+        self.directive = dict(run=run, machine=MACHINE, status=Status.TRAINING, report_every=0.2)
+        self.issued: float | None = None
+        self.routes: dict[str, Callable] = {
+            "GET /mirror": lambda body: MirrorView(
+                key=self.identity.key, name="small", protocols=[1], time=self.now()
+            ),
+            f"POST /runs/{run}/reports": self._report,
+        }
+        self.port, self._server = 0, None
+        self.open()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def now(self) -> float:
+        return time.time() + self.ahead
+
+    def open(self) -> None:
+        """(Again) at the same port."""
+        ours = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                status, answer = ours.answer(
+                    self.command, self.path, body, self.headers.get("Authorization", "")
+                )
+                data = answer if isinstance(answer, bytes) else answer.model_dump_json().encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_POST = do_GET
+
+            def log_message(self, *words) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+
+    def close(self) -> None:
+        if self._server:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def answer(self, method: str, path: str, body: bytes, authorization: str):
+        route = f"{method} {path.removeprefix('/api/v1')}"
+        self.asked.append(route)
+        if authorization:
+            try:
+                check_request(
+                    authorization.removeprefix("Barnraise "),
+                    self.identity.key,
+                    method,
+                    path,
+                    body,
+                    self.now(),
+                )
+            except MessageError as error:
+                told = self.identity.sign(
+                    "time", ServerTime(mirror=self.identity.key, time=self.now())
+                )
+                return 401, Problem(error=str(error), time=told)
+        if route not in self.routes:
+            return 404, Problem(error=f"there is nothing at {path}")
+        answer = self.routes[route](body)
+        return answer if isinstance(answer, tuple) else (200, answer)
+
+    def signed_directive(self):
+        issued = self.now() if self.issued is None else self.issued
+        return self.identity.sign("directive", Directive(**self.directive, issued=issued))
+
+    def _report(self, body: bytes):
+        if self.failing:
+            return self.failing[0], Problem(error=self.failing[1])
+        sent = Reports.model_validate(json.loads(body))
+        self.heeds = sent.heeds
+        for report in sent.reports:
+            self.reports[report.seq] = report
+        rulings = [each for each in self.rulings if digest(each.body) not in sent.heeds]
+        return ReportReply(mark=self.mark, directive=self.signed_directive(), rulings=rulings[:2])

@@ -1,0 +1,196 @@
+"""Two real mirrors: servers, databases and keys of their own, and nothing between them but HTTP."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psycopg
+from helpers.paths import ROOT
+
+from barnraise.coordinator_client.client import Coordinator
+from barnraise.protocol.enums import Activity
+from barnraise.protocol.messages import Reports
+from barnraise.protocol.reports import Point, Report
+from barnraise.protocol.signing import Identity
+from coordinator.demo.processes import Family, free_port
+
+GOLDEN = ROOT / "tests" / "contract" / "golden" / "reports.json"
+PASSWORD = "raise-the-frame-7"
+WORK = """
+import time
+from coordinator.telemetry import listening, rollup, tasks
+while True:
+    rollup.drain(wait=True)
+    listening.gather()
+    tasks.tick()
+    time.sleep(1)
+"""
+
+
+class Site:
+    """One mirror. `manage` runs a command there; `start` and `kill` its web server."""
+
+    def __init__(self, name: str, folder: Path, valkey: int):
+        self.name, self.port = name, free_port(31_000 + valkey * 100)
+        self.url = f"http://127.0.0.1:{self.port}"
+        (folder / name).mkdir()
+        self.family = Family(folder / name / "logs")
+        self.environment = {
+            "DATABASE_URL": re.sub(
+                r"/barnraise(?=\?|$)", f"/mirror_{name}", os.environ["DATABASE_URL"]
+            ),
+            "REDIS_URL": re.sub(r"/0$", f"/{valkey}", os.environ["REDIS_URL"]),
+            "BARNRAISE_STATE": str(folder / name),
+            "BARNRAISE_NAME": f"Mirror {name}",
+        }
+
+    def manage(self, *command: str, fails: bool = False) -> str:
+        done = subprocess.run(
+            [sys.executable, ROOT / "manage.py", *command], env={**os.environ, **self.environment},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stdout + (done.stderr if fails else "")
+
+    def shell(self, code: str) -> str:
+        return self.manage("shell", "-v", "0", "-c", code).strip().splitlines()[-1]
+
+    def start(self) -> None:
+        serve = (
+            "-m",
+            "uvicorn",
+            "coordinator.asgi:application",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        )
+        self.family.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
+        end = time.monotonic() + 120
+        while True:
+            try:
+                if httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                assert time.monotonic() < end, self.family.last_words("site")
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        site = self.family.children.pop("site")
+        site.kill()
+        site.wait()
+
+    def snapshot(self, run: str) -> dict:
+        answer = httpx.get(f"{self.url}/live/{run}/", timeout=30)
+        assert answer.status_code == 200, answer.text[:300]
+        return answer.json()
+
+    def work(self) -> None:
+        """What Celery would do every second or two, until the end."""
+        manage = (str(ROOT / "manage.py"), "shell", "-v", "0", "-c", WORK)
+        self.family.start("tasks", sys.executable, *manage, **self.environment)
+
+
+@contextmanager
+def two_sites(folder: Path) -> Iterator[list[Site]]:
+    """Each with its tables; Postgres and Valkey run (see conftest.state)."""
+    made = [Site("a", folder, 2), Site("b", folder, 3)]
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+        try:
+            connection.execute("CREATE DATABASE mirror_a")
+            made[0].manage("migrate", "--verbosity", "0")
+            connection.execute("CREATE DATABASE mirror_b TEMPLATE mirror_a")
+            yield made
+        finally:
+            for site in made:
+                site.family.stop()
+                connection.execute(f"DROP DATABASE IF EXISTS mirror_{site.name} WITH (FORCE)")
+
+
+def list_both(a: Site, b: Site, folder: Path) -> str:
+    """A mirror list of the two, published at the first. Its digest."""
+    file, root = str(folder / "list.json"), str(folder / "root")
+    key = a.manage("mirrors", "keygen", root).strip()
+    a.manage(
+        "mirrors",
+        "begin",
+        "--url",
+        a.url,
+        "--name",
+        "A",
+        "--root",
+        key,
+        "--threshold",
+        "1",
+        "--to",
+        file,
+    )
+    theirs = b.shell("from coordinator import mirror; print(mirror.identity().key)")
+    a.manage("mirrors", "add", "--key", theirs, "--url", b.url, "--name", "B", "--to", file)
+    a.manage("mirrors", "sign", file, "--key", root)
+    a.manage("mirrors", "publish", file, "--first")
+    return re.search(r"BLAKE3 (\w{64})", a.manage("mirrors", "show"))[1]
+
+
+SOMEBODYS = """
+import json, sys
+sys.path.append({tests!r})
+from helpers import page_fixtures
+from helpers.page_fixtures import launched, machine
+from coordinator.accounts.models import User
+from coordinator.fleet import joining
+from coordinator.fleet.facts import advance
+from coordinator.runs import models
+from coordinator.runs.drafts import spec_from_fields
+from barnraise import wire
+ida = User.objects.get(name="Ida")
+barn, signer = machine(ida, "barn", 1)
+machine(ida, "loft", 2)
+page_fixtures.EVERY = 1.0
+run = launched(ida, "Two roofs", signer, **{{"recipe.token_budget": "100000"}})
+joining.join(run, barn, wire.JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
+run.refresh_from_db()
+advance(run)
+draft = models.Run.create(ida, "A draft", spec_from_fields({{}}))
+print(json.dumps({{"run": str(run.pk), "draft": draft.slug}}))
+"""
+
+
+def furnish(site: Site) -> dict[str, str]:
+    """Ida's two machines, a run of hers in training, and a draft: {"run": its id, "draft": its slug}."""
+    site.manage(
+        "prepare_owner", "--email", "ida@example.org", "--password", PASSWORD, "--name", "Ida"
+    )
+    return json.loads(site.shell(SOMEBODYS.format(tests=str(ROOT / "tests"))))
+
+
+class Machine:
+    """One of Ida's, by the number of its key; tells whichever site it is told to."""
+
+    def __init__(self, seed: int):
+        self.identity = Identity(bytes([seed]) * 32)
+
+    def tell(self, site: Site, run: str, *numbers: int, **said) -> None:
+        """Its reports of these numbers, each a thousand tokens further."""
+        client = Coordinator(site.url, self.identity)
+        client.meet()
+        if not said.pop("joined", False):
+            client.join(run, ["192.0.2.7:41000"])
+        client.report(run, [self.report(number, **said) for number in numbers])
+        client.close()
+
+    def report(self, number: int, **said) -> Report:
+        plausible = Reports.model_validate_json(GOLDEN.read_text()).reports[0]
+        point = Point(kind="train", tokens=number * 1000, loss=5.0 - number / 10)
+        told = {
+            "seq": number, "at": time.time(), "tokens": number * 500, "ledger_tokens": number * 1000, "rate": 250.0,
+            "points": [point], "checkpoint": None, "anchor": None, "activity": Activity.TRAINING,
+        }  # fmt: skip
+        return plausible.model_copy(update={**told, **said})

@@ -1,0 +1,209 @@
+"""One of everything that a page shows. `furnish` is called in a process of the site's (see `live_site.Site.furnish`).
+
+Two people, four machines that reported through a day, a run in training, one that ended, a draft; a team, links, a
+token, a webhook, notices, an announcement. Names are those that a page must bear: markup, right-to-left, emoji, length.
+"""
+
+import json
+import math
+import random
+import time
+from datetime import UTC, datetime
+
+from django.core import signing
+from django.db import transaction
+from helpers.paths import GOLDEN
+
+from barnraise.protocol import messages
+from barnraise.protocol import reports as reports_module
+from barnraise.protocol.signing import Identity, digest
+from coordinator import mirror
+from coordinator.accounts.models import Enrolment, Invitation, Machine, Team, User
+from coordinator.audit.models import Entry
+from coordinator.fleet import joining
+from coordinator.fleet.facts import advance
+from coordinator.fleet.models import Membership
+from coordinator.fleet.verdicts import Charge, Verdict
+from coordinator.mirrors.models import Origin
+from coordinator.notify.kinds import Kind, News
+from coordinator.notify.models import Notice, Webhook
+from coordinator.notify.tasks import UNSUBSCRIBE
+from coordinator.runs import models as runs
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.terms import Access, Terms
+from coordinator.staff.models import Announcement
+from coordinator.telemetry import rollup
+from coordinator.tokens.models import Token
+
+REPORT = messages.Reports.model_validate_json((GOLDEN / "reports.json").read_text()).reports[0]
+HARDWARE = messages.JoinRequest.model_validate_json(
+    (GOLDEN / "join_request.json").read_text()
+).hardware
+HOSTILE = "Jonas <b>Weber</b> \u202eof the mill 🪵"
+NOTES = "# Why\n\nTo *see* whether it works.\n\n| width | loss |\n|---|---|\n| 128 | 3.1 |\n\n<script>alert(1)</script>"
+DAY, EVERY, TOKENS = 86_400, 600.0, 60_000
+TODAY = time.time()
+dice = random.Random(5)
+
+
+def machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity]:
+    identity = Identity(bytes([seed]) * 32)
+    about = {"hostname": name, "system": "Linux 6.8", "processor": "Ryzen 7 7840U", "cores": 16}
+    return Machine.objects.create(
+        key=identity.key, owner=owner, memory_bytes=32 << 30, **about
+    ), identity
+
+
+def launched(owner: User, name: str, signer: Identity, **fields: str) -> runs.Run:
+    run = runs.Run.create(owner, name, spec_from_fields(fields), report_every=EVERY)
+    shard = {
+        "train": [messages.Shard(digest=digest("a"), tokens=9_000)],
+        "held_out": [messages.Shard(digest=digest("b"), tokens=900)],
+    }
+    told = messages.Manifest(
+        run=str(run.pk), vocabulary=run.spec.model.vocabulary, tokenizer=digest("t"), **shard
+    )
+    run.launch(actor=owner)
+    run.accept_manifest(signer.sign("manifest", told), machine=Machine.objects.get(key=signer.key))
+    runs.Run.objects.filter(pk=run.pk).update(created=datetime.fromtimestamp(TODAY - DAY, UTC))
+    run.refresh_from_db()
+    return run
+
+
+def loss(tokens: float) -> float:
+    return 2.1 + 5.4 * math.exp(-tokens / 700_000) + dice.gauss(0, 0.04)
+
+
+def report_of_a_day(member: Membership, share: float, **last) -> None:
+    """As a machine would tell: a report each ten minutes, with its losses; `last`: what the newest says besides."""
+    reports = []
+    for n in range(1, 145):
+        at, ledger = TODAY - DAY + n * EVERY - dice.random(), n * TOKENS
+        points = [
+            reports_module.Point(kind="train", tokens=ledger - k * TOKENS // 4, loss=loss(ledger))
+            for k in (3, 2, 1, 0)
+        ]
+        if n % 12 == 0:
+            points.append(
+                reports_module.Point(kind="validation", tokens=ledger, loss=loss(ledger) + 0.1)
+            )
+        told = {
+            "tokens": int(ledger * share),
+            "ledger_tokens": ledger,
+            "points": points,
+            "checkpoint": None,
+        }
+        told |= {"step": n * 50, "rate": 400 * share * dice.uniform(0.9, 1.1)}
+        told |= last if n == 144 else {}
+        reports.append(REPORT.model_copy(update={"seq": n, "at": at, **told}))
+    rollup.store({member.pk: (reports, [], TODAY)})
+
+
+def testimony(run: runs.Run, author: Identity, witness: Identity, total: int) -> messages.Testimony:
+    """That `witness` has applied what `author` did: `total` tokens."""
+    update = messages.Update(
+        run=str(run.pk), peer=author.key, incarnation=REPORT.incarnation, seq=144, previous="0" * 64, tokens=60_000,
+        total=total, fragments=[],
+    )  # fmt: skip
+    head = author.sign("update", update)
+    word = witness.sign(
+        "witness", messages.Witness(run=str(run.pk), author=update.author, head=digest(head.body))
+    )
+    return messages.Testimony(
+        head=messages.SignedHeader(**head.model_dump()),
+        witness=messages.SignedWord(**word.model_dump()),
+    )
+
+
+def told(person: User) -> None:
+    for kind in Kind:
+        Notice.tell(
+            News(
+                person,
+                kind,
+                kind.value,
+                f"Dawn: {kind.label}",
+                "A sentence that says more.",
+                "/runs/",
+            )
+        )
+
+
+@transaction.atomic
+def furnish() -> str:
+    """The names of what there is now, as JSON: for addresses."""
+    ida = User.objects.get(name="Ida")
+    jonas = User.objects.create_user("jonas@example.org", "oak-and-spruce-7", name=HOSTILE)
+    named = ((ida, "barn"), (ida, "loft"), (jonas, "granary"), (jonas, "<i>byre</i>"))
+    places = [machine(owner, name, seed) for seed, (owner, name) in enumerate(named, 1)]
+    signer = places[0][1]
+    run = launched(
+        ida, "Dawn over the <i>long</i> barn 🌾", signer, **{"recipe.token_budget": "12000000"}
+    )
+    run.arrange(Terms(Access.INVITATION, 8 * 10**9, 0, NOTES, None), actor=ida)
+    asked = messages.JoinRequest(version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE)
+    members = [joining.join(run, each, asked) for each, _ in places]
+    advance(run)
+    shares = (0.4, 0.3, 0.2, 0.1)
+    for n, (member, share) in enumerate(zip(members, shares, strict=True)):
+        new = (
+            {"checkpoint": REPORT.checkpoint.model_copy(update={"tokens": 8_000_000})}
+            if n != 1
+            else {}
+        )
+        new |= {"activity": "left"} if n == 3 else {"peers": 2 if n else 1}
+        report_of_a_day(member, share, **new)
+    for n, member in enumerate(members[:3]):
+        seen = [
+            testimony(run, author, witness=places[n][1], total=int(8_640_000 * share))
+            for (_, author), share in zip(places, shares, strict=True)
+        ]
+        more = {"seq": 145, "at": time.time(), "peers": 2 if n else 1, "points": [], "step": 7250}
+        more |= {
+            "tokens": int(8_640_000 * shares[n]),
+            "ledger_tokens": 8_640_000,
+            "rate": 900 * shares[n],
+        }
+        rollup.store({member.pk: ([REPORT.model_copy(update=more)], seen, time.time())})
+    advance(run)
+    noisy = f"{places[3][1].key}.{REPORT.incarnation}"
+    verdict = Verdict.give(
+        run, [Charge(noisy, 140, {12: 60_000})], "noise <b>in</b> every update", actor=ida
+    )
+    run.pause(actor=ida)
+    run.resume(actor=ida)
+    over = launched(jonas, "Dusk", signer)
+    over.cancel(actor=ida)
+    waiting = runs.Run.create(ida, "A draft", spec_from_fields({}))
+
+    team = Team.found("The <b>Weavers</b> \u202eof the very long name 🧵", ida)
+    team.admit(jonas, ida)
+    _, token = Invitation.send(team, "guest@example.org", ida)
+    Token.make(ida, "nightly", ["runs:read"], 30)
+    hook = Webhook.objects.create(
+        person=ida, url="https://example.org/hook", secret="whsec_" + "A" * 40, kinds=[]
+    )
+    told(ida)
+    said = Announcement(text="The power is off tonight from 22:00.")
+    said.publish(ida)
+    about = messages.Machine(
+        hostname="attic-pc",
+        system="Windows 11",
+        processor="Core i5",
+        cores=8,
+        memory_bytes=16 << 30,
+    )
+    key = Identity(b"w" * 32).key
+    code = Enrolment.open(
+        messages.EnrolmentRequest(mirror=mirror.identity().key, key=key, machine=about, issued=0)
+    ).code
+    bid = runs.Invitation.make(run, "the chess club", actor=ida)
+    names = {
+        "run": run.slug, "over": over.slug, "draft": waiting.slug, "bid": bid.token, "run_id": run.pk,
+        "machine": places[0][0].pk, "ida": ida.pk, "jonas": jonas.pk, "team": team.slug, "team_id": team.pk,
+        "token": token, "hook": hook.pk, "said": said.pk, "code": code, "entry": Entry.objects.first().pk,
+        "off": signing.dumps(str(ida.pk), salt=UNSUBSCRIBE), "membership": members[0].pk,
+        "verdict": verdict.pk,
+        "log": Origin.objects.get(ours=True).pk,
+    }  # fmt: skip
+    return json.dumps({name: str(value) for name, value in names.items()})

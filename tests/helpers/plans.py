@@ -1,0 +1,149 @@
+"""Plans and engines by hand, as tests of the engine want them; what "the same bits" means is the benchmark's word."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import torch
+from helpers.paths import ROOT
+from hypothesis import strategies as st
+
+from barnraise.exchange.compression.codec import decode, encode
+from barnraise.exchange.ledger.anchor import Anchor, initial
+from barnraise.planning.plan import Plan
+from barnraise.protocol.messages import FragmentUpdate, Update
+from barnraise.spec import ModelSpec, Recipe
+from barnraise.swap.engine import Engine
+from barnraise.swap.executor import Progress
+from barnraise.swap.state_store import Shelf, Store
+
+_PATH = ROOT / "benchmarks" / "exactness.py"
+if (exactness := sys.modules.get("exactness")) is None:
+    _spec = importlib.util.spec_from_file_location("exactness", _PATH)
+    exactness = sys.modules["exactness"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(exactness)
+
+groups, resident, from_disk = exactness.groups, exactness.resident, exactness.from_disk
+
+TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
+RECIPE = Recipe(learning_rate=3e-3, clip=1.0)
+KINDS = ["resident", "staged", "exact", "restart", "staged disk"]
+FRAGMENT = FragmentUpdate(digest="0" * 64, size=1, sketch="0" * 16)
+
+
+def tiny_plan(kind: str = "resident", model: ModelSpec = TINY, **more) -> Plan:
+    """ "resident", "staged", "exact", "restart" or "staged disk"."""
+    plan = dataclasses.replace(
+        resident(model), sequences=8, slots=1, host_gradient_slots=model.layers
+    )
+    if kind == "staged":
+        plan = dataclasses.replace(plan, staged=True)
+    elif kind != "resident":
+        plan = from_disk(plan, restart=kind == "restart", staged=kind == "staged disk", tile=4096)
+    return dataclasses.replace(plan, **more)
+
+
+def engine_of(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -> Engine:
+    """On a fresh state, or on the one that is in the folder."""
+    store = Store(plan, folder if plan.on_disk else None)
+    shelf, fresh = Shelf(store, "anchor"), store.mark is None
+    for fragment in plan.fragments if fresh else ():
+        shelf[fragment.index] = initial(fragment, 11)
+    engine = Engine(
+        plan, recipe, store, Anchor(shelf),
+        describe=lambda progress: json.dumps(dataclasses.asdict(progress)),
+        progress=None if fresh else Progress(**json.loads(store.mark)),
+    )  # fmt: skip
+    if fresh and plan.on_disk:
+        engine.commit()
+    return engine
+
+
+def some_text(sequences: int = 4, seed: int = 0, model: ModelSpec = TINY) -> torch.Tensor:
+    """Text with something to learn: each token is the one before plus one."""
+    return exactness.text(model, sequences, seed)
+
+
+def weights_of(engine: Engine) -> list[torch.Tensor]:
+    """fp32 copies of the replica's fragments, updates that were pending included."""
+    return exactness.state(engine)[::3]
+
+
+def shelf(engine: Engine, kind: str) -> list[torch.Tensor]:
+    """Copies of what is kept of "anchor", "momentum" or "feedback"."""
+    engine.settle()
+    dtype = torch.float32 if kind == "momentum" else torch.int32
+    return [tensor.clone() for tensor in Shelf(engine.store, kind, dtype)]
+
+
+def bits(engine: Engine) -> str:
+    """One digest of all state: replica, moments, and what is traded."""
+    hasher = hashlib.blake2b()
+    traded = [
+        tensor for kind in ("anchor", "momentum", "feedback") for tensor in shelf(engine, kind)
+    ]
+    for tensor in exactness.state(engine) + traded:
+        hasher.update(tensor.numpy().tobytes())
+    return hasher.hexdigest()
+
+
+class Arrived:
+    """An update as the exchange hands it over."""
+
+    def __init__(self, author: str, seq: int, payloads: list[bytes]):
+        self.header = Update(
+            run="01890000-0000-7000-8000-000000000000", peer=author * 64, incarnation="0" * 16, seq=seq,
+            previous="0" * 64, tokens=64, total=64 * seq, fragments=[FRAGMENT] * len(payloads),
+        )  # fmt: skip
+        self.payloads = payloads
+
+    def decode(self, index: int) -> torch.Tensor | None:
+        payload = self.payloads[index]
+        return decode(payload, TINY.fragments()[index].size) if payload else None
+
+
+def a_round(
+    engine: Engine, author: str = "a", seq: int = 1, weight: float = 1.0, seed: int = 0
+) -> Arrived:
+    for step in range(3):
+        engine.step([some_text(seed=100 * seed + step)])
+    arrived = Arrived(author, seq, [payload for payload, _ in engine.harvest(encode, weight)])
+    engine.anchor.note(arrived.header)
+    return arrived
+
+
+@st.composite
+def any_plan(draw) -> Plan:
+    """Any plan that the schedule promises to obey."""
+    layers = draw(st.integers(1, 12))
+    cuts = st.integers(0, (1 << layers - 1) - 1)
+    forward, backward = groups(layers, draw(cuts)), groups(layers, draw(cuts))[::-1]
+    largest = max(len(group) for group in (*forward, *backward))
+    staged, clipping = draw(st.booleans()), draw(st.sampled_from(["none", "exact", "layer"]))
+    safety = draw(st.sampled_from(["round", "exact", "restart"]))
+    gradients = draw(st.sampled_from(["host", "disk"])) if safety != "round" else "host"
+    near = ["host", "device"] if staged else ["host"]
+    tiers = st.sampled_from(near if safety == "round" else [*near, "disk"])
+    ends = [draw(st.sampled_from(near)) for _ in range(2)]
+    weights = (ends[0], *(draw(tiers) for _ in range(layers)), ends[1])
+    spills = staged and clipping == "exact" and gradients == "disk"
+
+    def moments(i: int, tier: str) -> str:
+        if safety == "round" or (staged and tier == "device"):
+            return tier
+        if staged and (tier == "disk" or (spills and 0 < i <= layers)):
+            return "disk"
+        return draw(st.sampled_from(["host", "disk"]))
+
+    waits = staged and clipping == "exact" and gradients == "host"
+    return Plan(
+        model=ModelSpec(layers, width=16, heads=1, context=8, vocabulary=256), staged=staged, micro_batches=2,
+        forward_groups=forward, backward_groups=backward, retained=draw(st.integers(0, layers)), clipping=clipping,
+        weights=weights, moments=tuple(moments(i, tier) for i, tier in enumerate(weights)), gradients=gradients,
+        crash_safety=safety, slots=largest + draw(st.integers(0, 3)), host_slots=draw(st.integers(1, 3)),
+        gradient_slots=largest + draw(st.integers(0, 2)), ring=draw(st.integers(1, 4)), tile=2048,
+        host_gradient_slots=layers if waits else largest + draw(st.integers(0, 2)),
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""A second site in the first one's place: its tables emptied, its log taken in again as another mirror would."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from random import Random
+
+from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
+
+from barnraise.protocol.messages import Signed
+from coordinator.accounts.models import Machine, Team, TeamMember, User
+from coordinator.fleet.models import Rest, Verdict
+from coordinator.mirrors import log, particulars, receiving, state
+from coordinator.mirrors.message import read
+from coordinator.mirrors.models import (
+    Claim,
+    Clock,
+    LogEvent,
+    Origin,
+    Particulars,
+    Proof,
+    Subject,
+    Tally,
+)
+from coordinator.runs.models import Run
+from coordinator.telemetry.models import Checkpoint, Credit, Holding
+
+# What each site knows for itself, or what is nobody else's.
+OWN = {
+    User: {"is_superuser", "last_login", "ban_reason"},
+    Machine: {"last_seen", "revoked_reason"},
+    Run: {"ledger_tokens", "notes"},
+    Holding: {"id", "told"},
+    Checkpoint: {"told"},
+    Credit: {"id", "head", "said"},
+    EmailAddress: {"id"},
+    Authenticator: {"id", "last_used_at"},
+}
+ORDER = ("id", "user_id", "email", "type", "checkpoint_id", "machine_id", "incarnation", "day")
+SHARED = (
+    User,
+    EmailAddress,
+    Authenticator,
+    Machine,
+    Team,
+    TeamMember,
+    Run,
+    Rest,
+    Verdict,
+    Checkpoint,
+    Holding,
+    Credit,
+)
+LOG = (Proof, LogEvent, Origin, Subject, Claim, Particulars, Tally, Clock)
+
+
+def rows() -> dict[str, list[dict]]:
+    """All that mirrors share, as the tables hold it."""
+    told = {}
+    for model in SHARED:
+        names = [f.attname for f in model._meta.concrete_fields if f.name not in OWN.get(model, ())]
+        known = model.objects.values(*names)
+        told[model.__name__] = sorted(
+            known, key=lambda row: [str(row[name]) for name in names if name in ORDER]
+        )
+    for person in told["User"]:
+        if person["password"].startswith("!"):  # none: Django draws the rest of it
+            person["password"] = "!"
+    return told
+
+
+def logs() -> list[Signed]:
+    """Every event held here, each log in order."""
+    return [each for origin in Origin.objects.order_by("pk") for each in log.serve(origin.pk, 0)]
+
+
+def everything() -> list[particulars.Kept]:
+    return particulars.serve(list(Particulars.objects.values_list("pk", flat=True)))
+
+
+def empty() -> None:
+    for model in (Run, Team, Machine, User, *LOG):
+        model.objects.all().delete()
+
+
+def at_once(events: Iterable[Signed], kept: list[particulars.Kept]) -> tuple[dict, str]:
+    """(rows, state hash) of a new mirror: everything comes first, and then all rows are written together."""
+    empty()
+    told = receiving.receive(list(events), later=True)
+    assert not told.refused, told.refused
+    receiving.settle(later=True)
+    particulars.take(kept, later=True)
+    receiving.settle()
+    return rows(), state.state_hash()
+
+
+def rebuilt(
+    events: Iterable[Signed], kept: list[particulars.Kept], seed: int = 0
+) -> tuple[dict, str]:
+    """(rows, state hash) of an empty site that took these in, the logs interleaved somehow."""
+    empty()
+    chance, by_origin = Random(seed), defaultdict(list)
+    for event in events:
+        by_origin[read(event).origin].append(event)
+    while by_origin:
+        origin = chance.choice(sorted(by_origin))
+        some = chance.randint(1, 4)
+        told = receiving.receive(by_origin[origin][:some])
+        assert not told.refused, told.refused
+        by_origin[origin] = by_origin[origin][some:]
+        if not by_origin[origin]:
+            del by_origin[origin]
+        if chance.random() < 0.5:
+            particulars.take(kept)
+    particulars.take(kept)
+    return rows(), state.state_hash()

@@ -1,0 +1,59 @@
+"""What another mirror tells of machines, by hand, and how it is taken."""
+
+from barnraise.protocol import reports as reports_module
+from coordinator.telemetry import hearsay
+from coordinator.telemetry.models import Ear
+from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.wire import Frame, News, Places
+
+OTHER = "b" * 64
+TRADE = reports_module.TradeView(
+    round_steps=10,
+    form="dense4",
+    density=1.0,
+    bits=4.0,
+    sent_rate=1e3,
+    received_rate=1e3,
+    uplink_rate=0.0,
+    lag=0,
+)
+
+
+def report(volunteer, run, *reports) -> None:
+    answer = volunteer.report(run, *reports)
+    assert answer.status_code == 200, answer.content
+    drain(wait=True)
+
+
+def frame(**said) -> Frame:
+    """Of the page's first machine."""
+    plausible = {
+        "of": 0, "age": 1.0, "latest": 9, "mark": 9, "activity": "training", "version": "0.1",
+        "incarnation": "a" * 16, "step": 90, "tokens": 9000, "ledger_tokens": 9000, "rate": 700.0, "updates_sent": 9,
+        "updates_received": 0, "peers": 0, "vector": "c" * 64, "anchor": None, "safe": False, "step_seconds": None,
+        "trade": None,
+    }  # fmt: skip
+    return Frame(**{**plausible, **said})
+
+
+def page(*machines, **rows) -> News:
+    """What a mirror may tell; `machines`: (run, key) each."""
+    empty = {
+        "frames": [],
+        "sums": [],
+        "points": [],
+        "comings": [],
+        "places": Places(),
+        "more": False,
+    }
+    return News(machines=list(machines), **{**empty, **rows})
+
+
+def told(found: News, key: str = OTHER, after: Places | None = None) -> hearsay.Taken:
+    """Taken, as from a mirror that was asked past `after`, or past where it was heard last."""
+    ear, _ = Ear.objects.get_or_create(key=key)
+    return hearsay.take(key, after or ear.places, found)
+
+
+def elsewhere(run, volunteer) -> tuple[str, str]:
+    return str(run.pk), volunteer.machine.key

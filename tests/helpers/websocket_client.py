@@ -1,0 +1,51 @@
+"""A watcher's websocket on the site's own ASGI application."""
+
+import json
+
+from asgiref.testing import ApplicationCommunicator
+from django.test import Client
+
+from coordinator.asgi import application
+
+SECONDS = 8  # that a socket may take
+
+
+class Socket(ApplicationCommunicator):
+    """A browser's end of /ws/runs/{run}/, spoken to as an ASGI server would."""
+
+    def __init__(self, run: object, client: Client | None = None, origin: str = "http://localhost"):
+        headers = [(b"host", b"localhost"), (b"origin", origin.encode())]
+        if client:
+            headers.append((b"cookie", f"sessionid={client.cookies['sessionid'].value}".encode()))
+        path = f"/ws/runs/{run}/"
+        super().__init__(
+            application,
+            {
+                "type": "websocket",
+                "path": path,
+                "headers": headers,
+                "query_string": b"",
+                "subprotocols": [],
+            },
+        )
+
+    async def connect(self) -> dict:
+        """What the site answered: websocket.accept, or websocket.close."""
+        await self.send_input({"type": "websocket.connect"})
+        return await self.receive_output(SECONDS)
+
+    async def open(self) -> "Socket":
+        assert (await self.connect())["type"] == "websocket.accept"
+        return self
+
+    async def heard(self, wanted=lambda frame: True) -> dict:
+        """The next frame that is `wanted`."""
+        while True:
+            message = await self.receive_output(SECONDS)
+            assert message["type"] == "websocket.send", message
+            if wanted(frame := json.loads(message["text"])):
+                return frame
+
+    async def leave(self) -> None:
+        await self.send_input({"type": "websocket.disconnect", "code": 1001})
+        await self.wait(SECONDS)

@@ -1,0 +1,192 @@
+"""Teams: founding, inviting, leading, leaving."""
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.core import mail
+from django.test import Client
+from django.utils import timezone
+from helpers.pages import text as page
+
+from coordinator.accounts import tasks, teams
+from coordinator.accounts.models import Invitation, Refused, Team
+from coordinator.audit.models import Entry
+
+pytestmark = pytest.mark.django_db
+
+
+def invited(client: Client, team: Team, post, email: str = "bob@example.org") -> str:
+    """Sends an invitation; the path of its link."""
+    assert client.post(f"/teams/{team.slug}/invite/", {"email": email}).status_code == 302
+    mail.outbox.clear()
+    post()
+    (letter,) = mail.outbox
+    assert letter.to == [email]
+    return re.search(r"http://testserver(/teams/invitations/\S+)", letter.body)[1]
+
+
+def test_a_person_founds_a_team_and_leads_it(signed_in, valkey):
+    client, ada = signed_in(name="Ada")
+    answer = client.post("/teams/new/", {"name": "  The   Weavers "}, follow=True)
+    team = Team.objects.get()
+    assert (team.name, team.slug, team.may_lead(ada)) == ("The Weavers", "the-weavers", True)
+    assert "The Weavers" in page(answer) and "Invite somebody" in page(answer)
+    assert "The Weavers" in page(Client().get("/teams/")) and "Ada" in page(
+        Client().get("/teams/the-weavers/")
+    )
+    assert "Invite" not in page(Client().get("/teams/the-weavers/")), "a visitor only looks"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "1 to 60"),
+        ("x" * 61, "1 to 60"),
+        ("\u202e \u200b", "1 to 60"),
+        ("the weavers", "already"),
+    ],
+)
+def test_a_team_that_cannot_be_says_so_at_its_field_and_keeps_what_was_typed(
+    signed_in, valkey, name, said
+):
+    client, ada = signed_in()
+    Team.found("The Weavers", ada)
+    answer = client.post("/teams/new/", {"name": name})
+    assert answer.status_code == 422 and said in page(answer)
+    assert not name.isascii() or f'value="{name}"' in answer.content.decode() or not name
+    assert Team.objects.count() == 1
+
+
+def test_a_name_of_markup_or_of_a_page_makes_a_team_like_any_other(signed_in, valkey):
+    client, _ = signed_in()
+    for name in ("New", "Invitations", "<script>alert(1)</script>", "織り手 🧵"):
+        answer = client.post("/teams/new/", {"name": name}, follow=True)
+        assert answer.status_code == 200 and "<script>alert" not in answer.content.decode()
+    assert len(set(Team.objects.values_list("slug", flat=True))) == 4
+    assert not {"new", "invitations"} & set(Team.objects.values_list("slug", flat=True))
+
+
+def test_who_holds_the_letter_joins_once(signed_in, post, valkey):
+    leader, ada = signed_in(name="Ada <b>")
+    client, bob = signed_in("bob@example.org", name="Bob")
+    team = Team.found("Weavers", ada)
+    link = invited(leader, team, post)
+    assert "Weavers" in mail.outbox[0].subject and "Ada <b>" in mail.outbox[0].body
+    asked = Client().get(link)
+    assert asked.status_code == 302 and "login" in asked["Location"]
+    assert "Join Weavers?" in page(client.get(link)) and team.members.count() == 1, (
+        "looking joins nobody"
+    )
+    assert "You are in Weavers" in page(client.post(link, {"answer": "join"}, follow=True))
+    assert team.members.filter(person=bob, leads=False).exists()
+    eve, _ = signed_in("eve@example.org")
+    assert eve.post(link, {"answer": "join"}).status_code == 404, "a link is good once"
+    assert not Invitation.objects.exists(), "and the address is forgotten"
+
+
+def test_an_invitation_is_declined_withdrawn_or_runs_out(signed_in, post, valkey):
+    leader, ada = signed_in()
+    bob, _ = signed_in("bob@example.org")
+    team = Team.found("Weavers", ada)
+    link = invited(leader, team, post)
+    bob.post(link, {"answer": "no"})
+    assert bob.get(link).status_code == 404
+
+    link = invited(leader, team, post)
+    leader.post(f"/teams/{team.slug}/uninvite/", {"id": str(Invitation.objects.get().pk)})
+    assert bob.get(link).status_code == 404
+
+    old = invited(leader, team, post)
+    newer = invited(leader, team, post)
+    assert bob.get(old).status_code == 404 and bob.get(newer).status_code == 200, (
+        "a newer one replaces it"
+    )
+    Invitation.objects.update(expires=timezone.now() - timedelta(seconds=1))
+    assert bob.post(newer, {"answer": "join"}).status_code == 404
+    assert team.members.count() == 1
+
+
+def test_nobody_sends_more_than_twenty_invitations_a_day(signed_in, valkey):
+    leader, ada = signed_in()
+    team = Team.found("Weavers", ada)
+    for n in range(teams.MOST_INVITATIONS):
+        Invitation.send(team, f"{n}@example.org", ada)
+    answer = leader.post(f"/teams/{team.slug}/invite/", {"email": "more@example.org"})
+    assert (
+        answer.status_code == 422
+        and "tomorrow" in page(answer)
+        and "more@example.org" in answer.content.decode()
+    )
+
+
+def test_an_address_with_a_line_break_reaches_no_header(signed_in, post, valkey):
+    leader, ada = signed_in(name="Ada\nBcc: all@example.org")
+    team = Team.found("Weavers", ada)
+    answer = leader.post(
+        f"/teams/{team.slug}/invite/", {"email": "bob@example.org\nBcc: eve@example.org"}
+    )
+    assert answer.status_code == 422
+    invited(leader, team, post)
+    assert "\n" not in mail.outbox[0].subject
+    assert tasks.post.max_retries > 5, "a mail server that is gone for an hour loses no letter"
+
+
+def test_only_who_leads_renames_invites_and_removes(signed_in, valkey):
+    _, ada = signed_in()
+    member, bob = signed_in("bob@example.org")
+    stranger, _ = signed_in("eve@example.org")
+    team = Team.found("Weavers", ada)
+    team.admit(bob, ada)
+    place = team.members.get(person=ada)
+    for client in (member, stranger):
+        for action, sent in (
+            ("rename", {"name": "Ours now"}), ("invite", {"email": "x@example.org"}), ("promote", {"id": place.pk}),
+            ("uninvite", {"id": place.pk}), ("part", {"id": place.pk}),
+        ):  # fmt: skip
+            assert client.post(f"/teams/{team.slug}/{action}/", sent).status_code == 403, action
+    team.refresh_from_db()
+    assert team.name == "Weavers" and team.members.count() == 2
+
+
+def test_the_last_to_lead_hands_on_and_an_empty_team_is_no_more(signed_in, valkey):
+    leader, ada = signed_in(name="Ada")
+    client, bob = signed_in("bob@example.org", name="Bob")
+    _, eve = signed_in("eve@example.org")
+    team = Team.found("Weavers", ada)
+    team.admit(bob, ada)
+    team.admit(eve, ada)
+    assert leader.post(f"/teams/{team.slug}/part/").status_code == 302
+    assert team.may_lead(bob) and not team.may_lead(eve) and not team.may_lead(ada)
+    client.post(f"/teams/{team.slug}/part/", {"id": str(team.members.get(person=eve).pk)})
+    assert team.members.count() == 1
+    client.post(f"/teams/{team.slug}/part/")
+    assert not Team.objects.exists()
+    actions = list(
+        Entry.objects.filter(subject_kind="team").order_by("id").values_list("action", flat=True)
+    )
+    assert actions == [
+        "team.found", "team.join", "team.join", "team.leave", "team.promote", "team.remove", "team.leave",
+        "team.disband",
+    ]  # fmt: skip
+
+
+def test_nobody_is_in_more_teams_than_they_can_count(signed_in, valkey):
+    _, ada = signed_in()
+    for n in range(teams.MOST_TEAMS):
+        Team.found(f"Team {n}", ada)
+    with pytest.raises(Refused, match="leave one first"):
+        Team.found("One more", ada)
+
+
+def test_a_rename_keeps_the_address_and_says_what_is_wrong(signed_in, valkey):
+    leader, ada = signed_in()
+    team, _ = Team.found("Weavers", ada), Team.found("Smiths", ada)
+    leader.post(f"/teams/{team.slug}/rename/", {"name": "Spinners"})
+    assert "Spinners" in page(leader.get("/teams/weavers/"))
+    answer = leader.post(f"/teams/{team.slug}/rename/", {"name": "smiths"})
+    assert (
+        answer.status_code == 422
+        and "already" in page(answer)
+        and 'value="smiths"' in answer.content.decode()
+    )

@@ -1,0 +1,36 @@
+"""The API against its own document: thousands of requests that it allows and forbids, and never a 5xx or an answer that
+the document does not know."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.api import authentication
+from coordinator.runs.invitations import Invitation
+from coordinator.tokens.models import SCOPES, Token
+
+CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance,content_type_conformance"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_that_is_sent_breaks_the_api_and_all_it_answers_is_documented(
+    live_server, person, draft, volunteer, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(authentication, "REQUESTS", 10**9)
+    monkeypatch.setattr(authentication, "REFUSED", 10**9)
+    ada = person()
+    volunteer(ada)
+    Invitation.make(draft(ada, name="alpha"))
+    _, text = Token.make(ada, "schemathesis", list(SCOPES), 1)
+    command = [
+        Path(sys.executable).with_name("schemathesis"), "run", f"{live_server.url}/api/v1/openapi.json",
+        "--header", f"Authorization: Bearer {text}", "--max-examples", "8", "--phases", "examples,coverage,fuzzing",
+        "--checks", CHECKS, "--generation-deterministic", "--no-color",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "0 generated" not in done.stdout

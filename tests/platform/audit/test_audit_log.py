@@ -1,0 +1,110 @@
+"""The audit log: what is decided is in it, staff can find it, and nobody can change it."""
+
+import uuid
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from coordinator.audit.log import forget, record
+from coordinator.audit.models import Entry
+from coordinator.audit.tasks import retain
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def staff(person, client) -> Client:
+    client.force_login(person("root@example.org", is_staff=True, is_superuser=True))
+    return client
+
+
+def test_a_decision_is_noted_with_who_did_what_to_what(person, draft):
+    ada = person(name="Ada")
+    run = draft(ada, name="Evening shift")
+    at, other = timezone.now(), uuid.uuid4()
+    record("run.tested", run, actor=ada, before="draft", when=at, other=other)
+    entry = Entry.objects.get(action="run.tested")
+    assert (entry.subject_kind, entry.subject_id, entry.subject_name) == (
+        "run",
+        str(run.pk),
+        "Evening shift",
+    )
+    assert entry.actor == ada and entry.machine is None
+    assert entry.detail["before"] == "draft" and entry.detail["other"] == str(other)
+
+
+def test_nobody_logged_in_is_nobody(person, rf):
+    from django.contrib.auth.models import AnonymousUser
+
+    record("user.tested", person(), actor=AnonymousUser())
+    assert Entry.objects.get(action="user.tested").actor is None
+
+
+def test_a_hostile_name_is_kept_as_far_as_postgres_can(person, draft):
+    run = draft(person(), name="A run")
+    run.name = "\0<b>" + "x" * 5000
+    record("run.tested", run, why="\0" * 3 + "y" * 5000, list=["\0", {"\0": "\0"}])
+    entry = Entry.objects.get(action="run.tested")
+    assert entry.subject_name.startswith("<b>x") and len(entry.subject_name) == 200
+    assert entry.detail["why"] == "y" * 1000 and entry.detail["list"] == ["", {"": ""}]
+
+
+def test_what_was_done_outlives_its_subject_and_its_actor(person):
+    ada, bob = person(), person("bob@example.org", name="Bob")
+    record("user.tested", bob, actor=ada, reason="spam")
+    ada.delete()
+    bob.delete()
+    entry = Entry.objects.get(action="user.tested")
+    assert entry.actor is None and entry.subject_name == "Bob"
+
+
+def test_what_is_forgotten_keeps_only_that_it_happened(person):
+    bob, eve = person("bob@example.org", name="Bob"), person("eve@example.org", name="Eve")
+    record("user.tested", bob, reason="spam")
+    record("user.tested", eve)
+    assert forget(bob) == 1
+    assert list(Entry.objects.order_by("id").values_list("subject_name", "detail")) == [
+        ("", {}),
+        ("Eve", {}),
+    ]
+    assert forget() == 0
+
+
+def test_a_request_has_one_name_in_its_answer_and_in_the_log(client, valkey, person):
+    answer = client.get("/", headers={"X-Request-ID": "a-workers-own-1"})
+    assert answer["X-Request-ID"] == "a-workers-own-1"
+    for wrong in ("short", "x" * 65, "new\nline-in-it", "<script>alert()</script>"):
+        given = client.get("/", headers={"X-Request-ID": wrong})["X-Request-ID"]
+        assert given != wrong and len(given) == 32
+
+
+def test_staff_search_the_log_and_cannot_change_it(staff, person, draft):
+    run = draft(person(), name="Evening shift")
+    record("run.tested", run, reason="<script>alert(1)</script>")
+    entry = Entry.objects.get(action="run.tested")
+    page = staff.get("/admin/audit/entry/", {"q": "Evening"}).content.decode()
+    assert "run.tested" in page and "<script>alert(1)" not in page
+    assert (
+        "run.tested"
+        not in staff.get("/admin/audit/entry/", {"q": "nothing of the kind"}).content.decode()
+    )
+    one = f"/admin/audit/entry/{entry.pk}/"
+    assert "&lt;script&gt;alert(1)" in staff.get(f"{one}change/").content.decode()
+    assert staff.post(f"{one}change/", {"action": "other"}).status_code == 403
+    assert staff.post(f"{one}delete/", {"post": "yes"}).status_code == 403
+    assert staff.get("/admin/audit/entry/add/").status_code == 403
+
+
+def test_entries_go_once_they_are_as_old_as_the_setting_says_and_not_a_day_sooner(person, settings):
+    ada = person()
+    ages = [0, 30, 729, 731, 4000]
+    for days in ages:
+        entry = record("user.tested", ada, days=days)
+        Entry.objects.filter(pk=entry.pk).update(at=timezone.now() - timedelta(days=days))
+    settings.AUDIT_DAYS = 0
+    assert retain() == 0 and Entry.objects.count() == 5, "0: for good"
+    settings.AUDIT_DAYS = 730
+    assert retain() == 2 and retain() == 0, "twice is no more than once"
+    assert sorted(entry.detail["days"] for entry in Entry.objects.all()) == [0, 30, 729]

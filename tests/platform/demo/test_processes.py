@@ -1,0 +1,148 @@
+"""Processes that the demo starts: none is left behind, whatever happens to the demo."""
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from barnraise.protocol.mirror_list import read
+from coordinator.demo.mirrors import CELERY, Mirror, listing, one_state
+from coordinator.demo.processes import Family, free_port
+
+SLEEP = ("-c", "import time; time.sleep(60)")
+
+
+def test_stop_ends_every_child(tmp_path):
+    family = Family(tmp_path)
+    children = [family.start(f"child-{n}", sys.executable, *SLEEP) for n in range(2)]
+    family.stop()
+    assert all(child.poll() is not None for child in children) and not family.children
+
+
+def test_stop_ends_what_was_left_of_a_child_that_somebody_else_killed(tmp_path):
+    family = Family(tmp_path)
+    forks = (
+        f"import subprocess, sys; print(subprocess.Popen([sys.executable, *{SLEEP!r}]).pid, flush=True); "
+        + SLEEP[1]
+    )
+    child = family.start("parent", sys.executable, "-c", forks)
+    while not (said := (tmp_path / "parent.log").read_text().strip()):
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    family.stop()
+    orphan = psutil.Process(int(said)) if psutil.pid_exists(int(said)) else None
+    assert orphan is None or orphan.status() == psutil.STATUS_ZOMBIE or orphan.wait(5) is None
+
+
+def test_a_child_that_fails_is_named_with_its_last_words(tmp_path):
+    family = Family(tmp_path)
+    family.start("clumsy", sys.executable, "-c", "print('so long'); raise SystemExit(3)").wait(20)
+    assert family.died() == "clumsy"
+    assert "so long" in family.last_words("clumsy")
+
+
+def test_a_family_ends_what_one_that_was_killed_left_behind(tmp_path):
+    script = f"""
+        import os, signal, sys
+        sys.path.insert(0, "platform")
+        from django.conf import settings
+        settings.configure(ROOT=__import__("pathlib").Path.cwd())
+        from coordinator.demo.processes import Family
+        child = Family(__import__("pathlib").Path({str(tmp_path)!r})).start("orphan", sys.executable, *{SLEEP!r})
+        print(child.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    orphan = psutil.Process(int(done.stdout))
+    assert orphan.is_running()
+    Family(tmp_path)
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_next_free_port_is_found():
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port(port) > port
+
+
+@pytest.mark.parametrize("tokens", ["10", "-1"])
+def test_a_demo_of_too_few_tokens_is_refused_with_a_sentence(tokens):
+    from django.core.management import CommandError, call_command
+
+    with pytest.raises(CommandError, match="must be 1,000 or more"):
+        call_command("demo", tokens=int(tokens))
+
+
+@pytest.mark.parametrize("mirrors", [0, 10])
+def test_a_demo_of_no_mirrors_or_of_too_many_is_refused_with_a_sentence(mirrors):
+    from django.core.management import CommandError, call_command
+
+    with pytest.raises(CommandError, match="must be between 1 and 9"):
+        call_command("demo", mirrors=mirrors)
+
+
+def test_mirrors_that_moved_to_other_ports_get_a_newer_list_and_others_none(tmp_path):
+    first, second = (Mirror(tmp_path / name, name, 9000 + n) for n, name in enumerate("ab"))
+    made = listing(tmp_path, [first, second])
+    before = read(made)
+    assert before.version == 1 and len(made.signatures) == 1
+    assert listing(tmp_path, [first, second], before) is None, "it says so already"
+    moved = Mirror(tmp_path / "b", "b", 9100)
+    after = read(listing(tmp_path, [first, moved], before))
+    assert after.version == 2 and after.roots == before.roots
+    assert [each.url for each in after.mirrors] == [first.url, moved.url]
+
+
+def test_two_mirrors_come_up_side_by_side_as_one_and_outlive_each_other(tmp_path):
+    tmp_path.chmod(0o755)  # where root runs it, Postgres has a user of its own
+    for each in tmp_path.parents[:2]:
+        each.chmod(0o755)
+    mirrors = [
+        Mirror(tmp_path / name, f"Mirror {name}", free_port(9200 + 50 * n))
+        for n, name in enumerate("ab")
+    ]
+    first, second = mirrors
+    told = tmp_path / "list.json"
+    told.write_text(listing(tmp_path, mirrors).model_dump_json())
+    try:
+        for each, how in ((first, ("--publish",)), (second, ("--join", first.url))):
+            each.start_servers()
+            each.raise_by(*how, "--list", str(told))
+        for each in mirrors:
+            until(lambda each=each: each.raised() or each.family.died(), each)
+            each.start()
+            until(each.status, each)
+        until(lambda: one_state(mirrors), second)
+        assert all(each.lives for each in mirrors)
+        second.kill()
+        assert not second.lives and first.status() and second.status() is None
+        second.start()
+        until(lambda: one_state(mirrors), second)
+        assert second.family.children[CELERY].poll() is None
+    finally:
+        for each in mirrors:
+            each.stop()
+    assert not [
+        each for each in psutil.process_iter(["cwd"]) if str(tmp_path) in (each.info["cwd"] or "")
+    ]
+
+
+def until(done, mirror: Mirror, seconds: float = 180.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        said = "\n".join(
+            mirror.family.last_words(log.stem) for log in mirror.family.logs.glob("*.log")
+        )
+        assert time.monotonic() < end, said
+        time.sleep(0.2)
+    assert not mirror.family.died(), mirror.family.last_words(mirror.family.died())

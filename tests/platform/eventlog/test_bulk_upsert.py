@@ -1,0 +1,74 @@
+"""Many rows at once are the rows that Django would write, whatever is in them."""
+
+from datetime import UTC, datetime
+
+import hypothesis.strategies as st
+import pytest
+from django.db import DatabaseError
+from hypothesis import HealthCheck, given, settings
+
+from coordinator.accounts.models import Machine, User
+from coordinator.mirrors.models import Subject
+from coordinator.mirrors.putting import put
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+NAMES = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20
+)
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@pytest.mark.django_db
+@given(
+    st.dictionaries(NAMES, st.tuples(TEXT, st.booleans()), max_size=6),
+    st.sets(st.sampled_from(["state", "stale"])),
+)
+def test_whatever_text_is_put_is_there_as_django_would_write_it(rows, update):
+    Subject.objects.all().delete()
+    before = [Subject(name=name, state="before", lacks=name) for name in sorted(rows)[::2]]
+    Subject.objects.bulk_create(before)
+    put(
+        [Subject(name=name, state=text, stale=stale) for name, (text, stale) in rows.items()],
+        update=sorted(update),
+    )
+    found = {each.name: (each.state, each.stale, each.lacks) for each in Subject.objects.all()}
+    for name, (text, stale) in rows.items():
+        if name in sorted(rows)[::2]:
+            assert found.pop(name) == (
+                text if "state" in update else "before",
+                stale and "stale" in update,
+                name,
+            )
+        else:
+            assert found.pop(name) == (text, stale, "")
+    assert not found
+
+
+@pytest.mark.django_db
+def test_numbers_times_and_what_is_missing_come_back_as_they_were():
+    ada = User.objects.create_user("ada@example.org")
+    at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    made = Machine(
+        key="a" * 64,
+        owner=ada,
+        hostname='pc "1"',
+        cores=8,
+        memory_bytes=2**60,
+        enrolled=at,
+        revoked=None,
+    )
+    put([made])
+    found = Machine.objects.get()
+    for field in Machine._meta.concrete_fields:
+        assert getattr(found, field.attname) == getattr(made, field.attname), field.name
+    put([Machine(id=made.id, key="b" * 64, owner=ada, enrolled=at, revoked=at)], update=["revoked"])
+    found.refresh_from_db()
+    assert (found.key, found.revoked) == ("a" * 64, at)
+
+
+def test_what_does_not_fit_leaves_nothing(transactional_db):
+    with pytest.raises(DatabaseError):
+        put([Subject(name="fits"), Subject(name="n" * 211)])
+    assert not Subject.objects.exists()

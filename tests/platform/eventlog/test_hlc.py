@@ -1,0 +1,77 @@
+"""The time that events are stamped with: it only grows, and is that of most mirrors."""
+
+import logging
+import time
+import types
+
+import pytest
+from helpers.event_log_builder import OtherMirror, refused
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.mirrors import clock, log, receiving
+
+FAR = 3600.0
+
+
+@given(st.lists(st.floats(0, 4e9), max_size=50))
+def test_stamps_only_grow_and_follow_the_clock(times):
+    last = 0
+    for now in times:
+        after = clock.stamp(last, now)
+        assert after > last and clock.seconds(after) >= now - 0.002
+        last = after
+
+
+@pytest.mark.parametrize(
+    ("offsets", "seconds"),
+    [
+        ([], 0),
+        ([FAR], 0),  # of two nobody can tell who is wrong
+        ([0, FAR], 0),  # one of the others is
+        ([FAR, FAR + 1], FAR),
+        ([59, 59, 59], 0),
+        ([-61, -61, FAR], -61),
+        ([FAR, FAR, 0, 1], 0),
+    ],
+)
+def test_a_clock_is_corrected_when_it_is_far_from_most_others(offsets, seconds):
+    assert clock.correction(offsets) == seconds
+
+
+def test_a_mirror_whose_clock_is_an_hour_wrong_stamps_with_the_others_time_and_says_so(
+    db, shelf, caplog
+):
+    right = time.time() - FAR
+    log.note_clock("1" * 64, right)
+    log.note_clock("2" * 64, right + 1)
+    with caplog.at_level(logging.ERROR):
+        made = log.record("note.say", "a", {"text": "x"})
+    assert abs(clock.seconds(made.hlc) - right) < 5
+    assert (
+        "+3599 s from the other mirrors'" in caplog.text
+        or "+3600 s from the other mirrors'" in caplog.text
+    )
+    assert log.clock_off() == pytest.approx(FAR, abs=5)
+
+
+def test_a_clock_that_is_set_wrong_in_between_spoils_not_even_the_next_event(
+    db, shelf, monkeypatch
+):
+    right = time.time()
+    for key in ("1", "2"):
+        log.note_clock(key * 64, right)
+    set_wrong = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + FAR})
+    monkeypatch.setattr(log, "time", set_wrong)
+    made = log.record("note.say", "a", {"text": "x"})
+    assert abs(clock.seconds(made.hlc) - right) < 5
+
+
+def test_an_event_from_the_far_future_waits_until_then(db, shelf):
+    other = OtherMirror()
+    receiving.receive(other.events)
+    soon = other.tell("note.say", "a", {"text": "x"}, at=time.time() + FAR)
+    assert "ahead of this site's time: later" in refused(soon)
+    log.note_clock("1" * 64, time.time() + FAR)
+    log.note_clock("2" * 64, time.time() + FAR)  # it was this clock that was wrong
+    assert receiving.receive([soon]).stored == 1

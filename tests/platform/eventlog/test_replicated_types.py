@@ -1,0 +1,441 @@
+"""What mirrors share: each change of a row is an event, and the events alone give the same rows again."""
+
+import json
+import re
+from dataclasses import replace
+from datetime import date
+
+import pytest
+from helpers.event_log_builder import OtherMirror
+from helpers.rebuild_site import LOG, at_once, everything, logs, rebuilt, rows
+
+from barnraise.protocol import messages, reports
+from barnraise.protocol.signing import Identity, digest
+from coordinator.accounts.leaving import leave
+from coordinator.accounts.models import Enrolment, Machine, Team, User
+from coordinator.fleet.models import Rest, Verdict
+from coordinator.fleet.verdicts import Charge
+from coordinator.mirrors import particulars, receiving, state
+from coordinator.mirrors.cutting import cut
+from coordinator.mirrors.log import adopt
+from coordinator.mirrors.models import LogEvent, Particulars, Subject
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.models import Run
+from coordinator.runs.terms import Terms
+from coordinator.telemetry import checkpoints, credit, tasks
+from coordinator.telemetry.models import Credit
+from coordinator.telemetry.rollup import drain
+
+
+@pytest.fixture
+def proven():
+    """Calls for a second site built from the log alone: the same rows and the same hash as here."""
+
+    def prove(*types: str) -> dict:
+        said = set(LogEvent.objects.values_list("type", flat=True))
+        assert said >= set(types), f"nothing told of {set(types) - said}"
+        assert not Subject.objects.filter(stored=False).exists()
+        here, known, kept, events = rows(), state.state_hash(), everything(), logs()
+        for seed in range(2):
+            there, found = rebuilt(events, kept, seed)
+            assert there == here
+            assert found == known
+        assert at_once(events, kept) == (here, known)
+        assert not Subject.objects.filter(stored=False).exists()
+        return here
+
+    return prove
+
+
+# ---- people ---------------------------------------------------------------------------------------------------------
+
+
+def test_people_their_rights_and_their_names_are_the_same_elsewhere(person, proven):
+    root = person("root@example.org", is_staff=True, is_superuser=True)
+    ada, bob = person(), person("bob@example.org", name="Bob")
+    ada.rename("Ada")
+    ada.grant("organiser", root)
+    bob.grant("is_staff", root)
+    bob.grant("is_staff", root, False)
+    bob.set_password("another-barn-7")
+    bob.save()
+    here = proven("person.join", "person.about", "person.grant")
+    assert [row["name"] for row in here["User"]] == ["", "Ada", "Bob"]
+    assert User.objects.get(pk=bob.pk).check_password("another-barn-7")
+
+
+def test_bans_and_their_end_are_the_same_elsewhere(person, volunteer, proven):
+    root = person("root@example.org", is_staff=True, is_superuser=True)
+    ada, bob = person(), person("bob@example.org")
+    volunteer(ada)
+    for who in (ada, bob):
+        assert who.ban(root, "spam")
+    assert bob.unban(root)
+    here = proven("person.ban", "person.unban", "machine.revoke")
+    assert [row["is_active"] for row in here["User"]] == [True, False, True]
+
+
+def test_who_left_is_nobody_elsewhere_too(person, volunteer, draft, proven):
+    ada, bob = person(name="Ada Lovelace"), person("bob@example.org")
+    team = Team.found("Weavers", ada)
+    team.admit(bob, ada)
+    volunteer(ada, 1)
+    draft(ada, "Secret plans")
+    elsewhere = logs(), everything()
+    leave(ada, ada)
+    proven("person.leave", "team.part", "team.promote", "run.forget", "machine.about")
+    assert not Particulars.objects.filter(body__contains="Lovelace").exists()
+    events = logs()
+    rebuilt(*elsewhere)  # a mirror that knew her, and hears that she left
+    assert (
+        User.objects.get(pk=ada.pk).name == "Ada Lovelace"
+        and Run.objects.get().name == "Secret plans"
+    )
+    receiving.receive(events)
+    gone = User.objects.get(pk=ada.pk)
+    assert (
+        gone.name == ""
+        and gone.email.endswith("@left.invalid")
+        and gone.left
+        and not gone.is_active
+    )
+    assert not Run.objects.exists() and Machine.objects.get().hostname == ""
+    assert not Particulars.objects.filter(body__contains="Lovelace").exists()
+
+
+def test_nothing_personal_is_in_any_event(person, volunteer, draft):
+    ada = person("ada@example.org", name="Ada Lovelace")
+    volunteer(ada).machine.rename("adas-attic")
+    run = draft(ada, "Secret plans")
+    run.edit("Secret planes", run.spec, actor=ada)
+    ada.ban(person("r@example.org", is_superuser=True, is_staff=True), "for Ada's own good")
+    said = "".join(LogEvent.objects.values_list("body", flat=True)) + "".join(
+        Subject.objects.values_list("state", flat=True)
+    )
+    for secret in ("ada@", "Ada", "attic", "ecret", ada.password, "good"):
+        assert secret not in said
+
+
+# ---- machines and teams ---------------------------------------------------------------------------------------------
+
+
+def test_machines_are_the_same_elsewhere(person, volunteer, proven):
+    ada = person()
+    one, other = volunteer(ada, 1), volunteer(ada, 2)
+    one.machine.rename("the attic")
+    other.machine.revoke(actor=ada, reason="sold")
+    here = proven("machine.enrol", "machine.about", "machine.revoke")
+    assert sorted(row["hostname"] for row in here["Machine"]) == ["pc-2", "the attic"]
+
+
+def test_a_machine_that_enrolled_through_a_code_is_the_same_elsewhere(person, proven):
+    about = messages.Machine(
+        hostname="barn",
+        system="Linux",
+        processor="x",
+        cores=4,
+        memory_bytes=1 << 33,
+        accelerator="",
+    )
+    request = messages.EnrolmentRequest(
+        key=Identity(b"7" * 32).key, machine=about, mirror="a" * 64, issued=0
+    )
+    ada = person()
+    Enrolment.open(request).approve(ada)
+    Enrolment.open(
+        request.model_copy(update={"machine": about.model_copy(update={"cores": 8})})
+    ).approve(ada)
+    assert proven("machine.enrol", "machine.about")["Machine"][0]["cores"] == 8
+
+
+def test_teams_are_the_same_elsewhere(person, proven):
+    ada, bob, eve = person(), person("bob@example.org"), person("eve@example.org")
+    weavers, gone = Team.found("Weavers", ada), Team.found("Gone", eve)
+    weavers.admit(bob, ada)
+    weavers.admit(eve, ada)
+    weavers.rename("Wool weavers", ada)
+    weavers.part(ada, ada)
+    weavers.admit(ada, bob)
+    weavers.promote(eve, bob)
+    gone.part(eve, eve)
+    here = proven(
+        "team.found", "team.join", "team.rename", "team.part", "team.promote", "team.disband"
+    )
+    assert [(row["name"], row["slug"]) for row in here["Team"]] == [("Wool weavers", "weavers")]
+    assert {row["person_id"]: row["leads"] for row in here["TeamMember"]} == {
+        bob.pk: True,
+        eve.pk: True,
+        ada.pk: False,
+    }
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_runs_whole_life_is_the_same_elsewhere(person, launched, proven):
+    ada = person()
+    team = Team.found("Weavers", ada)
+    run, _ = launched(ada, terms=Terms(access="team", team=team.pk, least_memory=1 << 30))
+    run.pause(actor=ada)
+    run.resume(actor=ada)
+    run.extend(5_000, actor=ada)
+    run.extend(2_000, actor=ada)
+    run.arrange(Terms(least_device_memory=1 << 31, notes="hello"), actor=ada)
+    run.pause(actor=ada)
+    run.resume(actor=ada)
+    run.finish(actor=ada)
+    run.archive(actor=ada)
+    run.clone(ada)
+    types = ["create", "request", "manifest", "launch", "becomes", "extend", "arrange", "archive"]
+    here = proven(*(f"run.{name}" for name in types))
+    first = here["Run"][0]
+    assert (
+        (first["status"], first["extra_tokens"]) == ("finished", 7_000)
+        and first["archived"]
+        and first["started"]
+    )
+
+
+def test_a_draft_and_its_edits_are_the_same_elsewhere(person, draft, manifest, volunteer, proven):
+    ada = person()
+    run, mine = draft(ada), volunteer(ada)
+    signed = mine.identity.sign("manifest", manifest(run))
+    assert mine.ask("POST", f"/runs/{run.slug}/manifest", signed).status_code == 200
+    run.refresh_from_db()
+    run.edit("Another name", run.spec, actor=ada)  # keeps the manifest
+    draft(ada).cancel(actor=ada)
+    other = draft(ada, "A third")
+    assert (
+        mine.ask(
+            "POST", f"/runs/{other.slug}/manifest", mine.identity.sign("manifest", manifest(other))
+        ).status_code
+        == 200
+    )
+    other.refresh_from_db()
+    longer = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7, "model.context": 64})
+    assert other.edit("A third", longer, actor=ada)  # takes it away
+    here = proven("run.edit", "run.manifest")["Run"]
+    assert [bool(row["manifest"]) for row in here] == [True, False, False]
+    assert here[0]["slug"] == "a-run"
+
+
+def test_an_archived_run_comes_back_everywhere(person, draft, proven):
+    ada = person()
+    run = draft(ada)
+    run.cancel(actor=ada)
+    run.archive(actor=ada)
+    run.unarchive(actor=ada)
+    assert proven("run.archive")["Run"][0]["archived"] is None
+
+
+def test_two_mirrors_that_gave_one_slug_away_agree_who_keeps_it(person, draft):
+    """The second mirror is this same site, which took in the first's log after it was emptied."""
+    ada = person()
+    events, kept = logs(), everything()
+    first = draft(ada, "Barn")
+    slugs = {first.pk: "barn"}
+    theirs, more = logs(), everything()
+    rebuilt(events, kept)
+    second = draft(User.objects.get(), "Barn")
+    assert second.slug == "barn"
+    receiving.receive(theirs)
+    particulars.take(more)
+    slugs = {run.pk: run.slug for run in Run.objects.all()}
+    assert slugs == {first.pk: "barn", second.pk: f"barn-{second.pk.hex[-8:]}"}
+    third = draft(User.objects.get(), "Barn")
+    assert third.slug == f"barn-{third.pk.hex[-8:]}"
+    both = rows(), state.state_hash()
+    for seed in range(3):
+        assert rebuilt(logs(), everything(), seed) == both
+
+
+def test_what_is_taken_out_of_a_run_is_the_same_elsewhere(person, launched, numbers, proven):
+    ada = person()
+    run, mine = launched(ada)
+    assert mine.report(run, numbers(1)).status_code == 200
+    drain()
+    author = f"{mine.identity.key}.{'a' * 16}"
+    given = Verdict.give(run, [Charge(author, first=1)], "nonsense", actor=ada)
+    here = proven("verdict.give")["Verdict"]
+    assert [row["proven"] for row in here] == [
+        True
+    ] and Verdict.objects.get().ruling == given.ruling
+
+
+def test_a_machine_rests_whichever_mirror_it_reports_to(person, volunteer, proven):
+    ada = person()
+    one, other = volunteer(ada, 1).machine, volunteer(ada, 2).machine
+    Rest.begin(one, actor=ada)
+    Rest.begin(other, actor=ada)
+    Rest.end(other, actor=ada)
+    assert [row["machine_id"] for row in proven("rest.begin", "rest.end")["Rest"]] == [one.pk]
+
+
+# ---- what reports say -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def barn(person, launched, volunteer):
+    """(run, ada's machine, bob's), both in it."""
+    run, ada = launched(person(name="Ada"))
+    bob = volunteer(person("bob@example.org"), 3)
+    bob.join(run)
+    return run, ada, bob
+
+
+def earned(run, machine, witness, day: int, first: int, last: int, tokens: int) -> None:
+    """As `credit.note` adds it."""
+    row = Credit(run=run, machine=machine.machine, incarnation="a" * 16, day=date(2026, 1, day), first=first, last=last,
+                 tokens=tokens, witness=witness.machine)  # fmt: skip
+    credit._extend([row])
+
+
+def test_reports_write_no_events(barn, numbers):
+    run, ada, bob = barn
+    before = LogEvent.objects.count()
+    view = reports.CheckpointView(
+        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
+    )
+    for seq in range(1, 6):
+        ada.report(run, numbers(seq, checkpoint=view))
+        bob.report(run, numbers(seq))
+    drain()
+    assert LogEvent.objects.count() == before
+    assert tasks.tell() == 2 and tasks.tell() == 0  # a checkpoint, and who holds it
+    for seq in range(6, 9):
+        ada.report(run, numbers(seq, checkpoint=view))
+    drain()
+    assert tasks.tell() == 0
+
+
+def test_checkpoints_and_who_holds_them_are_the_same_elsewhere(barn, numbers, proven):
+    run, ada, bob = barn
+    view = reports.CheckpointView(
+        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
+    )
+    ada.report(run, numbers(1, checkpoint=view))
+    drain()
+    tasks.tell()
+    bob.report(run, numbers(1, vector="a" * 64, anchor="c" * 64))
+    drain()
+    tasks.tell()
+    here = proven("checkpoint.announce", "checkpoint.hold")
+    assert len(here["Checkpoint"]) == 1 and len(here["Holding"]) == 2
+
+
+def test_a_checkpoint_that_was_forgotten_is_gone_elsewhere_too(barn, numbers, proven, monkeypatch):
+    run, ada, _ = barn
+    view = reports.CheckpointView(
+        tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
+    )
+    ada.report(run, numbers(1, checkpoint=view))
+    drain()
+    tasks.tell()
+    monkeypatch.setattr(checkpoints, "KEPT", 0)
+    assert checkpoints.forget(run) == 2
+    assert proven("checkpoint.forget")["Checkpoint"] == []
+
+
+def test_credit_is_the_same_elsewhere(barn, proven):
+    run, ada, bob = barn
+    earned(run, ada, bob, 1, 1, 4, 400)
+    assert tasks.tell() == 1
+    earned(run, ada, bob, 1, 5, 6, 150)
+    earned(run, ada, bob, 2, 7, 7, 90)
+    assert tasks.tell() == 2 and tasks.tell() == 0
+    here = proven("credit.receipt")["Credit"]
+    assert [(row["first"], row["last"], row["tokens"]) for row in here] == [(1, 6, 550), (7, 7, 90)]
+
+
+def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
+    run, ada, bob = barn
+    place = f"{run.pk}:{ada.identity.key}:{'a' * 16}"
+    earned(run, ada, bob, 1, 1, 4, 400)
+    tasks.tell()
+    earned(
+        run, ada, bob, 1, 5, 8, 400
+    )  # heard here and not told yet, when the other mirror's receipts come
+    other = OtherMirror()
+    for first, last, tokens in ((1, 6, 600), (3, 4, 200), (7, 12, 600)):
+        said = {
+            "day": "2026-01-01",
+            "first": first,
+            "last": last,
+            "tokens": tokens,
+            "witness": bob.identity.key,
+        }
+        other.tell("credit.receipt", place, said)
+    receiving.receive(other.events)
+    row = Credit.objects.get()
+    assert (row.first, row.last, row.tokens) == (1, 12, 1200)
+    assert tasks.tell() == 0
+    both = rows(), state.state_hash()
+    assert rebuilt(logs(), everything()) == both
+
+
+# ---- what comes from others -----------------------------------------------------------------------------------------
+
+
+def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
+    ada = person(name="Ada")
+    events, kept = logs(), everything()
+    rebuilt(events, [])
+    [wanted] = particulars.wanted()
+    assert User.objects.get(pk=ada.pk).name == ""
+    wrong = [replace(kept[0], body="{}"), replace(kept[0], digest="1" * 64)]
+    assert particulars.take(wrong) == 0 and particulars.wanted() == [wanted]
+    assert particulars.take(kept) == 1 and User.objects.get(pk=ada.pk).name == "Ada"
+    assert particulars.wanted() == [] and particulars.take(kept) == 0
+    other = OtherMirror()
+    evil = json.dumps({"name": "x", "email": "x", "password": "y", "is_superuser": True})
+    about = digest("0" * 32 + evil)
+    said = {
+        "about": about,
+        "joined": ada.date_joined.isoformat(),
+        "organiser": False,
+        "is_staff": False,
+    }
+    other.tell("person.join", "01890000-0000-7000-8000-000000000001", said)
+    receiving.receive(other.events)
+    assert particulars.take([particulars.Kept(about, "0" * 32, evil)]) == 1
+    assert not User.objects.get(pk="01890000-0000-7000-8000-000000000001").is_superuser
+
+
+def test_hostile_texts_reach_no_row(person):
+    """A mirror of the list may be taken over: what it says is of its shape, or is not written."""
+    other, evil = OtherMirror(), {"name": "x\0", "email": "a\0@b", "password": "!\0"}
+    for n, said in enumerate([evil, evil | {"name": "\u202e", "email": "a@b"}, {"email": 7}, []]):
+        body = json.dumps(said)
+        about = digest("0" * 32 + body)
+        who = {"about": about, "joined": "2026-01-01T00:00:00Z"}
+        other.tell("person.join", f"01890000-0000-7000-8000-00000000000{n}", who)
+        receiving.receive(other.events)
+        particulars.take([particulars.Kept(about, "0" * 32, body)])
+    assert {row["name"] for row in rows()["User"]} == {""} and User.objects.count() == 4
+    assert not Subject.objects.filter(stored=False).exists()
+
+
+def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched, proven):
+    ada = person(name="Ada")
+    team = Team.found("Weavers", ada)
+    team.admit(person("bob@example.org"), ada)
+    run, _ = launched(ada)
+    run.extend(5, actor=ada)
+    run.pause(actor=ada)
+    before = rows()
+    for model in LOG:
+        model.objects.all().delete()
+    assert adopt() > 5 and adopt() == 0
+    assert proven("run.create", "run.becomes", "team.join") == before
+
+
+def test_what_an_expelled_mirror_said_is_undone_in_rows(person, draft):
+    ada = person()
+    before = rows(), state.state_hash()
+    other = OtherMirror()
+    other.tell("person.ban", ada.pk, {"at": ada.date_joined.isoformat()})
+    receiving.receive(other.events)
+    assert not User.objects.get().is_active
+    cut(other.origin, 1, "expelled")
+    assert rows() == before[0]
+    assert re.fullmatch("[0-9a-f]{64}", state.state_hash())

@@ -1,0 +1,297 @@
+"""From a fresh machine to a place in a run."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from barnraise.coordinator_client.client import Coordinator
+from barnraise.errors import CoordinatorError
+from barnraise.protocol import enums, messages
+from barnraise.protocol.signing import Identity, check_ticket, digest, opened
+from coordinator import mirror
+from coordinator.accounts.models import Enrolment, Machine, Refused
+from coordinator.fleet import common
+from coordinator.fleet.models import Membership
+
+pytestmark = pytest.mark.django_db
+ABOUT = messages.Machine(hostname="barn-pc", system="Linux", cores=8, memory_bytes=1 << 34)
+
+
+def open_code(identity: Identity, **changed) -> Enrolment:
+    fields = {
+        "mirror": mirror.identity().key,
+        "key": identity.key,
+        "machine": ABOUT,
+        "issued": time.time(),
+    }
+    return Enrolment.open(messages.EnrolmentRequest(**{**fields, **changed}))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, person, valkey):
+    ada, identity = person(name="Ada"), Identity(b"\x05" * 32)
+    machine = Coordinator(live_server.url, identity)
+    assert machine.meet().key == mirror.identity().key
+    enrolment = machine.enrol(ABOUT)
+    assert enrolment.url == f"{live_server.url}/machines/enrol/{enrolment.code}/"
+    assert machine.enrolment(enrolment.code).status == "pending"
+    with pytest.raises(CoordinatorError, match="not enrolled"):
+        machine.runs()
+    Enrolment.find(enrolment.code.lower().replace("-", "")).approve(ada)
+    told = machine.enrolment(enrolment.code)
+    assert (told.status, told.person) == ("approved", "Ada")
+    assert Machine.objects.get(pk=told.machine).hostname == "barn-pc"
+    assert machine.runs().runs == []
+    machine.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"mirror": "0" * 64}, 422),
+        ({"key": "1" * 64}, 422),
+        ({"issued": 1.0}, 401),
+    ],
+)
+def test_an_enrolment_for_another_mirror_key_or_time_is_refused(client, valkey, changed, status):
+    identity = Identity(b"\x05" * 32)
+    fields = {
+        "mirror": mirror.identity().key,
+        "key": identity.key,
+        "machine": ABOUT,
+        "issued": time.time(),
+    }
+    signed = identity.sign("enrolment", messages.EnrolmentRequest(**{**fields, **changed}))
+    answer = client.post(
+        "/api/v1/enrolments", signed.model_dump_json(), content_type="application/json"
+    )
+    assert answer.status_code == status, answer.content
+    assert not Enrolment.objects.exists()
+
+
+def test_an_enrolment_with_anothers_signature_is_refused(client, valkey):
+    identity, thief = Identity(b"\x05" * 32), Identity(b"\x06" * 32)
+    request = messages.EnrolmentRequest(
+        mirror=mirror.identity().key, key=identity.key, machine=ABOUT, issued=time.time()
+    )
+    forged = thief.sign("enrolment", request).model_copy(update={"key": identity.key})
+    answer = client.post(
+        "/api/v1/enrolments", forged.model_dump_json(), content_type="application/json"
+    )
+    assert answer.status_code == 422
+
+
+def test_a_code_is_decided_once_and_not_after_it_expired(person):
+    ada = person()
+    code = open_code(Identity(b"\x05" * 32))
+    code.refuse(ada)
+    assert code.status == "refused"
+    with pytest.raises(Refused, match="refused"):
+        code.approve(ada)
+    late = open_code(Identity(b"\x06" * 32))
+    Enrolment.objects.filter(pk=late.pk).update(expires=timezone.now() - timedelta(seconds=1))
+    with pytest.raises(Refused, match="expired"):
+        late.approve(ada)
+    assert not Machine.objects.exists()
+
+
+def test_a_second_login_of_a_machine_updates_what_is_known_of_it(person):
+    ada, identity = person(), Identity(b"\x05" * 32)
+    first = open_code(identity).approve(ada)
+    stale, fresh = (
+        open_code(identity),
+        open_code(identity, machine=ABOUT.model_copy(update={"cores": 16})),
+    )
+    assert Enrolment.find(stale.code) is None
+    assert fresh.approve(ada).pk == first.pk
+    assert Machine.objects.get().cores == 16
+
+
+def test_nobody_takes_over_anothers_machine_and_a_revoked_key_stays_revoked(person):
+    ada, bob, identity = person(), person("bob@example.org"), Identity(b"\x05" * 32)
+    machine = open_code(identity).approve(ada)
+    code = open_code(identity)
+    with pytest.raises(Refused, match="somebody else"):
+        code.approve(bob)
+    assert code.status == "pending" and Machine.objects.get().owner == ada
+    machine.revoke()
+    with pytest.raises(Refused, match="revoked"):
+        code.approve(ada)
+
+
+def test_one_address_cannot_open_codes_without_end(client, valkey):
+    identity = Identity(b"\x05" * 32)
+    fields = {
+        "mirror": mirror.identity().key,
+        "key": identity.key,
+        "machine": ABOUT,
+        "issued": time.time(),
+    }
+    body = identity.sign("enrolment", messages.EnrolmentRequest(**fields)).model_dump_json()
+    found = {
+        client.post("/api/v1/enrolments", body, content_type="application/json").status_code
+        for _ in range(61)
+    }
+    assert found == {200, 429}
+
+
+def test_the_owners_machine_is_told_to_prepare_a_draft(person, draft, volunteer, manifest):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    reply = ada.join(run)
+    told = opened(reply.directive, "directive", messages.Directive, key=mirror.identity().key)
+    assert reply.ticket is None and told.prepare and told.status is enums.Status.DRAFT
+    run.launch()
+    answer = ada.ask(
+        "POST", f"/runs/{run.pk}/manifest", ada.identity.sign("manifest", manifest(run))
+    )
+    view = messages.RunView.model_validate_json(answer.content)
+    assert view.status is enums.Status.RECRUITING
+    reply = ada.join(run)
+    told = opened(reply.directive, "directive", messages.Directive)
+    assert not told.prepare and reply.ticket
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"vocabulary": 300}, "vocabulary"),
+        ({"tokenizer": None}, "tokenizer"),
+        ({"run": "01234567-89ab-7def-8123-456789abcdef"}, "run"),
+        ({"held_out": [messages.Shard(digest=digest("x"), tokens=3)]}, "held_out"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_the_run_is_refused_at_its_field(
+    person, draft, volunteer, manifest, changed, field
+):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    signed = ada.identity.sign("manifest", manifest(run, **changed))
+    answer = ada.ask("POST", f"/runs/{run.slug}/manifest", signed)
+    assert (
+        answer.status_code == 422
+        and field in messages.Problem.model_validate_json(answer.content).fields
+    )
+    run.refresh_from_db()
+    assert run.manifest is None
+
+
+def test_a_manifest_signed_by_another_key_is_refused(person, draft, volunteer, manifest):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    signed = Identity(b"\x09" * 32).sign("manifest", manifest(run))
+    assert ada.ask("POST", f"/runs/{run.slug}/manifest", signed).status_code == 422
+
+
+def test_a_join_gives_a_ticket_that_peers_believe_and_whom_to_try(person, launched, volunteer):
+    run, first = launched(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    reply = bob.join(run)
+    ticket = check_ticket(
+        reply.ticket,
+        run=str(run.pk),
+        peer=bob.identity.key,
+        mirrors=frozenset(run.spec.roots),
+        revoked=frozenset(),
+        now=time.time(),
+        orphaned=False,
+    )
+    assert ticket.expires - ticket.issued == 24 * 3600
+    assert ticket.volunteer != opened(first.join(run).ticket, "ticket", messages.Ticket).volunteer
+    assert [peer.key for peer in reply.peers] == [first.identity.key]
+    assert reply.run.spec == run.spec_text
+
+
+def test_two_machines_of_one_person_are_one_volunteer(person, launched, volunteer):
+    run, first = launched(person())
+    second = volunteer(run.owner, 2)
+    tickets = [opened(each.join(run).ticket, "ticket", messages.Ticket) for each in (first, second)]
+    assert tickets[0].volunteer == tickets[1].volunteer and tickets[0].peer != tickets[1].peer
+    assert str(run.owner.pk) not in tickets[0].model_dump_json()
+
+
+def test_a_ticket_is_renewed_in_a_reply_when_it_nears_its_end(person, launched, numbers):
+    run, ada = launched(person())
+    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
+    assert reply.ticket is None
+    Membership.objects.update(ticket_expires=timezone.now() + timedelta(hours=11))
+    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(2)).content)
+    assert opened(reply.ticket, "ticket", messages.Ticket).expires > time.time() + 23 * 3600
+
+
+def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, volunteer, numbers):
+    run, ada = launched(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    bob.machine.revoke()
+    assert bob.report(run, numbers(1)).status_code == 403
+    time.sleep(common.SECONDS)
+    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
+    assert opened(reply.directive, "directive", messages.Directive).revoked == [bob.identity.key]
+    assert reply.peers == []
+
+
+def test_peers_are_those_heard_last_anywhere_each_once_and_none_that_is_gone(
+    person, launched, volunteer, monkeypatch
+):
+    run, ada = launched(person())
+    others = {seed: volunteer(person(f"{seed}@example.org"), seed) for seed in range(2, 8)}
+    for each in others.values():
+        each.join(run)
+    now, here = timezone.now(), run.memberships
+    ago = {
+        1: 0.6,
+        2: 0.5,
+        3: 0.4,
+        4: 0.3,
+        5: 0.2,
+        6: 0.2,
+        7: 90_000,
+    }  # seconds since each was heard
+    for seed, seconds in ago.items():
+        here.filter(machine__hostname=f"pc-{seed}").update(
+            last_seen=now - timedelta(seconds=seconds)
+        )
+    there = {"run": run, "mirror": "b" * 64, "activity": "training", "changed": None}
+    Membership.everywhere.create(
+        machine=others[7].machine, last_seen=now, **there
+    )  # not gone: it moved
+    Membership.everywhere.create(
+        machine=others[2].machine, last_seen=now - timedelta(seconds=0.1), **there
+    )
+    here.filter(machine__hostname="pc-3").update(addresses=[])  # nobody can reach it
+    here.filter(machine__hostname="pc-4").update(activity="left")
+    others[5].machine.revoke()
+    seen = [others[7], others[2], others[6], ada]
+    assert [peer.key for peer in common.looked_up(run).peers] == [
+        each.identity.key for each in seen
+    ]
+    monkeypatch.setattr(common, "PEERS", 1)  # one more is told, for who asks is left out
+    assert [peer.key for peer in common.looked_up(run).peers] == [
+        each.identity.key for each in seen[:2]
+    ]
+
+
+def test_nobody_joins_what_is_over(person, launched, volunteer):
+    run, _ = launched(person())
+    run.cancel()
+    bob = volunteer(person("bob@example.org"), 2)
+    answer = bob.ask(
+        "POST", f"/runs/{run.slug}/join", messages.JoinRequest(version="1", addresses=[])
+    )
+    assert answer.status_code == 409 and b"cancelled" in answer.content
+
+
+def test_runs_come_five_a_page_newest_first(person, draft, volunteer):
+    owner = person()
+    made = [draft(owner, f"run {i}") for i in range(12)]
+    ada, seen, after = volunteer(owner), [], None
+    for _ in range(3):
+        page = messages.RunPage.model_validate_json(
+            ada.ask("GET", "/runs" + (f"?after={after}" if after else "")).content
+        )
+        seen += [run.id for run in page.runs]
+        after = page.next
+    assert after is None and seen == [str(run.pk) for run in reversed(made)]

@@ -1,0 +1,293 @@
+"""A person's machines: named, listed, paused and resumed from the site, revoked; and what they say they can do."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from django.test import Client
+from helpers.event_log_builder import OtherMirror
+from helpers.rebuild_site import everything, logs, rebuilt, rows
+
+from barnraise.protocol import enums, messages
+from barnraise.protocol.signing import Identity, opened
+from coordinator import mirror
+from coordinator.accounts.models import Enrolment, Machine
+from coordinator.audit.models import Entry
+from coordinator.fleet.machines import Measured, Rest
+from coordinator.fleet.models import Membership
+from coordinator.mirrors import kinds, particulars, receiving
+from coordinator.telemetry.rollup import drain
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def signed_in(person):
+    def make(user) -> Client:
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return make
+
+
+def told(answer) -> messages.Directive:
+    """What a machine reads in the reply to its report."""
+    reply = messages.ReportReply.model_validate_json(answer.content)
+    return opened(reply.directive, "directive", messages.Directive, key=mirror.identity().key)
+
+
+# ---- paused and resumed --------------------------------------------------------------------------------------------
+
+
+def test_a_machine_paused_on_the_site_hears_it_with_its_next_report_and_the_others_do_not(
+    person, launched, volunteer, numbers, signed_in
+):
+    run, ada = launched(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    page = signed_in(bob.machine.owner)
+    assert page.post(f"/machines/{bob.machine.pk}/pause/").status_code == 302
+    assert told(bob.report(run, numbers(1))).status is enums.Status.PAUSED
+    assert told(ada.report(run, numbers(1))).status is enums.Status.TRAINING
+    assert page.post(f"/machines/{bob.machine.pk}/resume/").status_code == 302
+    assert told(bob.report(run, numbers(2))).status is enums.Status.TRAINING
+
+
+def test_a_paused_machine_that_joins_again_is_paused_there_too_and_still_hears_of_the_end(
+    person, launched, numbers
+):
+    run, ada = launched(person())
+    assert Rest.begin(ada.machine, actor=run.owner) and not Rest.begin(ada.machine)
+    reply = ada.join(run)
+    assert opened(reply.directive, "directive", messages.Directive).status is enums.Status.PAUSED
+    run.finish()
+    assert told(ada.report(run, numbers(1))).status is enums.Status.FINISHED
+
+
+def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volunteer):
+    ada = volunteer(person())
+    assert (
+        Rest.begin(ada.machine, actor=ada.machine.owner)
+        and Rest.end(ada.machine)
+        and not Rest.end(ada.machine)
+    )
+    assert list(Entry.objects.order_by("id").values_list("action", flat=True)) == [
+        "machine.pause",
+        "machine.resume",
+    ]
+    assert Entry.objects.earliest("id").actor == ada.machine.owner
+    ada.machine.revoke()
+    assert not Rest.begin(ada.machine)
+
+
+def test_a_report_costs_as_many_queries_whether_the_machine_is_paused_or_not(
+    person, launched, numbers, django_assert_max_num_queries
+):
+    run, ada = launched(person())
+    with django_assert_max_num_queries(8):
+        ada.report(run, numbers(1))
+    Rest.begin(ada.machine)
+    with django_assert_max_num_queries(8):
+        ada.report(run, numbers(2))
+
+
+# ---- the pages -----------------------------------------------------------------------------------------------------
+
+
+def test_the_pages_show_hardware_the_last_report_and_what_it_does(
+    person, launched, numbers, signed_in, golden_hardware, plan
+):
+    run, ada = launched(person(name="Ada"))
+    asked = messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
+    assert ada.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 200
+    ada.report(run, numbers(1, rate=1234.0, plan=plan))
+    drain()
+    page = signed_in(run.owner)
+    listed = page.get("/machines/").content.decode()
+    assert "pc-1" in listed and "1.23 K" in listed and "Training" in listed and run.name in listed
+    one = page.get(f"/machines/{ada.machine.pk}/").content.decode()
+    assert (
+        "12.0 GiB" in one
+        and "25.0 TFLOP/s" in one
+        and "2.50 GB/s" in one
+        and "bfloat16" in one
+        and run.name in one
+    )
+    Rest.begin(ada.machine)
+    assert "Paused by you" in page.get("/machines/").content.decode()
+
+
+def test_listing_machines_takes_as_many_queries_for_ten_as_for_one(
+    person, launched, volunteer, signed_in, django_assert_max_num_queries
+):
+    run, _ = launched(person())
+    for seed in range(2, 12):
+        volunteer(run.owner, seed).join(run)
+    page = signed_in(run.owner)
+    with django_assert_max_num_queries(8):
+        assert page.get("/machines/").content.count(b"machine-item") == 11
+
+
+def test_a_machine_is_renamed_and_keeps_the_name_when_it_enrols_again(person, volunteer, signed_in):
+    ada = volunteer(person())
+    page = signed_in(ada.machine.owner)
+    where = f"/machines/{ada.machine.pk}/"
+    refused = page.post(where, {"name": "x" * 61})
+    assert refused.status_code == 422 and b"60 characters or fewer" in refused.content
+    assert b'value="' + b"x" * 61 in refused.content, "what was typed stays"
+    assert page.post(where, {"name": "  <b>attic</b> \0‮ 🛖 "}).status_code == 302
+    ada.machine.refresh_from_db()
+    assert ada.machine.name == "<b>attic</b> 🛖"
+    assert (
+        b"&lt;b&gt;attic" in page.get(where).content and b"<b>attic" not in page.get(where).content
+    )
+    about = messages.Machine(hostname="pc-1", cores=4)
+    asked = messages.EnrolmentRequest(
+        mirror=ada.mirror_key, key=ada.identity.key, machine=about, issued=time.time()
+    )
+    Enrolment.open(asked).approve(ada.machine.owner)
+    ada.machine.refresh_from_db()
+    assert ada.machine.name == "<b>attic</b> 🛖" and ada.machine.cores == 4
+    page.post(where, {"name": ""})
+    ada.machine.refresh_from_db()
+    assert ada.machine.name == f"machine {ada.identity.key[:8]}"
+
+
+ROUTES = [("get", ""), ("post", ""), ("post", "pause/"), ("post", "resume/"), ("post", "revoke/")]
+
+
+@pytest.mark.parametrize(("method", "action"), ROUTES)
+def test_only_its_owner_sees_or_touches_a_machine(person, volunteer, signed_in, method, action):
+    ada = volunteer(person())
+    where = f"/machines/{ada.machine.pk}/{action}"
+    visitor = getattr(Client(), method)(where)
+    assert visitor.status_code == 302 and "login" in visitor["Location"]
+    for email, flags in (("eve@example.org", {}), ("root@example.org", {"is_staff": True})):
+        assert getattr(signed_in(person(email, **flags)), method)(where).status_code == 404
+    assert getattr(signed_in(ada.machine.owner), method)(where).status_code in (200, 302)
+
+
+def test_a_link_pauses_nobody(person, volunteer, signed_in):
+    ada = volunteer(person())
+    assert signed_in(ada.machine.owner).get(f"/machines/{ada.machine.pk}/pause/").status_code == 405
+    assert not Rest.objects.exists()
+
+
+# ---- what a machine can do -----------------------------------------------------------------------------------------
+
+
+def test_what_a_machine_measured_is_what_the_planner_gets(person, launched, golden_hardware):
+    run, ada = launched(person())
+    asked = messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
+    ada.ask("POST", f"/runs/{run.slug}/join", asked)
+    found = Measured.objects.get(machine=ada.machine).hardware
+    assert (
+        found.device == "cuda"
+        and found.device_memory == 12 << 30
+        and found.matmul[-1] == (2048, 25e12)
+    )
+    assert hash(found), "plans are kept by it"
+    assert found.update_rate("device", "bfloat16", 8) == 4e9
+    ada.join(run)  # without a measurement: the last one stands
+    assert Measured.objects.get(machine=ada.machine).hardware == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("adam", 0), ("adam", 0.5), ("matmul", []), ("matmul", [[1, -1]]), ("disk_read", "NaN"), ("device", "tpu"),
+     ("cores", 0), ("memory", 1 << 64), ("name", "a\0b"), ("updates", [{"where": "moon"}] * 3),
+     ("products", [{}] * 99)],
+)  # fmt: skip
+def test_a_senseless_measurement_is_refused_at_its_field(
+    person, launched, golden_hardware, name, value
+):
+    run, ada = launched(person())
+    body = {
+        "version": "0.1",
+        "addresses": [],
+        "hardware": golden_hardware.model_dump(mode="json") | {name: value},
+    }
+    sent = json.dumps(body).encode()
+    answer = ada.ask("POST", f"/runs/{run.slug}/join", sent=sent, body=sent)
+    assert answer.status_code == 422
+    assert any(
+        f"hardware.{name}" in field
+        for field in messages.Problem.model_validate_json(answer.content).fields
+    )
+    assert not Measured.objects.exists() and Membership.objects.filter(run=run).count() == 1
+
+
+# ---- replays -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_heard_here_is_refused_at_another_mirror_and_one_for_another_is_refused_here(
+    person, volunteer, monkeypatch
+):
+    ada = volunteer(person())
+    token = ada.identity.request_token(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
+    assert ada.ask("GET", "/runs", token=token).status_code == 200
+    other = Identity(b"\x77" * 32)
+    theirs = ada.identity.request_token(other.key, "GET", "/api/v1/runs", b"", time.time())
+    assert ada.ask("GET", "/runs", token=theirs).status_code == 401
+    monkeypatch.setattr(
+        mirror, "identity", lambda: other
+    )  # the same database behind another mirror's key
+    assert ada.ask("GET", "/runs", token=token).status_code == 401
+    assert ada.ask("GET", "/runs", token=theirs).status_code == 200
+    assert ada.ask("GET", "/runs", token=theirs).status_code == 401
+
+
+# ---- at other mirrors ----------------------------------------------------------------------------------------------
+
+
+def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_none_without_its_name(
+    person, volunteer, monkeypatch
+):
+    ada = person()
+    attic, barn, shed, sold = (volunteer(ada, n).machine for n in range(1, 5))
+    before = logs(), everything()
+    attic.rename("the attic")
+    barn.rename("the barn")
+    shed.rename("unheard of")
+    sold.revoke()
+    there, events, kept = rows(), logs(), everything()
+    late = [each for each in kept if "unheard" in each.body]
+    rebuilt(*before)
+    alone, known = [], kinds.registered()["machine"]
+    noted = replace(
+        known, store=lambda which, state: alone.append(which) or known.store(which, state)
+    )
+    monkeypatch.setitem(kinds._kinds, "machine", noted)
+    receiving.receive(events, later=True)
+    receiving.settle(later=True)
+    particulars.take([each for each in kept if each not in late], later=True)
+    receiving.settle()
+    assert set(alone) == {shed.key}, "the others were written together"
+    names = dict(Machine.objects.values_list("key", "hostname"))
+    assert names == {
+        attic.key: "the attic",
+        barn.key: "the barn",
+        shed.key: "pc-3",
+        sold.key: "pc-4",
+    }
+    assert Machine.objects.get(key=sold.key).revoked
+    particulars.take(late)
+    assert rows() == there
+
+
+def test_a_mirror_that_gives_a_machines_number_to_other_keys_takes_nothing_of_it(person, volunteer):
+    ada = person()
+    mine, other = volunteer(ada, 1).machine, OtherMirror()
+    about, enrolled = "0" * 64, mine.enrolled.isoformat()
+    for n in range(3):
+        key = Identity(bytes([90 + n]) * 32).key
+        other.tell(
+            "machine.enrol",
+            key,
+            {"about": about, "id": str(mine.pk), "owner": str(ada.pk), "enrolled": enrolled},
+        )
+    before = Machine.objects.values().get()
+    receiving.receive(other.events)
+    assert Machine.objects.values().get(key=mine.key) == before

@@ -1,0 +1,86 @@
+"""The two statements behind a report, against the models they stand for."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from coordinator.accounts.models import Machine
+from coordinator.fleet.asking import part, signer
+from coordinator.fleet.machines import Rest
+from coordinator.fleet.models import Membership
+from coordinator.fleet.verdicts import Verdict
+from coordinator.runs.models import Run
+
+pytestmark = pytest.mark.django_db
+
+
+def same(found, model) -> None:
+    """Every column that was read says what the model says, and each other one is read when it is looked at."""
+    told = model.objects.get(pk=found.pk)
+    for field in model._meta.concrete_fields:
+        assert getattr(found, field.attname) == getattr(told, field.attname), field.attname
+
+
+@pytest.fixture
+def members(volunteer, person, launched):
+    """Two of one owner in one run, and one of them in another."""
+    owner = person()
+    (run, _), (other, _) = launched(owner, seed=3), launched(owner, seed=4)
+    ada, bob = volunteer(owner, 1), volunteer(owner, 2)
+    for who, where in ((ada, run), (bob, run), (ada, other)):
+        who.join(where)
+    Membership.objects.filter(machine=ada.machine, run=run).update(
+        mark=7,
+        addresses=["192.0.2.1:41000", "[2001:db8::1]:9"],
+        ticket_expires=timezone.now() + timedelta(hours=3),
+    )
+    Run.objects.filter(pk=run.pk).update(ledger_tokens=12345, extra_tokens=99)
+    return run, other, ada.machine, bob.machine
+
+
+def test_who_signs_is_read_with_its_owner_and_its_rest_at_once(members, django_assert_num_queries):
+    *_, ada, bob = members
+    Rest.begin(bob)
+    with django_assert_num_queries(1):
+        found = signer(bob.key)
+        assert found.owner.is_active and found.owner.shown_name and found.rest.since
+        assert found.owner_id == found.owner.pk and found.revoked is None
+    same(found, Machine)
+    with django_assert_num_queries(1):
+        assert getattr(signer(ada.key), "rest", None) is None
+    assert signer("0" * 64) is None and signer("'; DROP TABLE fleet_rest; --") is None
+
+
+def test_a_part_is_read_with_its_run_by_id_and_by_slug(members, django_assert_num_queries):
+    run, other, ada, bob = members
+    for name in (str(run.pk), run.slug):
+        with django_assert_num_queries(1):
+            found = part(ada, name)
+            assert found.machine is ada and found.run.pk == run.pk and found.judged is False
+            assert (found.mark, found.addresses) == (7, ["192.0.2.1:41000", "[2001:db8::1]:9"])
+            assert (
+                found.run.most_tokens == 2 * found.run.token_budget
+                and found.run.state.value == found.run.status
+            )
+        same(found, Membership)
+        same(found.run, Run)
+    assert part(ada, other.slug).run.pk == other.pk
+    assert (
+        part(bob, other.slug) is None
+        and part(bob, "no-such-run") is None
+        and part(bob, "a b'; --") is None
+    )
+
+
+def test_what_another_mirror_tells_of_a_machine_is_not_its_part_here(members):
+    _, other, _, bob = members
+    Membership.everywhere.create(run=other, machine=bob, mirror="f" * 64)
+    assert part(bob, other.slug) is None
+
+
+def test_verdicts_are_told_of_with_the_run_they_are_on(members):
+    run, other, ada, _ = members
+    Verdict.objects.create(run=run, body="{}", digest="1" * 64, signatures={}, proven=True)
+    Verdict.objects.create(run=other, body="{}", digest="2" * 64, signatures={}, proven=False)
+    assert part(ada, run.slug).judged is True and part(ada, other.slug).judged is False

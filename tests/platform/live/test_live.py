@@ -1,0 +1,361 @@
+"""Watching a run: a real Postgres, a real Valkey, and sockets on the site's own ASGI application."""
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.test import Client
+from helpers.websocket_client import SECONDS, Socket
+
+from barnraise.protocol import reports
+from barnraise.protocol.signing import digest
+from coordinator.live import broadcaster as live
+from coordinator.live import picture
+from coordinator.live.broadcaster import Broadcaster
+from coordinator.live.picture import COLUMNS, Picture, delta, series
+from coordinator.live.snapshots import Snapshots
+from coordinator.telemetry import board, stream
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+async def snapshot(run, client: Client | None = None) -> dict:
+    answer = await sync_to_async((client or Client()).get)(f"/live/{run.pk}/")
+    assert answer.status_code == 200
+    return json.loads(answer.content)
+
+
+@pytest.fixture
+def training(person, launched, numbers, transactional_db):
+    """(run, its owner's volunteer, report(seq)): training, with one report in."""
+    run, volunteer = launched(person())
+
+    def report(seq: int, **changed):
+        answer = volunteer.report(run, numbers(seq, **changed))
+        assert answer.status_code == 200, answer.content
+
+    report(1)
+    return run, volunteer, report
+
+
+async def test_a_watcher_gets_a_snapshot_and_then_the_deltas_that_follow_it(training):
+    run, volunteer, report = training
+    socket = await Socket(run.pk).open()
+    first = await snapshot(run)
+    assert first["type"] == "snapshot" and first["run"]["status"] == "training"
+    assert first["run"]["tokens"] == 1000 and first["run"]["workers_alive"] == 1
+    assert first["train"] == [[1000, 5.0]]
+    (row,) = first["workers"]
+    assert set(row) == set(COLUMNS) and row["name"] == volunteer.machine.hostname and row["alive"]
+
+    point = reports.Point(kind="validation", tokens=2000, loss=4.25)
+    await sync_to_async(report)(2, points=[point])
+    news = await socket.heard(lambda frame: frame.get("validation"))
+    assert news["type"] == "delta" and news["validation"] == [[2000, 4.25]]
+    assert news["run"]["tokens"] == 2000 and "budget" not in news["run"]
+    assert [worker["id"] for worker in news["workers"]] == [str(volunteer.machine.pk)]
+    assert news["seq"] > first["seq"]
+    await socket.leave()
+
+
+async def test_a_plan_is_told_once_and_again_only_when_it_changed(training, plan):
+    run, volunteer, report = training
+    machine = str(volunteer.machine.pk)
+    assert (await snapshot(run))["plans"] == {}
+    speaker = Broadcaster(str(run.pk))
+    await sync_to_async(report)(2, plan=plan, step_seconds=5.1)
+    first = json.loads(await sync_to_async(speaker.frame)())
+    assert (
+        first["plans"] == {machine: plan.model_dump()}
+        and first["workers"][0]["step_seconds"] == 5.1
+    )
+    await sync_to_async(report)(3, plan=plan, step_seconds=5.2)
+    second = json.loads(await sync_to_async(speaker.frame)())
+    assert "plans" not in second and second["workers"][0]["step_seconds"] == 5.2
+    changed = plan.model_copy(update={"predicted_seconds": 4.0})
+    await sync_to_async(report)(4, plan=changed, step_seconds=5.2)
+    assert json.loads(await sync_to_async(speaker.frame)())["plans"] == {
+        machine: changed.model_dump()
+    }
+    assert (await snapshot(run))["plans"] == {machine: changed.model_dump()}
+
+
+async def test_numbers_have_no_gap_and_the_second_snapshot_holds_what_the_deltas_said(training):
+    run, _, report = training
+    socket = await Socket(run.pk).open()
+    first = await snapshot(run)
+    told: dict[int, float] = dict(first["train"])
+    numbers = []
+    for seq in range(2, 5):
+        await sync_to_async(report)(seq)
+        frame = await socket.heard(lambda frame: frame.get("train"))
+        numbers.append(frame["seq"])
+        told |= dict(frame["train"])
+    assert numbers == sorted(set(numbers))
+    again = await snapshot(run)
+    assert again["seq"] >= numbers[-1]
+    assert dict(again["train"]) == told == {seq * 1000: 5.0 for seq in range(1, 5)}
+    await socket.leave()
+
+
+async def test_a_new_speaker_leaves_a_gap_and_a_snapshot_closes_it(training):
+    run, _, report = training
+    before = Broadcaster(str(run.pk))
+    said = json.loads(await sync_to_async(before.frame)())
+    await sync_to_async(report)(2)
+    lost = json.loads(
+        await sync_to_async(before.frame)()
+    )  # said just before it died; not every watcher heard it
+    assert lost["seq"] == said["seq"] + 1 and lost["train"]
+    await sync_to_async(stream.client().delete)(live.lock_key(run.pk))
+
+    after = Broadcaster(str(run.pk))
+    fresh = json.loads(await sync_to_async(after.frame)())
+    assert fresh["seq"] == lost["seq"] + 2, "watchers must see that something may be missing"
+    whole = await snapshot(run)
+    assert whole["seq"] == fresh["seq"] and [2000, 5.0] in whole["train"]
+    await sync_to_async(report)(3)
+    following = json.loads(await sync_to_async(after.frame)())
+    assert following["seq"] == whole["seq"] + 1 and following["train"] == [[3000, 5.0]]
+
+
+def test_a_snapshot_is_what_the_speaker_left_and_nobody_else_looks_at_the_run(
+    training, monkeypatch
+):
+    run, _, report = training
+    speaker = Broadcaster(str(run.pk))
+    assert speaker.frame()
+    report(2)
+    said = json.loads(
+        speaker.frame()
+    )  # and not sent yet: who comes to watch after it was finds it in here
+    monkeypatch.setattr(Picture, "take", None)
+    whole = json.loads(Snapshots().of(run))  # another process, that has made none
+    assert whole["seq"] == said["seq"] and whole["run"]["tokens"] == 2000
+    assert [row["step"] for row in whole["workers"]] == [row["step"] for row in said["workers"]]
+    assert whole["train"] == [[1000, 5.0], [2000, 5.0]] and whole["events"] and whole["mirror"]
+    report(3)
+    speaker.release()
+    monkeypatch.undo()
+    assert json.loads(Snapshots().of(run))["run"]["tokens"] == 3000, (
+        "nobody speaks: it is made afresh"
+    )
+
+
+async def test_watchers_are_told_a_few_at_a_time_and_all_of_them_soon(monkeypatch):
+    async def send(message: dict) -> None:
+        raise AssertionError("nobody takes anything out of its queue here")
+
+    monkeypatch.setattr(live, "AT_ONCE", 2)
+    here = {live.Watcher(send) for _ in range(7)}
+
+    def reached() -> int:
+        return sum(not each._waiting.empty() for each in here)
+
+    telling = asyncio.create_task(live.tell(here, "one"))
+    await asyncio.sleep(0)
+    assert reached() == 2, "others get their turn in between"
+    late = live.Watcher(send)
+    here.add(late)
+    await telling
+    assert reached() == 7 and late._waiting.empty(), "its snapshot has it already"
+    monkeypatch.setattr(live, "SPREAD", 0.0)
+    telling = asyncio.create_task(live.tell(here, "two"))
+    await asyncio.sleep(0)
+    assert telling.done() and not late._waiting.empty(), "when time is up the rest are told at once"
+
+
+def test_one_process_speaks_and_another_takes_over_when_it_falls_silent(training, monkeypatch):
+    run, _, _ = training
+    monkeypatch.setattr(live, "LOCK_MILLISECONDS", 300)
+    one, two = Broadcaster(str(run.pk)), Broadcaster(str(run.pk))
+    assert one.frame() and two.frame() is None
+    wait_until(lambda: not stream.client().exists(live.lock_key(run.pk)))
+    assert two.frame() and one.frame() is None
+    one.release()
+    assert stream.client().get(live.lock_key(run.pk)) == two.token, "only the holder can release"
+    two.release()
+    assert one.frame()
+
+
+def test_numbers_go_on_rising_after_valkey_forgot_them(training):
+    run, _, _ = training
+    one = Broadcaster(str(run.pk))
+    before = json.loads(one.frame())["seq"]
+    stream.client().flushall()
+    assert json.loads(one.frame())["seq"] > before
+
+
+def test_nothing_is_said_when_nothing_happened_until_silence_would_look_like_death(training):
+    run, _, _ = training
+    one = Broadcaster(str(run.pk))
+    assert one.frame()
+    one.before = replace(one.before, now=one.before.now + 60)  # no rate point is due
+    assert one.frame() is None
+    one.spoke -= live.QUIET
+    assert json.loads(one.frame()).keys() == {"type", "now", "seq"}
+
+
+def test_a_delta_is_what_changed_and_nothing_else():
+    before = Picture(
+        10.0, {"tokens": 1, "status": "training", "rate": 5.0}, {"a": {"id": "a", "step": 1}}
+    )
+    after = Picture(
+        11.0,
+        {**before.run, "tokens": 2},
+        {"a": {"id": "a", "step": 1}, "b": {"id": "b", "step": 0}},
+    )
+    assert delta(before, after, []) == {
+        "type": "delta", "now": 11.0, "run": {"tokens": 2}, "workers": [{"id": "b", "step": 0}],
+    }  # fmt: skip
+    assert delta(None, after, [])["run"] == after.run
+    assert delta(before, before, []) == {"type": "delta", "now": 10.0}
+    assert delta(after, replace(before, run=after.run), [])["gone"] == ["b"]
+
+
+def test_of_many_machines_those_alive_are_shown_and_all_are_counted(
+    person, launched, volunteer, numbers, monkeypatch
+):
+    monkeypatch.setattr(picture, "ROWS", 2)
+    run, ada = launched(person())
+    others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
+    for each in others:
+        each.join(run)
+    for n, each in enumerate((ada, *others)):
+        each.report(run, numbers(1, activity="left" if n < 2 else "training"))
+    seen = picture.Picture.take(run)
+    assert set(seen.workers) == {str(each.machine.pk) for each in others[1:]}
+    assert (seen.run["workers_known"], seen.run["workers_alive"]) == (4, 2)
+
+
+def test_machines_that_measured_at_the_same_count_are_one_point():
+    points = [
+        {"kind": "train", "tokens": t, "loss": loss}
+        for t, loss in ((20, 4.0), (10, 5.0), (20, 3.0))
+    ]
+    assert series(points, "train") == [[10, 5.0], [20, 3.5]]
+    assert series(points, "validation") == []
+
+
+def test_the_snapshot_says_whether_machines_with_the_same_updates_agree(
+    training, volunteer, person, numbers
+):
+    run, _, report = training
+    other = volunteer(person("bob@example.org"), seed=2)
+    other.join(run)
+    same = digest("vector")
+    report(2, vector=same, anchor=digest("weights"))
+    assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is None
+    other.report(run, numbers(1, vector=same, anchor=digest("weights")))
+    assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is True
+    other.report(run, numbers(2, vector=same, anchor=digest("other weights")))
+    assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is False
+    assert board.agreement([]) is None
+
+
+def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer, person, numbers):
+    run, ada, report = training
+    others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
+    for each in others:
+        each.join(run)
+    report(2, vector=digest("vector"), anchor=digest("weights"))
+    told = (("vector", "weights"), ("vector", "others"), ("a later one", "weights"))
+    for each, (vector, weights) in zip(others, told, strict=True):
+        each.report(run, numbers(1, vector=digest(vector), anchor=digest(weights)))
+    found = {row["id"]: row["agrees"] for row in board.workers(run)}
+    assert [found[str(each.machine.pk)] for each in (ada, *others)] == [True, True, False, None]
+    others[0].report(run, numbers(2, activity="left"))
+    found = {row["id"]: row["agrees"] for row in board.workers(run)}
+    assert [found[str(each.machine.pk)] for each in (ada, others[1])] == [False, False], (
+        "of two neither is right"
+    )
+
+
+async def test_the_socket_of_a_draft_is_closed_to_strangers_and_open_to_its_owner(
+    person, draft, valkey
+):
+    owner = await sync_to_async(person)()
+    run = await sync_to_async(draft)(owner)
+    stranger = await Socket(run.pk).open()
+    closed = await stranger.receive_output(SECONDS)
+    assert closed["type"] == "websocket.close" and closed["code"] == 4404
+    assert (await sync_to_async(Client().get)(f"/live/{run.pk}/")).status_code == 404
+
+    client = Client()
+    await sync_to_async(client.force_login)(owner)
+    socket = await Socket(run.pk, client).open()
+    assert (await socket.heard())["run"]["status"] == "draft"
+    assert (await snapshot(run, client))["run"]["status"] == "draft"
+    await socket.leave()
+
+
+async def test_the_socket_of_a_run_that_is_not_there_is_closed(valkey, db):
+    socket = await Socket("0199aaaa-0000-7000-8000-000000000000").open()
+    assert (await socket.receive_output(SECONDS))["code"] == 4404
+
+
+@pytest.mark.parametrize("run", ["not-a-run", "../../admin"])
+async def test_a_socket_to_nowhere_is_refused(valkey, db, run):
+    assert await Socket(run).connect() == {"type": "websocket.close"}
+
+
+async def test_a_site_of_another_origin_may_not_watch_with_a_visitors_cookies(training):
+    run, _, _ = training
+    assert (await Socket(run.pk, origin="https://evil.example").connect())[
+        "type"
+    ] == "websocket.close"
+
+
+async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_speaker(training):
+    run, _, report = training
+    one, two = await Socket(run.pk).open(), await Socket(run.pk).open()
+    await sync_to_async(report)(2)
+    heard_by = await asyncio.gather(
+        *(socket.heard(lambda frame: frame.get("train")) for socket in (one, two))
+    )
+    assert heard_by[0] == heard_by[1]
+    await one.leave()
+    assert await sync_to_async(stream.client().exists)(live.lock_key(run.pk))
+    await two.leave()
+    assert not await sync_to_async(stream.client().exists)(live.lock_key(run.pk))
+    assert str(run.pk) not in live.watchers._rooms
+
+
+async def test_where_the_ear_of_a_process_ended_the_next_to_watch_opens_another_and_the_old_voice_ends(
+    training,
+):
+    run, _, report = training
+    one = await Socket(run.pk).open()
+    ear, voice = live.watchers._rooms[str(run.pk)].tasks
+    ear.cancel()
+    await asyncio.wait([ear])
+    two = await Socket(run.pk).open()
+    await asyncio.wait([voice], timeout=SECONDS)
+    assert voice.cancelled(), "it would speak for ever, to nobody"
+    await sync_to_async(report)(2)
+    assert await two.heard(lambda frame: frame.get("train"))
+    await one.leave()
+    await two.leave()
+    assert str(run.pk) not in live.watchers._rooms
+
+
+async def test_what_a_watcher_says_changes_nothing(training):
+    run, _, report = training
+    socket = await Socket(run.pk).open()
+    await socket.send_input(
+        {"type": "websocket.receive", "text": '{"type": "delta", "run": {"status": "finished"}}'}
+    )
+    await sync_to_async(report)(2)
+    assert await socket.heard(lambda frame: frame.get("train"))
+    assert (await snapshot(run))["run"]["status"] == "training"
+    await socket.leave()
+
+
+def wait_until(true, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)

@@ -1,0 +1,413 @@
+"""What people are told: once, where they want it, and never by calling what lies within."""
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_network
+
+import pytest
+from django.core import mail
+from django.test import Client
+from django.utils import timezone
+from helpers.pages import text as page
+
+from barnraise.protocol import enums, messages
+from coordinator import outside
+from coordinator.accounts.models import SiteRules
+from coordinator.audit.models import Entry
+from coordinator.fleet.models import Membership
+from coordinator.notify import models, tasks
+from coordinator.notify.kinds import Kind, News
+from coordinator.notify.models import Choice, Delivery, Notice, Webhook
+from coordinator.notify.sweep import news
+from coordinator.runs.models import Run
+
+pytestmark = pytest.mark.django_db
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+def silent(run: Run, minutes: float) -> None:
+    Membership.objects.filter(run=run).update(
+        last_seen=timezone.now() - timedelta(minutes=minutes), activity=enums.Activity.TRAINING
+    )
+
+
+def found(since: datetime = LONG_AGO) -> list[tuple[str, str]]:
+    return sorted((each.kind.value, each.person.email) for each in news(since))
+
+
+@pytest.fixture
+def receiver(settings):
+    """A real HTTP server on this machine, allowed by the settings: what it was sent, and what it answers."""
+    calls, answers = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            calls.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            status = answers.pop(0) if answers else 200
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", f"http://127.0.0.1:{server.server_port}/elsewhere")
+            self.end_headers()
+
+        def log_message(self, *said) -> None:
+            """Quiet."""
+
+    settings.OUTSIDE_NETWORKS = [ip_network("127.0.0.0/8")]
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", calls, answers
+    server.shutdown()
+    server.server_close()
+
+
+# ---- what has happened ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_starts_is_told_to_its_owner_and_to_who_has_a_machine_in_it(
+    person, launched, volunteer
+):
+    run, _ = launched(person())
+    volunteer(person("bob@example.org"), 2).join(run)
+    volunteer(person("eve@example.org"), 3)
+    assert found() == [("run.started", "ada@example.org"), ("run.started", "bob@example.org")]
+
+
+def test_whom_a_run_concerns_is_looked_for_until_all_were_told(
+    person, launched, volunteer, monkeypatch
+):
+    run, _ = launched(person())
+    for n, name in enumerate(("bob", "eve"), 2):
+        volunteer(person(f"{name}@example.org"), n).join(run)
+    monkeypatch.setattr(tasks, "TOLD", 2)
+    assert tasks.sweep() == 2, "so many a minute"
+    assert tasks.sweep() == 1
+    assert Notice.objects.filter(kind=Kind.RUN_STARTED).count() == 3 and found() == []
+    assert tasks.sweep() == 0
+
+
+def test_a_run_that_ends_is_told_and_a_cancelled_draft_is_not(person, launched, draft):
+    run, _ = launched(person())
+    draft(run.owner, name="Never mind").cancel()
+    run.finish()
+    told = [each for each in news(LONG_AGO) if each.kind is Kind.RUN_FINISHED]
+    assert [each.title for each in told] == ["A run is finished"] and "export" in told[0].text
+    assert told[0].data["run"]["status"] == "finished"
+
+
+def test_a_run_without_machines_is_stalled_and_a_machine_without_reports_is_quiet(person, launched):
+    run, _ = launched(person())
+    Run.objects.update(started=LONG_AGO)
+    silent(run, 2)
+    assert found() == []
+    silent(run, 7)
+    assert found() == [("run.stalled", "ada@example.org")]
+    silent(run, 20)
+    assert found() == [("machine.quiet", "ada@example.org"), ("run.stalled", "ada@example.org")]
+    silent(run, 60 * 24)
+    assert found() == [], "that is no news any more"
+
+
+def test_a_machine_that_said_goodbye_was_revoked_or_works_elsewhere_is_not_quiet(
+    person, launched, volunteer, draft
+):
+    run, ada = launched(person())
+    Run.objects.update(started=LONG_AGO)
+    silent(run, 20)
+    Membership.objects.update(activity=enums.Activity.LEFT)
+    assert found() == [("run.stalled", "ada@example.org")]
+    silent(run, 20)
+    other = draft(run.owner, name="Another")
+    Membership.objects.create(run=other, machine=ada.machine)
+    assert found() == [("run.stalled", "ada@example.org")]
+    Membership.objects.filter(run=other).delete()
+    ada.machine.revoke()
+    assert ("machine.quiet", "ada@example.org") not in found()
+
+
+def test_a_site_that_was_down_itself_takes_nobody_for_quiet(person, launched, valkey):
+    run, _ = launched(person())
+    Run.objects.update(started=LONG_AGO)
+    silent(run, 60)
+    assert timezone.now() - tasks.hearing_since() < timedelta(seconds=5), (
+        "it has just begun to listen"
+    )
+    assert found(since=tasks.hearing_since()) == []
+    valkey.set(tasks.SINCE, 0)
+    assert found(since=tasks.hearing_since()) != []
+    valkey.delete(tasks.HEARING)  # as after two minutes without a sweep
+    assert found(since=tasks.hearing_since()) == []
+
+
+# ---- told once, where it is wanted ---------------------------------------------------------------------------------
+
+
+def test_an_event_is_told_once_however_often_it_is_found(person, launched):
+    launched(person())
+    assert tasks.sweep() == 1
+    assert tasks.sweep() == 0
+    notice = Notice.objects.get()
+    assert notice.title == "A run started" and notice.url.startswith("/runs/")
+
+
+def test_what_was_told_already_costs_a_sweep_hardly_anything(
+    person, launched, volunteer, django_assert_max_num_queries
+):
+    run, _ = launched(person())
+    for n in range(2, 30):
+        volunteer(person(f"{n}@example.org"), n).join(run)
+    assert tasks.sweep() == 29
+    with django_assert_max_num_queries(8):
+        assert tasks.sweep() == 0
+
+
+def test_a_machine_that_goes_quiet_twice_is_told_twice(person, launched):
+    run, _ = launched(person())
+    Run.objects.update(started=LONG_AGO)
+    for minutes in (20, 16):
+        silent(run, minutes)
+        for each in [*news(LONG_AGO), *news(LONG_AGO)]:
+            Notice.tell(each)
+    assert Notice.objects.filter(kind=Kind.MACHINE_QUIET).count() == 2, (
+        "each silence began at another moment"
+    )
+
+
+def test_a_place_refused_is_told_once_a_day(person, launched, volunteer):
+    run, _ = launched(person(name="Ada"), name="Guests only")
+    Run.objects.update(access="invitation")
+    bob = volunteer(person("bob@example.org"), 2)
+    for _ in range(3):
+        asked = messages.JoinRequest(version="1", addresses=[])
+        assert bob.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 403
+    notice = Notice.objects.get(person=bob.machine.owner)
+    assert "refused a place in Guests only" in notice.title and "invited" in notice.text
+
+
+def test_each_kind_is_turned_off_by_itself_here_or_in_letters(signed_in, launched, valkey):
+    client, ada = signed_in()
+    launched(ada)
+    form = client.get("/notifications/choices/")
+    assert (
+        form.content.decode().count('type="checkbox"')
+        == form.content.decode().count("checked")
+        == 2 * len(Kind)
+    )
+    sent = {f"{where}-{kind}": "on" for kind in Kind.values for where in ("site", "email")}
+    del sent["email-run.started"], sent["site-run.stalled"]
+    assert client.post("/notifications/choices/", sent).status_code == 302
+    tasks.sweep()
+    assert Notice.objects.get().email_due is None and Notice.objects.get().shown
+    Notice.tell(News(ada, Kind.RUN_STALLED, "one", "It stalled"))
+    stalled = Notice.objects.get(kind=Kind.RUN_STALLED)
+    assert stalled.email_due and not stalled.shown
+    assert "It stalled" not in page(client.get("/notifications/"))
+
+
+def test_the_inbox_shows_what_is_new_until_it_was_read(signed_in, valkey):
+    client, ada = signed_in()
+    Notice.tell(
+        News(ada, Kind.RUN_STARTED, "one", "Dawn <b>started</b>", "\u202eText", "/runs/dawn/")
+    )
+    shown = client.get("/notifications/").content.decode()
+    assert "Dawn &lt;b&gt;started" in shown and 'href="/runs/dawn/"' in shown
+    assert 'title="1 new notifications"' in client.get("/").content.decode()
+    client.post("/notifications/read/")
+    assert "new notifications" not in client.get("/").content.decode()
+    assert "Dawn" not in page(signed_in("eve@example.org")[0].get("/notifications/")), (
+        "others see nothing of it"
+    )
+
+
+# ---- letters -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_due_to_one_person_goes_out_as_one_letter_and_once(person, valkey, settings):
+    settings.SITE_URL = "https://barn.example.org"
+    ada, bob = person(), person("bob@example.org")
+    for who, key in ((ada, "one"), (ada, "two"), (bob, "one")):
+        Notice.tell(News(who, Kind.RUN_STARTED, key, f"Run\n{key} started", url="/runs/x/"))
+    assert tasks.letters() == 2 and tasks.letters() == 0
+    letters = {letter.to[0]: letter for letter in mail.outbox}
+    assert letters["ada@example.org"].subject.endswith("2 things happened")
+    assert letters["bob@example.org"].subject.endswith("Run one started"), (
+        "no line break in a header"
+    )
+    assert "https://barn.example.org/runs/x/" in letters["bob@example.org"].body
+    assert not Notice.objects.filter(emailed=None).exists()
+
+
+def test_a_letter_that_cannot_go_out_is_tried_again_and_not_for_ever(person, valkey, settings):
+    Notice.tell(News(person(), Kind.RUN_STARTED, "one", "It started"))
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
+    for tried in range(1, len(models.WAITS) + 2):
+        assert tasks.letters() == 0
+        notice = Notice.objects.get()
+        assert notice.email_tries == tried and notice.emailed is None
+        assert tasks.letters() == 0 and Notice.objects.get().email_tries == tried, (
+            "not before its time"
+        )
+        Notice.objects.filter(email_due__isnull=False).update(email_due=timezone.now())
+    assert notice.email_due is None
+
+
+def test_the_link_in_a_letter_stops_letters_by_one_click_and_by_no_look(person, valkey, settings):
+    ada = person()
+    Notice.tell(News(ada, Kind.RUN_STARTED, "one", "It started"))
+    tasks.letters()
+    letter = mail.outbox[0]
+    link = letter.extra_headers["List-Unsubscribe"].strip("<>").removeprefix(settings.SITE_URL)
+    strict = Client(enforce_csrf_checks=True)
+    assert strict.get(link).status_code == 200 and all(c.email for c in Choice.of(ada).values()), (
+        "scanners look"
+    )
+    assert strict.post(link, {"List-Unsubscribe": "One-Click"}).status_code == 200
+    assert not any(choice.email for choice in Choice.of(ada).values())
+    assert all(choice.site for choice in Choice.of(ada).values())
+    assert strict.get(link[:-3] + "x/").status_code == 404
+
+
+# ---- webhooks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_webhook_is_called_once_with_a_signature_that_its_owner_can_check(
+    person, receiver, valkey
+):
+    url, calls, _ = receiver
+    ada = person()
+    hook = Webhook.add(ada, url, [Kind.RUN_STARTED])
+    for key, kind in (("one", Kind.RUN_STARTED), ("two", Kind.RUN_STALLED)):
+        Notice.tell(News(ada, kind, key, "It happened", data={"run": {"slug": "dawn"}}))
+    assert tasks.webhooks() == 1 and tasks.webhooks() == 0
+    ((headers, body),) = calls
+    assert json.loads(body)["type"] == "run.started" and json.loads(body)["data"] == {
+        "run": {"slug": "dawn"}
+    }
+    key = base64.b64decode(hook.secret.removeprefix("whsec_"))
+    text = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.new(key, text, hashlib.sha256).digest()).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
+    assert Delivery.objects.get().delivered and Webhook.objects.get().last_answer == "200"
+
+
+def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
+    person, receiver, valkey
+):
+    url, calls, answers = receiver
+    ada = person()
+    Webhook.add(ada, url, Kind.values)
+    answers += [500, 302]
+    Notice.tell(News(ada, Kind.RUN_STARTED, "one", "It started"))
+    assert tasks.webhooks() == 0 and tasks.webhooks() == 0 and len(calls) == 1
+    for expected in (0, 1):
+        Delivery.objects.update(due=timezone.now())
+        assert tasks.webhooks() == expected
+    assert len(calls) == 3, "a redirect is not followed: it counts as a failure"
+    assert len({headers["webhook-id"] for headers, _ in calls}) == 1, (
+        "so that a program knows what it has heard"
+    )
+    answers += [500] * models.GIVEN_UP
+    for n in range(models.GIVEN_UP):
+        Webhook.objects.get().owe(None, {"n": n})
+        tasks.webhooks()
+    assert (
+        not Webhook.objects.get().active and not Delivery.objects.filter(due__isnull=False).exists()
+    )
+    assert Entry.objects.filter(action="webhook.off").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://example.org/", "https://"),
+        ("ftp://example.org/", "https://"),
+        ("https://user:secret@example.org/", "user or password"),
+        ("https://example.org:22/", "port 443"),
+        ("https://[::1", "not a URL"),
+        ("https://", "name a host"),
+        ("https://127.0.0.1/", "not a public address"),
+        ("https://2130706433/", "not a public address"),
+        ("https://localhost/", "not a public address"),
+        ("https://10.1.2.3/", "not a public address"),
+        ("https://169.254.169.254/latest/meta-data/", "not a public address"),
+        ("https://[::ffff:10.0.0.1]/", "not a public address"),
+        ("https://[64:ff9b::a00:1]/", "not a public address"),
+        ("https://[fd00::1]/", "not a public address"),
+        ("https://224.0.0.1/", "not a public address"),
+        ("https://0.0.0.0/", "not a public address"),
+        ("https://no-such-host.invalid/", "no address"),
+    ],
+)
+def test_what_lies_within_is_never_called_and_the_form_says_why(signed_in, valkey, url, said):
+    with pytest.raises(outside.Unsafe, match=said):
+        outside.resolved(url)
+    client, _ = signed_in()
+    answer = client.post("/notifications/webhooks/", {"url": url, "kinds": ["run.started"]})
+    assert (
+        answer.status_code == 422
+        and said.lower() in page(answer).lower()
+        and not Webhook.objects.exists()
+    )
+
+
+async def test_a_name_that_leads_within_by_the_time_of_the_call_is_not_called_either(settings):
+    settings.OUTSIDE_NETWORKS = []
+    with pytest.raises(outside.Unsafe):
+        await outside.post("https://localhost/", b"", {})
+
+
+def test_public_addresses_are_public():
+    for address in ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"):
+        assert outside.public(address)
+
+
+def test_of_what_a_webhook_hears_may_be_changed_and_none_at_all_is_refused_at_the_field(
+    signed_in, receiver, valkey
+):
+    client, ada = signed_in(organiser=True)
+    url, *_ = receiver
+    one, two = (Webhook.add(ada, url, list(Kind.values)) for _ in range(2))
+    at = f"/notifications/webhooks/{one.pk}/kinds/"
+    assert client.post(at, {"kinds": ["run.finished", "run.started"]}).status_code == 302
+    one.refresh_from_db()
+    two.refresh_from_db()
+    assert one.kinds == ["run.started", "run.finished"] and two.kinds == list(Kind.values)
+    assert Entry.objects.get(action="webhook.listen").detail == {"kinds": one.kinds}
+    client.post(at, {"kinds": one.kinds})
+    assert Entry.objects.filter(action="webhook.listen").count() == 1, "the same again is no change"
+    for wrong, sentence in (
+        ({}, "Choose at least one"),
+        ({"kinds": ["run.exploded"]}, "run.exploded"),
+    ):
+        page = client.post(at, wrong)
+        assert page.status_code == 422 and sentence in page.content.decode()
+    one.refresh_from_db()
+    assert one.kinds == ["run.started", "run.finished"]
+    Notice.tell(News(ada, Kind.MACHINE_QUIET, "quiet", "A machine went quiet"))
+    assert one.deliveries.count() == 0 and two.deliveries.count() == 1
+
+
+def test_webhooks_are_for_organisers_and_for_their_owner_alone(signed_in, receiver, valkey):
+    url, _, _ = receiver
+    client, ada = signed_in()
+    stranger, _ = signed_in("eve@example.org")
+    hook = Webhook.add(ada, url, Kind.values)
+    for action in ("test", "off", "remove"):
+        assert stranger.post(f"/notifications/webhooks/{hook.pk}/{action}/").status_code == 404
+    assert client.post(f"/notifications/webhooks/{hook.pk}/dance/").status_code == 404
+    assert hook.secret in client.get("/notifications/webhooks/").content.decode()
+    client.post(f"/notifications/webhooks/{hook.pk}/test/")
+    assert tasks.webhooks() == 1
+    client.post(f"/notifications/webhooks/{hook.pk}/off/")
+    assert not Webhook.objects.get().active
+    client.post(f"/notifications/webhooks/{hook.pk}/remove/")
+    assert not Webhook.objects.exists()
+    SiteRules.change("granted", ada)
+    answer = client.post("/notifications/webhooks/", {"url": url, "kinds": ["run.started"]})
+    assert answer.status_code == 422 and "for organisers" in page(answer)

@@ -1,0 +1,334 @@
+"""What those who run the site rely on: health, readiness, metrics, logs, tasks that may run twice, and what is kept."""
+
+import json
+import logging
+import time
+from datetime import timedelta
+
+import pytest
+from celery import shared_task
+from django.db import OperationalError, connection
+from django.test import Client
+from django.utils import timezone
+
+from coordinator import embedded, logs, metrics, request_id
+from coordinator.celery import Task, app
+from coordinator.fleet.models import Membership
+from coordinator.fleet.tasks import sweep
+from coordinator.telemetry.history import history
+from coordinator.telemetry.models import Point, Receipt, Rollup
+from coordinator.telemetry.retention import DAY, retain
+from coordinator.telemetry.rollup import drain
+
+pytestmark = pytest.mark.django_db
+LABELS = {"view", "method", "status", "task", "outcome", "le", "queue"}
+
+
+# ---- health --------------------------------------------------------------------------------------------------------
+
+
+def test_a_site_with_all_it_needs_is_alive_and_ready(client, valkey):
+    assert client.get("/healthz").content == b"ok\n"
+    answer = client.get("/readyz")
+    assert answer.status_code == 200 and answer.json() == {
+        "ready": True,
+        "database": "ok",
+        "valkey": "ok",
+    }
+    assert "no-store" in answer["Cache-Control"]
+    assert client.post("/healthz").status_code == 405
+
+
+def test_without_valkey_a_site_is_alive_and_not_ready_and_says_what_is_gone(client, state):
+    embedded.stop_valkey(state)
+    try:
+        assert client.get("/healthz").status_code == 200
+        answer = client.get("/readyz")
+        assert answer.status_code == 503 and answer.json()["valkey"] == "does not answer"
+        assert client.get("/metrics").status_code == 503
+    finally:
+        embedded.start(state, durable=False)
+    assert client.get("/readyz").status_code == 200
+
+
+def test_a_database_without_its_migrations_is_not_ready(client, valkey):
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations WHERE app = 'telemetry'")
+    answer = client.get("/readyz")
+    assert answer.status_code == 503 and "migrations are not applied" in answer.json()["database"]
+
+
+# ---- metrics -------------------------------------------------------------------------------------------------------
+
+
+def series(text: str) -> dict[str, float]:
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line[0] != "#"
+    }
+
+
+def test_requests_and_reports_are_counted_by_view_and_never_by_machine_or_run(
+    person, launched, numbers, client, valkey
+):
+    run, ada = launched(person())
+    for seq in range(1, 4):
+        ada.report(run, numbers(seq))
+    drain()
+    client.get(f"/runs/{run.slug}/")
+    client.get("/nowhere/at/all/")
+    client.generic("BREW", "/")
+    text = client.get("/metrics").content.decode()
+    found = series(text)
+    assert (
+        found['barnraise_requests_total{method="POST",status="200",view="api-1:post_reports"}'] == 3
+    )
+    assert found['barnraise_requests_total{method="GET",status="200",view="run"}'] == 1
+    assert found['barnraise_requests_total{method="GET",status="404",view="none"}'] == 1
+    assert (
+        found['barnraise_runs{status="training"}'] == 1 and found["barnraise_machines_alive"] == 1
+    )
+    assert found["barnraise_reports_total"] == 3 and found['barnraise_queue{queue="reports"}'] == 0
+    for secret in (
+        run.slug,
+        str(run.pk),
+        str(ada.machine.pk),
+        ada.machine.name,
+        ada.identity.key[:8],
+    ):
+        assert secret not in text
+    names = {
+        label.partition("=")[0]
+        for s in found
+        for label in s.partition("{")[2].rstrip("}").split(",")
+        if label
+    }
+    assert names <= LABELS
+
+
+def test_a_histogram_adds_up(client, valkey):
+    for seconds in (0.001, 0.004, 0.3, 0.3, 99.0):
+        metrics.time("barnraise_task_seconds", seconds, task="x")
+    found = series(client.get("/metrics").content.decode())
+    buckets = {s: v for s, v in found.items() if s.startswith("barnraise_task_seconds_bucket")}
+    assert (
+        list(buckets.values()) == sorted(buckets.values())
+        and len(buckets) == len(metrics.BUCKETS) + 1
+    )
+    assert found['barnraise_task_seconds_bucket{le="0.005",task="x"}'] == 2
+    assert found['barnraise_task_seconds_bucket{le="0.5",task="x"}'] == 4
+    assert (
+        found['barnraise_task_seconds_bucket{le="+Inf",task="x"}']
+        == found['barnraise_task_seconds_count{task="x"}']
+        == 5
+    )
+    assert found['barnraise_task_seconds_sum{task="x"}'] == pytest.approx(99.605)
+
+
+def test_a_label_cannot_break_out_of_its_quotes(client, valkey):
+    metrics.count("barnraise_tasks_total", task='a"} 9\nb\\')
+    assert r'barnraise_tasks_total{task="a\"} 9\nb\\"} 1' in client.get("/metrics").content.decode()
+
+
+def test_metrics_are_shown_to_who_has_the_token_where_there_is_one(client, valkey, settings):
+    settings.METRICS_TOKEN = "sesame"
+    assert client.get("/metrics").status_code == 401
+    assert client.get("/metrics", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert client.get("/metrics", headers={"Authorization": "Bearer é"}).status_code == 401
+    assert client.get("/metrics", headers={"Authorization": "Bearer sesame"}).status_code == 200
+
+
+# ---- logs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launched):
+    _, ada = launched(person())
+    handler = logging.StreamHandler()
+    lines: list[str] = []
+    handler.emit = lambda record: lines.append(
+        logs.Json().format(record) if logs.Named().filter(record) else ""
+    )
+    access = logging.getLogger("coordinator.access")
+    access.addHandler(handler)
+    access.setLevel(logging.DEBUG)
+    try:
+        ada.client.get("/api/v1/mirror", headers={"X-Request-ID": "a-workers-own-1"})
+    finally:
+        access.removeHandler(handler)
+        access.setLevel(logging.NOTSET)
+    said = json.loads(lines[-1])
+    assert (
+        said["request_id"] == "a-workers-own-1"
+        and said["path"] == "/api/v1/mirror"
+        and said["status"] == 200
+    )
+    assert set(said) >= {"at", "level", "logger", "text", "seconds", "method"}
+
+
+def test_what_cannot_be_json_is_logged_as_text_and_a_traceback_is_whole():
+    try:
+        raise ValueError("ours\nof two lines")
+    except ValueError:
+        record = logging.getLogger("x").makeRecord(
+            "x", 40, "f", 1, "odd %s", (object,), True, extra={"thing": {1, 2}}
+        )
+        record.exc_info = __import__("sys").exc_info()
+    said = json.loads(logs.Json().format(record))
+    assert (
+        "ValueError: ours" in said["traceback"]
+        and said["thing"]
+        and "\n" not in logs.Json().format(record)
+    )
+
+
+# ---- tasks ---------------------------------------------------------------------------------------------------------
+
+
+@shared_task(name="test.tells")
+def tells() -> str:
+    return request_id.current()
+
+
+@shared_task(name="test.fails")
+def fails() -> None:
+    raise ValueError("ours")
+
+
+@shared_task(name="test.waits")
+def waits() -> None:
+    raise OperationalError("the database is away")
+
+
+def test_every_task_has_a_limit_a_policy_and_a_place_in_the_schedule_or_a_caller(settings):
+    app.loader.import_default_modules()
+    ours = {
+        name: task for name, task in app.tasks.items() if not name.startswith(("celery.", "test."))
+    }
+    assert len(ours) >= 8
+    for name, task in ours.items():
+        assert isinstance(task, Task) and 0 < task.time_limit <= 600, name
+        assert task.autoretry_for, name
+    scheduled = {entry["task"]: entry for entry in settings.CELERY_BEAT_SCHEDULE.values()}
+    assert set(scheduled) <= set(ours)
+    for name, entry in scheduled.items():
+        assert entry["options"]["expires"] <= entry["schedule"] * 2, (
+            f"{name} would pile up while no worker runs"
+        )
+
+
+def test_a_task_is_counted_as_it_ended_and_knows_the_request_that_asked_for_it(valkey, client):
+    request_id.enter("asked-by-a-page-1")
+    assert tells.apply(headers={"request_id": "asked-by-a-page-1"}).get() == "asked-by-a-page-1"
+    assert fails.apply().state == "FAILURE"
+    found = series(client.get("/metrics").content.decode())
+    assert found['barnraise_tasks_total{outcome="done",task="test.tells"}'] == 1
+    assert found['barnraise_tasks_total{outcome="failed",task="test.fails"}'] == 1
+    assert found['barnraise_task_seconds_count{task="test.tells"}'] == 1
+
+
+def test_a_request_goes_along_with_the_tasks_it_hands_out(valkey):
+    request_id.enter("asked-by-a-page-2")
+    tells.delay()
+    with app.connection_for_read() as broker, broker.SimpleQueue("celery") as queue:
+        message = queue.get_nowait()
+        message.ack()
+    assert message.headers["request_id"] == "asked-by-a-page-2"
+
+
+def test_a_task_whose_database_is_away_is_tried_again_and_not_for_ever(valkey, client):
+    assert waits.apply().state == "FAILURE"
+    found = series(client.get("/metrics").content.decode())
+    tried = sum(
+        v for s, v in found.items() if s.startswith("barnraise_tasks_total") and "test.waits" in s
+    )
+    assert tried == 1 + Task.max_retries
+
+
+# ---- what is kept --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def member(person, launched) -> Membership:
+    run, _ = launched(person())
+    return Membership.objects.get(run=run)
+
+
+def test_finer_sums_go_sooner_and_the_chart_keeps_its_beginning(member):
+    now = time.time() // 3600 * 3600
+    for days, width in [(d, w) for d in (0, 1, 10, 60) for w in (10, 60, 3600)]:
+        Rollup.objects.create(
+            membership=member, width=width, bucket=now - days * DAY, reports=2, rate_sum=20.0
+        )
+    before = history(member.run)["rate"]
+    assert retain(now) == 3 and retain(now) == 0, "twice is no more than once"
+    left = sorted((round((now - row.bucket) / DAY), row.width) for row in Rollup.objects.all())
+    assert left == [
+        (0, 10),
+        (0, 60),
+        (0, 3600),
+        (1, 10),
+        (1, 60),
+        (1, 3600),
+        (10, 60),
+        (10, 3600),
+        (60, 3600),
+    ]
+    after = history(member.run)["rate"]
+    bin_of_a_chart = 3 * 3600  # of sixty days, and what it begins at depends on the hour
+    assert abs(after[0][0] - before[0][0]) <= bin_of_a_chart and all(
+        rate == 10.0 for _, rate in after
+    )
+
+
+def test_old_losses_are_thinned_to_one_an_hour_and_validations_stay(member):
+    now = time.time()
+    old = (now - 40 * DAY) // 3600 * 3600
+    made = [("train", old + n * 600) for n in range(12)] + [
+        ("validation", old + n) for n in range(5)
+    ]
+    made += [("train", now - n) for n in range(5)]
+    Point.objects.bulk_create(
+        Point(membership=member, seq=n, position=0, kind=kind, tokens=n, loss=1.0, at=at)
+        for n, (kind, at) in enumerate(made)
+    )
+    assert retain(now) == 10 and retain(now) == 0
+    assert Point.objects.filter(kind="validation").count() == 5
+    assert sorted(
+        Point.objects.filter(kind="train", at__lt=now - DAY).values_list("at", flat=True)
+    ) == [
+        old,
+        old + 3600,
+    ]
+
+
+def test_receipts_of_machines_that_never_came_back_go(member):
+    Receipt.objects.create(membership=member, seq=5, received=timezone.now() - timedelta(days=8))
+    Receipt.objects.create(membership=member, seq=6)
+    assert retain() == 1 and Receipt.objects.get().seq == 6
+
+
+def test_who_is_silent_for_a_day_has_left_and_who_is_away_cannot_be_reached(
+    member, volunteer, person, numbers
+):
+    run = member.run
+    machines = [volunteer(person(f"{n}@example.org"), n + 2) for n in range(3)]
+    for machine in machines:
+        machine.join(run)
+    for machine, hours in zip(machines, (0, 2, 25), strict=True):
+        seen = timezone.now() - timedelta(hours=hours)
+        Membership.objects.filter(machine=machine.machine).update(last_seen=seen)
+    assert sweep() == 3 and sweep() == 0
+    found = [Membership.objects.get(machine=machine.machine) for machine in machines]
+    assert [bool(each.addresses) for each in found] == [True, False, False]
+    assert [each.activity for each in found] == ["joining", "joining", "left"]
+    machines[2].report(run, numbers(1))
+    drain()
+    found[2].refresh_from_db()
+    assert found[2].activity == "training" and found[2].is_alive, "whoever comes back is back"
+
+
+def test_health_is_asked_without_a_session_and_without_a_query(django_assert_num_queries):
+    with django_assert_num_queries(0):
+        answer = Client().get("/healthz")
+    assert not answer.cookies

@@ -1,0 +1,244 @@
+"""What one mirror does for all: whose turn it is, purely; then letters and calls, each once over two mirrors."""
+
+import json
+import math
+from datetime import timedelta
+
+import pytest
+from django.core import mail
+from django.utils import timezone
+from helpers.event_log_builder import OtherMirror
+from helpers.fake_mirror import SmallMirror
+from helpers.mirror_lists import listed, signed_list
+from helpers.rebuild_site import everything, logs, rebuilt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import mirror
+from coordinator.mirrors import duties, lists, receiving
+from coordinator.mirrors.models import LogEvent, Standing
+from coordinator.mirrors.state import current
+from coordinator.mirrors.turns import ALONE, DEAD, TURN, Taken, Turn, ranked, turn
+from coordinator.notify import tasks
+from coordinator.notify.kinds import Kind, News
+from coordinator.notify.models import Choice, Delivery, Notice, Webhook
+
+KEYS = [f"{n:064x}" for n in range(6)]
+MIRRORS = st.sets(st.sampled_from(KEYS), min_size=1)
+DUTIES = st.text("abcdef", min_size=1, max_size=8)
+
+
+def asked(
+    duty: str,
+    me: str,
+    there: set[str],
+    *,
+    dead: dict[str, float] | None = None,
+    age: float = 0.0,
+    **taken,
+):
+    """`dead`: of those, seconds since they were last heard."""
+    return turn(
+        duty, Taken(**taken), me, {key: (dead or {}).get(key, 1.0) for key in there - {me}}, age
+    )
+
+
+# ---- purely --------------------------------------------------------------------------------------------------------
+
+
+@given(DUTIES, MIRRORS)
+def test_of_mirrors_that_see_each_other_one_takes_a_fresh_duty(duty, there):
+    takes = [me for me in there if asked(duty, me, there) is Turn.TAKE]
+    assert takes == [ranked(duty, there)[0]]
+
+
+@given(DUTIES, MIRRORS, st.data())
+def test_a_mirror_that_was_not_chosen_may_go_without_anything_else_changing(duty, there, data):
+    other = data.draw(st.sampled_from(sorted(there)))
+    assert [key for key in ranked(duty, there) if key != other] == ranked(duty, there - {other})
+
+
+@given(DUTIES, st.sets(st.sampled_from(KEYS), min_size=3), st.booleans(), st.floats(0, 5000))
+def test_when_the_chosen_one_dies_one_other_takes_over(duty, there, had_taken, since):
+    first, second, *others = ranked(duty, there)
+    taken = {"epoch": 1, "by": first} if had_taken else {}
+    for me in (second, *others):
+        assert asked(duty, me, there, dead={first: DEAD - 1}, age=1, **taken) is Turn.LATER, (
+            "it may live yet"
+        )
+    dead = {first: DEAD + 0.1}
+    assert asked(duty, second, there, dead=dead, age=since + 1, **taken) is Turn.TAKE
+    for me in others:
+        assert asked(duty, me, there, dead=dead, age=since + 1, **taken) is Turn.LATER, (
+            "one of them, not all at once"
+        )
+
+
+@given(DUTIES, MIRRORS, st.floats(0, 1e6), st.sampled_from(KEYS), st.integers(1, 9))
+def test_what_is_done_nobody_does_and_what_another_has_taken_stays_theirs_while_they_live(
+    duty, there, age, by, epoch
+):
+    for me in there:
+        assert asked(duty, me, there, age=age, epoch=epoch, by=by, done=True) is Turn.DONE
+        found = asked(duty, me, there, age=age, epoch=epoch, by=by)
+        assert found is Turn.MINE if me == by else found is Turn.LATER or by not in there
+
+
+@given(DUTIES, MIRRORS)
+def test_one_that_does_not_do_its_duty_makes_room_for_the_next(duty, there):
+    for place, me in enumerate(ranked(duty, there)):
+        assert asked(duty, me, there, age=place * TURN) is Turn.TAKE
+        assert place == 0 or asked(duty, me, there, age=place * TURN - 1) is Turn.LATER
+
+
+@given(DUTIES, st.sets(st.sampled_from(KEYS), min_size=2))
+def test_a_mirror_that_hears_no_other_waits_for_it_may_be_the_one_that_is_cut_off(duty, there):
+    me = min(there)
+    dead = dict.fromkeys(there, DEAD + ALONE - 1)
+    assert asked(duty, me, there, dead=dead, age=1e6) is Turn.LATER
+    dead = dict.fromkeys(there, DEAD + ALONE)
+    assert asked(duty, me, there, dead=dead, age=1e6) is Turn.TAKE
+    never = dict.fromkeys(there, math.inf)
+    assert asked(duty, me, there, dead=never, age=ALONE - 1) is Turn.LATER
+    assert asked(duty, me, there, dead=never, age=ALONE) is Turn.TAKE
+
+
+# ---- with rows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other():
+    """A second mirror of the list, heard of just now."""
+    made = SmallMirror(OtherMirror())
+    ours = listed(mirror.identity(), "https://here.example.org")
+    first = signed_list(1, ours, made.listed)
+    lists.take([first], vouched=first.digest)
+    heard(made, 0)
+    yield made
+    made.close()
+
+
+def heard(other: SmallMirror, seconds_ago: float) -> None:
+    at = timezone.now() - timedelta(seconds=seconds_ago)
+    Standing.objects.update_or_create(pk=other.listed.key, defaults={"heard": at})
+
+
+def notice(person, other: SmallMirror, whose: str) -> Notice:
+    """One whose letter is first `whose`: "ours" or "theirs"."""
+    keys = {"ours": mirror.identity().key, "theirs": other.listed.key}
+    for n in range(100):
+        duty = duties.name("letter", person.pk, f"key {n}")
+        if ranked(duty, keys.values())[0] == keys[whose]:
+            made = Notice.tell(News(person, Kind.RUN_STARTED, f"key {n}", "It started"))
+            assert made and made.duty == duty
+            return made
+    raise AssertionError("a hundred in a row")
+
+
+def due() -> None:
+    Notice.objects.filter(email_due__isnull=False).update(email_due=timezone.now())
+    Delivery.objects.filter(due__isnull=False).update(due=timezone.now())
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("valkey")
+def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
+    ada = person()
+    mine, theirs = notice(ada, other, "ours"), notice(ada, other, "theirs")
+    assert tasks.letters() == 1 and len(mail.outbox) == 1
+    assert current(f"duty:{mine.duty}") == {"epoch": 1, "by": mirror.identity().key, "done": True}
+    for row in Notice.objects.filter(pk=theirs.pk):
+        assert row.email_due and row.email_tries == 0 and row.emailed is None
+    other.log.tell("duty.done", theirs.duty, {"mirror": other.listed.key})
+    receiving.receive(other.log.events)
+    due()
+    assert tasks.letters() == 0 and len(mail.outbox) == 1
+    assert not Notice.objects.filter(email_due__isnull=False).exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("valkey")
+def test_when_the_mirror_whose_turn_it_is_dies_another_sends_the_letter_in_a_higher_epoch(
+    person, other
+):
+    theirs = notice(person(), other, "theirs")
+    other.log.tell("duty.take", theirs.duty, {"mirror": other.listed.key, "epoch": 1})
+    receiving.receive(other.log.events)
+    assert tasks.letters() == 0
+    heard(other, DEAD + ALONE + 1)
+    due()
+    assert tasks.letters() == 0, "it was owed a moment ago: a mirror that is alone waits"
+    Notice.objects.update(created=timezone.now() - timedelta(seconds=ALONE + 1))
+    due()
+    assert tasks.letters() == 1
+    state = current(f"duty:{theirs.duty}")
+    assert state == {"epoch": 2, "by": mirror.identity().key, "done": True}
+    returned = Taken(**state)
+    assert (
+        turn(theirs.duty, returned, other.listed.key, {mirror.identity().key: 0.0}, 1e6)
+        is Turn.DONE
+    )
+    (letter,) = mail.outbox
+    first, _ = letter.extra_headers["Message-ID"][1:].split("@")
+    assert first == duties.name(theirs.duty)[:32], (
+        "and had it sent it too, a mail program would know them as one"
+    )
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("valkey")
+def test_a_mirror_whose_epoch_was_passed_does_not_try_its_letter_again(person, other, settings):
+    mine = notice(person(), other, "ours")
+    settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+    settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
+    assert tasks.letters() == 0 and current(f"duty:{mine.duty}")["epoch"] == 1
+    other.log.tell("duty.take", mine.duty, {"mirror": other.listed.key, "epoch": 2})
+    receiving.receive(other.log.events)
+    settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
+    due()
+    assert tasks.letters() == 0 and mail.outbox == []
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("valkey")
+def test_a_site_without_others_notes_nothing_in_its_log(person):
+    Notice.tell(News(person(), Kind.RUN_STARTED, "one", "It started"))
+    assert tasks.letters() == 1
+    assert not LogEvent.objects.filter(type__startswith="duty.").exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("valkey")
+def test_webhooks_and_what_somebody_wants_to_hear_are_the_same_elsewhere(person):
+    ada = person()
+    hook = Webhook.objects.create(
+        person=ada, url="https://example.org/x", secret="whsec_" + "A" * 43 + "=", kinds=[]
+    )
+    hook.listen([Kind.RUN_STARTED])
+    gone = Webhook.objects.create(
+        person=ada, url="https://example.org/y", secret="whsec_" + "B" * 43 + "=", kinds=[]
+    )
+    gone.listen([Kind.RUN_STARTED])
+    gone.remove()
+    Choice.choose(ada, Kind.RUN_STALLED, email=False)
+    said = "".join(LogEvent.objects.values_list("body", flat=True))
+    assert "example.org/x" not in said and "whsec_" not in said
+    events, kept = logs(), everything()
+    assert not any("example.org/y" in each.body for each in kept)
+    Webhook.objects.all().delete()
+    Choice.objects.all().delete()
+    rebuilt(events, kept)
+    (there,) = Webhook.objects.all()
+    assert (there.pk, there.url, there.secret, there.kinds) == (
+        hook.pk,
+        hook.url,
+        hook.secret,
+        ["run.started"],
+    )
+    (choice,) = Choice.objects.all()
+    assert (choice.kind, choice.site, choice.email) == (Kind.RUN_STALLED, True, False)
+    hook.refresh_from_db()
+    hook.switch(False)
+    one = Notice.tell(News(ada, Kind.RUN_STARTED, "one", "It started"))
+    assert hook.owe(one, {}).name == f"msg_{duties.name('call', hook.pk, 'one')[:32]}"
+    assert json.dumps(Delivery.objects.get().body)

@@ -1,0 +1,123 @@
+"""`manage.py mirrors` and `manage.py mirror`: a list is begun, signed, published; a mirror joins."""
+
+import pytest
+from django.core.management import CommandError, call_command
+from helpers.event_log_builder import here
+from helpers.fake_mirror import SmallMirror, ourselves
+from helpers.mirror_lists import signed_list
+
+from barnraise.protocol.signing import Identity
+from coordinator import mirror
+from coordinator.mirrors import lists
+from coordinator.mirrors.models import List, LogEvent
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
+STRANGER = Identity(b"x" * 32)
+
+
+def run(*words: str) -> str:
+    from io import StringIO
+
+    out = StringIO()
+    call_command(*words, stdout=out)
+    return out.getvalue()
+
+
+@pytest.fixture
+def roots(tmp_path) -> list[str]:
+    return [run("mirrors", "keygen", str(tmp_path / f"root{n}")).strip() for n in range(3)]
+
+
+def begun(tmp_path, roots) -> str:
+    file = str(tmp_path / "list.json")
+    run(
+        "mirrors", "begin", "--url", "https://here.example.org", "--name", "here", "--to", file, "--threshold", "2",
+        *(word for root in roots for word in ("--root", root)),
+    )  # fmt: skip
+    return file
+
+
+def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tmp_path, roots):
+    assert (tmp_path / "root0").stat().st_mode & 0o077 == 0, "readable by its owner alone"
+    file = begun(tmp_path, roots)
+    with pytest.raises(CommandError, match="signed by 0 of"):
+        run("mirrors", "publish", file, "--first")
+    run("mirrors", "sign", file, "--key", str(tmp_path / "root0"))
+    assert "has signed" in run("mirrors", "sign", file, "--key", str(tmp_path / "root2"))
+    assert "list 1 is in force" in run("mirrors", "publish", file, "--first")
+    second = str(tmp_path / "second.json")
+    run(
+        "mirrors",
+        "add",
+        "--key",
+        STRANGER.key,
+        "--url",
+        "https://b.example.org",
+        "--name",
+        "b",
+        "--to",
+        second,
+    )
+    run("mirrors", "expel", "--key", STRANGER.key[:8], "--last", f"{'a' * 32}:4", "--to", second)
+    for name in ("root0", "root1"):
+        run("mirrors", "sign", second, "--key", str(tmp_path / name))
+    run("mirrors", "publish", second)
+    found = lists.newest()
+    assert found.version == 2 and found.named(STRANGER.key).expelled.last == {"a" * 32: 4}
+    assert "(expelled" in run("mirrors", "show")
+    with pytest.raises(CommandError, match="held already"):
+        run("mirrors", "publish", second)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("keygen", "{root}"), "never written over"),
+        (("sign", "{file}", "--key", "{none}"), "no key at"),
+        (("sign", "{none}", "--key", "{root}"), "No such file"),
+        (("sign", "{root}", "--key", "{root}"), "is not a mirror list"),
+        (("sign", "{file}", "--key", "{file}"), "is not a key"),
+        (("show",), "begin one"),
+        (("add", "--key", "k", "--url", "https://b", "--name", "b", "--to", "{file}"), "key"),
+        (
+            ("add", "--key", "{stranger}", "--url", "ftp://b", "--name", "b", "--to", "{file}"),
+            "url",
+        ),
+        (("expel", "--key", "{stranger}", "--to", "{file}"), "is not one mirror"),
+    ],
+)
+def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, words, sentence):
+    file = begun(tmp_path, roots)
+    names = {
+        "file": file,
+        "root": str(tmp_path / "root0"),
+        "none": str(tmp_path / "none"),
+        "stranger": STRANGER.key,
+    }
+    with pytest.raises(CommandError, match=sentence):
+        run("mirrors", *(word.format(**names) for word in words))
+
+
+def test_a_new_mirror_begins_from_any_one_other(log):
+    small = SmallMirror(log)
+    first = signed_list(1, ourselves(), small.listed)
+    small.lists = [first]
+    with pytest.raises(CommandError, match="Nothing was taken"):
+        run("mirror", "join", small.url, "--list", "0" * 64)
+    assert not List.objects.exists() and not LogEvent.objects.exists()
+    assert "10 events in 1 logs" in run("mirror", "join", small.url, "--list", first.digest)
+    assert here(log) == 10 and lists.newest().version == 1
+    assert "state " in run("mirror", "pull")
+    small.close()
+
+
+def test_who_is_not_of_the_list_cannot_begin_from_it_and_hears_how_to_be(log):
+    small = SmallMirror(log)
+    small.lists = [signed_list(1, small.listed)]
+    with pytest.raises(CommandError, match=f"--key {mirror.identity().key}"):
+        run("mirror", "join", small.url, "--list", small.lists[0].digest)
+    small.lists = []
+    List.objects.all().delete()
+    with pytest.raises(CommandError, match="has no mirror list"):
+        run("mirror", "join", small.url)
+    small.close()

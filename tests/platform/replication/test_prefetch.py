@@ -1,0 +1,105 @@
+"""Pages of another mirror's log, fetched and read ahead of who keeps them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.event_log_builder import OtherMirror
+from helpers.wait_for import waits_for
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.errors import MessageError
+from coordinator.mirrors.message import read
+from coordinator.mirrors.paging import AHEAD, ahead, pages, reader
+from coordinator.mirrors.peer import Unheard
+from coordinator.mirrors.wire import LogPart
+
+
+class Shelf:
+    """Serves a log in pages of two; after `breaks` of them it is silent."""
+
+    def __init__(self, log: OtherMirror, breaks: int = 1000):
+        self.log, self.breaks, self.asked = log, breaks, []
+
+    def events(self, origin: str, after: int) -> LogPart:
+        assert origin == self.log.origin
+        if len(self.asked) == self.breaks:
+            raise Unheard("silent")
+        self.asked.append(after)
+        left = self.log.events[after:]
+        return LogPart(events=left[:2], more=len(left) > 2)
+
+
+@pytest.fixture
+def log():
+    other = OtherMirror()
+    for n in range(6):
+        other.tell("note.say", "a", {"text": str(n)})
+    return other  # seven events, with the first that begins it
+
+
+def seqs(found) -> list[int]:
+    return [event.seq for page in found for event in page.read()]
+
+
+def test_a_log_comes_whole_whoever_reads_it(log):
+    with ThreadPoolExecutor(1) as crew, ahead(pages(Shelf(log), log.origin, 0, crew)) as found:
+        assert seqs(found) == [1, 2, 3, 4, 5, 6, 7]
+    with ahead(pages(shelf := Shelf(log), log.origin, 3)) as found:
+        assert seqs(found) == [4, 5, 6, 7]
+    assert shelf.asked == [3, 5]
+    with ahead(pages(Shelf(log), log.origin, 7)) as found:
+        [page] = found
+        assert page.part.events == [] and page.read() == []
+
+
+def test_a_process_reads_as_we_do_and_says_what_is_wrong(log):
+    """In a process of its own what it found, and what it refused, must survive the way back."""
+    altered = log.events[4].model_copy(update={"body": log.events[4].body.replace('"3"', '"4"')})
+    assert altered != log.events[4]
+    log.events[4] = altered
+    with reader() as crew, ahead(pages(Shelf(log), log.origin, 0, crew)) as found:
+        first, second, third, fourth = found
+        assert [*first.read(), *second.read()] == [read(each) for each in log.events[:4]]
+        with pytest.raises(MessageError, match="its signature does not match"):
+            third.read()
+        assert [event.seq for event in fourth.read()] == [7]
+
+
+def test_silence_comes_after_the_pages_that_came_before_it(log):
+    came = []
+    with pytest.raises(Unheard), ahead(pages(Shelf(log, breaks=2), log.origin, 0)) as found:
+        for page in found:
+            came.append(page.part.events[0])
+    assert came == [log.events[0], log.events[2]]
+
+
+@given(st.integers(0, 20), st.integers(0, 25))
+def test_who_leaves_early_has_what_was_made_in_its_order(length, taken):
+    made = []
+
+    def source():
+        for n in range(length):
+            made.append(n)
+            yield n
+
+    with ahead(source()) as found:
+        got = [n for _, n in zip(range(taken), found, strict=False)]
+    assert got == list(range(min(length, taken)))
+    assert made == list(range(len(made))) and len(made) <= min(length, taken + AHEAD + 1)
+
+
+def test_it_goes_no_further_ahead_than_it_may():
+    made, gate = [], threading.Event()
+
+    def source():
+        for n in range(100):
+            made.append(n)
+            yield n
+
+    with ahead(source()) as found:
+        waits_for(lambda: len(made) == AHEAD)
+        assert not gate.wait(0.1) and len(made) == AHEAD
+        assert next(found) == 0
+        waits_for(lambda: len(made) == AHEAD + 1)

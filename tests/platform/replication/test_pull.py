@@ -1,0 +1,382 @@
+"""Replication over real HTTP: what another mirror has comes here whole or not at all, whatever it answers."""
+
+import ssl
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from django.test import Client
+from helpers.event_log_builder import OtherMirror, here
+from helpers.fake_mirror import SmallMirror, ourselves, pull
+from helpers.mirror_lists import signed_list
+
+from barnraise.errors import ListError
+from barnraise.protocol import messages
+from barnraise.protocol.mirror_list import Expulsion, Lists
+from barnraise.protocol.signing import Identity, digest
+from coordinator import mirror
+from coordinator.mirrors import lists, peer, pulling, tasks
+from coordinator.mirrors.models import Clock, List, LogEvent, Origin, Proof, Standing
+from coordinator.mirrors.state import state_hash
+from coordinator.mirrors.wire import LogPart, Pair
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
+STRANGER = Identity(b"x" * 32)
+
+
+@pytest.fixture
+def hurry(monkeypatch):
+    monkeypatch.setattr(peer, "BETWEEN", 1.5)
+    monkeypatch.setattr(peer, "WHOLE", 2.0)
+    monkeypatch.setattr(peer, "MAX_ANSWER", 1 << 20)
+
+
+# ---- what is well
+
+
+def test_another_mirrors_log_comes_here_page_by_page_and_once(small, log):
+    small.most = 3
+    assert pull(small).stored == 10 and here(log) == 10
+    before = len(small.asked)
+    assert pull(small) == pulling.Pulled() and small.asked[before:] == ["GET /mirrors/heads"]
+    log.tell("weather.seen", 1, {"rain": 0})
+    assert pull(small).stored == 1
+    standing = Standing.objects.get(pk=small.identity.key)
+    assert standing.why == "" and standing.heard is not None
+
+
+def test_its_clock_is_noted_by_what_it_signed(small):
+    small.ahead = 3600.0
+    pull(small)
+    assert Clock.objects.get(pk=small.identity.key).ahead == pytest.approx(3600, abs=5)
+
+
+def test_a_mirror_that_speaks_the_protocol_before_or_after_too_is_understood_and_others_are_not(
+    small, log
+):
+    small.protocols = [2, 1]
+    assert pull(small).stored == 10
+    small.protocols = [3, 2]
+    assert "speaks the protocols [3, 2] between mirrors, and this site 1" in pull(small).refused[0]
+
+
+def test_a_proof_that_another_mirror_keeps_is_believed_here_and_its_log_ends_there(small, log):
+    pull(small)
+    second = log.sign("weather.seen", 4, {"rain": 99}, seq=5, prev=digest(log.events[3].body))
+    small.proofs = [Pair(first=log.events[4], second=second)]
+    pull(small)
+    assert (
+        Proof.objects.get().seq == 5
+        and LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 4
+    )
+
+
+def test_a_mirror_that_shows_another_event_of_a_number_than_before_has_proved_its_fork(small, log):
+    pull(small)
+    log.events[9] = log.sign(
+        "weather.seen", 8, {"rain": 99}, seq=10, prev=digest(log.events[8].body)
+    )
+    pull(small)
+    assert Proof.objects.get().seq == 10
+    assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 9
+
+
+def test_a_nudge_goes_to_the_others_once_for_many_changes(small, valkey, settings):
+    tasks.nudge()
+    assert small.asked == ["POST /mirrors/nudge"]
+    sent = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.nudge, "apply_async", lambda **options: sent.append(options))
+        for _ in range(5):
+            tasks.changed()
+    assert len(sent) == 1
+
+
+def test_the_status_says_of_each_other_mirror_whether_it_has_come_to_our_state(small, log):
+    (told,) = Client().get("/status").json()["mirrors"]
+    assert (told["same"], told["heard"], told["why"]) == (None, None, "")
+    pull(small)
+    (told,) = Client().get("/status").json()["mirrors"]
+    assert (
+        told["same"] is (state_hash() == "0" * 64)
+        and told["heard"] > 0
+        and told["url"] == small.url
+    )
+
+
+# ---- what is not
+
+
+def test_a_log_with_a_hole_is_refused_and_comes_whole_the_next_time(small, log):
+    whole = small.routes[f"GET /mirrors/logs/{log.origin}"]
+    small.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
+        events=[*log.events[:4], *log.events[5:]]
+    )
+    assert "has a hole: event 6 came, and 4 is the last" in pull(small).refused[0]
+    assert here(log) == 0, "not even what came before the hole"
+    small.routes[f"GET /mirrors/logs/{log.origin}"] = whole
+    assert pull(small).stored == 10 and here(log) == 10
+
+
+def test_what_came_before_a_broken_page_stays_and_the_next_pull_goes_on_from_there(small, log):
+    small.most, whole = 4, small.page
+
+    def breaks(query, who):
+        return (
+            whole(query, who)
+            if int(query["after"]) < 4
+            else (200, whole(query, who).model_dump_json().encode()[:-40])
+        )
+
+    small.routes[f"GET /mirrors/logs/{log.origin}"] = breaks
+    assert "it may be cut off" in pull(small).refused[0] and here(log) == 4
+    small.routes[f"GET /mirrors/logs/{log.origin}"] = whole
+    assert pull(small).stored == 6
+
+
+@pytest.mark.parametrize("what", ["altered", "a stranger's", "cut short", "nothing"])
+def test_a_page_that_is_not_the_log_is_refused_whole(small, log, what):
+    forged = messages.Signed(
+        key=log.identity.key, body=log.events[3].body.replace("2", "3"), signature="0" * 128
+    )
+    stranger = OtherMirror(seed=3)
+    events = {
+        "altered": [*log.events[:3], forged],
+        "a stranger's": stranger.events,
+        "cut short": log.events[:3],
+        "nothing": [],
+    }[what]
+    small.routes[f"GET /mirrors/logs/{log.origin}"] = lambda query, who: LogPart(
+        events=events[int(query["after"]) :]
+    )
+    told = pull(small)
+    assert here(log) == (3 if what == "cut short" else 0)
+    sentence = {
+        "altered": "its signature does not match",
+        "a stranger's": "which is no mirror of the list",
+        "cut short": "",
+        "nothing": "has 10 events of log",
+    }[what]
+    assert (
+        sentence in "".join(told.refused) and not Origin.objects.filter(pk=stranger.origin).exists()
+    )
+
+
+def endless():
+    while True:
+        yield b"x" * 65536
+
+
+def dripping():
+    yield b'{"key"'
+    for _ in range(100):
+        time.sleep(0.2)
+        yield b" "
+
+
+def silent():
+    time.sleep(3)
+    yield b"{}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (lambda: (200, endless()), "sent more than 1,048,576 bytes and was cut off"),
+        (lambda: (200, dripping()), "takes more than 2 seconds for one answer and was cut off"),
+        (lambda: (200, silent()), "does not answer"),
+        (lambda: (200, b"<html><title>Welcome</title></html>"), "something that no mirror says"),
+        (lambda: (200, b'{"key": "ab'), "it may be cut off"),
+        (lambda: (200, b""), "something that no mirror says"),
+        (
+            lambda: (502, b"<html>Bad gateway</html>"),
+            "answered 502 with something that no mirror says",
+        ),
+        (lambda: (503, b'{"error": "the database is away"}'), "refuses: the database is away"),
+    ],
+)
+@pytest.mark.parametrize("where", ["GET /mirrors/heads", "the log"])
+def test_a_mirror_that_answers_with_something_else_is_named_and_changes_nothing(
+    small, log, hurry, monkeypatch, where, answer, sentence
+):
+    where = f"GET /mirrors/logs/{log.origin}" if where == "the log" else where
+    right = small.routes[where]
+    small.routes[where] = lambda query, who: answer()
+    told = pull(small)
+    assert sentence in told.refused[0] and told.refused[0].startswith("the small one")
+    assert here(log) == 0 and Standing.objects.get().why == told.refused[0][:300]
+    small.routes[where] = right
+    monkeypatch.undo()
+    assert pull(small).stored == 10 and Standing.objects.get().why == ""
+
+
+def test_a_mirror_that_is_gone_is_named(small, log):
+    small.close()
+    assert "does not answer" in pull(small).refused[0]
+
+
+def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_heard_again_when_it_nudges(
+    small, log
+):
+    key, right = small.identity.key, small.routes["GET /mirrors/heads"]
+    small.routes["GET /mirrors/heads"] = lambda query, who: (502, b"<html>")
+    assert pulling.pull_all()[key].refused
+    assert pulling.pull_all() == {}, "not at once again: other tasks wait behind it"
+    standing = Standing.objects.get()
+    waits = [pulling.wait(Standing(key=key, failures=n)).total_seconds() for n in (1, 4, 100)]
+    assert (
+        standing.failures == 1
+        and 2.5 <= waits[0] <= 5
+        and 20 <= waits[1] <= 40
+        and 60 <= waits[2] <= 120
+    )
+    small.routes["GET /mirrors/heads"] = right
+    tasks.pull(key)
+    assert here(log) == 10 and Standing.objects.get().failures == 0
+    assert pulling.pull_all() == {key: pulling.Pulled()}
+
+
+def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(
+    small, log, hurry, monkeypatch
+):
+    monkeypatch.setattr(peer, "KNOCK", 0.5)
+    monkeypatch.setattr(pulling, "SOONEST", pulling.LONGEST)
+    right = dict(small.routes)
+    small.routes |= dict.fromkeys(
+        ("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, silent())
+    )
+    assert "does not answer" in pulling.pull_all()[small.identity.key].refused[0]
+    assert pulling.pull_all() == {}, "it does not open"
+    asked = len(small.asked)
+    tasks.nudge()
+    assert "POST /mirrors/nudge" not in small.asked[asked:], "nobody waits for it"
+    small.routes = right
+    assert pulling.pull_all()[small.identity.key].stored == 10
+    tasks.nudge()
+    assert small.asked[-1] == "POST /mirrors/nudge"
+
+
+def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, log, monkeypatch):
+    monkeypatch.setattr(pulling, "SOONEST", pulling.LONGEST)
+    key, right = small.identity.key, small.routes["GET /mirrors/heads"]
+    small.routes["GET /mirrors/heads"] = lambda query, who: (
+        503,
+        b'{"error": "the database is away"}',
+    )
+    assert "the database is away" in pulling.pull_all()[key].refused[0]
+    small.routes["GET /mirrors/heads"] = right
+    assert pulling.pull_all()[key].stored == 10
+
+
+def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
+    small, monkeypatch, settings
+):
+    away = {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": "redis://127.0.0.1:1/0",
+    }
+    settings.CACHES = {"default": away}
+    tasks.changed()
+    assert lists.named()[0] == 1
+    assert lists.take([signed_list(2, ourselves(), small.listed)])
+
+
+def test_heads_by_another_key_or_for_another_site_are_refused(small):
+    small.routes["GET /mirrors/heads"] = lambda query, who: STRANGER.sign("heads", small.heads(who))
+    assert "is signed by" in pull(small).refused[0]
+    small.routes["GET /mirrors/heads"] = lambda query, who: small.identity.sign(
+        "heads", small.heads(STRANGER.key)
+    )
+    assert "not for this site" in pull(small).refused[0]
+
+
+def certificate(folder, host: str) -> ssl.SSLContext:
+    """By nobody that anybody trusts."""
+    key, name = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)]),
+    )
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+        .not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1)).sign(key, hashes.SHA256())
+    )  # fmt: skip
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "tls.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM) + private)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.pem")
+    return context
+
+
+def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
+    small = SmallMirror(log, certificate(tmp_path, "elsewhere.example.org"))
+    first = signed_list(1, ourselves(), small.listed)
+    lists.take([first], vouched=first.digest)
+    assert "certificate verify failed" in pull(small).refused[0] and here(log) == 0
+    small.close()
+
+
+# ---- the list
+
+
+def test_a_newer_list_comes_with_a_pull_and_withdraws_what_an_expelled_mirror_said_last(small, log):
+    pull(small)
+    gone = small.listed.model_copy(
+        update={"expelled": Expulsion(at=1.0, last={log.origin: 6}, reason="it lied")}
+    )
+    small.lists = [signed_list(2, ourselves(), gone)]
+    pull(small)
+    assert lists.newest().version == 2 and lists.others() == []
+    assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
+    assert "it lied" in Origin.objects.get(pk=log.origin).why
+
+
+def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
+    pull(small)
+    lists.take(
+        [
+            signed_list(
+                2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)})
+            )
+        ]
+    )
+    assert not LogEvent.objects.filter(origin=log.origin, accepted=True).exists()
+    assert lists.believed(log.origin) == {mirror.identity().key}
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (lambda small: signed_list(2, ourselves(), small.listed, expires=5.0), "expired"),
+        (
+            lambda small: signed_list(2, ourselves(), small.listed, signers=1),
+            "signed by 1 of the roots of list 1",
+        ),
+        (lambda small: signed_list(2, ourselves()), "says nothing of the mirror"),
+        (lambda small: signed_list(1, small.listed, ourselves()), "two different mirror lists 1"),
+    ],
+)
+def test_a_list_that_does_not_hold_is_refused_by_a_sentence_and_the_log_comes_all_the_same(
+    small, log, told, sentence
+):
+    wrong = told(small)
+    small.lists = [wrong]
+    small.routes["GET /mirrors/list"] = lambda query, who: Lists(lists=[wrong])
+    small.routes["GET /mirrors/heads"] = lambda query, who: small.identity.sign(
+        "heads", small.heads(who, mirrors=7)
+    )
+    found = pull(small)
+    assert sentence in found.refused[0] and found.stored == 10
+    assert [each.version for each in List.objects.all()] == [1]
+
+
+def test_a_downgrade_is_refused(small):
+    lists.take([signed_list(3, ourselves(), small.listed)])
+    with pytest.raises(ListError, match="older than 3"):
+        lists.take([signed_list(2, ourselves(), small.listed)])

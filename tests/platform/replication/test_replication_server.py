@@ -1,0 +1,145 @@
+"""What other mirrors ask of this one, and what they are told."""
+
+import time
+
+import pytest
+from django.test import Client
+from helpers.fake_mirror import ourselves, pull
+from helpers.mirror_lists import signed_list
+
+from barnraise.protocol import messages
+from barnraise.protocol.mirror_list import Expulsion, Lists
+from barnraise.protocol.signing import Identity, digest, opened
+from coordinator import mirror
+from coordinator.mirrors import lists, particulars, sealing, tasks
+from coordinator.mirrors.models import List, Particulars
+from coordinator.mirrors.wire import Heads, LogPart, Sealed, Wants
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
+STRANGER = Identity(b"x" * 32)
+
+
+def asks(identity: Identity, method: str, path: str, message=None, **changed):
+    path, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
+    token = changed.get("token") or identity.request_token(
+        mirror.identity().key, method, path, body, time.time()
+    )
+    return Client().generic(
+        method,
+        path,
+        body,
+        content_type="application/json",
+        headers={"Authorization": f"Barnraise {token}"},
+    )
+
+
+def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, log):
+    pull(small)
+    answer = asks(small.identity, "GET", "/mirrors/heads")
+    heads = opened(
+        messages.Signed.model_validate_json(answer.content), "heads", Heads, mirror.identity().key
+    )
+    assert (
+        heads.heads[log.origin].seq == 10 and heads.to == small.identity.key and heads.mirrors == 1
+    )
+    answer = asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?after=6&most=2")
+    page = LogPart.model_validate_json(answer.content)
+    assert page.events == log.events[6:8] and page.more
+    page = LogPart.model_validate_json(
+        asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?after=8").content
+    )
+    assert page.events == log.events[8:] and not page.more
+
+
+def test_a_page_is_bounded_in_bytes(small, log, monkeypatch):
+    pull(small)
+    monkeypatch.setattr("coordinator.api.mirrors.between.PAGE_BYTES", 1000)
+    page = LogPart.model_validate_json(
+        asks(small.identity, "GET", f"/mirrors/logs/{log.origin}").content
+    )
+    assert 1 <= len(page.events) < 10 and page.more
+
+
+@pytest.mark.parametrize(
+    "query", ["after=-1", "after=x", "most=0", "most=100000", "after=99999999999999999999"]
+)
+def test_a_page_that_makes_no_sense_is_refused(small, log, query):
+    assert asks(small.identity, "GET", f"/mirrors/logs/{log.origin}?{query}").status_code == 422
+
+
+def test_who_is_not_of_the_list_was_expelled_or_says_a_thing_twice_is_refused(small):
+    assert Client().get("/api/v1/mirrors/heads").status_code == 401
+    assert "is no mirror of list 1" in asks(STRANGER, "GET", "/mirrors/heads").json()["error"]
+    token = small.identity.request_token(
+        mirror.identity().key, "GET", "/api/v1/mirrors/heads", b"", time.time()
+    )
+    assert asks(small.identity, "GET", "/mirrors/heads", token=token).status_code == 200
+    assert (
+        "made before" in asks(small.identity, "GET", "/mirrors/heads", token=token).json()["error"]
+    )
+    assert asks(small.identity, "GET", "/mirrors/proofs", token=token).status_code == 401
+    lists.take(
+        [
+            signed_list(
+                2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)})
+            )
+        ]
+    )
+    answer = asks(small.identity, "GET", "/mirrors/heads")
+    assert answer.status_code == 403 and "was expelled" in answer.json()["error"]
+
+
+def test_without_a_list_no_mirror_is_known():
+    assert asks(STRANGER, "GET", "/mirrors/heads").status_code == 403
+
+
+def test_anybody_gets_the_list_and_what_leads_to_it(small):
+    second = signed_list(2, ourselves(), small.listed)
+    lists.take([second])
+    told = Lists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
+    assert told.lists == [second]
+    assert (
+        Lists.model_validate_json(Client().get("/api/v1/mirrors/list?after=2").content).lists == []
+    )
+
+
+def test_a_machine_hears_of_the_newest_list_with_every_directive(small, person, launched):
+    _, machine = launched(person(organiser=True))
+    reply = machine.join(_)
+    directive = messages.Directive.model_validate_json(reply.directive.body)
+    assert (directive.mirrors, directive.listed) == (1, List.objects.get().signed.digest)
+
+
+def test_personal_data_goes_out_sealed_to_the_one_question(small):
+    Particulars.objects.create(
+        digest=digest("s" * 32 + "{}"), subject="person:x", salt="s" * 32, body="{}"
+    )
+    lock, other = sealing.Lock(), sealing.Lock()
+    wants = Wants(digests=[digest("s" * 32 + "{}")], key=lock.key)
+    answer = asks(small.identity, "POST", "/mirrors/particulars", wants)
+    sealed = Sealed.model_validate_json(answer.content)
+    assert lock.open(sealed) == [particulars.Kept(wants.digests[0], "s" * 32, "{}")]
+    with pytest.raises(Exception, match="cannot be opened"):
+        other.open(sealed)
+    assert (
+        asks(
+            small.identity,
+            "POST",
+            "/mirrors/particulars",
+            Wants(digests=wants.digests, key="0" * 64),
+        ).status_code
+        == 422
+    )
+
+
+def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(small, monkeypatch):
+    pulled = []
+    monkeypatch.setattr(tasks.pull, "delay", pulled.append)
+    for begun in range(2):
+        for _ in range(3):
+            assert (
+                asks(small.identity, "POST", "/mirrors/nudge", messages.Bye(reason="")).status_code
+                == 200
+            )
+        assert pulled == [small.identity.key] * (begun + 1)
+        tasks.pull(small.identity.key)

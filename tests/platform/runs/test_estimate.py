@@ -1,0 +1,189 @@
+"""What a run would take: by the planner that machines ask themselves, and by how often they would trade."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from django.test import Client
+from helpers.paths import ROOT
+
+from barnraise.protocol import reports
+from barnraise.spec import PRESETS, RunSpec
+from coordinator.fleet.machines import Measured
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.estimate import LINES, estimate, pace
+from coordinator.runs.terms import Terms
+from coordinator.runs.typical import LAPTOP, MACHINES
+from coordinator.web.templatetags.barnraise import span
+
+FORM = {"name": "x", "preset": "gpt-nano"}
+
+
+def spec(preset: str = "gpt2-124m", **changed) -> RunSpec:
+    fields = {"recipe.codec": "auto", "recipe.token_budget": 10**9, "seed": 1}
+    return spec_from_fields(
+        {**fields, **{name.replace("__", "."): value for name, value in changed.items()}}, preset
+    )
+
+
+def test_a_larger_gpu_is_never_slower_and_every_machine_trains_a_small_model():
+    laptop, small, large = estimate(spec(), list(MACHINES), 10)
+    assert not (laptop.refusal or small.refusal or large.refusal)
+    assert 0 < laptop.rate < small.rate < large.rate
+    for need in (laptop, small, large):
+        assert [p.line for p in need.paces] == list(LINES)
+        assert need.paces[0].seconds >= need.paces[1].seconds > 0
+
+
+def test_what_does_not_fit_says_what_is_short():
+    (need,) = estimate(spec("gpt3-175b"), [("laptop", LAPTOP)], 10)
+    assert "does not fit" in need.refusal and "disk" in need.refusal and need.paces == ()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_estimated_within_seconds_on_every_kind_of_machine(preset):
+    for need in estimate(spec(preset), list(MACHINES), 100):
+        assert need.refusal or all(p.seconds > 0 and p.rhythm.steps >= 1 for p in need.paces)
+
+
+def test_where_lines_carry_everything_twice_the_volunteers_take_half_the_time():
+    one, two, four = (pace(spec("gpt-nano"), 10.0, 100, n) for n in (1, 2, 4))
+    assert one.waits == two.waits == four.waits == 1.0
+    assert one.seconds == pytest.approx(2 * two.seconds) == pytest.approx(4 * four.seconds)
+    assert one.traffic == 0, "alone there is nobody to tell"
+
+
+def test_more_volunteers_than_the_lines_carry_train_no_faster():
+    """All updates pass over every line: past what it carries, one more machine brings nothing."""
+    fixed = spec(recipe__codec="dense8")
+    few, many = pace(fixed, 1.0, 20, 50), pace(fixed, 1.0, 20, 500)
+    assert few.waits > 1 and many.seconds == pytest.approx(few.seconds, rel=0.05)
+    assert few.traffic == pytest.approx(0.8 * 20e6 / 8)
+    thin = pace(spec(), 1.0, 20, 50)
+    assert thin.seconds < few.seconds, "which is what auto is for"
+    assert thin.rhythm.form.bits_a_parameter < fixed.recipe.round_steps
+
+
+def test_a_step_of_very_many_sequences_is_reckoned_and_not_searched():
+    specs = [spec(recipe__step_sequences=n, recipe__round_steps=1) for n in (64, 55_440)]
+    (small,), (large,) = (estimate(each, [MACHINES[2]], 1) for each in specs)
+    assert large.step_seconds == pytest.approx(small.step_seconds * 55_440 / 64)
+
+
+def test_the_estimate_loads_no_torch():
+    """The site serves it, and a page must not cost a gigabyte."""
+    said = (
+        "import sys; sys.path[:0] = ['platform', 'worker']; import coordinator.runs.typical; "
+        "import importlib.util as u; s = u.spec_from_file_location('e', 'platform/coordinator/runs/estimate.py'); "
+        "m = u.module_from_spec(s); sys.modules['e'] = m; s.loader.exec_module(m); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4231, "0.42 s"), (35, "35 s"), (720, "12 min"), (12_240, "3.4 h"), (5.25 * 86_400, "5.2 days"),
+     (400 * 86_400, "400 days"), (8 * 31_557_600, "8 years"), (float("inf"), "for ever")],
+)  # fmt: skip
+def test_lengths_of_time_are_said_in_one_unit(seconds, said):
+    assert span(seconds) == said
+
+
+# ---- while the form is filled in -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ask(person):
+    def make(owner=None, **fields) -> str:
+        client = Client()
+        client.force_login(owner or person())
+        answer = client.post("/runs/estimate/", {**FORM, **fields})
+        assert answer.status_code == 200
+        return answer.content.decode()
+
+    return make
+
+
+@pytest.mark.django_db
+def test_the_form_says_what_typical_machines_and_ones_own_would_need_and_do(
+    person, volunteer, ask, golden_hardware
+):
+    ada = person()
+    mine, _ = volunteer(ada, 1), volunteer(ada, 2)
+    Measured.note(mine.machine, golden_hardware)
+    Measured.note(volunteer(person("bob@example.org"), 3).machine, golden_hardware)
+    html = ask(ada, preset="gpt2-1.5b", volunteers="25")
+    assert all(name in html for name in ("8 GB laptop", "12 GB GPU", "24 GB GPU", "pc-1"))
+    assert "25 like it, 20 Mb/s" in html and "25 like it, 100 Mb/s" in html and "tokens/s" in html
+    assert "pc-2: not measured yet" in html and "pc-3" not in html
+
+
+@pytest.mark.django_db
+def test_the_estimate_follows_the_form_and_takes_mistakes_calmly(ask, person):
+    ada = person()
+    assert "1 field to look at first" in ask(ada, **{"model.heads": "5"})
+    assert "does not fit" in ask(ada, preset="gpt3-175b")
+    for typed in ("", "-3", "lots", "1e9", "²", "99999999999999999999"):
+        assert "like it" in ask(ada, volunteers=typed)
+    assert "like it" in ask(ada, name=""), "a name is not needed for it"
+
+
+@pytest.mark.django_db
+def test_a_machine_that_measured_the_slowest_rates_breaks_no_estimate(
+    volunteer, person, ask, golden_hardware
+):
+    ada = volunteer(person())
+    slow = {
+        name: 1.0
+        for name in ("adam", "attention", "disk_read", "disk_write", "stream", "to_device")
+    }
+    told = golden_hardware.model_copy(
+        update={**slow, "matmul": [(1, 1.0)], "products": [], "updates": [], "memory": 1 << 62}
+    )
+    Measured.note(ada.machine, reports.HardwareView.model_validate(told.model_dump()))
+    assert "pc-1" in ask(ada.machine.owner)
+
+
+def fits(client: Client, run) -> dict[str, tuple[str, str]]:
+    """Name → whether it fits, and what is said of it."""
+    html = client.get(f"/runs/{run.slug}/fits/").content.decode()
+    found = re.findall(r'data-fits="(\w+)"><b>(.*?)</b> <span class="number">(.*?)</span>', html)
+    return {name: (fit, said) for fit, name, said in found}
+
+
+@pytest.mark.django_db
+def test_who_thinks_of_joining_is_told_whether_their_machines_fit(
+    volunteer, person, launched, golden_hardware
+):
+    run, _ = launched(
+        person("owner@example.org"),
+        terms=Terms(least_memory=10 * 10**9, least_device_memory=16 * 10**9),
+    )
+    seen = fits(Client(), run)
+    assert seen["8 GB laptop"][0] == "no" and "asks for 10.0 GB of memory" in seen["8 GB laptop"][1]
+    assert seen["12 GB GPU"] == (
+        "no",
+        f"The run {run.name} asks for 16.0 GB of GPU memory; this machine has 12.0 GB.",
+    )
+    assert seen["24 GB GPU"][0] == "yes" and seen["24 GB GPU"][1].endswith("tokens/s")
+    bob, client = volunteer(person("bob@example.org"), 2), Client()
+    client.force_login(bob.machine.owner)
+    assert fits(client, run)["pc-2"] == ("unknown", "measures itself when it joins")
+    Measured.note(bob.machine, golden_hardware.model_copy(update={"device_memory": 8 * 2**30}))
+    assert fits(client, run)["pc-2"][0] == "no"
+    Measured.note(bob.machine, golden_hardware.model_copy(update={"device_memory": 24 * 2**30}))
+    assert fits(client, run)["pc-2"][0] == "yes"
+
+
+def test_planning_is_done_once_for_the_same_machine_and_model():
+    from coordinator.runs.estimate import planned
+
+    planned.cache_clear()
+    for budget in (10**6, 10**7, 10**8):
+        estimate(replace(spec("gpt-nano"), seed=budget), list(MACHINES), 10)
+    assert planned.cache_info().misses == len(MACHINES)

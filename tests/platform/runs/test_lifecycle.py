@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.protocol.enums import Status
+from coordinator.runs.lifecycle import CONTROLS, Facts, missing, tick, waiting
+
+small = st.integers(0, 4)
+facts = st.builds(
+    Facts,
+    launch_requested=st.booleans(),
+    manifest=st.booleans(),
+    quorum=small,
+    alive=small,
+    ledger_tokens=st.integers(0, 200),
+    token_budget=st.integers(1, 200),
+    owner_safe=st.booleans(),
+    others_safe=small,
+    others_ever=small,
+)
+ORDER = [Status.DRAFT, Status.RECRUITING, Status.TRAINING, Status.FINISHED]
+
+
+@given(st.sampled_from(Status), facts)
+def test_a_tick_moves_at_most_one_step_forward_and_says_the_same_twice(status, known):
+    after = tick(status, known)
+    assert after == tick(status, known)
+    assert after is status or ORDER.index(after) == ORDER.index(status) + 1
+
+
+@given(st.sampled_from([Status.PAUSED, Status.FINISHED, Status.CANCELLED]), facts)
+def test_what_a_person_decided_no_tick_changes(status, known):
+    assert tick(status, known) is status
+
+
+@given(facts)
+def test_a_run_finishes_only_with_its_budget_spent_and_its_model_safe(known):
+    if tick(Status.TRAINING, known) is Status.FINISHED:
+        assert known.ledger_tokens >= known.token_budget
+        assert known.owner_safe
+        assert known.others_safe >= min(2, known.others_ever)
+    elif known.ledger_tokens >= known.token_budget:
+        assert "waiting for" in missing(known)
+
+
+@given(facts)
+def test_ticks_come_to_rest(known):
+    status = Status.DRAFT
+    for _ in range(4):
+        status = tick(status, known)
+    assert tick(status, known) is status
+
+
+@given(facts, st.integers(0, 5))
+def test_one_more_safe_copy_never_holds_a_run_back(known, more):
+    better = replace(known, others_safe=known.others_safe + more, owner_safe=True)
+    if tick(Status.TRAINING, known) is Status.FINISHED:
+        assert tick(Status.TRAINING, better) is Status.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("known", "sentence"),
+    [
+        (Facts(others_ever=5), "the owner's machine and machines of 2 other people"),
+        (Facts(others_ever=5, others_safe=1, owner_safe=True), "a machine of one other person"),
+        (Facts(others_ever=0), "the owner's machine to confirm"),
+    ],
+)
+def test_the_warning_names_who_must_still_confirm(known, sentence):
+    assert sentence in missing(known)
+    assert missing(known) == waiting(
+        Status.TRAINING, replace(known, ledger_tokens=5, token_budget=5, alive=1)
+    )
+
+
+def test_only_what_is_over_has_no_way_on():
+    for status in Status:
+        ways = [action for action, (allowed, _) in CONTROLS.items() if status in allowed]
+        assert bool(ways) == (status not in (Status.FINISHED, Status.CANCELLED))

@@ -1,0 +1,66 @@
+"""A run's notes: Markdown, and nothing else."""
+
+import re
+
+import pytest
+from django.test import Client
+
+from coordinator.runs import notes
+from coordinator.runs.terms import Terms
+
+pytestmark = pytest.mark.django_db
+
+
+def test_notes_are_markdown_and_nothing_else():
+    shown = notes.html(
+        "# Why\n\nA *small* [start](https://example.org/?a=1&b=2).\n\n| a | b |\n|---|---|\n| 1 | 2 |"
+    )
+    assert "<h3>Why</h3>" in shown and "<em>small</em>" in shown and "<table>" in shown
+    assert 'rel="nofollow ugc noopener noreferrer"' in shown and "&amp;b=2" in shown
+    assert notes.html("") == ""
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "![x](https://evil.example/pixel.png)",
+        "[click](javascript:alert(1))",
+        "[click](JaVaScRiPt:alert(1))",
+        "[click](data:text/html;base64,PHNjcmlwdD4=)",
+        "[click](vbscript:x)",
+        "<javascript:alert(1)>",
+        '[a](https://example.org "onmouseover=alert(1)")',
+        '[a](<https://example.org/" onclick="alert(1)>)',
+        "<a href='javascript:alert(1)'>x</a>",
+        '```"><script>alert(1)</script>\nx\n```',
+        "&lt;script&gt;",
+        "[x]: javascript:alert(1)\n\n[x]",
+        ">" * 500 + "x",
+        "[" * 5000,
+        "*" * 5000,
+    ],
+)
+def test_hostile_notes_become_text(hostile):
+    shown = notes.html(hostile)
+    assert not re.search(
+        r"<(?!/?(p|em|strong|a|code|pre|blockquote|h[1-6]|ul|ol|li|hr|br|table|t[a-z]+)\b)", shown
+    ), shown
+    for tag in re.findall(r"<[^>]+>", shown):
+        names = re.findall(r'\s([\w-]+)="', tag)
+        assert set(names) <= {"href", "rel", "title", "class", "start", "style"}, tag
+        assert not re.search(r'href="\s*(javascript|data|vbscript)', tag, re.I), tag
+
+
+def test_what_hides_or_turns_text_around_is_taken_out_of_notes_and_emoji_stay():
+    assert (
+        notes.plain("a\u202eb\u200bc\0d\r\ne 🛖 \N{HEBREW LETTER ALEF}")
+        == "abcd\ne 🛖 \N{HEBREW LETTER ALEF}"
+    )
+
+
+def test_the_run_page_shows_notes_to_everybody(person, launched):
+    run, _ = launched(person(), terms=Terms(notes="Bring <b>coffee</b> & *cake*"))
+    page = Client().get(f"/runs/{run.slug}/").content.decode()
+    assert "Bring &lt;b&gt;coffee&lt;/b&gt; &amp; <em>cake</em>" in page

@@ -1,0 +1,196 @@
+"""Copies of runs, the archive, and runs that begin with another's weights."""
+
+import json
+
+import pytest
+from django.test import Client
+from helpers.pages import field_error
+
+from barnraise.protocol import enums, messages, reports
+from barnraise.spec import RunSpec, Start
+from coordinator.audit.models import Entry
+from coordinator.runs.models import Run
+from coordinator.runs.terms import Terms
+from coordinator.telemetry.rollup import drain
+
+pytestmark = pytest.mark.django_db
+
+
+# ---- copies and the archive ----------------------------------------------------------------------------------------
+
+
+def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launched, signed_in):
+    run, _ = launched(person("owner@example.org"), terms=Terms(least_memory=10**9, notes="hello"))
+    client, bob = signed_in("bob@example.org")
+    answer = client.post(f"/runs/{run.slug}/clone/")
+    copy = Run.objects.get(owner=bob)
+    assert answer["Location"] == f"/runs/{copy.slug}/edit/" and copy.name == "A run (copy)"
+    assert (copy.state, copy.parent, copy.terms, copy.manifest) == (
+        enums.Status.DRAFT,
+        run,
+        run.terms,
+        None,
+    )
+    assert (copy.spec.model, copy.spec.recipe, copy.spec.seed) == (
+        run.spec.model,
+        run.spec.recipe,
+        run.spec.seed,
+    )
+    assert copy.spec.roots == () and copy.spec.owner == "" and copy.spec.manifest == ""
+    assert client.get(answer["Location"]).status_code == 200
+    assert not run.edit("Another", run.spec), "what is launched never changes"
+
+
+def test_a_draft_is_copied_by_its_owner_alone_and_its_name_is_not_told_to_others(
+    signed_in, draft, launched, person
+):
+    _, ada = signed_in()
+    secret = draft(ada, name="Secret plans")
+    stranger, _ = signed_in("eve@example.org")
+    assert stranger.post(f"/runs/{secret.slug}/clone/").status_code == 404
+    public, _ = launched(ada)
+    Run.objects.filter(pk=public.pk).update(parent=secret)
+    assert "Secret plans" not in Client().get(f"/runs/{public.slug}/").content.decode()
+
+
+def test_a_long_name_is_copied_too(signed_in, draft):
+    client, ada = signed_in()
+    client.post(f"/runs/{draft(ada, name='x' * 80).slug}/clone/")
+    assert Run.objects.filter(name="x" * 72 + " (copy)").exists()
+
+
+def test_a_run_that_is_over_is_put_away_and_taken_out_again(signed_in, launched):
+    client, ada = signed_in()
+    run, _ = launched(ada)
+    assert not run.archive(), "it is not over"
+    run.finish()
+
+    def listed() -> bool:
+        return run.name in client.get("/runs/").content.decode()
+
+    assert (
+        listed() and client.post(f"/runs/{run.slug}/archive/").status_code == 302 and not listed()
+    )
+    assert client.get(f"/runs/{run.slug}/").status_code == 200, "it stays at its address"
+    assert client.post(f"/runs/{run.slug}/unarchive/").status_code == 302 and listed()
+
+
+def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched):
+    run, machine = launched(person())
+    run.pause(actor=run.owner)
+    run.pause(actor=run.owner)
+    run.resume(actor=run.owner)
+    run.arrange(Terms(notes="x"), actor=run.owner)
+    run.arrange(Terms(notes="x"), actor=run.owner)
+    run.cancel(actor=run.owner)
+    run.archive(actor=run.owner)
+    found = list(
+        Entry.objects.filter(subject_kind="run")
+        .order_by("id")
+        .values_list("action", "actor", "machine")
+    )
+    owner = run.owner.pk
+    assert found == [
+        ("run.create", owner, None),
+        ("run.launch", None, None),
+        ("run.accept_manifest", None, machine.machine.pk),
+        ("run.becomes_recruiting", None, None),
+        ("run.becomes_training", None, None),
+        ("run.pause", owner, None),
+        ("run.resume", owner, None),
+        ("run.arrange", owner, None),
+        ("run.cancel", owner, None),
+        ("run.archive", owner, None),
+    ]
+
+
+# ---- from a checkpoint ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpointed(person, launched, numbers):
+    """A run of Ada's with one checkpoint, its owner's volunteer, and the checkpoint."""
+    run, ada = launched(person("ada@example.org"), name="Dusk")
+    view = reports.CheckpointView(
+        tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
+    )
+    ada.report(run, numbers(4, checkpoint=view))
+    drain()
+    return run, ada, run.checkpoints.get()
+
+
+def test_a_run_begins_at_anothers_checkpoint_once_a_machine_of_its_owner_has_the_weights(
+    checkpointed, client, manifest, volunteer
+):
+    run, ada, checkpoint = checkpointed
+    client.force_login(run.owner)
+    assert "New run from here" in client.get(f"/runs/{run.slug}/").content.decode()
+    answer = client.post(f"/runs/{run.slug}/clone/", {"checkpoint": str(checkpoint.pk)})
+    made = Run.objects.get(parent=run)
+    assert answer["Location"] == f"/runs/{made.slug}/edit/"
+    tokenizer = json.loads(run.manifest["body"])["tokenizer"]
+    assert made.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer)
+    assert "begins with the weights of" in client.get(answer["Location"]).content.decode()
+    made.launch()
+    count = made.spec.model.layers + 2
+
+    def post(**changed) -> messages.Problem | None:
+        signed = ada.identity.sign("manifest", manifest(made, **changed))
+        answer = ada.ask("POST", f"/runs/{made.slug}/manifest", signed)
+        return (
+            None
+            if answer.status_code == 200
+            else messages.Problem.model_validate_json(answer.content)
+        )
+
+    assert list(post(tokenizer=tokenizer).fields) == ["start"]
+    assert list(post(tokenizer="9" * 64, start=["4" * 64] * count).fields) == ["tokenizer"]
+    assert post(tokenizer=tokenizer, start=["4" * 64] * count) is None
+    made.refresh_from_db()
+    assert made.spec_text and made.spec.start.fragments == ("4" * 64,) * count, (
+        "pinned at the launch"
+    )
+    assert RunSpec.from_json(made.spec_text) == made.spec
+    again = made.clone(run.owner)
+    assert again.spec.start == Start(str(run.pk), "2" * 64, 4000, tokenizer), (
+        "a copy begins where it did"
+    )
+
+
+def test_a_run_from_a_checkpoint_keeps_its_model_and_tokenizer_and_the_form_says_so_at_the_field(
+    checkpointed, client
+):
+    run, _, checkpoint = checkpointed
+    made = run.clone(run.owner, start=checkpoint.start)
+    client.force_login(run.owner)
+    typed = {
+        "name": made.name,
+        "preset": "gpt-nano",
+        "recipe.token_budget": "5000",
+        "text.tokenizer": "bpe",
+    }
+    answer = client.post(f"/runs/{made.slug}/edit/", typed | {"model.width": "256"})
+    assert answer.status_code == 422
+    assert "Must stay 128" in field_error(answer.content.decode(), "model.width")
+    answer = client.post(f"/runs/{made.slug}/edit/", typed | {"text.tokenizer": "bytes"})
+    assert "Must stay bpe" in field_error(answer.content.decode(), "text.tokenizer")
+    assert client.post(f"/runs/{made.slug}/edit/", typed).status_code == 302
+    made.refresh_from_db()
+    assert made.token_budget == 5000 and made.spec.start == checkpoint.start
+
+
+def test_a_checkpoint_that_is_not_this_runs_is_none(checkpointed, client, draft):
+    run, _, checkpoint = checkpointed
+    client.force_login(run.owner)
+    other = draft(run.owner, name="Other")
+    for pk in (checkpoint.pk, "nonsense"):
+        assert client.post(f"/runs/{other.slug}/clone/", {"checkpoint": str(pk)}).status_code == 404
+    assert Run.objects.count() == 2
+
+
+def test_a_manifest_of_a_run_from_its_seed_names_no_weights(person, draft, manifest, volunteer):
+    run = draft(person())
+    ada = volunteer(run.owner)
+    signed = ada.identity.sign("manifest", manifest(run, start=["4" * 64]))
+    answer = ada.ask("POST", f"/runs/{run.slug}/manifest", signed)
+    assert list(messages.Problem.model_validate_json(answer.content).fields) == ["start"]

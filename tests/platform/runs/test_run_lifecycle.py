@@ -1,0 +1,135 @@
+"""A run's life, from what its machines report."""
+
+from datetime import timedelta
+
+import pytest
+from django.core.cache import cache
+from django.utils import timezone
+
+from barnraise.protocol import enums, messages
+from barnraise.protocol.signing import digest, opened
+from coordinator.fleet.facts import facts
+from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
+from coordinator.telemetry import board
+from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.tasks import tick, tidy
+
+pytestmark = pytest.mark.django_db
+
+
+def test_one_machine_that_lies_about_the_ledger_does_not_move_it(
+    person, launched, numbers, volunteer
+):
+    run, ada = launched(person())
+    honest = [ada, volunteer(person("bob@example.org"), 2), volunteer(person("eve@example.org"), 3)]
+    for i, each in enumerate(honest):
+        each.join(run)
+        each.report(run, numbers(5, ledger_tokens=10**15 if i == 2 else 5000))
+    drain()
+    tick()
+    run.refresh_from_db()
+    assert run.ledger_tokens == 5000 and run.state is enums.Status.TRAINING
+
+
+def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
+    person, launched, numbers, volunteer
+):
+    run, ada = launched(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    for each in (ada, bob):
+        each.report(run, numbers(1, ledger_tokens=100_000, activity="finishing"))
+    drain()
+    assert tick() == 0
+    assert "one other person" in board.summary(run, board.workers(run))["waiting"]
+    ada.report(run, numbers(2, ledger_tokens=100_000, activity="finished"))
+    bob.report(
+        run, numbers(2, ledger_tokens=100_000, activity="finished"), numbers(3, activity="left")
+    )
+    drain()
+    assert tick() == 1 and tick() == 0
+    run.refresh_from_db()
+    assert run.state is enums.Status.FINISHED and run.finished
+    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(3)).content)
+    assert opened(reply.directive, "directive", messages.Directive).status is enums.Status.FINISHED
+
+
+def test_what_was_long_on_its_way_is_seen_within_minutes(person, launched, numbers, valkey):
+    """Runs of which nothing was heard for two minutes are not looked at every two seconds, but they are looked at."""
+    run, ada = launched(person())
+    assert tick() == 0
+    ada.report(run, numbers(1, ledger_tokens=100_000, activity="finished"))
+    drain()
+    Membership.objects.update(last_seen=timezone.now() - timedelta(minutes=30))
+    Run.objects.filter(pk=run.pk).update(ledger_tokens=100_000)
+    assert tick() == 0
+    valkey.delete(cache.make_key("telemetry:looked"))  # as it goes by itself after five minutes
+    assert tick() == 1
+    run.refresh_from_db()
+    assert run.state is enums.Status.FINISHED
+
+
+def test_a_revoked_machine_counts_for_nothing(person, launched, numbers, volunteer):
+    run, _ = launched(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    bob.report(run, numbers(1, activity="finished"))
+    drain()
+    assert (facts(run).alive, facts(run).others_ever, facts(run).others_safe) == (2, 1, 1)
+    bob.machine.revoke()
+    assert (facts(run).alive, facts(run).others_ever, facts(run).others_safe) == (1, 0, 0)
+
+
+def test_a_machine_that_misses_three_reports_is_gone_and_one_that_leaves_at_once(
+    person, launched, numbers
+):
+    run, ada = launched(person())
+    assert facts(run).alive == 1
+    Membership.objects.update(last_seen=timezone.now() - timedelta(seconds=9))
+    assert facts(run).alive == 0 and not Membership.objects.get().is_alive
+    ada.report(run, numbers(1))
+    drain()
+    assert facts(run).alive == 1 and Membership.objects.get().is_alive
+    ada.report(run, numbers(2, activity="left"))
+    drain()
+    assert facts(run).alive == 0 and not Membership.objects.get().is_alive
+
+
+def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
+    run = draft(person(), quorum=2)
+    run.launch()
+    ada, bob = volunteer(run.owner), volunteer(person("bob@example.org"), 2)
+    ada.ask("POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run)))
+    ada.join(run)
+    tick()
+    run.refresh_from_db()
+    assert run.state is enums.Status.RECRUITING
+    assert "1 of 2" in board.summary(run, board.workers(run))["waiting"]
+    bob.join(run)
+    assert tick() == 1
+
+
+def test_a_workers_directive_follows_the_admins_pause(person, launched, numbers):
+    run, ada = launched(person())
+    run.pause()
+    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
+    assert opened(reply.directive, "directive", messages.Directive).status is enums.Status.PAUSED
+
+
+def test_tidying_forgets_only_codes_long_expired(person):
+    from barnraise.protocol.signing import Identity
+    from coordinator.accounts.models import Enrolment
+
+    def code(seed: int, hours: float) -> Enrolment:
+        identity = Identity(bytes([seed]) * 32)
+        asked = messages.EnrolmentRequest(
+            mirror=digest("m"), key=identity.key, machine=messages.Machine(), issued=0
+        )
+        made = Enrolment.open(asked)
+        Enrolment.objects.filter(pk=made.pk).update(expires=timezone.now() - timedelta(hours=hours))
+        return made
+
+    old, recent = code(1, 25), code(2, 1)
+    assert tidy() == 1
+    assert not Enrolment.find(old.code) and Enrolment.find(recent.code)

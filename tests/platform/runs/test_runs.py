@@ -1,0 +1,226 @@
+import json
+import threading
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db import connection
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.errors import SpecError
+from barnraise.protocol import enums, messages
+from barnraise.protocol.signing import digest
+from barnraise.spec import PRESETS, RunSpec, preset
+from coordinator import mirror
+from coordinator.accounts.models import User
+from coordinator.api import endpoints
+from coordinator.fleet.facts import advance
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.models import Run
+
+Status = enums.Status
+
+
+def test_a_launched_run_leaves_draft_only_once_its_text_is_there(
+    person, draft, manifest, volunteer
+):
+    run = draft(person())
+    assert run.launch() and not run.launch()
+    assert not advance(run) and run.state is Status.DRAFT
+    signed = volunteer(run.owner).identity.sign("manifest", manifest(run))
+    assert run.accept_manifest(signed)
+    assert advance(run) and run.state is Status.RECRUITING
+
+
+def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person, launched):
+    run, owner = launched(person())
+    spec = RunSpec.from_json(run.spec_text)
+    assert spec.roots == (mirror.identity().key,)
+    assert spec.owner == owner.identity.key
+    assert spec.manifest == digest(run.manifest["body"])
+    assert run.spec_digest == digest(run.spec_text)
+    assert not run.edit("Another", spec) and run.name == "A run"
+    assert not run.accept_manifest(messages.Signed.model_validate(run.manifest))
+
+
+def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
+    person, launched, monkeypatch
+):
+    """Its ticket and what it is told of the run are of one moment, or its machine refuses them."""
+    run, ada = launched(person())
+    named = endpoints.run_named
+
+    def read_before_the_launch(*asked):
+        found = named(*asked)
+        found.spec_text, found.manifest, found.status = "", None, enums.Status.DRAFT
+        return found
+
+    monkeypatch.setattr(endpoints, "run_named", read_before_the_launch)
+    answer = ada.ask(
+        "POST", f"/runs/{run.slug}/join", messages.JoinRequest(addresses=[], version="1")
+    )
+    reply = messages.JoinReply.model_validate_json(answer.content)
+    assert reply.ticket and reply.run.manifest
+    assert digest(reply.run.manifest.body) == RunSpec.from_json(reply.run.spec).manifest
+
+
+def test_pause_and_resume_say_whether_they_did_anything(person, launched):
+    run, _ = launched(person())
+    assert not run.resume()
+    assert run.pause() and run.state is Status.PAUSED
+    assert not run.pause() and not advance(run)
+    assert run.resume() and run.state is Status.TRAINING
+    assert run.finish() and run.finished and run.is_over
+    assert not run.cancel() and not run.pause() and run.state is Status.FINISHED
+
+
+def test_a_stale_copy_of_a_run_cannot_undo_what_was_decided(person, launched):
+    run, _ = launched(person())
+    stale = Run.objects.get(pk=run.pk)
+    assert run.cancel()
+    assert not stale.pause() and stale.state is Status.CANCELLED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_who_decide_at_once_one_wins(person, launched):
+    run, _ = launched(person())
+    won, gate = [], threading.Barrier(2)
+
+    def decide(action):
+        mine = Run.objects.get(pk=run.pk)
+        gate.wait()
+        won.append(getattr(mine, action)())
+        connection.close()
+
+    threads = [threading.Thread(target=decide, args=(action,)) for action in ("cancel", "finish")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [False, True]
+
+
+def test_editing_the_text_of_a_draft_voids_its_manifest(person, draft, manifest, volunteer):
+    run = draft(person())
+    run.accept_manifest(volunteer(run.owner).identity.sign("manifest", manifest(run)))
+    assert run.edit("Renamed", run.spec) and run.manifest
+    assert (
+        run.edit("Renamed", spec_from_fields({"text.tokenizer": "bytes"})) and run.manifest is None
+    )
+    assert run.spec.model.vocabulary == 256
+
+
+def test_runs_of_one_name_get_slugs_of_their_own(person, draft):
+    owner = person()
+    first, second = draft(owner, "Même  nom!"), draft(owner, "Même nom!")
+    assert first.slug == "meme-nom" and second.slug.startswith("meme-nom-")
+    assert Run.objects.named(second.slug) == Run.objects.named(str(second.pk)) == second
+    assert Run.objects.named("\0") is None and Run.objects.named("x" * 500) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model.layers": 0}, "model.layers"),
+        ({"model.width": "100", "model.heads": "3"}, "model.heads"),
+        ({"model.context": 1 << 30}, "model.context"),
+        ({"text.source": "the internet"}, "text.source"),
+        ({"recipe.token_budget": -5}, "recipe.token_budget"),
+        ({"recipe.learning_rate": "nan"}, "recipe.learning_rate"),
+        ({"recipe.learning_rate": "inf"}, "recipe.learning_rate"),
+        ({"recipe.learning_rate": "quick"}, "recipe.learning_rate"),
+        ({"model.layers": "2.5"}, "model.layers"),
+        ({"model.layers": "1e999"}, "model.layers"),
+        ({"model.colour": "red"}, "model.colour"),
+    ],
+)
+def test_nonsense_is_refused_at_its_field(fields, named):
+    with pytest.raises(SpecError) as refused:
+        spec_from_fields(fields)
+    assert named in refused.value.problems
+    assert all(sentence for sentence in refused.value.problems.values())
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["model.layers", "recipe.clip", "seed", "text.held_out", "x"]), st.text()
+    )
+)
+def test_whatever_a_form_sends_is_a_spec_or_sentences(fields):
+    try:
+        spec = spec_from_fields(fields)
+    except SpecError as refused:
+        assert refused.problems
+    else:
+        assert RunSpec.from_json(spec.to_json()) == spec
+
+
+def test_numbers_may_be_written_as_people_write_them():
+    spec = spec_from_fields(
+        {"recipe.token_budget": "1e6", "recipe.learning_rate": "3e-4", "model.layers": " 1_2 "}
+    )
+    assert (spec.recipe.token_budget, spec.recipe.learning_rate, spec.model.layers) == (
+        1_000_000,
+        3e-4,
+        12,
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_makes_a_run(name):
+    assert spec_from_fields({}, name).model == preset(name)
+
+
+def test_a_run_needs_a_name(person, draft):
+    owner = person()
+    for name in ("  ", "x" * 81):
+        with pytest.raises(SpecError) as refused:
+            draft(owner, name)
+        assert "name" in refused.value.problems
+
+
+def test_drafts_are_their_owners_and_the_staffs_alone(person, draft, launched):
+    ada, bob, root = person(), person("bob@example.org"), person("root@example.org", is_staff=True)
+    run, (public, _) = draft(ada), launched(ada, name="Public")
+    assert run.may_see(ada) and run.may_see(root) and not run.may_see(bob)
+    assert run.may_control(ada) and run.may_control(root) and not run.may_control(bob)
+    assert set(Run.objects.visible_to(ada)) == set(Run.objects.visible_to(root)) == {run, public}
+    assert list(Run.objects.visible_to(bob)) == [public]
+
+
+def test_the_commands_make_an_owner_and_a_run(db, capsys):
+    for _ in range(2):
+        call_command("prepare_owner", email="Owner@Example.org", password="wooden-barn-9")
+    owner = User.objects.get(email="owner@example.org")
+    assert owner.check_password("wooden-barn-9")
+    assert owner.emailaddress_set.get().verified
+    capsys.readouterr()
+    fields = ["recipe.learning_rate=2e-3", "model.layers=2"]
+    call_command(
+        "create_run",
+        owner="OWNER@example.org",
+        name="Barn",
+        tokens="300000",
+        fields=fields,
+        launch=True,
+    )
+    run = Run.objects.get(pk=capsys.readouterr().out.strip())
+    assert run.launch_requested and run.spec.recipe.token_budget == 300_000
+    assert (run.spec.recipe.learning_rate, run.spec.model.layers) == (2e-3, 2)
+    with pytest.raises(CommandError, match=r"model\.layers"):
+        call_command(
+            "create_run", owner="owner@example.org", name="Barn", fields=["model.layers=0"]
+        )
+    with pytest.raises(CommandError, match="nobody"):
+        call_command("create_run", owner="x@example.org", name="Barn")
+    assert json.loads(run.spec.to_json())["model"]["layers"] == 2
+
+
+def test_one_update_cannot_claim_a_whole_budget():
+    """Sixteen rounds' tokens, of this run's own rounds."""
+    from coordinator.runs.drafts import spec_from_fields
+
+    spec = spec_from_fields({"recipe.round_steps": "20"})
+    assert spec.max_tokens_per_update == 16 * 20 * spec.recipe.step_sequences * spec.model.context
+    assert spec_from_fields({"max_tokens_per_update": "500_000"}).max_tokens_per_update == 500_000

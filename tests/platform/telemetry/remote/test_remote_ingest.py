@@ -1,0 +1,241 @@
+"""Every mirror shows the whole run: what machines report to others comes here, is kept apart, and is shown alike."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from helpers.remote_telemetry import OTHER, elsewhere, frame, page, report, told
+
+from coordinator.fleet.facts import facts
+from coordinator.fleet.models import Membership
+from coordinator.live.picture import Picture
+from coordinator.mirrors.models import LogEvent
+from coordinator.telemetry import board, hearsay, history, news, stream
+from coordinator.telemetry.models import Event, Point, Rollup
+from coordinator.telemetry.wire import Coming, Measured, News, Places, Sum, Wanted
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
+
+
+# ---- what is told, and shown
+
+
+def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_to(busy, valkey):
+    run, *_ = busy
+    seen, past, each = Picture.take(run), history.history(run), history.lines(run)
+    everything = News.model_validate_json(news.page(Wanted(nonce="0" * 32), OTHER).text)
+    Membership.objects.all().delete()
+    Event.objects.all().delete()
+    valkey.flushdb()
+    assert Picture.take(run).workers == {} and history.history(run)["rate"] == []
+    logged = LogEvent.objects.count()
+    assert told(everything).rows > 0 and LogEvent.objects.count() == logged, (
+        "none of it is an event of the log"
+    )
+    valkey.flushdb()  # what happened is gathered anew every two seconds
+    again = Picture.take(run)
+    seen_by = [picture.workers | {"now": 0} for picture in (seen, again)]
+    for picture in seen_by:
+        for row in picture.values():
+            if isinstance(row, dict):
+                row["last_seen"] = round(row["last_seen"] / 5)
+    assert seen_by[0] == seen_by[1] and seen.plans == again.plans
+    unlike = {"waiting"}
+    assert {k: v for k, v in seen.run.items() if k not in unlike} == {
+        k: v for k, v in again.run.items() if k not in unlike
+    }
+    assert (
+        again.run["agree"] is True
+        and again.run["workers_alive"] == 2
+        and again.run["rate"] == 800.0
+    )
+    assert history.history(run) == past and history.lines(run) == each
+    assert [e["what"] for e in again.events.values() if e["what"] == "joined"] == [
+        "joined",
+        "joined",
+    ]
+
+
+def test_only_what_changed_is_told_and_a_plan_once(busy, numbers, plan):
+    run, ada, _ = busy
+    first = news.news(Places())
+    assert len(first.frames) == 2 and first.frames[0].plan == plan and not first.more
+    nothing = news.news(first.places)
+    assert (nothing.machines, nothing.frames, nothing.sums, nothing.points, nothing.comings) == (
+        [],
+        [],
+        [],
+        [],
+        [],
+    )
+    assert nothing.places == first.places
+    report(ada, run, numbers(4, plan=plan))
+    second = news.news(first.places)
+    assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.frames] == [None]
+    assert {each.width for each in second.sums} == {10, 60, 3600} and [
+        p.seq for p in second.points
+    ] == [4]
+    changed = plan.model_copy(update={"predicted_seconds": 4.0})
+    report(ada, run, numbers(5, plan=changed))
+    assert news.news(second.places).frames[0].plan == changed
+    assert sum(frame.plan is not None for frame in news.news(Places()).frames) == 1, (
+        "who is new hears of it"
+    )
+
+
+def test_what_does_not_fit_one_page_comes_with_the_next_and_nothing_twice(busy, monkeypatch):
+    for name, most in (("FRAMES", 1), ("SUMS", 2), ("POINTS", 4), ("COMINGS", 1)):
+        monkeypatch.setattr(news, name, most)
+    after, points, sums, pages = Places(), [], [], 0
+    while True:
+        found = news.news(after)
+        points += [(found.machines[p.of], p.seq, p.position) for p in found.points]
+        sums += [(found.machines[s.of], s.width, s.bucket) for s in found.sums]
+        pages, after = pages + 1, found.places
+        if not found.more:
+            break
+    assert pages > 2 and len(points) == len(set(points)) == Point.objects.count()
+    assert len(sums) == len(set(sums)) == Rollup.objects.count()
+
+
+def test_what_another_mirror_told_is_not_passed_on(busy):
+    run, ada, _ = busy
+    before = news.news(Places())
+    now = int(time.time())
+    rows = {
+        "sums": [Sum(0, 10, now // 10 * 10, 1, 1.0, 1, 1, 1, 1, 1)],
+        "points": [Measured(0, 77, 0, "train", 5, 1.0, now)],
+        "comings": [Coming(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", now)],
+    }
+    assert told(page(elsewhere(run, ada), frames=[frame()], **rows)).rows == 4
+    after = news.news(Places())
+    assert after == before.model_copy(update={"frames": after.frames}) and len(after.frames) == 2
+
+
+def test_the_same_told_twice_changes_nothing(busy):
+    run, ada, _ = busy
+    now = int(time.time())
+    said = page(
+        elsewhere(run, ada), elsewhere(run, ada), frames=[frame(), frame(of=1)],
+        sums=[Sum(of, 10, now // 10 * 10, 2, 1000.0, 1, 1, 1, 1, 1) for of in (0, 1)],
+        points=[Measured(0, 77, 0, "train", 5000, 1.0, now)] * 2,
+    )  # fmt: skip
+    for _ in range(2):
+        told(said)
+        assert Membership.everywhere.filter(mirror=OTHER).count() == 1
+        assert Rollup.objects.filter(membership__mirror=OTHER).get().rate_sum == 1000.0
+        assert Point.objects.filter(membership__mirror=OTHER).count() == 1
+
+
+def test_another_process_that_was_here_first_is_not_overtaken(busy):
+    run, ada, _ = busy
+    told(page(elsewhere(run, ada), frames=[frame()], places=Places(frames=(5, None))))
+    assert (
+        told(page(elsewhere(run, ada), frames=[frame(tokens=1)]), after=Places()) == hearsay.Taken()
+    )
+    assert Membership.everywhere.get(mirror=OTHER).tokens == 9000
+
+
+# ---- one machine, two mirrors
+
+
+def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, numbers):
+    run, ada, _ = busy
+    told(page(elsewhere(run, ada), frames=[frame(age=30.0, tokens=2, rate=7.0)]))
+    (mine,) = [row for row in board.workers(run) if row["id"] == str(ada.machine.pk)]
+    assert mine["tokens"] == 3000, "it reported here since"
+    Membership.objects.filter(machine=ada.machine).update(
+        heard=timezone.now() - timedelta(minutes=1)
+    )
+    stream.client().delete(stream.workers_key(run.pk))
+    told(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
+    picture = Picture.take(run)
+    assert (picture.run["workers_known"], picture.run["rate"]) == (2, 1000.0)
+    assert picture.workers[str(ada.machine.pk)]["tokens"] == 9000
+    assert len(facts_of(run)) == 2
+    ada.join(run)  # where it is found is told to every mirror: that is no report
+    assert Picture.take(run).workers[str(ada.machine.pk)]["activity"] == "training"
+    report(ada, run, numbers(10, rate=500.0))
+    assert Picture.take(run).run["rate"] == 800.0
+
+
+def facts_of(run) -> list:
+    found = list(Membership.everywhere.newest().filter(run=run))
+    assert facts(run).alive == len(found)
+    return found
+
+
+def test_the_rate_of_a_machine_that_told_two_mirrors_in_one_bucket_is_a_mean_and_not_a_sum(busy):
+    run, ada, _ = busy
+    before = history.history(run)["rate"]
+    ours = Rollup.objects.filter(membership__machine=ada.machine)
+    same = [
+        Sum(
+            0,
+            r.width,
+            r.bucket,
+            r.reports,
+            r.rate_sum,
+            r.tokens,
+            r.updates_sent,
+            0,
+            r.peer_bytes_sent,
+            0,
+        )
+        for r in ours
+    ]
+    points = [
+        Measured(0, p.seq, p.position, p.kind, p.tokens, p.loss, p.at)
+        for p in Point.objects.filter(membership__machine=ada.machine)
+    ]
+    curves = history.history(run)
+    told(page(elsewhere(run, ada), frames=[frame()], sums=same, points=points))
+    assert history.history(run)["rate"] == before
+    assert history.history(run)["validation"] == curves["validation"], "no point is there twice"
+    assert len(history.lines(run)) == 1
+
+
+def test_the_gap_below_what_a_machine_tells_here_is_closed_by_what_it_told_elsewhere(busy, numbers):
+    run, ada, _ = busy
+    told(page(elsewhere(run, ada), frames=[frame(latest=8, mark=8)]))
+    report(ada, run, numbers(9), numbers(10))
+    assert Membership.objects.get(machine=ada.machine).mark == 10
+    report(ada, run, numbers(15))
+    assert Membership.objects.get(machine=ada.machine).mark == 10, "nobody has 11 to 14"
+    told(page(elsewhere(run, ada), frames=[frame(latest=1 << 40, mark=1 << 40)]))
+    report(ada, run, numbers(16))
+    assert Membership.objects.get(machine=ada.machine).mark == 16
+    report(ada, run, numbers(17))
+    assert Membership.objects.get(machine=ada.machine).mark == 17, (
+        "a mirror's word never reaches past a machine's own"
+    )
+
+
+def test_a_machine_that_came_over_from_another_mirror_did_not_join_again(
+    busy, volunteer, person, numbers
+):
+    run, *_ = busy
+    carl = volunteer(person("carl@example.org"), seed=3)
+    carl.join(run)
+    told(page(elsewhere(run, carl), frames=[frame()]))
+    report(carl, run, numbers(10))
+    assert not Event.objects.filter(machine=carl.machine).exists()
+
+
+def test_what_a_run_waits_for_is_reckoned_with_all_its_machines(person, draft, manifest, volunteer):
+    owner = person()
+    run = draft(owner, quorum=2)
+    ada, bob = volunteer(owner), volunteer(person("bob@example.org"), seed=2)
+    ada.join(run)
+    assert facts(run).alive == 1
+    told(page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, safe=True)]))
+    known = facts(run)
+    assert (known.alive, known.ledger_tokens, known.others_safe, known.others_ever) == (
+        2,
+        70_000,
+        1,
+        1,
+    )
+    Membership.everywhere.update(last_seen=timezone.now() - timedelta(minutes=5))
+    assert facts(run).alive == 0, "what a dead mirror told grows old as anything does"

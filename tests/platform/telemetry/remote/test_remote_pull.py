@@ -1,0 +1,222 @@
+"""What other mirrors tell of machines, where it is not taken, or not for long."""
+
+import json
+import time
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from helpers.event_log_builder import OtherMirror
+from helpers.fake_mirror import SmallMirror
+from helpers.mirror_lists import signed_list
+from helpers.remote_telemetry import OTHER, elsewhere, frame, page, told
+
+from barnraise.protocol.mirror_list import Expulsion, Listed
+from barnraise.protocol.signing import Identity, digest
+from coordinator import mirror
+from coordinator.fleet.models import Membership
+from coordinator.mirrors import lists, pulling
+from coordinator.mirrors.models import Standing
+from coordinator.telemetry import hearsay, history, listening, news, stream
+from coordinator.telemetry.models import Ear, Event, Point
+from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.wire import Bulletin, Coming, Measured, News, Places, Sum, Wanted, Word
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
+
+
+@pytest.fixture
+def log() -> OtherMirror:
+    """Only the beginning of one: it is the news that matters here."""
+    return OtherMirror()
+
+
+def test_a_machine_that_no_event_has_told_of_yet_is_waited_for_and_not_for_ever(busy):
+    run, ada, _ = busy
+    late = Identity(b"z" * 32)
+    said = page(
+        (str(run.pk), late.key), elsewhere(run, ada), frames=[frame(), frame(of=1)], more=True,
+        places=Places(frames=(7, None)),
+    )  # fmt: skip
+    taken = told(said)
+    assert (taken.left_out, taken.more) == ("", False) and Ear.objects.get(
+        key=OTHER
+    ).places == Places()
+    assert Membership.everywhere.filter(mirror=OTHER).count() == 1, "the others do not wait"
+    Ear.objects.update(waits=timezone.now() - hearsay.PATIENCE)
+    taken = told(said)
+    assert late.key[:8] in taken.left_out and taken.more
+    assert Ear.objects.get(key=OTHER).places.frames.moment == 7
+
+
+def test_times_that_cannot_be_are_not_drawn(busy):
+    run, ada, _ = busy
+    past, now = history.history(run)["rate"], int(time.time())
+    hours = (now // 3600 + 24 * 365, 0)
+    taken = told(page(
+        elsewhere(run, ada), sums=[Sum(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
+        points=[Measured(0, 1, 0, "train", 10**12, 1.0, now), Measured(0, 2, 0, "train", 10, 1.0, now + 1e6)],
+    ))  # fmt: skip
+    assert "2 sums of times that are not the run's" in taken.left_out
+    assert history.history(run)["rate"] == past
+    point = Point.objects.get(membership__mirror=OTHER)
+    assert point.seq == 2 and point.at <= time.time(), (
+        "no count past the budget, and no time to come"
+    )
+
+
+def answering(small: SmallMirror, found: News, **changed):
+    """Serves this page; `changed`: other words than the true ones."""
+
+    def answer(query, who) -> Bulletin:
+        asked, text = (
+            Wanted.model_validate_json(query["body"]),
+            changed.get("text", found.model_dump_json()),
+        )
+        word = {
+            "mirror": small.identity.key,
+            "to": who,
+            "nonce": asked.nonce,
+            "digest": digest(text),
+            **changed,
+        }
+        signer = changed.get("signer", small.identity)
+        return Bulletin(word=signer.sign("news", Word(**word)), text=text)
+
+    small.routes["POST /mirrors/news"] = answer
+
+
+def test_other_mirrors_are_asked_for_what_is_past_what_came(
+    small, busy, django_capture_on_commit_callbacks
+):
+    run, ada, _ = busy
+    now = time.time()
+    places = Places(frames=(7, None))
+    answering(small, page(
+        elsewhere(run, ada), frames=[frame()], points=[Measured(0, 77, 0, "train", 5000, 1.0, now)], places=places,
+    ))  # fmt: skip
+    cursor = stream.cursor(run.pk)
+    with django_capture_on_commit_callbacks(execute=True):
+        assert listening.gather() == 2
+    assert Ear.objects.get().places == places and Ear.objects.get().why == ""
+    (shown,), _ = stream.points_since(run.pk, cursor)
+    assert shown == {
+        "machine": str(ada.machine.pk),
+        "kind": "train",
+        "tokens": 5000,
+        "loss": 1.0,
+        "at": shown["at"],
+    }
+    assert Membership.everywhere.get(mirror=small.identity.key).tokens == 9000
+
+
+def html(query, who):
+    return 200, b"<!doctype html><title>It works!</title>"
+
+
+@pytest.mark.parametrize(
+    "what, sentence",
+    [
+        ({"nonce": "f" * 32}, "news that is not for this request"),
+        ({"to": OTHER}, "news that is not for this request"),
+        ({"digest": "0" * 64}, "news that is not for this request"),
+        ({"signer": Identity(b"y" * 32)}, "is signed by"),
+        ({"text": '{"machines": 7}'}, "its news is malformed: machines"),
+        ({"text": page().model_dump_json().replace('"comings":[]', '"comings":[[0,"x","left",1]]')}, "comings"),
+        (html, "something that no mirror says"),
+    ],
+)  # fmt: skip
+def test_what_is_not_another_mirrors_word_for_us_is_refused_with_a_sentence(
+    small, busy, what, sentence
+):
+    run, ada, _ = busy
+    if callable(what):
+        small.routes["POST /mirrors/news"] = what
+    else:
+        answering(small, page(elsewhere(run, ada), frames=[frame()]), **what)
+    assert listening.gather() == 0 and sentence in Ear.objects.get().why
+    assert not Membership.everywhere.filter(mirror=small.identity.key).exists()
+    asked = len(small.asked)
+    assert listening.gather() == 0 and len(small.asked) == asked, "it is left alone for a moment"
+    answering(small, page(elsewhere(run, ada), frames=[frame()]))
+    Ear.objects.update(tried=timezone.now() - timedelta(minutes=5))
+    assert listening.gather() == 1 and Ear.objects.get().why == ""
+
+
+def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(small):
+    Standing.objects.create(key=small.identity.key, failures=1)
+    assert listening.gather() == 0 and small.asked == []
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+def test_a_clock_that_was_an_hour_ahead_and_is_put_right_makes_nobody_wait_for_that_hour(
+    small, busy, failures
+):
+    run, ada, _ = busy
+    answering(small, page(elsewhere(run, ada), frames=[frame()]))
+    later = timezone.now() + timedelta(hours=1)
+    Ear.objects.create(key=small.identity.key, tried=later, failures=failures)
+    assert listening.gather() == 1
+    Standing.objects.create(key=small.identity.key, tried=later, failures=3)
+    assert pulling.pull_all()[small.identity.key].refused == []
+
+
+def test_an_expelled_mirrors_rows_go(small, busy):
+    run, ada, _ = busy
+    at = Coming(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
+    answering(small, page(elsewhere(run, ada), frames=[frame()], comings=[at]))
+    listening.gather()
+    assert Event.objects.filter(mirror=small.identity.key).exists()
+    gone = small.listed.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
+    ours = Listed(
+        key=mirror.identity().key, url="https://here.example.org", name="here", admitted=1.0
+    )
+    lists.take([signed_list(2, ours, gone)])
+    listening.gather()
+    assert not Membership.everywhere.exclude(mirror="").exists() and not Ear.objects.exists()
+    assert not Event.objects.filter(mirror=small.identity.key).exists() and Event.objects.exists()
+
+
+def test_news_is_for_mirrors_of_the_list_alone(small, busy):
+    path, body = "/api/v1/mirrors/news", Wanted(nonce="0" * 32).model_dump_json().encode()
+
+    def asked(identity: Identity):
+        token = identity.request_token(mirror.identity().key, "POST", path, body, time.time())
+        return Client().post(
+            path, body, "application/json", headers={"Authorization": f"Barnraise {token}"}
+        )
+
+    assert asked(Identity(b"x" * 32)).status_code == 401 and Client().post(path).status_code == 401
+    answer = asked(small.identity)
+    assert answer.status_code == 200, answer.content
+    found = Bulletin.model_validate_json(answer.content)
+    said = json.loads(found.word.body)
+    assert said["to"] == small.identity.key and said["digest"] == digest(found.text)
+    assert len(News.model_validate_json(found.text).frames) == 2
+
+
+def test_telling_and_taking_ask_as_many_questions_for_thirty_machines_as_for_one(
+    busy, volunteer, numbers
+):
+    run, ada, _ = busy
+    others = [volunteer(run.owner, seed) for seed in range(10, 40)]
+    counts, after = [], news.news(Places()).places
+    for each in others:
+        each.join(run)
+    for reporting, seq in (([ada], 4), ([ada, *others], 5)):
+        for each in reporting:
+            assert each.report(run, numbers(seq)).status_code == 200
+        drain(wait=True)
+        with CaptureQueriesContext(connection) as telling:
+            found = news.news(after)
+        with CaptureQueriesContext(connection) as taking:
+            told(found)
+        assert len(found.frames) == len(reporting) and len(telling) == 4
+        size = len(found.model_dump_json()) / len(reporting)
+        assert size < 2000, f"{size:.0f} bytes a report"
+        counts.append(len(taking))
+        after = found.places
+    assert counts[1] <= counts[0] + 1, counts

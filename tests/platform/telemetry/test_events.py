@@ -1,0 +1,148 @@
+"""What a run's page tells of what happened in it."""
+
+import pytest
+from django.test import Client
+
+from barnraise.protocol import reports
+from barnraise.protocol.enums import Activity, Status
+from coordinator.live.events import events
+from coordinator.live.picture import Picture, delta
+from coordinator.telemetry import board
+from coordinator.telemetry.events import Event, turn
+from coordinator.telemetry.rollup import drain
+
+pytestmark = pytest.mark.django_db
+
+KINDS = Event.Kind
+
+
+def told(run) -> list[str]:
+    return [f"{event['who']} {event['what']}" for event in events(run, board.workers(run))]
+
+
+@pytest.mark.parametrize(
+    "before, after, run, kind",
+    [
+        ("joining", "training", Status.TRAINING, KINDS.JOINED),
+        ("preparing", "paused", Status.PAUSED, KINDS.JOINED),
+        ("left", "finishing", Status.TRAINING, KINDS.JOINED),
+        ("training", "paused", Status.TRAINING, KINDS.PAUSED),
+        ("training", "paused", Status.PAUSED, None),  # they all do; the run says so itself
+        ("paused", "training", Status.TRAINING, KINDS.RESUMED),
+        ("training", "left", Status.TRAINING, KINDS.LEFT),
+        ("finishing", "finished", Status.FINISHED, KINDS.FINISHED),
+        ("training", "finishing", Status.TRAINING, None),
+        ("training", "training", Status.TRAINING, None),
+        ("left", "joining", Status.TRAINING, None),
+    ],
+)
+def test_a_turn_of_a_machine_has_a_name(before, after, run, kind):
+    assert turn(before, after, run) == kind
+
+
+def test_a_machine_that_joins_rests_goes_on_and_leaves_is_told_of_once_each(
+    person, launched, numbers
+):
+    run, volunteer = launched(person())
+    kinds = ("training", "training", "paused", "training", "left")
+    for seq, activity in enumerate(kinds, 1):
+        volunteer.report(run, numbers(seq, activity=Activity(activity)))
+        drain(wait=True)
+    volunteer.report(run, numbers(2))  # again, and late
+    drain(wait=True)
+    assert list(run.events.order_by("at", "id").values_list("kind", flat=True)) == [
+        "joined",
+        "paused",
+        "resumed",
+        "left",
+    ]
+
+
+def test_a_pause_of_the_whole_run_is_one_event_and_not_one_a_machine(person, launched, numbers):
+    run, volunteer = launched(person())
+    volunteer.report(run, numbers(1))
+    drain(wait=True)
+    run.pause(actor=run.owner)
+    volunteer.report(run, numbers(2, activity=Activity.PAUSED))
+    drain(wait=True)
+    run.resume(actor=run.owner)
+    volunteer.report(run, numbers(3))
+    drain(wait=True)
+    assert [event.kind for event in run.events.all()] == ["joined"]
+    said = " / ".join(told(run))
+    assert "paused the run" in said and "let it go on" in said and "pc-1 joined" in said
+
+
+def test_the_list_tells_of_the_runs_life_its_weights_and_who_is_gone_the_newest_first(
+    person, launched, numbers
+):
+    run, volunteer = launched(person())
+    held = reports.CheckpointView(
+        tokens=900, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4096
+    )
+    volunteer.report(run, numbers(1, checkpoint=held))
+    drain(wait=True)
+    run.extend(5000, actor=person("staff@example.org", is_staff=True, name="Sam"))
+    volunteer.machine.revoke(reason="lost")
+    found = events(run, board.workers(run))
+    assert [event["at"] for event in found] == sorted(
+        (event["at"] for event in found), reverse=True
+    )
+    said = told(run)
+    assert f"A checkpoint at 900 tokens, {'b' * 12}" in said
+    assert "The site gave it 5,000 tokens more" in said, "who of the staff it was is not told"
+    assert (
+        "pc-1 was revoked" in said
+        and "pc-1 prepared the text" in said
+        and "The site started the training" in said
+    )
+    assert said[-1] == f"{run.owner.shown_name} made the run"
+
+
+def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(person, launched, numbers, valkey):
+    run, volunteer = launched(person())
+    volunteer.report(run, numbers(1))
+    drain(wait=True)
+    rows = board.workers(run)
+    assert not [event for event in events(run, rows) if "last time" in event["what"]]
+    later = board.workers(run, now=rows[0]["last_seen"] + 60)
+    (silent,) = [event for event in events(run, later) if "last time" in event["what"]]
+    assert silent["who"] == "pc-1" and silent["at"] == pytest.approx(rows[0]["last_seen"], abs=0.1)
+
+
+def test_only_new_events_are_in_a_delta(person, launched, numbers, valkey):
+    run, volunteer = launched(person())
+    before = Picture.take(run)
+    assert not delta(before, Picture.take(run), []).get("events")
+    volunteer.report(run, numbers(1))
+    drain(wait=True)
+    valkey.flushdb()  # what is gathered stands for two seconds
+    (news,) = delta(before, Picture.take(run), [])["events"]
+    assert news["what"] == "joined" and news["kind"] == "machine"
+
+
+def test_names_in_events_are_text_on_the_page(person, launched, numbers):
+    owner = person(name="<script>alert(1)</script>")
+    run, volunteer = launched(owner, name="Dawn")
+    volunteer.machine.rename('<img src=x onerror="alert(1)">', actor=owner)
+    volunteer.report(run, numbers(1))
+    drain(wait=True)
+    page = Client().get(f"/runs/{run.slug}/").content.decode()
+    assert "&lt;img src=x" in page and "<img src=x" not in page
+    assert "&lt;script&gt;" in page and "<script>alert" not in page
+
+
+def test_each_machines_own_losses_are_there_for_who_asks(person, launched, numbers, volunteer):
+    run, first = launched(person())
+    second = volunteer(run.owner, 2)
+    second.join(run)
+    points = [reports.Point(kind="train", tokens=n * 100, loss=5.0 - n / 100) for n in range(1, 5)]
+    first.report(run, numbers(1, points=points, tokens=4000))
+    second.report(run, numbers(1, points=points[:2], tokens=2000))
+    drain(wait=True)
+    machines = Client().get(f"/live/{run.pk}/machines/").json()["machines"]
+    assert [machine["name"] for machine in machines] == ["pc-1", "pc-2"], (
+        "who trained more comes first"
+    )
+    assert machines[0]["points"] == [[100, 4.99], [200, 4.98], [300, 4.97], [400, 4.96]]
+    assert len(machines[1]["points"]) == 2

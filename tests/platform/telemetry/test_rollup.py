@@ -1,0 +1,378 @@
+"""Reports on their way into Postgres: nothing lost, nothing counted twice."""
+
+import random
+import time
+from datetime import timedelta
+from itertools import pairwise
+from uuid import uuid4
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from barnraise.protocol import messages
+from coordinator import embedded
+from coordinator.fleet.facts import advance
+from coordinator.fleet.models import Membership
+from coordinator.telemetry import board, stream
+from coordinator.telemetry.history import SERIES, history
+from coordinator.telemetry.models import WIDTHS, Point, Receipt, Rollup
+from coordinator.telemetry.rollup import drain, store
+from coordinator.telemetry.tasks import rollup
+
+pytestmark = pytest.mark.django_db
+
+
+def mark_of(answer) -> int:
+    assert answer.status_code == 200, answer.content
+    return messages.ReportReply.model_validate_json(answer.content).mark
+
+
+def counted(member: Membership) -> dict[str, int]:
+    """What rows of ten seconds add up to; those of a minute and of an hour add up to the same."""
+    names = ("reports", "tokens", "updates_sent", "peer_bytes_sent")
+    each = [
+        {n: sum(getattr(row, n) for row in member.rollups.filter(width=width)) for n in names}
+        for width in WIDTHS
+    ]
+    assert each[0] == each[1] == each[2]
+    return each[0]
+
+
+def aged(run) -> None:
+    """As if it had been made an hour ago: nothing is measured before there is a run."""
+    type(run).objects.filter(pk=run.pk).update(created=run.created - timedelta(hours=1))
+
+
+def test_the_mark_is_what_postgres_holds_and_not_what_was_merely_heard(person, launched, numbers):
+    run, ada = launched(person())
+    assert mark_of(ada.report(run, numbers(1), numbers(2))) == 0
+    assert mark_of(ada.report(run, numbers(3))) == 0
+    rollup()
+    assert mark_of(ada.report(run, numbers(4))) == 3
+    rollup()
+    member = Membership.objects.get(run=run)
+    assert (member.mark, member.tokens, member.latest) == (4, 4000, 4)
+    assert counted(member) == {
+        "reports": 4,
+        "tokens": 4000,
+        "updates_sent": 4,
+        "peer_bytes_sent": 400,
+    }
+    assert Point.objects.count() == 4
+
+
+def test_a_report_posted_again_counts_once(person, launched, numbers):
+    run, ada = launched(person())
+    reports = [numbers(i) for i in range(1, 6)]
+    for _ in range(3):
+        ada.report(run, *reports)
+    drain()
+    ada.report(run, *reports, numbers(6))
+    drain()
+    assert counted(Membership.objects.get(run=run))["reports"] == 6
+    assert Point.objects.count() == 6
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 1 << 32), size=st.integers(1, 25))
+def test_any_order_and_any_duplication_comes_to_the_same(person, launched, numbers, seed, size):
+    if not Membership.objects.exists():
+        launched(person())
+    member = Membership.objects.get()
+    chance, now = random.Random(seed), time.time()
+    Membership.objects.update(mark=0, latest=0, tokens=0, updates_sent=0, peer_bytes_sent=0)
+    for model in (Rollup, Point, Receipt):
+        model.objects.all().delete()
+    posts = [numbers(i, at=now - 100 + i) for i in range(1, size + 1)]
+    posts += chance.choices(posts, k=size)
+    chance.shuffle(posts)
+    while posts:
+        batch, posts = posts[: (n := chance.randint(1, 5))], posts[n:]
+        store({member.pk: (batch, [], now)})
+        member.refresh_from_db()
+        held = set(Point.objects.values_list("seq", flat=True))
+        assert all(seq in held for seq in range(1, member.mark + 1))
+    assert member.mark == size and not Receipt.objects.exists()
+    assert counted(member)["reports"] == size and counted(member)["tokens"] == size * 1000
+    assert Point.objects.count() == size
+
+
+def test_a_gap_keeps_the_mark_down_until_it_is_filled(person, launched, numbers):
+    run, ada = launched(person())
+    ada.report(run, numbers(1))
+    ada.report(run, numbers(4), numbers(5))
+    drain()
+    member = Membership.objects.get(run=run)
+    assert (member.mark, member.tokens, member.receipts.count()) == (1, 5000, 2)
+    ada.report(run, *(numbers(i) for i in range(2, 7)))
+    drain()
+    member.refresh_from_db()
+    assert (member.mark, member.receipts.count()) == (6, 0)
+    assert counted(member) == {
+        "reports": 6,
+        "tokens": 6000,
+        "updates_sent": 6,
+        "peer_bytes_sent": 600,
+    }
+
+
+def test_reports_that_the_machine_lost_itself_are_given_up_in_the_end(person, launched, numbers):
+    run, ada = launched(person())
+    ada.report(run, numbers(10), numbers(11))
+    drain()
+    ada.report(run, numbers(10), numbers(11), numbers(12))
+    drain()
+    assert Membership.objects.get(run=run).mark == 0
+    Receipt.objects.update(received=timezone.now() - timedelta(minutes=11))
+    ada.report(run, numbers(10), numbers(11), numbers(12), numbers(13))
+    drain()
+    assert Membership.objects.get(run=run).mark == 13
+    assert not Receipt.objects.exists()
+
+
+def test_dying_after_the_commit_counts_nothing_twice(person, launched, numbers, valkey):
+    run, ada = launched(person())
+    ada.report(run, numbers(1), numbers(2))
+    entries = valkey.lrange(stream.PENDING, 0, -1)
+    drain()
+    valkey.rpush(
+        stream.PENDING, *entries
+    )  # as if the process had died before it took them off the queue
+    drain()
+    assert counted(Membership.objects.get(run=run))["reports"] == 2
+    assert not valkey.exists(stream.PENDING)
+
+
+def test_dying_before_the_commit_loses_nothing(person, launched, numbers, valkey):
+    run, ada = launched(person())
+    ada.report(run, numbers(1), numbers(2))
+    with connection.cursor() as cursor:  # Postgres itself fails the transaction at its last row
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("ALTER TABLE fleet_membership ADD CONSTRAINT broken CHECK (mark < 2)")
+    valkey.rpush(stream.PENDING, valkey.lindex(stream.PENDING, 0))
+    drain()
+    assert counted(Membership.objects.get(run=run))["reports"] == 0 and not Point.objects.exists()
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE fleet_membership DROP CONSTRAINT broken")
+    ada.report(run, numbers(1), numbers(2))  # its mark stood still, so the machine posts them again
+    drain()
+    assert Membership.objects.get(run=run).mark == 2
+
+
+def test_with_valkey_emptied_the_machine_posts_again_and_nothing_is_lost(
+    person, launched, numbers, state
+):
+    run, ada = launched(person())
+    ada.report(run, numbers(1), numbers(2))
+    embedded.stop_valkey(state)
+    embedded.start(state, durable=False)  # an undurable one comes back empty
+    ada.report(run, numbers(3))
+    drain()
+    assert Membership.objects.get(run=run).mark == 0
+    ada.report(run, numbers(1), numbers(2), numbers(3))
+    drain()
+    member = Membership.objects.get(run=run)
+    assert member.mark == 3 and counted(member)["reports"] == 3
+
+
+def test_an_unreadable_entry_and_a_deleted_membership_hold_nothing_up(
+    person, launched, numbers, volunteer, valkey
+):
+    run, ada = launched(person())
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    bob.report(run, numbers(1))
+    valkey.rpush(
+        stream.PENDING,
+        "{",
+        '{"membership": 1}',
+        '{"membership": 1, "reports": [{}], "received": 1}',
+    )
+    ada.report(run, numbers(1))
+    bob.machine.delete()
+    assert drain() == 5
+    assert Membership.objects.get(run=run).mark == 1
+
+
+def test_the_largest_numbers_there_are_fit(person, launched, numbers):
+    run, ada = launched(person())
+    huge = dict.fromkeys(
+        ("tokens", "ledger_tokens", "step", "updates_sent", "peer_bytes_sent"), (1 << 63) - 1
+    )
+    for seq in (1, 2):
+        ada.report(run, numbers(seq, rate=9e14, points=[], **(huge if seq == 1 else {})))
+        drain()
+    assert Membership.objects.get(run=run).mark == 2
+    advance(run)
+
+
+def test_a_full_queue_asks_machines_to_keep_their_reports(
+    person, launched, numbers, valkey, monkeypatch
+):
+    run, ada = launched(person())
+    monkeypatch.setattr(stream, "PENDING_MOST", 2)
+    assert [ada.report(run, numbers(i)).status_code for i in (1, 2, 3)] == [200, 200, 503]
+    drain()
+    assert ada.report(run, numbers(3)).status_code == 200
+
+
+def test_a_new_folder_numbers_its_reports_past_those_on_their_way(person, launched, numbers):
+    run, ada = launched(person())
+    ada.report(run, numbers(1), numbers(2))
+    assert ada.join(run).mark == 2
+    ada.report(run, numbers(3, tokens=10, incarnation="b" * 16))
+    drain()
+    member = Membership.objects.get(run=run)
+    assert (member.mark, member.tokens, counted(member)["tokens"]) == (3, 10, 2010)
+
+
+# ---- what is made of them --------------------------------------------------------------------------------------
+
+
+def test_history_puts_spooled_reports_where_they_were_measured(person, launched, numbers):
+    run, ada = launched(person())
+    aged(run)
+    start = time.time() // 10 * 10 - 1000
+    for first in range(1, 101, 50):
+        ada.report(
+            run, *(numbers(i, at=start + i * 10 - 5, rate=100.0) for i in range(first, first + 50))
+        )
+    drain()
+    rate = history(run)["rate"]
+    assert len(rate) == 100
+    assert [b[0] - a[0] for a, b in pairwise(rate)] == [10] * 99
+    assert {r for _, r in rate} == {100.0}
+
+
+def test_history_is_thinned_to_what_a_chart_shows_and_averages_machines(person, launched, numbers):
+    run, _ = launched(person())
+    member = Membership.objects.get(run=run)
+    Point.objects.bulk_create(
+        Point(membership=member, seq=i, position=p, kind="train", tokens=i * 100, loss=loss, at=0)
+        for i in range(2000)
+        for p, loss in enumerate((2.0, 4.0))
+    )
+    Rollup.objects.bulk_create(
+        Rollup(membership=member, bucket=i * 10, reports=2, rate_sum=20.0) for i in range(5000)
+    )
+    known = history(run)
+    assert 300 < len(known["train"]) <= SERIES and {loss for _, loss in known["train"]} == {3.0}
+    assert known["train"] == sorted(known["train"])
+    assert known["validation"] == []
+    assert len(known["rate"]) <= SERIES and {rate for _, rate in known["rate"]} == {10.0}
+
+
+def test_rates_of_machines_add_up(person, launched, numbers, volunteer):
+    run, ada = launched(person())
+    aged(run)
+    bob = volunteer(person("bob@example.org"), 2)
+    bob.join(run)
+    now = time.time() // 10 * 10 - 10
+    for each, rate in ((ada, 100.0), (bob, 50.0)):
+        each.report(run, *(numbers(i, at=now + i, rate=rate) for i in range(1, 9)))
+    drain()
+    assert history(run)["rate"] == [[now, 150.0]]
+
+
+def test_the_table_shows_the_newest_numbers_before_postgres_has_them(person, launched, numbers):
+    run, ada = launched(person(name="Ada"))
+    ada.report(run, numbers(1), numbers(2))
+    [row] = board.workers(run)
+    assert (row["person"], row["name"], row["tokens"], row["rate"]) == ("Ada", "pc-1", 2000, 500.0)
+    assert row["alive"] and row["behind"] == 0 and row["id"] == str(ada.machine.pk)
+    line = board.summary(run, [row])
+    assert (line["tokens"], line["rate"], line["workers_alive"], line["budget"]) == (
+        2000,
+        500.0,
+        1,
+        100_000,
+    )
+    drain()
+    stream.client().flushall()
+    [stored] = board.workers(run)
+    assert stored == row | {"last_seen": stored["last_seen"]}
+    [later] = board.workers(run, now=time.time() + 60)
+    assert not later["alive"] and later["rate"] == 0
+
+
+def test_a_machines_last_plan_stays_with_the_time_measured_under_it(
+    person, launched, numbers, plan
+):
+    run, ada = launched(person())
+
+    def told() -> tuple:
+        [row] = board.workers(run)
+        return row["plan"], row["step_seconds"]
+
+    assert told() == (None, None)
+    ada.report(run, numbers(1, plan=plan, step_seconds=5.1))
+    assert told() == (plan.model_dump(), 5.1), "before Postgres has it"
+    drain()
+    stream.client().flushall()
+    assert told() == (plan.model_dump(), 5.1), "after the site forgot what it heard"
+    ada.report(run, numbers(2, step_seconds=9.0))
+    assert told() == (plan.model_dump(), 5.1), "a report without a plan changes nothing"
+    drain()
+    assert told() == (plan.model_dump(), 5.1)
+    other = plan.model_copy(update={"groups": 1})
+    ada.report(run, numbers(3, plan=other))
+    assert told() == (other.model_dump(), None), "nothing is measured under the new one yet"
+    drain()
+    member = Membership.objects.get(run=run)
+    assert (member.plan, member.step_seconds) == (other.model_dump(), None)
+    ada.report(run, numbers(5, plan=plan, step_seconds=5.0), numbers(6))
+    drain()
+    assert told() == (plan.model_dump(), 5.0)
+
+
+def test_a_replayed_old_report_does_not_turn_the_table_back(person, launched, numbers):
+    run, ada = launched(person())
+    ada.report(run, numbers(5))
+    ada.report(run, numbers(1), numbers(2))
+    assert board.workers(run)[0]["tokens"] == 5000
+
+
+def test_points_come_by_cursor_each_once(person, launched, numbers):
+    run, ada = launched(person())
+    assert stream.cursor(run.pk) == "0-0"
+    ada.report(run, numbers(1), numbers(2))
+    points, cursor = stream.points_since(run.pk, "0-0")
+    assert [p["tokens"] for p in points] == [1000, 2000] and points[0]["machine"] == str(
+        ada.machine.pk
+    )
+    assert stream.points_since(run.pk, cursor) == ([], cursor)
+    assert stream.cursor(run.pk) == cursor
+    ada.report(run, numbers(3))
+    assert [p["tokens"] for p in stream.points_since(run.pk, cursor)[0]] == [3000]
+
+
+def test_machines_agree_when_equal_vectors_mean_equal_weights():
+    def row(vector, anchor, alive=True):
+        return {"vector": vector, "anchor": anchor, "alive": alive}
+
+    assert board.agreement([]) is None
+    assert board.agreement([row("a", "1"), row("b", "2")]) is None
+    assert board.agreement([row("a", "1"), row("a", "1"), row("b", "2")]) is True
+    assert board.agreement([row("a", "1"), row("a", "2")]) is False
+    assert board.agreement([row("a", "1"), row("a", "2", alive=False), row("a", "")]) is None
+
+
+def test_of_a_runs_live_rows_only_those_that_changed_are_read_anew(valkey):
+    run = uuid4()
+    valkey.hset(stream.workers_key(run), mapping={"oak": '{"seq": 1}', "elm": '{"seq": 1}'})
+    before = stream.rows(run)
+    assert before == {"oak": {"seq": 1}, "elm": {"seq": 1}}
+    valkey.hset(stream.workers_key(run), mapping={"elm": '{"seq": 2}', "ash": '{"seq": 1}'})
+    after = stream.rows(run)
+    assert after == {"oak": {"seq": 1}, "elm": {"seq": 2}, "ash": {"seq": 1}}
+    assert after["oak"] is before["oak"]
+    valkey.hdel(stream.workers_key(run), "oak")
+    assert set(stream.rows(run)) == {"elm", "ash"}, "who is gone is not remembered"
+    for _ in range(2 * stream.READ):
+        stream.rows(uuid4())
+    assert len(stream._read) == stream.READ, "nor are runs without end"

@@ -1,0 +1,99 @@
+"""A deployed configuration: Django's own checks find nothing, cookies are for TLS alone, and mail goes by one URL."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.paths import ROOT
+
+from coordinator import mail
+
+DEPLOYED = {
+    "BARNRAISE_HOSTS": "barn.example.org",
+    "BARNRAISE_ORIGINS": "https://barn.example.org",
+    "BARNRAISE_HTTPS": "1",
+    "EMAIL_URL": "smtp://barn:a%40b@mail.example.org:587",
+    "EMAIL_FROM": "Barnraise <barn@example.org>",
+    "SECRET_KEY": "0123456789abcdefghijklmnop" * 2,
+}
+TOLD = """
+import json
+from django.conf import settings as s
+names = ["SESSION_COOKIE_SECURE", "CSRF_COOKIE_SECURE", "SESSION_COOKIE_HTTPONLY", "SECURE_HSTS_SECONDS", "DEBUG",
+         "SECURE_SSL_REDIRECT", "EMAIL_HOST_PASSWORD", "SITE_URL", "MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN"]
+print(json.dumps({n: getattr(s, n) for n in names}))
+"""
+
+
+def manage(*command: str, **environment: str) -> subprocess.CompletedProcess:
+    paths = os.pathsep.join([str(ROOT / "platform"), str(ROOT / "worker")])
+    return subprocess.run(
+        [sys.executable, ROOT / "manage.py", *command], env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_djangos_checks_find_nothing_in_a_deployed_site(state):
+    done = manage("check", "--deploy", "--fail-level", "INFO", **DEPLOYED)
+    assert done.returncode == 0, done.stderr
+    assert "no issues" in done.stdout
+
+
+def test_a_deployed_site_speaks_tls_alone_and_says_so(state):
+    told = json.loads(
+        manage("shell", "-v", "0", "-c", TOLD, **DEPLOYED).stdout.strip().splitlines()[-1]
+    )
+    assert told == {
+        "SESSION_COOKIE_SECURE": True,
+        "CSRF_COOKIE_SECURE": True,
+        "SESSION_COOKIE_HTTPONLY": True,
+        "SECURE_HSTS_SECONDS": 31_536_000,
+        "DEBUG": False,
+        "SECURE_SSL_REDIRECT": True,
+        "EMAIL_HOST_PASSWORD": "a@b",
+        "SITE_URL": "https://barn.example.org",
+        "MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN": False,
+    }
+
+
+def test_how_long_browsers_insist_on_tls_is_a_setting(state):
+    shorter = manage("shell", "-v", "0", "-c", TOLD, **DEPLOYED, BARNRAISE_HSTS="3600")
+    assert json.loads(shorter.stdout.strip().splitlines()[-1])["SECURE_HSTS_SECONDS"] == 3600
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("console:", {"EMAIL_BACKEND": "console"}),
+        ("file:///var/letters", {"EMAIL_BACKEND": "filebased", "EMAIL_FILE_PATH": "/var/letters"}),
+        (
+            "smtp://mail",
+            {
+                "EMAIL_BACKEND": "smtp",
+                "EMAIL_PORT": 587,
+                "EMAIL_USE_TLS": True,
+                "EMAIL_USE_SSL": False,
+            },
+        ),
+        (
+            "smtp://mail:25?starttls=0",
+            {"EMAIL_PORT": 25, "EMAIL_USE_TLS": False, "EMAIL_USE_SSL": False},
+        ),
+        (
+            "smtps://u:p%2Fq@mail",
+            {"EMAIL_PORT": 465, "EMAIL_USE_SSL": True, "EMAIL_HOST_PASSWORD": "p/q"},
+        ),
+    ],
+)
+def test_mail_goes_by_one_url(url, found):
+    made = mail.settings(url)
+    made["EMAIL_BACKEND"] = made["EMAIL_BACKEND"].split(".")[-2]
+    assert made.items() >= found.items()
+
+
+@pytest.mark.parametrize("url", ["mail.example.org", "http://mail", "://"])
+def test_a_url_that_is_no_mail_server_is_refused_at_once(url):
+    with pytest.raises(ValueError, match="EMAIL_URL must start with"):
+        mail.settings(url)

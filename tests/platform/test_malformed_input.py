@@ -1,0 +1,185 @@
+"""Input that nobody sends by accident: it is refused or made harmless, never a 500."""
+
+import json
+import time
+
+import jwt
+import pytest
+from blake3 import blake3
+from django.test import Client
+from helpers import paths
+
+from barnraise.errors import SpecError
+from barnraise.protocol import messages, reports
+from barnraise.protocol.signing import Identity
+from barnraise.spec import RunSpec, preset
+from coordinator import mirror
+from coordinator.accounts.models import Enrolment
+from coordinator.api import authentication
+from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.models import Run
+from coordinator.telemetry import stream
+from coordinator.telemetry.history import history
+from coordinator.telemetry.rollup import drain
+
+GOLDEN_REPORTS = paths.GOLDEN / "reports.json"
+pytestmark = pytest.mark.django_db
+WEIRD = [
+    None,
+    True,
+    -1,
+    10**30,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x" * 20_000,
+    "\0",
+    "\ud800",
+    "‮",
+    [],
+    {},
+    1.5,
+]
+
+
+@pytest.fixture
+def quiet(volunteer, person):
+    """A machine whose client hands 500s back instead of raising what caused them."""
+    ada = volunteer(person())
+    ada.client.raise_request_exception = False
+    return ada
+
+
+@pytest.mark.parametrize("claim", ["aud", "htm", "htu", "body", "iat", "exp", "jti"])
+def test_no_claim_of_a_strangers_token_breaks_the_site(valkey, claim):
+    stranger, now = Identity(b"s" * 32), int(time.time())
+    honest = {
+        "aud": mirror.identity().key,
+        "htm": "GET",
+        "htu": "/api/v1/runs",
+        "body": blake3(b"").hexdigest(),
+    }
+    honest |= {"iat": now, "exp": now + 30, "jti": "a" * 32}
+    client = Client(raise_request_exception=False)
+    for value in WEIRD:
+        try:
+            token = jwt.encode(
+                {**honest, claim: value}, stranger._private, "EdDSA", headers={"kid": stranger.key}
+            )
+        except (TypeError, ValueError):
+            continue  # the library will not even write it
+        answer = client.get("/api/v1/runs", headers={"Authorization": f"Barnraise {token}"})
+        assert answer.status_code == 401, (claim, value)
+
+
+def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan, monkeypatch):
+    monkeypatch.setattr(authentication, "SIGNED", 100_000)
+    run, _ = launched(quiet.machine.owner, seed=2)
+    quiet.join(run)
+    honest = json.loads(
+        messages.Reports(reports=[numbers(1, plan=plan, step_seconds=5.0)]).model_dump_json()
+    )
+    report = honest["reports"][0]
+    for place in (report, report["points"][0], report["plan"]):
+        for name in list(place):
+            for value in WEIRD:
+                kept, place[name] = place[name], value
+                answer = quiet.ask(
+                    "POST", f"/runs/{run.slug}/reports", sent=json.dumps(honest).encode()
+                )
+                place[name] = kept
+                assert answer.status_code in (200, 422), (name, value)
+    drain()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\xff\xfe", b"[" * 900_000, b"1" * 5000, b"\0", b"null", b'{"reports": NaN}']
+)
+@pytest.mark.parametrize(
+    "path", ["/runs/a-run/reports", "/runs/a-run/join", "/runs/a-run/manifest", "/enrolments"]
+)
+def test_a_body_that_is_nothing_is_refused(quiet, launched, sent, path):
+    launched(quiet.machine.owner, seed=2)
+    assert quiet.ask("POST", path, sent=sent).status_code in (400, 422)
+
+
+def test_what_a_machine_says_of_itself_cannot_hide_or_turn_text_around(quiet):
+    about = messages.Machine(hostname="pc\0‮\x1b[31m 🛖", processor="\0", cores=4)
+    asked = messages.EnrolmentRequest(
+        mirror=quiet.mirror_key, key=quiet.identity.key, machine=about, issued=time.time()
+    )
+    answer = quiet.ask("POST", "/enrolments", quiet.identity.sign("enrolment", asked))
+    assert answer.status_code == 200, answer.content
+    assert Enrolment.objects.get().about["hostname"] == "pc[31m 🛖"
+    assert Enrolment.objects.get().about["processor"] == ""
+
+
+def test_a_machine_whose_clock_says_1970_does_not_stretch_the_chart(person, launched, numbers):
+    run, ada = launched(person())
+    ada.report(run, numbers(1, at=12.0), numbers(2))
+    drain()
+    ((at, _), *more) = history(run)["rate"]
+    assert at >= run.created.timestamp() - 10 and len(more) <= 1
+
+
+def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(
+    person, launched, numbers
+):
+    run, ada = launched(person())
+    ada.report(run, *(numbers(seq) for seq in range(1, 41)))
+    ada.report(run, numbers(41, points=[reports.Point(kind="train", tokens=2**63 - 1, loss=1.0)]))
+    drain()
+    assert [tokens for tokens, _ in history(run)["train"]] == [seq * 1000 for seq in range(1, 41)]
+    assert max(point["tokens"] for point in stream.points_since(run.pk, "0-0")[0]) == 40_000
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("recipe", "token_budget"), ("recipe", "clip"), ("model", "width"), (None, "seed")],
+)
+def test_a_spec_with_numbers_beyond_all_bounds_is_refused_by_name(part, name):
+    raw = json.loads(RunSpec(model=preset("gpt-nano")).to_json())
+    (raw[part] if part else raw)[name] = 10**400
+    with pytest.raises(SpecError) as refused:
+        RunSpec.from_json(json.dumps(raw))
+    assert any(name in field for field in refused.value.problems)
+
+
+def test_a_code_that_another_person_decided_says_nothing_of_their_machine(person, client):
+    asked = messages.EnrolmentRequest(
+        mirror="0" * 64, key="a" * 64, machine=messages.Machine(hostname="adas-laptop"), issued=1.0
+    )
+    code = Enrolment.open(asked)
+    code.approve(person())
+    client.force_login(
+        person("eve@example.org"), backend="allauth.account.auth_backends.AuthenticationBackend"
+    )
+    answer = client.get(f"/machines/enrol/{code.code}/")
+    assert answer.status_code == 404 and b"adas-laptop" not in answer.content
+
+
+def test_revoked_machines_come_last(person, volunteer, client):
+    ada = person()
+    volunteer(ada, 1).machine.revoke()
+    volunteer(ada, 2)
+    client.force_login(ada, backend="allauth.account.auth_backends.AuthenticationBackend")
+    page = client.get("/machines/").content
+    assert page.index(b"pc-2") < page.index(b"pc-1")
+
+
+def test_a_machine_that_floods_the_site_with_reports_is_told_to_wait(
+    volunteer, person, monkeypatch
+):
+    """And nobody else is."""
+    monkeypatch.setattr(authentication, "SIGNED", 4)  # a join, and three reports
+    owner = person()
+    run = Run.create(owner, "Flood", spec_from_fields({}))
+    loud, calm = volunteer(owner, 1), volunteer(owner, 2)
+    for each in (loud, calm):
+        each.join(run)
+    report = reports.Report.model_validate(json.loads(GOLDEN_REPORTS.read_text())["reports"][0])
+    answers = [loud.report(run, report.model_copy(update={"seq": n})) for n in range(1, 6)]
+    assert [answer.status_code for answer in answers] == [200] * 3 + [429] * 2
+    assert "from this machine" in answers[-1].json()["error"]
+    assert calm.report(run, report).status_code == 200

@@ -1,0 +1,153 @@
+"""The form of a run: what people type into it, what comes of it, and what it says where that makes no sense."""
+
+import re
+
+import pytest
+from helpers.pages import field_error, text
+
+from coordinator.runs.models import Run
+from coordinator.web.forms import RunForm
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built")]
+GOOD = {"name": "Evening shift", "preset": "gpt-nano"}
+
+
+def test_a_preset_and_a_name_make_a_draft(signed_in):
+    client, ada = signed_in()
+    answer = client.post("/runs/new/", GOOD)
+    run = Run.objects.get()
+    assert answer.status_code == 302 and answer["Location"] == f"/runs/{run.slug}/"
+    assert (run.owner, run.name, run.status) == (ada, "Evening shift", "draft")
+    assert run.spec.model.layers == 4 and run.token_budget == 2_000_000
+
+
+def test_a_run_named_like_a_page_gets_an_address_of_its_own(signed_in):
+    client, _ = signed_in()
+    for name in ("New", "Estimate"):
+        answer = client.post("/runs/new/", {**GOOD, "name": name}, follow=True)
+        assert f"<h1>{name}</h1>" in answer.content.decode()
+
+
+def test_numbers_may_be_written_as_people_write_them(signed_in):
+    client, _ = signed_in()
+    client.post(
+        "/runs/new/",
+        {**GOOD, "recipe.token_budget": "5e6", "recipe.evaluate_every": "50,000", "quorum": "2"},
+    )
+    run = Run.objects.get()
+    assert (run.token_budget, run.spec.recipe.evaluate_every, run.quorum) == (5_000_000, 50_000, 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "typed", "said"),
+    [
+        ("name", "", "name of 1 to 80"),
+        ("name", "x" * 81, "name of 1 to 80"),
+        ("model.layers", "0", "between 1 and 256"),
+        ("model.heads", "7", "try 8"),
+        ("model.context", "99999", "between 8 and 16,384"),
+        ("model.layers", "four", "must be a whole number, not 'four'"),
+        ("text.source", "the-pile", "not one of the available choices"),
+        ("recipe.token_budget", "-5", "token budget must be between"),
+        ("recipe.learning_rate", "nan", "learning rate must be between"),
+        ("recipe.round_steps", "10000", "over the"),
+        ("text.held_out", "0.9", "between 0.001 and 0.5"),
+        ("quorum", "0", "between 1 and 10,000"),
+        ("quorum", "many", "must be a whole number"),
+        ("report_every", "0.01", "between 0.2 and 3,600"),
+        ("seed", "-1", "the seed must be between"),
+    ],
+)
+def test_a_field_that_makes_no_sense_says_so_and_keeps_what_was_typed(
+    signed_in, field, typed, said
+):
+    client, _ = signed_in()
+    sent = {**GOOD, "recipe.weight_decay": "0.25", field: typed}
+    if field == "recipe.round_steps":
+        sent |= {"model.context": "16384", "recipe.step_sequences": "65536"}
+    answer = client.post("/runs/new/", sent)
+    page = answer.content.decode()
+    assert answer.status_code == 422
+    assert said.lower() in field_error(page, field).lower().replace("&#x27;", "'")
+    assert 'value="0.25"' in page, "the other fields keep what was typed"
+    if typed and not field.startswith("text.source"):
+        assert f'value="{typed}"' in page
+        assert re.search(rf'name="{re.escape(field)}"[^>]*aria-invalid="true"', page)
+    assert not Run.objects.exists()
+
+
+def test_a_problem_in_a_folded_field_unfolds_it(signed_in):
+    client, _ = signed_in()
+    fold = r'<details class="card fold"( open)?>'
+    assert not re.search(fold, client.get("/runs/new/").content.decode())[1]
+    assert re.search(
+        fold, client.post("/runs/new/", {**GOOD, "model.heads": "7"}).content.decode()
+    )[1]
+
+
+def test_several_problems_are_all_said_at_once_each_with_a_way_to_its_field(signed_in):
+    client, _ = signed_in()
+    bad = {"preset": "gpt-nano", "recipe.token_budget": "-5", "model.heads": "7", "quorum": "x"}
+    page = client.post("/runs/new/", bad).content.decode()
+    for name in ("name", "recipe.token_budget", "model.heads", "quorum"):
+        assert field_error(page, name) and f'href="#id_{name}"' in page
+
+
+def test_an_unknown_preset_is_refused_at_its_field(signed_in):
+    client, _ = signed_in()
+    answer = client.post("/runs/new/", {**GOOD, "preset": "gpt-9"})
+    assert answer.status_code == 422 and field_error(answer.content.decode(), "preset")
+
+
+def test_the_bytes_tokenizer_brings_its_vocabulary(signed_in):
+    client, _ = signed_in()
+    client.post("/runs/new/", {**GOOD, "text.tokenizer": "bytes"})
+    assert Run.objects.get().spec.model.vocabulary == 256
+
+
+def test_a_draft_can_be_edited_until_it_is_launched(signed_in):
+    client, _ = signed_in()
+    client.post(
+        "/runs/new/",
+        {**GOOD, "preset": "gpt-micro", "recipe.learning_rate": "0.002", "text.tokenizer": "bytes"},
+    )
+    run = Run.objects.get()
+    seed = run.spec.seed
+    page = client.get(f"/runs/{run.slug}/edit/").content.decode()
+    assert 'value="0.002"' in page and re.search(r'value="gpt-micro"\s+checked', page)
+    form = RunForm(run=run)
+    sent = {field.name: field.value() or "" for field in form} | {
+        "name": "Renamed",
+        "recipe.token_budget": "9000",
+    }
+    assert client.post(f"/runs/{run.slug}/edit/", sent).status_code == 302
+    run.refresh_from_db()
+    assert (run.name, run.token_budget, run.spec.recipe.learning_rate, run.spec.seed) == (
+        "Renamed",
+        9000,
+        0.002,
+        seed,
+    )
+    assert run.spec.model.layers == 6 and run.spec.model.vocabulary == 256
+
+    run.launch()
+    assert "never change" in text(
+        client.post(f"/runs/{run.slug}/edit/", sent | {"name": "Again"}, follow=True)
+    )
+    run.refresh_from_db()
+    assert run.name == "Renamed"
+
+
+def test_a_stranger_cannot_edit_a_draft(signed_in, draft):
+    _, ada = signed_in()
+    stranger, _ = signed_in("bob@example.org")
+    assert stranger.get(f"/runs/{draft(ada).slug}/edit/").status_code == 404
+
+
+def test_the_estimate_follows_the_form_as_it_is_typed(signed_in):
+    client, _ = signed_in()
+    answer = client.post("/runs/estimate/", {"preset": "gpt2-124m"})
+    assert answer.status_code == 200 and "124 M" in text(answer), (
+        "no name is needed for an estimate"
+    )
+    assert "1 field" in text(client.post("/runs/estimate/", {**GOOD, "model.heads": "7"}))

@@ -1,0 +1,119 @@
+"""A run's weights after its end: served by one that trained, fetched by one that did not, held against their digest."""
+
+import json
+import re
+import signal
+
+import pytest
+from helpers.live_site import Person, Site, until
+
+
+@pytest.fixture
+def person(site: Site) -> Person:
+    return Person(site)
+
+
+def enrol(site: Site, person: Person, machine: str) -> None:
+    login = site.barnraise(machine, "login", site.url, "--name", machine)
+    where = re.compile(r"http://[^/]+(/machines/enrol/\S+/)")
+    until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")
+    person.post(where.search(site.log(f"login-{machine}"))[1], answer="approve")
+    assert login.wait(60) == 0, site.log(f"login-{machine}")
+
+
+def test_a_finished_runs_weights_are_served_and_fetched_and_are_those_the_site_lists(site, person):
+    owner = (
+        "--owner",
+        "organiser@example.org",
+        "--name",
+        "Keepsake",
+        "--report-every",
+        "1",
+        "--launch",
+    )
+    budget = (
+        "--tokens",
+        "60000",
+        "--set",
+        "recipe.learning_rate=3e-3",
+        "--set",
+        "text.tokenizer=bytes",
+    )
+    run = site.manage("create_run", *owner, *budget).splitlines()[-1]
+    for machine in ("keeper", "guest"):
+        enrol(site, person, machine)
+    trained = site.barnraise("keeper", "join", run, "--threads", "1")
+    assert trained.wait(200) == 0, site.log("join-keeper")
+    anchor = site.status("keeper")["anchor"]
+    page = until(
+        lambda: (text := person.http.get(f"/runs/{run}/").text) and anchor in text and text,
+        "a checkpoint",
+    )
+    assert "barnraise serve" in page or "barnraise export" in page
+    model = site.folder / "model"
+    alone = site.barnraise("guest", "fetch", run, str(model))
+    assert alone.wait(200) == 1 and "try again later" in site.log("fetch-guest")
+
+    served = site.barnraise("keeper", "serve", run)
+    until(lambda: "Serving" in site.log("serve-keeper"), "serving", 90)
+    fetched = site.barnraise("guest", "fetch", run, str(model), "--digest", anchor)
+    assert fetched.wait(200) == 0, site.log("fetch-guest")
+    assert anchor in site.log("fetch-guest") and (model / "config.json").exists()
+    wrong = site.barnraise("guest", "fetch", run, str(model), "--digest", "0" * 64)
+    assert wrong.wait(200) == 1 and "you asked for" in site.log("fetch-guest")
+    served.send_signal(signal.SIGINT)
+    assert served.wait(60) == 0, site.log("serve-keeper")
+
+
+def told(site: Site, machine: str, name: str) -> dict:
+    """A machine's status in the run of that name; {} before it has one."""
+    found = (
+        json.loads(path.read_text())
+        for path in (site.folder / machine / "runs").glob("*/status.json")
+    )
+    return next((status for status in found if status["name"] == name), {})
+
+
+def test_a_new_run_begins_with_the_weights_another_ended_with(site, person):
+    """Its owner's machine never saw that run: it says so until somebody serves it, then hands the weights on."""
+    owner = (
+        "--owner",
+        "organiser@example.org",
+        "--name",
+        "Forebear",
+        "--report-every",
+        "1",
+        "--launch",
+    )
+    small = {"layers": 2, "width": 32, "heads": 2, "context": 32, "vocabulary": 300}
+    rules = [word for name, size in small.items() for word in ("--set", f"model.{name}={size}")]
+    budget = ("--tokens", "20000", "--set", "recipe.learning_rate=3e-3", *rules)
+    run = site.manage("create_run", *owner, *budget).splitlines()[-1]
+    for machine in ("elder", "heir", "cousin"):
+        enrol(site, person, machine)
+    trained = site.barnraise("elder", "join", run, "--threads", "1")
+    assert trained.wait(300) == 0, site.log("join-elder")
+    ended = told(site, "elder", "Forebear")
+    row = re.compile(rf'title="{ended["anchor"]}".*?name="checkpoint" value="([0-9a-f-]+)"', re.S)
+    checkpoint = until(lambda: row.search(person.http.get(f"/runs/{run}/").text), "a checkpoint")[1]
+    made = person.post(f"/runs/{run}/clone/", checkpoint=checkpoint).url.path.split("/")[2]
+    person.post(f"/runs/{made}/launch/")
+
+    heir = site.barnraise("heir", "join", made, "--threads", "1")
+    until(lambda: "cannot be had now" in site.log("join-heir"), "a sentence", 120)
+    served = site.barnraise("elder", "serve", run)
+    until(
+        lambda: told(site, "heir", "Forebear (copy)").get("validation_first"), "its first look", 240
+    )
+    first = told(site, "heir", "Forebear (copy)")["validation_first"]
+    assert first == [0, pytest.approx(ended["validation_last"][1], abs=0.02)], (
+        "it goes on where the other ended"
+    )
+    served.send_signal(signal.SIGINT)
+    cousin = site.barnraise("cousin", "join", made, "--threads", "1")  # from the heir
+    assert heir.wait(300) == 0 and cousin.wait(300) == 0, site.log("join-heir") + site.log(
+        "join-cousin"
+    )
+    last = [told(site, machine, "Forebear (copy)") for machine in ("heir", "cousin")]
+    assert last[0]["anchor"] == last[1]["anchor"] and last[0]["validation_last"][1] < first[1]
+    assert served.wait(60) == 0, site.log("serve-elder")

@@ -1,0 +1,100 @@
+"""A run that begins with the weights another ended with: taken by one machine, fetched by the others by digest."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from barnraise.errors import StateError
+from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.spec import RunSpec, Start, problems
+from barnraise.state_dir import Home
+from barnraise.training.prefetch import gather_start
+from barnraise.training.warm_start import taken
+
+
+@pytest.fixture
+def ended(swarm):
+    """A run that Ada trained alone, and what she ended with."""
+    run = swarm(token_budget=30_000, folder="before")
+    ada = run.start("ada")
+    ada.join()
+    return run, ada
+
+
+def start_of(run, ada) -> Start:
+    return Start(
+        run=run.manifest.run, digest=ada.status["anchor"], tokens=ada.status["ledger_tokens"]
+    )
+
+
+def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended, swarm, caplog):
+    before, ada = ended
+    after = swarm(token_budget=60_000, folder="after")
+    home = after.home("ada")
+    blobs = Blobs(home.path / "runs" / before.manifest.run / "blobs")
+    spec = replace(after.spec, start=start_of(before, ada))
+    found = taken(Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.put)
+    assert len(found.fragments) == spec.model.layers + 2 and found.tokenizer is None
+    after.spec = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
+    assert not problems(after.spec) and RunSpec.from_json(after.spec.to_json()) == after.spec
+
+    ben = after.start("ben", knows=["ada"])  # before the one machine that has the weights
+    after.until(lambda: "the weights this run begins with from peers: 4 of 4" in caplog.text)
+    heirs = [after.start("ada", knows=["ben"]), ben]
+    for each in heirs:
+        each.join(120)
+    ended_at = ada.status["validation_last"][1]
+    firsts = [
+        each.status["validation_first"] for each in heirs
+    ]  # one may begin at the other's first updates
+    assert (0, ended_at) in firsts, "bit for bit the same weights"
+    assert max(loss for _, loss in firsts) < ended_at + 0.5
+    assert len({(each.status["vector"], each.status["anchor"]) for each in heirs}) == 1
+    assert heirs[0].status["validation_last"][1] < ended_at
+    assert all(each.status["checksum"]["corruptions"] == 0 for each in heirs), (
+        "it is audited from its own beginning"
+    )
+
+
+def test_a_machine_that_stands_elsewhere_or_cannot_ask_says_so(ended, tmp_path):
+    before, ada = ended
+    wrong = replace(before.spec, start=replace(start_of(before, ada), digest="0" * 64))
+    for home in (Home(before.folder / "ada"), Home(tmp_path / "new")):
+        with pytest.raises(StateError, match="not enrolled"):  # it would ask that run's peers
+            taken(home, threading.Event(), lambda: None, wrong, lambda data: "0" * 64)
+
+
+def test_fragments_that_are_not_the_checkpoint_are_refused_before_the_first_step(ended, tmp_path):
+    before, ada = ended
+    blobs = Blobs(tmp_path / "blobs")
+    spec = replace(before.spec, start=start_of(before, ada))
+    found = taken(Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.put)
+    other = blobs.put(bytes(blobs.size(found.fragments[0])))
+    for fragments, said in (
+        ([other, *found.fragments[1:]], "tell its owner"),
+        ([found.fragments[-1], *found.fragments[1:]], "is of another model"),
+    ):
+        spoilt = replace(spec, start=replace(spec.start, fragments=tuple(fragments)))
+        with pytest.raises(StateError, match=said):
+            gather_start(None, blobs, spoilt, lambda: False)
+    right = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
+    assert gather_start(None, blobs, right, lambda: False)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"run": ""},
+        {"run": "nonsense"},
+        {"digest": "0"},
+        {"tokens": -1},
+        {"fragments": ("0" * 64,)},
+        {"tokenizer": "1" * 64},
+    ],
+)
+def test_a_start_that_makes_no_sense_is_refused(swarm, start):
+    run = swarm()
+    sound = Start(run=run.manifest.run, digest="1" * 64, tokens=5, fragments=("2" * 64,) * 4)
+    assert not problems(replace(run.spec, start=sound))
+    assert "start" in problems(replace(run.spec, start=replace(sound, **start)))

@@ -1,0 +1,336 @@
+"""A machine and all mirrors of its site: over real HTTP, with mirrors that die, lag behind, lie, or come back."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from helpers import wait_for
+from helpers.fake_coordinator import MACHINE, RUN
+from helpers.fake_coordinator import Coordinator as Small
+from helpers.mirror_lists import listed, signed_list
+
+from barnraise.coordinator_client import failover as mirrored_module
+from barnraise.coordinator_client.failover import KEPT, Choice, Mirrored
+from barnraise.coordinator_client.reporter import Numbers, Reporter, Spool
+from barnraise.errors import CoordinatorError, CoordinatorGone
+from barnraise.protocol.enums import Activity, Status
+from barnraise.protocol.messages import Directive, JoinReply, MirrorView, Peer, Problem, RunView
+from barnraise.protocol.mirror_list import Expulsion, Lists, ranked, read
+from barnraise.protocol.signing import Identity, digest
+from barnraise.spec import ModelSpec, RunSpec, TextSpec
+from barnraise.state_dir import Home, Membership
+
+waits_for = partial(wait_for.waits_for, seconds=15.0)
+
+
+class Mirror(Small):
+    """One of several. `lists`: those it serves; `joined`: what machines said as they came."""
+
+    def __init__(self, number: int):
+        super().__init__(Identity(bytes([number]) * 32))
+        self.lists, self.joined = [], []
+        self.routes[f"POST /runs/{RUN}/join"] = self.take
+        for after in range(4):
+            self.routes[f"GET /mirrors/list?after={after}"] = lambda body, after=after: Lists(
+                lists=[each for each in self.lists if read(each).version > after]
+            )
+
+    def take(self, body: bytes):
+        if self.failing:
+            return self.failing[0], Problem(error=self.failing[1])
+        self.joined.append(json.loads(body))
+        spec = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes")).to_json()
+        run = RunView(id=RUN, slug="a-run", name="A run", status=Status.TRAINING, spec=spec)
+        peers = [Peer(key=self.identity.key, addresses=["127.0.0.1:1"])]
+        return JoinReply(run=run, ticket=None, directive=self.signed_directive(), peers=peers)
+
+    def names(self, signed) -> None:
+        self.lists = [signed]
+        self.directive |= {"mirrors": read(signed).version, "listed": digest(signed.body)}
+
+    @property
+    def listed(self):
+        return listed(self.identity, self.url)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(mirrored_module, "FIRST_WAIT", 0.4)
+    monkeypatch.setattr(mirrored_module, "LONGEST_WAIT", 0.8)
+
+
+@pytest.fixture
+def home(tmp_path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def mirrors(home):
+    """Three of one list, in the order in which this machine prefers them; it is enrolled at the last."""
+    made = [Mirror(n) for n in (1, 2, 3)]
+    order = [each.key for each in ranked(home.identity.key, [m.listed for m in made])]
+    made.sort(key=lambda mirror: order.index(mirror.identity.key))
+    signed = signed_list(1, *(m.listed for m in made))
+    for mirror in made:
+        mirror.names(signed)
+    view = MirrorView(key=made[2].identity.key, name="third", protocols=[1], time=0)
+    home.enrol(Membership(url=made[2].url, mirror=view, machine=MACHINE))
+    yield made
+    for mirror in made:
+        mirror.close()
+
+
+@pytest.fixture
+def client(home, mirrors):
+    made = Mirrored.known(home)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reporter(home, client, tmp_path):
+    """Reports five times a second, to whichever of them."""
+    first = Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, report_every=0.2, issued=0)
+    client.join(RUN, [])
+    made = Reporter(client, RUN, MACHINE, first, Spool(tmp_path / "spool.sqlite"))
+    made.note(Numbers(activity=Activity.TRAINING, addresses=("127.0.0.1:4000",)))
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_a_machine_learns_of_all_mirrors_from_its_own_and_reports_to_the_one_it_prefers(
+    home, mirrors, reporter
+):
+    waits_for(lambda: mirrors[0].reports)
+    assert read(Lists.model_validate_json((home.path / KEPT).read_bytes()).lists[-1]).version == 1
+    assert Mirrored.known(home).turn() == mirrors[0].identity.key, "after a restart, too"
+
+
+def test_it_tells_every_mirror_where_it_can_be_found_and_hears_from_each_of_peers(
+    mirrors, reporter
+):
+    waits_for(
+        lambda: all(any(said["addresses"] for said in mirror.joined) for mirror in mirrors[:2])
+    )
+    found: set[str] = set()
+    waits_for(lambda: found.update(peer.key for peer in reporter.taken_peers()) or len(found) >= 2)
+
+
+def test_when_its_mirror_dies_the_next_gets_what_was_not_confirmed_and_it_goes_back_afterwards(
+    mirrors, reporter
+):
+    waits_for(lambda: mirrors[0].reports)
+    mirrors[0].close()
+    waits_for(lambda: mirrors[1].reports)
+    before = len(mirrors[0].reports)
+    assert min(mirrors[1].reports) == 1, "its mark was 0: all of it is told again"
+    mirrors[0].open()
+    waits_for(lambda: len(mirrors[0].reports) > before)
+    assert sorted(mirrors[0].reports) == list(range(1, len(mirrors[0].reports) + 1)), (
+        "nothing is missing"
+    )
+
+
+def test_while_no_mirror_answers_reports_wait_and_none_is_lost(mirrors, reporter):
+    waits_for(lambda: mirrors[0].reports)
+    for mirror in mirrors:
+        mirror.close()
+    time.sleep(1.0)
+    mirrors[1].open()
+    waits_for(lambda: len(mirrors[1].reports) > 4)
+    assert sorted(mirrors[1].reports) == list(range(1, len(mirrors[1].reports) + 1))
+    assert reporter.refused is None
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_one_mirror_alone_cannot_send_a_machine_away(mirrors, reporter, status):
+    waits_for(lambda: mirrors[0].reports)
+    mirrors[0].failing = (status, "this machine is not in the run")
+    waits_for(lambda: mirrors[1].reports)
+    assert reporter.refused is None
+
+
+def test_most_of_the_mirrors_together_can_send_a_machine_away(mirrors, reporter):
+    waits_for(lambda: mirrors[0].reports)
+    for mirror in mirrors[:2]:
+        mirror.failing = (403, "this machine was revoked")
+    waits_for(lambda: reporter.refused)
+    assert "this machine was revoked" in reporter.refused
+
+
+def test_a_directive_of_the_next_mirror_counts_though_the_last_ones_clock_was_ahead(
+    mirrors, reporter
+):
+    mirrors[0].issued = 9e9
+    waits_for(lambda: reporter.directive.issued == 9e9)
+    mirrors[0].close()
+    mirrors[1].directive |= {"status": Status.PAUSED}
+    waits_for(lambda: reporter.directive.status is Status.PAUSED)
+
+
+def test_a_newer_list_that_any_mirror_has_is_taken_and_who_was_expelled_is_left(
+    mirrors, client, reporter
+):
+    waits_for(lambda: mirrors[0].reports and client.newest)
+    newer = signed_list(
+        2,
+        mirrors[0].listed.model_copy(update={"expelled": Expulsion(at=1.0)}),
+        mirrors[1].listed,
+        mirrors[2].listed,
+    )
+    mirrors[2].lists = [newer]
+    client._now()  # the next round, now
+    waits_for(lambda: client.newest.version == 2)
+    waits_for(lambda: mirrors[1].reports)
+    assert mirrors[0].identity.key not in client._choice.order
+
+
+@pytest.mark.parametrize("signers", [0, 1])
+def test_a_first_list_signed_by_too_few_is_not_taken_though_its_mirror_names_it(
+    mirrors, client, signers, caplog
+):
+    for mirror in mirrors:
+        mirror.names(signed_list(1, *(m.listed for m in mirrors), signers=signers))
+    client.join(RUN, [])
+    client.heard(mirrors[2].lists)
+    assert client.newest is None and f"signed by {signers} of" in caplog.text
+    assert client.turn() == mirrors[2].identity.key
+
+
+def test_a_first_list_that_the_machines_own_mirror_does_not_name_is_not_taken(
+    mirrors, client, caplog
+):
+    client.join(RUN, [])
+    client.heard([signed_list(1, mirrors[0].listed)])
+    assert client.newest is None and "which this machine's mirror names" in caplog.text
+
+
+def test_an_older_an_expired_and_a_second_list_of_one_version_are_refused_by_a_sentence(
+    mirrors, client, caplog
+):
+    client.join(RUN, [])
+    client.heard(mirrors[2].lists)
+    client.heard([signed_list(2, *(m.listed for m in mirrors))])
+    held = client.chain
+    for told, sentence in (
+        (signed_list(1, mirrors[0].listed), "older than 2"),
+        (signed_list(2, *(m.listed for m in mirrors[::-1])), "two different mirror lists 2"),
+        (signed_list(3, *(m.listed for m in mirrors), expires=5.0), "expired"),
+    ):
+        client.heard([told])
+        assert client.chain == held and sentence in caplog.text
+        caplog.clear()
+
+
+@pytest.mark.parametrize(
+    "kept", [b"", b"{", b'{"lists": []}', b'{"lists": [{"body": "x", "signatures": {}}]}']
+)
+def test_a_damaged_list_on_disk_costs_nothing_but_asking_again(home, mirrors, kept):
+    (home.path / KEPT).write_bytes(kept)
+    client = Mirrored.known(home)
+    assert client.chain == [] and client.turn() == mirrors[2].identity.key
+    client.close()
+
+
+def test_a_list_of_another_site_than_the_one_a_machine_is_enrolled_at_is_not_gone_by(home, mirrors):
+    other = signed_list(1, listed(Identity(b"z" * 32), "https://elsewhere.example.org"))
+    (home.path / KEPT).write_bytes(Lists(lists=[other]).model_dump_json().encode())
+    client = Mirrored.known(home)
+    assert client.turn() == mirrors[2].identity.key
+    client.close()
+
+
+def test_entering_asks_one_mirror_after_the_other(mirrors, client):
+    client.join(RUN, [])
+    client.heard(mirrors[2].lists)
+    mirrors[0].close()
+    mirrors[1].failing = (404, "there is no run of that name here")
+    assert client.join(RUN, []).run.id == RUN and client.mirror == mirrors[2].identity.key
+    mirrors[2].failing = (403, "its owner says no")
+    with pytest.raises(CoordinatorError, match=r"no run of that name|owner says no"):
+        client.join(RUN, [])
+    for mirror in mirrors[1:]:
+        mirror.close()
+    with pytest.raises(CoordinatorGone):
+        client.join(RUN, [])
+
+
+# ---- answers that are none
+
+
+class Strange(ThreadingHTTPServer):
+    """Answers each request by `body`, a piece at a time."""
+
+    def __init__(self, status: int, pieces: Callable[[], object]):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.end_headers()
+                try:
+                    for piece in pieces():
+                        self.wfile.write(piece)
+                except OSError:
+                    return
+
+            do_POST = do_GET
+
+            def log_message(self, *words) -> None: ...
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.daemon_threads = True
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
+
+
+def endless():
+    while True:
+        yield b"x" * 65536
+
+
+@pytest.mark.parametrize(
+    ("pieces", "sentence"),
+    [
+        (endless, "was cut off"),
+        (lambda: [b"<html>hello</html>"], "not Barnraise's API"),
+        (lambda: [b'{"lists": [{"bo'], "not Barnraise's API"),
+        (lambda: [], "not Barnraise's API"),
+    ],
+)
+def test_a_mirror_that_answers_with_something_else_is_left_for_the_next(
+    mirrors, client, reporter, pieces, sentence
+):
+    waits_for(lambda: client.newest)
+    strange = Strange(200, pieces)
+    url = f"http://127.0.0.1:{strange.server_address[1]}"
+    moved = mirrors[0].listed.model_copy(update={"url": url})
+    client.heard([signed_list(2, moved, mirrors[1].listed, mirrors[2].listed)])
+    waits_for(lambda: mirrors[1].reports)
+    strange.shutdown()
+    strange.server_close()
+
+
+# ---- the choice, alone
+
+
+def test_waits_grow_up_to_a_bound_and_spread(monkeypatch):
+    monkeypatch.undo()
+    choice = Choice("m" * 64)
+    choice.order = ["a", "b"]
+    ends = set()
+    for _ in range(100):
+        choice.failed("a", 1000.0)
+        ends.add(choice.next_at())
+        assert 1000.0 < choice.next_at() <= 1000.0 + 1.5 * mirrored_module.LONGEST_WAIT
+        assert choice.pick() == "b" and not choice.due(1000.0)
+    assert len(ends) > 90, "machines do not come back all at once"
+    choice.failed("b", 1000.0)
+    assert choice.pick() == "b", "of two that are away, the one to look after first"
+    assert choice.due(1e9) == ["a", "b"]
+    choice.back("a")
+    assert choice.pick() == "a" and choice.next_at() < 1000.0 + 1.5 * mirrored_module.FIRST_WAIT

@@ -1,0 +1,344 @@
+"""Gossip as a pure state machine: loss, partitions, churn and many peers, in simulated time, without a socket."""
+
+import itertools
+
+import hypothesis.strategies as st
+from helpers.simulated_swarm import Simulation, author_of, key_of, met, said
+from hypothesis import given, settings
+
+from barnraise.exchange.gossip import gossip as g
+from barnraise.exchange.gossip import membership, requests
+from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.protocol.messages import Peer, State
+
+
+def peer(number: int, address: str = "x:1") -> Peer:
+    return Peer(key=key_of(number), addresses=[address])
+
+
+def asks(actions: list[g.Action]) -> list[g.AskFor]:
+    return [action for action in actions if isinstance(action, g.AskFor)]
+
+
+def pushes(actions: list[g.Action]) -> list[str]:
+    return [action.to for action in actions if isinstance(action, g.PushUpdate)]
+
+
+# ---- how updates spread
+
+
+def test_machines_that_know_only_one_learn_of_all_the_others():
+    simulation = Simulation(8)
+    simulation.introduce_all()
+    simulation.run(60)
+    assert simulation.degrees == [7] * 8
+
+
+def test_in_a_swarm_that_has_settled_every_update_reaches_everybody_once_and_is_asked_for_by_nobody():
+    simulation = Simulation(6)
+    simulation.introduce_all()
+    simulation.run(60)
+    for number in itertools.chain(*[range(6)] * 4):  # the links that are one too many turn lazy
+        simulation.publish(number)
+        simulation.run(5)
+    simulation.sent |= {"push": 0, "ask": 0}
+    for number in range(6):
+        simulation.publish(number)
+        assert simulation.run(10, until=lambda: simulation.agreed)
+        simulation.run(5)
+    assert simulation.sent["push"] == 6 * 5 and simulation.sent["ask"] == 0
+
+
+def test_a_peer_that_missed_updates_catches_up():
+    simulation = Simulation(3)
+    simulation.introduce_all()
+    simulation.run(10)
+    simulation.partition({2: 1})
+    for _ in range(200):
+        simulation.publish(0)
+        simulation.run(0.1)
+    simulation.partition({})
+    assert simulation.run(60, until=lambda: simulation.agreed)
+    assert simulation.machines[key_of(2)].vector == {author_of(0): 200}
+    assert simulation.machines[key_of(2)].behind == 0
+
+
+def test_an_update_reaches_machines_that_know_its_author_only_through_third_peers():
+    simulation = Simulation(5)
+    for number in range(4):  # a chain, and no more links than that
+        simulation.dialled(key_of(number), key_of(number + 1))
+    for machine in simulation.machines.values():
+        machine.circle.known.clear()
+    simulation.publish(0)
+    simulation.publish(4)
+    assert simulation.run(20, until=lambda: simulation.agreed)
+
+
+def test_a_duplicate_makes_a_link_lazy_on_both_sides_and_an_ask_makes_it_eager_again():
+    me, author = met(1, 2, 3), author_of(9)
+    me.pushed(key_of(2), author, 1, 1.0)
+    me.pushed(key_of(3), author, 1, 1.1)  # it is on its way already
+    me.act(1.1)
+    told = me.tell(key_of(3), 1.1)
+    assert told.spare == {author: 1} and not me.links[key_of(3)].eager and me.links[key_of(2)].eager
+    assert me.tell(key_of(2), 1.1).spare == {}, "it goes on sending"
+
+    you = met(3, 1)
+    you.told_state(key_of(1), told, 1.2)
+    you.holds(author, 1)
+    you.holds(author_of(3), 1)
+    assert pushes(you.act(1.2)) == [], "what is new is only announced"
+    assert author_of(3) in you.tell(key_of(1), 1.5).vector
+    you.asked(key_of(1), author_of(3))
+    you.holds(author_of(3), 2)
+    assert pushes(you.act(1.3)) == [key_of(1)]
+
+
+def test_a_push_that_is_declined_is_not_gone_on_with():
+    me, author = met(1, 2), author_of(1)
+    me.holds(author, 1)
+    assert me.lacks(key_of(2), author, 1)
+    me.told_state(key_of(2), said({}, spare={author: 1}, whole=False), 1.0)
+    assert not me.lacks(key_of(2), author, 1)
+    me.asked(key_of(2), author)  # whoever was sending it broke off
+    assert me.lacks(key_of(2), author, 1)
+
+
+def test_what_comes_is_passed_on_to_eager_links_but_not_to_where_it_came_from():
+    me, author = met(1, 2, 3, 4), author_of(9)
+    me.links[key_of(4)].eager = False
+    me.pushed(key_of(2), author, 1, 1.0)
+    me.holds(author, 1)
+    assert pushes(me.act(1.0)) == [key_of(3)]
+
+
+def test_an_update_whose_source_stalls_is_asked_of_another():
+    me, author = met(1, 2, 3), author_of(9)
+    me.told_state(key_of(3), said({author: 1}), 0.0)
+    me.pushed(key_of(2), author, 1, 0.5)
+    me.act(0.5)
+    me.arriving(key_of(2), author, 1, 4.0)
+    assert not asks(me.act(4.0 + requests.STALLED - 0.1))
+    assert asks(me.act(4.0 + requests.STALLED + 0.1)) == []  # its grace begins when it is missed
+    assert asks(me.act(4.0 + requests.STALLED + 0.2 + requests.GRACE)) == [
+        g.AskFor(key_of(3), author, 1, 1)
+    ]
+
+
+def test_a_peer_that_promises_what_it_does_not_have_is_not_waited_for():
+    simulation = Simulation(3)
+    simulation.introduce_all()
+    simulation.run(10)
+    liar, honest, me = (key_of(n) for n in (0, 1, 2))
+    author = author_of(9)
+    simulation.held[honest][author] = {1}
+    simulation.machines[honest].holds(author, 1)
+    simulation.machines[me].told_state(liar, said({author: 1, author_of(8): 50}), simulation.now)
+    assert simulation.run(40, until=lambda: simulation.machines[me].vector.get(author) == 1)
+
+
+def test_nothing_is_asked_for_while_a_snapshot_is_being_fetched():
+    me, author = Gossip(key_of(1), 0), author_of(3)
+    me.linked(key_of(2), 0.0)
+    me.told_state(key_of(2), said({author: 5}), 0.0)
+    assert not asks(me.act(0.0)) and not asks(me.act(5.0))
+    me.begin({}, {}, 5.0)
+    me.act(5.0)
+    assert asks(me.act(5.0 + requests.GRACE)) == [g.AskFor(key_of(2), author, 1, 5)]
+    assert not asks(me.act(5.1 + requests.GRACE)), "it is under way"
+
+
+def test_what_was_announced_gets_a_moment_to_come_along_the_tree_and_longer_where_the_tree_is_slow():
+    me, author = met(1, 2, 3), author_of(9)
+    me.told_state(key_of(2), said({author: 1}), 0.0)
+    assert not asks(me.act(0.0))
+    assert me.next_at(0.1) <= requests.GRACE
+    assert asks(me.act(requests.GRACE + 0.01))
+    for seq in range(
+        2, 40
+    ):  # now they come along the tree, each three seconds after it was announced
+        now = 10.0 * seq
+        me.holds(author, seq - 1)
+        me.told_state(key_of(2), said({author: seq}), now)
+        me.act(now)
+        me.pushed(key_of(3), author, seq, now + 3)
+    me.holds(author, seq)
+    me.told_state(key_of(2), said({author: seq + 1}), 1000.0)
+    assert (
+        not asks(me.act(1000.0))
+        and not asks(me.act(1005.0))
+        and asks(me.act(1000.0 + requests.GRACE_MOST))
+    )
+
+
+def test_what_a_peer_has_no_more_is_not_asked_of_it_and_when_nobody_has_it_only_a_snapshot_helps():
+    me, author = met(1, 2, 3), author_of(9)
+    me.told_state(key_of(2), said({author: 9}, gone={author: 5}), 0.0)
+    me.told_state(key_of(3), said({author: 3}), 0.0)
+    me.act(0.0)
+    assert asks(me.act(2.0)) == [
+        g.AskFor(key_of(3), author, 1, 3),
+        g.AskFor(key_of(2), author, 6, 9),
+    ]
+    assert not me.overtaken(100.0)
+    me.unlinked(key_of(3), 100.0)
+    me.act(100.0)
+    assert not me.overtaken(100.0) and me.overtaken(100.0 + requests.OVERTAKEN)
+    me.begin({author: 9}, {author: 9}, 200.0)
+    me.act(200.0)
+    assert not me.overtaken(300.0)
+
+
+# ---- what States say
+
+
+def test_a_state_says_what_changed_since_the_last_and_now_and_then_everything():
+    me = met(1, 2)
+    for number in range(50):
+        me.holds(author_of(number), 1)
+    first = me.tell(key_of(2), 0.0)
+    assert first.whole and len(first.vector) == 50 and first.links == 1
+    assert me.tell(key_of(2), 0.1).vector == {}
+    me.holds(author_of(7), 2)
+    me.pruned(author_of(7), 1)
+    some = me.tell(key_of(2), 0.2)
+    assert (some.whole, some.vector, some.gone) == (False, {author_of(7): 2}, {author_of(7): 1})
+    assert me.tell(key_of(2), 2 * g.WHOLE_EVERY).whole
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
+def test_a_peer_that_hears_every_state_knows_the_whole_vector(steps):
+    me, you = met(1, 2), met(2, 1)
+    now = 0.0
+    for number, tells in steps:
+        now += 0.1
+        author = author_of(number)
+        me.holds(author, me.vector.get(author, 0) + 1)
+        if tells:
+            you.told_state(key_of(1), me.tell(key_of(2), now), now)
+            assert you.links[key_of(1)].vector == me.vector
+
+
+def test_a_state_of_too_many_authors_tells_ever_another_part_and_all_of_them_in_the_end():
+    me, you = Gossip(key_of(1), 1), met(2, 1)
+    me.linked(key_of(2), 0.0)
+    me.begin({author_of(n): n for n in range(1, g.MAX_TOLD + 100)}, {}, 0.0)
+    for n in range(40):
+        told = me.tell(key_of(2), n * 2 * g.WHOLE_EVERY)
+        assert len(told.vector) == g.MAX_TOLD and not told.whole
+        you.told_state(key_of(1), told, 0.0)
+    assert you.links[key_of(1)].vector == me.vector
+
+
+def test_what_a_peer_says_it_has_is_bounded():
+    me = met(1, 2)
+    for part in range(g.MAX_AUTHORS // 1000 + 5):
+        many = {author_of(n, life=part + 1): 1 for n in range(1000)}
+        me.told_state(
+            key_of(2),
+            State.model_construct(vector=many, gone={}, whole=False, spare={}, rate=1.0),
+            0.0,
+        )
+    assert len(me.links[key_of(2)].vector) <= g.MAX_AUTHORS
+
+
+def test_settled_means_everybody_is_complete_with_the_same_updates():
+    me = Gossip(key_of(1), 0)
+    assert me.settled
+    me.linked(key_of(2), 0.0)
+    assert not me.settled, "it has not said where it is"
+    me.holds(author_of(1), 3)
+    me.told_state(key_of(2), said({author_of(1): 3}), 0.0)
+    assert not me.settled
+    me.told_state(key_of(2), said({author_of(1): 2}, complete=True), 0.0)
+    assert not me.settled
+    me.told_state(key_of(2), said({author_of(1): 3}, complete=True), 0.0)
+    assert me.settled
+
+
+# ---- whom to be linked to
+
+
+def test_a_silent_peer_is_dropped_and_a_gone_one_is_dialled_again_ever_more_rarely():
+    me = Gossip(key_of(1), 0)
+    me.circle.introduce([peer(2)], 0.0)
+    me.linked(key_of(2), 0.0)
+    assert g.Drop in {type(action) for action in me.act(g.SILENCE)}
+    me.unlinked(key_of(2), g.SILENCE)
+    now, waits = g.SILENCE, []
+    for _ in range(10):
+        began = now
+        while not any(isinstance(action, g.Dial) for action in me.act(now)):
+            now += 0.1
+        waits.append(now - began)
+        me.circle.dial_failed(key_of(2), now)
+    assert waits[0] < 2 and waits[4] > waits[0] and max(waits) <= membership.REDIAL_MOST * 1.3
+
+
+def test_hearsay_neither_overrides_what_a_peer_says_of_itself_nor_fills_the_memory():
+    me = Gossip(key_of(1), 0)
+    me.circle.introduce([peer(2, "true:1")], 0.0)
+    me.circle.introduce([peer(2, "false:1")], 1.0, vouched=False)
+    assert me.circle.known[key_of(2)].addresses == ("true:1",)
+    for number in range(3, 3 * membership.MAX_KNOWN):
+        me.circle.introduce([peer(number)], 1.0, vouched=False)
+    assert len(me.circle.known) == membership.MAX_KNOWN
+    assert sum(isinstance(action, g.Dial) for action in me.act(10.0)) == membership.WANTED
+
+
+def test_whom_a_coordinator_names_is_known_and_dialled_however_much_hearsay_there_is():
+    me = Gossip("0" * 64, seed=1)
+    me.circle.introduce([peer(n) for n in range(1, membership.MAX_KNOWN + 50)], 0.0, vouched=False)
+    assert len(me.circle.known) == membership.MAX_KNOWN
+    me.circle.introduce([Peer(key="f" * 64, addresses=["a:1"])], 0.0)
+    assert "f" * 64 in me.circle.known and len(me.circle.known) == membership.MAX_KNOWN
+    first = next(action for action in me.act(10.0) if isinstance(action, g.Dial))
+    assert first.peer.key == "f" * 64
+
+
+def test_a_machine_does_not_dial_itself():
+    me = Gossip(key_of(1), 0)
+    me.circle.introduce([peer(1)], 0.0)
+    assert not me.circle.known
+
+
+def test_with_too_many_links_it_says_goodbye_to_lazy_ones_and_keeps_those_who_have_few_others():
+    me = met(99, *range(1, membership.MOST + 4))
+    for number in range(1, membership.MOST + 4):
+        few = number <= 2
+        me.told_state(key_of(number), said({}, links=1 if few else 8), 0.0)
+        me.links[key_of(number)].eager = few or number >= 6
+    assert not [action for action in me.act(1.0) if isinstance(action, g.Goodbye)], (
+        "they have only just come"
+    )
+    gone = {action.to for action in me.act(membership.SETTLED) if isinstance(action, g.Goodbye)}
+    assert gone == {key_of(3), key_of(4), key_of(5)}
+    assert not [
+        action for action in me.act(membership.SETTLED + 1) if isinstance(action, g.Goodbye)
+    ], "once is enough"
+    late = me.act(membership.SETTLED + g.PARTING + 1)
+    assert {action.peer for action in late if isinstance(action, g.Drop)} == gone, (
+        "they did not go by themselves"
+    )
+
+
+def test_who_said_goodbye_is_not_dialled_again_soon():
+    me = met(1, 2)
+    me.circle.introduce([peer(2)], 0.0)
+    me.parting(key_of(2), 1.0)
+    me.unlinked(key_of(2), 1.0)
+
+    def dialled(now: float) -> bool:
+        return any(isinstance(action, g.Dial) for action in me.act(now))
+
+    assert not dialled(1.0 + membership.LATER) and dialled(1.0 + 2 * membership.LATER)
+
+
+def test_it_never_asks_to_be_looked_at_again_without_pause():
+    simulation = Simulation(4, loss=0.3)
+    simulation.introduce_all()
+    for _ in range(30):
+        simulation.publish(0)
+        simulation.run(1)
+    assert simulation.looks < 4 * 30 * 12

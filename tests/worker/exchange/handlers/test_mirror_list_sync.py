@@ -1,0 +1,150 @@
+"""The mirror list among peers: it reaches machines that reach no mirror, and what is false reaches nobody."""
+
+import itertools
+import time
+
+import pytest
+from helpers.mirror_lists import listed, signed_list
+from helpers.wait_for import waits_for
+
+from barnraise.errors import TicketError
+from barnraise.exchange.handlers import mirror_list_sync as register_module
+from barnraise.protocol import messages
+from barnraise.protocol.mirror_list import Expulsion, Lists, SignedList
+from barnraise.protocol.signing import Identity
+
+SECOND = Identity(b"2" * 32)
+
+
+def first(world) -> SignedList:
+    return signed_list(1, listed(world.mirror, "https://one.example.org"))
+
+
+def second(world) -> SignedList:
+    return signed_list(
+        2,
+        listed(world.mirror, "https://one.example.org"),
+        listed(SECOND, "https://two.example.org"),
+    )
+
+
+def version(machine) -> int:
+    return machine.node._hub.register.version
+
+
+def linked(world, count: int):
+    machines = [world.machine(n).start() for n in range(1, count + 1)]
+    for before, after in itertools.pairwise(machines):  # a line: each knows its neighbour
+        after.knows(before)
+    for machine in machines:
+        machine.node.know([first(world)])
+    waits_for(lambda: all(version(machine) == 1 for machine in machines))
+    return machines
+
+
+def test_a_list_that_one_machine_has_reaches_all_through_their_peers(world):
+    machines = linked(world, 4)
+    waits_for(lambda: all(machine.node.stats.peers for machine in machines))
+    machines[0].node.know([second(world)])
+    waits_for(lambda: all(version(machine) == 2 for machine in machines))
+    assert machines[3].node.know([first(world)])[-1].digest == second(world).digest, (
+        "and its machine hears of it"
+    )
+    assert machines[3].node.know([second(world)]) == []
+
+
+def test_updates_of_an_author_whose_ticket_a_new_mirror_signed_count_once_the_list_says_so(world):
+    a, b = linked(world, 2)
+    b.stop()
+    b.ticket = world.ticket(b.identity.key, by=SECOND)
+    b.open()
+    a.node.know([second(world)])
+    b.node.know([second(world)])
+    waits_for(lambda: version(a) == version(b) == 2)
+    b.start()
+    b.knows(a)
+    b.round(1)
+    world.agree(a, b)
+    assert a.anchor.vector == {b.node.author: 1}
+
+
+def test_a_ticket_of_a_mirror_that_is_not_of_the_runs_opens_no_door(world):
+    a = world.machine(1).start()
+    stranger = signed_list(1, listed(SECOND, "https://two.example.org"))
+    a.node.know([stranger])
+    waits_for(lambda: version(a) == 1)
+    with pytest.raises(TicketError, match="not a mirror of this run"):
+        a.node._hub.door.valid("b" * 64, world.ticket("b" * 64, by=SECOND))
+
+
+def test_of_an_expelled_mirror_no_ticket_opens_a_door_and_what_was_accepted_stays(world):
+    a, b = linked(world, 2)
+    b.round(1)
+    world.agree(a, b)
+    a.node.know([second(world)])
+    waits_for(lambda: version(b) == 2)
+    gone = listed(world.mirror, "https://one.example.org", expelled=Expulsion(at=time.time()))
+    a.node.know([signed_list(3, gone, listed(SECOND, "https://two.example.org"))])
+    waits_for(lambda: version(b) == 3)
+    with pytest.raises(TicketError, match="not a mirror of this run"):
+        b.node._hub.door.valid(a.identity.key, a.ticket)
+    b.node._hub.door.valid(a.identity.key, world.ticket(a.identity.key, by=SECOND))
+    assert world.mirror.key in a.node._hub.inbox.rules.mirrors, (
+        "updates that came with its tickets count for ever"
+    )
+
+
+@pytest.mark.parametrize(
+    "what", ["too few signatures", "an expired one", "an older one", "another of that version"]
+)
+def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_connection(
+    world, what
+):
+    a, b = linked(world, 2)
+    waits_for(lambda: a.node.stats.peers and b.node.stats.peers)
+    both = (
+        listed(world.mirror, "https://one.example.org"),
+        listed(SECOND, "https://two.example.org"),
+    )
+    told = {
+        "too few signatures": signed_list(
+            3, listed(world.mirror, "https://evil.example.org"), signers=1
+        ),
+        "an expired one": signed_list(3, *both, expires=time.time() - 5),
+        "an older one": first(world),
+        "another of that version": signed_list(
+            2, listed(world.mirror, "https://other.example.org")
+        ),
+    }[what]
+    a.node.know([second(world)])
+    waits_for(lambda: version(a) == version(b) == 2)
+    link = a.node._hub.links[b.identity.key]
+    a.node._tell(link.post, Lists(lists=[told]))
+    a.node._tell(
+        link.post, messages.Want(digest="0" * 64)
+    )  # answered by a Missing: all before it was read
+    if what == "too few signatures":
+        waits_for(
+            lambda: (
+                link.channel is not a.node._hub.links.get(b.identity.key, link).channel
+                or not a.node.stats.peers
+            )
+        )
+    else:
+        time.sleep(0.5)
+        assert a.node._hub.links.get(b.identity.key) is link
+    assert version(b) == 2 and b.node._hub.register.chain[-1].digest == second(world).digest
+
+
+def test_a_peer_of_an_older_version_is_told_nothing_that_it_could_not_read(world, monkeypatch):
+    monkeypatch.setattr(register_module, "AGAIN", 0.0)
+    a, b = linked(world, 2)
+    waits_for(lambda: a.node.stats.peers and b.node.stats.peers)
+    a.node._hub.register.know([second(world)])
+    posted = []
+    a.node._hub.links[b.identity.key].post = posted.append
+    state = messages.State(vector={}, rate=0)
+    a.node._hub.register.answer(b.identity.key, state, 0.0)
+    assert not [message for message in posted if isinstance(message, Lists)]
+    a.node._hub.register.answer(b.identity.key, state.model_copy(update={"mirrors": 0}), 0.0)
+    assert [message for message in posted if isinstance(message, Lists)]

@@ -1,0 +1,289 @@
+"""Joining late: the anchor at a named cut, from peers, compared, and gone on from."""
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.wait_for import joined, stepping
+
+from barnraise.errors import MessageError
+from barnraise.exchange.handlers import snapshot_client as snapshots
+from barnraise.exchange.handlers import snapshot_server as desk_module
+from barnraise.exchange.handlers import update_sender
+from barnraise.exchange.handlers.snapshot_client import chosen, read_heads
+from barnraise.exchange.handlers.snapshot_server import Desk, Question
+from barnraise.exchange.ledger.anchor import fragment_bytes
+from barnraise.protocol.messages import Cut
+
+RUN = "01890000-0000-7000-8000-000000000001"
+
+
+def test_a_fourth_machine_that_starts_late_gets_the_anchor_from_the_others_and_joins_in(world):
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    b.knows(a)
+    c.knows(a)
+    for seed in range(5):
+        for machine in (a, b, c):
+            machine.round(10 * seed + machine.number)
+    world.agree(a, b, c)
+    late = world.machine(4)
+    with stepping(a, b, c):
+        snapshot = joined(late, a, b, c)
+    assert snapshot.confirmed and late.ledger.base() is not None
+    late.round(99)
+    a.round(98)
+    world.agree(a, b, c, late)
+    assert late.ledger.tokens == a.ledger.tokens == 17 * 100
+
+
+def test_a_cut_is_the_same_from_every_server_though_updates_go_on_coming(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    for seed in range(3):
+        a.round(seed)
+        b.round(10 + seed)
+    world.agree(a, b)
+    seeds = iter(range(1000, 2000))
+
+    def train(machine):
+        if len(machine.ledger.vector()) and machine.ledger.tokens < 6000:
+            machine.round(next(seeds))
+
+    late = world.machine(3)
+    with stepping(a, b, then=train):
+        snapshot = joined(late, a, b)
+    assert snapshot.confirmed
+    world.agree(a, b, late)
+
+
+def test_the_joiner_survives_a_restart_and_can_itself_serve_the_next(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    a.round(1)
+    world.agree(a, b)
+    with stepping(a, b):
+        joined(world.machine(3), a, b)
+    c = world.machines[2]
+    c.round(5)
+    c.stop()
+    c.open()
+    with stepping(a, b):
+        again = joined(c, a, b)
+    assert again is not None and again.heads.keys() == {a.node.author}, (
+        "what it began with is in its folder"
+    )
+    world.agree(a, b, c)
+    d = world.machine(4)
+    with stepping(c):
+        snapshot = joined(d, c, timeout=9.0)  # the others are reachable, and take no steps
+    assert snapshot is not None and not snapshot.confirmed, "one volunteer's word"
+    world.agree(c, d)
+
+
+def test_with_one_known_peer_the_snapshot_is_unconfirmed_and_the_log_says_so(world, caplog):
+    a = world.machine(1).start()
+    a.round(1)
+    with stepping(a):
+        snapshot = joined(world.machine(2), a)
+    assert not snapshot.confirmed
+    assert any("unconfirmed" in record.getMessage() for record in caplog.records)
+
+
+def test_two_machines_of_one_volunteer_do_not_confirm_each_other(world):
+    a, b = world.machine(1), world.machine(2)
+    b.node.renew(world.ticket(b.identity.key, volunteer=1))
+    a.start()
+    b.start().knows(a)
+    a.round(1)
+    world.agree(a, b)
+    with stepping(a, b):
+        snapshot = joined(world.machine(3), a, b)
+    assert snapshot is not None and not snapshot.confirmed
+
+
+def test_a_peer_whose_anchor_differs_is_outvoted(world):
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    b.knows(a)
+    c.knows(a, b)
+    a.round(1)
+    world.agree(a, b, c)
+    c.anchor.fragments[0][5] += 1  # bit-rot
+    with stepping(a, b, c):
+        snapshot = joined(world.machine(4), a, b, c)
+    assert snapshot.confirmed
+    assert bytes(fragment_bytes(snapshot.fragments[0])) == bytes(
+        fragment_bytes(a.anchor.fragments[0])
+    )
+
+
+def test_peers_that_disagree_one_to_one_leave_it_unconfirmed_and_the_log_tells(world, caplog):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    a.round(1)
+    world.agree(a, b)
+    b.anchor.fragments[0][5] += 1  # bit-rot
+    with stepping(a, b):
+        snapshot = joined(world.machine(3), a, b)
+    assert not snapshot.confirmed
+    assert any("disagree" in record.getMessage() for record in caplog.records)
+
+
+def test_there_is_nothing_to_join_when_the_peers_are_at_the_start_or_nobody_answers(world):
+    a, b = world.machine(1).start(), world.machine(2)
+    b.knows(a)
+    began = time.monotonic()
+    assert b.node.join(20.0) is None
+    assert time.monotonic() - began < 10
+    alone = world.machine(3)
+    assert alone.node.join(0.5) is None
+
+
+def test_a_peer_that_never_answers_does_not_hold_the_joiner_longer_than_it_waits(world):
+    a = world.machine(1).start()  # connected, but its loop takes no steps
+    a.round(1)
+    late = world.machine(2)
+    late.knows(a)
+    began = time.monotonic()
+    assert late.node.join(2.0) is None
+    assert time.monotonic() - began < 5
+
+
+def test_serving_costs_nothing_when_nobody_asks_and_one_copy_when_many_do(world, monkeypatch):
+    a = world.machine(1).start()
+    desk, now = a.node._hub.desk, time.monotonic()
+    assert desk.take(a.anchor, now) is None
+    for peer in "bcd":
+        desk.ask(Question(peer * 64, None, now + 30), now)
+    frozen, questions = desk.take(a.anchor, now)
+    assert [q.peer[0] for q in questions] == ["b", "c", "d"]
+    assert frozen.fragments[0].data_ptr() != a.anchor.fragments[0].data_ptr()
+    assert desk.take(a.anchor, now) is None
+
+
+def test_one_copy_at_a_time_and_one_question_a_peer_whoever_asks_without_end(world):
+    a = world.machine(1).start()
+    desk, now = a.node._hub.desk, time.monotonic()
+    desk.ask(Question("b" * 64, None, now + 30), now)
+    frozen, _ = desk.take(a.anchor, now)
+    for _ in range(100):
+        desk.ask(Question("b" * 64, None, now + 30), now)
+    assert len(desk._questions) == 1
+    assert desk.take(a.anchor, now) is None, "the first copy is still being answered from"
+    del frozen
+    assert desk.take(a.anchor, now) is not None
+
+
+def test_a_fragment_larger_than_the_bound_for_heads_and_slower_than_the_timeout_still_comes(
+    world, monkeypatch
+):
+    a = world.machine(1).start()
+    a.round(1)
+    largest = max(4 * fragment.numel() for fragment in a.anchor.fragments)
+    monkeypatch.setattr(snapshots, "HEADS_BYTES", largest - 1)
+    monkeypatch.setattr(snapshots, "STILL", 0.5)
+    monkeypatch.setattr(snapshots, "SLOW_LINE", 1000)
+    monkeypatch.setattr(update_sender, "PIECE", 1000)
+    world.network.bandwidth = largest / 3  # three seconds for it alone, where a join waits for two
+    with stepping(a):
+        assert joined(world.machine(2), a, timeout=2.0) is not None
+
+
+def test_a_joiner_that_gives_up_is_not_held(world):
+    a, late = world.machine(1).start(), world.machine(2)
+    a.round(1)
+    late.knows(a)  # whose loop never answers
+    leaving = threading.Event()
+    threading.Timer(0.5, leaving.set).start()
+    began = time.monotonic()
+    assert late.node.join(30.0, leaving.is_set) is None
+    assert time.monotonic() - began < 3
+
+
+def test_a_question_for_a_cut_ahead_of_the_anchor_waits_for_it_and_no_longer_than_it_may(world):
+    a = world.machine(1).start()
+    desk, now = Desk(a.ledger), time.monotonic()
+    desk.ask(Question("b" * 64, {a.node.author: 1}, now + 30), now)
+    assert desk.take(a.anchor, now) is None
+    a.round(1)
+    assert desk.take(a.anchor, now) is not None
+    desk.ask(Question("b" * 64, {a.node.author: 9}, now + 30), now)
+    assert desk.take(a.anchor, now + 31) is None and not desk._questions
+
+
+def test_a_cut_behind_the_ledgers_own_beginning_cannot_be_served_and_is_not_made_up(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    for seed in range(3):
+        a.round(seed)
+    world.agree(a, b)
+    with stepping(a, b):
+        joined(world.machine(3), a, b)
+    c = world.machines[2]
+    desk, now = c.node._hub.desk, time.monotonic()
+    desk.ask(Question("d" * 64, {a.node.author: 1}, now + 30), now)
+    frozen, _ = desk.take(c.anchor, now)
+    assert desk.answer(frozen, {a.node.author: 1}, now) is None
+
+
+def test_old_cuts_bytes_are_let_go_of(world):
+    a = world.machine(1).start()
+    desk, cuts = a.node._hub.desk, []
+    for seed in range(desk_module.CUTS + 2):
+        a.round(seed)
+        desk.ask(Question("b" * 64, dict(a.anchor.vector), 1e9), 1e6)
+        frozen, _ = desk.take(a.anchor, 1e6)
+        cuts.append(desk.answer(frozen, frozen.vector, 1e6))
+        del frozen
+    assert not desk.cuts.has(cuts[0].fragments[0]) and not desk.cuts.has(cuts[0].heads)
+    assert all(
+        desk.cuts.has(blob)
+        for cut in cuts[-desk_module.CUTS :]
+        for blob in (*cut.fragments, cut.heads)
+    )
+
+
+def test_the_snapshot_most_volunteers_agree_on_is_chosen_and_one_volunteer_counts_once():
+    def cut(letter: str) -> Cut:
+        return Cut(vector={}, fragments=[letter * 64], heads="0" * 64)
+
+    assert chosen([]) is None
+    picked, volunteers = chosen(
+        [("v1", cut("a")), ("v1", cut("a")), ("v2", cut("b")), ("v3", cut("b"))]
+    )
+    assert picked.fragments == ["b" * 64] and volunteers == 2
+
+
+def test_heads_that_are_not_signed_or_not_of_the_vector_are_refused(world):
+    a = world.machine(1).start()
+    author = a.node.author
+    for seed in range(2):
+        a.round(seed)
+    good, older = a.ledger.header(author, 2), a.ledger.header(author, 1)
+    text = lambda *headers: ("[" + ",".join(h.model_dump_json() for h in headers) + "]").encode()  # noqa: E731
+    assert read_heads(text(good), RUN, {author: 2})[0][1].seq == 2
+    for data, run, vector in [
+        (b"nonsense", RUN, {author: 2}),
+        (text(older), RUN, {author: 2}),
+        (text(good, older), RUN, {author: 2}),
+        (text(), RUN, {author: 2}),
+        (text(good), "01890000-0000-7000-8000-00000000000f", {author: 2}),
+        (text(good.model_copy(update={"signature": "0" * 128})), RUN, {author: 2}),
+    ]:
+        with pytest.raises(MessageError):
+            read_heads(data, run, vector)
+
+
+def test_many_may_join_at_once(world, caplog):
+    caplog.set_level(logging.WARNING)
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    a.round(1)
+    world.agree(a, b)
+    late = [world.machine(n) for n in (3, 4, 5)]
+    for machine in late:
+        machine.knows(a, b)
+    with stepping(a, b), ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda machine: machine.node.join(30.0), late))
+    assert all(snapshot is not None and snapshot.confirmed for snapshot in found)

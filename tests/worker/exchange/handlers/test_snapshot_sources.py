@@ -1,0 +1,126 @@
+"""A snapshot from several peers at once, at what their lines carry together."""
+
+import time
+from dataclasses import replace
+
+from helpers.wait_for import joined, stepping, waits_for
+
+from barnraise.exchange.compression.scheme import Form
+from barnraise.exchange.handlers import blob_fetcher as fetching
+from barnraise.exchange.ledger.anchor import fragment_bytes
+from barnraise.exchange.pacing.round_schedule import Rhythm
+from barnraise.exchange.pacing.streaming import turns
+from barnraise.exchange.pacing.weighting import RAMP
+from barnraise.spec import ModelSpec
+
+DEEP = ModelSpec(
+    layers=48, width=64, heads=2, context=32, vocabulary=256
+)  # fifty fragments, 9.7 MB as an anchor
+
+
+def served(world, *speeds: float):
+    """Machines with one update that agree; from now on each sends so many bytes a second to each other."""
+    world.spec = replace(world.spec, model=DEEP)
+    servers = [world.machine(n + 1).start() for n in range(len(speeds))]
+    for each in servers[1:]:
+        each.knows(servers[0])
+    servers[0].round(1)
+    world.agree(*servers)
+    for each, speed in zip(servers, speeds, strict=True):
+        world.network.uplinks[each.identity.key] = speed
+    return servers
+
+
+def timed(machine, monkeypatch) -> list[float]:
+    """Seconds that each fetch of a snapshot's bytes takes."""
+    fetcher, seconds = machine.node._hub.fetcher, []
+    fetch = fetcher.fetch
+
+    async def measured(*what):
+        began = time.monotonic()
+        done = await fetch(*what)
+        seconds.append(time.monotonic() - began)
+        return done
+
+    monkeypatch.setattr(fetcher, "fetch", measured)
+    return seconds
+
+
+def test_a_joiner_gets_four_fifths_of_what_the_links_carry_together(world, monkeypatch):
+    speeds = (600e3, 400e3, 300e3, 200e3)
+    servers, late = served(world, *speeds), world.machine(9)
+    seconds = timed(late, monkeypatch)
+    with stepping(*servers):
+        snapshot = joined(late, *servers)
+    assert snapshot.confirmed
+    size = sum(4 * fragment.numel() for fragment in snapshot.fragments)
+    assert size / seconds[0] >= 0.8 * sum(speeds), (
+        f"{size / seconds[0] / sum(speeds):.2f} of the links together"
+    )
+    world.agree(*servers, late)
+
+
+def test_a_fragment_whose_source_stalls_goes_on_from_another_where_it_stopped(world, monkeypatch):
+    monkeypatch.setattr(fetching, "STALL", 2.0)
+    servers, late = served(world, 2e6, 2e6), world.machine(9)
+    size = sum(4 * fragment.size for fragment in DEEP.fragments())
+
+    def freeze(machine):
+        if machine is servers[0] and late.node.stats.bytes_received > 0.3 * size:
+            world.network.uplinks[machine.identity.key] = 1.0
+
+    with stepping(*servers, then=freeze):
+        assert joined(late, *servers) is not None
+    assert late.node.stats.bytes_received < 1.15 * size
+
+
+def test_a_damaged_fragment_at_one_server_costs_it_only_that_one(world):
+    servers, late = served(world, 5e6, 5e6, 5e6), world.machine(9)
+    servers[2].anchor.fragments[7][5] += 1  # bit-rot
+    with stepping(*servers):
+        snapshot = joined(late, *servers)
+    assert snapshot.confirmed
+    assert bytes(fragment_bytes(snapshot.fragments[7])) == bytes(
+        fragment_bytes(servers[0].anchor.fragments[7])
+    )
+
+
+def test_who_joined_late_begins_with_a_small_weight_and_comes_to_its_full_one(world):
+    a, late = world.machine(1).start(), world.machine(2)
+    a.node.announce(100.0)
+    a.round(1)
+    with stepping(a):
+        joined(late, a)
+    waits_for(lambda: late.node._hub.gossip.links[a.identity.key].rate == 100.0)
+    weights = []
+    for seed in range(RAMP + 2):
+        weights.append(late.node.weight(100.0))
+        late.round(10 + seed)
+    assert weights == sorted(weights) and weights[0] < 0.15 and weights[-1] == weights[-2] == 0.5
+    assert a.node.weight(100.0) > 0.4, "who was there from the start is as heavy as ever"
+
+
+def test_where_rounds_are_said_in_turns_a_late_machines_weight_grows_by_rounds_all_the_same(world):
+    a, late = world.machine(1).start(), world.machine(2)
+    a.round(1)
+    with stepping(a):
+        joined(late, a)
+    late.node._rhythm = Rhythm(10, Form.parse("dense4"), turns=turns((10, 10), 2))
+    weights = []
+    for seed in range(4):
+        weights.append(late.node.weight(100.0))
+        late.round(10 + seed)
+    assert weights[0] == weights[1] < weights[2] == weights[3]
+
+
+def test_who_was_met_is_known_after_a_restart_and_found_again_without_anybodys_help(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    a.round(1)
+    world.agree(a, b)
+    b.stop()
+    a.round(2)
+    b.open()
+    b.start()  # nobody introduces it
+    world.agree(a, b)
+    assert b.ledger.met.peers() and b.anchor.vector == {a.node.author: 2}

@@ -1,0 +1,341 @@
+"""Verdicts and forks among whole nodes: what they take out is out everywhere, to the last bit, whoever was where."""
+
+import logging
+import shutil
+
+import pytest
+import torch
+from helpers.wait_for import stepping, waits_for
+
+from barnraise.exchange.gossip import verdict_sync as accord_module
+from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.protocol import messages
+from barnraise.protocol.signing import digest
+from barnraise.protocol.verdicts import Ruling
+
+RUN = "01890000-0000-7000-8000-000000000001"
+
+
+def poisoned(world, rounds: int = 3):
+    """Two honest machines and a poisoner, agreed on `rounds` updates of each; (a, b, p, the poisoner's author)."""
+    a, b, p = (world.machine(n).start() for n in (1, 2, 3))
+    b.knows(a)
+    p.knows(a, b)
+    for seed in range(rounds):
+        for machine in (a, b, p):
+            machine.round(100 * machine.number + seed)
+    world.agree(a, b, p)
+    return a, b, p, p.node.author
+
+
+def joined(machine, *others):
+    machine.knows(*others)
+    snapshot = machine.node.join(30.0)
+    assert snapshot is not None
+    machine.anchor.begin(snapshot.fragments, snapshot.heads, snapshot.holes)
+    return machine.start()
+
+
+def test_after_a_verdict_all_anchors_are_the_sum_of_the_others_updates_alone(world):
+    a, b, p, author = poisoned(world)
+    a.node.rule(world.ruling({author: 0}))
+    found = world.agree(a, b, p)
+    assert found == world.sum(a, lambda who, seq: who != author)
+    assert a.anchor.tokens == a.ledger.tokens == 600 and author not in a.anchor.vector
+    assert all(m.anchor.sound(index) for m in (a, b, p) for index in range(3)), (
+        "the checksums follow"
+    )
+    b.round(7)
+    world.agree(a, b, p)
+
+
+def test_a_verdict_may_leave_an_authors_first_updates_in(world):
+    a, b, p, author = poisoned(world)
+    b.node.rule(world.ruling({author: 1}))
+    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
+    assert a.ledger.tokens == 700 and a.anchor.vector[author] == 1
+
+
+def test_a_single_update_comes_out_and_its_authors_later_ones_stay(world):
+    a, b, p, author = poisoned(world)
+    a.node.rule(world.ruling(updates={author: {2: 100}}))
+    p.round(9)
+    waits_for(lambda: a.ledger.vector()[author] == 4)
+    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: (who, seq) != (author, 2))
+    assert p.node.author == author, "it goes on under its name"
+    assert a.anchor.tokens == a.ledger.tokens == 900
+
+
+def test_verdicts_add_up_in_any_order(world):
+    a, b, p, author = poisoned(world)
+    a.node.rule(world.ruling(updates={author: {2: 100}}))
+    b.node.rule(world.ruling({author: 2}))
+    b.node.rule(world.ruling({author: 2}, by=(world.mirror,)))
+    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq == 1)
+
+
+def test_the_poisoner_itself_takes_it_out_and_publishes_under_another_name(world):
+    a, b, p, author = poisoned(world)
+    a.node.rule(world.ruling({author: 2}))
+    waits_for(lambda: p.node.author != author)
+    p.round(50)
+    world.agree(a, b, p)
+    assert a.anchor.vector[p.node.author] == 1
+
+
+def test_one_that_was_cut_off_during_the_verdict_catches_up_and_its_later_updates_never_go_in(
+    world,
+):
+    a, b, p, author = poisoned(world)
+    world.network.partition({a.identity.key, b.identity.key}, {p.identity.key})
+    waits_for(lambda: a.node.stats.peers == 1)
+    a.node.rule(world.ruling({author: 2}))
+    for seed in range(3):
+        p.round(60 + seed)
+        a.round(70 + seed)
+    world.agree(a, b)
+    world.network.heal()
+    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 2)
+    assert p.node.author != author
+
+
+def test_one_that_never_had_a_single_update_gets_its_successors_without_it(world):
+    a, b, p, author = poisoned(world, rounds=1)
+    late = world.machine(4)
+    late.start()
+    late.knows(a)
+    world.agree(a, b, p, late)
+    world.network.partition({m.identity.key for m in (a, b, p)}, {late.identity.key})
+    waits_for(lambda: late.node.stats.peers == 0)
+    p.round(80)
+    p.round(81)
+    world.agree(a, b, p)
+    a.node.rule(world.ruling(updates={author: {2: 100}}))
+    world.agree(a, b, p)
+    second = a.ledger.update(author, 2)
+    for machine in (a, b, p):
+        for part in second.fragments:
+            machine.ledger.blobs.drop(part.digest)  # nobody keeps it any more
+    world.network.heal()
+    late.knows(a, b, p)
+    found = world.agree(a, b, p, late, seconds=40)
+    assert found == world.sum(late, lambda who, seq: (who, seq) != (author, 2))
+
+
+def test_a_late_joiner_gets_an_anchor_without_what_was_taken_out(world):
+    a, b, p, author = poisoned(world)
+    a.node.rule(world.ruling({author: 1}, {b.node.author: {2: 100}}))
+    world.agree(a, b, p)
+    late = world.machine(4)
+    with stepping(a, b, p):
+        joined(late, a, b, p)
+    found = world.agree(a, b, p, late)
+    assert found == world.sum(
+        a, lambda who, seq: seq <= 1 if who == author else (who, seq) != (b.node.author, 2)
+    )
+    assert late.anchor.tokens == a.anchor.tokens and late.ledger.tokens == a.ledger.tokens
+    late.round(5)
+    world.agree(a, b, p, late)
+    late.stop()
+    late.open()
+    with stepping(a, b, p):
+        joined(late, a)
+    world.agree(a, b, p, late)
+
+
+def test_one_whose_snapshot_held_what_a_verdict_names_asks_for_the_headers_and_the_bytes(world):
+    a, b, p, author = poisoned(world, rounds=5)
+    late = world.machine(4)
+    with stepping(a, b, p):
+        joined(late, a, b, p)
+    world.agree(a, b, p, late)
+    assert late.ledger.update(author, 4) is None
+    a.node.rule(world.ruling({author: 2}, {b.node.author: {1: 100}}))
+    found = world.agree(a, b, p, late, seconds=40)
+    assert found == world.sum(
+        a, lambda who, seq: seq <= 2 if who == author else (who, seq) != (b.node.author, 1)
+    )
+    late.stop()
+    late.open()
+    with stepping(a, b, p):
+        joined(late, a)
+    assert world.agree(a, b, p, late) == found
+
+
+def test_one_that_has_lost_the_bytes_gets_them_from_the_others(world):
+    a, b, p, author = poisoned(world)
+    for seq in (2, 3):
+        for part in b.ledger.update(author, seq).fragments:
+            b.ledger.blobs.drop(part.digest)
+    a.node.rule(world.ruling({author: 1}))
+    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
+
+
+def test_a_crash_after_a_verdict_is_made_up_for_from_any_anchor(world):
+    a, b, p, author = poisoned(world)
+    old, heads = [f.clone() for f in b.anchor.fragments], dict(b.anchor.heads)
+    a.node.rule(world.ruling({author: 1}, {a.node.author: {2: 100}}))
+    waits_for(lambda: b.ledger.verdicts.digest is not None)
+    b.stop()  # its loop has taken nothing out yet
+    b.open()
+    b.anchor.begin(old, heads)
+    b.start().knows(a, p)
+    found = world.agree(a, b, p)
+    b.stop()
+    b.open()  # and from the beginning
+    b.start().knows(a, p)
+    assert world.agree(a, b, p) == found
+
+
+def test_the_owners_command_leaves_a_verdict_for_the_worker_of_its_machine(world):
+    a, b, p, author = poisoned(world)
+    folder = a.folder / MAIL
+    folder.mkdir()
+    ruling = world.ruling({author: 0})
+    (folder / "bad.json").write_text(world.ruling({author: 0}, by=(p.identity,)).model_dump_json())
+    (folder / "worse.json").write_text("{")
+    (folder / f"{digest(ruling.body)}.json").write_text(ruling.model_dump_json())
+    world.agree(a, b, p)
+    waits_for(lambda: author not in b.ledger.vector())
+    waits_for(lambda: sorted(p.name for p in folder.iterdir()) == ["bad.refused", "worse.refused"])
+
+
+def test_a_verdict_in_mid_join_is_not_lost(world):
+    a, b, p, author = poisoned(world)
+    late = world.machine(4)
+    late.knows(a, b, p)
+    waits_for(lambda: late.node.stats.peers > 0)
+    a.node.rule(world.ruling({author: 1}))
+    world.agree(a, b, p)
+    with stepping(a, b, p):
+        joined(late, a, b, p)
+    world.agree(a, b, p, late)
+
+
+# ---- forks
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(accord_module, "SHOWN", 0.2)
+    monkeypatch.setattr(accord_module, "AGAIN", 1.0)
+
+
+def restored(world, machine, copy, name: str = "f" * 16):
+    """The machine again, on a folder as it was."""
+    machine.stop()
+    shutil.rmtree(machine.folder)
+    shutil.copytree(copy, machine.folder)
+    machine.open(reincarnate=lambda: name)
+    return machine.start()
+
+
+def forked(world, deep: int = 1):
+    """(a, b, c): a published `deep` updates twice under the same numbers, once to b and once to c."""
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    b.knows(a)
+    c.knows(a, b)
+    a.round(1)
+    world.agree(a, b, c)
+    a.stop()
+    shutil.copytree(a.folder, world.folder / "copy")
+    a.open()
+    keys = [m.identity.key for m in (a, b, c)]
+    world.network.partition({keys[0], keys[1]}, {keys[2]})
+    a.start().knows(b)
+    for seed in range(deep):
+        a.round(10 + seed)
+    world.agree(a, b)
+    world.network.partition({keys[0], keys[2]}, {keys[1]})
+    restored(world, a, world.folder / "copy").knows(c)
+    for seed in range(deep):
+        a.round(20 + seed)
+    world.agree(a, c)
+    return a, b, c
+
+
+@pytest.mark.parametrize("deep", [1, 3])
+def test_a_folder_restored_from_an_old_backup_that_published_again_is_found_and_cut(
+    world, deep, caplog
+):
+    caplog.set_level(logging.INFO, "barnraise.exchange")
+    a, b, c = forked(world, deep)
+    old = a.node.author
+    assert (
+        b.ledger.head(old).digest != c.ledger.head(old).digest
+        and b.ledger.vector() == c.ledger.vector()
+    )
+    world.network.heal()
+    for one in (a, b, c):
+        one.knows(*(other for other in (a, b, c) if other is not one))
+    waits_for(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (a, b, c)), 40)
+    assert world.agree(a, b, c) == world.sum(b, lambda who, seq: (who, seq) == (old, 1))
+    assert a.node.author != old
+    assert any("signed two updates as number" in record.getMessage() for record in caplog.records)
+    a.round(99)
+    b.round(98)
+    world.agree(a, b, c)
+    assert a.anchor.vector[a.node.author] == 1
+
+
+def test_a_fork_is_found_by_what_follows_on_it_though_the_vectors_are_never_equal(world):
+    a, b, c = forked(world)
+    old = a.node.author
+    a.round(30)
+    world.agree(a, c)
+    b.round(31)
+    world.network.heal()
+    b.knows(c)
+    waits_for(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (b, c)), 40)
+    world.agree(b, c)
+
+
+def test_the_proof_of_a_fork_reaches_those_who_saw_one_half_alone(world):
+    a, b, c = forked(world)
+    old = a.node.author
+    d = world.machine(4)
+    world.network.heal()
+    d.start().knows(b)
+    waits_for(lambda: d.ledger.verdicts.limits == {old: 1}, 40)
+    world.agree(a, b, c, d, seconds=40)
+
+
+def test_two_updates_with_one_number_that_nobody_took_yet_prove_a_fork_too(world):
+    a = world.machine(1).start()
+    stranger = world.machine(2)
+    made = []
+    for tokens in (10, 11):
+        parts = [
+            messages.FragmentUpdate(digest=f"{tokens + i:064x}", size=30, sketch="0" * 16)
+            for i in range(3)
+        ]
+        update = messages.Update(
+            run=RUN, peer=stranger.identity.key, incarnation="9" * 16, seq=1, previous=digest(""), tokens=tokens,
+            total=tokens, fragments=parts,
+        )  # fmt: skip
+        made.append(stranger.identity.sign("update", update))
+    inbox = a.node._hub.inbox
+    for header in made:
+        push = messages.Push(header=header, ticket=world.ticket(stranger.identity.key))
+        a.node._await(inbox.header("nobody", push, 0.0), None)
+    assert a.ledger.verdicts.limits == {f"{stranger.identity.key}.{'9' * 16}": 0}
+    assert not inbox._pending
+
+
+def test_a_verdict_by_enough_mirrors_is_as_good_as_the_owners(world):
+    a, b, p, author = poisoned(world)
+    ruling = world.ruling({author: 0}, by=(world.mirror,))
+    a.node.rule(Ruling.model_validate_json(ruling.model_dump_json()))
+    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author)
+
+
+def test_units_that_come_out_are_the_same_that_went_in(world):
+    a, b, p, author = poisoned(world, rounds=1)
+    before = [f.clone() for f in a.anchor.fragments]
+    p.round(5)
+    world.agree(a, b, p)
+    a.node.rule(world.ruling({author: 1}))
+    world.agree(a, b, p)
+    assert all(
+        torch.equal(one, other) for one, other in zip(before, a.anchor.fragments, strict=True)
+    )

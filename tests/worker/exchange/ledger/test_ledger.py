@@ -1,0 +1,412 @@
+"""The ledger, its blobs, and what makes an update count."""
+
+import errno
+import os
+import sqlite3
+import stat
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from blake3 import blake3
+from hypothesis import given, settings
+
+from barnraise.errors import MessageError, StateError
+from barnraise.exchange.compression.codec import encode
+from barnraise.exchange.ledger import blob_store as blobs_module
+from barnraise.exchange.ledger.anchor import sketch
+from barnraise.exchange.ledger.blob_store import EMPTY, Blobs, Growth
+from barnraise.exchange.ledger.ledger import NOTHING, Head, Ledger, Outcome
+from barnraise.exchange.ledger.validation import UNSAID, Rules, accept, check_payload
+from barnraise.exchange.ledger.verdicts import Verdicts
+from barnraise.protocol import messages
+from barnraise.protocol.signing import Identity, digest
+from barnraise.spec import ModelSpec, RunSpec
+
+RUN = "01890000-0000-7000-8000-000000000001"
+OTHER_RUN = "01890000-0000-7000-8000-000000000002"
+AUTHOR, MIRROR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
+SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), roots=(MIRROR.key,))
+RULES = Rules.of(SPEC, RUN, frozenset([MIRROR.key]))
+
+
+def chain(count: int, tokens: int = 10, identity: Identity = AUTHOR, life: str = "0" * 16):
+    """`count` signed headers without fragments, each continuing the last."""
+    made, previous, total = [], NOTHING, 0
+    for seq in range(1, count + 1):
+        total += tokens
+        update = messages.Update(
+            run=RUN, peer=identity.key, incarnation=life, seq=seq, previous=previous,
+            tokens=tokens, total=total, fragments=[],
+        )  # fmt: skip
+        signed = identity.sign("update", update)
+        previous = digest(signed.body)
+        made.append((signed, update))
+    return made
+
+
+def altered(update: messages.Update, **changed):
+    update = update.model_copy(update=changed)
+    return AUTHOR.sign("update", update), update
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(tmp_path)
+    yield ledger
+    ledger.close()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=30), st.data())
+def test_any_order_and_any_duplication_of_headers_gives_one_ledger(tmp_path_factory, order, data):
+    ledger, headers = Ledger(tmp_path_factory.mktemp("ledger")), chain(6)
+    for index in [*order, *range(6)]:
+        head = ledger.head(headers[index][1].author).seq
+        outcome = ledger.append(*headers[index])
+        assert outcome is (
+            Outcome.KNOWN if index < head else Outcome.ADDED if index == head else Outcome.GAP
+        )
+    assert ledger.vector() == {headers[0][1].author: 6} and ledger.tokens == 60
+    assert [update.seq for _, update in ledger.since({})] == [1, 2, 3, 4, 5, 6]
+    ledger.close()
+
+
+def test_a_ledger_opened_again_holds_what_it_held(tmp_path):
+    first, headers = Ledger(tmp_path), chain(150)
+    for header in headers:
+        first.append(*header)
+    first.met.keep_ticket(AUTHOR.key, headers[0][0])
+    first.close()
+    again, author = Ledger(tmp_path), headers[0][1].author
+    assert again.head(author) == Head(150, digest(headers[-1][0].body), 1500)
+    assert list(again.since({author: 3})) == headers[3:]
+    assert list(again.headers(author, 10, 12)) == headers[9:12]
+    assert again.header(author, 7) == headers[6][0] and again.header(author, 151) is None
+    assert again.met.tickets() == {AUTHOR.key: headers[0][0]}
+    again.close()
+
+
+def test_a_header_that_does_not_continue_its_authors_last_is_broken(ledger):
+    headers = chain(3)
+    ledger.append(*headers[0])
+    assert ledger.append(*altered(headers[1][1], previous="a" * 64)) is Outcome.APART
+    assert ledger.append(*altered(headers[1][1], total=99)) is Outcome.BROKEN
+    assert ledger.append(*headers[1]) is Outcome.ADDED
+
+
+def test_two_signed_updates_of_one_identity_prove_a_fork_and_end_that_author_for_good(tmp_path):
+    ledger, headers = Ledger(tmp_path), chain(3)
+    ledger.met.keep_ticket(AUTHOR.key, ticket())
+    ledger.append(*headers[0])
+    ledger.append(*headers[1])
+    other = altered(headers[0][1], tokens=11, total=11)
+    assert ledger.append(*other) is Outcome.FORK and ledger.fork(*headers[0]) is None
+    fork = ledger.fork(*other)
+    assert (fork.one, fork.other) == (headers[0][0], other[0])
+    assert ledger.rule(Verdicts.of(fork)) == ({headers[0][1].author: 2}, {})
+    assert ledger.vector() == {} and ledger.tokens == 0, "from the fork on nothing counts"
+    assert ledger.append(*headers[2]) is Outcome.OUT
+    other_life = chain(1, life="1" * 16)[0]
+    assert ledger.append(*other_life) is Outcome.ADDED, "another incarnation is another author"
+    ledger.close()
+    ledger = Ledger(tmp_path)
+    assert ledger.forked == {headers[0][1].author} and ledger.vector() == {other_life[1].author: 1}
+    assert ledger.append(*headers[2]) is Outcome.OUT
+    assert ledger.header(headers[0][1].author, 2) == headers[1][0], (
+        "who has to take it out may need it"
+    )
+    ledger.close()
+
+
+def test_a_header_never_comes_before_its_payloads(ledger):
+    part = messages.FragmentUpdate(digest="a" * 64, size=3, sketch="0" * 16)
+    with pytest.raises(AssertionError, match="payloads come before"):
+        ledger.append(*altered(chain(1)[0][1], fragments=[part]))
+    assert ledger.vector() == {}
+
+
+def test_a_ledger_can_begin_at_a_snapshot_and_goes_on_from_there(tmp_path):
+    ledger, headers = Ledger(tmp_path), chain(8)
+    fragments = [ledger.blobs.put(b"one"), ledger.blobs.put(b"two")]
+    ledger.rebase([headers[4]], fragments)
+    assert ledger.append(*headers[2]) is Outcome.KNOWN
+    assert ledger.append(*headers[6]) is Outcome.GAP
+    assert ledger.append(*headers[5]) is Outcome.ADDED
+    assert ledger.tokens == 60
+    ledger.close()
+    ledger = Ledger(tmp_path)
+    assert ledger.base() == ([headers[4]], fragments)
+    assert ledger.vector() == {headers[0][1].author: 6}
+    assert ledger.header(headers[4][1].author, 5) == headers[4][0]
+    assert list(ledger.since({headers[4][1].author: 5})) == [headers[5]]
+    ledger.close()
+
+
+def test_a_damaged_or_foreign_ledger_is_refused_by_name(tmp_path):
+    (tmp_path / "ledger.sqlite").write_bytes(
+        b"this is not a database, however long it may be" * 100
+    )
+    with pytest.raises(StateError, match=r"ledger\.sqlite is damaged"):
+        Ledger(tmp_path)
+    newer = Ledger(tmp_path / "newer")
+    newer._db.execute("PRAGMA user_version=9")
+    newer.close()
+    with pytest.raises(StateError, match="format 9"):
+        Ledger(tmp_path / "newer")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_flipped_bit_in_the_file_is_one_sentence_or_changes_nothing_signed(data):
+    with tempfile.TemporaryDirectory() as folder:
+        ledger, headers = Ledger(Path(folder)), [*chain(6), *chain(3, identity=STRANGER)]
+        for each in headers:
+            ledger.append(*each)
+        ledger.met.keep_ticket(AUTHOR.key, headers[0][0])
+        ledger.rule(Verdicts.of(ledger.fork(*altered(headers[5][1], tokens=11, total=61))))
+        vector, summary, forked = ledger.vector(), ledger.summary, ledger.verdicts
+        kept = list(ledger.since({}))
+        ledger.close()
+        path = Path(folder) / "ledger.sqlite"
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        path.write_bytes(content)
+        try:
+            ledger = Ledger(Path(folder))
+        except StateError as error:
+            assert "ledger.sqlite" in str(error)
+            return
+        assert (ledger.vector(), ledger.summary, ledger.verdicts) == (vector, summary, forked)
+        assert list(ledger.since({})) == kept
+        ledger.close()
+
+
+# ---- blobs
+
+
+def test_a_blob_in_pieces_appears_only_when_it_is_whole_and_right(tmp_path):
+    blobs, data = Blobs(tmp_path), bytes(range(256)) * 10
+    name = blake3(data).hexdigest()
+    assert blobs.extend(name, 0, data[:1000], len(data)) is Growth.MORE
+    assert not blobs.has(name) and blobs.started(name) == 1000 and blobs.size(name) is None
+    assert blobs.extend(name, 1500, data[1500:], len(data)) is Growth.MORE, (
+        "it does not continue what is here"
+    )
+    blobs = Blobs(tmp_path)  # a restart
+    assert blobs.started(name) == 1000
+    assert blobs.extend(name, 0, data[:1400], len(data)) is Growth.MORE, "an overlap continues it"
+    assert blobs.started(name) == 1400
+    assert blobs.extend(name, 1400, data[1400:], len(data)) is Growth.WHOLE
+    assert blobs.read(name) == data and blobs.read(name, 100, 5) == data[100:105]
+    assert blobs.extend(name, 0, b"late", len(data)) is Growth.WHOLE
+    assert blobs.put(data) == name and blobs.started(name) == 0
+
+
+def test_bytes_that_are_not_what_the_digest_says_are_thrown_away(tmp_path):
+    blobs = Blobs(tmp_path)
+    assert blobs.extend("a" * 64, 0, b"wrong", 5) is Growth.DAMAGED
+    assert blobs.extend("a" * 64, 0, b"far too long", 5) is Growth.DAMAGED
+    assert blobs.extend("a" * 64, 0, b"wr", 5) is Growth.MORE
+    assert blobs.extend("a" * 64, 2, b"ong", 5) is Growth.DAMAGED
+    assert not blobs.has("a" * 64) and blobs.started("a" * 64) == 0
+
+
+DATA = bytes(range(256)) * 4
+NAME = blake3(DATA).hexdigest()
+
+
+def in_pieces(blobs: Blobs) -> None:
+    blobs.extend(NAME, 0, DATA[:400], len(DATA))
+    blobs.extend(NAME, 400, DATA[400:], len(DATA))
+
+
+@pytest.mark.parametrize(
+    "keep", [lambda b: b.put(DATA), lambda b: b.extend(NAME, 0, DATA, len(DATA)), in_pieces],
+    ids=["put", "in one piece", "in pieces"],
+)  # fmt: skip
+def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch, keep):
+    blobs, events = Blobs(tmp_path), []
+    fsync, replace = blobs_module.os.fsync, blobs_module.Path.replace
+
+    def synced(fd: int) -> None:
+        events.append("shelf" if stat.S_ISDIR(os.fstat(fd).st_mode) else os.fstat(fd).st_size)
+        fsync(fd)
+
+    monkeypatch.setattr(blobs_module.os, "fsync", synced)
+    monkeypatch.setattr(
+        blobs_module.Path, "replace", lambda a, b: (events.append("name"), replace(a, b))
+    )
+    keep(blobs)
+    assert events == ["shelf", len(DATA), "name", "shelf"] and blobs.read(NAME) == DATA
+
+
+def test_a_disk_that_refuses_keeps_nothing_of_a_blob(tmp_path, monkeypatch):
+    blobs = Blobs(tmp_path)
+
+    def full(fd: int) -> None:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blobs_module.os, "fsync", full)
+        for keep in (lambda: blobs.put(DATA), lambda: blobs.extend(NAME, 0, DATA, len(DATA))):
+            with pytest.raises(OSError, match="No space left"):
+                keep()
+    assert not blobs.has(NAME) and not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert blobs.put(DATA) == NAME
+
+
+def test_leftovers_of_a_crash_are_swept_and_scratch_folders_begin_empty(tmp_path):
+    blobs = Blobs(tmp_path)
+    name = blobs.put(b"kept")
+    leftover = blobs.path(name).with_name("x.new")
+    leftover.write_bytes(b"half")
+    assert Blobs(tmp_path).has(name) and not leftover.exists()
+    assert not Blobs(tmp_path, fresh=True).has(name)
+
+
+# ---- acceptance
+
+
+def ticket(
+    peer: str = AUTHOR.key, run: str = RUN, by: Identity = MIRROR, expires: float = 1.0
+) -> messages.Signed:
+    body = messages.Ticket(
+        run=run,
+        peer=peer,
+        machine=RUN,
+        volunteer="0" * 64,
+        roles=[],
+        issued=0,
+        expires=expires,
+        mirror=by.key,
+    )
+    return by.sign("ticket", body)
+
+
+def sound() -> messages.Update:
+    parts = [
+        messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in RULES.sizes
+    ]
+    return chain(1)[0][1].model_copy(update={"fragments": parts})
+
+
+def test_an_update_with_its_authors_ticket_counts_even_long_after_the_ticket_expired():
+    assert accept(AUTHOR.sign("update", sound()), ticket(expires=1.0), RULES) == sound()
+
+
+@pytest.mark.parametrize(
+    ("signed", "with_ticket", "why"),
+    [
+        (STRANGER.sign("update", sound()), ticket(), "is signed by"),
+        (AUTHOR.sign("ticket", sound()), ticket(), "signature does not match"),
+        (
+            AUTHOR.sign("update", sound()).model_copy(update={"signature": "0" * 128}),
+            ticket(),
+            "signature",
+        ),
+        (altered(sound(), run=OTHER_RUN)[0], ticket(), "is for run"),
+        (altered(sound(), tokens=1 << 40)[0], ticket(), "claims"),
+        (altered(sound(), fragments=[])[0], ticket(), "fragments"),
+        (AUTHOR.sign("update", sound()), None, "without a ticket"),
+        (AUTHOR.sign("update", sound()), ticket(by=STRANGER), "not a mirror"),
+        (AUTHOR.sign("update", sound()), ticket(peer=STRANGER.key), "another run or peer"),
+        (AUTHOR.sign("update", sound()), ticket(run=OTHER_RUN), "another run or peer"),
+    ],
+)
+def test_an_update_that_does_not_count_is_refused_with_the_reason(signed, with_ticket, why):
+    with pytest.raises(MessageError, match=why):
+        accept(signed, with_ticket, RULES)
+
+
+def test_an_altered_body_is_refused():
+    signed = AUTHOR.sign("update", sound())
+    with pytest.raises(MessageError):
+        accept(
+            signed.model_copy(update={"body": signed.body.replace('"tokens":10', '"tokens":11')}),
+            ticket(),
+            RULES,
+        )
+
+
+def test_a_payload_larger_than_its_fragment_could_need_is_refused():
+    parts = [part.model_copy(update={"size": 1 << 40}) for part in sound().fragments]
+    with pytest.raises(MessageError, match="bytes for fragment 0"):
+        accept(altered(sound(), fragments=parts)[0], ticket(), RULES)
+
+
+def test_an_update_may_say_nothing_of_some_fragments_in_one_way_alone_and_not_of_all():
+    first, *rest = sound().fragments
+    turn = altered(sound(), fragments=[first, *([UNSAID] * len(rest))])[0]
+    assert [part.size for part in accept(turn, ticket(), RULES).said] == [20]
+    with pytest.raises(MessageError, match=r"says nothing$"):
+        accept(altered(sound(), fragments=[UNSAID] * len(RULES.sizes))[0], ticket(), RULES)
+    for changed in ({"digest": "a" * 64}, {"sketch": "1" + "0" * 15}):
+        parts = [first, *([UNSAID.model_copy(update=changed)] * len(rest))]
+        with pytest.raises(MessageError, match="not as nothing is said"):
+            accept(altered(sound(), fragments=parts)[0], ticket(), RULES)
+
+
+def test_the_blob_without_bytes_is_always_here_and_takes_no_file(tmp_path):
+    blobs = Blobs(tmp_path)
+    assert (
+        blobs.put(b"") == EMPTY
+        and blobs.has(EMPTY)
+        and (blobs.size(EMPTY), blobs.read(EMPTY)) == (0, b"")
+    )
+    assert blobs.sound(EMPTY) == b"" and not list(tmp_path.rglob("*"))
+    blobs.drop(EMPTY)
+    assert blobs.let_go(EMPTY) and blobs.has(EMPTY)
+
+
+def test_a_payload_with_another_checksum_than_stated_is_refused():
+    payload, units = encode(torch.arange(100, dtype=torch.int32))
+    part = messages.FragmentUpdate(digest=digest(payload), size=len(payload), sketch=sketch(units))
+    check_payload(payload, part, 100)
+    with pytest.raises(MessageError, match="checksum"):
+        check_payload(payload, part.model_copy(update={"sketch": "f" * 16}), 100)
+    with pytest.raises(MessageError, match="bytes"):
+        check_payload(payload, part.model_copy(update={"size": 5}), 100)
+
+
+def test_parts_that_nobody_completes_do_not_stay_for_ever(tmp_path):
+    blobs = Blobs(tmp_path)
+    fresh, old = (blake3(data).hexdigest() for data in (b"fresh", b"old"))
+    for digest_ in (fresh, old):
+        assert blobs.extend(digest_, 0, b"x", 10) is Growth.MORE
+    os.utime(tmp_path / old[:2] / f"{old}.part", (1, 1))
+    again = Blobs(tmp_path)
+    assert (again.started(fresh), again.started(old)) == (1, 0)
+
+
+def test_a_ledger_says_whether_it_goes_on_from_an_anchor(tmp_path):
+    ledger = Ledger(tmp_path)
+    author, made = f"{AUTHOR.key}.{'0' * 16}", chain(3)
+    ledger.rebase([made[0]], [ledger.blobs.put(b"a fragment")])
+    ledger.append(*made[1])
+    assert [ledger.continues({author: seq}, {}) for seq in (0, 1, 2, 3)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert ledger.last() == {author: made[1][1]}
+    ledger.close()
+
+
+def test_a_base_that_the_disk_refuses_leaves_the_ledger_empty_and_usable(tmp_path):
+    ledger = Ledger(tmp_path)
+    made, fragment = chain(1), ledger.blobs.put(b"a fragment")
+    ledger._db.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON base_fragments BEGIN SELECT RAISE(ABORT, 'full'); END"
+    )
+    with pytest.raises(sqlite3.Error, match="full"):
+        ledger.rebase([made[0]], [fragment])
+    assert ledger.vector() == {} and ledger.base() is None
+    ledger._db.execute("DROP TRIGGER full")
+    ledger.rebase([made[0]], [fragment])
+    assert ledger.base() is not None
+    ledger.close()

@@ -1,0 +1,248 @@
+"""What of old updates stays on disk, and what becomes of who needs what nobody has any more."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import hypothesis.strategies as st
+import pytest
+from helpers import wait_for
+from helpers.paths import TESTS, WORKER
+from helpers.retention_child import AUTHORS, publish
+from hypothesis import given, settings
+
+from barnraise.exchange.gossip import requests
+from barnraise.exchange.handlers import pruner
+from barnraise.exchange.handlers.snapshot_client import base_snapshot
+from barnraise.exchange.ledger import retention
+from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.ledger.verdicts import Verdicts
+from barnraise.protocol import enums, messages
+
+waits_for = partial(wait_for.waits_for, seconds=30.0)
+
+
+def here(ledger: Ledger, update: messages.Update) -> bool:
+    return all(ledger.blobs.has(part.digest) for part in update.fragments)
+
+
+def agree(ledger: Ledger) -> None:
+    """Rows and files: what is said to be here is, and what is said to be gone is not, but for what is shared."""
+    gone, kept, lost = ledger.gone(), set(), set()
+    for author, last in ledger.vector().items():
+        for _, update in ledger.headers(author, 1, last):
+            files = {part.digest for part in update.fragments}
+            if update.seq > gone.get(author, 0):
+                assert here(ledger, update), f"{author[:8]} {update.seq}"
+                kept |= files
+            else:
+                lost |= files
+    assert not {name for name in lost - kept if ledger.blobs.has(name)}
+    rows = ledger._db.execute("SELECT author, seq FROM payloads").fetchall()
+    assert sorted(rows) == sorted(
+        (author, seq)
+        for author, last in ledger.vector().items()
+        for seq in range(gone.get(author, 0) + 1, last + 1)
+    )
+    assert not ledger._db.execute("SELECT 1 FROM going").fetchall()
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    ledger = Ledger(tmp_path)
+    yield ledger
+    ledger.close()
+
+
+# ---- what goes
+
+
+def test_the_oldest_payloads_go_and_all_headers_stay(ledger, tmp_path):
+    updates = [
+        publish(ledger, AUTHORS[n % 2], bytes([n]) * 100, bytes([n]) * 50) for n in range(10)
+    ]
+    assert ledger.prune(1500, ledger.vector()) == {}
+    one, two = updates[0].author, updates[1].author
+    assert ledger.prune(600, ledger.vector()) == {one: 3, two: 3}
+    assert [here(ledger, update) for update in updates] == [False] * 6 + [True] * 4
+    agree(ledger)
+    assert ledger.vector() == {one: 5, two: 5} and len(list(ledger.since({}))) == 10
+    assert ledger.continues({one: 3, two: 3}, {}) and not ledger.continues({one: 2, two: 3}, {})
+    again = Ledger(tmp_path)
+    assert again.gone() == {one: 3, two: 3}
+    assert again.prune(600, again.vector()) == {}
+    again.close()
+
+
+def test_what_no_state_on_disk_holds_stays_and_of_an_author_what_goes_are_its_first_ones(ledger):
+    updates = [publish(ledger, AUTHORS[n % 2], bytes([n]) * 100) for n in range(10)]
+    one, two = updates[0].author, updates[1].author
+    assert ledger.prune(0, {one: 2}) == {one: 2}
+    assert ledger.prune(0, {one: 2, two: 4}) == {two: 4}
+    agree(ledger)
+
+
+def test_bytes_that_two_updates_share_stay_as_long_as_one_of_them(ledger):
+    first = publish(ledger, AUTHORS[0], b"shared", b"one")
+    second = publish(ledger, AUTHORS[1], b"shared", b"two")
+    ledger.prune(9, ledger.vector())
+    assert not here(ledger, first) and here(ledger, second)
+    agree(ledger)
+    ledger.prune(0, ledger.vector())
+    assert not ledger.blobs.has(second.fragments[0].digest)
+    agree(ledger)
+
+
+def test_bytes_that_an_update_on_its_way_needs_are_not_let_go_under_it(ledger):
+    first = publish(ledger, AUTHORS[0], b"same")
+    name = first.fragments[0].digest
+    ledger.blobs.hold([name])
+    ledger.prune(0, ledger.vector())
+    assert ledger.blobs.has(name)
+    second = publish(ledger, AUTHORS[1], b"same")
+    ledger.blobs.release([name])
+    assert here(ledger, second)
+    ledger.prune(0, ledger.vector())
+    assert not ledger.blobs.has(name)
+    agree(ledger)
+
+
+def test_an_archive_keeps_everything_within_the_horizon_whatever_it_takes(ledger):
+    for n in range(20):
+        publish(ledger, AUTHORS[n % 2], bytes([n]) * 100, tokens=10)
+    assert ledger.horizon(4) == 200 - 4 * 20, "a round is one update of each machine"
+    assert sum(ledger.prune(0, ledger.vector(), ledger.horizon(4)).values()) == 12
+    assert ledger._retention.bytes == 800
+    agree(ledger)
+
+
+def test_the_role_in_the_ticket_makes_an_archive(world):
+    plain = world.machine(1)
+    assert plain.node._hub.keeper._archive is None
+    ticket = messages.Ticket.model_validate_json(plain.ticket.body)
+    role = world.mirror.sign(
+        "ticket", ticket.model_copy(update={"roles": [enums.Role.WORKER, enums.Role.ARCHIVE]})
+    )
+    plain.open(ticket=role)
+    assert plain.node._hub.keeper._archive == world.spec.verdict_horizon
+
+
+def test_the_budget_is_a_share_of_the_free_disk_within_bounds():
+    assert retention.budget(0) == retention.LEAST and retention.budget(1 << 60) == retention.MOST
+    assert retention.budget(100 << 30) == 10 << 30
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_rows_and_files_agree_whatever_is_published_pruned_and_begun_again(tmp_path_factory, data):
+    ledger = Ledger(tmp_path_factory.mktemp("ledger"))
+    for step in range(data.draw(st.integers(1, 25))):
+        what = data.draw(st.sampled_from(["publish", "publish", "prune", "reopen", "rebase"]))
+        if what == "publish":
+            payloads = [bytes([data.draw(st.integers(0, 3))]) * 10, bytes([step]) * 10]
+            publish(ledger, data.draw(st.sampled_from(AUTHORS)), *payloads)
+        elif what == "prune":
+            safe = {
+                author: data.draw(st.integers(0, last)) for author, last in ledger.vector().items()
+            }
+            ledger.prune(data.draw(st.integers(0, 100)), safe)
+        elif what == "reopen":
+            folder = ledger.blobs.folder.parent
+            ledger.close()
+            ledger = Ledger(folder)
+        elif heads := ledger.last():
+            signed = [(ledger.header(author, head.seq), head) for author, head in heads.items()]
+            ledger.rebase(signed, [ledger.blobs.put(b"anchor %d" % step)])
+            assert ledger.base()[1] and ledger.continues(ledger.vector(), {})
+        vector = ledger.vector()
+        agree(ledger)
+        assert ledger.vector() == vector and ledger.admits(vector, Verdicts())
+    ledger.close()
+
+
+def test_rows_and_files_agree_after_a_kill_at_any_instant(tmp_path):
+    chance = random.Random(7)
+    seen = 0
+    for _ in range(12):
+        words = [
+            sys.executable,
+            str(TESTS / "helpers" / "retention_child.py"),
+            str(tmp_path),
+            str(WORKER),
+        ]
+        child = subprocess.Popen(words, stdout=subprocess.PIPE)
+        assert child.stdout.readline() == b"open\n"
+        time.sleep(chance.uniform(0.0, 0.3))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        ledger = Ledger(tmp_path)
+        agree(ledger)
+        assert sum(ledger.vector().values()) >= seen
+        seen = sum(ledger.vector().values())
+        ledger.close()
+    assert seen > 20
+
+
+# ---- who needs what is gone
+
+
+def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_goes_on(
+    world, monkeypatch, caplog
+):
+    monkeypatch.setattr(pruner, "budget", lambda free: 20_000)
+    monkeypatch.setattr(requests, "OVERTAKEN", 1.0)
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    c.knows(a)
+    b.round(50)  # before it meets anybody
+    for seed in range(8):
+        a.round(seed)
+        world.agree(a, c)
+        for machine in (a, c):
+            machine.node.kept(machine.anchor.vector)
+    author, own = a.node.author, b.node.author
+
+    def pruned() -> bool:
+        for machine in (a, c):
+            machine.node.kept(
+                machine.anchor.vector
+            )  # round after round, until each knows what the other has
+        return min(machine.ledger.gone().get(author, 0) for machine in (a, c)) >= 4
+
+    waits_for(pruned)
+    b.knows(a)
+
+    def ready() -> bool:
+        for machine in (a, b, c):
+            machine.step()
+        return b.node.overtaken
+
+    waits_for(ready)
+    assert author not in b.ledger.vector(), "nothing of it could be had"
+    assert any("taking a snapshot" in record.getMessage() for record in caplog.records)
+    assert b.node.begin_again()
+    snapshot = base_snapshot(b.ledger)
+    b.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
+    b.start()
+    b.round(51)
+    world.agree(a, b, c)
+    assert b.anchor.vector == {author: 8, own: 2} and b.node.author == own
+
+
+def test_own_updates_that_nobody_else_has_are_not_let_go(world, monkeypatch):
+    monkeypatch.setattr(pruner, "budget", lambda free: 0)
+    a, b = (world.machine(n).start() for n in (1, 2))
+    for seed in range(4):
+        a.round(seed)
+        a.node.kept(a.anchor.vector)
+    time.sleep(0.3)
+    assert a.ledger.gone() == {}
+    b.knows(a)
+    world.agree(a, b)
+    waits_for(lambda: a.node.taken())
+    a.node.kept(a.anchor.vector)
+    waits_for(lambda: a.ledger.gone() == {a.node.author: 4})

@@ -1,0 +1,376 @@
+"""What is taken out of the sum: a set that only grows, the proofs in it, and what follows for an anchor."""
+
+import itertools
+import random
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from barnraise.cli.verdict import judged
+from barnraise.errors import MessageError, StateError
+from barnraise.exchange.gossip.verdict_sync import AGAIN, Accord, ShowHeads, TellVerdicts
+from barnraise.exchange.ledger import verdicts as verdicts_module
+from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.exchange.ledger.diff import entry, path, withdrawals
+from barnraise.exchange.ledger.ledger import NOTHING, Ledger, Outcome
+from barnraise.exchange.ledger.validation import Rules
+from barnraise.exchange.ledger.verdicts import Fork, Verdicts, believed
+from barnraise.protocol import messages
+from barnraise.protocol.signing import Identity, digest
+from barnraise.protocol.verdicts import Ruling, Verdict
+from barnraise.spec import ModelSpec, RunSpec
+
+RUN = "01890000-0000-7000-8000-000000000001"
+OWNER, MIRROR, SECOND, AUTHOR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3, 4, 5))
+MIRRORS = frozenset([MIRROR.key, SECOND.key])
+SPEC = RunSpec(
+    ModelSpec(1, 16, 1, 8, 256), owner=OWNER.key, roots=(MIRROR.key, SECOND.key), threshold=2
+)
+RULES = Rules.of(SPEC, RUN, MIRRORS)
+NAMES = [f"{AUTHOR.key}.{n:016x}" for n in range(3)]
+
+
+def header(
+    seq: int, life: int = 0, previous: str = NOTHING, tokens: int = 10, total: int | None = None
+) -> messages.Signed:
+    parts = [
+        messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in RULES.sizes
+    ]
+    update = messages.Update(
+        run=RUN, peer=AUTHOR.key, incarnation=f"{life:016x}", seq=seq, previous=previous, tokens=tokens,
+        total=10 * seq if total is None else total, fragments=parts,
+    )  # fmt: skip
+    return AUTHOR.sign("update", update)
+
+
+def ticket(by: Identity = MIRROR) -> messages.Signed:
+    body = messages.Ticket(
+        run=RUN,
+        peer=AUTHOR.key,
+        machine=RUN,
+        volunteer="0" * 64,
+        roles=[],
+        issued=0,
+        expires=1.0,
+        mirror=by.key,
+    )
+    return by.sign("ticket", body)
+
+
+def ruling(after=None, updates=None, by=(OWNER,), run: str = RUN) -> Ruling:
+    verdict = Verdict(run=run, after=after or {}, updates=updates or {}, issued=1.0)
+    signed = [one.sign("verdict", verdict) for one in by]
+    return Ruling(body=signed[0].body, signatures={each.key: each.signature for each in signed})
+
+
+def fork(seq: int, life: int = 0, other: int = 11) -> Fork:
+    return Fork(one=header(seq, life), other=header(seq, life, tokens=other), ticket=ticket())
+
+
+# ---- the set
+
+
+PROOFS = [
+    ruling({NAMES[0]: 3}), ruling({NAMES[0]: 3}, by=(MIRROR, SECOND)), ruling({NAMES[0]: 5, NAMES[1]: 1}),
+    ruling(updates={NAMES[0]: {2: 10, 4: 10}}), ruling(updates={NAMES[2]: {7: 10}}), fork(4), fork(2),
+    fork(2, other=12), fork(9, life=1),
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(range(len(PROOFS)))), st.permutations(range(len(PROOFS))))
+def test_any_order_and_any_duplication_of_proofs_gives_one_set(some, all_of_them):
+    found = Verdicts()
+    for index in [*some, *all_of_them]:
+        found |= Verdicts.of(PROOFS[index])
+    whole = Verdicts()
+    for proof in PROOFS:
+        whole = Verdicts.of(proof) | whole
+    assert found == whole and found.digest == whole.digest
+    assert found.limits == {NAMES[0]: 1, NAMES[1]: 1}
+    assert found.singles == {NAMES[2]: {7: 10}}, "what is past a limit is out anyway"
+
+
+@given(
+    st.lists(st.sampled_from(range(len(PROOFS))), max_size=4),
+    st.lists(st.sampled_from(range(len(PROOFS)))),
+)
+def test_what_is_covered_changes_nothing(first, second):
+    one, other = Verdicts(), Verdicts()
+    for index in first:
+        one |= Verdicts.of(PROOFS[index])
+    for index in second:
+        other |= Verdicts.of(PROOFS[index])
+    assert (one | other).covers(one) and (one | other).covers(other)
+    assert one.covers(other) == ((one | other).digest == one.digest)
+
+
+def test_an_empty_set_has_no_digest_and_takes_nothing_out():
+    empty = Verdicts()
+    assert (
+        empty.digest is None
+        and not empty.out(NAMES[0], 1)
+        and empty.clamped({NAMES[0]: 3}) == {NAMES[0]: 3}
+    )
+
+
+def test_what_a_set_takes_out():
+    found = Verdicts.of(ruling({NAMES[0]: 3}, {NAMES[1]: {2: 50}})) | Verdicts.of(fork(1, life=2))
+    assert [found.out(NAMES[0], seq) for seq in (3, 4)] == [False, True]
+    assert [found.out(NAMES[1], seq) for seq in (1, 2, 3)] == [False, True, False]
+    assert found.clamped(dict.fromkeys(NAMES, 9)) == {NAMES[0]: 3, NAMES[1]: 9}
+    assert found.holes({NAMES[1]: 1}) == {} and found.holes({NAMES[1]: 2}) == {NAMES[1]: {2: 50}}
+
+
+def test_what_a_machine_may_fork_is_bounded(monkeypatch):
+    monkeypatch.setattr(verdicts_module, "FORKS_OF_ONE", 2)
+    found = Verdicts.of(fork(1)) | Verdicts.of(fork(1, life=1))
+    assert not found.has_room(Verdicts.of(fork(1, life=2)))
+    assert found.has_room(Verdicts.of(fork(1, life=1, other=12))) and found.has_room(
+        Verdicts.of(ruling({NAMES[0]: 1}))
+    )
+
+
+# ---- proofs
+
+
+def test_the_owner_alone_or_enough_mirrors_give_a_verdict():
+    for by in ((OWNER,), (MIRROR, SECOND), (OWNER, MIRROR)):
+        assert believed(ruling({NAMES[0]: 1}, by=by), RULES).limits == {NAMES[0]: 1}
+    assert believed(fork(3), RULES).limits == {NAMES[0]: 2}
+
+
+@pytest.mark.parametrize(
+    ("proof", "why"),
+    [
+        (ruling(by=(MIRROR,)), "needs its run's owner or 2 mirrors"),
+        (ruling(by=(STRANGER,)), "neither the run's owner nor one of its mirrors"),
+        (ruling(by=(OWNER, STRANGER)), "neither the run's owner"),
+        (ruling(run="01890000-0000-7000-8000-00000000000f"), "is for run"),
+        (
+            ruling().model_copy(update={"signatures": {OWNER.key: "0" * 128}}),
+            "signature does not match",
+        ),
+        (
+            ruling({NAMES[0]: 1}).model_copy(update={"body": ruling({NAMES[0]: 2}).body}),
+            "signature does not match",
+        ),
+        (
+            Ruling(
+                body="x",
+                signatures={OWNER.key: OWNER.sign("verdict", messages.Bye(reason="x")).signature},
+            ),
+            "signature",
+        ),
+        (Ruling(body="é" * 40_000, signatures={OWNER.key: "0" * 128}), "more than"),
+        (fork(3).model_copy(update={"other": header(3)}), "not two updates"),
+        (fork(3).model_copy(update={"other": header(4)}), "not two updates"),
+        (fork(3).model_copy(update={"other": header(3, life=1)}), "not two updates"),
+        (fork(3).model_copy(update={"ticket": ticket(by=STRANGER)}), "not a mirror"),
+        (
+            fork(3).model_copy(
+                update={"other": header(3).model_copy(update={"signature": "0" * 128})}
+            ),
+            "signature",
+        ),
+        (
+            fork(3).model_copy(update={"other": STRANGER.sign("update", messages.Bye(reason="x"))}),
+            "malformed",
+        ),
+    ],
+)
+def test_what_proves_nothing_is_refused_with_the_reason(proof, why):
+    with pytest.raises(MessageError, match=why):
+        believed(proof, RULES)
+
+
+# ---- a ledger and an anchor under it
+
+
+def chained(
+    count: int, identity: Identity, tokens: int = 10
+) -> list[tuple[messages.Signed, messages.Update]]:
+    """Headers without fragments: arithmetic of numbers alone."""
+    made, previous = [], NOTHING
+    for seq in range(1, count + 1):
+        update = messages.Update(
+            run=RUN, peer=identity.key, incarnation="0" * 16, seq=seq, previous=previous, tokens=tokens,
+            total=tokens * seq, fragments=[],
+        )  # fmt: skip
+        signed = identity.sign("update", update)
+        previous = digest(signed.body)
+        made.append((signed, update))
+    return made
+
+
+ONE, OTHER = chained(7, AUTHOR), chained(5, STRANGER, 7)
+KEYS = [ONE[0][1].author, OTHER[0][1].author]
+some_verdicts = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(KEYS), st.integers(0, 6)).map(
+            lambda cut: ruling({cut[0]: cut[1]})
+        ),
+        st.tuples(st.sampled_from(KEYS), st.integers(1, 7)).map(
+            lambda one: ruling(updates={one[0]: {one[1]: 10 if one[0] == KEYS[0] else 7}})
+        ),
+    ),
+    max_size=4,
+)
+
+
+def follow(anchor: Anchor, ledger: Ledger) -> None:
+    """What a node hands its loop at a start."""
+    for each in withdrawals(ledger, anchor.vector, anchor.holes):
+        anchor.note(each)
+    for _, update in ledger.since(anchor.vector):
+        anchor.note(entry(update, ledger.verdicts))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(some_verdicts, st.integers(0, 10**6))
+def test_whenever_verdicts_come_and_wherever_an_anchor_stood_it_ends_where_the_ledger_is(
+    tmp_path_factory, rulings, seed
+):
+    chance = random.Random(seed)
+    ledger = Ledger(tmp_path_factory.mktemp("ledger"))
+    anchor, headers = Anchor([]), {KEYS[0]: list(ONE), KEYS[1]: list(OTHER)}
+    left = [*rulings]
+    while any(headers.values()) or left:
+        if left and chance.random() < 0.3:
+            ledger.rule(Verdicts.of(left.pop()))
+        elif headers[author := chance.choice(KEYS)]:
+            outcome = ledger.append(*headers[author].pop(0))
+            assert outcome in (Outcome.ADDED, Outcome.OUT)
+        if chance.random() < 0.3:
+            follow(anchor, ledger)
+    follow(anchor, ledger)
+    vector = ledger.vector()
+    assert (anchor.vector, anchor.holes) == (vector, ledger.verdicts.holes(vector))
+    assert (
+        anchor.tokens
+        == ledger.tokens
+        == sum(
+            update.tokens
+            for _, update in [*ONE, *OTHER]
+            if not ledger.verdicts.out(update.author, update.seq)
+        )
+    )
+    fresh = Anchor([])
+    follow(fresh, ledger)
+    assert (fresh.heads, fresh.holes) == (anchor.heads, anchor.holes)
+    ledger.close()
+
+
+@given(st.integers(0, 7), st.integers(0, 7), st.sets(st.integers(1, 7)), st.sets(st.integers(1, 7)))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_path_is_the_difference_of_two_sets(full_ledger, start, end, gone, out):
+    author = KEYS[0]
+    gone, out = ({s: 10 for s in seqs if s <= last} for seqs, last in ((gone, start), (out, end)))
+    way = path(full_ledger, {author: start}, {author: gone}, {author: end}, {author: out})
+    before, after = set(range(1, start + 1)) - gone.keys(), set(range(1, end + 1)) - out.keys()
+    assert {(update.seq, times) for update, times in way} == {
+        *((seq, 1) for seq in after - before), *((seq, -1) for seq in before - after)
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def full_ledger(tmp_path_factory):
+    ledger = Ledger(tmp_path_factory.mktemp("full"))
+    for each in ONE:
+        ledger.append(*each)
+    yield ledger
+    ledger.close()
+
+
+def test_the_fragments_checksums_follow_what_goes_in_and_out():
+    made = [
+        messages.FragmentUpdate(digest="a" * 64, size=1, sketch=f"{n:016x}") for n in (5, 1 << 40)
+    ]
+    update = ONE[0][1].model_copy(update={"fragments": made})
+    anchor = Anchor([torch.zeros(1, dtype=torch.int32)] * 2)
+    anchor.resume({}, {}, ["0" * 16] * 2)
+    anchor.note(update)
+    assert anchor.sums == [f"{5:016x}", f"{1 << 40:016x}"]
+    assert not anchor.sound(0) and anchor.sound(1), (
+        "the lower half counts: the rest may come of a weight that wrapped"
+    )
+
+
+# ---- with the others
+
+
+def state(verdicts: str | None = None, heads: str | None = None) -> messages.State:
+    return messages.State(vector={}, rate=0.0, verdicts=verdicts, heads=heads)
+
+
+def test_who_heeds_other_verdicts_is_told_ours_at_once_and_then_now_and_then():
+    accord = Accord("a" * 64)
+    assert accord.act(0.0) == []
+    accord.told("x", state(), False, "f" * 64)
+    accord.told("y", state("a" * 64), False, "f" * 64)
+    assert accord.act(0.0) == [TellVerdicts("x")] and accord.act(1.0) == []
+    assert accord.act(AGAIN) == [TellVerdicts("x")]
+    assert accord.agrees("y") and not accord.agrees("x")
+    accord.ruled("b" * 64)
+    assert accord.act(AGAIN + 1) == [TellVerdicts("x"), TellVerdicts("y")]
+    accord.told("x", state("b" * 64), False, "f" * 64)
+    accord.left("y")
+    assert accord.act(100.0) == [] and accord.agrees("x")
+
+
+def test_who_has_nothing_to_tell_tells_nothing():
+    accord = Accord(None)
+    accord.told("x", state("a" * 64), False, "f" * 64)
+    assert accord.act(0.0) == []
+
+
+def test_other_headers_under_one_vector_twice_in_a_row_are_looked_into():
+    accord = Accord(None)
+    same, other = state(heads="f" * 64), state(heads="e" * 64)
+    for each, equal in ((other, True), (same, True), (other, False), (other, True)):
+        accord.told("x", each, equal, "f" * 64)
+        assert accord.act(0.0) == []
+    accord.told("x", other, True, "f" * 64)
+    assert accord.act(0.0) == [ShowHeads("x")] and accord.act(0.1) == []
+    accord.told("x", state(), True, "f" * 64)
+    assert accord.act(100.0) == [], "one that does not say cannot be compared"
+
+
+# ---- the owner's command
+
+
+def test_a_verdict_names_what_is_here_with_its_tokens(full_ledger):
+    made = judged(full_ledger, RUN, {KEYS[0]: 5}, {KEYS[0]: [2]}, 20, "it was noise")
+    assert (
+        made.after == {KEYS[0]: 5}
+        and made.updates == {KEYS[0]: {2: 10}}
+        and made.reason == "it was noise"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cuts", "singles", "horizon", "why"),
+    [
+        ({KEYS[0]: 7}, {}, 20, "no such update"),
+        ({}, {KEYS[0]: [8]}, 20, "update 8 of .* is not in this machine's ledger"),
+        ({}, {KEYS[1]: [1]}, 20, "is not in this machine's ledger"),
+        (
+            {KEYS[0]: 2},
+            {},
+            3,
+            r"update 3 of .* is 40 tokens old, and verdicts reach back 30 \(3 rounds\)",
+        ),
+    ],
+)
+def test_a_verdict_that_cannot_be_carried_out_is_refused_with_a_sentence(
+    full_ledger, cuts, singles, horizon, why
+):
+    with pytest.raises(StateError, match=why):
+        judged(full_ledger, RUN, cuts, singles, horizon)
+
+
+def test_every_merge_of_three_sets_is_the_same():
+    sets = [Verdicts.of(PROOFS[n]) for n in (0, 5, 6)]
+    assert len({(a | (b | c)).digest for a, b, c in itertools.permutations(sets)}) == 1

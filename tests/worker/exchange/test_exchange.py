@@ -1,0 +1,362 @@
+"""The exchange between whole nodes: real files, threads and signatures, on a network in memory, and once on iroh."""
+
+import shutil
+import threading
+import time
+
+import pytest
+from helpers.raw_peer import stranger
+from helpers.wait_for import waits_for, within
+
+from barnraise.exchange.ledger import blob_store as blobs_module
+from barnraise.exchange.network.framing import unpack
+from barnraise.exchange.network.transport import IrohTransport
+from barnraise.protocol import messages
+from barnraise.training import prefetch
+
+# ---- agreement
+
+
+def test_three_nodes_trade_updates_and_agree_to_the_last_bit(world):
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    b.knows(a)
+    c.knows(a)
+    for seed in range(4):
+        for machine in (a, b, c):
+            machine.round(100 * machine.number + seed)
+            machine.step()
+    world.agree(a, b, c)
+    assert a.anchor.tokens == a.ledger.tokens == 12 * 100
+    assert (a.node.stats.updates_sent, a.node.stats.updates_received, a.node.stats.behind) == (
+        4,
+        8,
+        0,
+    )
+    assert a.node.stats.bytes_sent > 0 < a.node.stats.bytes_received
+    waits_for(lambda: all(m.node.stats.peers == 2 for m in (a, b, c)))  # learnt from each other
+
+
+def test_three_nodes_agree_over_iroh(world):
+    world.transport = lambda identity: IrohTransport(identity.secret, "127.0.0.1")
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    b.knows(a)
+    c.knows(a)
+    for seed in range(3):
+        for machine in (a, b, c):
+            machine.round(100 * machine.number + seed)
+    world.agree(a, b, c)
+
+
+def test_nodes_agree_over_a_slow_and_lossy_line(world):
+    world.network.bandwidth, world.network.delay, world.network.loss = 2e5, 0.02, 0.1
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    for seed in range(5):
+        a.round(seed)
+        b.round(100 + seed)
+    world.agree(a, b)
+
+
+def test_a_cut_off_node_goes_on_and_catches_up_when_the_network_heals(world):
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    b.knows(a)
+    c.knows(a, b)
+    a.round(1)
+    world.agree(a, b, c)
+    world.network.partition({a.identity.key, b.identity.key}, {c.identity.key})
+    for seed in range(3):
+        a.round(10 + seed)
+        c.round(20 + seed)
+    world.agree(a, b)
+    assert c.anchor.vector != a.anchor.vector
+    world.network.heal()
+    world.agree(a, b, c)
+
+
+def test_an_update_reaches_a_node_through_a_third_one_when_its_author_is_gone(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    a.round(1)
+    world.agree(a, b)
+    a.stop()
+    c = (
+        world.machine(3).start().knows(b)
+    )  # it never met the author: the ticket travels with the update
+    world.agree(b, c)
+
+
+def test_settled_once_everybody_is_complete_with_the_same_updates(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    a.round(1)
+    world.agree(a, b)
+    assert not a.node.settled()
+    a.node.complete()
+    b.node.complete()
+    waits_for(lambda: a.node.settled() and b.node.settled())
+
+
+def test_weights_follow_the_announced_rates_and_are_one_when_alone(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    assert a.node.weight(100.0) == 1.0
+    a.node.announce(100.0)
+    b.node.announce(300.0)
+    b.knows(a)
+    waits_for(lambda: a.node.weight(100.0) == 0.25 and b.node.weight(300.0) == 0.75)
+    b.stop()
+    waits_for(lambda: a.node.weight(100.0) == 1.0)
+
+
+def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
+    """A worker tells its exchange how it stands twice a second, and it is most often as it was."""
+    node, told = world.machine(1).start().node, []
+    node.announce(100.0)
+    node.stands("a vector", "an anchor")
+    waits_for(lambda: node._hub.gossip.rate == 100.0 and "a vector" in node._hub.gossip.anchors)
+    monkeypatch.setattr(node, "_tell", lambda call, *what: told.append(what))
+    node.announce(103.0)
+    node.stands("a vector", "an anchor")
+    assert not told
+    node.announce(110.0)
+    node.stands("another", "an anchor")
+    assert told == [(110.0, False), ("another", "an anchor")]
+    monkeypatch.undo()  # it is to be stopped
+
+
+def test_what_is_under_way_is_guessed_of_the_fragments_that_it_says_until_it_is_here(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    b.node.announce(100.0)
+    a.node.announce(300.0)
+    b.round(1)
+    for seed in range(2):
+        a.round(10 + seed)
+        world.agree(a, b)
+        time.sleep(1.0)  # a round of its: four of them it may be late
+    assert b.node.guess(100.0) == (0.0, 0.0, 0.0)
+    world.network.uplinks[a.identity.key] = 2000.0
+    a.round(20, due=[1])  # 3 kB
+    waits_for(lambda: any(b.node.guess(100.0)))
+    first, block, last = b.node.guess(100.0)
+    assert first == last == 0 < block and b.anchor.vector[a.node.author] == 2
+    world.agree(a, b)
+    assert b.anchor.vector[a.node.author] == 3 and b.node.guess(100.0) == (0.0, 0.0, 0.0)
+
+
+# ---- crashes
+
+
+def test_a_node_killed_and_restarted_goes_on_from_its_folder(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    for seed in range(3):
+        a.round(seed)
+        b.round(10 + seed)
+    world.agree(a, b)
+    applied = a.anchor.vector
+    a.stop()  # what a checkpoint had not seen comes back out of the ledger
+    b.round(20)
+    a.open()
+    a.start()
+    b.knows(a)
+    world.agree(a, b)
+    assert a.anchor.vector[b.node.author] == 4
+    a.round(30)
+    world.agree(a, b)
+    assert a.node.author in applied and a.anchor.vector[a.node.author] == 4, (
+        "the incarnation is the same"
+    )
+
+
+def test_a_node_gets_from_its_ledger_only_what_its_anchor_lacks(world):
+    a = world.machine(1).start()
+    for seed in range(3):
+        a.round(seed)
+    a.stop()
+    a.open()
+    a.node.start({a.node.author: 2})
+    assert [arrival.header.seq for arrival in a.node.arrived()] == [3]
+    assert a.node.arrived() == []
+
+
+def test_a_folder_restored_from_an_old_copy_takes_a_new_incarnation_and_gets_its_lost_updates_back(
+    world,
+):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    a.round(1)
+    world.agree(a, b)
+    a.stop()
+    shutil.copytree(a.folder, world.folder / "copy")
+    a.open()
+    a.start()
+    b.knows(a)
+    a.round(2)
+    world.agree(a, b)
+    a.stop()
+    shutil.rmtree(a.folder)
+    shutil.copytree(world.folder / "copy", a.folder)
+    a.open(reincarnate=lambda: "f" * 16)
+    old = a.node.author
+    a.start().knows(b)
+    waits_for(lambda: a.node.author != old)
+    a.round(3)
+    world.agree(a, b)
+    assert a.node.author.endswith("f" * 16) and b.anchor.vector == {old: 2, a.node.author: 1}
+
+
+def test_no_incarnation_is_renewed_on_a_mere_claim(world):
+    a = world.machine(1).start()
+    a.round(1)
+    with stranger(world, a) as say:
+        say(messages.State(vector={a.node.author: 99}, rate=1.0))
+        time.sleep(0.5)
+    assert a.node.author.endswith(a.incarnation)
+
+
+def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(world, monkeypatch):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    waits_for(lambda: a.node.stats.peers == 1)
+    events: list[str] = []
+    settle, send = blobs_module._settle, type(next(iter(a.node._hub.links.values())).channel).send
+    append = type(a.ledger).append
+
+    def settled(*paths):
+        settle(*paths)
+        events.append("file")
+
+    def appended(self, signed, update):
+        outcome = append(self, signed, update)
+        events.append("row")
+        return outcome
+
+    async def sent(self, frame):
+        message, _ = unpack(frame)
+        if message.type in ("push", "part"):
+            events.append(message.type)
+        await send(self, frame)
+
+    monkeypatch.setattr(blobs_module, "_settle", settled)
+    monkeypatch.setattr(type(a.ledger), "append", appended)
+    monkeypatch.setattr(type(next(iter(a.node._hub.links.values())).channel), "send", sent)
+    a.round(1)
+    world.agree(a, b)
+    fragments = len(a.anchor.fragments)
+    assert events[: fragments + 2] == ["file"] * fragments + ["row", "push"]
+
+
+def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
+    a = world.machine(1).start()
+
+    def full(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(blobs_module, "_settle", full)
+    with pytest.raises(OSError, match="No space"):
+        a.round(1)
+    monkeypatch.undo()
+    assert a.ledger.vector() == {}
+    a.round(1)
+    assert a.ledger.vector() == {a.node.author: 1}
+
+
+def test_more_authors_than_a_message_holds_do_not_end_the_exchange(world, monkeypatch):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    many = {f"{n:064x}.{'0' * 16}": 1 for n in range(2100)}
+    a.node._tell(a.node._hub.gossip.vector.update, many)  # on the thread that reads it
+    b.knows(a)
+    a.round(1)
+    waits_for(lambda: a.node.author in b.ledger.vector())
+    assert a.node._thread.is_alive() and b.node._thread.is_alive()
+
+
+def test_an_exchange_that_breaks_while_it_runs_does_not_take_the_loop_with_it(world, monkeypatch):
+    a = world.machine(1).start()
+
+    async def broken():
+        raise OSError("the network card was pulled out")
+
+    monkeypatch.setattr(a.node._hub.transport, "close", broken)
+    a.node._tell(a.node._hub.stop)
+    a.node._thread.join()
+    a.round(1)
+    assert a.node.addresses() is not None and a.node.weight(1.0) == 1.0 and a.node.arrived() == []
+
+
+def test_a_node_that_stops_leaves_no_thread_and_may_stop_twice(world):
+    before = set(threading.enumerate())
+    a, b = (world.machine(n).start() for n in (1, 2))
+    b.knows(a)
+    a.round(1)
+    world.agree(a, b)
+    assert set(threading.enumerate()) - before
+    with within(5):
+        a.node.stop()
+        b.node.stop()
+        b.node.stop()
+    assert not set(threading.enumerate()) - before
+    b.node.announce(1.0)  # nobody is told, and nothing breaks
+    assert b.node.arrived() == []
+
+
+def test_a_transport_that_cannot_listen_is_an_error_at_once(world):
+    a, again = world.machine(1).start(), world.machine(1, "elsewhere")
+    with pytest.raises(OSError, match="on this network already"):
+        again.start()
+    assert a.node.stats.peers == 0
+
+
+# ---- blobs
+
+
+def test_a_blob_is_fetched_from_whoever_has_it_and_checked(world):
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    data = bytes(range(256)) * 4000
+    name = b.ledger.blobs.put(data)
+    c.knows(a, b)
+    waits_for(lambda: c.node.stats.peers == 2)
+    assert c.node.fetch({name: None}, 20) and c.ledger.blobs.read(name) == data
+    with within(5):
+        assert not c.node.fetch({"0" * 64: None}, 1.0)
+
+
+def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
+    monkeypatch.setattr(prefetch, "AT_ONCE", 5)  # of eight
+    a, b, c = (world.machine(n).start() for n in (1, 2, 3))
+    files = [bytes([n]) * 300_000 for n in range(8)]
+    for each in (a, b):
+        sizes = {each.ledger.blobs.put(data): len(data) for data in files}
+        each.node.cap(1_000_000)
+    c.knows(a, b)
+    waits_for(lambda: c.node.stats.peers == 2)
+    assert prefetch.gather(c.node, c.ledger.blobs, sizes, "files", lambda: False)
+    assert [c.ledger.blobs.read(each) for each in sizes] == files
+    for each in (a, b):
+        assert each.node.stats.bytes_sent > 2 * 300_000, "both lines were used"
+    with within(5):
+        assert not prefetch.gather(c.node, c.ledger.blobs, {"0" * 64: None}, "files", lambda: True)
+
+
+def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    data = bytes(range(256)) * 4000
+    name = a.ledger.blobs.put(data)
+    b.ledger.blobs.extend(name, 0, data[:900_000], len(data))
+    b.knows(a)
+    assert b.node.fetch({name: len(data)}, 20) and b.ledger.blobs.read(name) == data
+    assert b.node.stats.bytes_received < 200_000
+
+
+def test_a_peer_that_does_not_read_holds_up_nobody_else(world):
+    a, b = (world.machine(n).start() for n in (1, 2))
+    big = a.ledger.blobs.put(bytes(40_000_000))
+    with stranger(world, a, reads=False) as say:
+        for _ in range(3):
+            say(messages.Want(digest=big))
+        b.knows(a)
+        waits_for(lambda: a.node.stats.peers == 2)
+        with within(10):
+            for seed in range(5):
+                a.round(seed)
+            world.agree(a, b)

@@ -1,0 +1,258 @@
+"""The closed forms against torch's own counters: FLOPs by its FLOP counter, bytes by its allocator's record."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from helpers.torch_allocations import left_allocated, peak_allocated
+from torch.utils.flop_counter import FlopCounterMode
+
+from barnraise.models import gpt2 as gpt
+from barnraise.planning import cost_model
+from barnraise.planning.hardware import Hardware, Products, Updates
+from barnraise.spec import ModelSpec, preset
+from barnraise.swap import arena, fused_loss
+from barnraise.swap.arena import Leaves
+from barnraise.swap.forward_backward import Finish
+
+SHAPES = [  # width, heads, sequences, context
+    (128, 4, 8, 128), (128, 2, 2, 1024), (256, 8, 3, 256), (512, 8, 4, 512), (768, 12, 1, 1024), (768, 12, 2, 1024),
+    (1024, 16, 1, 512), (1600, 25, 1, 128), (128, 4, 1, 40),
+]  # fmt: skip
+HEADS = [  # width, vocabulary, sequences, context
+    (128, 2048, 1, 128), (128, 2048, 8, 128), (256, 2048, 3, 256), (256, 8192, 1, 400), (1600, 300, 1, 128),
+    (768, 50257, 1, 512),
+]  # fmt: skip
+
+
+def shaped(width: int, heads: int, context: int, vocabulary: int = 300) -> ModelSpec:
+    return ModelSpec(2, width, heads, context, vocabulary)
+
+
+def leaves(model: ModelSpec, index: int) -> gpt.Weights:
+    """A fragment as the engine has it: views of one buffer whose gradients are views of another."""
+    fragment = model.fragments()[index]
+    found = gpt.views(fragment, torch.randn(fragment.size).mul_(0.02))
+    found = {name: view.detach().requires_grad_() for name, view in found.items()}
+    for name, view in gpt.views(fragment, torch.zeros(fragment.size)).items():
+        found[name].grad = view
+    return found
+
+
+def is_just_above(predicted: int, measured: int) -> bool:
+    return measured <= predicted <= 1.03 * measured
+
+
+# ---- work ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt-nano", "gpt-mini", "gpt2-124m", "gpt2-1.5b", "gpt3-175b"])
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_flops_are_those_that_torch_counts(name, sequences):
+    model = preset(name)
+    embedding, block, *_, final = [
+        gpt.views(fragment, torch.empty(fragment.size, device="meta"))
+        for fragment in model.fragments()
+    ]
+    x = torch.empty(sequences, model.context, model.width, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        gpt.block(block, x, model.heads)
+    dense = 2 * cost_model.attention_flops(
+        model, sequences
+    )  # the counter does not know what the mask saves
+    assert counter.get_total_flops() == cost_model.block_flops(model, sequences) + dense
+    with FlopCounterMode(display=False) as counter:
+        gpt.head(final, embedding, x)
+    assert counter.get_total_flops() == cost_model.head_flops(model, sequences)
+    with FlopCounterMode(display=False) as counter:
+        gpt.embed(
+            embedding, torch.zeros(sequences, model.context, dtype=torch.int64, device="meta")
+        )
+    assert counter.get_total_flops() == 0
+
+
+def test_the_backward_of_a_block_has_twice_the_products_of_its_forward():
+    model = shaped(64, 4, 96)
+    x = torch.randn(2, 96, 64, requires_grad=True)
+    y = gpt.block(leaves(model, 1), x, 4)
+    with FlopCounterMode(display=False) as counter:
+        y.backward(torch.ones_like(y))
+    assert counter.get_total_flops() == 2 * cost_model.block_flops(
+        model, 2
+    )  # it does not know the CPU's attention
+
+
+@pytest.mark.parametrize("name", ["gpt-nano", "gpt2-124m", "gpt3-13b"])
+def test_parameters_are_those_of_torchs_tensors(name):
+    model = preset(name)
+    tensors = [
+        [torch.empty(slot.shape, device="meta") for slot in fragment.slots]
+        for fragment in model.fragments()
+    ]
+    assert cost_model.parameter_bytes(model) == sum(
+        t.nbytes for fragment in tensors for t in fragment
+    )
+    assert cost_model.block_parameters(model) == sum(t.numel() for t in tensors[1])
+
+
+# ---- memory --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "heads", "sequences", "context"), SHAPES)
+def test_the_memory_of_a_block_is_predicted(width, heads, sequences, context):
+    """Never under what torch allocates, and at most 3 % over it."""
+    model, threads = shaped(width, heads, context), torch.get_num_threads()
+    fragment = model.fragments()[1]
+    mine = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
+    mine.into(torch.zeros(fragment.size))
+    x, dy = torch.randn(2, sequences, context, width)
+
+    def graph(leaf: torch.Tensor, wanted: bool) -> torch.Tensor:
+        return Finish.apply(*gpt.begin(mine.weights, leaf, heads), mine, wanted)
+
+    def forward() -> torch.Tensor:
+        with torch.no_grad():
+            return gpt.block(mine.weights, x, heads)
+
+    def recompute_and_backward() -> torch.Tensor:
+        leaf = x.detach().requires_grad_()
+        graph(leaf, wanted=False).backward(dy)
+        return leaf.grad
+
+    saved = left_allocated(lambda: graph(x.detach().requires_grad_(), wanted=True))
+    assert is_just_above(cost_model.saved_bytes(model, sequences), saved)
+    assert is_just_above(
+        cost_model.forward_peak_bytes(model, sequences, threads=threads), peak_allocated(forward)
+    )
+    backward = cost_model.backward_peak_bytes(model, sequences, threads=threads)
+    assert is_just_above(backward, peak_allocated(recompute_and_backward))
+
+
+@pytest.mark.parametrize(("width", "vocabulary", "sequences", "context"), HEADS)
+def test_the_memory_of_the_head_is_predicted(width, vocabulary, sequences, context):
+    model, threads = shaped(width, 4, context, vocabulary), torch.get_num_threads()
+    final, token = leaves(model, -1), torch.randn(vocabulary, width)
+    gradient = torch.zeros_like(token)
+    x, targets = (
+        torch.randn(sequences, context, width),
+        torch.randint(vocabulary, (sequences, context)),
+    )
+    step = peak_allocated(lambda: fused_loss.head_step(final, token, x, targets, 1.0, gradient))
+    assert is_just_above(cost_model.head_peak_bytes(model, sequences, threads=threads), step)
+    alone = peak_allocated(lambda: fused_loss.head_loss(final, token, x, targets))
+    assert is_just_above(cost_model.head_peak_bytes(model, sequences, wanted=False), alone)
+
+
+def test_the_memory_of_the_embedding_is_predicted():
+    model = shaped(128, 4, 256)
+    weights, tokens = leaves(model, 0), torch.zeros(3, 256, dtype=torch.int64)
+    with torch.no_grad():
+        assert is_just_above(
+            cost_model.embed_peak_bytes(model, 3),
+            peak_allocated(lambda: gpt.embed(weights, tokens)),
+        )
+
+
+def test_many_threads_have_scratch_of_their_own():
+    model = preset("gpt2-124m")
+    for peak in (cost_model.forward_peak_bytes, cost_model.backward_peak_bytes):
+        assert peak(model, 1, threads=2) < peak(model, 1, threads=128)
+
+
+def test_the_heads_slices_are_those_of_the_loss():
+    assert (cost_model.LOSS_ROWS, cost_model.LOSS_CPU, cost_model.LOSS_GPU) == (
+        fused_loss.ROWS,
+        fused_loss.CPU_SLICE,
+        fused_loss.GPU_SLICE,
+    )
+    assert (cost_model.LOSS_WORDS, cost_model.SPILLED) == (fused_loss.WORDS, arena.SPILLED)
+
+
+def test_half_as_many_bits_take_less_memory():
+    model = preset("gpt2-355m")
+    for predicted in (
+        cost_model.saved_bytes,
+        cost_model.forward_peak_bytes,
+        cost_model.backward_peak_bytes,
+    ):
+        assert predicted(model, 2, dtype="bfloat16") < predicted(model, 2)
+    on_a_gpu = {"device": "cuda"}  # a CPU makes fp32 copies of the logits
+    assert cost_model.head_peak_bytes(
+        model, 2, dtype="bfloat16", **on_a_gpu
+    ) < cost_model.head_peak_bytes(model, 2, **on_a_gpu)
+
+
+# ---- seconds -------------------------------------------------------------------------------------------------
+
+PLAIN = Hardware(
+    device="cpu", name="a machine", cores=2, memory=8 << 30, device_memory=0, disk=1 << 38, dtype="float32",
+    matmul=((128, 1e11), (1024, 2e11)), attention=1e11, elementwise=1e10, to_device=1e10, from_device=1e10,
+    stream=2e10, adam=1e9, disk_read=1e9, disk_write=1e9,
+)  # fmt: skip
+PARTS = (
+    cost_model.block_forward_seconds,
+    cost_model.block_backward_seconds,
+    cost_model.head_seconds,
+    cost_model.embed_seconds,
+)
+
+
+def test_rates_between_measured_sizes_go_along_the_logarithm_and_stay_level_beyond():
+    rates = ((100, 1.0), (400, 3.0))
+    assert [cost_model.at(rates, size) for size in (10, 100, 200, 400, 4000)] == pytest.approx(
+        [1, 1, 2, 3, 3]
+    )
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_more_work_takes_longer_and_a_faster_machine_less(part):
+    small, large = preset("gpt2-124m"), preset("gpt2-355m")
+    assert 0 < part(PLAIN, small, 1) < part(PLAIN, small, 2) < part(PLAIN, small, 2, 2048)
+    assert part(PLAIN, small, 1) < part(PLAIN, large, 1)
+    rates = ("attention", "elementwise", "stream")
+    faster = {name: 2 * getattr(PLAIN, name) for name in rates}
+    twice = dataclasses.replace(
+        PLAIN, matmul=tuple((d, 2 * rate) for d, rate in PLAIN.matmul), **faster
+    )
+    assert part(twice, small, 1) == pytest.approx(part(PLAIN, small, 1) / 2)
+
+
+def test_a_narrow_dtype_goes_at_its_own_rate_where_it_was_measured():
+    quick = Products("bfloat16", ((512, 1e13),), ((512, 1e13),))
+    machine = dataclasses.replace(
+        PLAIN, products=(Products("float32", PLAIN.matmul, PLAIN.matmul), quick)
+    )
+    model = preset("gpt2-124m")
+    for part in (
+        cost_model.block_forward_seconds,
+        cost_model.block_backward_seconds,
+        cost_model.head_seconds,
+    ):
+        assert part(machine, model, 1) == part(PLAIN, model, 1)
+        assert part(machine, model, 1, dtype="bfloat16") < part(machine, model, 1)
+
+
+def test_attention_goes_at_the_rate_of_its_context_and_head():
+    machine = dataclasses.replace(
+        PLAIN,
+        attention_contexts=((256, 5e10), (1024, 1e11)),
+        attention_heads=((32, 8e10), (64, 1e11)),
+    )
+    wide, narrow = shaped(512, 8, 1024), shaped(512, 16, 1024)
+    part = cost_model.block_forward_seconds
+    assert part(machine, wide, 1) == part(PLAIN, wide, 1) < part(machine, narrow, 1)
+    short = part(machine, wide, 1, 256) - part(PLAIN, wide, 1, 256)
+    assert short == pytest.approx(cost_model.attention_flops(wide, 1, 256) / 1e11)
+
+
+def test_a_step_of_adam_is_counted_in_parameters():
+    assert math.isclose(cost_model.adam_seconds(PLAIN, 124_000_000), 0.124)
+
+
+def test_a_step_of_adam_goes_at_the_rate_of_its_form_and_place():
+    forms = (Updates("host", "bfloat16", 8, 2e8), Updates("device", "bfloat16", 8, 2e10))
+    machine = dataclasses.replace(PLAIN, updates=forms)
+    assert math.isclose(cost_model.adam_seconds(machine, 10**8, "bfloat16", 8), 0.5)
+    assert math.isclose(cost_model.adam_seconds(machine, 10**8, "bfloat16", 8, "device"), 0.005)
+    assert cost_model.adam_seconds(machine, 10**8) == cost_model.adam_seconds(PLAIN, 10**8)

@@ -1,0 +1,254 @@
+"""The mirror list: which one takes the place of which, for whoever holds what, in whatever order they are heard of."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barnraise.errors import ListError
+from barnraise.protocol import mirror_list
+from barnraise.protocol.mirror_list import (
+    Expulsion,
+    Listed,
+    MirrorList,
+    SignedList,
+    chain_after,
+    ranked,
+    signed_by,
+    taken,
+    written,
+)
+from barnraise.protocol.signing import Identity
+
+ROOTS = [Identity(bytes([n]) * 32) for n in range(1, 7)]
+NOW, YEAR = 1_800_000_000.0, 31_536_000.0
+
+
+def mirror(n: int, **fields) -> Listed:
+    key = Identity(bytes([100 + n]) * 32).key
+    return Listed(
+        key=key, url=f"https://m{n}.example.org", name=f"Mirror {n}", admitted=NOW, **fields
+    )
+
+
+def made(
+    version: int,
+    *,
+    roots=(0, 1, 2),
+    threshold=2,
+    signers=(0, 1),
+    has=(1, 2, 3),
+    expires=NOW + YEAR,
+    **fields,
+):
+    listed = fields.get("mirrors") or [mirror(n) for n in has]
+    keys = [ROOTS[n].key for n in roots]
+    said = MirrorList(
+        version=version, expires=expires, threshold=threshold, roots=keys, mirrors=listed
+    )
+    words = [ROOTS[n].sign("mirrors", said) for n in signers]
+    return written(said).model_copy(
+        update={"signatures": {word.key: word.signature for word in words}}
+    )
+
+
+FIRST = made(1)
+
+
+def begun() -> list[SignedList]:
+    return taken([], [FIRST], NOW, FIRST.digest)
+
+
+def refused(told: SignedList, held=None) -> str:
+    """The sentence; and what was held is held still."""
+    held = begun() if held is None else held
+    before = list(held)
+    with pytest.raises(ListError) as found:
+        taken(held, [told], NOW)
+    assert held == before
+    return str(found.value)
+
+
+def test_a_newer_list_signed_by_enough_roots_takes_the_place_of_the_one_before():
+    chain = taken(begun(), [made(2, has=(1, 2, 3, 4))], NOW)
+    assert (
+        mirror_list.read(chain[-1]).version == 2 and len(mirror_list.read(chain[-1]).mirrors) == 4
+    )
+
+
+def test_the_first_list_is_the_one_that_a_trusted_mirror_names():
+    with pytest.raises(ListError, match="is not"):
+        taken([], [FIRST], NOW, "0" * 64)
+    alone = made(1, signers=(0,))
+    with pytest.raises(ListError, match="signed by 1 of the roots"):
+        taken([], [alone], NOW, alone.digest)
+    assert taken([], [FIRST], NOW, FIRST.digest) == [FIRST]
+
+
+def test_an_expired_list_is_refused_by_how_long_ago():
+    assert refused(made(2, expires=NOW - 86400)) == "the mirror list 2 expired 1.0 days ago"
+    with pytest.raises(ListError, match="expired"):
+        taken([], [made(1, expires=NOW)], NOW, made(1, expires=NOW).digest)
+
+
+def test_a_list_with_too_few_signatures_is_refused_by_how_many():
+    assert "signed by 1 of the roots of list 1, and 2 must" in refused(made(2, signers=(2,)))
+    assert "signed by 0 of the roots" in refused(made(2, signers=()))
+
+
+def test_a_list_with_a_strangers_signature_or_a_false_one_is_refused_by_whose():
+    assert "a stranger" in refused(made(2, signers=(0, 1, 5)))
+    good = made(2)
+    false = good.model_copy(update={"signatures": {**good.signatures, ROOTS[2].key: "0" * 128}})
+    assert f"the signature of {ROOTS[2].key[:8]} does not match" in refused(false)
+    altered = good.model_copy(update={"body": good.body.replace("Mirror 1", "Mirror 9")})
+    assert "does not match" in refused(altered)
+
+
+def test_new_roots_need_the_old_ones_word_and_their_own():
+    assert "of the roots of list 1" in refused(made(2, roots=(3, 4, 5), signers=(3, 4)))
+    assert "of its own roots" in refused(made(2, roots=(3, 4, 5), signers=(0, 1, 3)))
+    chain = taken(begun(), [made(2, roots=(3, 4, 5), signers=(0, 1, 3, 4))], NOW)
+    assert "of the roots of list 2" in refused(made(3, signers=(0, 1)), chain)
+    assert "stranger" in refused(made(3, roots=(3, 4, 5), signers=(0, 3, 4)), chain)
+
+
+def test_an_older_list_and_a_second_one_of_the_same_version_are_refused():
+    chain = taken(begun(), [made(3)], NOW)
+    assert refused(made(2), chain) == "the mirror list 2 is older than 3, which is held already"
+    assert refused(made(3, has=(1, 2)), chain).startswith("there are two different mirror lists 3")
+
+
+def test_who_was_expelled_stays_in_the_list_and_comes_back_under_a_new_key_alone():
+    gone = mirror(
+        3,
+        expelled=Expulsion(
+            at=NOW, last={"a" * 32: 41}, reason="it signed two events with one number"
+        ),
+    )
+    chain = taken(begun(), [made(2, mirrors=[mirror(1), mirror(2), gone])], NOW)
+    assert (
+        mirror_list.read(chain[-1]).expelled == {gone.key}
+        and gone.key in mirror_list.read(chain[-1]).keys
+    )
+    assert "takes back" in refused(made(3), chain)
+    assert "says nothing of the mirror" in refused(made(3, has=(1, 2)), chain)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"roots": (0, 0), "signers": (0,)}, "one root twice"),
+        ({"threshold": 3, "roots": (0, 1)}, "asks for 3 of 2 roots"),
+        ({"has": (1, 1)}, "one mirror twice"),
+        ({"mirrors": [mirror(1, expelled=Expulsion(at=NOW))]}, "leaves no mirror"),
+    ],
+)
+def test_a_list_that_contradicts_itself_is_refused(changed, sentence):
+    assert sentence in refused(made(2, **changed))
+
+
+@pytest.mark.parametrize("body", ["", "{}", "[]", "<html>", '{"version": 0}', "é" * 9_000])
+def test_what_is_no_list_is_refused(body):
+    with pytest.raises(ListError, match=r"malformed|more than 14,000 bytes"):
+        mirror_list.read(SignedList.model_construct(body=body, signatures={}))
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://a.b", "https://a b", "javascript:alert(1)", "https://u:p@host", "https://a/?x"]
+)
+def test_an_address_that_is_none_is_refused(url):
+    with pytest.raises(ValueError, match="url"):
+        Listed(key="0" * 64, url=url, name="m", admitted=NOW)
+
+
+# ---- chains, in whatever order
+
+
+def history(turns: list[bool]) -> list[SignedList]:
+    """A list for each; True: it changes the roots."""
+    found, which = [FIRST], 0
+    for version, turn in enumerate(turns, start=2):
+        old, which = (which, (which + 1) % 2) if turn else (which, which)
+        mine = (0, 1) if which == 0 else (3, 4)
+        signers = {*mine, *((0, 1) if old == 0 else (3, 4))}
+        found.append(
+            made(version, roots=(0, 1, 2) if which == 0 else (3, 4, 5), signers=sorted(signers))
+        )
+    return found
+
+
+@given(turns=st.lists(st.booleans(), max_size=9), seed=st.integers(0, 2**32))
+def test_whoever_hears_every_chain_in_whatever_order_ends_at_the_newest(turns, seed):
+    """Each list of the history as the one told, with the chain that its holder keeps; heard shuffled, and twice."""
+    whole, chains = history(turns), []
+    held = begun()
+    for signed in whole:
+        held = taken(held, [signed], NOW)
+        chains.append(held)
+    order = chains * 2
+    random.Random(seed).shuffle(order)
+    mine = begun()
+    for chain in order:
+        version = mirror_list.read(mine[-1]).version
+        told = [each for each in chain if mirror_list.read(each).version > version]
+        if told:
+            mine = taken(mine, told, NOW)
+        assert mirror_list.read(mine[-1]).version >= version, "never back"
+    assert mine[-1] == whole[-1]
+
+
+@given(turns=st.lists(st.booleans(), max_size=5), start=st.integers(0, 5))
+def test_whoever_was_away_is_led_to_the_newest_by_what_changed_the_roots_alone(turns, start):
+    whole = history(turns)
+    held = begun()
+    for signed in whole:
+        held = taken(held, [signed], NOW)
+    away = [whole[min(start, len(turns))]]
+    told = chain_after(held, mirror_list.read(away[-1]).version)
+    assert not told or taken(away, told, NOW)[-1] == whole[-1]
+    assert len(held) <= 2 + sum(turns), "of the others only the newest is kept"
+
+
+def test_expired_lists_on_the_way_lead_to_one_that_holds():
+    turn = made(2, roots=(3, 4, 5), signers=(0, 1, 3, 4), expires=NOW - 5)
+    newest = made(3, roots=(3, 4, 5), signers=(3, 4))
+    assert taken(begun(), [turn, newest], NOW)[-1] == newest
+    assert "expired" in refused(turn)
+
+
+def test_the_longest_chain_fits_into_one_frame():
+    long = [mirror(n).model_copy(update={"name": '"' * 100}) for n in range(27)]
+    lists = [made(n, mirrors=long) for n in range(1, mirror_list.CHAIN + 1)]
+    assert len(lists[0].body.encode()) > 9_000
+    assert len(mirror_list.Lists(lists=lists).model_dump_json()) < 1 << 18
+
+
+# ---- who reports where
+
+
+@given(machines=st.integers(0, 2**32))
+def test_each_machine_has_an_order_of_its_own_and_keeps_it_when_a_mirror_goes(machines):
+    listed = [mirror(n) for n in range(5)]
+    order = ranked(f"{machines:064x}", listed)
+    assert sorted(order, key=lambda m: m.url) == sorted(listed, key=lambda m: m.url)
+    assert ranked(f"{machines:064x}", listed[::-1]) == order
+    without = ranked(f"{machines:064x}", [m for m in listed if m != order[2]])
+    assert without == [m for m in order if m != order[2]]
+
+
+def test_machines_spread_evenly_over_the_mirrors():
+    listed = [mirror(n) for n in range(4)]
+    first = [ranked(Identity(n.to_bytes(32, "big")).key, listed)[0].key for n in range(400)]
+    counts = [len(list(group)) for _, group in itertools.groupby(sorted(first))]
+    assert len(counts) == 4 and min(counts) > 60
+
+
+def test_only_a_list_as_this_version_writes_it_can_be_signed():
+    plain = written(mirror_list.read(FIRST))
+    assert signed_by(ROOTS[0], plain).signatures.keys() == {ROOTS[0].key}
+    later = SignedList(body=plain.body[:-1] + ',"colour":"red"}')
+    with pytest.raises(ListError, match="another version"):
+        signed_by(ROOTS[0], later)

@@ -1,0 +1,195 @@
+"""A swapped run has the bits of the same run with everything resident; and both are AdamW on a GPT, as torch has it."""
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.plans import exactness, from_disk, resident
+
+from barnraise.models import gpt2 as gpt
+from barnraise.models.gpt2 import views
+from barnraise.spec import ModelSpec
+from barnraise.swap.adamw import BETA1, BETA2, EPSILON
+from barnraise.swap.arena import to_float
+
+COMBINATIONS = list(
+    itertools.product(exactness.TIERS, exactness.CLIPPINGS, exactness.MICRO_BATCHES)
+)
+GROUPINGS = 1 << exactness.MODEL.layers - 1
+CHEAP = itertools.cycle([each for each in COMBINATIONS if each[2] <= 2])
+SAMPLE = [  # every grouping forward and backward, and every combination
+    exactness.Case(m, tier, clipping, forward=(37 * k + 11) % GROUPINGS, backward=k)
+    for k, (tier, clipping, m) in enumerate(
+        itertools.islice(itertools.chain(COMBINATIONS, CHEAP), GROUPINGS)
+    )
+]
+LONG = SAMPLE[3:48:5]  # all of the 20 steps; the others go as far as updates that depend on updates
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_sample_covers_every_grouping_and_every_combination_of_tier_clipping_and_micro_batches():
+    assert (
+        {case.backward for case in SAMPLE}
+        == {case.forward for case in SAMPLE}
+        == set(range(GROUPINGS))
+    )
+    assert {(case.tier, case.clipping, case.micro_batches) for case in SAMPLE} == set(COMBINATIONS)
+    for parts in zip(*((c.tier, c.clipping, c.micro_batches) for c in LONG), strict=True):
+        assert set(parts) in (
+            set(exactness.TIERS),
+            set(exactness.CLIPPINGS),
+            set(exactness.MICRO_BATCHES),
+        )
+
+
+@pytest.mark.parametrize("quarter", range(4))
+def test_whatever_the_grouping_swapped_weights_and_moments_have_the_bits_of_resident_ones(quarter):
+    for case in SAMPLE[quarter::4]:
+        assert exactness.compare(case, steps=3), case
+
+
+@pytest.mark.parametrize("case", LONG, ids=str)
+def test_after_twenty_steps_they_still_do(case):
+    assert exactness.compare(case, steps=20)
+
+
+KEPT = [
+    dict(retained=8),
+    dict(retained=3),
+    dict(retained=3, kept_inputs="group"),
+    dict(boundaries="host"),
+]
+
+
+@pytest.mark.parametrize("more", KEPT, ids=str)
+def test_what_is_kept_of_a_forward_and_where_it_waits_changes_no_bit(more):
+    plan = replace(
+        exactness.Case(2, "memory", "exact", 5, 9).plan(),
+        staged=more.get("boundaries") == "host",
+        **more,
+    )
+    assert exactness.same(
+        exactness.run(plan, 4), exactness.reference(exactness.MODEL, 2, "exact", 4)
+    )
+
+
+MIXED = [
+    dict(weights=("host",) * 10),
+    dict(moments=("host",) * 10),
+    dict(
+        weights=("host", *["disk", "host"] * 4, "host"),
+        moments=("disk", *["host", "disk"] * 4, "host"),
+    ),
+    dict(gradients="host", exchange="host"),
+    dict(gradients="host", staged=True, host_gradient_slots=8),
+    dict(
+        weights=("host",) * 10,
+        moments=("host",) * 10,
+        staged=True,
+        gradients="host",
+        host_gradient_slots=8,
+    ),
+]
+
+
+@pytest.mark.parametrize("more", MIXED, ids=range(len(MIXED)))
+def test_states_on_tiers_of_every_mixture_have_the_same_bits(more):
+    plan = replace(exactness.Case(2, "disk exact", "exact", 3, 85).plan(), **more)
+    assert exactness.same(
+        exactness.run(plan, 4), exactness.reference(exactness.MODEL, 2, "exact", 4)
+    )
+
+
+# ---- fewer bits --------------------------------------------------------------------------------------------------
+
+SMALL = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
+NARROW = [dict(dtype="bfloat16"), dict(moments_bits=8), dict(dtype="bfloat16", moments_bits=8)]
+
+
+@pytest.mark.parametrize("clipping", ["exact", "layer"])
+@pytest.mark.parametrize("bits", NARROW, ids=str)
+def test_split_weights_and_moments_in_bytes_swap_as_exactly(bits, clipping):
+    """Staged, from disk, and staged from disk, against the same bits resident."""
+    expected = exactness.run(resident(clipping=clipping, micro_batches=2, **bits), 6)
+    for tier in ("memory", "disk exact", "staged disk"):
+        plan = replace(exactness.Case(2, tier, clipping, 9, 20).plan(), **bits)
+        assert exactness.same(exactness.run(plan, 6), expected), tier
+
+
+@pytest.mark.parametrize("bits", NARROW, ids=str)
+def test_with_fewer_bits_the_loss_falls_nearly_as_with_all(bits):
+    narrow, wide = (exactness.run(resident(SMALL, **kind), 20)[0] for kind in (bits, {}))
+    assert wide[-1] < wide[0] - 0.5 and narrow[-1] == pytest.approx(wide[-1], abs=0.1)
+
+
+def test_split_weights_take_the_steps_of_whole_ones_but_for_the_rounding_of_the_products():
+    wide, split = (exactness.run(resident(dtype=dtype), 6) for dtype in ("float32", "bfloat16"))
+    assert wide[0] == pytest.approx(split[0], rel=5e-3) and wide[0] != split[0]
+
+
+# ---- torch's own -------------------------------------------------------------------------------------------------
+
+
+def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tensor]]:
+    """The same run as one graph a step, `F.cross_entropy` on whole logits and torch.optim.AdamW."""
+    recipe = exactness.RECIPE
+    layers = [views(f, to_float(exactness.begun(f))) for f in SMALL.fragments()]
+    layers = [{name: t.clone().requires_grad_() for name, t in layer.items()} for layer in layers]
+    embedding, *blocks, final = layers
+    every = [t for layer in layers for t in layer.values()]
+    kinds = [
+        {"params": [t for t in every if t.dim() >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [t for t in every if t.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(kinds, lr=recipe.learning_rate, betas=(BETA1, BETA2), eps=EPSILON)
+    losses = []
+    for step in range(steps):
+        batch = exactness.text(SMALL, exactness.SEQUENCES, seed=step)
+        x = gpt.embed(embedding, batch[:, :-1])
+        for block in blocks:
+            x = gpt.block(block, x, SMALL.heads)
+        loss = F.cross_entropy(gpt.head(final, embedding, x).flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        if clipping == "exact":
+            torch.nn.utils.clip_grad_norm_(every, recipe.clip)
+        for layer in layers if clipping == "layer" else []:
+            torch.nn.utils.clip_grad_norm_(layer.values(), recipe.clip / math.sqrt(len(layers)))
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [torch.cat([t.detach().flatten() for t in layer.values()]) for layer in layers]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("clipping", exactness.CLIPPINGS)
+def test_twenty_steps_are_what_torchs_autograd_and_adamw_say(clipping, staged):
+    """Losses within 1e-5; weights within 2 % of the distance they went (in the norm of all of a layer's), as Adam turns
+    last bits of tiny gradients into whole steps."""
+    losses, layers = by_autograd(clipping, 20)
+    plan = replace(from_disk(resident(SMALL, 4, clipping)), gradient_slots=2, staged=staged)
+    ours, state = exactness.run(plan, 20)
+    assert ours == pytest.approx(losses, rel=1e-5)
+    assert losses[-1] < losses[0] - 0.5
+    for fragment, master, expected in zip(SMALL.fragments(), state[::3], layers, strict=True):
+        mine = torch.cat([t.flatten() for t in views(fragment, master).values()])
+        begun = torch.cat(
+            [t.flatten() for t in views(fragment, to_float(exactness.begun(fragment))).values()]
+        )
+        assert (mine - expected).norm() <= 0.02 * (expected - begun).norm()
+
+
+def test_the_benchmarks_cases_are_the_whole_product():
+    cases = list(exactness.cases())
+    assert len(cases) == len(set(cases)) == GROUPINGS * len(COMBINATIONS)
+    assert Path(exactness.__file__).name == "exactness.py"

@@ -1,0 +1,385 @@
+"""What goes wrong in mid-run: each is named in one sentence, the state on disk is whole, and training goes on from it
+with the bits of a run that nothing happened to."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.paths import TESTS, WORKER
+from helpers.plans import bits, engine_of, exactness, from_disk, resident, some_text, tiny_plan
+
+from barnraise.errors import DamageError, PlanError, StateError
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import Limits
+from barnraise.planning.search import make_plan
+from barnraise.spec import ModelSpec, preset
+from barnraise.swap.arena import PAGE
+from barnraise.swap.lanes import Disk
+from barnraise.swap.state_store import STATE
+
+MODEL = ModelSpec(layers=2, width=16, heads=1, context=8, vocabulary=256)
+STEPS = 6
+
+
+def plan_of(kind: str = "exact", **more):
+    return tiny_plan(kind, MODEL, **{"tile": 2048, **more})
+
+
+def train(engine, until: int = STEPS) -> None:
+    """From wherever the state stands."""
+    while (at := engine.ahead.position) < until:
+        assert not engine.step([some_text(seed=at, model=MODEL)], position=at + 1).abandoned
+    engine.flush()
+    engine.settle()
+
+
+def undisturbed(until: int = STEPS) -> str:
+    engine = engine_of(tiny_plan("resident", MODEL))
+    train(engine, until)
+    return bits(engine)
+
+
+def resumes(folder: Path, plan=None, at_least: int = 0) -> None:
+    """Opening again goes on to the bits of a run that nothing happened to."""
+    engine = engine_of(plan or plan_of(), folder)
+    assert engine.store.void == set() and engine.progress.position >= at_least
+    train(engine)
+    assert bits(engine) == undisturbed()
+    engine.close()
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: int):
+    """A disk of so many bytes."""
+    folder.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
+        check=True,
+        capture_output=True,
+    )
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def may_mount(tmp_path):
+    """Whether disks can be made here; where not, the faults are still met through folders' modes and file sizes."""
+    try:
+        with mounted(tmp_path / "probe", 1 << 20):
+            return True
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return False
+
+
+# ---- folders -----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_nobody_may_write_to_is_named(tmp_path, may_mount):
+    folder = tmp_path / "there"
+    if may_mount:  # the superuser ignores modes, not mounts
+        with mounted(folder, 1 << 20):
+            subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+            with pytest.raises(
+                StateError, match=r"there cannot hold the model's state: Read-only file system"
+            ):
+                engine_of(plan_of(), folder)
+    else:
+        folder.mkdir(mode=0o500)
+        with pytest.raises(
+            StateError, match=r"there cannot hold the model's state: Permission denied"
+        ):
+            engine_of(plan_of(), folder)
+
+
+def test_a_full_disk_is_met_before_anything_begins_with_the_need(tmp_path, may_mount):
+    plan = plan_of()
+    need = f"{plan.file_bytes() / 1e9:,.1f} GB"
+    if may_mount:
+        full = pytest.raises(
+            StateError, match=rf"small is full: the model's state needs {need} there"
+        )
+        with mounted(tmp_path / "small", plan.file_bytes() // 2) as folder, full:
+            engine_of(plan, folder)
+    else:
+        with (
+            limited_files(plan.file_bytes() // 2),
+            pytest.raises(StateError, match=rf"needs {need} there"),
+        ):
+            engine_of(plan, tmp_path / "small")
+
+
+@contextlib.contextmanager
+def limited_files(size: int):
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_that_fills_up_in_mid_run_stops_no_step_as_its_space_was_taken_at_the_start(
+    tmp_path, may_mount
+):
+    """The manifest alone is new each time: without room for it, the last one holds."""
+    folder = tmp_path / "disk"
+    plan = plan_of()
+    with mounted(folder, plan.file_bytes() + (1 << 18)) if may_mount else contextlib.nullcontext():
+        engine = engine_of(plan, folder)
+        train(engine, 2)
+        if may_mount:
+            with contextlib.suppress(OSError), (folder / "others").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(PAGE))
+            with pytest.raises(StateError, match="No space left on device"):
+                train(engine, 4)
+            with contextlib.suppress(StateError):
+                engine.close()
+            (folder / "others").unlink()
+            resumes(folder, at_least=2)
+        else:
+            engine.close()
+
+
+# ---- disks -------------------------------------------------------------------------------------------------------
+
+
+def failing(monkeypatch, what: str, at: int) -> None:
+    """The disk's `at`-th request of this kind, and all after it, end in an input/output error."""
+    whole, count = getattr(Disk, what), 0
+
+    def sick(self, view, offset):
+        nonlocal count
+        count += 1
+        if count >= at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(self, view, offset)
+
+    monkeypatch.setattr(Disk, what, sick)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 7, 20])
+@pytest.mark.parametrize("what", ["_read", "_write"])
+def test_an_error_of_the_disk_in_mid_run_is_told_with_what_was_being_done(
+    what, at, staged, tmp_path, monkeypatch
+):
+    plan = plan_of(staged=staged)
+    engine = engine_of(plan, tmp_path)
+    train(engine, 2)
+    reached = engine.progress.position
+    failing(monkeypatch, what, at)
+    with pytest.raises(StateError, match=r"^the .* failed: Input/output error \(.*state.bin\)$"):
+        train(engine, STEPS)
+    with pytest.raises(StateError, match="Input/output error"):
+        engine.step([some_text(model=MODEL)])
+    engine.close()
+    monkeypatch.undo()
+    resumes(tmp_path, plan, at_least=reached)
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_an_error_between_steps_leaves_the_last_commit(at, tmp_path, monkeypatch):
+    engine = engine_of(plan_of(), tmp_path)
+    train(engine, 3)
+    failing(monkeypatch, "_write", at)
+    with pytest.raises((StateError, OSError), match="Input/output error"):
+        list(engine.harvest(lambda values: (b"", values // 2), 1.0))
+    engine.close()
+    monkeypatch.undo()
+    resumes(tmp_path, at_least=3)
+
+
+@pytest.mark.parametrize("kind", ["weights", "moments"])
+def test_bytes_that_change_under_a_running_engine_are_found_before_they_count(kind, tmp_path):
+    engine = engine_of(plan_of(), tmp_path)
+    train(engine, 2)
+    slot, _ = engine.store._newest[kind, 1, 0]
+    at = engine.store._offset(kind, 1, 0, slot) + 40
+    with (tmp_path / STATE).open("r+b", buffering=0) as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+        os.fsync(file.fileno())
+    with pytest.raises(
+        DamageError, match=rf"the {kind} of block.0 are not what was written.*joining again goes on"
+    ):
+        train(engine, STEPS)
+    engine.close()
+    again = engine_of(plan_of(), tmp_path)
+    assert again.store.void == set() and again.progress.warming > 0
+    anchor = engine_of(tiny_plan("resident", MODEL))
+    for mine, theirs in zip(exactness.state(again), exactness.state(anchor), strict=True):
+        assert torch.equal(mine, theirs), "the replica is the anchor, the moments are fresh"
+    train(again, again.progress.position + 3)
+    again.close()
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping", ["exact", "layer", "none"])
+@pytest.mark.parametrize("kind", ["resident", "staged", "exact", "restart", "staged disk"])
+@pytest.mark.parametrize("layer", [0, 1, 3])
+def test_what_is_not_finite_drops_the_round_and_the_next_steps_work(
+    kind, clipping, layer, tmp_path
+):
+    plan = (
+        plan_of(kind, clipping=clipping)
+        if kind not in ("resident", "staged")
+        else tiny_plan(kind, MODEL, clipping=clipping)
+    )
+    engine = engine_of(plan, tmp_path)
+    for step in range(2):
+        engine.step([some_text(seed=step, model=MODEL)], position=step + 1)
+    poison(engine, layer)
+    broken = engine.step([some_text(model=MODEL)], position=3)
+    assert (
+        broken.abandoned
+        and broken.tokens == 0
+        and engine.round_tokens == 0
+        and engine.ahead.position == 3
+    )
+    replica, moments = (
+        exactness.state(engine)[::3],
+        exactness.state(engine)[1::3] + exactness.state(engine)[2::3],
+    )
+    anchor = exactness.state(engine_of(tiny_plan("resident", MODEL)))[::3]
+    assert all(torch.equal(a, b) for a, b in zip(replica, anchor, strict=True))
+    assert all(torch.isfinite(m).all() for m in moments)
+    for step in range(3):
+        again = engine.step([some_text(seed=step, model=MODEL)], position=4 + step)
+        assert (
+            not again.abandoned
+            and 0 < again.loss < 7
+            and engine.round_tokens == again.tokens * (step + 1)
+        )
+    assert all(torch.isfinite(t).all() for t in exactness.state(engine))
+    engine.close()
+
+
+def poison(engine, i: int) -> None:
+    """A weight of fragment i becomes NaN, wherever it is."""
+    engine.flush()
+    engine.settle()
+    store = engine.store
+    held = store.held("weights", i)
+    if held is not None:
+        held.view(torch.float32)[5] = torch.nan
+    else:
+        raw = store.tile("weights", i, 0, engine.buffers.spare(0))
+        raw.view(torch.float32)[5] = torch.nan
+        store.write("weights", i, 0, raw)
+    engine.operations.forget_copies()
+
+
+@pytest.mark.parametrize("clipping", ["layer", "none"])
+def test_a_gradient_that_is_not_finite_though_the_loss_is_drops_the_round_with_finite_moments(
+    clipping, tmp_path
+):
+    """Found after some fragments were stepped already: clipping by layers does not wait for all."""
+    engine = engine_of(plan_of(clipping=clipping), tmp_path)
+    engine.step([some_text(model=MODEL)], position=1)
+    whole = engine.operations._norm
+
+    def overflowing(op):
+        call = whole(op)
+
+        def norm() -> None:
+            if op.blocks == (1,):
+                engine.buffers.gradient(1, op.gradients[0])[3] = torch.inf
+            call()
+
+        return norm
+
+    engine.operations._does[next(kind for kind in engine.operations._does if kind == "norm")] = (
+        overflowing
+    )
+    broken = engine.step([some_text(model=MODEL)], position=2)
+    assert broken.abandoned and math.isfinite(broken.loss) and not math.isfinite(broken.norm)
+    engine.operations._does["norm"] = whole
+    assert all(torch.isfinite(t).all() for t in exactness.state(engine))
+    assert not engine.step([some_text(model=MODEL)], position=3).abandoned
+    engine.close()
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------
+
+
+MACHINE = Hardware(
+    device="cpu", name="a PC", cores=2, memory=16 << 30, device_memory=0, disk=1 << 40, dtype="float32",
+    matmul=((512, 1e11),), attention=5e10, elementwise=1e10, to_device=1e10, from_device=1e10, stream=2e10, adam=5e8,
+    disk_read=1e9, disk_write=5e8,
+)  # fmt: skip
+
+
+def test_a_budget_too_small_for_one_layer_is_refused_before_anything_is_taken():
+    with pytest.raises(
+        PlanError, match=r"does not fit: at the least it needs .* of memory, and may use 40 MB"
+    ):
+        make_plan(MACHINE, preset("gpt2-1.5b"), Limits(memory=40_000_000))
+
+
+HUNGRY = """
+import sys
+sys.path[:0] = {roots}
+import resource
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from barnraise.errors import BarnraiseError
+from helpers.plans import bits, engine_of, from_disk, resident, some_text
+from test_swap_faults import WIDE, wide_plan
+engine = engine_of(wide_plan(), Path({folder!r}))
+engine.step([some_text(8, 0, WIDE)], position=1)
+engine.step([some_text(8, 1, WIDE)], position=2)
+taken = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (taken, resource.RLIM_INFINITY))
+try:
+    for step in range(2, 60):
+        engine.step([some_text(64, step, WIDE).repeat(1 + step, 1)], position=step + 1)
+    print("never short of memory")
+except BarnraiseError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+engine.close()
+"""
+WIDE = ModelSpec(layers=2, width=128, heads=2, context=64, vocabulary=512)
+
+
+def wide_plan():
+    return from_disk(resident(WIDE), tile=1 << 15)
+
+
+def test_memory_that_is_gone_in_mid_run_is_said_in_one_sentence_and_the_state_goes_on(tmp_path):
+    roots = json.dumps([str(WORKER), str(TESTS)])
+    program = HUNGRY.format(roots=roots, folder=str(tmp_path))
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    said = child.stdout.strip()
+    assert child.returncode == 0 and said.count("\n") == 0, child.stdout + child.stderr
+    assert re.fullmatch(
+        r"the \w+ of \w+(\.\d)? failed: there is not as much memory left as it needs .*; another .*",
+        said,
+    ), said
+    engine = engine_of(wide_plan(), tmp_path)
+    assert engine.store.void == set() and engine.progress.position >= 1
+    assert not engine.step([some_text(8, 5, WIDE)], position=9).abandoned
+    engine.close()

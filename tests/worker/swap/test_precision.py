@@ -1,0 +1,293 @@
+"""Weights in halves are the weights, bit for bit; moments in bytes are near enough to train with."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from barnraise.models import gpt2 as gpt
+from barnraise.models.gpt2 import views
+from barnraise.spec import ALIGN, ModelSpec, preset
+from barnraise.swap.adamw import update
+from barnraise.swap.precision import (
+    Moments8,
+    decode_moments,
+    encode_moments,
+    join,
+    split,
+    update_8bit,
+    update_split,
+)
+from barnraise.swap.tile_threads import BLOCK
+
+TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
+BLOCKS = [TINY.fragments()[1], preset("gpt-nano").fragments()[1]]
+HOW = {"steps": 3, "rate": 3e-3, "decay": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def buffers(n: int, seed: int = 0) -> list[Tensor]:
+    """Weights, gradient, m and v in the middle of training."""
+    stir = torch.Generator().manual_seed(seed)
+    weights, gradient, m = (torch.randn(n, generator=stir) for _ in range(3))
+    return [weights, gradient, m, torch.rand(n, generator=stir)]
+
+
+def no_moments(n: int) -> Moments8:
+    m, v = torch.zeros(2, n, dtype=torch.uint8)
+    return Moments8(m, v, *torch.zeros(2, math.ceil(n / BLOCK)))
+
+
+def part(moments: Moments8, begin: int, end: int) -> Moments8:
+    blocks = slice(begin // BLOCK, math.ceil(end / BLOCK))
+    return Moments8(
+        moments.m[begin:end], moments.v[begin:end], moments.m_scale[blocks], moments.v_scale[blocks]
+    )
+
+
+def floats(bits: Tensor) -> Tensor:
+    """int64 patterns → fp32."""
+    return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+# ---- halves --------------------------------------------------------------------------------------------------------
+
+
+def test_every_upper_half_comes_back_with_every_kind_of_lower_half():
+    low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234, 0xABCD])
+    weights = floats(((torch.arange(1 << 16) << 16)[:, None] + low).view(-1))
+    assert same_bits(join(*split(weights)), weights)
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=200))
+@settings(deadline=None)
+def test_any_pattern_comes_back(patterns):
+    weights = floats(torch.tensor(patterns))
+    assert same_bits(join(*split(weights)), weights)
+
+
+def test_joining_writes_where_it_is_told_to():
+    weights = torch.randn(100)
+    out = torch.empty(100)
+    assert join(*split(weights), out=out) is out and torch.equal(out, weights)
+
+
+def test_the_high_half_is_the_weight_rounded_to_nearest_and_away_from_zero_between_two():
+    weights = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    high, low = split(weights)
+    apart = low != -0x8000  # the others lie between two, where torch rounds to even
+    assert torch.equal(high[apart], weights.bfloat16()[apart]) and apart.sum() > 99_000
+    between = floats(torch.tensor([0x3F808000, 0x3F818000, 0xBF808000]))
+    assert split(between)[0].tolist() == [1.0078125, 1.015625, -1.0078125]
+
+
+def test_what_is_beyond_bf16_reads_as_infinite_or_not_a_number_and_comes_back():
+    cases = floats(
+        torch.tensor(
+            [0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF]
+        )
+    )
+    high, low = split(cases)
+    inf = torch.inf
+    assert high.tolist()[:4] == [inf, -inf, inf, -inf] and high[4].isnan()
+    assert high.tolist()[5:] == [inf, 0.0], "a NaN's payload is rounded too, and may carry"
+    assert same_bits(join(high, low), cases)
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_step_on_halves_has_the_bits_of_one_on_the_whole(data):
+    fragment = data.draw(st.sampled_from(BLOCKS), label="fragment")
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), label="gradient")
+    how = HOW | {"shrink": data.draw(st.sampled_from([1.0, 1.7]), label="shrink")}
+    inner = st.integers(1, fragment.size // ALIGN - 1).map(lambda k: k * ALIGN)
+    edges = sorted({0, fragment.size, *data.draw(st.lists(inner, max_size=4), label="cuts")})
+    weights, gradient, m, v = buffers(fragment.size)
+    gradient = gradient.to(dtype)
+    (high, low), m2, v2 = split(weights), m.clone(), v.clone()
+    torch.set_num_threads(1)
+    update(fragment, 0, weights, gradient.float().clone(), m, v, **how)
+    torch.set_num_threads(data.draw(st.integers(1, 3), label="threads"))
+    for begin, end in itertools.pairwise(edges):
+        update_split(
+            fragment, begin, *(flat[begin:end] for flat in (high, low, gradient, m2, v2)), **how
+        )
+    assert same_bits(join(high, low), weights) and torch.equal(m2, m) and torch.equal(v2, v)
+
+
+# ---- bytes ---------------------------------------------------------------------------------------------------------
+
+ROUNDING = 1 + 2.0**-8  # of fp16 and of the scales
+
+
+@given(
+    st.integers(0, 2**31),
+    st.floats(0, 9),
+    st.floats(-12, 8),
+    st.integers(1, 4 * BLOCK // ALIGN),
+    st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_bytes_come_back_within_the_stated_bounds(seed, decades, size, lines, steps):
+    """Elements over many decades, largest about 10**size, in a buffer of any length."""
+    stir, n = torch.Generator().manual_seed(seed), lines * ALIGN
+    m = torch.randn(n, generator=stir) * 10 ** (size - decades * torch.rand(n, generator=stir))
+    v = (
+        torch.randn(n, generator=stir) * 10 ** (size - decades * torch.rand(n, generator=stir))
+    ).square()
+    moments = no_moments(n)
+    encode_moments(m, v, moments, steps)
+    m2, v2 = decode_moments(moments)
+    m_top, v_top = (
+        scale.repeat_interleave(BLOCK)[:n] for scale in (moments.m_scale, moments.v_scale)
+    )
+    assert ((m2 - m).abs() <= ROUNDING * torch.maximum(m.abs() / 8, m_top * 2**-17.9)).all()
+    assert ((v2 - v).abs() <= ROUNDING * torch.maximum(v / 8, v_top * 2**-32.9)).all()
+    assert (v2 > 0).all(), "a v of zero is what 8 bits must never make"
+    assert (torch.sign(m2) * torch.sign(m) >= 0).all()
+
+
+def test_a_blocks_largest_comes_back_as_it_was():
+    m, v = torch.randn(5 * BLOCK), torch.rand(5 * BLOCK)
+    moments = no_moments(5 * BLOCK)
+    for steps in range(10):
+        encode_moments(m, v, moments, steps)
+        m2, v2 = decode_moments(moments)
+        largest = m.view(5, -1).abs().argmax(1, keepdim=True)
+        torch.testing.assert_close(
+            m2.view(5, -1).gather(1, largest), m.view(5, -1).gather(1, largest), rtol=1e-6, atol=0
+        )
+        torch.testing.assert_close(v2.view(5, -1).amax(1), v.view(5, -1).amax(1), rtol=1e-6, atol=0)
+
+
+def test_bytes_are_right_on_average_over_the_steps():
+    m, v = torch.randn(4 * BLOCK), torch.rand(4 * BLOCK) + 0.01
+    moments, m_sum, v_sum = no_moments(4 * BLOCK), torch.zeros(4 * BLOCK), torch.zeros(4 * BLOCK)
+    for steps in range(256):
+        encode_moments(m, v, moments, steps)
+        m2, v2 = decode_moments(moments)
+        m_sum += m2
+        v_sum += v2
+    assert ((m_sum / 256 - m).abs() <= 0.005 * m.abs() + 1e-4).all()
+    assert ((v_sum / 256 - v).abs() <= 0.005 * v).all()
+
+
+def test_zero_bytes_are_zero_moments_and_zeros_stay_zero():
+    moments = no_moments(3 * BLOCK + 64)
+    assert not any(flat.any() for flat in decode_moments(moments))
+    encode_moments(torch.zeros(3 * BLOCK + 64), torch.zeros(3 * BLOCK + 64), moments)
+    m, v = decode_moments(moments)
+    assert not m.any() and v.max() < 1e-30
+
+
+def test_v_fades_as_in_fp32_where_gradients_stop():
+    fragment = BLOCKS[1]
+    n, moments = fragment.size, no_moments(fragment.size)
+    stir = torch.Generator().manual_seed(0)
+    weights, gradient, m, v = (
+        torch.zeros(n),
+        torch.randn(n, generator=stir),
+        torch.zeros(n),
+        torch.zeros(n),
+    )
+    still = torch.arange(n) % 2 == 1
+    for steps in range(1, 121):
+        gradient.normal_(generator=stir)
+        gradient[still] *= steps <= 20
+        how = {"steps": steps, "rate": 0.0, "decay": 0.0}
+        update(fragment, 0, weights.clone(), gradient, m, v, **how)
+        update_8bit(fragment, 0, weights, gradient, moments, **how)
+    ratio = (decode_moments(moments)[1] / v)[still]
+    assert ratio.mean() == pytest.approx(1, abs=0.1) and ratio.min() > 0.2 and ratio.max() < 5
+
+
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_the_bits_of_a_step_in_bytes_depend_on_no_cut_and_no_threads(data):
+    fragment = BLOCKS[1]
+    halves = data.draw(st.booleans(), label="weights in halves")
+    inner = st.integers(1, fragment.size // BLOCK).map(lambda k: k * BLOCK)
+    edges = sorted({0, fragment.size, *data.draw(st.lists(inner, max_size=4), label="cuts")})
+    weights, gradient, m, v = buffers(fragment.size)
+    whole, tiled = no_moments(fragment.size), no_moments(fragment.size)
+    for moments in (whole, tiled):
+        encode_moments(m, v, moments)
+    flat = split(weights) if halves else (weights.clone(),)
+    torch.set_num_threads(1)
+    update_8bit(fragment, 0, weights, gradient, whole, **HOW)
+    torch.set_num_threads(data.draw(st.integers(1, 3), label="threads"))
+    for begin, end in itertools.pairwise(edges):
+        low = {"low": flat[1][begin:end]} if halves else {}
+        update_8bit(
+            fragment, begin, flat[0][begin:end], gradient[begin:end], part(tiled, begin, end), **HOW, **low
+        )  # fmt: skip
+    assert same_bits(join(*flat) if halves else flat[0], weights)
+    assert all(torch.equal(a, b) for a, b in zip(whole.tensors, tiled.tensors, strict=True))
+
+
+def test_a_tile_in_bytes_begins_on_a_block():
+    with pytest.raises(AssertionError, match="begins on a block"):
+        update_8bit(
+            BLOCKS[1], ALIGN, torch.zeros(ALIGN), torch.zeros(ALIGN), no_moments(ALIGN), **HOW
+        )
+
+
+def trained(kind: str, steps: int = 200) -> float:
+    """The loss of the last ten of 200 steps on text where each token is the one before plus one."""
+    stir = torch.Generator().manual_seed(0)
+    layers = []
+    for fragment in TINY.fragments():
+        weights, gradient, m, v = (torch.zeros(fragment.size) for _ in range(4))
+        for slot, view in zip(fragment.slots, views(fragment, weights).values(), strict=True):
+            if slot.initial == "normal":
+                view.normal_(0, slot.deviation / 2**26, generator=stir)
+            elif slot.initial == "ones":
+                view.fill_(1)
+        layers.append((fragment, weights, gradient, m, v, no_moments(fragment.size)))
+    losses = []
+    for step in range(1, steps + 1):
+        start = torch.randint(TINY.vocabulary, (4, 1), generator=stir)
+        text = (start + torch.arange(TINY.context + 1)) % TINY.vocabulary
+        leaves = []
+        for fragment, weights, gradient, *_ in layers:
+            gradient.zero_()
+            leaves.append(
+                {n: view.detach().requires_grad_() for n, view in views(fragment, weights).items()}
+            )
+            for name, view in views(fragment, gradient).items():
+                leaves[-1][name].grad = view
+        embedding, *blocks, final = leaves
+        x = gpt.embed(embedding, text[:, :-1])
+        for block in blocks:
+            x = gpt.block(block, x, TINY.heads)
+        loss = F.cross_entropy(gpt.head(final, embedding, x).flatten(0, 1), text[:, 1:].flatten())
+        loss.backward()
+        losses.append(loss.item())
+        norm = torch.stack([gradient.norm() for _, _, gradient, *_ in layers]).norm().item()
+        how = {"steps": step, "rate": 3e-3, "decay": 0.1, "shrink": max(1.0, norm)}
+        for fragment, weights, gradient, m, v, moments in layers:
+            if kind == "8-bit":
+                update_8bit(fragment, 0, weights, gradient, moments, **how)
+            else:
+                update(fragment, 0, weights, gradient, m, v, **how)
+    return sum(losses[-10:]) / 10
+
+
+def test_training_in_bytes_ends_within_a_few_percent_of_fp32():
+    wide, narrow = trained("fp32"), trained("8-bit")
+    assert wide < 4 and narrow == pytest.approx(wide, rel=0.05)

@@ -1,0 +1,362 @@
+"""A state on its tiers: round trips, and what a crash at any instant leaves of it."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.paths import TESTS, WORKER
+from helpers.plans import bits, engine_of, exactness, some_text, tiny_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from barnraise.errors import DamageError, StateError
+from barnraise.planning.plan import KINDS, PAGE
+from barnraise.spec import ModelSpec
+from barnraise.swap.arena import aligned
+from barnraise.swap.state_store import MANIFEST, STATE, TRADING, TRAINING, Shelf, Store
+
+MODEL = ModelSpec(layers=2, width=16, heads=1, context=8, vocabulary=256)
+
+
+def small_plan(kind: str, **more):
+    return tiny_plan(kind, MODEL, **{"tile": 2048, **more})
+
+
+def record(store: Store, kind: str, i: int, t: int, value: int) -> torch.Tensor:
+    """A record as it might be written, told apart by `value`."""
+    begin, end = store.plan.bounds(i, t)
+    data = aligned(store.plan.record(kind, end - begin))
+    return data.random_(0, 256, generator=torch.Generator().manual_seed(value))
+
+
+def test_every_record_lies_on_whole_pages_of_its_own(tmp_path):
+    """As a direct disk wants it, and so that a torn write spoils nothing beside it."""
+    for kind, width in (("exact", 32), ("restart", 8)):
+        store = Store(small_plan(kind, moments_bits=width), tmp_path / kind)
+        spans = []
+        for (name, i, t), begin in store._offsets.items():
+            slots = 1 if name == "gradient" or not store.plan.two_slots(name) else 2
+            assert begin % PAGE == store._sizes[name, i, t] % PAGE == 0
+            spans.append((begin, begin + slots * store._sizes[name, i, t]))
+        spans.sort()
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+        assert spans[-1][1] == store.plan.file_bytes() == (tmp_path / kind / STATE).stat().st_size
+        store.close()
+
+
+def places(store: Store) -> list[tuple[str, int, int]]:
+    plan = store.plan
+    return [
+        (kind, i, t)
+        for kind in KINDS
+        for i in range(plan.last + 1)
+        for t in range(plan.tile_count(i))
+    ]
+
+
+def content(store: Store) -> dict[tuple, bytes]:
+    """Of all records, as they read back."""
+    found = {}
+    for place in places(store):
+        begin, end = store.plan.bounds(*place[1:])
+        into = aligned(store.plan.record(place[0], end - begin))
+        store.read(*place, into)
+        found[place] = into.numpy().tobytes()
+    return found
+
+
+WRITES = st.lists(st.one_of(st.integers(0, 1 << 20), st.just("commit")), max_size=30)
+
+
+@settings(max_examples=25, deadline=None)
+@given(writes=WRITES, kind=st.sampled_from(["exact", "restart"]))
+def test_what_was_written_last_is_read_back_before_and_after_a_commit(writes, kind):
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(small_plan(kind), Path(folder))
+        expected = content(store)
+        assert not any(map(any, expected.values())), "zeros before the first write"
+        everywhere = places(store)
+        for number, write in enumerate(writes):
+            if write == "commit":
+                store.commit(str(number))
+                continue
+            place = everywhere[write % len(everywhere)]
+            data = record(store, *place, value=write)
+            store.write(*place, data)
+            expected[place] = data.numpy().tobytes()
+        assert content(store) == expected
+        store.commit("last")
+        store.close()
+        again = Store(small_plan(kind), Path(folder))
+        assert content(again) == expected and again.mark == "last" and not again.void
+        again.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(writes=WRITES)
+def test_exact_a_crash_after_any_write_leaves_the_last_commit_whole(writes):
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(small_plan("exact"), Path(folder))
+        store.commit("first")
+        kept, mark, everywhere = content(store), "first", places(store)
+        for number, write in enumerate(writes):
+            if write == "commit":
+                mark = str(number)
+                store.commit(mark)
+                kept = content(store)
+            else:
+                place = everywhere[write % len(everywhere)]
+                store.write(*place, record(store, *place, value=write))
+        store.close()  # and no commit
+        again = Store(small_plan("exact"), Path(folder))
+        assert again.mark == mark and not again.void and content(again) == kept
+        again.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(writes=WRITES)
+def test_restart_a_crash_after_any_write_leaves_the_anchor_whole_and_says_what_else_is_not(writes):
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(small_plan("restart"), Path(folder))
+        store.commit("first")
+        kept, void, everywhere = content(store), set(), places(store)
+        for number, write in enumerate(writes):
+            if write == "commit":
+                store.commit(str(number))
+                kept, void = content(store), set()
+            else:
+                place = everywhere[write % len(everywhere)]
+                store.write(*place, record(store, *place, value=write))
+                void |= set(next((group for group in (TRAINING, TRADING) if place[0] in group), ()))
+        store.close()
+        again = Store(small_plan("restart"), Path(folder))
+        assert again.void == void
+        for place, data in content(again).items():
+            assert data == (bytes(len(data)) if place[0] in void else kept[place])
+        again.close()
+
+
+def test_before_the_first_write_in_place_the_manifest_says_it_is_not_whole(tmp_path):
+    store = Store(small_plan("restart"), tmp_path)
+    store.commit("whole")
+    store.write("moments", 1, 0, record(store, "moments", 1, 0, 1))
+    body = json.loads(json.loads((tmp_path / MANIFEST).read_text())["body"])
+    assert body["void"] == sorted(TRAINING) and body["mark"] == "whole"
+    store.write("anchor", 1, 0, record(store, "anchor", 1, 0, 2))
+    assert store.void == set(TRAINING), "the anchor has two slots"
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["exact", "restart"])
+def test_what_memory_holds_is_there_again_after_a_close(kind, tmp_path):
+    plan = small_plan(
+        kind, weights=("host",) * 4, moments=("host", "disk", "host", "host"), exchange="host"
+    )
+    engine = engine_of(plan, tmp_path)
+    engine.step([some_text(model=MODEL)], position=3)
+    before = bits(engine)
+    engine.commit(closing=True)
+    engine.close()
+    again = engine_of(plan, tmp_path)
+    assert bits(again) == before and again.progress.position == 3
+    again.close()
+
+
+@pytest.mark.parametrize("kind", ["exact", "restart"])
+def test_a_state_outlives_a_change_of_what_memory_holds(kind, tmp_path):
+    less = small_plan(kind)
+    more = replace(
+        less,
+        weights=("host",) * 4,
+        moments=("host",) * 4,
+        exchange="host",
+        gradients="host",
+        ring=0,
+    )
+    digests, expected = [], engine_of(tiny_plan("resident", MODEL))
+    for step, plan in enumerate((less, more, less)):
+        engine = engine_of(plan, tmp_path)
+        engine.step([some_text(seed=step, model=MODEL)])
+        expected.step([some_text(seed=step, model=MODEL)])
+        digests.append(bits(engine) == bits(expected))
+        engine.commit(closing=True)
+        engine.close()
+    assert digests == [True] * 3
+
+
+def test_a_state_laid_out_in_another_way_is_refused_with_what_to_do(tmp_path):
+    Store(small_plan("exact"), tmp_path).commit("one")
+    for other in (
+        small_plan("restart"),
+        small_plan("exact", tile=4096),
+        small_plan("exact", moments_bits=8),
+    ):
+        with pytest.raises(
+            StateError,
+            match=r"laid out in another way; give the limits it was begun with, or remove",
+        ):
+            Store(other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"digest": "0", "body": "{}"}', '{"digest": 1}', "null"]
+)
+def test_a_torn_manifest_is_never_taken_for_a_state(text, tmp_path):
+    Store(small_plan("exact"), tmp_path).commit("one")
+    whole = (tmp_path / MANIFEST).read_text()
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(StateError, match=r"manifest.json is damaged.*remove"):
+        Store(small_plan("exact"), tmp_path)
+    (tmp_path / MANIFEST).write_text(whole)
+    assert Store(small_plan("exact"), tmp_path).mark == "one"
+
+
+@pytest.mark.parametrize("cut", [1, 100, -1])
+def test_a_manifest_that_was_being_written_does_not_count(cut, tmp_path):
+    Store(small_plan("exact"), tmp_path).commit("one")
+    (tmp_path / (MANIFEST + ".new")).write_text((tmp_path / MANIFEST).read_text()[:cut])
+    assert Store(small_plan("exact"), tmp_path).mark == "one"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_altered_byte_is_found_and_named_and_opening_again_mends(kind, tmp_path):
+    plan = small_plan("exact")
+    engine = engine_of(plan, tmp_path)
+    for step in range(2):
+        engine.step([some_text(seed=step, model=MODEL)])
+    list(engine.harvest(lambda values: (b"", values // 2), 1.0))
+    engine.commit()
+    store, place = engine.store, (kind, 1, 1)
+    slot, _ = store._kept[place]
+    at = store._offset(*place, slot) + 17
+    engine.close()
+    with (tmp_path / STATE).open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+    store = Store(plan, tmp_path)
+    with pytest.raises(DamageError, match=rf"the {kind} of block.0 are not what was written there"):
+        content(store)
+    store.close()
+    again = Store(plan, tmp_path)
+    assert kind in again.void
+    assert all(not any(data) for place, data in content(again).items() if place[0] in again.void)
+    if kind == "anchor":
+        assert again.void == set(KINDS), "nothing is left to begin from: the machine asks its peers"
+    again.close()
+    if kind != "anchor":
+        engine = engine_of(plan, tmp_path)
+        assert engine.store.void == set(), "what was not whole began anew"
+        stats = engine.step([some_text(model=MODEL)])
+        assert not stats.abandoned
+        if kind in TRAINING:
+            assert engine.ahead.warming > 0 and engine.ahead.updates == 1
+        engine.close()
+
+
+def test_a_shelf_is_the_same_list_whether_memory_or_disk_holds_it(tmp_path):
+    held, away = Store(small_plan("resident", tile=1 << 13)), Store(small_plan("exact"), tmp_path)
+    shelves = [Shelf(store, "anchor") for store in (held, away)]
+    for fragment in MODEL.fragments():
+        units = exactness.begun(fragment)
+        for shelf in shelves:
+            shelf[fragment.index] = units
+            assert torch.equal(shelf[fragment.index], units)
+    assert all(torch.equal(a, b) for a, b in zip(*shelves, strict=True)) and len(shelves[1]) == 4
+    shelves[0][1].add_(1)
+    shelves[1][1].add_(1)
+    assert not torch.equal(shelves[0][1], shelves[1][1]), (
+        "by reference where memory holds it, else a copy"
+    )
+
+
+def test_bytes_written_today_count_against_the_days_allowance(tmp_path):
+    store = Store(small_plan("exact"), tmp_path)
+    assert store.allowance(None) is None and store.allowance(10**6) == 10**6
+    data = record(store, "moments", 1, 0, 1)
+    store.write("moments", 1, 0, data)
+    assert store.allowance(10**6) == 10**6 - data.numel()
+    assert store.allowance(data.numel() - 1) == 0
+    store.commit("one")
+    store.close()
+    again = Store(small_plan("exact"), tmp_path)
+    assert again.written_today == data.numel()
+    again.close()
+
+
+# ---- kill -9 -----------------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys
+sys.path[:0] = {roots}
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from helpers.plans import engine_of, some_text
+from test_store import MODEL, small_plan
+engine = engine_of(small_plan({kind!r}, **{more}), Path({folder!r}))
+print("ready", flush=True)
+while True:
+    position = engine.ahead.position
+    engine.step([some_text(seed=position, model=MODEL)], position=position + 1)
+    print(position, flush=True)
+"""
+
+
+def killed(kind: str, folder: Path, steps: int, more: dict, stir: random.Random) -> None:
+    """A child trains in the folder and is killed at some instant of the step after so many."""
+    roots = [str(WORKER), str(TESTS)]
+    program = CHILD.format(roots=roots, kind=kind, more=more, folder=str(folder))
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"ready\n"
+    began = time.monotonic()
+    for _ in range(steps):
+        assert child.stdout.readline()
+    time.sleep(stir.random() * (time.monotonic() - began) / steps)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    child.stdout.close()
+
+
+def undisturbed(steps: int) -> str:
+    engine = engine_of(tiny_plan("resident", MODEL))
+    for step in range(steps):
+        engine.step([some_text(seed=step, model=MODEL)], position=step + 1)
+    return bits(engine)
+
+
+@pytest.mark.parametrize("more", [{}, {"weights": ("host",) * 4}, {"staged": True}], ids=str)
+def test_exact_a_run_killed_again_and_again_in_its_writes_has_the_bits_of_one_that_never_was(
+    more, tmp_path
+):
+    stir, reached = random.Random(5), 0
+    for _ in range(3):
+        killed("exact", tmp_path, 3, more, stir)
+        engine = engine_of(small_plan("exact", **more), tmp_path)
+        assert engine.store.void == set() and engine.progress.position >= reached + 2
+        reached = engine.progress.position
+        assert bits(engine) == undisturbed(reached)
+        engine.close()
+
+
+def test_restart_a_killed_run_begins_at_the_anchor_with_fresh_moments_and_warms_up(tmp_path):
+    stir = random.Random(6)
+    for _ in range(2):
+        killed("restart", tmp_path, 2, {}, stir)
+        engine = engine_of(small_plan("restart"), tmp_path)
+        fresh = engine_of(tiny_plan("resident", MODEL))
+        for mine, theirs in zip(exactness.state(engine), exactness.state(fresh), strict=True):
+            assert torch.equal(mine, theirs)
+        assert engine.progress.warming > 0 and engine.progress.updates == 0
+        engine.close()

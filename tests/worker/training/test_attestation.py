@@ -1,0 +1,85 @@
+"""What a machine witnesses of others' updates."""
+
+from types import SimpleNamespace
+
+import pytest
+from helpers.fake_coordinator import MACHINE, RUN
+
+from barnraise.errors import MessageError
+from barnraise.protocol import messages
+from barnraise.protocol.messages import Signed, SignedHeader, SignedWord, Update, Witness
+from barnraise.protocol.signing import Identity, check_testimony, digest
+from barnraise.training.attestation import Witnessing
+
+
+def test_a_machine_testifies_to_what_is_new_of_others_some_at_a_time_and_anybody_can_check_it(
+    tmp_path, monkeypatch
+):
+    ours, authors = Identity(b"w" * 32), [Identity(bytes([n]) * 32) for n in (1, 2, 3)]
+    known: dict[tuple[str, int], Signed] = {}
+
+    def head(author: Identity, seq: int) -> Update:
+        update = Update(
+            run=RUN, peer=author.key, incarnation="a" * 16, seq=seq, previous="0" * 64, tokens=10,
+            total=seq * 10 * (1 + authors.index(author) if author in authors else 1), fragments=[],
+        )  # fmt: skip
+        known[update.author, seq] = author.sign("update", update)
+        return update
+
+    witnessing = Witnessing(
+        ours, RUN, SimpleNamespace(header=lambda author, seq: known[author, seq])
+    )
+    heads = {
+        each.author: each for each in (*(head(author, 2) for author in authors), head(ours, 5))
+    }
+    first = witnessing.testimonies(heads)
+    assert [check_testimony(each, RUN, ours.key).peer for each in first] == [
+        authors[2].key,
+        authors[1].key,
+    ]
+    assert witnessing.testimonies(heads) == (), "a minute has to pass"
+    second = witnessing.testimonies(heads, at_once=True)
+    assert [check_testimony(each, RUN).peer for each in second] == [authors[0].key]
+    assert witnessing.testimonies(heads, at_once=True) == (), "nothing is new"
+    heads[heads_of := next(iter(heads))] = head(authors[0], 3)
+    assert [
+        check_testimony(each, RUN).seq for each in witnessing.testimonies(heads, at_once=True)
+    ] == [3], heads_of
+
+
+@pytest.mark.parametrize(
+    "spoilt, said",
+    [
+        ({"run": MACHINE}, "is not all of run"),
+        ({"witness": "b"}, "not by"),
+        ({"head": "0" * 64}, "is not the update it comes with"),
+        ({"author": "b" * 64 + "." + "a" * 16}, "is not the update it comes with"),
+        ({"signer": b"x"}, "is signed by"),
+        ({"body": " "}, "signature does not match"),
+    ],
+)
+def test_a_testimony_that_proves_something_else_is_refused(spoilt, said):
+    author, witness = Identity(b"a" * 32), Identity(b"w" * 32)
+    update = Update(
+        run=RUN,
+        peer=author.key,
+        incarnation="a" * 16,
+        seq=1,
+        previous="0" * 64,
+        tokens=1,
+        total=1,
+        fragments=[],
+    )
+    signed = (Identity(spoilt["signer"] * 32) if "signer" in spoilt else author).sign(
+        "update", update
+    )
+    word = Witness(
+        run=spoilt.get("run", RUN),
+        author=spoilt.get("author", update.author),
+        head=spoilt.get("head", digest(signed.body)),
+    )
+    by = witness.sign("witness", word)
+    head = signed.model_dump() | {"body": signed.body + spoilt.get("body", "")}
+    told = messages.Testimony(head=SignedHeader(**head), witness=SignedWord(**by.model_dump()))
+    with pytest.raises(MessageError, match=said):
+        check_testimony(told, RUN, (Identity(b"b" * 32) if "witness" in spoilt else witness).key)

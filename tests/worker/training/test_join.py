@@ -1,0 +1,209 @@
+"""From a run's name to a place in it, with a coordinator that is slow, lying, or gone."""
+
+import threading
+import time
+
+import pytest
+from helpers.fake_coordinator import MACHINE, RUN
+from helpers.fake_coordinator import Coordinator as Small
+
+from barnraise.errors import (
+    BarnraiseError,
+    CoordinatorError,
+    CoordinatorGone,
+    MessageError,
+    StateError,
+    TicketError,
+)
+from barnraise.protocol.enums import Role, Status
+from barnraise.protocol.messages import (
+    Directive,
+    JoinReply,
+    Manifest,
+    MirrorView,
+    Problem,
+    RunView,
+    Shard,
+    Ticket,
+)
+from barnraise.protocol.signing import Identity, digest
+from barnraise.spec import ModelSpec, RunSpec, TextSpec
+from barnraise.state_dir import Home, Membership
+from barnraise.training.join import DIRECTIVE, JOINED, enter
+
+OWNER, STRANGER = Identity(b"o" * 32), Identity(b"x" * 32)
+MODEL = ModelSpec(2, 32, 2, 32, 256)
+
+
+class Site(Small):
+    """Knows one run. What it says of it is in attributes, for tests to spoil."""
+
+    def __init__(self, machine: str):
+        super().__init__()
+        shard = [Shard(digest="1" * 64, tokens=1000)]
+        self.manifest = OWNER.sign(
+            "manifest",
+            Manifest(run=RUN, vocabulary=256, tokenizer=None, train=shard, held_out=shard),
+        )
+        self.spec = dict(
+            owner=OWNER.key, roots=(self.identity.key,), manifest=digest(self.manifest.body)
+        )
+        self.ticket = dict(
+            run=RUN, peer=machine, machine=MACHINE, volunteer="0" * 64, roles=[Role.WORKER], issued=0, expires=9e9,
+            mirror=self.identity.key,
+        )  # fmt: skip
+        self.launched, self.status = True, Status.TRAINING
+        self.routes["GET /runs/a-run"] = lambda body: self.view()
+        self.routes[f"POST /runs/{RUN}/join"] = lambda body: self.reply()
+
+    def view(self) -> RunView:
+        spec = RunSpec(MODEL, TextSpec(tokenizer="bytes"), **self.spec).to_json()
+        return RunView(
+            id=RUN,
+            slug="a-run",
+            name="A run",
+            status=self.status,
+            spec=spec,
+            manifest=self.manifest,
+        )
+
+    def reply(self) -> JoinReply:
+        ticket = self.identity.sign("ticket", Ticket(**self.ticket)) if self.launched else None
+        return JoinReply(
+            run=self.view(), ticket=ticket, directive=self.signed_directive(), mark=7, peers=[]
+        )
+
+
+@pytest.fixture
+def home(tmp_path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def site(home):
+    made = Site(home.identity.key)
+    mirror = MirrorView(key=made.identity.key, name="small", protocols=[1], time=0)
+    home.enrol(Membership(url=made.url, mirror=mirror, machine=MACHINE))
+    yield made
+    made.close()
+
+
+def entered(home: Home, name: str = "a-run"):
+    place = enter(home, name, threading.Event())
+    place.folder.close()
+    return place
+
+
+def test_a_launched_run_is_entered_by_its_slug(home, site):
+    place = entered(home)
+    assert (place.run, place.mark, place.spec.model) == (RUN, 7, MODEL)
+    assert place.folder.label.spec == place.spec_digest
+
+
+def test_with_nobody_to_ask_a_machine_enters_by_what_its_folder_kept(home, site):
+    with_site = entered(home)
+    site.close()
+    for name in ("a-run", RUN):
+        alone = entered(home, name)
+        assert (alone.spec, alone.manifest, alone.ticket) == (
+            with_site.spec,
+            with_site.manifest,
+            with_site.ticket,
+        )
+    with pytest.raises(CoordinatorGone, match="does not answer"):
+        entered(home, "another-run")
+    out = Directive(
+        run=RUN, machine=MACHINE, status=Status.TRAINING, revoked=[STRANGER.key], issued=time.time()
+    )
+    (home.path / "runs" / RUN / DIRECTIVE).write_text(
+        site.identity.sign("directive", out).model_dump_json()
+    )
+    assert entered(home).directive.revoked == [STRANGER.key], "who was revoked stays out"
+    (home.path / "runs" / RUN / JOINED).write_text('{"run":')
+    with pytest.raises(StateError, match=r"join\.json is damaged"):
+        entered(home)
+
+
+def test_who_waits_for_a_launch_waits_for_a_coordinator_that_is_away_for_a_moment_too(
+    home, site, monkeypatch
+):
+    monkeypatch.setattr("barnraise.training.join.POLL", 0.1)
+    site.launched, found = False, []
+    waiting = threading.Thread(target=lambda: found.append(entered(home)))
+    waiting.start()
+    time.sleep(0.5)
+    site.close()
+    time.sleep(0.7)
+    assert waiting.is_alive(), "it gave up"
+    site.launched = True
+    site.open()
+    waiting.join(10)
+    assert found and found[0].run == RUN
+
+
+def test_ctrl_c_is_heard_while_waiting_for_a_launch_and_frees_the_folder(home, site):
+    site.launched, leaving, found = False, threading.Event(), []
+    waiting = threading.Thread(target=lambda: found.append(enter(home, "a-run", leaving)))
+    waiting.start()
+    time.sleep(0.3)
+    leaving.set()
+    waiting.join(5)
+    assert found == [None]
+    site.launched = True
+    entered(home)
+
+
+def replaced(site: Site, **spec) -> None:
+    site.spec |= spec
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "why"),
+    [
+        (lambda s: replaced(s, manifest="2" * 64), MessageError, "is not the one its spec names"),
+        (lambda s: replaced(s, owner=STRANGER.key), MessageError, "is signed by"),
+        (lambda s: replaced(s, roots=(STRANGER.key,)), StateError, "does not list"),
+        (lambda s: s.ticket.update(run=MACHINE), TicketError, "is for run"),
+        (lambda s: s.ticket.update(peer=STRANGER.key), TicketError, "is for peer"),
+        (lambda s: s.ticket.update(mirror=STRANGER.key), TicketError, "not a mirror"),
+        (lambda s: s.directive.update(machine=RUN), MessageError, "is for another machine or run"),
+        (
+            lambda s: setattr(
+                s,
+                "signed_directive",
+                lambda: STRANGER.sign(
+                    "directive",
+                    Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, issued=0),
+                ),
+            ),
+            MessageError,
+            "is signed by",
+        ),
+    ],
+)
+def test_what_does_not_hang_together_is_refused_and_nothing_is_pinned(home, site, spoil, kind, why):
+    spoil(site)
+    with pytest.raises(kind, match=why):
+        entered(home)
+    folder = home.folder(RUN)  # the refusal let go of it
+    assert folder.label.spec == ""
+    folder.close()
+
+
+def test_a_run_that_has_ended_and_one_that_is_refused_are_a_sentence(home, site):
+    site.launched, site.status = False, Status.CANCELLED
+    with pytest.raises(CoordinatorError, match="is cancelled: there is nothing to train"):
+        entered(home)
+    site.routes[f"POST /runs/{RUN}/join"] = lambda body: (
+        403,
+        Problem(error="only the owner's machines may join"),
+    )
+    with pytest.raises(BarnraiseError, match="only the owner's machines may join"):
+        entered(home)
+
+
+def test_another_spec_under_the_same_name_is_refused(home, site):
+    entered(home)
+    replaced(site, seed=5)
+    with pytest.raises(StateError, match="was trained under spec"):
+        entered(home)

@@ -1,0 +1,157 @@
+"""A state moves to where a new plan wants it, and loses nothing on the way."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from barnraise.exchange.ledger.anchor import Anchor, fragment_bytes
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.planning.plan import Plan, tile_elements
+from barnraise.protocol.messages import Update
+from barnraise.protocol.signing import Identity
+from barnraise.spec import ModelSpec, Recipe
+from barnraise.swap.engine import Engine
+from barnraise.swap.state_store import Shelf
+from barnraise.training.checkpoint import Mark
+from barnraise.training.resume import Kept, State, state_mark
+
+MODEL = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
+GROUPS = ((1,), (2,), (3,))
+HOST, DISK = ("host",) * 5, ("disk",) * 5
+MEMORY = Plan(
+    MODEL, forward_groups=GROUPS, backward_groups=GROUPS[::-1], weights=HOST, moments=HOST, gradient_slots=2,
+    tile=tile_elements(MODEL, whole=True),
+)  # fmt: skip
+EXACT = replace(
+    MEMORY, weights=("host", *DISK[:3], "host"), moments=DISK, exchange="disk", crash_safety="exact", slots=3,
+    gradients="disk", tile=4096, gradient_slots=4, ring=3,
+)  # fmt: skip
+RESTART = replace(EXACT, crash_safety="restart")
+PLANS = {"memory": MEMORY, "exact": EXACT, "restart": RESTART}
+MARK = Mark(run="01890000-0000-7000-8000-000000000000", spec="f" * 64, step=7, seq=2, tokens=99)
+
+
+def opened(folder: Path, plan: Plan) -> tuple[Kept, Engine]:
+    kept = Kept(folder, plan)
+    store = kept.open(Recipe())
+    anchor = Anchor(Shelf(store, "anchor"))
+    fresh = kept.mark is None
+    if fresh:
+        anchor.begin(Anchor.initial(MODEL, 5).fragments, {})
+    standing = kept.progress(store)
+
+    def describe(progress) -> str:
+        from barnraise.training.resume import notes
+
+        return MARK.model_copy(
+            update={"step": progress.position, "notes": notes(progress)}
+        ).model_dump_json()
+
+    engine = Engine(plan, Recipe(), store, anchor, describe, standing)
+    if not fresh and standing is None:
+        kept.load(engine)
+        engine.progress = replace(engine.progress, position=kept.mark.step)
+    return kept, engine
+
+
+def everything(folder: Path, plan: Plan, kept: Kept, engine: Engine) -> dict[str, torch.Tensor]:
+    kept.save(engine, MARK, closing=True)
+    if not plan.on_disk:
+        found = {name: tensor.clone() for name, tensor in engine.state().items()}
+        engine.close()
+        return found
+    engine.close()
+    state = State(MODEL, folder / "state")
+    found = {name: state[name].clone() for name in state}
+    state.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "way", ["memory exact", "exact memory", "exact restart", "restart exact", "restart memory"]
+)
+def test_a_change_of_limits_loses_nothing(tmp_path, way):
+    first, second = (PLANS[name] for name in way.split())
+    kept, engine = opened(tmp_path, first)
+    for step in range(3):
+        text = torch.randint(300, (2, 17), generator=torch.Generator().manual_seed(step))
+        engine.step([text], position=step + 5)
+    list(engine.harvest(lambda values: (b"", values // 2), 1.0))
+    before = everything(tmp_path, first, kept, engine)
+    assert any(bool(before[f"m.{i}"].any()) for i in range(5))
+    kept, engine = opened(tmp_path, second)
+    assert kept.mark.step == 7 and engine.progress.position == 7 and engine.progress.updates == 3
+    after = everything(tmp_path, second, kept, engine)
+    assert before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
+    assert (tmp_path / "checkpoint").exists() != (tmp_path / "state").exists(), (
+        "the old one has gone"
+    )
+
+
+def test_a_move_that_was_cut_off_is_as_if_it_had_not_begun_or_as_if_it_had_ended(tmp_path):
+    everything(tmp_path, EXACT, *opened(tmp_path, EXACT))
+    (tmp_path / "state").rename(tmp_path / "state.new")
+    (tmp_path / "state.old").mkdir()
+    assert Kept(tmp_path, EXACT).mark is not None and sorted(
+        p.name for p in tmp_path.iterdir()
+    ) == ["state"]
+    (tmp_path / "state").rename(tmp_path / "state.old")
+    (tmp_path / "state.new").mkdir()
+    assert Kept(tmp_path, EXACT).mark is not None and sorted(
+        p.name for p in tmp_path.iterdir()
+    ) == ["state"]
+
+
+def test_a_state_whose_anchor_is_damaged_is_not_gone_on_from(tmp_path, caplog):
+    everything(tmp_path, EXACT, *opened(tmp_path, EXACT))
+    state = State(MODEL, tmp_path / "state")
+    state._store.condemn("anchor")
+    state.close()
+    assert state_mark(tmp_path / "state") is None and "anchor" in caplog.text
+    kept = Kept(tmp_path, EXACT)
+    kept.clear()
+    assert kept.mark is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_state_that_its_ledger_left_behind_keeps_all_but_its_anchor(tmp_path, plan):
+    kept, engine = opened(tmp_path, plan)
+    engine.step([torch.randint(0, 300, (1, 17))])
+    before = everything(tmp_path, plan, kept, engine)
+    ledger = Ledger(tmp_path / "ledger")
+    kept = Kept(tmp_path, plan)
+    assert kept.fits(ledger, Recipe()), "an empty ledger goes on from nothing"
+    author, head = Identity(b"a" * 32), None
+    update = Update(
+        run=MARK.run,
+        peer=author.key,
+        incarnation="0" * 16,
+        seq=5,
+        previous="1" * 64,
+        tokens=10,
+        total=50,
+        fragments=[],
+    )
+    head = author.sign("update", update)
+    theirs = [
+        torch.full((each.size,), 7 + each.index, dtype=torch.int32) for each in MODEL.fragments()
+    ]
+    ledger.rebase([(head, update)], [ledger.blobs.put(fragment_bytes(each)) for each in theirs])
+    assert (
+        kept.fits(ledger, Recipe())
+        and kept.mark.heads == {update.author: update}
+        and kept.mark.tokens == 50
+    )
+    assert kept.mark.seq == MARK.seq
+    again = Kept(tmp_path, plan)
+    assert again.mark.heads == {update.author: update} and again.fits(ledger, Recipe())
+    kept, engine = opened(tmp_path, plan)
+    after = everything(tmp_path, plan, kept, engine)
+    for name, tensor in before.items():
+        kind, _, index = name.partition(".")
+        assert torch.equal(after[name], theirs[int(index)] if kind == "anchor" else tensor), name
+    ledger.close()

@@ -1,0 +1,241 @@
+"""The mirror list: which coordinators are one site, signed by k of n keys that lie offline.
+
+A list names a version, when it expires, its root keys and how many of them must sign, and every mirror there ever was:
+one that was expelled stays in it, with the last number of each of its logs that is still believed. Machines and mirrors
+carry the newest list and hand it to whoever has an older one. Whether a list takes the place of another is a pure
+function of both, and each refusal is a sentence.
+
+A chain is what leads from a list one holds to the newest: wherever the roots change, the list that changes them.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from blake3 import blake3
+from pydantic import Field, ValidationError
+
+from barnraise.errors import ListError, MessageError
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import Identity, digest, opened
+from barnraise.protocol.types import Count, Key, Message, Short, Signature, Time, Words
+
+MIRRORS, ROOTS, LIVES = 32, 9, 8  # of one list; and logs of one mirror
+BODY = 14_000  # bytes of a list's text
+CHAIN = 6  # lists told at once: as JSON in JSON they fit a frame's header
+
+Url = Annotated[
+    str, Field(pattern=r"^https?://[0-9A-Za-z.:\[\]_-]{1,200}(/[0-9A-Za-z._~/-]{0,100})?$")
+]
+Origin = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # of a mirror's log
+
+
+class Expulsion(Message):
+    """`last`: of each of the mirror's logs, the last event that is still believed; of one that is not named, none."""
+
+    at: Time
+    last: dict[Origin, Count] = Field(default={}, max_length=LIVES)
+    reason: Words = Field(default="", max_length=100)
+
+
+class Listed(Message):
+    """A mirror: its key signs its tickets, its answers and its log."""
+
+    key: Key
+    url: Url
+    name: Annotated[Short, Words]
+    admitted: Time
+    expelled: Expulsion | None = None
+
+
+class MirrorList(Message):
+    version: int = Field(ge=1, lt=1 << 53)
+    expires: Time
+    threshold: int = Field(ge=1, le=ROOTS)
+    roots: list[Key] = Field(min_length=1, max_length=ROOTS)
+    mirrors: list[Listed] = Field(min_length=1, max_length=MIRRORS)
+
+    @property
+    def live(self) -> list[Listed]:
+        """Those that were not expelled."""
+        return [each for each in self.mirrors if each.expelled is None]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Of every mirror there ever was: what they signed while they were in stays signed."""
+        return frozenset(each.key for each in self.mirrors)
+
+    @property
+    def expelled(self) -> frozenset[str]:
+        return frozenset(each.key for each in self.mirrors if each.expelled)
+
+    def named(self, key: str) -> Listed | None:
+        return next((each for each in self.mirrors if each.key == key), None)
+
+
+class SignedList(Message):
+    """A list's exact text, and who signed it (kind "mirrors")."""
+
+    body: str = Field(max_length=BODY)
+    signatures: dict[Key, Signature] = Field(default={}, max_length=2 * ROOTS)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.body)
+
+
+class Lists(Message):
+    """A chain, oldest first, as mirrors answer it and as peers tell it to each other."""
+
+    type: Literal["mirrors"] = "mirrors"
+    lists: list[SignedList] = Field(max_length=CHAIN)
+
+
+def read(signed: SignedList) -> MirrorList:
+    """What a list says, whoever signed it. Raises ListError for one that contradicts itself."""
+    if len(signed.body.encode()) > BODY:
+        raise ListError(f"a mirror list of more than {BODY:,} bytes is refused", forged=True)
+    try:
+        found = MirrorList.model_validate_json(signed.body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ListError(
+            f"the mirror list is malformed: {where}: {first['msg'][:200]}", forged=True
+        ) from None
+    what = f"the mirror list {found.version}"
+    for name, values in (
+        ("root", found.roots),
+        ("mirror", [each.key for each in found.mirrors]),
+        ("address", [each.url for each in found.live]),
+    ):
+        if len(set(values)) < len(values):
+            raise ListError(f"{what} names one {name} twice", forged=True)
+    if found.threshold > len(found.roots):
+        raise ListError(
+            f"{what} asks for {found.threshold} of {len(found.roots)} roots", forged=True
+        )
+    if not found.live:
+        raise ListError(f"{what} leaves no mirror", forged=True)
+    return found
+
+
+def signed_by(root: Identity, signed: SignedList) -> SignedList:
+    """The list with this root's signature on it as well. Raises ListError where it is not one of its roots to sign."""
+    word = root.sign("mirrors", read(signed))
+    if word.body != signed.body:  # an unknown field, say: what is signed is what was read
+        raise ListError("this mirror list was written by another version, which has to sign it")
+    return signed.model_copy(update={"signatures": {**signed.signatures, root.key: word.signature}})
+
+
+def written(found: MirrorList) -> SignedList:
+    """A list that nobody has signed yet."""
+    return SignedList(body=found.model_dump_json())
+
+
+def follows(signed: SignedList, before: MirrorList) -> MirrorList:
+    """The list that takes the place of `before`, expiry apart. Raises ListError with the reason why it does not."""
+    found = read(signed)
+    if found.version < before.version:
+        raise ListError(
+            f"the mirror list {found.version} is older than {before.version}, which is held already"
+        )
+    if found.version == before.version:
+        raise ListError(
+            f"there are two different mirror lists {found.version}: the one that came first is kept"
+        )
+    _check_signatures(signed, found, before)
+    for old in before.mirrors:
+        new = found.named(old.key)
+        if new is None:
+            raise ListError(
+                f"the mirror list {found.version} says nothing of the mirror {old.key[:8]}",
+                forged=True,
+            )
+        if old.expelled and new.expelled != old.expelled:
+            raise ListError(
+                f"the mirror list {found.version} takes back that {old.key[:8]} was expelled: it needs a new key",
+                forged=True,
+            )
+    return found
+
+
+def first(signed: SignedList, vouched: str) -> MirrorList:
+    """The first list that anybody holds: its roots must have signed it, and somebody who is trusted already must have
+    named its digest. Raises ListError."""
+    if signed.digest != vouched:
+        raise ListError(
+            f"the mirror list {signed.digest[:8]} is not {vouched[:8]}, which this machine's mirror names"
+        )
+    found = read(signed)
+    _check_signatures(signed, found, found)
+    return found
+
+
+def taken(
+    held: Sequence[SignedList], told: Sequence[SignedList], now: float, vouched: str = ""
+) -> list[SignedList]:
+    """The chain to hold once `told` was heard: `held` itself where it says nothing new. `vouched`: the digest by which
+    the very first one is known. Raises ListError with the reason for what is refused; then nothing changes."""
+    chain = list(held)
+    current = read(chain[-1]) if chain else None
+    for signed in told:
+        if any(signed.body == known.body for known in chain):
+            continue
+        if current is None:
+            if told[-1].digest == vouched and signed is not told[-1]:
+                continue  # who begins needs nothing of what was before
+            found = first(signed, vouched)
+        elif signed is not told[-1] and read(signed).version <= current.version:
+            continue  # the way that others came
+        else:
+            found = follows(signed, current)
+        keeps = len(chain) < 2 or _turns(read(chain[-2]), read(chain[-1]))
+        chain, current = [*(chain if keeps else chain[:-1]), signed], found
+    if current is not None and chain != list(held) and now >= current.expires:
+        raise ListError(
+            f"the mirror list {current.version} expired {(now - current.expires) / 86400:.1f} days ago"
+        )
+    return chain
+
+
+def chain_after(chain: Sequence[SignedList], version: int) -> list[SignedList]:
+    """What somebody who holds `version` needs to be told, as much as is told at once."""
+    return [each for each in chain if read(each).version > version][:CHAIN]
+
+
+def ranked(machine: str, mirrors: Sequence[Listed]) -> list[Listed]:
+    """The mirrors in the order in which this machine prefers them: rendezvous hashing, so that machines spread evenly,
+    and only those of a mirror that goes move."""
+    return sorted(
+        mirrors, key=lambda each: blake3(f"{machine} {each.key}".encode()).digest(), reverse=True
+    )
+
+
+def _turns(before: MirrorList, after: MirrorList) -> bool:
+    """Whether other roots sign from here on: then whoever is behind needs this one."""
+    return (set(before.roots), before.threshold) != (set(after.roots), after.threshold)
+
+
+def _check_signatures(signed: SignedList, found: MirrorList, before: MirrorList) -> None:
+    what = f"the mirror list {found.version}"
+    for key, signature in signed.signatures.items():
+        if key not in before.roots and key not in found.roots:
+            raise ListError(
+                f"{what} is signed by {key[:8]}, a stranger to it and to the one before",
+                forged=True,
+            )
+        try:
+            opened(Signed(key=key, body=signed.body, signature=signature), "mirrors", MirrorList)
+        except MessageError:
+            raise ListError(
+                f"{what}: the signature of {key[:8]} does not match", forged=True
+            ) from None
+    for roots, threshold, whose in (
+        (before.roots, before.threshold, f"the roots of list {before.version}"),
+        (found.roots, found.threshold, "its own roots"),
+    ):
+        signers = len(signed.signatures.keys() & set(roots))
+        if signers < threshold:
+            raise ListError(
+                f"{what} is signed by {signers} of {whose}, and {threshold} must", forged=True
+            )

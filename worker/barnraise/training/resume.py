@@ -1,0 +1,271 @@
+"""What this machine kept of a run, and where its state lies: checkpoints for a plan in memory, a store for one on disk.
+
+Other limits may move the state: from memory to disk, back, or to a disk laid out in another way. The new one is whole
+and committed before the old one goes, so that a crash at any instant leaves one of them.
+
+checkpoint/       two slots (`checkpoint.py`), of a plan in memory
+state/            records and their manifest (`swap/store.py`), of a plan on disk
+state.new/ .old/  while a state moves
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from barnraise.errors import StateError
+from barnraise.exchange.handlers.snapshot_client import base_snapshot
+from barnraise.exchange.ledger.anchor import Anchor, sketch
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.planning.plan import Plan
+from barnraise.spec import ModelSpec, Recipe
+from barnraise.swap.adam_moments import Moments
+from barnraise.swap.engine import WARM_UP, Engine
+from barnraise.swap.executor import Progress
+from barnraise.swap.state_store import TRAINING, Shelf, Store, manifest
+from barnraise.training.checkpoint import Checkpoint, Mark
+
+log = logging.getLogger("barnraise")
+
+
+class Kept:
+    """The state of one run in `folder`, for whoever holds the folder's lock. `mark`: what the newest belongs to."""
+
+    def __init__(self, folder: Path, plan: Plan):
+        self.plan, self.state = plan, folder / "state"
+        self.checkpoint = Checkpoint(folder / "checkpoint")
+        self._fresh, self._old = folder / "state.new", folder / "state.old"
+        self._finish_move()
+        saved, stored = self.checkpoint.mark, state_mark(self.state)
+        on_disk = stored is not None and (
+            saved is None
+            or stored.step > saved.step
+            or (plan.on_disk and stored.step == saved.step)
+        )
+        self.mark = stored if on_disk else saved
+        self._on_disk = on_disk
+
+    def open(self, recipe: Recipe) -> Store:
+        """The state under the plan, brought into its form first; empty where nothing was kept."""
+        plan = self.plan
+        if not plan.on_disk:
+            return Store(plan)
+        if self.mark is not None and (
+            not self._on_disk or manifest(self.state)["layout"] != Store.layout_of(plan)
+        ):
+            log.info("moving this machine's state to where the plan wants it")
+            self._move(self.mark, recipe)
+        _remove(self.checkpoint.folder)
+        return Store(plan, self.state)
+
+    def progress(self, store: Store) -> Progress | None:
+        """Where a state on disk stands; None for a fresh one, and for one in memory, which `load` brings back."""
+        if store.mark is None:
+            return None
+        mark = Mark.model_validate_json(store.mark)
+        return Progress(position=mark.step, **mark.notes)
+
+    def load(self, engine: Engine) -> None:
+        """Into an engine in memory. Raises StateError when it is of another model."""
+        with_state = State(self.plan.model, self.state) if self._on_disk else None
+        if with_state is None:
+            kept = self.checkpoint.restore()
+            assert kept is not None
+            engine.load(kept[0])
+            return
+        engine.load(with_state)
+        with_state.close()
+
+    def save(self, engine: Engine, mark: Mark, closing: bool) -> None:
+        """Makes durable what the engine holds. `closing`: the worker leaves."""
+        if self.plan.on_disk:
+            engine.commit(closing)  # it asks for the mark by itself
+            return
+        self.checkpoint.save(engine.state(), mark)
+        if self._on_disk:
+            self._on_disk = False
+            _remove(self.state)
+
+    def fits(self, ledger: Ledger, recipe: Recipe) -> bool:
+        """Whether the ledger goes on from what is kept. One that began again at a snapshot since gives its anchor the
+        place of the kept one; moments, momentum and feedback stay."""
+        assert self.mark is not None
+        vector = {author: head.seq for author, head in self.mark.heads.items()}
+        if ledger.continues(vector, self.mark.holes):
+            return True
+        base = base_snapshot(ledger) if ledger.reaches(vector) else None
+        if base is None:
+            return False
+        anchor = Anchor([], base.heads)
+        anchor.resume(base.heads, base.holes, [sketch(units) for units in base.fragments])
+        log.info(
+            "taking the peers' anchor at %s tokens in the place of an older one",
+            f"{anchor.tokens:,}",
+        )
+        stands = {
+            "heads": anchor.heads,
+            "holes": anchor.holes,
+            "sketches": anchor.sums,
+            "tokens": anchor.tokens,
+        }
+        self._rebase(base.fragments, self.mark.model_copy(update=stands), recipe)
+        return True
+
+    def _rebase(self, anchor: Sequence[Tensor], mark: Mark, recipe: Recipe) -> None:
+        if self.plan.on_disk:
+            self._move(mark, recipe, anchor)
+        else:
+            with ExitStack() as opened:
+                self.checkpoint.save(dict(self._source(opened, anchor)), mark)
+            self._on_disk = False
+            _remove(self.state)
+        self.mark = mark
+
+    def clear(self) -> None:
+        """Forgets all of it: it belongs to another past than the ledger's."""
+        _remove(self.state)
+        self.checkpoint.clear()
+        self.mark, self._on_disk = None, False
+
+    # ---- moving ----------------------------------------------------------------------------------------------
+
+    def _source(
+        self, opened: ExitStack, anchor: Sequence[Tensor] | None = None
+    ) -> Mapping[str, Tensor]:
+        """What was kept, while `opened` is; over another anchor where one is given."""
+        if self._on_disk:
+            state = State(self.plan.model, self.state)
+            opened.callback(state.close)
+            source: Mapping[str, Tensor] = state
+        else:
+            kept = self.checkpoint.restore()
+            assert kept is not None
+            source = kept[0]
+        return source if anchor is None else Over(source, anchor)
+
+    def _move(self, mark: Mark, recipe: Recipe, anchor: Sequence[Tensor] | None = None) -> None:
+        _remove(self._fresh)
+
+        def describe(progress: Progress) -> str:
+            return mark.model_copy(update={"notes": notes(progress)}).model_dump_json()
+
+        with ExitStack() as opened:
+            engine = Engine(self.plan, recipe, Store(self.plan, self._fresh), Anchor([]), describe)
+            opened.callback(engine.close)
+            engine.load(self._source(opened, anchor))
+            engine.progress = replace(engine.progress, position=mark.step)
+            engine.commit(closing=True)
+        if self.state.exists():
+            self.state.rename(self._old)
+        self._finish_move()
+        self._on_disk = True
+
+    def _finish_move(self) -> None:
+        """After a crash, too: the new state takes its place if it is whole, else the old one comes back."""
+        if not self.state.exists():
+            for source in (self._fresh, self._old):
+                if state_mark(source) is not None:
+                    source.rename(self.state)
+                    break
+        for leftover in (self._fresh, self._old):
+            _remove(leftover)
+
+
+class Over(Mapping[str, Tensor]):
+    """A state with other anchor fragments, read a tensor at a time."""
+
+    def __init__(self, source: Mapping[str, Tensor], anchor: Sequence[Tensor]):
+        self._source, self._anchor = source, anchor
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source)
+
+    def __getitem__(self, name: str) -> Tensor:
+        kind, _, index = name.partition(".")
+        return self._anchor[int(index)] if kind == "anchor" else self._source[name]
+
+
+class State(Mapping[str, Tensor]):
+    """A state on disk under the names of `Engine.state`, read a tensor at a time; memory holds none of it."""
+
+    def __init__(self, model: ModelSpec, folder: Path):
+        """Raises StateError where there is no whole one."""
+        body = manifest(folder)
+        if body is None:
+            raise StateError(f"{folder} holds no state")
+        layout, everywhere = body["layout"], ("disk",) * (model.layers + 2)
+        plan = Plan(
+            model=model, weights=everywhere, moments=everywhere, exchange="disk", clipping="layer",
+            tile=layout["tile"], crash_safety=layout["crash_safety"], dtype=layout["dtype"],
+            moments_bits=layout["moments_bits"],
+        )  # fmt: skip
+        self._store = Store(plan, folder)
+        self.mark = Mark.model_validate_json(self._store.mark or "")
+        self._names = ["progress"]
+        for i in range(plan.last + 1):
+            self._names += [f"{kind}.{i}" for kind in ("m", "v", "anchor", "momentum", "feedback")]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        kind, _, index = name.partition(".")
+        if kind == "progress":
+            notes, lost = self.mark.notes, self._store.void & set(TRAINING)
+            return torch.tensor(
+                [0, WARM_UP] if lost else [int(notes["updates"]), int(notes["warming"])]
+            )
+        if kind not in ("m", "v"):
+            return Shelf(self._store, kind, torch.float32 if kind == "momentum" else torch.int32)[
+                int(index)
+            ]
+        return self._moment(int(index), first=kind == "m")
+
+    def _moment(self, i: int, first: bool) -> Tensor:
+        plan, whole = self._store.plan, torch.empty(self._store.plan.fragments[i].size)
+        record = torch.empty(plan.record("moments", plan.tile) + 4096, dtype=torch.uint8)
+        record = record[-record.data_ptr() % 4096 :]  # O_DIRECT wants whole pages
+        for t in range(plan.tile_count(i)):
+            begin, end = plan.bounds(i, t)
+            part = self._store.tile("moments", i, t, record)
+            whole[begin:end] = Moments.of(plan, part, end - begin).wide()[0 if first else 1]
+        return whole
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def notes(progress: Progress) -> dict[str, int | tuple[float, ...]]:
+    """What a mark says of a state's progress besides its position, which is the mark's step."""
+    return {name: count for name, count in asdict(progress).items() if name != "position"}
+
+
+def state_mark(folder: Path) -> Mark | None:
+    """What a state on disk belongs to; None where there is none, or none to go on from (the log says why)."""
+    try:
+        body = manifest(folder)
+        if body is None:
+            return None
+        if "anchor" in body["void"]:
+            raise StateError("the anchor in it is damaged")
+        return Mark.model_validate_json(body["mark"])
+    except (StateError, ValidationError) as error:
+        log.warning("the state in %s is not used: %s", folder, error)
+        return None
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)

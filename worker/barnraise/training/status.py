@@ -1,0 +1,121 @@
+"""What a worker says as it goes: figures to its coordinator, its status file and its peers; and what the coordinator
+answered, to the exchange."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from barnraise.coordinator_client.reporter import Reporter
+from barnraise.errors import MessageError
+from barnraise.exchange.exchange import Node
+from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.exchange.ledger.anchor import Anchor
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.ledger.validation import Rules
+from barnraise.exchange.ledger.verdicts import believed
+from barnraise.planning.plan import Plan
+from barnraise.protocol.messages import Directive
+from barnraise.protocol.signing import digest
+from barnraise.protocol.verdicts import Ruling
+from barnraise.spec import RunSpec
+from barnraise.state_dir import write_whole
+from barnraise.training.attestation import Witnessing
+from barnraise.training.join import DIRECTIVE, Place
+from barnraise.training.metrics import Progress
+
+log = logging.getLogger("barnraise")
+
+
+def budget(spec: RunSpec, directive: Directive) -> int:
+    """Tokens: the spec's, or more where the coordinator says so. The schedule of the learning rate stays the spec's, so
+    what comes after its end is trained at its last rate."""
+    return max(spec.recipe.token_budget, directive.token_budget or 0)
+
+
+class Telling:
+    def __init__(
+        self,
+        place: Place,
+        plan: Plan,
+        progress: Progress,
+        reporter: Reporter,
+        exchange: Node,
+        ledger: Ledger,
+        watch: Callable[[dict[str, Any]], None],
+    ):
+        """`watch` is handed the status as well. The ledger is the exchange's."""
+        self._place, self._plan, self._watch, self._ledger = place, plan, watch, ledger
+        self._rules = Rules.of(place.spec, place.run, frozenset(place.spec.roots))
+        self._witnessing = Witnessing(place.coordinator.identity, place.run, ledger)
+        self._refused: deque[str] = deque(maxlen=64)  # verdicts: one sentence each is enough
+        self._progress, self._reporter, self._exchange = progress, reporter, exchange
+        self._revoked = place.directive.revoked
+
+    def tell(self, anchor: Anchor, at_once: bool = False) -> None:
+        """When it is time to, or at once."""
+        progress, reporter, exchange = self._progress, self._reporter, self._exchange
+        if not progress.due(at_once):
+            return
+        incarnation, links = self._place.folder.label.incarnation, exchange.stats
+        numbers = progress.numbers(anchor, links, incarnation, exchange.addresses())
+        reporter.note(numbers)
+        if (told := self._witnessing.testimonies(anchor.heads, at_once)) and not reporter.witnessed:
+            reporter.witnessed = told
+        if numbers.anchor:
+            exchange.stands(numbers.vector, numbers.anchor)
+        exchange.announce(progress.rate)
+        self._hear()
+        status = {
+            "run": self._place.run,
+            "name": self._place.name,
+            "device": self._plan.device,
+            "token_budget": self.budget,
+            "coordinator_bytes": self._place.coordinator.bytes,
+            "refused": reporter.refused,
+            "checksum": {
+                name: getattr(links, name)
+                for name in ("checked", "corruptions", "repaired", "damaged")
+            },
+            **progress.status(numbers),
+        }
+        self._place.folder.status(status)
+        self._watch(status)
+
+    @property
+    def budget(self) -> int:
+        """Tokens."""
+        return budget(self._place.spec, self._reporter.directive)
+
+    def _hear(self) -> None:
+        reporter, exchange = self._reporter, self._exchange
+        if peers := reporter.taken_peers():  # what is no news need not wake the exchange's thread
+            exchange.introduce(peers)
+        if newer := exchange.know(self._place.coordinator.chain):
+            self._place.coordinator.heard(newer)
+        if reporter.signed_directive and reporter.directive.revoked != self._revoked:
+            self._revoked = reporter.directive.revoked
+            self._place.folder.keep(DIRECTIVE, reporter.signed_directive)
+        if revoked := reporter.directive.revoked:
+            exchange.revoke(revoked, reporter.signed_directive)
+        exchange.orphaned = reporter.orphaned
+        if ticket := reporter.taken_ticket():
+            exchange.renew(ticket)
+        for ruling in reporter.taken_rulings():
+            self._rule(ruling)
+        reporter.heeds = tuple(self._ledger.verdicts.rulings)
+
+    def _rule(self, ruling: Ruling) -> None:
+        """A verdict in the coordinator's answer goes where `barnraise verdict` leaves those of the run's owner."""
+        name, whole = digest(ruling.body), ruling.model_dump_json()
+        if name in self._ledger.verdicts.rulings or digest(whole) in self._refused:
+            return
+        try:
+            believed(ruling, self._rules)
+        except MessageError as error:
+            self._refused.append(digest(whole))  # of another signature the same text may be true
+            log.error(
+                "the verdict that %s sends is refused: %s", self._place.coordinator.url, error
+            )
+            return
+        write_whole(self._place.folder.path / MAIL / f"{name}.json", whole.encode())

@@ -1,0 +1,442 @@
+"""THE LOOP: one machine trains one run and trades updates with the others. The only file that knows both sides.
+
+`Worker.train` is the story; the rest puts the parts together before it and takes them apart after it. What happens
+until there is a run to train (finding it, preparing its text, its launch) is `enter.py`.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from safetensors import SafetensorError
+
+from barnraise.coordinator_client.reporter import Reporter, Spool
+from barnraise.errors import PlanError, StateError
+from barnraise.exchange.compression import codec
+from barnraise.exchange.compression.scheme import Form
+from barnraise.exchange.exchange import Node
+from barnraise.exchange.handlers.snapshot_client import Snapshot
+from barnraise.exchange.ledger.anchor import Anchor, beginning
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.network.transport import IrohTransport, Transport
+from barnraise.planning.hardware import Hardware
+from barnraise.planning.limits import Limits
+from barnraise.planning.render import plan_view
+from barnraise.planning.search import make_plan
+from barnraise.protocol.enums import Activity, Status
+from barnraise.protocol.signing import Identity
+from barnraise.swap import executor
+from barnraise.swap.adamw import schedule
+from barnraise.swap.engine import WARM_UP, Engine
+from barnraise.swap.state_store import Shelf
+from barnraise.text.shards import Text
+from barnraise.training.checkpoint import Mark
+from barnraise.training.join import Place
+from barnraise.training.metrics import Progress
+from barnraise.training.prefetch import gather, gather_start
+from barnraise.training.resume import Kept, notes
+from barnraise.training.status import Telling
+
+log = logging.getLogger("barnraise")
+
+HELD_OUT = 32  # sequences a validation loss is taken over
+SNAPSHOT_SECONDS, SNAPSHOT_TRIES = 20.0, 6
+SETTLING = 120.0  # seconds a finished worker waits for the others to have every update
+PARTING = 5.0  # …and a leaving one for somebody to take its last
+
+
+class Worker:
+    """One machine in one run, from its state folder to its final checkpoint. `leaving` ends it early at the next step,
+    with everything saved; `watch` is handed the status now and then."""
+
+    def __init__(
+        self,
+        place: Place,
+        identity: Identity,
+        leaving: threading.Event,
+        hardware: Hardware,
+        limits: Limits | None = None,
+        watch: Callable[[dict[str, Any]], None] = lambda status: None,
+        transport: Transport | None = None,
+    ):
+        """Raises PlanError, before anything is allocated or fetched, when the model does not fit."""
+        self.place, self.spec, self.leaving = place, place.spec, leaving
+        self.key, folder = identity.key, place.folder
+        self.limits = limits or Limits()
+        self.plan = make_plan(
+            hardware, self.spec.model, self.limits, self.spec.recipe.step_sequences
+        )
+        if (
+            daily := self.limits.disk_writes_per_day
+        ) is not None and daily < self.plan.written_per_step:
+            need = self.plan.written_per_step / 1e9
+            raise PlanError(
+                f"one step writes {need:,.1f} GB to disk, more than a day's {daily / 1e9:,.1f} GB"
+            )
+        self.kept = Kept(folder.path, self.plan)
+        self.ledger = Ledger(folder.path)
+        self.blobs = self.ledger.blobs
+        spool = Spool(folder.path / "spool.sqlite")
+        spool.begin_after(place.mark)
+        self.reporter = Reporter(
+            place.coordinator, place.run, place.machine, place.directive, spool
+        )
+        self.exchange = Node(
+            self.spec,
+            place.run,
+            identity,
+            folder.label.incarnation,
+            self.ledger,
+            self.blobs,
+            transport or IrohTransport(identity.secret),
+            place.ticket,
+            frozenset(self.spec.roots),
+            clock=place.coordinator.now,
+            reincarnate=folder.reincarnate,
+        )
+        if self.limits.uplink:
+            self.exchange.cap(self.limits.uplink)
+        self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
+        self.milestone, self._worn = -1, False
+        self.progress = Progress(self.key)
+        self.progress.plan = plan_view(self.plan, hardware)
+        self.telling = Telling(
+            place, self.plan, self.progress, self.reporter, self.exchange, self.ledger, watch
+        )
+        log.info("the plan: %s", self.progress.plan.sentence)
+        self._opened = ExitStack()  # the state, once it is
+
+    def work(self) -> None:
+        """Everything: join, train, settle, leave. Raises BarnraiseError with what a person should know."""
+        with ExitStack() as leave:  # each of these, whatever became of the others
+            leave.callback(self.place.folder.close)
+            leave.callback(self.ledger.close)
+            leave.callback(self.place.coordinator.close)
+            leave.callback(self.reporter.stop)
+            leave.callback(self._opened.close)  # after the last word about the anchor
+            try:
+                self.exchange.open()
+                leave.callback(self.tell, at_once=True)
+                leave.callback(self.exchange.stop)
+                self.tell(at_once=True)
+                self.reporter.start()
+                self.join()
+                if not self.leaving.is_set():
+                    self.train()
+                    self.settle()
+            except (OSError, sqlite3.Error, SafetensorError) as error:
+                # Whatever the disk refused was not yet told to anybody: the folder is as after a kill.
+                log.debug("the traceback, for the curious", exc_info=True)
+                raise StateError(
+                    f"stopped: {error}. What {self.place.folder.path} holds is whole; join again"
+                ) from None
+
+    # ---- the story -------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        recipe, context = self.spec.recipe, self.spec.model.context
+        exchange, progress, clock = self.exchange, self.progress, self.place.coordinator.now
+        partly = False  # said, with more of it learnt
+        while self.goes_on():
+            engine = self.engine  # another one, where the others' anchor took the place of ours
+            rhythm, due = exchange.rhythm(progress.rate, turns=not self.plan.on_disk), None
+            while not rhythm.over(
+                engine.round_tokens // (recipe.step_sequences * context), clock()
+            ):
+                batch = self.text.batch(
+                    self.spec.seed, self.key, progress.step, recipe.step_sequences, context
+                )
+                rate_scale = schedule(recipe, self.anchor.tokens + engine.round_tokens)
+                batches = list(batch.split(self.plan.sequences))
+                progress.stepped(
+                    engine.step(batches, rate_scale, progress.step + 1), self.anchor.tokens
+                )
+                self.trade()
+                if not self.may_step():
+                    break
+            else:
+                due = rhythm.due(clock())
+            if engine.round_tokens:
+                self.say(rhythm.form, due)
+                partly = due is not None
+            self.trade()
+        if partly:
+            self.say(rhythm.form)
+
+    def say(self, form: Form, due: Collection[int] | None = None) -> None:
+        """What was learnt of the fragments that are `due`, or of all of them; the state is saved once a round."""
+        exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, form=form)
+        tokens, weight = engine.round_tokens, exchange.weight(self.progress.rate)
+        self.anchor.note(exchange.offer(engine.harvest(encode, weight, due), tokens))
+        if due is None or self.plan.last in due:
+            self.save()
+
+    def trade(self) -> None:
+        """Takes what has arrived, hands out what is asked for, tells the coordinator's thread. Waits for nobody."""
+        self.take()
+        self.verify()
+        self.exchange.serve(self.anchor)
+        self.validate()
+        self.tell()
+
+    def take(self) -> None:
+        """What has come in since the last time, and a guess of what is under way; of what comes out, the momentum that
+        followed it goes as well."""
+        arrivals = self.exchange.arrived()
+        self.engine.add(*arrivals, guess=self.exchange.guess(self.progress.rate))
+        if any(arrival.withdraws for arrival in arrivals):
+            self.engine.forget_momentum()
+
+    def verify(self) -> None:
+        """One fragment of the anchor against its ledger, now and then. A damaged one is put right before anything else
+        is trained: the round is dropped, as nobody knows what of it the damage was."""
+        while (damaged := self.exchange.audit(self.anchor)) is not None and not self.waited():
+            units = self.exchange.mended(self.anchor, damaged, self.waited)
+            if units is not None:
+                self.engine.mend(damaged, units)
+            else:
+                self.take()
+                self.leaving.wait(1.0)
+
+    # ---- what the loop asks itself ---------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """The run has ended, or this machine's part in it has."""
+        status = self.reporter.directive.status
+        return status in (Status.FINISHED, Status.CANCELLED) or self.reporter.refused is not None
+
+    @property
+    def spent(self) -> bool:
+        return self.anchor.tokens >= self.telling.budget
+
+    def goes_on(self) -> bool:
+        """Whether another round begins; waits out a pause first."""
+        self.catch_up()
+        return not self.spent and self.may_step()
+
+    def may_step(self) -> bool:
+        """Waits while the run is paused, trading all the while. False when the round should end here and now."""
+        waits = (Status.PAUSED, Status.RECRUITING)
+        while (worn := self.worn()) or (
+            self.reporter.directive.status in waits and not self.reporter.refused
+        ):
+            self.progress.rest(Activity.PAUSED)
+            if self.leaving.wait(0.1) or self.over:
+                break
+            if not worn:
+                self.engine.settle()
+            self.trade()
+        self.progress.activity = Activity.TRAINING
+        return not (self.leaving.is_set() or self.over)
+
+    def worn(self) -> bool:
+        """Whether today's allowance of disk writes is used up; tomorrow, by UTC, it is whole again."""
+        allowance = self.store.allowance(self.limits.disk_writes_per_day)
+        worn = allowance is not None and allowance < self.plan.written_per_step
+        if worn and not self._worn:
+            daily = (self.limits.disk_writes_per_day or 0) / 1e9
+            log.info(
+                "today's %.1f GB are written to disk: training goes on tomorrow (UTC), trading goes on",
+                daily,
+            )
+        self._worn = worn
+        return worn
+
+    def validate(self, last: bool = False) -> None:
+        """The anchor's loss on the held-out text, whenever the ledger passes another `evaluate_every` tokens."""
+        milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
+        if milestone > self.milestone or last:
+            self.milestone = milestone
+            self.progress.validated(self.anchor.tokens, self.engine.evaluate(self.held_out))
+            self.progress.checkpointed(
+                self.anchor, 4 * sum(each.size for each in self.plan.fragments)
+            )
+
+    def mark(self, progress: executor.Progress) -> Mark:
+        """What the state belongs to when it stands at `progress`."""
+        return Mark(
+            run=self.place.run,
+            spec=self.place.spec_digest,
+            step=progress.position,
+            seq=self.anchor.vector.get(self.exchange.author, 0),
+            tokens=self.anchor.tokens,
+            heads=self.anchor.heads,
+            holes=self.anchor.holes,
+            sketches=self.anchor.sums or [],
+            notes=notes(progress),
+        )
+
+    def describe(self, progress: executor.Progress) -> str:
+        return self.mark(progress).model_dump_json()
+
+    def save(self, closing: bool = False) -> None:
+        """Once a round, right after the harvest: the replica is the anchor then, or nearly (`turns.py`)."""
+        self.engine.flush()
+        self.engine.settle()  # what is in the anchor and what the mark says are one
+        self.kept.save(self.engine, self.mark(self.engine.progress), closing)
+        self.exchange.kept(self.anchor.vector)
+
+    # ---- before and after ------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """The anchor from what this machine kept, the peers, or the run's seed; the text from whoever has it."""
+        mark, cut = self.restored(), None
+        self.exchange.introduce(list(self.place.peers))
+        if (
+            mark is None
+            and (cut := self.snapshot()) is None
+            and not (
+                gather_start(self.exchange, self.blobs, self.spec, self.waited)
+                and not self.leaving.is_set()
+            )
+        ):
+            return
+        self.settle_in(mark, cut)
+        self.fetch_text()
+        if self.leaving.is_set():
+            self.save(closing=True)
+        else:
+            self.validate()  # where this machine starts, before anything of others is added
+
+    def settle_in(self, mark: Mark | None, cut: Snapshot | None = None) -> None:
+        """The anchor where the state stands, or the others'; the exchange from there on; the engine."""
+        self.store = self.kept.open(self.spec.recipe)
+        self.anchor = Anchor(Shelf(self.store, "anchor"), held=self.plan.exchange != "disk")
+        if mark:
+            self.anchor.resume(mark.heads, mark.holes, mark.sketches)
+        if cut:
+            self.anchor.begin(cut.fragments, cut.heads, cut.holes)
+            trust = (
+                "two volunteers agree on it"
+                if cut.confirmed
+                else "unconfirmed: no second volunteer could be asked"
+            )
+            log.info(
+                "took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust
+            )
+        elif mark is None:
+            self.anchor.begin(
+                (beginning(self.spec, each.index, self.blobs) for each in self.plan.fragments), {}
+            )
+        self.exchange.start(self.anchor.vector, self.anchor.holes)
+        standing = self.kept.progress(self.store)
+        self.engine = Engine(
+            self.plan, self.spec.recipe, self.store, self.anchor, self.describe, standing
+        )
+        self._opened.callback(self.engine.close)
+        if mark is None:
+            if cut:
+                self.engine.progress = replace(self.engine.progress, warming=WARM_UP)
+            self.save()
+            return
+        self.progress.step = mark.step
+        if standing is None:
+            self.kept.load(self.engine)
+            self.engine.progress = replace(self.engine.progress, position=mark.step)
+        if self.exchange.published > mark.seq:
+            self.engine.forget_feedback()  # what it owed may have been said in the update that is newer
+            self.engine.reset_round()  # and what the round had learnt is in it
+
+    def catch_up(self) -> None:
+        """Where the others keep no more of what this machine lacks, their anchor takes the place of its own; its
+        moments, momentum and feedback stay, and so do its updates that they have not got yet."""
+        if not self.exchange.overtaken:
+            return
+        self.save(closing=True)
+        self._opened.close()
+        del self.engine, self.store
+        self.anchor = Anchor([], self.ledger.last())
+        self.exchange.begin_again()
+        self.kept = Kept(self.place.folder.path, self.plan)
+        self.settle_in(self.restored())
+
+    def restored(self) -> Mark | None:
+        """What was kept here belongs to, if the ledger goes on from it. A folder put together from two backups may hold
+        a state with updates that its ledger has lost; then the ledger and the peers count, and what was ours is under a
+        new name."""
+        mark = self.kept.mark
+        fits = mark is not None and self.kept.fits(self.ledger, self.spec.recipe)
+        if mark is not None and not fits:
+            log.warning(
+                "the state and the ledger of %s do not belong together: starting from the ledger",
+                mark.run,
+            )
+            if mine := mark.heads.get(self.exchange.author):
+                self.exchange.recognised(mine)
+        if not fits:
+            self.kept.clear()
+        return self.kept.mark
+
+    def snapshot(self) -> Snapshot | None:
+        """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
+        replay everything, from peers that may not have it."""
+        known = self.place.peers or self.ledger.met.peers()
+        for _ in range(SNAPSHOT_TRIES):
+            cut = self.exchange.join(SNAPSHOT_SECONDS if known else 0.0, self.waited)
+            whole = self.ledger.vector() and not self.ledger.gone()
+            if cut or whole or self.leaving.is_set() or not self.exchange.stats.behind:
+                return cut
+            log.warning("the others are ahead, and their anchor has not come yet: asking again")
+        return None
+
+    def fetch_text(self) -> None:
+        manifest = self.place.manifest
+        sizes = {shard.digest: 2 * shard.tokens for shard in (*manifest.train, *manifest.held_out)}
+        wanted = [*sizes, manifest.tokenizer] if manifest.tokenizer else [*sizes]
+        if not all(self.blobs.has(each) for each in wanted):
+            self.progress.activity = Activity.PREPARING
+        if not gather(
+            self.exchange, self.blobs, {e: sizes.get(e) for e in wanted}, "the text", self.waited
+        ):
+            return
+        self.text = Text(manifest, self.blobs.path)
+        self.held_out = self.text.held_out(HELD_OUT, self.spec.model.context)
+
+    def waited(self) -> bool:
+        """Asked now and then while something is fetched: tells, hears of new peers, and says whether to give up."""
+        self.tell()
+        return self.leaving.is_set()
+
+    def settle(self) -> None:
+        """After the last round: until the others have what is ours and, when the run is finished, we what is theirs."""
+        self.exchange.complete()
+        if self.leaving.is_set() or not (
+            self.spent or self.reporter.directive.status is Status.FINISHED
+        ):
+            self._trade_until(self.exchange.taken, PARTING)
+            self.progress.rest(Activity.LEFT)
+        else:
+            self.progress.activity = Activity.FINISHING
+            self._unsettled = time.monotonic()
+            self._trade_until(lambda: self.leaving.is_set() or self.agreed(), SETTLING)
+            self.validate(last=True)
+            self.progress.rest(Activity.FINISHED)
+        self.save(closing=True)
+
+    def agreed(self) -> bool:
+        """Everybody connected has had the same updates for a second; for five, where nobody is connected."""
+        now, stats = time.monotonic(), self.exchange.stats
+        taken_in = stats.updates_sent + stats.updates_received == sum(self.anchor.vector.values())
+        if not (self.exchange.settled() and taken_in):
+            self._unsettled = now
+        return now - self._unsettled > (1.0 if stats.peers else 5.0)
+
+    def _trade_until(self, done: Callable[[], bool], seconds: float) -> None:
+        limit = time.monotonic() + seconds
+        while not done() and time.monotonic() < limit:
+            self.catch_up()
+            self.trade()
+            self.engine.settle()
+            time.sleep(0.05)
+        self.trade()
+        self.engine.settle()
+
+    def tell(self, at_once: bool = False) -> None:
+        self.telling.tell(self.anchor, at_once)

@@ -1,0 +1,108 @@
+"""The weights of another run, for one that begins with them: out of this machine's own folder of that run where it
+stands at them, else from that run's peers. Once in a run's life, on its owner's machine; the others fetch by digest."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from blake3 import blake3
+from torch import Tensor
+
+from barnraise.errors import BarnraiseError, StateError
+from barnraise.exchange.ledger.anchor import fragment_bytes
+from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.planning.hardware import Hardware
+from barnraise.spec import RunSpec
+from barnraise.state_dir import Home
+from barnraise.training.checkpoint import Checkpoint
+from barnraise.training.join import Taken, enter
+from barnraise.training.model_transfer import Fetcher
+from barnraise.training.resume import State, state_mark
+
+log = logging.getLogger("barnraise")
+
+TOKENIZER_SECONDS = 60.0  # that run's peers have to give its tokenizer's file
+
+
+class Taker(Fetcher):
+    """The tokenizer, too."""
+
+    def settle(self) -> None:
+        if tokenizer := self.place.manifest.tokenizer:
+            self.exchange.fetch({tokenizer: None}, TOKENIZER_SECONDS, self.waited)
+        super().settle()
+
+
+def taken(
+    home: Home,
+    leaving: threading.Event,
+    measured: Callable[[], Hardware],
+    spec: RunSpec,
+    put: Callable[[bytes | memoryview], str],
+) -> Taken:
+    """What `spec.start` names, kept by `put`. Raises StateError with a sentence that says why it cannot be had now."""
+    start = spec.start
+    if (found := _kept(home, spec, put)) is not None:
+        return found
+    log.info("fetching the weights this run begins with from the machines of run %s", start.run)
+    try:
+        place = enter(home, start.run, leaving)
+        if place is None:
+            raise StateError("left before the weights came")
+        worker = Taker(place, home.identity, leaving, measured(), home.limits)
+        worker.work()
+    except StateError:
+        raise
+    except BarnraiseError as error:
+        raise StateError(str(error)) from None
+    if leaving.is_set():
+        raise StateError("left before the weights came")
+    if worker.digest != start.digest:
+        raise StateError(
+            f"the machines of '{place.name}' hold {worker.digest[:16]}… by now, at {worker.tokens:,} tokens, and not "
+            f"{start.digest[:16]}…, at {start.tokens:,}: make the run anew from a checkpoint that they still hold"
+        )
+    if (found := _kept(home, spec, put)) is None:
+        raise StateError(
+            f"the weights of '{place.name}' came, and not its tokenizer: nobody there had it"
+        )
+    return found
+
+
+def _kept(home: Home, spec: RunSpec, put: Callable[[bytes | memoryview], str]) -> Taken | None:
+    """From this machine's folder of that run; None where it does not stand there, or lacks the tokenizer."""
+    start, path = spec.start, home.path / "runs" / spec.start.run
+    if not path.exists():
+        return None
+    with contextlib.closing(
+        home.folder(start.run)
+    ):  # what lies there changes under whoever reads beside a worker
+        tokenizer = (
+            Blobs(path / "blobs", sweep=False).sound(start.tokenizer) if start.tokenizer else None
+        )
+        if start.tokenizer and tokenizer is None:
+            return None
+        with contextlib.ExitStack() as opened:
+            state = _state(path, spec, opened)
+            count = spec.model.layers + 2
+            if state is None or any(f"anchor.{index}" not in state for index in range(count)):
+                return None
+            hasher = blake3()
+            for index in range(count):
+                hasher.update(fragment_bytes(state[f"anchor.{index}"]))
+            if hasher.hexdigest() != start.digest:
+                return None
+            return Taken(
+                [put(fragment_bytes(state[f"anchor.{index}"])) for index in range(count)], tokenizer
+            )
+
+
+def _state(path: Path, spec: RunSpec, opened: contextlib.ExitStack) -> Mapping[str, Tensor] | None:
+    if state_mark(path / "state") is not None:
+        state = State(spec.model, path / "state")
+        opened.callback(state.close)
+        return state
+    saved = Checkpoint(path / "checkpoint").restore()
+    return saved[0] if saved else None
