@@ -1,6 +1,6 @@
 """What mirrors cost each other: `make bench-mirrors`, docs/benchmarks/mirrors.md.
 
-    bootstrap   a new mirror takes in all of another: `manage.py mirror join`, from its start to its end
+    bootstrap   a new mirror takes in all of another: `manage.py replication join`, from its start to its end
     lag         50 changes a second, half of them at each of two mirrors, for a minute: from each commit until the other
                 one has folded it and written its rows
     growth      what a worker's day adds to the log
@@ -30,8 +30,8 @@ from coordinator.demo.processes import free_port
 HERE = Path(__file__).resolve().parent
 LOOK = 0.05  # seconds between two looks at how far the other mirror has come
 APPLIED = """
-    SELECT seq FROM mirrors_logevent WHERE origin_id = %s
-    AND NOT EXISTS (SELECT FROM mirrors_subject WHERE name = subject AND (stale OR NOT stored))
+    SELECT seq FROM eventlog_logevent WHERE origin_id = %s
+    AND NOT EXISTS (SELECT FROM eventlog_subject WHERE name = subject AND (stale OR NOT stored))
     ORDER BY seq DESC LIMIT 1
 """
 SETTLED = 30.0  # seconds that it has for the rest, after the last change
@@ -48,11 +48,11 @@ def work(site: Site, what: str, *numbers: float) -> dict[str, Any]:
 def bootstrap(first: Site, second: Site, digest: str) -> dict[str, float]:
     """The tables of the second are there, and empty."""
     began = time.monotonic()
-    second.manage("mirror", "join", first.url, "--list", digest)
+    second.manage("replication", "join", first.url, "--list", digest)
     seconds = time.monotonic() - began
     second.start_web()
     until(second.answers, "the second mirror", 60)
-    first.manage("mirror", "pull")  # the log that the second has begun
+    first.manage("replication", "pull")  # the log that the second has begun
     there, here = work(first, "state"), work(second, "state")
     if there["state"] != here["state"] or here["waiting"]:
         raise SystemExit(f"the new mirror came to {here}, and the first one is at {there}")
@@ -142,7 +142,7 @@ def measure(
     for site in sites:
         until(site.has_servers, f"{site.name}'s servers", 120)
         site.manage("migrate", "-v", "0")
-    first.manage("mirrors", "publish", str(file), "--first")
+    first.manage("mirror_list", "publish", str(file), "--first")
     first.start_web()
     until(first.answers, "the first mirror", 60)
     filled = work(first, "fill", events)

@@ -24,17 +24,18 @@ from uuid6 import uuid7
 from barnraise.errors import BarnraiseError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest
-from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine, User
 from coordinator.celery import app as tasks
+from coordinator.eventlog import hlc, ingest, writer
+from coordinator.eventlog.event import NOTHING, Event, read
+from coordinator.eventlog.models import LogEvent, Origin, Proof, Subject
+from coordinator.eventlog.projection import state_hash
 from coordinator.fleet.models import Membership
-from coordinator.mirrors import clock, lists, log, receiving
-from coordinator.mirrors.message import NOTHING, Event, read
-from coordinator.mirrors.models import LogEvent, Origin, Proof, Subject
-from coordinator.mirrors.state import state_hash
-from coordinator.refusals import Refused
-from coordinator.runs.drafts import spec_from_fields
+from coordinator.lib import site_identity
+from coordinator.lib.exceptions import Refused
+from coordinator.replication import mirror_list
 from coordinator.runs.models import Run
+from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.models import Credit
 from coordinator.tokens.models import Token
 
@@ -194,12 +195,16 @@ class Clerk:
         }
 
     def state(self) -> dict:
-        return {"state": state_hash(), "off": log.clock_off()}
+        return {"state": state_hash(), "off": writer.clock_off()}
 
     def stamped(self) -> dict:
         """Seconds by which this mirror's last event is stamped ahead of `at`, seconds since 1970 of whoever asks."""
         origin = Origin.objects.get(ours=True)
-        return {"hlc": clock.seconds(origin.head_hlc), "clock": time.time(), "off": log.clock_off()}
+        return {
+            "hlc": hlc.seconds(origin.head_hlc),
+            "clock": time.time(),
+            "off": writer.clock_off(),
+        }
 
     def celery(self) -> dict:
         """Whether this mirror's Celery has come up, and answers."""
@@ -211,7 +216,7 @@ class Clerk:
         """The newest event of another mirror's log."""
         found = (
             LogEvent.objects.filter(accepted=True)
-            .exclude(key=mirror.identity().key)
+            .exclude(key=site_identity.identity().key)
             .order_by("-hlc")
             .first()
         )
@@ -220,8 +225,8 @@ class Clerk:
     def hear(self, signed: list[dict]) -> dict:
         """As a pull hands over what came: checked against the mirrors of the list, whole or not at all."""
         events = [Signed.model_validate(each) for each in signed]
-        keys = lists.believed(read(events[0]).origin) if len(signed) else frozenset()
-        told = receiving.receive(events, keys=keys)
+        keys = mirror_list.believed(read(events[0]).origin) if len(signed) else frozenset()
+        told = ingest.receive(events, keys=keys)
         return {
             "stored": told.stored,
             "refused": list(told.refused.values()),
@@ -230,7 +235,7 @@ class Clerk:
 
     def altered(self, signed: dict) -> dict:
         """Another word in it, under the same signature; never opened here."""
-        told = receiving.receive([Signed.model_validate(signed)])
+        told = ingest.receive([Signed.model_validate(signed)])
         return {"stored": told.stored, "refused": list(told.refused.values())}
 
     def forge(self) -> dict:
@@ -241,7 +246,7 @@ class Clerk:
 
     def equivocate(self) -> dict:
         """Another log by this mirror's true key, with two second events."""
-        key, origin = mirror.identity(), secrets.token_hex(16)
+        key, origin = site_identity.identity(), secrets.token_hex(16)
         first = _log(key, 2, origin)
         second = _log(key, 2, origin, first[:1])
         return {
@@ -272,7 +277,7 @@ def _log(
             said = ("origin.begin", f"origin:{origin}", {"name": "a drill's", "after": None})
         event = Event(
             id=str(uuid7()), origin=origin, seq=len(made) + 1, prev=digest(made[-1].body) if made else NOTHING,
-            hlc=clock.stamp(read(made[-1]).hlc if made else 0, time.time()), type=said[0], subject=said[1],
+            hlc=hlc.stamp(read(made[-1]).hlc if made else 0, time.time()), type=said[0], subject=said[1],
             payload=said[2],
         )  # fmt: skip
         made.append(key.sign("event", event))

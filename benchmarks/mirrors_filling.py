@@ -13,14 +13,14 @@ from uuid6 import uuid7
 
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
-from coordinator import mirror
 from coordinator.accounts.models import Machine
-from coordinator.mirrors import clock, log, receiving, state
-from coordinator.mirrors.message import NOTHING, Event
-from coordinator.mirrors.models import LogEvent, Origin, Particulars, Subject, Tally
+from coordinator.credit.replicated import credits
+from coordinator.eventlog import hlc, ingest, projection, writer
+from coordinator.eventlog.event import NOTHING, Event
+from coordinator.eventlog.models import LogEvent, Origin, Particulars, Subject, Tally
+from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Credit
-from coordinator.telemetry.shared import credits
 
 SHARES = {
     "machines": 2,
@@ -43,7 +43,7 @@ def work(what: str, *numbers: float) -> None:
 def standing() -> dict[str, Any]:
     ours = Origin.objects.filter(ours=True).first()
     return {
-        "state": state.state_hash(), "events": LogEvent.objects.count(), "origin": ours.pk if ours else None,
+        "state": projection.state_hash(), "events": LogEvent.objects.count(), "origin": ours.pk if ours else None,
         "waiting": Subject.objects.filter(stored=False).count(),
     }  # fmt: skip
 
@@ -57,19 +57,21 @@ class Writing:
         self.kept: list[Particulars] = []
 
     def keep(self, subject: str, said: dict[str, Any]) -> str:
-        body, salt = state.canonical(said), uuid7().hex
+        body, salt = projection.canonical(said), uuid7().hex
         self.kept.append(
             Particulars(digest=digest(salt + body), subject=subject, salt=salt, body=body)
         )
         return self.kept[-1].digest
 
     def tell(self, type: str, which: object, said: dict[str, Any]) -> None:
-        self.hlc = clock.stamp(self.hlc, time.time())
+        self.hlc = hlc.stamp(self.hlc, time.time())
         event = Event(
             id=str(uuid7()), origin=self.ours.pk, seq=self.ours.head_seq + 1, prev=self.ours.head_digest, hlc=self.hlc,
             type=type, subject=f"{type.partition('.')[0]}:{which}", payload=said,
         )  # fmt: skip
-        made = LogEvent(**log.line(event, mirror.identity().sign("event", event), True)._asdict())
+        made = LogEvent(
+            **writer.line(event, site_identity.identity().sign("event", event), True)._asdict()
+        )
         self.ours.head_seq, self.ours.head_digest, self.ours.head_hlc = (
             made.seq,
             made.digest,
@@ -83,7 +85,7 @@ class Writing:
         with transaction.atomic():
             Particulars.objects.bulk_create(self.kept)
             LogEvent.objects.bulk_create(self.events)
-            state.mark_stale({event.subject for event in self.events})
+            projection.mark_stale({event.subject for event in self.events})
             self.ours.save()
             Tally.objects.update(hlc=self.hlc)
         self.events, self.kept = [], []
@@ -111,7 +113,7 @@ def fill(events: int) -> dict[str, Any]:
             n += 1
     writing.flush()
     began = time.monotonic()
-    receiving.settle()
+    ingest.settle()
     return {"events": LogEvent.objects.count(), "seconds": time.monotonic() - began}
 
 
@@ -184,5 +186,5 @@ def growth() -> dict[str, Any]:
 def _size() -> int:
     """Bytes on disk of all events, their indexes included."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_total_relation_size('mirrors_logevent')")
+        cursor.execute("SELECT pg_total_relation_size('eventlog_logevent')")
         return cursor.fetchone()[0]

@@ -176,7 +176,7 @@ def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) 
     from site_pages import pages, table
     from site_workers import Worker
 
-    from coordinator import mirror
+    from coordinator.lib import site_identity
     from coordinator.runs.models import Run
 
     like = site_filling.launched("The first", 30.0)
@@ -197,7 +197,7 @@ def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) 
         result["page_p95_ms"] = round(every_one[int(0.95 * len(every_one))], 1)
     hands = site_filling.hands(like, workers) if told.only != "pages" else []
     crew: list[Worker] = []
-    crew.extend(Worker(hand, crew, like, mirror.identity().key, site.port) for hand in hands)
+    crew.extend(Worker(hand, crew, like, site_identity.identity().key, site.port) for hand in hands)
     gc.collect()
     gc.freeze()  # else the load stops for a third of a second now and then, to look through all of Django
     seconds = told.seconds or (60.0 if told.quick else 300.0)

@@ -13,10 +13,10 @@ from uuid6 import uuid7
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Machine, User
-from coordinator.fleet.facts import advance
+from coordinator.fleet.lifecycle_facts import advance
 from coordinator.fleet.models import Membership
-from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run
+from coordinator.runs.spec_form import spec_from_fields
 
 MACHINES_A_PERSON = 5
 AT_ONCE = 5_000  # rows a statement

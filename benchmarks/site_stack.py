@@ -28,9 +28,9 @@ class Site:
         }  # fmt: skip
         for name in ("DATABASE_URL", "REDIS_URL"):
             os.environ.pop(name, None)
-        from coordinator import embedded
+        from coordinator.lib import embedded_servers
 
-        os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded.start(folder)
+        os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded_servers.start(folder)
         import django
 
         django.setup()
@@ -62,10 +62,10 @@ class Site:
             return False
 
     def stop(self) -> None:
-        from coordinator import embedded
+        from coordinator.lib import embedded_servers
 
         self.family.stop()
-        embedded.stop(self.folder, force=True)
+        embedded_servers.stop(self.folder, force=True)
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Those of each part, the load's own included."""

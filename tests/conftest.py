@@ -18,16 +18,16 @@ STATE = Path(tempfile.mkdtemp(prefix="barnraise-tests-"))
 STATE.chmod(0o755)  # an embedded Postgres runs as a user of its own where tests run as root
 os.environ["BARNRAISE_STATE"] = str(STATE)
 
-from coordinator import embedded  # noqa: E402  (the state folder must be named first)
+from coordinator.lib import embedded_servers  # noqa: E402  (the state folder must be named first)
 
-os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded.reserve(STATE)
+os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded_servers.reserve(STATE)
 os.environ["DJANGO_SETTINGS_MODULE"] = "coordinator.settings"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()
 
 
 def pytest_unconfigure(config):
-    embedded.stop(STATE, force=True)
+    embedded_servers.stop(STATE, force=True)
     shutil.rmtree(STATE, ignore_errors=True)
 
 
@@ -44,7 +44,7 @@ def torch_threads() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def state() -> Path:
     """The session's state folder, with its servers running at DATABASE_URL and REDIS_URL."""
-    found = embedded.start(STATE, durable=False)
+    found = embedded_servers.start(STATE, durable=False)
     assert found == (os.environ["DATABASE_URL"], os.environ["REDIS_URL"])
     return STATE
 

@@ -12,9 +12,9 @@ from django.conf import settings
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
 django.setup(set_prefix=False)
 
-from coordinator import embedded  # noqa: E402  (the app registry must be filled first)
+from coordinator.lib import embedded_servers  # noqa: E402  (the app registry must be filled first)
+from coordinator.lib.asgi_handler import Pages  # noqa: E402
 from coordinator.live.routing import websocket_urlpatterns  # noqa: E402
-from coordinator.pages import Pages  # noqa: E402
 
 YOUNG = 10_000  # objects that may be made before those made since are looked through for cycles
 SWITCH = 0.001  # seconds until a thread that computes lets the loop on; at Python's 5 ms requests mostly wait
@@ -36,7 +36,7 @@ async def lifespan(scope: dict, receive, send) -> None:
             spare_the_collector()
             sys.setswitchinterval(SWITCH)
         if message["type"] == "lifespan.shutdown":
-            await sync_to_async(embedded.leave)(settings.STATE_DIR)
+            await sync_to_async(embedded_servers.leave)(settings.STATE_DIR)
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return

@@ -16,7 +16,7 @@ import redis.exceptions
 from celery import Celery
 from django.db import InterfaceError, OperationalError
 
-from coordinator import metrics, request_id
+from coordinator.lib import counters, request_id
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
 log = logging.getLogger("coordinator.celery")
@@ -42,7 +42,9 @@ class Task(celery.Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = getattr(self.request, REQUEST, None) or (self.request.headers or {}).get(REQUEST)
-        from coordinator.mirrors.log import Held  # models are there once Celery has set Django up
+        from coordinator.eventlog.writer import (
+            Held,  # models are there once Celery has set Django up
+        )
 
         request_id.enter(asked or str(self.request.id or ""))
         began, ended = time.monotonic(), "failed"
@@ -58,8 +60,8 @@ class Task(celery.Task):
             log.warning("%s did nothing: %s", self.name, error.sentence)
             return None
         finally:
-            metrics.count("barnraise_tasks_total", task=self.name, outcome=ended)
-            metrics.time("barnraise_task_seconds", time.monotonic() - began, task=self.name)
+            counters.count("barnraise_tasks_total", task=self.name, outcome=ended)
+            counters.time("barnraise_task_seconds", time.monotonic() - began, task=self.name)
 
 
 class Broker(kombu.Connection):

@@ -30,7 +30,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator import embedded, mail
+from coordinator.lib import embedded_servers, mail_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE_DIR = Path(os.environ.get("BARNRAISE_STATE") or ROOT / ".state").resolve()
@@ -60,8 +60,8 @@ def database(url: str) -> dict:
     }
 
 
-_database_url, REDIS_URL = embedded.urls(STATE_DIR)
-SECRET_KEY = os.environ.get("SECRET_KEY") or embedded.kept_secret(STATE_DIR / "secret_key")
+_database_url, REDIS_URL = embedded_servers.urls(STATE_DIR)
+SECRET_KEY = os.environ.get("SECRET_KEY") or embedded_servers.kept_secret(STATE_DIR / "secret_key")
 DATABASES = {"default": database(_database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -93,12 +93,14 @@ METRICS_TOKEN = os.environ.get("BARNRAISE_METRICS_TOKEN", "")
 
 INSTALLED_APPS = [
     "coordinator.audit",
-    "coordinator.mirrors",
+    "coordinator.eventlog",
+    "coordinator.replication",
     "coordinator.accounts",
     "coordinator.tokens",
     "coordinator.runs",
     "coordinator.fleet",
     "coordinator.telemetry",
+    "coordinator.credit",
     "coordinator.notify",
     "coordinator.live",
     "coordinator.api",
@@ -122,13 +124,13 @@ INSTALLED_APPS = [
     "django.contrib.humanize",
 ]
 MIDDLEWARE = [
-    "coordinator.request_id.RequestId",
-    "coordinator.metrics.Counting",
+    "coordinator.lib.request_id.RequestId",
+    "coordinator.lib.counters.Counting",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "coordinator.policy.ContentSecurityPolicy",
-    "coordinator.outages.ApiShape",
-    "coordinator.waiting.ReadOnly",
+    "coordinator.lib.csp.ContentSecurityPolicy",
+    "coordinator.ops.error_pages.ApiShape",
+    "coordinator.ops.read_only.ReadOnly",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -176,7 +178,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
-globals().update(mail.settings(os.environ.get("EMAIL_URL") or "console:"))
+globals().update(mail_settings.settings(os.environ.get("EMAIL_URL") or "console:"))
 DEFAULT_FROM_EMAIL = os.environ.get("EMAIL_FROM", "Barnraise <barnraise@localhost>")
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*"]
@@ -193,8 +195,8 @@ ACCOUNT_MAX_EMAIL_ADDRESSES = 5
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True
 MFA_FORMS = {
-    "authenticate": "coordinator.accounts.door.CodeForm",
-    "reauthenticate": "coordinator.accounts.door.CodeAgainForm",
+    "authenticate": "coordinator.accounts.mfa_forms.CodeForm",
+    "reauthenticate": "coordinator.accounts.mfa_forms.CodeAgainForm",
 }
 MFA_TOTP_ISSUER = MIRROR_NAME
 MFA_TOTP_TOLERANCE = 1  # a clock may be half a minute off
@@ -228,7 +230,7 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # LOGGING below speaks for workers too
 CELERY_TIMEZONE = "UTC"
-CELERY_BEAT_SCHEDULER = "coordinator.beat:Schedule"
+CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:Schedule"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 1800)
 CELERY_BEAT_SCHEDULE = {
@@ -282,10 +284,10 @@ UNFOLD = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"named": {"()": "coordinator.logs.Named"}},
+    "filters": {"named": {"()": "coordinator.lib.log_format.Named"}},
     "formatters": {
         "line": {"format": "{asctime} {levelname} {name} [{request_id}]: {message}", "style": "{"},
-        "json": {"()": "coordinator.logs.Json"},
+        "json": {"()": "coordinator.lib.log_format.Json"},
     },
     "handlers": {
         "console": {
@@ -294,7 +296,7 @@ LOGGING = {
             "formatter": "json" if os.environ.get("BARNRAISE_LOG_JSON") == "1" else "line",
         },
         "recent": {
-            "class": "coordinator.staff.errors.Recent",
+            "class": "coordinator.staff.recent_errors.Recent",
             "level": "ERROR",
         },  # for the staff's dashboard
     },

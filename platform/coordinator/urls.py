@@ -4,14 +4,14 @@ from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
 from django.urls import include, path
 
-from coordinator import health, outages
 from coordinator.api.routes import api
+from coordinator.ops import error_pages, health
 from coordinator.staff.views import live_figures
 
-handler400 = "coordinator.outages.bad_request"
-handler403 = "coordinator.outages.forbidden"
-handler404 = "coordinator.outages.not_found"
-handler500 = "coordinator.outages.server_error"
+handler400 = "coordinator.ops.error_pages.bad_request"
+handler403 = "coordinator.ops.error_pages.forbidden"
+handler404 = "coordinator.ops.error_pages.not_found"
+handler500 = "coordinator.ops.error_pages.server_error"
 
 admin.site.login = secure_admin_login(
     admin.site.login
@@ -24,7 +24,7 @@ urlpatterns = [
     path("status", health.status, name="status"),
     path("admin/figures/", admin.site.admin_view(live_figures), name="admin_figures"),
     path(
-        "admin/r/<path:rest>", outages.nothing
+        "admin/r/<path:rest>", error_pages.nothing
     ),  # Django's detour to "view on site", which takes any text for a key
     path("admin/", admin.site.urls),
     path("accounts/", include("coordinator.accounts.urls")),

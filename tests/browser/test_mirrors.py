@@ -17,7 +17,7 @@ def sites(state, tmp_path_factory):
         names = furnish(a)
         digest = list_both(a, b, folder)
         a.start()
-        b.manage("mirror", "join", a.url, "--list", digest)
+        b.manage("replication", "join", a.url, "--list", digest)
         b.start()
         yield a, b, names
         expect.set_options(timeout=5_000)

@@ -111,7 +111,7 @@ def look_at_the_rest(site, page: Page) -> None:
 
     until(answered, "the answer to a test call", 30)
     news = "from coordinator.accounts.models import User as U; from coordinator.notify.models import Notice as N; "
-    news += "from coordinator.notify.kinds import *; u = U.objects.get(email='eve@example.org'); "
+    news += "from coordinator.notify.notification_types import *; u = U.objects.get(email='eve@example.org'); "
     news += "[N.tell(News(u, k, k, 'Evening shift: ' + k.label, 'A sentence that says more.', '/runs/')) for k in Kind]"
     site.manage("shell", "-v", "0", "-c", news)
     page.goto("/notifications/")

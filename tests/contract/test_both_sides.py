@@ -127,13 +127,15 @@ def test_whatever_else_answers_counts_as_nobody(coordinator, path, why):
 )
 def test_the_site_reads_every_request_of_a_worker(db, state, path, name, status):
     """Read whole: the answer is about what is said, never about how."""
-    from coordinator import mirror
     from coordinator.accounts.models import Machine, User
+    from coordinator.lib import site_identity
 
     person = User.objects.create_user("ada@example.org", "wooden-barn-9")
     Machine.objects.create(key=AUTHOR.key, owner=person)
     body = golden(name)
-    token = AUTHOR.request_token(mirror.identity().key, "POST", f"/api/v1{path}", body, time.time())
+    token = AUTHOR.request_token(
+        site_identity.identity().key, "POST", f"/api/v1{path}", body, time.time()
+    )
     answer = Client().generic(
         "POST",
         f"/api/v1{path}",
@@ -154,9 +156,9 @@ def test_the_site_speaks_of_itself_as_the_golden_file_does(db, state):
 def test_live_frames_have_the_shape_the_page_reads(db, state):
     """The page's own tests read the same two files."""
     from coordinator.accounts.models import User
-    from coordinator.live.picture import COLUMNS, Picture, delta, snapshot
-    from coordinator.runs.drafts import spec_from_fields
+    from coordinator.live.run_snapshot import COLUMNS, Picture, delta, snapshot
     from coordinator.runs.models import Run
+    from coordinator.runs.spec_form import spec_from_fields
 
     owner = User.objects.create_user("ada@example.org", "wooden-barn-9")
     run = Run.create(owner, "First barn", spec_from_fields({}))

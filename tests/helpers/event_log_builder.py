@@ -7,9 +7,9 @@ from uuid6 import uuid7
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.types import Message, Short
-from coordinator.mirrors import clock, receiving, state
-from coordinator.mirrors.message import NOTHING, Event
-from coordinator.mirrors.models import LogEvent
+from coordinator.eventlog import hlc, ingest, projection
+from coordinator.eventlog.event import NOTHING, Event
+from coordinator.eventlog.models import LogEvent
 
 
 class Said(Message):
@@ -35,7 +35,7 @@ class OtherMirror:
         return signed
 
     def sign(self, type: str, which: object, payload: dict, **changed) -> Signed:
-        self.hlc = clock.stamp(self.hlc, changed.pop("at", time.time()))
+        self.hlc = hlc.stamp(self.hlc, changed.pop("at", time.time()))
         fields = {
             "id": str(uuid7()),
             "origin": self.origin,
@@ -60,8 +60,8 @@ def here(log: OtherMirror) -> int:
 
 def refused(*signed: Signed, **more) -> str:
     """Why what a mirror said is refused; nothing of it is here."""
-    before = LogEvent.objects.count(), state.state_hash()
-    told = receiving.receive(signed, **more)
-    assert (LogEvent.objects.count(), state.state_hash()) == before
+    before = LogEvent.objects.count(), projection.state_hash()
+    told = ingest.receive(signed, **more)
+    assert (LogEvent.objects.count(), projection.state_hash()) == before
     assert told.stored == 0 and len(told.refused) == 1
     return next(iter(told.refused.values()))

@@ -14,9 +14,9 @@ from barnraise.protocol.messages import MirrorView
 from barnraise.protocol.mirror_list import Listed, Lists, SignedList, read
 from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Message
-from coordinator import mirror
-from coordinator.mirrors import pulling
-from coordinator.mirrors.wire import Head, Heads, Heard, LogPart, Pair, Proofs
+from coordinator.lib import site_identity
+from coordinator.replication import pull as pull_module
+from coordinator.replication.protocol import Head, Heads, Heard, LogPart, Pair, Proofs
 
 Answer = bytes | Iterable[bytes]
 
@@ -120,7 +120,7 @@ class SmallMirror:
 def ourselves(**fields) -> Listed:
     """This site, as a list names it."""
     return Listed(
-        key=mirror.identity().key,
+        key=site_identity.identity().key,
         url="https://here.example.org",
         name="here",
         admitted=1.0,
@@ -128,5 +128,5 @@ def ourselves(**fields) -> Listed:
     )
 
 
-def pull(small: SmallMirror) -> pulling.Pulled:
-    return pulling.pull(small.listed)
+def pull(small: SmallMirror) -> pull_module.Pulled:
+    return pull_module.pull(small.listed)

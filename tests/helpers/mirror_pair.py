@@ -117,9 +117,9 @@ def two_sites(folder: Path) -> Iterator[list[Site]]:
 def list_both(a: Site, b: Site, folder: Path) -> str:
     """A mirror list of the two, published at the first. Its digest."""
     file, root = str(folder / "list.json"), str(folder / "root")
-    key = a.manage("mirrors", "keygen", root).strip()
+    key = a.manage("mirror_list", "keygen", root).strip()
     a.manage(
-        "mirrors",
+        "mirror_list",
         "begin",
         "--url",
         a.url,
@@ -133,10 +133,10 @@ def list_both(a: Site, b: Site, folder: Path) -> str:
         file,
     )
     theirs = b.shell("from coordinator import mirror; print(mirror.identity().key)")
-    a.manage("mirrors", "add", "--key", theirs, "--url", b.url, "--name", "B", "--to", file)
-    a.manage("mirrors", "sign", file, "--key", root)
-    a.manage("mirrors", "publish", file, "--first")
-    return re.search(r"BLAKE3 (\w{64})", a.manage("mirrors", "show"))[1]
+    a.manage("mirror_list", "add", "--key", theirs, "--url", b.url, "--name", "B", "--to", file)
+    a.manage("mirror_list", "sign", file, "--key", root)
+    a.manage("mirror_list", "publish", file, "--first")
+    return re.search(r"BLAKE3 (\w{64})", a.manage("mirror_list", "show"))[1]
 
 
 SOMEBODYS = """
@@ -146,9 +146,9 @@ from helpers import page_fixtures
 from helpers.page_fixtures import launched, machine
 from coordinator.accounts.models import User
 from coordinator.fleet import joining
-from coordinator.fleet.facts import advance
+from coordinator.fleet.lifecycle_facts import advance
 from coordinator.runs import models
-from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.spec_form import spec_from_fields
 from barnraise import wire
 ida = User.objects.get(name="Ida")
 barn, signer = machine(ida, "barn", 1)

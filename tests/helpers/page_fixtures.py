@@ -17,20 +17,20 @@ from helpers.paths import GOLDEN
 from barnraise.protocol import messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
-from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Invitation, Machine, Team, User
 from coordinator.audit.models import Entry
-from coordinator.fleet import joining
-from coordinator.fleet.facts import advance
+from coordinator.eventlog.models import Origin
+from coordinator.fleet import join
+from coordinator.fleet.lifecycle_facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import Charge, Verdict
-from coordinator.mirrors.models import Origin
-from coordinator.notify.kinds import Kind, News
+from coordinator.lib import site_identity
 from coordinator.notify.models import Notice, Webhook
+from coordinator.notify.notification_types import Kind, News
 from coordinator.notify.tasks import UNSUBSCRIBE
 from coordinator.runs import models as runs
-from coordinator.runs.drafts import spec_from_fields
-from coordinator.runs.terms import Access, Terms
+from coordinator.runs.join_policy import Access, Terms
+from coordinator.runs.spec_form import spec_from_fields
 from coordinator.staff.models import Announcement
 from coordinator.telemetry import rollup
 from coordinator.tokens.models import Token
@@ -142,7 +142,7 @@ def furnish() -> str:
     )
     run.arrange(Terms(Access.INVITATION, 8 * 10**9, 0, NOTES, None), actor=ida)
     asked = messages.JoinRequest(version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE)
-    members = [joining.join(run, each, asked) for each, _ in places]
+    members = [join.join(run, each, asked) for each, _ in places]
     advance(run)
     shares = (0.4, 0.3, 0.2, 0.1)
     for n, (member, share) in enumerate(zip(members, shares, strict=True)):
@@ -195,7 +195,9 @@ def furnish() -> str:
     )
     key = Identity(b"w" * 32).key
     code = Enrolment.open(
-        messages.EnrolmentRequest(mirror=mirror.identity().key, key=key, machine=about, issued=0)
+        messages.EnrolmentRequest(
+            mirror=site_identity.identity().key, key=key, machine=about, issued=0
+        )
     ).code
     bid = runs.Invitation.make(run, "the chess club", actor=ida)
     names = {

@@ -9,10 +9,9 @@ from allauth.mfa.models import Authenticator
 
 from barnraise.protocol.messages import Signed
 from coordinator.accounts.models import Machine, Team, TeamMember, User
-from coordinator.fleet.models import Rest, Verdict
-from coordinator.mirrors import log, particulars, receiving, state
-from coordinator.mirrors.message import read
-from coordinator.mirrors.models import (
+from coordinator.eventlog import ingest, private_data, projection, writer
+from coordinator.eventlog.event import read
+from coordinator.eventlog.models import (
     Claim,
     Clock,
     LogEvent,
@@ -22,6 +21,7 @@ from coordinator.mirrors.models import (
     Subject,
     Tally,
 )
+from coordinator.fleet.models import Rest, Verdict
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, Credit, Holding
 
@@ -71,11 +71,11 @@ def rows() -> dict[str, list[dict]]:
 
 def logs() -> list[Signed]:
     """Every event held here, each log in order."""
-    return [each for origin in Origin.objects.order_by("pk") for each in log.serve(origin.pk, 0)]
+    return [each for origin in Origin.objects.order_by("pk") for each in writer.serve(origin.pk, 0)]
 
 
-def everything() -> list[particulars.Kept]:
-    return particulars.serve(list(Particulars.objects.values_list("pk", flat=True)))
+def everything() -> list[private_data.Kept]:
+    return private_data.serve(list(Particulars.objects.values_list("pk", flat=True)))
 
 
 def empty() -> None:
@@ -83,19 +83,19 @@ def empty() -> None:
         model.objects.all().delete()
 
 
-def at_once(events: Iterable[Signed], kept: list[particulars.Kept]) -> tuple[dict, str]:
+def at_once(events: Iterable[Signed], kept: list[private_data.Kept]) -> tuple[dict, str]:
     """(rows, state hash) of a new mirror: everything comes first, and then all rows are written together."""
     empty()
-    told = receiving.receive(list(events), later=True)
+    told = ingest.receive(list(events), later=True)
     assert not told.refused, told.refused
-    receiving.settle(later=True)
-    particulars.take(kept, later=True)
-    receiving.settle()
-    return rows(), state.state_hash()
+    ingest.settle(later=True)
+    private_data.take(kept, later=True)
+    ingest.settle()
+    return rows(), projection.state_hash()
 
 
 def rebuilt(
-    events: Iterable[Signed], kept: list[particulars.Kept], seed: int = 0
+    events: Iterable[Signed], kept: list[private_data.Kept], seed: int = 0
 ) -> tuple[dict, str]:
     """(rows, state hash) of an empty site that took these in, the logs interleaved somehow."""
     empty()
@@ -105,12 +105,12 @@ def rebuilt(
     while by_origin:
         origin = chance.choice(sorted(by_origin))
         some = chance.randint(1, 4)
-        told = receiving.receive(by_origin[origin][:some])
+        told = ingest.receive(by_origin[origin][:some])
         assert not told.refused, told.refused
         by_origin[origin] = by_origin[origin][some:]
         if not by_origin[origin]:
             del by_origin[origin]
         if chance.random() < 0.5:
-            particulars.take(kept)
-    particulars.take(kept)
-    return rows(), state.state_hash()
+            private_data.take(kept)
+    private_data.take(kept)
+    return rows(), projection.state_hash()

@@ -1,10 +1,10 @@
 """What another mirror tells of machines, by hand, and how it is taken."""
 
 from barnraise.protocol import reports as reports_module
-from coordinator.telemetry import hearsay
 from coordinator.telemetry.models import Ear
+from coordinator.telemetry.remote import ingest
+from coordinator.telemetry.remote.protocol import Frame, News, Places
 from coordinator.telemetry.rollup import drain
-from coordinator.telemetry.wire import Frame, News, Places
 
 OTHER = "b" * 64
 TRADE = reports_module.TradeView(
@@ -49,10 +49,10 @@ def page(*machines, **rows) -> News:
     return News(machines=list(machines), **{**empty, **rows})
 
 
-def told(found: News, key: str = OTHER, after: Places | None = None) -> hearsay.Taken:
+def told(found: News, key: str = OTHER, after: Places | None = None) -> ingest.Taken:
     """Taken, as from a mirror that was asked past `after`, or past where it was heard last."""
     ear, _ = Ear.objects.get_or_create(key=key)
-    return hearsay.take(key, after or ear.places, found)
+    return ingest.take(key, after or ear.places, found)
 
 
 def elsewhere(run, volunteer) -> tuple[str, str]:

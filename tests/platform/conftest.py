@@ -15,7 +15,8 @@ from helpers.remote_telemetry import TRADE, report
 from barnraise.protocol import enums, messages, types
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
-from coordinator.mirrors import kinds, lists
+from coordinator.eventlog import registry
+from coordinator.replication import mirror_list
 
 
 class Volunteer:
@@ -64,7 +65,7 @@ class Volunteer:
 @pytest.fixture(autouse=True)
 def another_moment():
     """What one test looked up is not what the next one sees."""
-    from coordinator.memo import Memo
+    from coordinator.lib.ttl_cache import Memo
 
     Memo.forget()
 
@@ -72,10 +73,10 @@ def another_moment():
 @pytest.fixture
 def valkey(state):
     """An empty Valkey; the live site of the browser's tests has a database of its own beside it."""
-    from coordinator.telemetry import stream
+    from coordinator.telemetry import report_queue
 
-    stream.client().flushdb()
-    return stream.client()
+    report_queue.client().flushdb()
+    return report_queue.client()
 
 
 @pytest.fixture
@@ -111,21 +112,21 @@ def built():
 
 @pytest.fixture
 def volunteer(db, valkey):
-    from coordinator import mirror
     from coordinator.accounts.models import Machine
+    from coordinator.lib import site_identity
 
     def make(owner, seed: int = 1) -> Volunteer:
         identity = Identity(bytes([seed]) * 32)
         machine = Machine.objects.create(key=identity.key, owner=owner, hostname=f"pc-{seed}")
-        return Volunteer(machine, identity, mirror.identity().key)
+        return Volunteer(machine, identity, site_identity.identity().key)
 
     return make
 
 
 @pytest.fixture
 def draft(db):
-    from coordinator.runs.drafts import spec_from_fields
     from coordinator.runs.models import Run
+    from coordinator.runs.spec_form import spec_from_fields
 
     def make(owner, name: str = "A run", **fields) -> Run:
         spec = spec_from_fields({"recipe.token_budget": 100_000, "seed": 7})
@@ -166,7 +167,7 @@ def launched(draft, manifest, volunteer):
         )
         assert answer.status_code == 200, answer.content
         first.join(run)
-        from coordinator.fleet.facts import advance
+        from coordinator.fleet.lifecycle_facts import advance
 
         run.refresh_from_db()
         advance(run)
@@ -257,19 +258,19 @@ def log() -> OtherMirror:
 def shelf(monkeypatch):
     """A kind "note" whose rows are a dictionary; the last text counts, "wait" is never to be had."""
     rows: dict[str, str] = {}
-    monkeypatch.setattr(kinds, "_kinds", dict(kinds._kinds))
+    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
 
     def fold(facts):
         return {"text": facts[-1].said.text}
 
     def store(which, known):
         if known and known["text"] == "wait" and "other" not in rows:
-            raise kinds.Waits("note:other")
+            raise registry.Waits("note:other")
         rows.pop(which, None)
         if known:
             rows[which] = known["text"]
 
-    kinds.register(kinds.Kind("note", {"say": Said}, fold, store))
+    registry.register(registry.Kind("note", {"say": Said}, fold, store))
     return rows
 
 
@@ -278,7 +279,7 @@ def small(log):
     """The mirror that keeps this log, over HTTP; the list in force names it and us."""
     made = SmallMirror(log)
     first = signed_list(1, ourselves(), made.listed)
-    lists.take([first], vouched=first.digest)
+    mirror_list.take([first], vouched=first.digest)
     yield made
     made.close()
 

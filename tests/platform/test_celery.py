@@ -17,10 +17,10 @@ from helpers.paths import ROOT
 from kombu.exceptions import OperationalError
 
 from barnraise.protocol import enums
-from coordinator.beat import Schedule
 from coordinator.celery import app
 from coordinator.fleet.models import Membership
-from coordinator.telemetry import stream
+from coordinator.lib.beat_scheduler import Schedule
+from coordinator.telemetry import report_queue
 from coordinator.telemetry.models import BUCKET, Point, Rollup
 
 CELERY = [sys.executable, "-m", "celery", "-A", "coordinator.celery:app"]
@@ -92,7 +92,7 @@ def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_mi
         "reports": total,
         "tokens": total * 1000,
     }
-    wait(lambda: not stream.client().exists(stream.PENDING))
+    wait(lambda: not report_queue.client().exists(report_queue.PENDING))
 
     def status() -> enums.Status:
         run.refresh_from_db()

@@ -8,8 +8,8 @@ from django.db import connection
 from barnraise.protocol import enums
 from barnraise.spec import TextSpec
 from coordinator.accounts.models import User
-from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run, RunQuery
+from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.rollup import drain
 from coordinator.telemetry.tasks import tick
 
@@ -119,7 +119,7 @@ def test_a_new_folder_numbers_past_reports_that_are_still_being_stored(
     run, ada = launched(person())
     ada.report(run, numbers(1), numbers(2), numbers(3))
     monkeypatch.setattr(
-        "coordinator.api.endpoints.drain", lambda wait: 0
+        "coordinator.api.worker_endpoints.drain", lambda wait: 0
     )  # it did not get its turn in time
     assert ada.join(run).mark == 3
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers.paths import ROOT
 
-from coordinator import mail
+from coordinator.lib import mail_settings
 
 DEPLOYED = {
     "BARNRAISE_HOSTS": "barn.example.org",
@@ -88,7 +88,7 @@ def test_how_long_browsers_insist_on_tls_is_a_setting(state):
     ],
 )
 def test_mail_goes_by_one_url(url, found):
-    made = mail.settings(url)
+    made = mail_settings.settings(url)
     made["EMAIL_BACKEND"] = made["EMAIL_BACKEND"].split(".")[-2]
     assert made.items() >= found.items()
 
@@ -96,4 +96,4 @@ def test_mail_goes_by_one_url(url, found):
 @pytest.mark.parametrize("url", ["mail.example.org", "http://mail", "://"])
 def test_a_url_that_is_no_mail_server_is_refused_at_once(url):
     with pytest.raises(ValueError, match="EMAIL_URL must start with"):
-        mail.settings(url)
+        mail_settings.settings(url)

@@ -13,12 +13,12 @@ from barnraise.errors import SpecError
 from barnraise.protocol import messages, reports
 from barnraise.protocol.signing import Identity
 from barnraise.spec import RunSpec, preset
-from coordinator import mirror
 from coordinator.accounts.models import Enrolment
 from coordinator.api import authentication
-from coordinator.runs.drafts import spec_from_fields
+from coordinator.lib import site_identity
 from coordinator.runs.models import Run
-from coordinator.telemetry import stream
+from coordinator.runs.spec_form import spec_from_fields
+from coordinator.telemetry import report_queue
 from coordinator.telemetry.history import history
 from coordinator.telemetry.rollup import drain
 
@@ -55,7 +55,7 @@ def quiet(volunteer, person):
 def test_no_claim_of_a_strangers_token_breaks_the_site(valkey, claim):
     stranger, now = Identity(b"s" * 32), int(time.time())
     honest = {
-        "aud": mirror.identity().key,
+        "aud": site_identity.identity().key,
         "htm": "GET",
         "htu": "/api/v1/runs",
         "body": blake3(b"").hexdigest(),
@@ -131,7 +131,7 @@ def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(
     ada.report(run, numbers(41, points=[reports.Point(kind="train", tokens=2**63 - 1, loss=1.0)]))
     drain()
     assert [tokens for tokens, _ in history(run)["train"]] == [seq * 1000 for seq in range(1, 41)]
-    assert max(point["tokens"] for point in stream.points_since(run.pk, "0-0")[0]) == 40_000
+    assert max(point["tokens"] for point in report_queue.points_since(run.pk, "0-0")[0]) == 40_000
 
 
 @pytest.mark.parametrize(

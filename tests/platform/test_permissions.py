@@ -13,12 +13,12 @@ from django.urls import get_resolver, resolve
 
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity
-from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
 from coordinator.api.routes import api
 from coordinator.audit.models import Entry
+from coordinator.eventlog.models import Origin, Proof
 from coordinator.fleet.verdicts import Charge, Verdict
-from coordinator.mirrors.models import Origin, Proof
+from coordinator.lib import site_identity
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
 from coordinator.runs import models as runs
@@ -290,7 +290,7 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     key = Identity(b"w" * 32).key
     about = messages.Machine(hostname="attic-pc")
     asked = messages.EnrolmentRequest(
-        mirror=mirror.identity().key, key=key, machine=about, issued=0
+        mirror=site_identity.identity().key, key=key, machine=about, issued=0
     )
     hook = Webhook.objects.create(
         person=owner, url="https://example.org/", secret="whsec_AAAA", kinds=[]

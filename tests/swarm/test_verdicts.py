@@ -52,9 +52,9 @@ def poisons(engine) -> None:
     honest = engine.harvest
 
     def harvest(encode, *rest):
-        noise = lambda values: encode(
-            torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32)
-        )  # noqa: E731
+        def noise(values):
+            return encode(torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32))
+
         return honest(noise, *rest)
 
     engine.harvest = harvest

@@ -8,8 +8,8 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from coordinator.accounts import access, tasks
-from coordinator.mirrors import lists
+from coordinator.accounts import credential_sync, tasks
+from coordinator.replication import mirror_list
 
 
 class AccountAdapter(DefaultAccountAdapter):
@@ -32,7 +32,7 @@ class AccountAdapter(DefaultAccountAdapter):
     def pre_login(self, request: HttpRequest, user, **rest) -> HttpResponse | None:
         refused = super().pre_login(request, user, **rest)
         if refused is None:
-            access.tell(user.pk)
+            credential_sync.tell(user.pk)
             refused = self._not_yet(request, user)
         return refused
 
@@ -43,8 +43,8 @@ class AccountAdapter(DefaultAccountAdapter):
         super().login(request, user)
 
     def _not_yet(self, request: HttpRequest, user) -> HttpResponse | None:
-        if not (what := access.lacking(user)):
+        if not (what := credential_sync.lacking(user)):
             return None
         clear_login(request)
-        told = {"what": what, "others": lists.others()}
+        told = {"what": what, "others": mirror_list.others()}
         return render(request, "account/account_not_yet.html", told, status=503)

@@ -12,9 +12,9 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action
 from unfold.enums import ActionVariant
 
-from coordinator.accounts.leaving import leave
+from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import Enrolment, SiteRules, Team, User
-from coordinator.audit.decisions import Looked, ReasonForm, asks
+from coordinator.audit.admin_actions import Looked, ReasonForm, asks
 
 for app in ("django.contrib.auth", "allauth.account", "allauth.mfa", "allauth.usersessions"):
     import_module(f"{app}.admin")  # registers what the next line takes out again

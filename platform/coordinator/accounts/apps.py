@@ -6,11 +6,11 @@ class Accounts(AppConfig):
     label = "accounts"
 
     def ready(self) -> None:
-        from coordinator.accounts import access as opening
-        from coordinator.accounts import security
-        from coordinator.accounts.shared import access, machines, people, teams
-        from coordinator.mirrors import kinds
+        from coordinator.accounts import auth_audit
+        from coordinator.accounts import credential_sync as opening
+        from coordinator.accounts.replicated import credentials, machines, people, teams
+        from coordinator.eventlog import registry
 
-        kinds.register(people.KIND, access.KIND, machines.KIND, teams.KIND)
-        security.listen()
+        registry.register(people.KIND, credentials.KIND, machines.KIND, teams.KIND)
+        auth_audit.listen()
         opening.listen()

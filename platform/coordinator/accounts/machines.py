@@ -11,9 +11,9 @@ from uuid6 import uuid7
 
 from barnraise.protocol import messages
 from coordinator.audit.log import record
-from coordinator.mirrors import log as mirrors
-from coordinator.mirrors import particulars
-from coordinator.refusals import Refused
+from coordinator.eventlog import private_data
+from coordinator.eventlog import writer as mirrors
+from coordinator.lib.exceptions import Refused
 
 CODE_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ23456789"  # no vowels, nothing that looks like something else
 CODE_MINUTES = 15
@@ -80,7 +80,7 @@ class Machine(models.Model):
     @property
     def told(self) -> dict:
         """To other mirrors; within `mirrors.change`."""
-        about = particulars.keep(
+        about = private_data.keep(
             f"machine:{self.key}", {field: getattr(self, field) for field in NOTHING}
         )
         return {"about": about, "id": self.pk, "owner": self.owner_id, "enrolled": self.enrolled}

@@ -12,13 +12,13 @@ from django.utils.functional import cached_property
 from uuid6 import uuid7
 
 from coordinator.accounts.machines import Enrolment, Machine, machine_name, printable
-from coordinator.accounts.rules import SiteRules
+from coordinator.accounts.site_settings import SiteRules
 from coordinator.accounts.teams import Invitation, Team, TeamMember
 from coordinator.audit.log import record
-from coordinator.mirrors import log as mirrors
-from coordinator.mirrors import particulars
-from coordinator.mirrors.state import current
-from coordinator.refusals import Refused
+from coordinator.eventlog import private_data
+from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog.projection import current
+from coordinator.lib.exceptions import Refused
 
 __all__ = [
     "Enrolment", "Invitation", "Machine", "Refused", "SiteRules", "Team", "TeamMember", "User", "machine_name",
@@ -102,7 +102,7 @@ class User(AbstractBaseUser, PermissionsMixin):
     def told(self) -> dict:
         """To other mirrors; within `mirrors.change`."""
         kept = {"name": self.name, "email": self.email, "password": self.password}
-        about = particulars.keep(f"person:{self.pk}", kept)
+        about = private_data.keep(f"person:{self.pk}", kept)
         return {
             "about": about,
             "joined": self.date_joined,

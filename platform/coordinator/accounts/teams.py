@@ -13,9 +13,9 @@ from uuid6 import uuid7
 
 from coordinator.audit.log import record
 from coordinator.audit.models import Entry
-from coordinator.mirrors import log as mirrors
-from coordinator.mirrors.state import current
-from coordinator.refusals import Refused
+from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog.projection import current
+from coordinator.lib.exceptions import Refused
 
 MOST_TEAMS = 20  # a person may be in
 MOST_INVITATIONS = 20  # a person may send in a day: the site is nobody's spam cannon

@@ -13,7 +13,7 @@ from allauth.mfa.webauthn import views as passkeys
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import include, path
 
-from coordinator.mirrors.log import change
+from coordinator.eventlog.writer import change
 
 View = Callable[..., HttpResponseBase]
 

@@ -9,11 +9,11 @@ from django.utils import timezone
 
 from barnraise.errors import MessageError
 from barnraise.protocol.signing import check_request
-from coordinator import mirror
 from coordinator.accounts.models import Machine
-from coordinator.fleet.asking import signer
-from coordinator.mirrors import lists
-from coordinator.telemetry import stream
+from coordinator.fleet.report_queries import signer
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list
+from coordinator.telemetry import report_queue
 from coordinator.tokens.models import Token
 
 SCHEME, BEARER = "Barnraise ", "Bearer "
@@ -60,7 +60,7 @@ def signed_by_machine(request: HttpRequest) -> Machine:
 def signed_by_mirror(request: HttpRequest) -> str:
     """The key of the mirror of the list that signed this request, once. Raises Refusal."""
     key, jti = _signer(request, "your mirror's key")
-    found = lists.newest()
+    found = mirror_list.newest()
     if found is None:
         raise Refusal(403, "this site is no mirror of others: it has no mirror list")
     listed = found.named(key)
@@ -81,7 +81,9 @@ def _signer(request: HttpRequest, with_what: str) -> tuple[str, str]:
     token = header.removeprefix(SCHEME)
     method, path = request.method or "", request.get_full_path()
     try:
-        return check_request(token, mirror.identity().key, method, path, request.body, time.time())
+        return check_request(
+            token, site_identity.identity().key, method, path, request.body, time.time()
+        )
     except MessageError as error:
         raise Refusal(401, str(error)) from None
 
@@ -93,14 +95,14 @@ def _spend(key: str, jti: str, machine: Machine | None = None) -> None:
         8
     )  # tells a retry of our own, over a connection that broke, from a replay
     counter = _counter(f"machine:{machine.pk}", SIGNED_SECONDS) if machine else ""
-    with stream.client().pipeline(transaction=False) as pipe:
+    with report_queue.client().pipeline(transaction=False) as pipe:
         pipe.set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS)
         if counter:
             pipe.incr(counter).expire(counter, SIGNED_SECONDS)
         before, *count = pipe.execute()
     if before not in (None, ours):
         if counter:
-            stream.client().decr(counter)
+            report_queue.client().decr(counter)
         raise Refusal(401, "this request was made before; sign each one afresh")
     if count and count[0] > SIGNED:
         raise _too_many("this machine", SIGNED_SECONDS)
@@ -150,7 +152,7 @@ def limit(
     counter = _counter(
         f"{what}:{token.pk if token else request.META.get('REMOTE_ADDR', '')}", seconds
     )
-    with stream.client().pipeline() as pipe:
+    with report_queue.client().pipeline() as pipe:
         count, _ = pipe.incr(counter).expire(counter, seconds).execute()
     if count > most:
         raise _too_many("this token" if token else "your address", seconds)

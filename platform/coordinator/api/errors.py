@@ -8,9 +8,9 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
 from barnraise.errors import SpecError
-from coordinator import mirror
 from coordinator.api.authentication import Refusal
-from coordinator.outages import outage, problem
+from coordinator.lib import site_identity
+from coordinator.ops.error_pages import outage, problem
 
 GONE = (OperationalError, InterfaceError, redis.exceptions.RedisError)
 
@@ -37,7 +37,7 @@ def _refusal(request: HttpRequest, error: Refusal) -> HttpResponse:
         error.status,
         error.sentence,
         error.fields,
-        mirror.signed_time() if error.status == 401 else None,
+        site_identity.signed_time() if error.status == 401 else None,
     )
 
 

@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
-from coordinator.audit.decisions import Looked
+from coordinator.audit.admin_actions import Looked
 from coordinator.audit.models import Entry
 
 KINDS_SECONDS = 300  # that the list of kinds is as good as new: finding it reads the whole log

@@ -4,8 +4,8 @@ from typing import Any
 
 from django.db import models
 
-from coordinator import request_id
 from coordinator.audit.models import Entry
+from coordinator.lib import request_id
 
 LONGEST = 1000  # characters of one text in a detail; what people type elsewhere is shorter
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from coordinator import embedded
+from coordinator.lib import embedded_servers
 
 URLS = "servers.json"  # in the folder, once both answer: {"DATABASE_URL": …, "REDIS_URL": …}
 
@@ -29,12 +29,12 @@ def serve(folder: Path) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: asked.put(number))
     while True:
-        database, valkey = embedded.start(folder)
+        database, valkey = embedded_servers.start(folder)
         fresh = folder / f"{URLS}.new"
         fresh.write_text(json.dumps({"DATABASE_URL": database, "REDIS_URL": valkey}))
         fresh.replace(folder / URLS)
         if asked.get() != signal.SIGHUP:
-            embedded.stop(folder)
+            embedded_servers.stop(folder)
             return
 
 

@@ -15,12 +15,12 @@ from django.conf import settings
 from django.core.management import call_command
 from django.utils import timezone
 
-from coordinator import embedded, mirror
 from coordinator.accounts.models import Enrolment, Machine, User
+from coordinator.demo.multi_mirror import Several
 from coordinator.demo.processes import Family, free_port
-from coordinator.demo.several import Several
-from coordinator.runs.drafts import spec_from_fields
+from coordinator.lib import embedded_servers, site_identity
 from coordinator.runs.models import Run
+from coordinator.runs.spec_form import spec_from_fields
 
 OWNER = "owner@barnraise.local"
 STARTING = 60.0  # seconds a part may take to come up
@@ -53,7 +53,7 @@ class Stack:
         self.family.stop()
         if self.several:
             self.several.stop()
-        embedded.stop(settings.STATE_DIR)
+        embedded_servers.stop(settings.STATE_DIR)
 
     # ---- the site --------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Stack:
             known = json.loads((self.home(number) / "coordinator.json").read_text())
         except FileNotFoundError:
             return False
-        ours = known["url"] == self.url and known["mirror"]["key"] == mirror.identity().key
+        ours = known["url"] == self.url and known["mirror"]["key"] == site_identity.identity().key
         return ours and Machine.objects.filter(pk=known["machine"], revoked=None).exists()
 
     @property

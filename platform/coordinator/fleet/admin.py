@@ -17,7 +17,7 @@ from unfold.widgets import (
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import Machine
-from coordinator.audit.decisions import Looked, ReasonForm, asks
+from coordinator.audit.admin_actions import Looked, ReasonForm, asks
 from coordinator.fleet.models import Membership, Verdict
 from coordinator.fleet.verdicts import UNDER_WAY, Charge, problems, single_updates
 

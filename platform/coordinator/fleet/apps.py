@@ -6,10 +6,10 @@ class Fleet(AppConfig):
     label = "fleet"
 
     def ready(self) -> None:
-        from coordinator.accounts.leaving import leaving
+        from coordinator.accounts.deletion import leaving
+        from coordinator.eventlog import registry
         from coordinator.fleet.leaving import forget
-        from coordinator.fleet.shared import rests, verdicts
-        from coordinator.mirrors import kinds
+        from coordinator.fleet.replicated import machine_pauses, verdicts
 
         leaving.connect(forget, dispatch_uid="fleet forget")
-        kinds.register(rests.KIND, verdicts.KIND)
+        registry.register(machine_pauses.KIND, verdicts.KIND)

@@ -9,8 +9,8 @@ from uuid6 import uuid7
 
 from barnraise.protocol.enums import Activity
 from coordinator.accounts.models import Machine
-from coordinator.fleet.machines import Measured as Measured
-from coordinator.fleet.machines import Rest as Rest
+from coordinator.fleet.machine_state import Measured as Measured
+from coordinator.fleet.machine_state import Rest as Rest
 from coordinator.fleet.verdicts import Verdict as Verdict
 from coordinator.runs.models import Run
 

@@ -18,9 +18,9 @@ from barnraise.errors import SpecError
 from barnraise.protocol import enums, verdicts
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import AUTHORS, RULINGS, SINGLES
-from coordinator import mirror
 from coordinator.audit.log import record
-from coordinator.mirrors import log as mirrors
+from coordinator.eventlog import writer as mirrors
+from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 
 UNDER_WAY = (enums.Status.RECRUITING, enums.Status.TRAINING, enums.Status.PAUSED)
@@ -111,7 +111,7 @@ class Verdict(models.Model):
                 raise SpecError(
                     {"reason": "say why in 100 characters or fewer, on one line"}
                 ) from None
-            signed = mirror.identity().sign("verdict", said)
+            signed = site_identity.identity().sign("verdict", said)
             made = cls.objects.create(
                 run=run,
                 body=signed.body,
@@ -144,7 +144,7 @@ def problems(run: Run, charges: Sequence[Charge]) -> dict[str, str]:
     found: dict[str, str] = {}
     if run.state not in UNDER_WAY:
         found["run"] = f"the run {run.name} is {run.status}: verdicts are for one that is under way"
-    elif mirror.identity().key not in run.spec.roots:
+    elif site_identity.identity().key not in run.spec.roots:
         found["run"] = (
             f"the rules of {run.name} do not list this site: its machines would not believe it"
         )

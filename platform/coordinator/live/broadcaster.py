@@ -18,9 +18,9 @@ from channels.db import database_sync_to_async
 from channels.layers import get_channel_layer
 from django.db import DatabaseError
 
-from coordinator.live.picture import Picture, delta, keep, lock_key, sequence_key
+from coordinator.live.run_snapshot import Picture, delta, keep, lock_key, sequence_key
 from coordinator.runs.models import Run
-from coordinator.telemetry import stream
+from coordinator.telemetry import report_queue
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +60,9 @@ class Broadcaster:
             self.before = None
             return None
         if self.before is None:
-            self.cursor = stream.cursor(self.run)
+            self.cursor = report_queue.cursor(self.run)
         after = Picture.take(Run.objects.get(pk=self.run))
-        points, cursor = stream.points_since(self.run, self.cursor)
+        points, cursor = report_queue.points_since(self.run, self.cursor)
         news = delta(self.before, after, points)
         fresh = self.before is None
         if not (fresh or set(news) - {"type", "now"} or time.monotonic() - self.spoke >= QUIET):
@@ -73,17 +73,17 @@ class Broadcaster:
         return json.dumps(news, separators=(",", ":"))
 
     def release(self) -> None:
-        stream.client().eval(_RELEASE, 1, lock_key(self.run), self.token)
+        report_queue.client().eval(_RELEASE, 1, lock_key(self.run), self.token)
 
     def _speaks(self) -> bool:
-        valkey, key = stream.client(), lock_key(self.run)
+        valkey, key = report_queue.client(), lock_key(self.run)
         if valkey.eval(_RENEW, 1, key, self.token, LOCK_MILLISECONDS):
             return True
         self.before = None  # the lock was lost meanwhile, whoever gets it now
         return bool(valkey.set(key, self.token, nx=True, px=LOCK_MILLISECONDS))
 
     def _number(self, fresh: bool) -> int:
-        with stream.client().pipeline(transaction=True) as pipe:
+        with report_queue.client().pipeline(transaction=True) as pipe:
             pipe.set(sequence_key(self.run), int(time.time() * 1000), nx=True)
             pipe.incrby(sequence_key(self.run), 2 if fresh else 1)
             return pipe.execute()[-1]

@@ -14,7 +14,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, parse_cookie
 
 from coordinator.live.broadcaster import Watcher, watchers
-from coordinator.live.mirrors import guest_of, is_ours
+from coordinator.live.cross_site import guest_of, is_ours
 from coordinator.runs.models import Run
 
 NOT_HERE = 4404  # close code: no such run, or not for this person; asking again is of no use

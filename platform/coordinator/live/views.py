@@ -7,8 +7,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
-from coordinator.live.mirrors import whose
-from coordinator.live.snapshots import snapshots
+from coordinator.live.cross_site import whose
+from coordinator.live.snapshot_cache import snapshots
 from coordinator.runs.models import Run
 from coordinator.telemetry.history import lines
 

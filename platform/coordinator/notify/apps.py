@@ -6,10 +6,10 @@ class Notify(AppConfig):
     label = "notify"
 
     def ready(self) -> None:
-        from coordinator.accounts.leaving import leaving
-        from coordinator.mirrors import kinds
+        from coordinator.accounts.deletion import leaving
+        from coordinator.eventlog import registry
         from coordinator.notify.leaving import forget
-        from coordinator.notify.shared import webhooks, wishes
+        from coordinator.notify.replicated import preferences, webhooks
 
         leaving.connect(forget, dispatch_uid="notify forget")
-        kinds.register(webhooks.KIND, wishes.KIND)
+        registry.register(webhooks.KIND, preferences.KIND)

@@ -2,10 +2,10 @@
 
 from django import forms
 
-from coordinator import outside
-from coordinator.notify.kinds import Kind
+from coordinator.lib import safe_http
+from coordinator.lib.exceptions import Refused
 from coordinator.notify.models import Choice, Webhook
-from coordinator.refusals import Refused
+from coordinator.notify.notification_types import Kind
 
 
 class ChoicesForm(forms.Form):
@@ -75,7 +75,7 @@ class WebhookForm(forms.Form):
         """None when it cannot be, which is then said at the field."""
         try:
             return Webhook.add(person, self.cleaned_data["url"], self.cleaned_data["kinds"])
-        except outside.Unsafe as error:
+        except safe_http.Unsafe as error:
             self.add_error("url", f"{str(error)[:1].upper()}{str(error)[1:]}.")
         except Refused as error:
             self.add_error(None, error.sentence)

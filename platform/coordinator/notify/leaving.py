@@ -1,7 +1,7 @@
 """Notices, choices and webhooks are a person's own, and go with them."""
 
-from coordinator.mirrors import log as mirrors
-from coordinator.mirrors.state import current
+from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog.projection import current
 from coordinator.notify.models import Choice, Notice, Webhook
 
 

@@ -9,12 +9,13 @@ from django.db import models, transaction
 from django.utils import timezone
 from uuid6 import uuid7
 
-from coordinator import outside
 from coordinator.audit.log import record
-from coordinator.mirrors import duties, particulars
-from coordinator.mirrors import log as mirrors
-from coordinator.notify.kinds import Kind, News
-from coordinator.refusals import Refused
+from coordinator.eventlog import private_data
+from coordinator.eventlog import writer as mirrors
+from coordinator.lib import safe_http
+from coordinator.lib.exceptions import Refused
+from coordinator.notify.notification_types import Kind, News
+from coordinator.replication import leases
 
 MOST_WEBHOOKS = 5  # of one person
 GIVEN_UP = 20  # failures in a row after which a webhook is switched off
@@ -112,7 +113,7 @@ class Notice(models.Model):
     @property
     def duty(self) -> str:
         """The letter about it, the same at every mirror that finds what it is about."""
-        return duties.name("letter", self.person_id, self.key)
+        return leases.name("letter", self.person_id, self.key)
 
     @classmethod
     def tell(cls, news: News) -> "Notice | None":
@@ -173,7 +174,7 @@ class Webhook(models.Model):
             raise Refused("webhooks are for organisers")
         if person.webhooks.count() >= MOST_WEBHOOKS:
             raise Refused(f"nobody has more than {MOST_WEBHOOKS} webhooks: remove one first")
-        outside.resolved(url)
+        safe_http.resolved(url)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         with mirrors.change():
             made = cls.objects.create(
@@ -187,7 +188,7 @@ class Webhook(models.Model):
     def told(self) -> dict:
         """To other mirrors; within `mirrors.change`."""
         kept = {"url": self.url, "secret": self.secret, "kinds": self.kinds}
-        about = particulars.keep(f"webhook:{self.pk}", kept)
+        about = private_data.keep(f"webhook:{self.pk}", kept)
         return {
             "person": self.person_id,
             "created": self.created,
@@ -280,7 +281,7 @@ class Delivery(models.Model):
     @property
     def duty(self) -> str | None:
         """The same at every mirror that finds what it is about; None for a test, which is this mirror's."""
-        return duties.name("call", self.webhook_id, self.notice.key) if self.notice else None
+        return leases.name("call", self.webhook_id, self.notice.key) if self.notice else None
 
     @property
     def name(self) -> str:

@@ -21,12 +21,12 @@ from django.db.models import QuerySet
 from django.template.loader import render_to_string
 from django.utils import timezone
 
-from coordinator import outside
-from coordinator.mirrors import duties
-from coordinator.mirrors.turns import Turn
+from coordinator.lib import safe_http
+from coordinator.notify.detectors import news
 from coordinator.notify.models import Delivery, Notice, again
-from coordinator.notify.sweep import news
-from coordinator.telemetry import stream
+from coordinator.replication import leases
+from coordinator.replication.lease_election import Turn
+from coordinator.telemetry import report_queue
 
 log = logging.getLogger("coordinator.notify")
 
@@ -53,7 +53,7 @@ def sweep() -> int:
 
 def hearing_since() -> datetime:
     """Since when sweeps, and with them reports, come without a break. A site that was down takes nobody for quiet."""
-    valkey, now = stream.client(), time.time()
+    valkey, now = report_queue.client(), time.time()
     if not valkey.set(HEARING, 1, ex=BREAK, get=True):
         valkey.set(SINCE, now)
     return datetime.fromtimestamp(float(valkey.get(SINCE) or now), UTC)
@@ -93,7 +93,7 @@ def letters() -> int:
                 Notice.objects.filter(pk=notice.pk).update(email_due=again(notice.email_tries + 1))
             break  # the others would wait for the same server
         Notice.objects.filter(pk__in=ids).update(email_due=None, emailed=timezone.now())
-        duties.done(*(notice.duty for notice in mine))
+        leases.done(*(notice.duty for notice in mine))
         sent += 1
     return sent
 
@@ -105,7 +105,7 @@ def letter(person, notices: list[Notice]) -> EmailMessage:
     )
     told = {"notices": notices, "site": settings.SITE_URL, "name": settings.MIRROR_NAME, "off": off}
     title = notices[0].title if len(notices) == 1 else f"{len(notices)} things happened"
-    name = duties.name(*sorted(notice.duty for notice in notices))[:32]
+    name = leases.name(*sorted(notice.duty for notice in notices))[:32]
     headers = {
         "Message-ID": f"<{name}@letters.barnraise>",
         "List-Unsubscribe": f"<{off}>",
@@ -135,7 +135,7 @@ def webhooks() -> int:
         if fine:
             row.update(due=None, delivered=timezone.now())
             if delivery.duty:
-                duties.done(delivery.duty)
+                leases.done(delivery.duty)
         else:
             row.update(due=again(delivery.tries + 1))
     return sum(fine for fine, _ in answers)
@@ -149,11 +149,11 @@ async def call(delivery: Delivery) -> tuple[bool, str]:
     """(whether it was answered well, the status or what went wrong)."""
     hook, body = delivery.webhook, json.dumps(delivery.body, separators=(",", ":")).encode()
     try:
-        status = await outside.post(hook.url, body, signed(hook.secret, delivery.name, body))
+        status = await safe_http.post(hook.url, body, signed(hook.secret, delivery.name, body))
         return 200 <= status < 300, str(status)
     except TimeoutError:
         return False, "no answer in time"
-    except (outside.Unsafe, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+    except (safe_http.Unsafe, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return False, str(error) or type(error).__name__
 
 
@@ -186,7 +186,7 @@ def _claim(rows: QuerySet, row, due: str, tries: str) -> bool:
 def _ours(rows: QuerySet, row, duty: str, since: datetime, due: str) -> bool:
     """Whether it falls to this mirror, of all that know of it. What another does is looked at again soon; what was done
     is not."""
-    turn = duties.claim(duty, since)
+    turn = leases.claim(duty, since)
     if turn is Turn.MINE:
         return True
     tries = "email_tries" if due == "email_due" else "tries"

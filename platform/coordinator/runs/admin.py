@@ -8,7 +8,7 @@ from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 from unfold.widgets import UnfoldAdminIntegerFieldWidget
 
-from coordinator.audit.decisions import Looked, asks
+from coordinator.audit.admin_actions import Looked, asks
 from coordinator.runs.models import MOST_TOKENS, Run
 
 DECIDE = ["decide"]

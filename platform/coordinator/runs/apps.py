@@ -6,10 +6,10 @@ class Runs(AppConfig):
     label = "runs"
 
     def ready(self) -> None:
-        from coordinator.accounts.leaving import leaving
-        from coordinator.mirrors import kinds
+        from coordinator.accounts.deletion import leaving
+        from coordinator.eventlog import registry
         from coordinator.runs.leaving import forget
-        from coordinator.runs.shared import runs
+        from coordinator.runs.replicated import runs
 
         leaving.connect(forget, dispatch_uid="runs forget")
-        kinds.register(runs.KIND)
+        registry.register(runs.KIND)

@@ -1,7 +1,7 @@
 """What goes with a person: the drafts nobody else ever saw, what they wrote, and whose guest they were."""
 
 from coordinator.audit import log as audit
-from coordinator.mirrors import log as mirrors
+from coordinator.eventlog import writer as mirrors
 from coordinator.runs.models import Guest, Invitation, Run
 
 

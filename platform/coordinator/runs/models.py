@@ -15,17 +15,17 @@ from barnraise.errors import SpecError
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import digest
 from barnraise.spec import RunSpec, Start, problems
-from coordinator import mirror
 from coordinator.audit.log import record
-from coordinator.mirrors import log as mirrors
-from coordinator.refusals import Refused
+from coordinator.eventlog import writer as mirrors
+from coordinator.lib import site_identity
+from coordinator.lib.exceptions import Refused
 from coordinator.runs import lifecycle
 from coordinator.runs.invitations import Guest as Guest
 from coordinator.runs.invitations import Invitation as Invitation
+from coordinator.runs.join_policy import OPEN, Access, Terms
 from coordinator.runs.lifecycle import Facts
-from coordinator.runs.query import ID, RunQuery
-from coordinator.runs.shared import telling
-from coordinator.runs.terms import OPEN, Access, Terms
+from coordinator.runs.querysets import ID, RunQuery
+from coordinator.runs.replicated import run_events
 
 Status = enums.Status
 MOST_TOKENS = 10**15  # as a spec's budget
@@ -218,7 +218,7 @@ class Run(models.Model):
                     made = cls.objects.create(slug=slug, **fields)
             except IntegrityError:  # another run of this name was made at the same moment
                 made = cls.objects.create(slug=own, **fields)
-            mirrors.record("run.create", pk, telling.created(made))
+            mirrors.record("run.create", pk, run_events.created(made))
             record("run.create", made, actor=owner, parent=parent and parent.pk)
         return made
 
@@ -360,7 +360,7 @@ class Run(models.Model):
         )
         return dataclasses.replace(
             spec,
-            roots=(mirror.identity().key,),
+            roots=(site_identity.identity().key,),
             threshold=1,
             owner=signed.key,
             manifest=digest(signed.body),
@@ -377,7 +377,7 @@ class Run(models.Model):
         """A change that another mirror has to know of: made, told and noted together, or not at all."""
         with mirrors.change():
             if changed := self._change(condition, **fields):
-                telling.tell(self, action)
+                run_events.tell(self, action)
                 record(f"run.{action}", self, actor=actor, machine=machine)
         return changed
 

@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 
 from barnraise.protocol import enums, messages
-from coordinator import mirror
 from coordinator.accounts.models import Machine
-from coordinator.mirrors import lists, salt
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list, volunteer_salt
 from coordinator.runs.models import Run
 
 TICKET_SECONDS = 24 * 3600
@@ -19,17 +19,17 @@ RESTED = (
 
 def ticket(run: Run, machine: Machine, now: float | None = None) -> messages.Signed:
     now = time.time() if now is None else now
-    return mirror.identity().sign(
+    return site_identity.identity().sign(
         "ticket",
         messages.Ticket(
             run=str(run.pk),
             peer=machine.key,
             machine=str(machine.pk),
-            volunteer=salt.volunteer(machine.owner_id),
+            volunteer=volunteer_salt.volunteer(machine.owner_id),
             roles=[enums.Role.WORKER],
             issued=now,
             expires=now + TICKET_SECONDS,
-            mirror=mirror.identity().key,
+            mirror=site_identity.identity().key,
         ),
     )
 
@@ -38,8 +38,8 @@ def directive(
     run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, rests: bool = False
 ) -> messages.Signed:
     """`rests`: its owner wants this one machine to take no steps. What ends a run ends it for this one too."""
-    version, listed = lists.named()
-    return mirror.identity().sign(
+    version, listed = mirror_list.named()
+    return site_identity.identity().sign(
         "directive",
         messages.Directive(
             run=str(run.pk),

@@ -5,7 +5,7 @@ from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 
-from coordinator.audit.decisions import Looked, asks
+from coordinator.audit.admin_actions import Looked, asks
 from coordinator.staff.models import Announcement
 
 

@@ -9,6 +9,6 @@ class Staff(AppConfig):
         from django.contrib.admin.models import LogEntry
         from django.db.models.signals import post_save
 
-        from coordinator.staff.foreign import note
+        from coordinator.audit.third_party import note
 
         post_save.connect(note, sender=LogEntry, dispatch_uid="staff note")

@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from coordinator.staff.figures import figures
+from coordinator.staff.dashboard import figures
 
 
 def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:

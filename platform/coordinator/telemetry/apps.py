@@ -6,7 +6,7 @@ class Telemetry(AppConfig):
     label = "telemetry"
 
     def ready(self) -> None:
-        from coordinator.mirrors import kinds
-        from coordinator.telemetry.shared import checkpoints, credits
+        from coordinator.eventlog import registry
+        from coordinator.telemetry.replicated import checkpoints
 
-        kinds.register(checkpoints.KIND, credits.KIND)
+        registry.register(checkpoints.KIND)

@@ -16,8 +16,8 @@ from barnraise.protocol import messages
 from barnraise.protocol import reports as reports_module
 from barnraise.spec import Start
 from coordinator.accounts.models import Machine
+from coordinator.eventlog import writer as mirrors
 from coordinator.fleet.models import Membership
-from coordinator.mirrors import log as mirrors
 from coordinator.runs.models import Run
 
 SHOWN = 20  # on the run's page

@@ -3,12 +3,12 @@
 from django.db import models
 from django.utils import timezone
 
+from coordinator.credit.credit import Credit as Credit
 from coordinator.fleet.models import Membership
 from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
 from coordinator.telemetry.checkpoints import Holding as Holding
-from coordinator.telemetry.credit import Credit as Credit
-from coordinator.telemetry.ear import Ear as Ear
 from coordinator.telemetry.events import Event as Event
+from coordinator.telemetry.remote.cursor import Ear as Ear
 
 BUCKET = 10  # seconds the finest Rollup covers
 WIDTHS = (BUCKET, 60, 3600)  # …and each of the kinds there are

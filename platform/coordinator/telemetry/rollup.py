@@ -22,13 +22,14 @@ from pydantic import ValidationError
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Testimony
 from barnraise.protocol.reports import Report
-from coordinator import metrics
+from coordinator.credit import credit
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import lived
-from coordinator.telemetry import checkpoints, credit, events
+from coordinator.lib import counters
+from coordinator.telemetry import checkpoints, events
 from coordinator.telemetry.models import BUCKET, WIDTHS, Point, Receipt
-from coordinator.telemetry.moments import moment
-from coordinator.telemetry.stream import PENDING, client
+from coordinator.telemetry.remote.change_stamp import moment
+from coordinator.telemetry.report_queue import PENDING, client
 
 log = logging.getLogger("coordinator.telemetry")
 
@@ -60,7 +61,7 @@ def drain(*, wait: bool = False) -> int:
                     )  # by value: after a restart the queue may not begin where it did
                 pipe.execute()
             moved += len(raw)
-            metrics.count("barnraise_reports_total", by=len(raw))
+            counters.count("barnraise_reports_total", by=len(raw))
     return moved
 
 

@@ -10,12 +10,14 @@ from django.utils import timezone
 
 from barnraise.protocol.enums import Status
 from coordinator.accounts.models import Enrolment, Invitation
-from coordinator.fleet.facts import advance
+from coordinator.credit.replicated import credits
+from coordinator.fleet.lifecycle_facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
-from coordinator.telemetry import listening, retention
+from coordinator.telemetry import retention
+from coordinator.telemetry.remote import pull
+from coordinator.telemetry.replicated import checkpoints
 from coordinator.telemetry.rollup import drain
-from coordinator.telemetry.shared import checkpoints, credits
 
 log = logging.getLogger("coordinator.telemetry")
 LATELY = timedelta(minutes=2)  # ago, at most, somebody reported in a run that may change
@@ -34,7 +36,7 @@ def rollup() -> int:
 @shared_task(name="telemetry.gather", max_retries=0)
 def gather() -> int:
     """What is new of machines that report to other mirrors. How many rows."""
-    return listening.gather()
+    return pull.gather()
 
 
 @shared_task(name="telemetry.tick", max_retries=0)

@@ -6,7 +6,7 @@ class Tokens(AppConfig):
     label = "tokens"
 
     def ready(self) -> None:
-        from coordinator.accounts.leaving import leaving
+        from coordinator.accounts.deletion import leaving
         from coordinator.tokens.leaving import forget_tokens
 
         leaving.connect(forget_tokens, dispatch_uid="tokens forget")

@@ -9,12 +9,12 @@ from django import forms
 
 from barnraise.errors import SpecError
 from barnraise.spec import AUTO, PRESETS, RunSpec, preset
-from coordinator.refusals import Refused
-from coordinator.runs.drafts import OFFERED, spec_from_fields
+from coordinator.lib.exceptions import Refused
+from coordinator.runs.join_policy import Terms
 from coordinator.runs.models import Run
-from coordinator.runs.terms import Terms
-from coordinator.web import fields as words
-from coordinator.web.fields import (
+from coordinator.runs.spec_form import OFFERED, spec_from_fields
+from coordinator.web import run_form_fields as words
+from coordinator.web.run_form_fields import (
     ADVANCED,
     APART,
     CHOICES,

@@ -17,12 +17,12 @@ from django.db import connection
 from django.test import Client
 from helpers.pages import text as page
 
-from coordinator.accounts.leaving import leave
+from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import Enrolment, Machine, Refused, SiteRules, Team, User
 from coordinator.audit.models import Entry
-from coordinator.fleet.machines import Measured
+from coordinator.fleet.machine_state import Measured
 from coordinator.runs.invitations import Invitation
-from coordinator.runs.terms import Terms
+from coordinator.runs.join_policy import Terms
 from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
@@ -303,7 +303,7 @@ def test_leaving_is_typed_and_asks_for_the_password_again(known, valkey):
 
 
 def test_a_run_whose_owner_left_ends_when_others_hold_its_model(known, launched):
-    from coordinator.fleet.facts import facts
+    from coordinator.fleet.lifecycle_facts import facts
 
     run, _ = launched(known())
     assert not facts(run).owner_safe

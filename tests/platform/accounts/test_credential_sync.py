@@ -18,13 +18,14 @@ from helpers.mirror_lists import listed, signed_list
 from helpers.rebuild_site import empty, everything, logs, rebuilt
 
 from barnraise.protocol.signing import Identity
-from coordinator import mirror
-from coordinator.accounts import access, door
-from coordinator.accounts.leaving import leave
+from coordinator.accounts import credential_sync, mfa_forms
+from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import User
-from coordinator.mirrors import lists, particulars, receiving, spent, state
-from coordinator.mirrors.log import adopt, change, record
-from coordinator.mirrors.models import LogEvent, Particulars, Subject
+from coordinator.eventlog import ingest, private_data, projection
+from coordinator.eventlog.models import LogEvent, Particulars, Subject
+from coordinator.eventlog.writer import adopt, change, record
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list, one_time_codes
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 PASSWORD = "wooden-barn-9"
@@ -62,7 +63,7 @@ def is_in(client: Client) -> bool:
     return "_auth_user_id" in client.session
 
 
-def elsewhere(*, without: str = "") -> list[particulars.Kept]:
+def elsewhere(*, without: str = "") -> list[private_data.Kept]:
     """This site becomes another one, which has all that the log says, and of particulars those without that word in
     them. Returns the rest."""
     events, kept = logs(), everything()
@@ -105,17 +106,19 @@ def test_a_code_of_an_app_works_once_for_as_long_as_it_works(ada, secret):
 def test_a_code_of_an_app_that_was_used_at_another_mirror_is_used_here(ada, secret):
     row = Authenticator.objects.get(type="totp")
     there = Identity(b"m" * 32)
-    ours = listed(mirror.identity(), "https://here.example.org")
+    ours = listed(site_identity.identity(), "https://here.example.org")
     first = signed_list(1, ours, listed(there, "https://there.example.org"))
-    lists.take([first], vouched=first.digest)
-    body = f'{{"marks":["{door.mark(row, code(secret))}"]}}'.encode()
+    mirror_list.take([first], vouched=first.digest)
+    body = f'{{"marks":["{mfa_forms.mark(row, code(secret))}"]}}'.encode()
     path = "/api/v1/mirrors/spent"
-    token = there.request_token(mirror.identity().key, "POST", path, body, time.time())
+    token = there.request_token(site_identity.identity().key, "POST", path, body, time.time())
     told = {"content_type": "application/json", "headers": {"Authorization": f"Barnraise {token}"}}
     assert Client().post(path, body, **told).status_code == 200
     assert not is_in(sign_in(code(secret))[0])
     assert is_in(sign_in(code(secret, 1))[0])
-    assert not spent.note(door.mark(row, code(secret, 1))), "others would hear of this one"
+    assert not one_time_codes.note(mfa_forms.mark(row, code(secret, 1))), (
+        "others would hear of this one"
+    )
 
 
 def test_nobody_is_let_in_where_their_second_factor_has_not_come(ada, secret):
@@ -127,7 +130,7 @@ def test_nobody_is_let_in_where_their_second_factor_has_not_come(ada, secret):
         and b"second factor has not come" in answer.content
         and not is_in(client)
     )
-    particulars.take(late)
+    private_data.take(late)
     assert sign_in()[1]["Location"].startswith("/accounts/2fa/authenticate/")
     assert is_in(sign_in(code(secret))[0])
 
@@ -141,7 +144,7 @@ def test_nobody_is_let_in_or_asked_to_verify_where_their_addresses_have_not_come
         and not is_in(client)
     )
     assert not EmailAddress.objects.exists(), "none is made up meanwhile"
-    particulars.take(late)
+    private_data.take(late)
     assert is_in(sign_in()[0])
 
 
@@ -151,7 +154,7 @@ def test_a_second_factor_that_was_removed_at_one_mirror_is_removed_at_all(ada, s
     after = logs()
     rebuilt(*before)
     assert sign_in()[1]["Location"].startswith("/accounts/2fa/")
-    receiving.receive(after)
+    ingest.receive(after)
     assert not Authenticator.objects.exists() and is_in(sign_in()[0])
     assert not Particulars.objects.filter(body__contains=secret).exists()
 
@@ -164,9 +167,9 @@ def test_an_app_in_the_place_of_another_counts_alone(ada, secret):
     after, kept = logs(), everything()
     cache.clear()
     rebuilt(*before)
-    receiving.receive(after)
+    ingest.receive(after)
     assert sign_in()[1].status_code == 503, "the old one no more, and the new one not yet"
-    particulars.take(kept)
+    private_data.take(kept)
     assert not is_in(sign_in(code(secret))[0]) and is_in(sign_in(code(fresh))[0])
 
 
@@ -177,15 +180,15 @@ def test_addresses_and_their_verification_are_the_last_word(ada):
     second.set_as_primary()
     after, kept = logs(), everything()
     rebuilt(*before)
-    receiving.receive(after)
-    particulars.take(kept)
+    ingest.receive(after)
+    private_data.take(kept)
     rows = EmailAddress.objects.order_by("email").values_list("email", "verified", "primary")
     assert list(rows) == [("ada@example.org", True, False), ("countess@example.org", True, True)]
     assert User.objects.get(pk=ada.pk).email == "countess@example.org"
 
 
 def test_a_site_that_is_older_than_this_tells_what_it_holds(ada, secret):
-    known = state.current(f"access:{ada.pk}")
+    known = projection.current(f"access:{ada.pk}")
     LogEvent.objects.all().delete()
     Subject.objects.all().delete()
     Particulars.objects.all().delete()
@@ -194,11 +197,11 @@ def test_a_site_that_is_older_than_this_tells_what_it_holds(ada, secret):
             data={k: v for k, v in row.data.items() if k != "id"}
         )
     adopt()
-    told = state.current(f"access:{ada.pk}")
+    told = projection.current(f"access:{ada.pk}")
     assert sorted(kind for kind, _ in told["factors"].values()) == sorted(
         kind for kind, _ in known["factors"].values()
     )
-    assert is_in(sign_in(code(secret))[0]) and state.current(f"access:{ada.pk}") == told, (
+    assert is_in(sign_in(code(secret))[0]) and projection.current(f"access:{ada.pk}") == told, (
         "and nothing of it twice"
     )
 
@@ -219,10 +222,10 @@ def test_no_secret_is_in_any_event_and_nothing_stays_of_who_leaves(ada, secret):
     after = logs()
     for _ in ("here", "elsewhere"):
         assert not Authenticator.objects.exists() and not EmailAddress.objects.exists()
-        assert not Particulars.objects.exists() and state.current(f"access:{ada.pk}") is None
+        assert not Particulars.objects.exists() and projection.current(f"access:{ada.pk}") is None
         empty()
         rebuilt(*before)
-        receiving.receive(after)
+        ingest.receive(after)
 
 
 def test_what_cannot_be_a_second_factor_is_not_taken_over_and_lets_nobody_in(ada):
@@ -231,7 +234,7 @@ def test_what_cannot_be_a_second_factor_is_not_taken_over_and_lets_nobody_in(ada
             ("totp", {"secret": "A"}),
             ("webauthn", {"name": "x", "credential": {"response": {}}}),
         ):
-            about = particulars.keep(f"access:{ada.pk}", {"created": 1.0, **odd})
+            about = private_data.keep(f"access:{ada.pk}", {"created": 1.0, **odd})
             factor = f"00000000-0000-7000-8000-00000000000{len(kind)}"
             record("access.add", ada.pk, {"factor": factor, "type": kind, "about": about})
     elsewhere()
@@ -282,6 +285,6 @@ def test_a_passkey_and_its_name_are_the_same_elsewhere(ada, known_passkey):
     known_passkey.save()
     elsewhere()
     (row,) = Authenticator.objects.filter(type="webauthn")
-    assert row.wrap().name == "The old laptop" and door.made_at(row) == "a.example.org"
+    assert row.wrap().name == "The old laptop" and mfa_forms.made_at(row) == "a.example.org"
     assert row.wrap().authenticator_data.credential_data.credential_id == b"credential"
-    assert access.lacking(ada) == ""
+    assert credential_sync.lacking(ada) == ""

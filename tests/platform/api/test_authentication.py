@@ -10,8 +10,8 @@ from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import CoordinatorError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, opened
-from coordinator import embedded, mirror
 from coordinator.api import authentication
+from coordinator.lib import embedded_servers, site_identity
 
 pytestmark = pytest.mark.django_db
 
@@ -56,7 +56,9 @@ def test_who_replays_a_machines_request_does_not_keep_the_machine_out(
 def test_a_signature_for_anything_else_is_refused_and_told_the_time(person, volunteer, changed):
     answer = volunteer(person()).ask("GET", "/runs", **changed)
     assert answer.status_code == 401
-    told = opened(problem(answer).time, "time", messages.ServerTime, key=mirror.identity().key)
+    told = opened(
+        problem(answer).time, "time", messages.ServerTime, key=site_identity.identity().key
+    )
     assert abs(told.time - time.time()) < 5
 
 
@@ -255,14 +257,14 @@ def test_a_senseless_page_is_refused(person, volunteer, after):
 
 def test_without_valkey_the_api_says_so_and_then_goes_on(person, launched, numbers, state):
     run, ada = launched(person())
-    embedded.stop_valkey(state)
+    embedded_servers.stop_valkey(state)
     try:
         answer = ada.report(run, numbers(1))
         assert answer.status_code == 503
         assert "try again" in problem(answer).error
         assert answer["Retry-After"]
     finally:
-        embedded.start(state, durable=False)
+        embedded_servers.start(state, durable=False)
     assert ada.report(run, numbers(1)).status_code == 200
 
 
@@ -272,13 +274,13 @@ def test_without_postgres_the_api_says_so_and_then_goes_on(person, volunteer, st
 
     ada = volunteer(person())
     connection.close()
-    embedded.stop_postgres(state)
+    embedded_servers.stop_postgres(state)
     try:
         answer = ada.ask("GET", "/runs")
         assert answer.status_code == 503
         assert "try again" in problem(answer).error
     finally:
-        embedded.start(state, durable=False)
+        embedded_servers.start(state, durable=False)
         connection.close()
     assert ada.ask("GET", "/runs").status_code == 200
 
@@ -286,7 +288,7 @@ def test_without_postgres_the_api_says_so_and_then_goes_on(person, volunteer, st
 def test_pages_say_503_too_when_the_database_is_gone(rf):
     from django.db import OperationalError
 
-    from coordinator.outages import server_error
+    from coordinator.ops.error_pages import server_error
 
     try:
         raise OperationalError("the connection was closed")

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from barnraise.cli.main import main
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
 from barnraise.protocol.verdicts import Verdict
-from coordinator.fleet.machines import Rest
+from coordinator.fleet.machine_state import Rest
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain
 from coordinator.tokens.models import SCOPES, Token

@@ -10,10 +10,10 @@ from django.test import Client
 from django.utils import timezone
 
 from barnraise.protocol import messages
-from coordinator.accounts.rules import SiteRules
-from coordinator.api import authentication, runs
+from coordinator.accounts.site_settings import SiteRules
+from coordinator.api import authentication, run_endpoints
 from coordinator.audit.models import Entry
-from coordinator.fleet.machines import Measured, Rest
+from coordinator.fleet.machine_state import Measured, Rest
 from coordinator.runs.invitations import Invitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
@@ -318,7 +318,7 @@ def test_terms_change_as_far_as_they_are_named(script, launched, person):
 def test_lists_come_in_pages_that_miss_nothing_and_repeat_nothing(
     script, launched, volunteer, person, monkeypatch
 ):
-    monkeypatch.setattr(runs, "PAGE", 2)
+    monkeypatch.setattr(run_endpoints, "PAGE", 2)
     run, first = launched(person())
     machines = [first, *(volunteer(run.owner, seed) for seed in range(2, 7))]
     for machine in machines[1:]:
@@ -411,7 +411,7 @@ def test_a_person_makes_a_token_sees_it_once_and_revokes_it(person, valkey):
 
 
 def test_nobody_hoards_tokens(person, monkeypatch, valkey):
-    monkeypatch.setattr("coordinator.web.tokens.MOST", 1)
+    monkeypatch.setattr("coordinator.web.token_views.MOST", 1)
     client = Client()
     client.force_login(person())
     good = {"name": "one", "days": "30", "scopes": ["runs:read"]}

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 
 from barnraise.protocol import messages
 from barnraise.protocol.signing import check_testimony
-from coordinator import mirror
-from coordinator.accounts.leaving import leave
+from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import Team
-from coordinator.mirrors import lists
-from coordinator.telemetry import credit
-from coordinator.telemetry.credit import BADGES, SHOWN, Credit, badges, leaders, of
+from coordinator.credit import credit
+from coordinator.credit.credit import BADGES, SHOWN, Credit, badges, leaders, of
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list
 from coordinator.telemetry.rollup import drain
 from coordinator.tokens.models import Token
 
@@ -110,8 +110,8 @@ def test_where_a_site_is_one_of_several_a_machine_that_reports_to_another_gets_i
     barn, says
 ):
     run, ada, _, bob = barn
-    here = listed(mirror.identity(), "https://here.example.org")
-    lists.take([first := signed_list(1, here)], vouched=first.digest)
+    here = listed(site_identity.identity(), "https://here.example.org")
+    mirror_list.take([first := signed_list(1, here)], vouched=first.digest)
     says(run, bob, 0, (ada, 2, 2000))
     assert tokens(ada) == 2000, "its signed header says so"
 

@@ -12,12 +12,13 @@ from helpers.event_log_builder import OtherMirror
 from helpers.rebuild_site import at_once, everything, logs, rows
 from hypothesis import HealthCheck, example, given, settings
 
-from coordinator.mirrors import receiving, state
-from coordinator.mirrors.cutting import cut
-from coordinator.mirrors.models import LogEvent
-from coordinator.telemetry import credit, tasks
+from coordinator.credit import credit
+from coordinator.credit.replicated.credits import Untold, remaining
+from coordinator.eventlog import ingest, projection
+from coordinator.eventlog.models import LogEvent
+from coordinator.eventlog.truncate import cut
+from coordinator.telemetry import tasks
 from coordinator.telemetry.models import Credit
-from coordinator.telemetry.shared.credits import Untold, remaining
 
 DAY = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -76,7 +77,7 @@ class Mirrors:
         self.other.tell(
             "credit.receipt", f"{self.run.pk}:{self.author.identity.key}:{self.life}", said
         )
-        told = receiving.receive(self.other.events[-2:])
+        told = ingest.receive(self.other.events[-2:])
         assert not told.refused
         self.most, self.told = max(self.most, last), max(self.told, last)
 
@@ -153,7 +154,7 @@ def test_receipts_of_nothing_count_for_nothing_and_hold_up_nobody(mirrors):
         mirrors.other.tell(
             "credit.receipt", f"{place}:{life}", said | {"tokens": 7, "witness": None, "total": 7}
         )
-    assert not receiving.receive(mirrors.other.events).refused
+    assert not ingest.receive(mirrors.other.events).refused
     assert (
         mirrors.shown() == up_to(4)
         and not Credit.objects.exclude(incarnation=mirrors.life).exists()
@@ -207,5 +208,5 @@ def test_a_second_site_counts_the_same(mirrors):
     mirrors.hears_elsewhere(7, 10)
     tasks.tell()
     assert mirrors.shown() == up_to(11) and timezone.now() == mirrors.day
-    both = rows(), state.state_hash()
+    both = rows(), projection.state_hash()
     assert at_once(logs(), everything()) == both

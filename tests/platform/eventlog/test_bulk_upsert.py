@@ -8,8 +8,8 @@ from django.db import DatabaseError
 from hypothesis import HealthCheck, given, settings
 
 from coordinator.accounts.models import Machine, User
-from coordinator.mirrors.models import Subject
-from coordinator.mirrors.putting import put
+from coordinator.eventlog.bulk_upsert import put
+from coordinator.eventlog.models import Subject
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 NAMES = st.text(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from uuid6 import UUID
 
 from barnraise.protocol.signing import digest
-from coordinator.mirrors import clock, kinds
-from coordinator.mirrors.kinds import Fact
+from coordinator.eventlog import hlc, registry
+from coordinator.eventlog.registry import Fact
 
 NOW = 1_700_000_000
 HISTORIES = settings(max_examples=1500, deadline=None)
@@ -22,9 +22,9 @@ DIGESTS = st.sampled_from([digest(str(n)) for n in range(4)])
 
 def fact(kind: str, n: int, time: int, what: str, said: dict) -> Fact:
     """The n-th of a history, stamped at `time`: several may bear one stamp, and then the id decides."""
-    shape = kinds.registered()[kind].shapes[what].model_validate(said)
+    shape = registry.registered()[kind].shapes[what].model_validate(said)
     return Fact(
-        time << clock.COUNTER, UUID(int=n << 64 | 7 << 76 | 2 << 62), digest(str(n)), what, shape
+        time << hlc.COUNTER, UUID(int=n << 64 | 7 << 76 | 2 << 62), digest(str(n)), what, shape
     )
 
 
@@ -41,7 +41,7 @@ def histories(kind: str, what: dict[str, st.SearchStrategy]) -> st.SearchStrateg
 def folded(kind: str, facts: list[Fact]):
     """As `state.folded` does, of facts as they came in."""
     known = {each.digest: each for each in facts}.values()
-    return kinds.registered()[kind].fold(sorted(known, key=lambda each: each.place))
+    return registry.registered()[kind].fold(sorted(known, key=lambda each: each.place))
 
 
 def one_state(kind: str, facts: list[Fact], seed: int) -> None:
@@ -109,13 +109,13 @@ terms = st.builds(
 
 @pytest.fixture(scope="module")
 def spec() -> str:
-    from coordinator.runs.drafts import spec_from_fields
+    from coordinator.runs.spec_form import spec_from_fields
 
     return spec_from_fields({"seed": 1}).to_json()
 
 
 def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
-    from coordinator.runs.shared.telling import packed
+    from coordinator.runs.replicated.run_events import packed
 
     signed = [{"key": "a" * 64, "body": body, "signature": "b" * 128} for body in ("one", "two")]
     create = st.builds(

@@ -11,18 +11,19 @@ from helpers.rebuild_site import LOG, at_once, everything, logs, rebuilt, rows
 
 from barnraise.protocol import messages, reports
 from barnraise.protocol.signing import Identity, digest
-from coordinator.accounts.leaving import leave
+from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import Enrolment, Machine, Team, User
+from coordinator.credit import credit
+from coordinator.eventlog import ingest, private_data, projection
+from coordinator.eventlog.models import LogEvent, Particulars, Subject
+from coordinator.eventlog.truncate import cut
+from coordinator.eventlog.writer import adopt
 from coordinator.fleet.models import Rest, Verdict
 from coordinator.fleet.verdicts import Charge
-from coordinator.mirrors import particulars, receiving, state
-from coordinator.mirrors.cutting import cut
-from coordinator.mirrors.log import adopt
-from coordinator.mirrors.models import LogEvent, Particulars, Subject
-from coordinator.runs.drafts import spec_from_fields
+from coordinator.runs.join_policy import Terms
 from coordinator.runs.models import Run
-from coordinator.runs.terms import Terms
-from coordinator.telemetry import checkpoints, credit, tasks
+from coordinator.runs.spec_form import spec_from_fields
+from coordinator.telemetry import checkpoints, tasks
 from coordinator.telemetry.models import Credit
 from coordinator.telemetry.rollup import drain
 
@@ -35,7 +36,7 @@ def proven():
         said = set(LogEvent.objects.values_list("type", flat=True))
         assert said >= set(types), f"nothing told of {set(types) - said}"
         assert not Subject.objects.filter(stored=False).exists()
-        here, known, kept, events = rows(), state.state_hash(), everything(), logs()
+        here, known, kept, events = rows(), projection.state_hash(), everything(), logs()
         for seed in range(2):
             there, found = rebuilt(events, kept, seed)
             assert there == here
@@ -91,7 +92,7 @@ def test_who_left_is_nobody_elsewhere_too(person, volunteer, draft, proven):
         User.objects.get(pk=ada.pk).name == "Ada Lovelace"
         and Run.objects.get().name == "Secret plans"
     )
-    receiving.receive(events)
+    ingest.receive(events)
     gone = User.objects.get(pk=ada.pk)
     assert (
         gone.name == ""
@@ -238,13 +239,13 @@ def test_two_mirrors_that_gave_one_slug_away_agree_who_keeps_it(person, draft):
     rebuilt(events, kept)
     second = draft(User.objects.get(), "Barn")
     assert second.slug == "barn"
-    receiving.receive(theirs)
-    particulars.take(more)
+    ingest.receive(theirs)
+    private_data.take(more)
     slugs = {run.pk: run.slug for run in Run.objects.all()}
     assert slugs == {first.pk: "barn", second.pk: f"barn-{second.pk.hex[-8:]}"}
     third = draft(User.objects.get(), "Barn")
     assert third.slug == f"barn-{third.pk.hex[-8:]}"
-    both = rows(), state.state_hash()
+    both = rows(), projection.state_hash()
     for seed in range(3):
         assert rebuilt(logs(), everything(), seed) == both
 
@@ -365,11 +366,11 @@ def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
             "witness": bob.identity.key,
         }
         other.tell("credit.receipt", place, said)
-    receiving.receive(other.events)
+    ingest.receive(other.events)
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens) == (1, 12, 1200)
     assert tasks.tell() == 0
-    both = rows(), state.state_hash()
+    both = rows(), projection.state_hash()
     assert rebuilt(logs(), everything()) == both
 
 
@@ -380,12 +381,12 @@ def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
     ada = person(name="Ada")
     events, kept = logs(), everything()
     rebuilt(events, [])
-    [wanted] = particulars.wanted()
+    [wanted] = private_data.wanted()
     assert User.objects.get(pk=ada.pk).name == ""
     wrong = [replace(kept[0], body="{}"), replace(kept[0], digest="1" * 64)]
-    assert particulars.take(wrong) == 0 and particulars.wanted() == [wanted]
-    assert particulars.take(kept) == 1 and User.objects.get(pk=ada.pk).name == "Ada"
-    assert particulars.wanted() == [] and particulars.take(kept) == 0
+    assert private_data.take(wrong) == 0 and private_data.wanted() == [wanted]
+    assert private_data.take(kept) == 1 and User.objects.get(pk=ada.pk).name == "Ada"
+    assert private_data.wanted() == [] and private_data.take(kept) == 0
     other = OtherMirror()
     evil = json.dumps({"name": "x", "email": "x", "password": "y", "is_superuser": True})
     about = digest("0" * 32 + evil)
@@ -396,8 +397,8 @@ def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
         "is_staff": False,
     }
     other.tell("person.join", "01890000-0000-7000-8000-000000000001", said)
-    receiving.receive(other.events)
-    assert particulars.take([particulars.Kept(about, "0" * 32, evil)]) == 1
+    ingest.receive(other.events)
+    assert private_data.take([private_data.Kept(about, "0" * 32, evil)]) == 1
     assert not User.objects.get(pk="01890000-0000-7000-8000-000000000001").is_superuser
 
 
@@ -409,8 +410,8 @@ def test_hostile_texts_reach_no_row(person):
         about = digest("0" * 32 + body)
         who = {"about": about, "joined": "2026-01-01T00:00:00Z"}
         other.tell("person.join", f"01890000-0000-7000-8000-00000000000{n}", who)
-        receiving.receive(other.events)
-        particulars.take([particulars.Kept(about, "0" * 32, body)])
+        ingest.receive(other.events)
+        private_data.take([private_data.Kept(about, "0" * 32, body)])
     assert {row["name"] for row in rows()["User"]} == {""} and User.objects.count() == 4
     assert not Subject.objects.filter(stored=False).exists()
 
@@ -431,11 +432,11 @@ def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched,
 
 def test_what_an_expelled_mirror_said_is_undone_in_rows(person, draft):
     ada = person()
-    before = rows(), state.state_hash()
+    before = rows(), projection.state_hash()
     other = OtherMirror()
     other.tell("person.ban", ada.pk, {"at": ada.date_joined.isoformat()})
-    receiving.receive(other.events)
+    ingest.receive(other.events)
     assert not User.objects.get().is_active
     cut(other.origin, 1, "expelled")
     assert rows() == before[0]
-    assert re.fullmatch("[0-9a-f]{64}", state.state_hash())
+    assert re.fullmatch("[0-9a-f]{64}", projection.state_hash())

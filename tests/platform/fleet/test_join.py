@@ -10,10 +10,10 @@ from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import CoordinatorError
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity, check_ticket, digest, opened
-from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine, Refused
-from coordinator.fleet import common
+from coordinator.fleet import run_broadcast
 from coordinator.fleet.models import Membership
+from coordinator.lib import site_identity
 
 pytestmark = pytest.mark.django_db
 ABOUT = messages.Machine(hostname="barn-pc", system="Linux", cores=8, memory_bytes=1 << 34)
@@ -21,7 +21,7 @@ ABOUT = messages.Machine(hostname="barn-pc", system="Linux", cores=8, memory_byt
 
 def open_code(identity: Identity, **changed) -> Enrolment:
     fields = {
-        "mirror": mirror.identity().key,
+        "mirror": site_identity.identity().key,
         "key": identity.key,
         "machine": ABOUT,
         "issued": time.time(),
@@ -33,7 +33,7 @@ def open_code(identity: Identity, **changed) -> Enrolment:
 def test_a_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, person, valkey):
     ada, identity = person(name="Ada"), Identity(b"\x05" * 32)
     machine = Coordinator(live_server.url, identity)
-    assert machine.meet().key == mirror.identity().key
+    assert machine.meet().key == site_identity.identity().key
     enrolment = machine.enrol(ABOUT)
     assert enrolment.url == f"{live_server.url}/machines/enrol/{enrolment.code}/"
     assert machine.enrolment(enrolment.code).status == "pending"
@@ -58,7 +58,7 @@ def test_a_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, per
 def test_an_enrolment_for_another_mirror_key_or_time_is_refused(client, valkey, changed, status):
     identity = Identity(b"\x05" * 32)
     fields = {
-        "mirror": mirror.identity().key,
+        "mirror": site_identity.identity().key,
         "key": identity.key,
         "machine": ABOUT,
         "issued": time.time(),
@@ -74,7 +74,7 @@ def test_an_enrolment_for_another_mirror_key_or_time_is_refused(client, valkey, 
 def test_an_enrolment_with_anothers_signature_is_refused(client, valkey):
     identity, thief = Identity(b"\x05" * 32), Identity(b"\x06" * 32)
     request = messages.EnrolmentRequest(
-        mirror=mirror.identity().key, key=identity.key, machine=ABOUT, issued=time.time()
+        mirror=site_identity.identity().key, key=identity.key, machine=ABOUT, issued=time.time()
     )
     forged = thief.sign("enrolment", request).model_copy(update={"key": identity.key})
     answer = client.post(
@@ -124,7 +124,7 @@ def test_nobody_takes_over_anothers_machine_and_a_revoked_key_stays_revoked(pers
 def test_one_address_cannot_open_codes_without_end(client, valkey):
     identity = Identity(b"\x05" * 32)
     fields = {
-        "mirror": mirror.identity().key,
+        "mirror": site_identity.identity().key,
         "key": identity.key,
         "machine": ABOUT,
         "issued": time.time(),
@@ -141,7 +141,9 @@ def test_the_owners_machine_is_told_to_prepare_a_draft(person, draft, volunteer,
     run = draft(person())
     ada = volunteer(run.owner)
     reply = ada.join(run)
-    told = opened(reply.directive, "directive", messages.Directive, key=mirror.identity().key)
+    told = opened(
+        reply.directive, "directive", messages.Directive, key=site_identity.identity().key
+    )
     assert reply.ticket is None and told.prepare and told.status is enums.Status.DRAFT
     run.launch()
     answer = ada.ask(
@@ -227,7 +229,7 @@ def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, vol
     bob.join(run)
     bob.machine.revoke()
     assert bob.report(run, numbers(1)).status_code == 403
-    time.sleep(common.SECONDS)
+    time.sleep(run_broadcast.SECONDS)
     reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
     assert opened(reply.directive, "directive", messages.Directive).revoked == [bob.identity.key]
     assert reply.peers == []
@@ -265,11 +267,11 @@ def test_peers_are_those_heard_last_anywhere_each_once_and_none_that_is_gone(
     here.filter(machine__hostname="pc-4").update(activity="left")
     others[5].machine.revoke()
     seen = [others[7], others[2], others[6], ada]
-    assert [peer.key for peer in common.looked_up(run).peers] == [
+    assert [peer.key for peer in run_broadcast.looked_up(run).peers] == [
         each.identity.key for each in seen
     ]
-    monkeypatch.setattr(common, "PEERS", 1)  # one more is told, for who asks is left out
-    assert [peer.key for peer in common.looked_up(run).peers] == [
+    monkeypatch.setattr(run_broadcast, "PEERS", 1)  # one more is told, for who asks is left out
+    assert [peer.key for peer in run_broadcast.looked_up(run).peers] == [
         each.identity.key for each in seen[:2]
     ]
 

@@ -11,12 +11,12 @@ from helpers.rebuild_site import everything, logs, rebuilt, rows
 
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity, opened
-from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.audit.models import Entry
-from coordinator.fleet.machines import Measured, Rest
+from coordinator.eventlog import ingest, private_data, registry
+from coordinator.fleet.machine_state import Measured, Rest
 from coordinator.fleet.models import Membership
-from coordinator.mirrors import kinds, particulars, receiving
+from coordinator.lib import site_identity
 from coordinator.telemetry.rollup import drain
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +35,9 @@ def signed_in(person):
 def told(answer) -> messages.Directive:
     """What a machine reads in the reply to its report."""
     reply = messages.ReportReply.model_validate_json(answer.content)
-    return opened(reply.directive, "directive", messages.Directive, key=mirror.identity().key)
+    return opened(
+        reply.directive, "directive", messages.Directive, key=site_identity.identity().key
+    )
 
 
 # ---- paused and resumed --------------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ def test_a_request_heard_here_is_refused_at_another_mirror_and_one_for_another_i
     theirs = ada.identity.request_token(other.key, "GET", "/api/v1/runs", b"", time.time())
     assert ada.ask("GET", "/runs", token=theirs).status_code == 401
     monkeypatch.setattr(
-        mirror, "identity", lambda: other
+        site_identity, "identity", lambda: other
     )  # the same database behind another mirror's key
     assert ada.ask("GET", "/runs", token=token).status_code == 401
     assert ada.ask("GET", "/runs", token=theirs).status_code == 200
@@ -255,15 +257,15 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
     there, events, kept = rows(), logs(), everything()
     late = [each for each in kept if "unheard" in each.body]
     rebuilt(*before)
-    alone, known = [], kinds.registered()["machine"]
+    alone, known = [], registry.registered()["machine"]
     noted = replace(
         known, store=lambda which, state: alone.append(which) or known.store(which, state)
     )
-    monkeypatch.setitem(kinds._kinds, "machine", noted)
-    receiving.receive(events, later=True)
-    receiving.settle(later=True)
-    particulars.take([each for each in kept if each not in late], later=True)
-    receiving.settle()
+    monkeypatch.setitem(registry._kinds, "machine", noted)
+    ingest.receive(events, later=True)
+    ingest.settle(later=True)
+    private_data.take([each for each in kept if each not in late], later=True)
+    ingest.settle()
     assert set(alone) == {shed.key}, "the others were written together"
     names = dict(Machine.objects.values_list("key", "hostname"))
     assert names == {
@@ -273,7 +275,7 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
         sold.key: "pc-4",
     }
     assert Machine.objects.get(key=sold.key).revoked
-    particulars.take(late)
+    private_data.take(late)
     assert rows() == there
 
 
@@ -289,5 +291,5 @@ def test_a_mirror_that_gives_a_machines_number_to_other_keys_takes_nothing_of_it
             {"about": about, "id": str(mine.pk), "owner": str(ada.pk), "enrolled": enrolled},
         )
     before = Machine.objects.values().get()
-    receiving.receive(other.events)
+    ingest.receive(other.events)
     assert Machine.objects.values().get(key=mine.key) == before

@@ -6,9 +6,9 @@ import pytest
 from django.utils import timezone
 
 from coordinator.accounts.models import Machine
-from coordinator.fleet.asking import part, signer
-from coordinator.fleet.machines import Rest
+from coordinator.fleet.machine_state import Rest
 from coordinator.fleet.models import Membership
+from coordinator.fleet.report_queries import part, signer
 from coordinator.fleet.verdicts import Verdict
 from coordinator.runs.models import Run
 

@@ -13,7 +13,7 @@ from barnraise.protocol import messages
 from coordinator.accounts.models import Machine
 from coordinator.audit.models import Entry
 from coordinator.fleet import verdicts
-from coordinator.fleet.asking import part
+from coordinator.fleet.report_queries import part
 from coordinator.fleet.verdicts import Charge, Verdict, author_of, lived, lives, single_updates
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain

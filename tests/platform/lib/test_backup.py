@@ -9,8 +9,8 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from helpers.paths import ROOT
 
-from coordinator import mirror
-from coordinator.mirrors.models import Origin
+from coordinator.eventlog.models import Origin
+from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 
 OPERATE = ROOT / "docs" / "operate.md"
@@ -51,12 +51,12 @@ def elsewhere(valkey, settings, tmp_path):
     def move() -> None:
         use(name)
         settings.STATE_DIR = tmp_path / "state"
-        mirror.identity.cache_clear()
+        site_identity.identity.cache_clear()
 
     yield move
     use(usual)
     settings.STATE_DIR = home
-    mirror.identity.cache_clear()
+    site_identity.identity.cache_clear()
     with connection.cursor() as cursor:
         cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
@@ -67,7 +67,7 @@ def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(
 ):
     run, ada = launched(person())
     ada.report(run, numbers(1))
-    ours, before, kept, said = mirror.identity().key, rows(), tmp_path / "kept", StringIO()
+    ours, before, kept, said = site_identity.identity().key, rows(), tmp_path / "kept", StringIO()
     call_command("backup", kept, stdout=said)
     assert "database.dump" in said.getvalue()
     assert {"database.dump", "mirror.key"} <= {path.name for path in kept.iterdir()}
@@ -82,7 +82,7 @@ def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(
         "its log goes on as a new one"
     )
     assert found == before and len(before) > 30
-    assert mirror.identity().key == ours, "its machines know it again"
+    assert site_identity.identity().key == ours, "its machines know it again"
     assert (
         client.get("/readyz").status_code == 200
         and run.name in client.get(f"/runs/{run.slug}/").content.decode()
@@ -100,7 +100,7 @@ def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(
 @pytest.mark.django_db(transaction=True)
 def test_a_backup_that_was_cut_off_changes_nothing(person, elsewhere, settings, tmp_path):
     person()
-    mirror.identity()
+    site_identity.identity()
     call_command("backup", tmp_path / "kept", stdout=StringIO())
     dump = tmp_path / "kept" / "database.dump"
     dump.write_bytes(dump.read_bytes()[: dump.stat().st_size // 2])

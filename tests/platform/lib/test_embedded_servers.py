@@ -18,7 +18,7 @@ from helpers.paths import ROOT
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator import embedded
+from coordinator.lib import embedded_servers
 
 USE = """
 import sys, time
@@ -36,7 +36,7 @@ def folder():
     parent = Path(tempfile.mkdtemp(prefix="barnraise-embedded-"))
     parent.chmod(0o755)
     yield parent / "state"
-    embedded.stop(parent / "state", force=True)
+    embedded_servers.stop(parent / "state", force=True)
     shutil.rmtree(parent, ignore_errors=True)
 
 
@@ -51,15 +51,15 @@ def other_process(folder: Path) -> tuple[subprocess.Popen, list[str]]:
 
 
 def test_what_was_stored_is_there_after_a_restart_at_the_same_addresses(folder):
-    first = embedded.start(folder)
+    first = embedded_servers.start(folder)
     with psycopg.connect(first[0]) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
     with redis.Redis.from_url(first[1]) as valkey:
         valkey.set("kept", 42)
-    embedded.stop(folder)
+    embedded_servers.stop(folder)
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(first[0])
-    assert embedded.start(folder) == first
+    assert embedded_servers.start(folder) == first
     with psycopg.connect(first[0]) as connection:
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
     with redis.Redis.from_url(first[1]) as valkey:
@@ -67,27 +67,27 @@ def test_what_was_stored_is_there_after_a_restart_at_the_same_addresses(folder):
 
 
 def test_a_second_process_shares_the_servers_and_the_last_one_stops_them(folder):
-    ours = embedded.start(folder)
+    ours = embedded_servers.start(folder)
     process, theirs = other_process(folder)
     assert theirs == list(ours)
-    embedded.stop(folder)  # not the last: the other process goes on using them
+    embedded_servers.stop(folder)  # not the last: the other process goes on using them
     psycopg.connect(ours[0]).close()
     process.send_signal(signal.SIGKILL)  # it cannot say goodbye
     process.wait()
     process.stdout.close()
-    assert embedded.start(folder) == ours
-    embedded.stop(folder)
+    assert embedded_servers.start(folder) == ours
+    embedded_servers.stop(folder)
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(ours[0])
 
 
 def test_reserved_addresses_are_the_ones_the_servers_get(folder):
-    assert embedded.reserve(folder) == embedded.start(folder, durable=False)
+    assert embedded_servers.reserve(folder) == embedded_servers.start(folder, durable=False)
 
 
 def test_valkey_listens_to_those_who_know_its_password_alone(folder):
     folder.mkdir()
-    _, url = embedded.start(folder, postgres=False)
+    _, url = embedded_servers.start(folder, postgres=False)
     with (
         redis.Redis(port=urlsplit(url).port, retry=Retry(NoBackoff(), 0)) as stranger,
         pytest.raises(redis.exceptions.AuthenticationError),
@@ -100,44 +100,44 @@ def test_valkey_listens_to_those_who_know_its_password_alone(folder):
 def test_given_addresses_start_nothing(folder, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://db/x")
     monkeypatch.setenv("REDIS_URL", "redis://cache")
-    assert embedded.urls(folder) == ("postgresql://db/x", "redis://cache")
+    assert embedded_servers.urls(folder) == ("postgresql://db/x", "redis://cache")
     assert not folder.exists()
 
 
 def test_a_secret_is_made_once_and_for_its_owner_alone(folder):
     path = folder / "secret_key"
-    assert embedded.kept_secret(path) == embedded.kept_secret(path)
+    assert embedded_servers.kept_secret(path) == embedded_servers.kept_secret(path)
     assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_server_that_does_not_answer_yet_is_not_joined_by_a_second_one_on_its_files(
     folder, monkeypatch
 ):
-    monkeypatch.setattr(embedded, "STARTING", 3.0)
-    embedded.start(folder, postgres=False)
+    monkeypatch.setattr(embedded_servers, "STARTING", 3.0)
+    embedded_servers.start(folder, postgres=False)
     (pid, _) = json.loads((folder / "valkey" / "pid").read_text())
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(RuntimeError, match="does not answer"):
-            embedded.start(folder, postgres=False)
+            embedded_servers.start(folder, postgres=False)
         assert json.loads((folder / "valkey" / "pid").read_text())[0] == pid
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
 def test_a_clock_that_was_set_does_not_make_strangers_of_running_processes(folder, monkeypatch):
-    ours = embedded.start(folder, postgres=False)
+    ours = embedded_servers.start(folder, postgres=False)
     process, _ = other_process(folder)
     true = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: true(self) + 1.0)
-    embedded.stop(folder)  # the other one is still there
+    embedded_servers.stop(folder)  # the other one is still there
     with redis.Redis.from_url(ours[1]) as valkey:
         assert valkey.ping()
     process.kill()
     process.wait()
     process.stdout.close()
-    embedded.start(folder, postgres=False)
-    embedded.stop(folder)
+    embedded_servers.start(folder, postgres=False)
+    embedded_servers.stop(folder)
     with (
         redis.Redis.from_url(ours[1], retry=Retry(NoBackoff(), 0)) as valkey,
         pytest.raises(redis.ConnectionError),
@@ -146,7 +146,7 @@ def test_a_clock_that_was_set_does_not_make_strangers_of_running_processes(folde
 
 
 def test_after_a_power_cut_the_servers_start_whoever_has_their_pids_now(folder):
-    first = embedded.start(folder)
+    first = embedded_servers.start(folder)
     with psycopg.connect(first[0]) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
     lock = folder / "postgres" / "postmaster.pid"
@@ -155,8 +155,8 @@ def test_after_a_power_cut_the_servers_start_whoever_has_their_pids_now(folder):
     os.kill(json.loads((folder / "valkey" / "pid").read_text())[0], signal.SIGKILL)
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     lock.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
-    embedded.stop(folder)  # nor does a stop reach for the stranger
-    assert embedded.start(folder) == first
+    embedded_servers.stop(folder)  # nor does a stop reach for the stranger
+    assert embedded_servers.start(folder) == first
     with psycopg.connect(first[0]) as connection:
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
     assert stranger.poll() is None
@@ -168,39 +168,39 @@ def test_a_running_server_is_known_to_who_may_not_look_where_it_works(folder, mo
     def denied(self):
         raise psutil.AccessDenied(self.pid)
 
-    ours = embedded.start(folder)
+    ours = embedded_servers.start(folder)
     server = (folder / "postgres" / "postmaster.pid").read_text()
     with monkeypatch.context() as container:
         container.setattr(psutil.Process, "cwd", denied)
-        assert embedded.start(folder) == ours
+        assert embedded_servers.start(folder) == ours
     assert (folder / "postgres" / "postmaster.pid").read_text() == server
 
 
 def test_a_copied_folder_has_servers_of_its_own(folder):
-    ours = embedded.start(folder, postgres=False)
+    ours = embedded_servers.start(folder, postgres=False)
     copy = folder.parent / "copy"
     shutil.copytree(folder, copy)
-    theirs = embedded.start(copy, postgres=False)
+    theirs = embedded_servers.start(copy, postgres=False)
     assert theirs[1] != ours[1]
-    embedded.stop(copy)
+    embedded_servers.stop(copy)
     with redis.Redis.from_url(ours[1]) as valkey:
         assert valkey.ping()
 
 
 def test_a_folder_that_was_moved_serves_from_where_it_is(folder):
-    database, _ = embedded.start(folder)
+    database, _ = embedded_servers.start(folder)
     with psycopg.connect(database) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
-    embedded.stop(folder)
+    embedded_servers.stop(folder)
     folder.rename(folder.parent / "moved")
-    database, url = embedded.start(folder.parent / "moved")
+    database, url = embedded_servers.start(folder.parent / "moved")
     try:
         with psycopg.connect(database) as connection:
             assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
         with redis.Redis.from_url(url) as valkey:
             assert valkey.ping()
     finally:
-        embedded.stop(folder.parent / "moved", force=True)
+        embedded_servers.stop(folder.parent / "moved", force=True)
 
 
 def test_processes_that_start_at_once_make_one_key(folder):

@@ -9,9 +9,9 @@ import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.http import HttpResponse
 
-from coordinator import pages
 from coordinator.asgi import YOUNG, application
-from coordinator.pages import AT_WORK, Pages
+from coordinator.lib import asgi_handler
+from coordinator.lib.asgi_handler import AT_WORK, Pages
 
 MANY = 5 * AT_WORK
 SCOPE = {
@@ -65,7 +65,7 @@ async def crowd(site: Slow, inside: int) -> list[ApplicationCommunicator]:
 @pytest.fixture
 def patient(monkeypatch):
     """No turn is given up early."""
-    monkeypatch.setattr(pages, "LONG", 20.0)
+    monkeypatch.setattr(asgi_handler, "LONG", 20.0)
 
 
 async def test_few_are_at_work_at_once_and_all_are_answered(patient):
@@ -79,12 +79,12 @@ async def test_few_are_at_work_at_once_and_all_are_answered(patient):
 
 async def test_those_that_wait_for_something_else_do_not_keep_others_out(monkeypatch):
     """Postgres is gone, say, and each request finds out after ten seconds: they find out together."""
-    monkeypatch.setattr(pages, "LONG", 0.05)
+    monkeypatch.setattr(asgi_handler, "LONG", 0.05)
     site = Slow()
     browsers = await crowd(site, MANY)
     site.open.set()
     assert [await answered(each) for each in browsers] == [200] * MANY
-    monkeypatch.setattr(pages, "LONG", 20.0)
+    monkeypatch.setattr(asgi_handler, "LONG", 20.0)
     site.open.clear()
     again = await crowd(
         site, AT_WORK

@@ -2,7 +2,7 @@
 
 import time
 
-from coordinator.memo import Memo
+from coordinator.lib.ttl_cache import Memo
 
 
 def test_an_answer_is_good_for_its_time_and_no_longer():

@@ -12,10 +12,10 @@ from helpers.websocket_client import SECONDS, Socket
 
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity
-from coordinator import mirror
-from coordinator.live.mirrors import Site
-from coordinator.memo import Memo
-from coordinator.mirrors import lists
+from coordinator.lib import site_identity
+from coordinator.lib.ttl_cache import Memo
+from coordinator.live.cross_site import Site
+from coordinator.replication import mirror_list
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,10 +24,10 @@ B = "https://b.example.org"
 
 @pytest.fixture
 def mirrors(transactional_db):
-    ours = listed(mirror.identity(), "https://a.example.org", "A")
+    ours = listed(site_identity.identity(), "https://a.example.org", "A")
     other = listed(Identity(b"b" * 32), f"{B}:443", "The <b>other</b>")
     first = signed_list(1, ours, other)
-    lists.take([first], vouched=first.digest)
+    mirror_list.take([first], vouched=first.digest)
     return ours, other
 
 
@@ -118,7 +118,7 @@ async def test_an_expelled_mirrors_pages_reach_nothing_any_more(person, launched
     run, _ = await sync_to_async(launched)(owner)
     ours, other = mirrors
     gone = other.model_copy(update={"expelled": Expulsion(at=2.0)})
-    await sync_to_async(lists.take)([signed_list(2, ours, gone)])
+    await sync_to_async(mirror_list.take)([signed_list(2, ours, gone)])
     Memo.forget()
     assert (await Socket(run.pk, origin=B).connect())["type"] == "websocket.close"
     page = await sync_to_async(Client().get)(f"/runs/{run.slug}/")

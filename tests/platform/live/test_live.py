@@ -13,11 +13,11 @@ from helpers.websocket_client import SECONDS, Socket
 from barnraise.protocol import reports
 from barnraise.protocol.signing import digest
 from coordinator.live import broadcaster as live
-from coordinator.live import picture
+from coordinator.live import run_snapshot
 from coordinator.live.broadcaster import Broadcaster
-from coordinator.live.picture import COLUMNS, Picture, delta, series
-from coordinator.live.snapshots import Snapshots
-from coordinator.telemetry import board, stream
+from coordinator.live.run_snapshot import COLUMNS, Picture, delta, series
+from coordinator.live.snapshot_cache import Snapshots
+from coordinator.telemetry import report_queue, run_table
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -110,7 +110,7 @@ async def test_a_new_speaker_leaves_a_gap_and_a_snapshot_closes_it(training):
         await sync_to_async(before.frame)()
     )  # said just before it died; not every watcher heard it
     assert lost["seq"] == said["seq"] + 1 and lost["train"]
-    await sync_to_async(stream.client().delete)(live.lock_key(run.pk))
+    await sync_to_async(report_queue.client().delete)(live.lock_key(run.pk))
 
     after = Broadcaster(str(run.pk))
     fresh = json.loads(await sync_to_async(after.frame)())
@@ -173,10 +173,12 @@ def test_one_process_speaks_and_another_takes_over_when_it_falls_silent(training
     monkeypatch.setattr(live, "LOCK_MILLISECONDS", 300)
     one, two = Broadcaster(str(run.pk)), Broadcaster(str(run.pk))
     assert one.frame() and two.frame() is None
-    wait_until(lambda: not stream.client().exists(live.lock_key(run.pk)))
+    wait_until(lambda: not report_queue.client().exists(live.lock_key(run.pk)))
     assert two.frame() and one.frame() is None
     one.release()
-    assert stream.client().get(live.lock_key(run.pk)) == two.token, "only the holder can release"
+    assert report_queue.client().get(live.lock_key(run.pk)) == two.token, (
+        "only the holder can release"
+    )
     two.release()
     assert one.frame()
 
@@ -185,7 +187,7 @@ def test_numbers_go_on_rising_after_valkey_forgot_them(training):
     run, _, _ = training
     one = Broadcaster(str(run.pk))
     before = json.loads(one.frame())["seq"]
-    stream.client().flushall()
+    report_queue.client().flushall()
     assert json.loads(one.frame())["seq"] > before
 
 
@@ -219,14 +221,14 @@ def test_a_delta_is_what_changed_and_nothing_else():
 def test_of_many_machines_those_alive_are_shown_and_all_are_counted(
     person, launched, volunteer, numbers, monkeypatch
 ):
-    monkeypatch.setattr(picture, "ROWS", 2)
+    monkeypatch.setattr(run_snapshot, "ROWS", 2)
     run, ada = launched(person())
     others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
     for each in others:
         each.join(run)
     for n, each in enumerate((ada, *others)):
         each.report(run, numbers(1, activity="left" if n < 2 else "training"))
-    seen = picture.Picture.take(run)
+    seen = run_snapshot.Picture.take(run)
     assert set(seen.workers) == {str(each.machine.pk) for each in others[1:]}
     assert (seen.run["workers_known"], seen.run["workers_alive"]) == (4, 2)
 
@@ -253,7 +255,7 @@ def test_the_snapshot_says_whether_machines_with_the_same_updates_agree(
     assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is True
     other.report(run, numbers(2, vector=same, anchor=digest("other weights")))
     assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is False
-    assert board.agreement([]) is None
+    assert run_table.agreement([]) is None
 
 
 def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer, person, numbers):
@@ -265,10 +267,10 @@ def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer,
     told = (("vector", "weights"), ("vector", "others"), ("a later one", "weights"))
     for each, (vector, weights) in zip(others, told, strict=True):
         each.report(run, numbers(1, vector=digest(vector), anchor=digest(weights)))
-    found = {row["id"]: row["agrees"] for row in board.workers(run)}
+    found = {row["id"]: row["agrees"] for row in run_table.workers(run)}
     assert [found[str(each.machine.pk)] for each in (ada, *others)] == [True, True, False, None]
     others[0].report(run, numbers(2, activity="left"))
-    found = {row["id"]: row["agrees"] for row in board.workers(run)}
+    found = {row["id"]: row["agrees"] for row in run_table.workers(run)}
     assert [found[str(each.machine.pk)] for each in (ada, others[1])] == [False, False], (
         "of two neither is right"
     )
@@ -318,9 +320,9 @@ async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_sp
     )
     assert heard_by[0] == heard_by[1]
     await one.leave()
-    assert await sync_to_async(stream.client().exists)(live.lock_key(run.pk))
+    assert await sync_to_async(report_queue.client().exists)(live.lock_key(run.pk))
     await two.leave()
-    assert not await sync_to_async(stream.client().exists)(live.lock_key(run.pk))
+    assert not await sync_to_async(report_queue.client().exists)(live.lock_key(run.pk))
     assert str(run.pk) not in live.watchers._rooms
 
 

@@ -16,14 +16,14 @@ from django.utils import timezone
 from helpers.pages import text as page
 
 from barnraise.protocol import enums, messages
-from coordinator import outside
 from coordinator.accounts.models import SiteRules
 from coordinator.audit.models import Entry
 from coordinator.fleet.models import Membership
+from coordinator.lib import safe_http
 from coordinator.notify import models, tasks
-from coordinator.notify.kinds import Kind, News
+from coordinator.notify.detectors import news
 from coordinator.notify.models import Choice, Delivery, Notice, Webhook
-from coordinator.notify.sweep import news
+from coordinator.notify.notification_types import Kind, News
 from coordinator.runs.models import Run
 
 pytestmark = pytest.mark.django_db
@@ -345,8 +345,8 @@ def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
     ],
 )
 def test_what_lies_within_is_never_called_and_the_form_says_why(signed_in, valkey, url, said):
-    with pytest.raises(outside.Unsafe, match=said):
-        outside.resolved(url)
+    with pytest.raises(safe_http.Unsafe, match=said):
+        safe_http.resolved(url)
     client, _ = signed_in()
     answer = client.post("/notifications/webhooks/", {"url": url, "kinds": ["run.started"]})
     assert (
@@ -358,13 +358,13 @@ def test_what_lies_within_is_never_called_and_the_form_says_why(signed_in, valke
 
 async def test_a_name_that_leads_within_by_the_time_of_the_call_is_not_called_either(settings):
     settings.OUTSIDE_NETWORKS = []
-    with pytest.raises(outside.Unsafe):
-        await outside.post("https://localhost/", b"", {})
+    with pytest.raises(safe_http.Unsafe):
+        await safe_http.post("https://localhost/", b"", {})
 
 
 def test_public_addresses_are_public():
     for address in ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"):
-        assert outside.public(address)
+        assert safe_http.public(address)
 
 
 def test_of_what_a_webhook_hears_may_be_changed_and_none_at_all_is_refused_at_the_field(

@@ -11,10 +11,10 @@ from django.db import OperationalError, connection
 from django.test import Client
 from django.utils import timezone
 
-from coordinator import embedded, logs, metrics, request_id
 from coordinator.celery import Task, app
 from coordinator.fleet.models import Membership
 from coordinator.fleet.tasks import sweep
+from coordinator.lib import counters, embedded_servers, log_format, request_id
 from coordinator.telemetry.history import history
 from coordinator.telemetry.models import Point, Receipt, Rollup
 from coordinator.telemetry.retention import DAY, retain
@@ -40,14 +40,14 @@ def test_a_site_with_all_it_needs_is_alive_and_ready(client, valkey):
 
 
 def test_without_valkey_a_site_is_alive_and_not_ready_and_says_what_is_gone(client, state):
-    embedded.stop_valkey(state)
+    embedded_servers.stop_valkey(state)
     try:
         assert client.get("/healthz").status_code == 200
         answer = client.get("/readyz")
         assert answer.status_code == 503 and answer.json()["valkey"] == "does not answer"
         assert client.get("/metrics").status_code == 503
     finally:
-        embedded.start(state, durable=False)
+        embedded_servers.start(state, durable=False)
     assert client.get("/readyz").status_code == 200
 
 
@@ -109,12 +109,12 @@ def test_requests_and_reports_are_counted_by_view_and_never_by_machine_or_run(
 
 def test_a_histogram_adds_up(client, valkey):
     for seconds in (0.001, 0.004, 0.3, 0.3, 99.0):
-        metrics.time("barnraise_task_seconds", seconds, task="x")
+        counters.time("barnraise_task_seconds", seconds, task="x")
     found = series(client.get("/metrics").content.decode())
     buckets = {s: v for s, v in found.items() if s.startswith("barnraise_task_seconds_bucket")}
     assert (
         list(buckets.values()) == sorted(buckets.values())
-        and len(buckets) == len(metrics.BUCKETS) + 1
+        and len(buckets) == len(counters.BUCKETS) + 1
     )
     assert found['barnraise_task_seconds_bucket{le="0.005",task="x"}'] == 2
     assert found['barnraise_task_seconds_bucket{le="0.5",task="x"}'] == 4
@@ -127,7 +127,7 @@ def test_a_histogram_adds_up(client, valkey):
 
 
 def test_a_label_cannot_break_out_of_its_quotes(client, valkey):
-    metrics.count("barnraise_tasks_total", task='a"} 9\nb\\')
+    counters.count("barnraise_tasks_total", task='a"} 9\nb\\')
     assert r'barnraise_tasks_total{task="a\"} 9\nb\\"} 1' in client.get("/metrics").content.decode()
 
 
@@ -147,7 +147,7 @@ def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launche
     handler = logging.StreamHandler()
     lines: list[str] = []
     handler.emit = lambda record: lines.append(
-        logs.Json().format(record) if logs.Named().filter(record) else ""
+        log_format.Json().format(record) if log_format.Named().filter(record) else ""
     )
     access = logging.getLogger("coordinator.access")
     access.addHandler(handler)
@@ -174,11 +174,11 @@ def test_what_cannot_be_json_is_logged_as_text_and_a_traceback_is_whole():
             "x", 40, "f", 1, "odd %s", (object,), True, extra={"thing": {1, 2}}
         )
         record.exc_info = __import__("sys").exc_info()
-    said = json.loads(logs.Json().format(record))
+    said = json.loads(log_format.Json().format(record))
     assert (
         "ValueError: ours" in said["traceback"]
         and said["thing"]
-        and "\n" not in logs.Json().format(record)
+        and "\n" not in log_format.Json().format(record)
     )
 
 

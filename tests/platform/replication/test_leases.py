@@ -14,14 +14,16 @@ from helpers.rebuild_site import everything, logs, rebuilt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import mirror
-from coordinator.mirrors import duties, lists, receiving
-from coordinator.mirrors.models import LogEvent, Standing
-from coordinator.mirrors.state import current
-from coordinator.mirrors.turns import ALONE, DEAD, TURN, Taken, Turn, ranked, turn
+from coordinator.eventlog import ingest
+from coordinator.eventlog.models import LogEvent
+from coordinator.eventlog.projection import current
+from coordinator.lib import site_identity
 from coordinator.notify import tasks
-from coordinator.notify.kinds import Kind, News
 from coordinator.notify.models import Choice, Delivery, Notice, Webhook
+from coordinator.notify.notification_types import Kind, News
+from coordinator.replication import leases, mirror_list
+from coordinator.replication.lease_election import ALONE, DEAD, TURN, Taken, Turn, ranked, turn
+from coordinator.replication.models import Standing
 
 KEYS = [f"{n:064x}" for n in range(6)]
 MIRRORS = st.sets(st.sampled_from(KEYS), min_size=1)
@@ -110,9 +112,9 @@ def test_a_mirror_that_hears_no_other_waits_for_it_may_be_the_one_that_is_cut_of
 def other():
     """A second mirror of the list, heard of just now."""
     made = SmallMirror(OtherMirror())
-    ours = listed(mirror.identity(), "https://here.example.org")
+    ours = listed(site_identity.identity(), "https://here.example.org")
     first = signed_list(1, ours, made.listed)
-    lists.take([first], vouched=first.digest)
+    mirror_list.take([first], vouched=first.digest)
     heard(made, 0)
     yield made
     made.close()
@@ -125,9 +127,9 @@ def heard(other: SmallMirror, seconds_ago: float) -> None:
 
 def notice(person, other: SmallMirror, whose: str) -> Notice:
     """One whose letter is first `whose`: "ours" or "theirs"."""
-    keys = {"ours": mirror.identity().key, "theirs": other.listed.key}
+    keys = {"ours": site_identity.identity().key, "theirs": other.listed.key}
     for n in range(100):
-        duty = duties.name("letter", person.pk, f"key {n}")
+        duty = leases.name("letter", person.pk, f"key {n}")
         if ranked(duty, keys.values())[0] == keys[whose]:
             made = Notice.tell(News(person, Kind.RUN_STARTED, f"key {n}", "It started"))
             assert made and made.duty == duty
@@ -146,11 +148,15 @@ def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
     ada = person()
     mine, theirs = notice(ada, other, "ours"), notice(ada, other, "theirs")
     assert tasks.letters() == 1 and len(mail.outbox) == 1
-    assert current(f"duty:{mine.duty}") == {"epoch": 1, "by": mirror.identity().key, "done": True}
+    assert current(f"duty:{mine.duty}") == {
+        "epoch": 1,
+        "by": site_identity.identity().key,
+        "done": True,
+    }
     for row in Notice.objects.filter(pk=theirs.pk):
         assert row.email_due and row.email_tries == 0 and row.emailed is None
     other.log.tell("duty.done", theirs.duty, {"mirror": other.listed.key})
-    receiving.receive(other.log.events)
+    ingest.receive(other.log.events)
     due()
     assert tasks.letters() == 0 and len(mail.outbox) == 1
     assert not Notice.objects.filter(email_due__isnull=False).exists()
@@ -163,7 +169,7 @@ def test_when_the_mirror_whose_turn_it_is_dies_another_sends_the_letter_in_a_hig
 ):
     theirs = notice(person(), other, "theirs")
     other.log.tell("duty.take", theirs.duty, {"mirror": other.listed.key, "epoch": 1})
-    receiving.receive(other.log.events)
+    ingest.receive(other.log.events)
     assert tasks.letters() == 0
     heard(other, DEAD + ALONE + 1)
     due()
@@ -172,15 +178,15 @@ def test_when_the_mirror_whose_turn_it_is_dies_another_sends_the_letter_in_a_hig
     due()
     assert tasks.letters() == 1
     state = current(f"duty:{theirs.duty}")
-    assert state == {"epoch": 2, "by": mirror.identity().key, "done": True}
+    assert state == {"epoch": 2, "by": site_identity.identity().key, "done": True}
     returned = Taken(**state)
     assert (
-        turn(theirs.duty, returned, other.listed.key, {mirror.identity().key: 0.0}, 1e6)
+        turn(theirs.duty, returned, other.listed.key, {site_identity.identity().key: 0.0}, 1e6)
         is Turn.DONE
     )
     (letter,) = mail.outbox
     first, _ = letter.extra_headers["Message-ID"][1:].split("@")
-    assert first == duties.name(theirs.duty)[:32], (
+    assert first == leases.name(theirs.duty)[:32], (
         "and had it sent it too, a mail program would know them as one"
     )
 
@@ -193,7 +199,7 @@ def test_a_mirror_whose_epoch_was_passed_does_not_try_its_letter_again(person, o
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
     assert tasks.letters() == 0 and current(f"duty:{mine.duty}")["epoch"] == 1
     other.log.tell("duty.take", mine.duty, {"mirror": other.listed.key, "epoch": 2})
-    receiving.receive(other.log.events)
+    ingest.receive(other.log.events)
     settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
     due()
     assert tasks.letters() == 0 and mail.outbox == []
@@ -240,5 +246,5 @@ def test_webhooks_and_what_somebody_wants_to_hear_are_the_same_elsewhere(person)
     hook.refresh_from_db()
     hook.switch(False)
     one = Notice.tell(News(ada, Kind.RUN_STARTED, "one", "It started"))
-    assert hook.owe(one, {}).name == f"msg_{duties.name('call', hook.pk, 'one')[:32]}"
+    assert hook.owe(one, {}).name == f"msg_{leases.name('call', hook.pk, 'one')[:32]}"
     assert json.dumps(Delivery.objects.get().body)

@@ -1,4 +1,4 @@
-"""`manage.py mirrors` and `manage.py mirror`: a list is begun, signed, published; a mirror joins."""
+"""`manage.py mirror_list` and `manage.py replication`: a list is begun, signed, published; a mirror joins."""
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -7,9 +7,10 @@ from helpers.fake_mirror import SmallMirror, ourselves
 from helpers.mirror_lists import signed_list
 
 from barnraise.protocol.signing import Identity
-from coordinator import mirror
-from coordinator.mirrors import lists
-from coordinator.mirrors.models import List, LogEvent
+from coordinator.eventlog.models import LogEvent
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list
+from coordinator.replication.models import List
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
@@ -25,7 +26,7 @@ def run(*words: str) -> str:
 
 @pytest.fixture
 def roots(tmp_path) -> list[str]:
-    return [run("mirrors", "keygen", str(tmp_path / f"root{n}")).strip() for n in range(3)]
+    return [run("mirror_list", "keygen", str(tmp_path / f"root{n}")).strip() for n in range(3)]
 
 
 def begun(tmp_path, roots) -> str:
@@ -41,10 +42,10 @@ def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tm
     assert (tmp_path / "root0").stat().st_mode & 0o077 == 0, "readable by its owner alone"
     file = begun(tmp_path, roots)
     with pytest.raises(CommandError, match="signed by 0 of"):
-        run("mirrors", "publish", file, "--first")
-    run("mirrors", "sign", file, "--key", str(tmp_path / "root0"))
-    assert "has signed" in run("mirrors", "sign", file, "--key", str(tmp_path / "root2"))
-    assert "list 1 is in force" in run("mirrors", "publish", file, "--first")
+        run("mirror_list", "publish", file, "--first")
+    run("mirror_list", "sign", file, "--key", str(tmp_path / "root0"))
+    assert "has signed" in run("mirror_list", "sign", file, "--key", str(tmp_path / "root2"))
+    assert "list 1 is in force" in run("mirror_list", "publish", file, "--first")
     second = str(tmp_path / "second.json")
     run(
         "mirrors",
@@ -58,15 +59,17 @@ def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tm
         "--to",
         second,
     )
-    run("mirrors", "expel", "--key", STRANGER.key[:8], "--last", f"{'a' * 32}:4", "--to", second)
+    run(
+        "mirror_list", "expel", "--key", STRANGER.key[:8], "--last", f"{'a' * 32}:4", "--to", second
+    )
     for name in ("root0", "root1"):
-        run("mirrors", "sign", second, "--key", str(tmp_path / name))
-    run("mirrors", "publish", second)
-    found = lists.newest()
+        run("mirror_list", "sign", second, "--key", str(tmp_path / name))
+    run("mirror_list", "publish", second)
+    found = mirror_list.newest()
     assert found.version == 2 and found.named(STRANGER.key).expelled.last == {"a" * 32: 4}
-    assert "(expelled" in run("mirrors", "show")
+    assert "(expelled" in run("mirror_list", "show")
     with pytest.raises(CommandError, match="held already"):
-        run("mirrors", "publish", second)
+        run("mirror_list", "publish", second)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +98,7 @@ def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, word
         "stranger": STRANGER.key,
     }
     with pytest.raises(CommandError, match=sentence):
-        run("mirrors", *(word.format(**names) for word in words))
+        run("mirror_list", *(word.format(**names) for word in words))
 
 
 def test_a_new_mirror_begins_from_any_one_other(log):
@@ -103,21 +106,21 @@ def test_a_new_mirror_begins_from_any_one_other(log):
     first = signed_list(1, ourselves(), small.listed)
     small.lists = [first]
     with pytest.raises(CommandError, match="Nothing was taken"):
-        run("mirror", "join", small.url, "--list", "0" * 64)
+        run("replication", "join", small.url, "--list", "0" * 64)
     assert not List.objects.exists() and not LogEvent.objects.exists()
-    assert "10 events in 1 logs" in run("mirror", "join", small.url, "--list", first.digest)
-    assert here(log) == 10 and lists.newest().version == 1
-    assert "state " in run("mirror", "pull")
+    assert "10 events in 1 logs" in run("replication", "join", small.url, "--list", first.digest)
+    assert here(log) == 10 and mirror_list.newest().version == 1
+    assert "state " in run("replication", "pull")
     small.close()
 
 
 def test_who_is_not_of_the_list_cannot_begin_from_it_and_hears_how_to_be(log):
     small = SmallMirror(log)
     small.lists = [signed_list(1, small.listed)]
-    with pytest.raises(CommandError, match=f"--key {mirror.identity().key}"):
-        run("mirror", "join", small.url, "--list", small.lists[0].digest)
+    with pytest.raises(CommandError, match=f"--key {site_identity.identity().key}"):
+        run("replication", "join", small.url, "--list", small.lists[0].digest)
     small.lists = []
     List.objects.all().delete()
     with pytest.raises(CommandError, match="has no mirror list"):
-        run("mirror", "join", small.url)
+        run("replication", "join", small.url)
     small.close()

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import MessageError
-from coordinator.mirrors.message import read
-from coordinator.mirrors.paging import AHEAD, ahead, pages, reader
-from coordinator.mirrors.peer import Unheard
-from coordinator.mirrors.wire import LogPart
+from coordinator.eventlog.event import read
+from coordinator.replication.client import Unheard
+from coordinator.replication.prefetch import AHEAD, ahead, pages, reader
+from coordinator.replication.protocol import LogPart
 
 
 class Shelf:

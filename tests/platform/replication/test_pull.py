@@ -18,11 +18,13 @@ from barnraise.errors import ListError
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import Expulsion, Lists
 from barnraise.protocol.signing import Identity, digest
-from coordinator import mirror
-from coordinator.mirrors import lists, peer, pulling, tasks
-from coordinator.mirrors.models import Clock, List, LogEvent, Origin, Proof, Standing
-from coordinator.mirrors.state import state_hash
-from coordinator.mirrors.wire import LogPart, Pair
+from coordinator.eventlog.models import Clock, LogEvent, Origin, Proof
+from coordinator.eventlog.projection import state_hash
+from coordinator.lib import site_identity
+from coordinator.replication import client, mirror_list, tasks
+from coordinator.replication import pull as pull_module
+from coordinator.replication.models import List, Standing
+from coordinator.replication.protocol import LogPart, Pair
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
@@ -30,9 +32,9 @@ STRANGER = Identity(b"x" * 32)
 
 @pytest.fixture
 def hurry(monkeypatch):
-    monkeypatch.setattr(peer, "BETWEEN", 1.5)
-    monkeypatch.setattr(peer, "WHOLE", 2.0)
-    monkeypatch.setattr(peer, "MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr(client, "BETWEEN", 1.5)
+    monkeypatch.setattr(client, "WHOLE", 2.0)
+    monkeypatch.setattr(client, "MAX_ANSWER", 1 << 20)
 
 
 # ---- what is well
@@ -42,7 +44,7 @@ def test_another_mirrors_log_comes_here_page_by_page_and_once(small, log):
     small.most = 3
     assert pull(small).stored == 10 and here(log) == 10
     before = len(small.asked)
-    assert pull(small) == pulling.Pulled() and small.asked[before:] == ["GET /mirrors/heads"]
+    assert pull(small) == pull_module.Pulled() and small.asked[before:] == ["GET /mirrors/heads"]
     log.tell("weather.seen", 1, {"rain": 0})
     assert pull(small).stored == 1
     standing = Standing.objects.get(pk=small.identity.key)
@@ -224,10 +226,10 @@ def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_he
 ):
     key, right = small.identity.key, small.routes["GET /mirrors/heads"]
     small.routes["GET /mirrors/heads"] = lambda query, who: (502, b"<html>")
-    assert pulling.pull_all()[key].refused
-    assert pulling.pull_all() == {}, "not at once again: other tasks wait behind it"
+    assert pull_module.pull_all()[key].refused
+    assert pull_module.pull_all() == {}, "not at once again: other tasks wait behind it"
     standing = Standing.objects.get()
-    waits = [pulling.wait(Standing(key=key, failures=n)).total_seconds() for n in (1, 4, 100)]
+    waits = [pull_module.wait(Standing(key=key, failures=n)).total_seconds() for n in (1, 4, 100)]
     assert (
         standing.failures == 1
         and 2.5 <= waits[0] <= 5
@@ -237,39 +239,39 @@ def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_he
     small.routes["GET /mirrors/heads"] = right
     tasks.pull(key)
     assert here(log) == 10 and Standing.objects.get().failures == 0
-    assert pulling.pull_all() == {key: pulling.Pulled()}
+    assert pull_module.pull_all() == {key: pull_module.Pulled()}
 
 
 def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(
     small, log, hurry, monkeypatch
 ):
-    monkeypatch.setattr(peer, "KNOCK", 0.5)
-    monkeypatch.setattr(pulling, "SOONEST", pulling.LONGEST)
+    monkeypatch.setattr(client, "KNOCK", 0.5)
+    monkeypatch.setattr(pull_module, "SOONEST", pull_module.LONGEST)
     right = dict(small.routes)
     small.routes |= dict.fromkeys(
         ("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, silent())
     )
-    assert "does not answer" in pulling.pull_all()[small.identity.key].refused[0]
-    assert pulling.pull_all() == {}, "it does not open"
+    assert "does not answer" in pull_module.pull_all()[small.identity.key].refused[0]
+    assert pull_module.pull_all() == {}, "it does not open"
     asked = len(small.asked)
     tasks.nudge()
     assert "POST /mirrors/nudge" not in small.asked[asked:], "nobody waits for it"
     small.routes = right
-    assert pulling.pull_all()[small.identity.key].stored == 10
+    assert pull_module.pull_all()[small.identity.key].stored == 10
     tasks.nudge()
     assert small.asked[-1] == "POST /mirrors/nudge"
 
 
 def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, log, monkeypatch):
-    monkeypatch.setattr(pulling, "SOONEST", pulling.LONGEST)
+    monkeypatch.setattr(pull_module, "SOONEST", pull_module.LONGEST)
     key, right = small.identity.key, small.routes["GET /mirrors/heads"]
     small.routes["GET /mirrors/heads"] = lambda query, who: (
         503,
         b'{"error": "the database is away"}',
     )
-    assert "the database is away" in pulling.pull_all()[key].refused[0]
+    assert "the database is away" in pull_module.pull_all()[key].refused[0]
     small.routes["GET /mirrors/heads"] = right
-    assert pulling.pull_all()[key].stored == 10
+    assert pull_module.pull_all()[key].stored == 10
 
 
 def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
@@ -281,8 +283,8 @@ def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
     }
     settings.CACHES = {"default": away}
     tasks.changed()
-    assert lists.named()[0] == 1
-    assert lists.take([signed_list(2, ourselves(), small.listed)])
+    assert mirror_list.named()[0] == 1
+    assert mirror_list.take([signed_list(2, ourselves(), small.listed)])
 
 
 def test_heads_by_another_key_or_for_another_site_are_refused(small):
@@ -317,7 +319,7 @@ def certificate(folder, host: str) -> ssl.SSLContext:
 def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
     small = SmallMirror(log, certificate(tmp_path, "elsewhere.example.org"))
     first = signed_list(1, ourselves(), small.listed)
-    lists.take([first], vouched=first.digest)
+    mirror_list.take([first], vouched=first.digest)
     assert "certificate verify failed" in pull(small).refused[0] and here(log) == 0
     small.close()
 
@@ -332,14 +334,14 @@ def test_a_newer_list_comes_with_a_pull_and_withdraws_what_an_expelled_mirror_sa
     )
     small.lists = [signed_list(2, ourselves(), gone)]
     pull(small)
-    assert lists.newest().version == 2 and lists.others() == []
+    assert mirror_list.newest().version == 2 and mirror_list.others() == []
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
     assert "it lied" in Origin.objects.get(pk=log.origin).why
 
 
 def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
     pull(small)
-    lists.take(
+    mirror_list.take(
         [
             signed_list(
                 2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)})
@@ -347,7 +349,7 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
         ]
     )
     assert not LogEvent.objects.filter(origin=log.origin, accepted=True).exists()
-    assert lists.believed(log.origin) == {mirror.identity().key}
+    assert mirror_list.believed(log.origin) == {site_identity.identity().key}
 
 
 @pytest.mark.parametrize(
@@ -377,6 +379,6 @@ def test_a_list_that_does_not_hold_is_refused_by_a_sentence_and_the_log_comes_al
 
 
 def test_a_downgrade_is_refused(small):
-    lists.take([signed_list(3, ourselves(), small.listed)])
+    mirror_list.take([signed_list(3, ourselves(), small.listed)])
     with pytest.raises(ListError, match="older than 3"):
-        lists.take([signed_list(2, ourselves(), small.listed)])
+        mirror_list.take([signed_list(2, ourselves(), small.listed)])

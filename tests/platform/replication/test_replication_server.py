@@ -10,10 +10,12 @@ from helpers.mirror_lists import signed_list
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import Expulsion, Lists
 from barnraise.protocol.signing import Identity, digest, opened
-from coordinator import mirror
-from coordinator.mirrors import lists, particulars, sealing, tasks
-from coordinator.mirrors.models import List, Particulars
-from coordinator.mirrors.wire import Heads, LogPart, Sealed, Wants
+from coordinator.eventlog import private_data
+from coordinator.eventlog.models import Particulars
+from coordinator.lib import site_identity
+from coordinator.replication import encryption, mirror_list, tasks
+from coordinator.replication.models import List
+from coordinator.replication.protocol import Heads, LogPart, Sealed, Wants
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
@@ -22,7 +24,7 @@ STRANGER = Identity(b"x" * 32)
 def asks(identity: Identity, method: str, path: str, message=None, **changed):
     path, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
     token = changed.get("token") or identity.request_token(
-        mirror.identity().key, method, path, body, time.time()
+        site_identity.identity().key, method, path, body, time.time()
     )
     return Client().generic(
         method,
@@ -37,7 +39,10 @@ def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, 
     pull(small)
     answer = asks(small.identity, "GET", "/mirrors/heads")
     heads = opened(
-        messages.Signed.model_validate_json(answer.content), "heads", Heads, mirror.identity().key
+        messages.Signed.model_validate_json(answer.content),
+        "heads",
+        Heads,
+        site_identity.identity().key,
     )
     assert (
         heads.heads[log.origin].seq == 10 and heads.to == small.identity.key and heads.mirrors == 1
@@ -53,7 +58,7 @@ def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, 
 
 def test_a_page_is_bounded_in_bytes(small, log, monkeypatch):
     pull(small)
-    monkeypatch.setattr("coordinator.api.mirrors.between.PAGE_BYTES", 1000)
+    monkeypatch.setattr("coordinator.api.replication_endpoints.between.PAGE_BYTES", 1000)
     page = LogPart.model_validate_json(
         asks(small.identity, "GET", f"/mirrors/logs/{log.origin}").content
     )
@@ -71,14 +76,14 @@ def test_who_is_not_of_the_list_was_expelled_or_says_a_thing_twice_is_refused(sm
     assert Client().get("/api/v1/mirrors/heads").status_code == 401
     assert "is no mirror of list 1" in asks(STRANGER, "GET", "/mirrors/heads").json()["error"]
     token = small.identity.request_token(
-        mirror.identity().key, "GET", "/api/v1/mirrors/heads", b"", time.time()
+        site_identity.identity().key, "GET", "/api/v1/mirrors/heads", b"", time.time()
     )
     assert asks(small.identity, "GET", "/mirrors/heads", token=token).status_code == 200
     assert (
         "made before" in asks(small.identity, "GET", "/mirrors/heads", token=token).json()["error"]
     )
     assert asks(small.identity, "GET", "/mirrors/proofs", token=token).status_code == 401
-    lists.take(
+    mirror_list.take(
         [
             signed_list(
                 2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)})
@@ -95,7 +100,7 @@ def test_without_a_list_no_mirror_is_known():
 
 def test_anybody_gets_the_list_and_what_leads_to_it(small):
     second = signed_list(2, ourselves(), small.listed)
-    lists.take([second])
+    mirror_list.take([second])
     told = Lists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
     assert told.lists == [second]
     assert (
@@ -114,11 +119,11 @@ def test_personal_data_goes_out_sealed_to_the_one_question(small):
     Particulars.objects.create(
         digest=digest("s" * 32 + "{}"), subject="person:x", salt="s" * 32, body="{}"
     )
-    lock, other = sealing.Lock(), sealing.Lock()
+    lock, other = encryption.Lock(), encryption.Lock()
     wants = Wants(digests=[digest("s" * 32 + "{}")], key=lock.key)
     answer = asks(small.identity, "POST", "/mirrors/particulars", wants)
     sealed = Sealed.model_validate_json(answer.content)
-    assert lock.open(sealed) == [particulars.Kept(wants.digests[0], "s" * 32, "{}")]
+    assert lock.open(sealed) == [private_data.Kept(wants.digests[0], "s" * 32, "{}")]
     with pytest.raises(Exception, match="cannot be opened"):
         other.open(sealed)
     assert (

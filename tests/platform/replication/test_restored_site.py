@@ -12,13 +12,14 @@ from helpers.rebuild_site import everything, logs
 
 from barnraise.protocol.messages import JoinReply, Ticket
 from barnraise.protocol.signing import Identity, digest, opened
-from coordinator import mirror
 from coordinator.accounts.models import User
-from coordinator.mirrors import lists, log, particulars, pulling, receiving, salt
-from coordinator.mirrors.message import read
-from coordinator.mirrors.models import LogEvent, Origin, Subject, Tally
-from coordinator.mirrors.state import current, state_hash
-from coordinator.mirrors.wire import Head, LogPart
+from coordinator.eventlog import ingest, private_data, writer
+from coordinator.eventlog.event import read
+from coordinator.eventlog.models import LogEvent, Origin, Subject, Tally
+from coordinator.eventlog.projection import current, state_hash
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list, pull, volunteer_salt
+from coordinator.replication.protocol import Head, LogPart
 from coordinator.telemetry import tasks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
@@ -28,8 +29,10 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 def other():
     """Another mirror, which keeps what this site wrote, too."""
     made = SmallMirror(OtherMirror())
-    first = signed_list(1, listed(mirror.identity(), "https://here.example.org"), made.listed)
-    lists.take([first], vouched=first.digest)
+    first = signed_list(
+        1, listed(site_identity.identity(), "https://here.example.org"), made.listed
+    )
+    mirror_list.take([first], vouched=first.digest)
     yield made
     made.close()
 
@@ -57,7 +60,7 @@ def restored(other, person):
     backup = LogEvent.objects.count()
     said, total = Subject.objects.get(pk=f"person:{ada.pk}").state, state_hash()
     ada.ban(root, "spam")
-    kept = [each for each in logs() if each.key == mirror.identity().key]
+    kept = [each for each in logs() if each.key == site_identity.identity().key]
     keep(other, kept)
     lost = LogEvent.objects.order_by("seq")[backup:]
     assert [event.type for event in lost] == ["person.ban"]
@@ -76,19 +79,19 @@ def test_a_restored_site_is_read_only_until_another_mirror_gave_back_its_own_log
     ada, _ = restored
     client = Client()
     client.force_login(ada)
-    assert log.held() and client.get("/runs/").status_code == 200
+    assert writer.held() and client.get("/runs/").status_code == 200
     before = LogEvent.objects.count()
     answer = client.post("/account/", {"name": "Ada again"})
     assert answer.status_code == 503 and b"restored from a backup" in answer.content
     answer = client.post("/api/v1/runs", "{}", content_type="application/json")
     assert answer.status_code == 503 and "restored from a backup" in answer.json()["error"]
-    with pytest.raises(log.Held):
+    with pytest.raises(writer.Held):
         ada.rename("Ada again")
     assert tasks.tell.apply().get() in (0, None)
     assert LogEvent.objects.count() == before
 
-    done = pulling.pull(lists.others()[0])
-    assert not log.held() and not done.refused
+    done = pull.pull(mirror_list.others()[0])
+    assert not writer.held() and not done.refused
     assert User.objects.get(pk=ada.pk).banned, "before anything was decided here"
     ours = Origin.objects.get(ours=True)
     assert current(f"origin:{ours.pk}")["after"] == Origin.objects.get(key=ours.key, ours=False).pk
@@ -101,18 +104,18 @@ def test_a_restored_site_goes_on_waiting_where_the_end_of_its_log_does_not_come_
 ):
     _, kept = restored
     keep(other, [*kept[:-1], kept[-1].model_copy(update={"signature": "0" * 128})])
-    done = pulling.pull(lists.others()[0])
-    assert done.refused and log.held()
+    done = pull.pull(mirror_list.others()[0])
+    assert done.refused and writer.held()
     other.close()
-    assert "does not answer" in pulling.pull(lists.others()[0]).refused[0] and log.held()
+    assert "does not answer" in pull.pull(mirror_list.others()[0]).refused[0] and writer.held()
 
 
 def test_its_operator_lets_it_go_on_where_no_other_can_be_reached(restored, other, capsys):
     ada, kept = restored
     call_command("eventlog", "resume")
-    assert "a new log" in capsys.readouterr().out and not log.held()
+    assert "a new log" in capsys.readouterr().out and not writer.held()
     assert ada.rename("Ada again")
-    receiving.receive(kept)  # later it comes all the same
+    ingest.receive(kept)  # later it comes all the same
     assert User.objects.get(pk=ada.pk).banned
     call_command("eventlog", "resume")
     assert "does not wait" in capsys.readouterr().out
@@ -121,7 +124,7 @@ def test_its_operator_lets_it_go_on_where_no_other_can_be_reached(restored, othe
 def test_a_restored_site_that_stands_alone_waits_for_nobody(person):
     person()
     Origin.objects.update(ours=False)
-    assert not log.held() and person("bob@example.org").rename("Bob")
+    assert not writer.held() and person("bob@example.org").rename("Bob")
 
 
 # ---- one volunteer ---------------------------------------------------------------------------------------------------
@@ -140,29 +143,29 @@ def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(
     theirs = volunteer(person("bob@example.org"), 3)
     said = signed_for(first.join(run))
     assert signed_for(second.join(run)) == said != signed_for(theirs.join(run))
-    own = salt.volunteer(ada.pk)
+    own = volunteer_salt.volunteer(ada.pk)
     assert own == said
     kept = everything()
     state = current("salt:volunteers")
     body = next(each.body for each in kept if each.digest == state["about"])
-    assert mirror.salt().hex() in body
+    assert site_identity.salt().hex() in body
     told = "".join(LogEvent.objects.values_list("body", flat=True))
-    assert mirror.salt().hex() not in told, "in no event"
+    assert site_identity.salt().hex() not in told, "in no event"
 
 
 def test_a_site_that_comes_later_goes_by_the_first_ones_salt_as_soon_as_it_has_it(other, person):
     ada = person()
-    before = salt.volunteer(ada.pk)
+    before = volunteer_salt.volunteer(ada.pk)
     made = OtherMirror(78)
-    kept = particulars.Kept("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
+    kept = private_data.Kept("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
     about = digest(kept.salt + kept.body)
     early = time.time() - 1000
     made.events, made.hlc = [], 0
     made.tell("origin.begin", made.origin, {"name": "elder", "after": None}, at=early)
     made.tell("salt.give", "volunteers", {"about": about}, at=early)
-    assert not receiving.receive(made.events).refused
-    assert salt.volunteer(ada.pk) == before, "until it has come"
-    particulars.take([particulars.Kept(about, kept.salt, kept.body)])
-    after = salt.volunteer(ada.pk)
-    assert after != before and after == salt.volunteer(str(ada.pk))
+    assert not ingest.receive(made.events).refused
+    assert volunteer_salt.volunteer(ada.pk) == before, "until it has come"
+    private_data.take([private_data.Kept(about, kept.salt, kept.body)])
+    after = volunteer_salt.volunteer(ada.pk)
+    assert after != before and after == volunteer_salt.volunteer(str(ada.pk))
     assert Identity(b"q" * 32).key not in after

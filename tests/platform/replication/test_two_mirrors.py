@@ -20,7 +20,7 @@ def people(site: Site) -> str:
 
 def pulled(site: Site) -> str:
     """Its state hash after a pull that nothing was wrong with."""
-    lines = site.manage("mirror", "pull").strip().splitlines()
+    lines = site.manage("replication", "pull").strip().splitlines()
     assert not [line for line in lines if line.startswith("  ")], lines
     return lines[-1]
 
@@ -40,12 +40,14 @@ def test_a_second_mirror_begins_from_the_first_and_each_goes_on_while_the_other_
         "Ida",
     )
     a.start()
-    assert "Nothing was taken" in b.manage("mirror", "join", a.url, "--list", "0" * 64, fails=True)
-    joined = b.manage("mirror", "join", a.url, "--list", digest).strip().splitlines()[-1]
+    assert "Nothing was taken" in b.manage(
+        "replication", "join", a.url, "--list", "0" * 64, fails=True
+    )
+    joined = b.manage("replication", "join", a.url, "--list", digest).strip().splitlines()[-1]
     assert "Ida" in people(b), "what events only name by a digest has come, too"
 
     a.kill()
-    assert "does not answer" in b.manage("mirror", "pull")
+    assert "does not answer" in b.manage("replication", "pull")
     b.manage(
         "prepare_owner",
         "--email",
@@ -67,7 +69,7 @@ def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, 
     run = furnish(a)["run"]
     digest = list_both(a, b, tmp_path)
     a.start()
-    b.manage("mirror", "join", a.url, "--list", digest)
+    b.manage("replication", "join", a.url, "--list", digest)
     b.start()
     a.work()
     b.work()

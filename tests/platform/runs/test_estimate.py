@@ -11,11 +11,11 @@ from helpers.paths import ROOT
 
 from barnraise.protocol import reports
 from barnraise.spec import PRESETS, RunSpec
-from coordinator.fleet.machines import Measured
-from coordinator.runs.drafts import spec_from_fields
+from coordinator.fleet.machine_state import Measured
 from coordinator.runs.estimate import LINES, estimate, pace
-from coordinator.runs.terms import Terms
-from coordinator.runs.typical import LAPTOP, MACHINES
+from coordinator.runs.join_policy import Terms
+from coordinator.runs.reference_machines import LAPTOP, MACHINES
+from coordinator.runs.spec_form import spec_from_fields
 from coordinator.web.templatetags.barnraise import span
 
 FORM = {"name": "x", "preset": "gpt-nano"}
@@ -75,7 +75,7 @@ def test_a_step_of_very_many_sequences_is_reckoned_and_not_searched():
 def test_the_estimate_loads_no_torch():
     """The site serves it, and a page must not cost a gigabyte."""
     said = (
-        "import sys; sys.path[:0] = ['platform', 'worker']; import coordinator.runs.typical; "
+        "import sys; sys.path[:0] = ['platform', 'worker']; import coordinator.runs.reference_machines; "
         "import importlib.util as u; s = u.spec_from_file_location('e', 'platform/coordinator/runs/estimate.py'); "
         "m = u.module_from_spec(s); sys.modules['e'] = m; s.loader.exec_module(m); assert 'torch' not in sys.modules"
     )

@@ -5,19 +5,19 @@ import re
 import pytest
 from django.test import Client
 
-from coordinator.runs import notes
-from coordinator.runs.terms import Terms
+from coordinator.runs import markdown
+from coordinator.runs.join_policy import Terms
 
 pytestmark = pytest.mark.django_db
 
 
 def test_notes_are_markdown_and_nothing_else():
-    shown = notes.html(
+    shown = markdown.html(
         "# Why\n\nA *small* [start](https://example.org/?a=1&b=2).\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     )
     assert "<h3>Why</h3>" in shown and "<em>small</em>" in shown and "<table>" in shown
     assert 'rel="nofollow ugc noopener noreferrer"' in shown and "&amp;b=2" in shown
-    assert notes.html("") == ""
+    assert markdown.html("") == ""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_notes_are_markdown_and_nothing_else():
     ],
 )
 def test_hostile_notes_become_text(hostile):
-    shown = notes.html(hostile)
+    shown = markdown.html(hostile)
     assert not re.search(
         r"<(?!/?(p|em|strong|a|code|pre|blockquote|h[1-6]|ul|ol|li|hr|br|table|t[a-z]+)\b)", shown
     ), shown
@@ -55,7 +55,7 @@ def test_hostile_notes_become_text(hostile):
 
 def test_what_hides_or_turns_text_around_is_taken_out_of_notes_and_emoji_stay():
     assert (
-        notes.plain("a\u202eb\u200bc\0d\r\ne 🛖 \N{HEBREW LETTER ALEF}")
+        markdown.plain("a\u202eb\u200bc\0d\r\ne 🛖 \N{HEBREW LETTER ALEF}")
         == "abcd\ne 🛖 \N{HEBREW LETTER ALEF}"
     )
 

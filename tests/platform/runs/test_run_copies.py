@@ -9,8 +9,8 @@ from helpers.pages import field_error
 from barnraise.protocol import enums, messages, reports
 from barnraise.spec import RunSpec, Start
 from coordinator.audit.models import Entry
+from coordinator.runs.join_policy import Terms
 from coordinator.runs.models import Run
-from coordinator.runs.terms import Terms
 from coordinator.telemetry.rollup import drain
 
 pytestmark = pytest.mark.django_db

@@ -8,10 +8,10 @@ from django.utils import timezone
 
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import digest, opened
-from coordinator.fleet.facts import facts
+from coordinator.fleet.lifecycle_facts import facts
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
-from coordinator.telemetry import board
+from coordinator.telemetry import run_table
 from coordinator.telemetry.rollup import drain
 from coordinator.telemetry.tasks import tick, tidy
 
@@ -42,7 +42,7 @@ def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
         each.report(run, numbers(1, ledger_tokens=100_000, activity="finishing"))
     drain()
     assert tick() == 0
-    assert "one other person" in board.summary(run, board.workers(run))["waiting"]
+    assert "one other person" in run_table.summary(run, run_table.workers(run))["waiting"]
     ada.report(run, numbers(2, ledger_tokens=100_000, activity="finished"))
     bob.report(
         run, numbers(2, ledger_tokens=100_000, activity="finished"), numbers(3, activity="left")
@@ -105,7 +105,7 @@ def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
     tick()
     run.refresh_from_db()
     assert run.state is enums.Status.RECRUITING
-    assert "1 of 2" in board.summary(run, board.workers(run))["waiting"]
+    assert "1 of 2" in run_table.summary(run, run_table.workers(run))["waiting"]
     bob.join(run)
     assert tick() == 1
 

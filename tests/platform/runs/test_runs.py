@@ -12,12 +12,12 @@ from barnraise.errors import SpecError
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import digest
 from barnraise.spec import PRESETS, RunSpec, preset
-from coordinator import mirror
 from coordinator.accounts.models import User
-from coordinator.api import endpoints
-from coordinator.fleet.facts import advance
-from coordinator.runs.drafts import spec_from_fields
+from coordinator.api import worker_endpoints
+from coordinator.fleet.lifecycle_facts import advance
+from coordinator.lib import site_identity
 from coordinator.runs.models import Run
+from coordinator.runs.spec_form import spec_from_fields
 
 Status = enums.Status
 
@@ -36,7 +36,7 @@ def test_a_launched_run_leaves_draft_only_once_its_text_is_there(
 def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person, launched):
     run, owner = launched(person())
     spec = RunSpec.from_json(run.spec_text)
-    assert spec.roots == (mirror.identity().key,)
+    assert spec.roots == (site_identity.identity().key,)
     assert spec.owner == owner.identity.key
     assert spec.manifest == digest(run.manifest["body"])
     assert run.spec_digest == digest(run.spec_text)
@@ -49,14 +49,14 @@ def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
 ):
     """Its ticket and what it is told of the run are of one moment, or its machine refuses them."""
     run, ada = launched(person())
-    named = endpoints.run_named
+    named = worker_endpoints.run_named
 
     def read_before_the_launch(*asked):
         found = named(*asked)
         found.spec_text, found.manifest, found.status = "", None, enums.Status.DRAFT
         return found
 
-    monkeypatch.setattr(endpoints, "run_named", read_before_the_launch)
+    monkeypatch.setattr(worker_endpoints, "run_named", read_before_the_launch)
     answer = ada.ask(
         "POST", f"/runs/{run.slug}/join", messages.JoinRequest(addresses=[], version="1")
     )
@@ -219,7 +219,7 @@ def test_the_commands_make_an_owner_and_a_run(db, capsys):
 
 def test_one_update_cannot_claim_a_whole_budget():
     """Sixteen rounds' tokens, of this run's own rounds."""
-    from coordinator.runs.drafts import spec_from_fields
+    from coordinator.runs.spec_form import spec_from_fields
 
     spec = spec_from_fields({"recipe.round_steps": "20"})
     assert spec.max_tokens_per_update == 16 * 20 * spec.recipe.step_sequences * spec.model.context

@@ -8,11 +8,11 @@ from allauth.account.models import EmailAddress
 from django.test import Client
 
 from barnraise.protocol import enums, messages
-from coordinator import embedded
 from coordinator.accounts.models import Machine, SiteRules, Team
 from coordinator.audit.models import Entry
-from coordinator.notify.kinds import Kind, News
+from coordinator.lib import embedded_servers
 from coordinator.notify.models import Notice
+from coordinator.notify.notification_types import Kind, News
 from coordinator.staff.models import Announcement
 
 pytestmark = pytest.mark.django_db
@@ -182,12 +182,12 @@ def test_the_dashboard_shows_runs_machines_queues_and_errors(staff, person, laun
 
 
 def test_the_dashboard_says_when_valkey_is_gone(staff, valkey, state):
-    embedded.stop_valkey(state)
+    embedded_servers.stop_valkey(state)
     try:
         page = staff.get("/admin/figures/")
         assert page.status_code == 200 and b"gone" in page.content
     finally:
-        embedded.start(state, durable=False)
+        embedded_servers.start(state, durable=False)
 
 
 def test_every_admin_page_opens(staff, person, launched):

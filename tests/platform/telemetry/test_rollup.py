@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from barnraise.protocol import messages
-from coordinator import embedded
-from coordinator.fleet.facts import advance
+from coordinator.fleet.lifecycle_facts import advance
 from coordinator.fleet.models import Membership
-from coordinator.telemetry import board, stream
+from coordinator.lib import embedded_servers
+from coordinator.telemetry import report_queue, run_table
 from coordinator.telemetry.history import SERIES, history
 from coordinator.telemetry.models import WIDTHS, Point, Receipt, Rollup
 from coordinator.telemetry.rollup import drain, store
@@ -138,14 +138,14 @@ def test_reports_that_the_machine_lost_itself_are_given_up_in_the_end(person, la
 def test_dying_after_the_commit_counts_nothing_twice(person, launched, numbers, valkey):
     run, ada = launched(person())
     ada.report(run, numbers(1), numbers(2))
-    entries = valkey.lrange(stream.PENDING, 0, -1)
+    entries = valkey.lrange(report_queue.PENDING, 0, -1)
     drain()
     valkey.rpush(
-        stream.PENDING, *entries
+        report_queue.PENDING, *entries
     )  # as if the process had died before it took them off the queue
     drain()
     assert counted(Membership.objects.get(run=run))["reports"] == 2
-    assert not valkey.exists(stream.PENDING)
+    assert not valkey.exists(report_queue.PENDING)
 
 
 def test_dying_before_the_commit_loses_nothing(person, launched, numbers, valkey):
@@ -154,7 +154,7 @@ def test_dying_before_the_commit_loses_nothing(person, launched, numbers, valkey
     with connection.cursor() as cursor:  # Postgres itself fails the transaction at its last row
         cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
         cursor.execute("ALTER TABLE fleet_membership ADD CONSTRAINT broken CHECK (mark < 2)")
-    valkey.rpush(stream.PENDING, valkey.lindex(stream.PENDING, 0))
+    valkey.rpush(report_queue.PENDING, valkey.lindex(report_queue.PENDING, 0))
     drain()
     assert counted(Membership.objects.get(run=run))["reports"] == 0 and not Point.objects.exists()
     with connection.cursor() as cursor:
@@ -169,8 +169,8 @@ def test_with_valkey_emptied_the_machine_posts_again_and_nothing_is_lost(
 ):
     run, ada = launched(person())
     ada.report(run, numbers(1), numbers(2))
-    embedded.stop_valkey(state)
-    embedded.start(state, durable=False)  # an undurable one comes back empty
+    embedded_servers.stop_valkey(state)
+    embedded_servers.start(state, durable=False)  # an undurable one comes back empty
     ada.report(run, numbers(3))
     drain()
     assert Membership.objects.get(run=run).mark == 0
@@ -188,7 +188,7 @@ def test_an_unreadable_entry_and_a_deleted_membership_hold_nothing_up(
     bob.join(run)
     bob.report(run, numbers(1))
     valkey.rpush(
-        stream.PENDING,
+        report_queue.PENDING,
         "{",
         '{"membership": 1}',
         '{"membership": 1, "reports": [{}], "received": 1}',
@@ -215,7 +215,7 @@ def test_a_full_queue_asks_machines_to_keep_their_reports(
     person, launched, numbers, valkey, monkeypatch
 ):
     run, ada = launched(person())
-    monkeypatch.setattr(stream, "PENDING_MOST", 2)
+    monkeypatch.setattr(report_queue, "PENDING_MOST", 2)
     assert [ada.report(run, numbers(i)).status_code for i in (1, 2, 3)] == [200, 200, 503]
     drain()
     assert ada.report(run, numbers(3)).status_code == 200
@@ -282,10 +282,10 @@ def test_rates_of_machines_add_up(person, launched, numbers, volunteer):
 def test_the_table_shows_the_newest_numbers_before_postgres_has_them(person, launched, numbers):
     run, ada = launched(person(name="Ada"))
     ada.report(run, numbers(1), numbers(2))
-    [row] = board.workers(run)
+    [row] = run_table.workers(run)
     assert (row["person"], row["name"], row["tokens"], row["rate"]) == ("Ada", "pc-1", 2000, 500.0)
     assert row["alive"] and row["behind"] == 0 and row["id"] == str(ada.machine.pk)
-    line = board.summary(run, [row])
+    line = run_table.summary(run, [row])
     assert (line["tokens"], line["rate"], line["workers_alive"], line["budget"]) == (
         2000,
         500.0,
@@ -293,10 +293,10 @@ def test_the_table_shows_the_newest_numbers_before_postgres_has_them(person, lau
         100_000,
     )
     drain()
-    stream.client().flushall()
-    [stored] = board.workers(run)
+    report_queue.client().flushall()
+    [stored] = run_table.workers(run)
     assert stored == row | {"last_seen": stored["last_seen"]}
-    [later] = board.workers(run, now=time.time() + 60)
+    [later] = run_table.workers(run, now=time.time() + 60)
     assert not later["alive"] and later["rate"] == 0
 
 
@@ -306,14 +306,14 @@ def test_a_machines_last_plan_stays_with_the_time_measured_under_it(
     run, ada = launched(person())
 
     def told() -> tuple:
-        [row] = board.workers(run)
+        [row] = run_table.workers(run)
         return row["plan"], row["step_seconds"]
 
     assert told() == (None, None)
     ada.report(run, numbers(1, plan=plan, step_seconds=5.1))
     assert told() == (plan.model_dump(), 5.1), "before Postgres has it"
     drain()
-    stream.client().flushall()
+    report_queue.client().flushall()
     assert told() == (plan.model_dump(), 5.1), "after the site forgot what it heard"
     ada.report(run, numbers(2, step_seconds=9.0))
     assert told() == (plan.model_dump(), 5.1), "a report without a plan changes nothing"
@@ -334,45 +334,45 @@ def test_a_replayed_old_report_does_not_turn_the_table_back(person, launched, nu
     run, ada = launched(person())
     ada.report(run, numbers(5))
     ada.report(run, numbers(1), numbers(2))
-    assert board.workers(run)[0]["tokens"] == 5000
+    assert run_table.workers(run)[0]["tokens"] == 5000
 
 
 def test_points_come_by_cursor_each_once(person, launched, numbers):
     run, ada = launched(person())
-    assert stream.cursor(run.pk) == "0-0"
+    assert report_queue.cursor(run.pk) == "0-0"
     ada.report(run, numbers(1), numbers(2))
-    points, cursor = stream.points_since(run.pk, "0-0")
+    points, cursor = report_queue.points_since(run.pk, "0-0")
     assert [p["tokens"] for p in points] == [1000, 2000] and points[0]["machine"] == str(
         ada.machine.pk
     )
-    assert stream.points_since(run.pk, cursor) == ([], cursor)
-    assert stream.cursor(run.pk) == cursor
+    assert report_queue.points_since(run.pk, cursor) == ([], cursor)
+    assert report_queue.cursor(run.pk) == cursor
     ada.report(run, numbers(3))
-    assert [p["tokens"] for p in stream.points_since(run.pk, cursor)[0]] == [3000]
+    assert [p["tokens"] for p in report_queue.points_since(run.pk, cursor)[0]] == [3000]
 
 
 def test_machines_agree_when_equal_vectors_mean_equal_weights():
     def row(vector, anchor, alive=True):
         return {"vector": vector, "anchor": anchor, "alive": alive}
 
-    assert board.agreement([]) is None
-    assert board.agreement([row("a", "1"), row("b", "2")]) is None
-    assert board.agreement([row("a", "1"), row("a", "1"), row("b", "2")]) is True
-    assert board.agreement([row("a", "1"), row("a", "2")]) is False
-    assert board.agreement([row("a", "1"), row("a", "2", alive=False), row("a", "")]) is None
+    assert run_table.agreement([]) is None
+    assert run_table.agreement([row("a", "1"), row("b", "2")]) is None
+    assert run_table.agreement([row("a", "1"), row("a", "1"), row("b", "2")]) is True
+    assert run_table.agreement([row("a", "1"), row("a", "2")]) is False
+    assert run_table.agreement([row("a", "1"), row("a", "2", alive=False), row("a", "")]) is None
 
 
 def test_of_a_runs_live_rows_only_those_that_changed_are_read_anew(valkey):
     run = uuid4()
-    valkey.hset(stream.workers_key(run), mapping={"oak": '{"seq": 1}', "elm": '{"seq": 1}'})
-    before = stream.rows(run)
+    valkey.hset(report_queue.workers_key(run), mapping={"oak": '{"seq": 1}', "elm": '{"seq": 1}'})
+    before = report_queue.rows(run)
     assert before == {"oak": {"seq": 1}, "elm": {"seq": 1}}
-    valkey.hset(stream.workers_key(run), mapping={"elm": '{"seq": 2}', "ash": '{"seq": 1}'})
-    after = stream.rows(run)
+    valkey.hset(report_queue.workers_key(run), mapping={"elm": '{"seq": 2}', "ash": '{"seq": 1}'})
+    after = report_queue.rows(run)
     assert after == {"oak": {"seq": 1}, "elm": {"seq": 2}, "ash": {"seq": 1}}
     assert after["oak"] is before["oak"]
-    valkey.hdel(stream.workers_key(run), "oak")
-    assert set(stream.rows(run)) == {"elm", "ash"}, "who is gone is not remembered"
-    for _ in range(2 * stream.READ):
-        stream.rows(uuid4())
-    assert len(stream._read) == stream.READ, "nor are runs without end"
+    valkey.hdel(report_queue.workers_key(run), "oak")
+    assert set(report_queue.rows(run)) == {"elm", "ash"}, "who is gone is not remembered"
+    for _ in range(2 * report_queue.READ):
+        report_queue.rows(uuid4())
+    assert len(report_queue._read) == report_queue.READ, "nor are runs without end"

@@ -13,9 +13,9 @@ from helpers.pages import field_error, text
 
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity
-from coordinator import mirror
 from coordinator.accounts.models import Enrolment, Machine, Team
-from coordinator.web import drawing
+from coordinator.lib import site_identity
+from coordinator.web import svg_art
 from coordinator.web.templatetags import barnraise as tags
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built")]
@@ -28,7 +28,7 @@ def waiting(db) -> Enrolment:
     machine = messages.Machine(hostname="attic-pc", system="Linux", cores=4, memory_bytes=8 << 30)
     return Enrolment.open(
         messages.EnrolmentRequest(
-            mirror=mirror.identity().key, key=key, machine=machine, issued=time.time()
+            mirror=site_identity.identity().key, key=key, machine=machine, issued=time.time()
         )
     )
 
@@ -230,16 +230,16 @@ def test_built_files_are_named_by_the_manifest_and_are_there():
 
 
 def test_the_frame_is_raised_timber_by_timber_and_done_only_at_the_end():
-    members = len(drawing.frame().members)
-    assert sorted(member.order for member in drawing.frame().members) == list(range(members))
-    steps = [drawing.raised(share / 1000, members) for share in range(1001)]
+    members = len(svg_art.frame().members)
+    assert sorted(member.order for member in svg_art.frame().members) == list(range(members))
+    steps = [svg_art.raised(share / 1000, members) for share in range(1001)]
     assert steps == sorted(steps) and steps[0] == 0 and steps[1] == 1
     assert steps[999] == members - 1 and steps[1000] == members
 
 
 def test_a_quilt_is_a_runs_own_for_ever_and_turns_onto_itself():
-    one, two = drawing.quilt("0199aaaa"), drawing.quilt("0199aaab")
-    assert one == drawing.quilt("0199aaaa") != two
+    one, two = svg_art.quilt("0199aaaa"), svg_art.quilt("0199aaab")
+    assert one == svg_art.quilt("0199aaaa") != two
     assert len(one) % 4 == 0
 
     def places(patches):

@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 
 from coordinator.runs.models import Run
-from coordinator.web import views
+from coordinator.web import run_views
 
 pytestmark = pytest.mark.django_db
 
@@ -29,8 +29,8 @@ def walk(client: Client, path: str) -> list[list[str]]:
 @pytest.fixture
 def many(person, draft, monkeypatch) -> Client:
     """Seven drafts and five that ended, on pages of three, with two that ended beside those under way."""
-    monkeypatch.setattr(views, "LISTED", 3)
-    monkeypatch.setattr(views, "ENDED", 2)
+    monkeypatch.setattr(run_views, "LISTED", 3)
+    monkeypatch.setattr(run_views, "ENDED", 2)
     owner, client = person(), Client()
     client.force_login(owner)
     for n in range(12):

@@ -10,13 +10,13 @@ from helpers.pages import field_error
 from barnraise.errors import SpecError
 from barnraise.protocol import messages
 from coordinator.accounts.models import Team
-from coordinator.accounts.rules import SiteRules
+from coordinator.accounts.site_settings import SiteRules
 from coordinator.audit.models import Entry
-from coordinator.refusals import Refused
-from coordinator.runs.drafts import spec_from_fields
+from coordinator.lib.exceptions import Refused
 from coordinator.runs.invitations import Guest, Invitation
+from coordinator.runs.join_policy import Access, Terms
 from coordinator.runs.models import Run
-from coordinator.runs.terms import Access, Terms
+from coordinator.runs.spec_form import spec_from_fields
 
 pytestmark = pytest.mark.django_db
 INVITED = Terms(access=Access.INVITATION)

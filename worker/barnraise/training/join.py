@@ -258,7 +258,7 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: st
             f"the coordinator's directive is for another machine or run than '{run.name}'"
         )
     mirrors = _mirrors(spec, coordinator)
-    if coordinator.mirror not in mirrors:
+    if coordinator.lib.site_identity not in mirrors:
         raise StateError(f"run '{run.name}' does not list {coordinator.url} among its mirrors")
     assert reply.ticket is not None
     me = coordinator.identity.key

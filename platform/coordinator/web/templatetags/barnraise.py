@@ -16,8 +16,8 @@ from django.utils.timesince import timesince
 
 from barnraise.protocol.enums import Status
 from barnraise.protocol.mirror_list import Listed
-from coordinator.mirrors import lists
-from coordinator.web import drawing
+from coordinator.replication import mirror_list
+from coordinator.web import svg_art
 
 register = template.Library()
 FONTS = (
@@ -63,7 +63,7 @@ def built() -> SafeString:
 @register.simple_tag
 def other_mirrors() -> list[Listed]:
     """Of the list; none where there is no list."""
-    return lists.others() if lists.named()[0] else []
+    return mirror_list.others() if mirror_list.named()[0] else []
 
 
 @register.simple_tag(takes_context=True)
@@ -79,8 +79,8 @@ def theme(context) -> SafeString:
 @register.simple_tag
 def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
     """The barn, raised as far as `share` (0 to 1) says. `label` is what it says to those who do not see it."""
-    plan = drawing.frame()
-    standing = drawing.raised(float(share), len(plan.members))
+    plan = svg_art.frame()
+    standing = svg_art.raised(float(share), len(plan.members))
     lines = format_html_join(
         "",
         '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/><line class="timber" {}/></g>',
@@ -96,11 +96,11 @@ def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
     )
 
 
-def _classes(member: drawing.Member, standing: int) -> str:
+def _classes(member: svg_art.Member, standing: int) -> str:
     return " ".join(["is-slender"] * member.slender + ["is-raised"] * (member.order < standing))
 
 
-def _ends(m: drawing.Member, short: float = 0) -> SafeString:
+def _ends(m: svg_art.Member, short: float = 0) -> SafeString:
     """`short`: how far from each end the line stops; a gap around a timber must not cut those it is joined to."""
     across, down = m.x2 - m.x1, m.y2 - m.y1
     part = short / max(1.0, math.hypot(across, down))
@@ -116,7 +116,7 @@ def quilt(name: object) -> SafeString:
 
 @lru_cache(maxsize=4096)
 def _quilt(name: str) -> SafeString:
-    patches = format_html_join("", '<polygon class="{}" points="{}"/>', drawing.quilt(name))
+    patches = format_html_join("", '<polygon class="{}" points="{}"/>', svg_art.quilt(name))
     ground = SafeString('<rect class="g" width="6" height="6"/>')
     return format_html(
         '<svg class="quilt" viewBox="0 0 6 6" aria-hidden="true">{}{}</svg>', ground, patches

@@ -7,13 +7,14 @@ import pytest
 from django.utils import timezone
 from helpers.remote_telemetry import OTHER, elsewhere, frame, page, report, told
 
-from coordinator.fleet.facts import facts
+from coordinator.eventlog.models import LogEvent
+from coordinator.fleet.lifecycle_facts import facts
 from coordinator.fleet.models import Membership
-from coordinator.live.picture import Picture
-from coordinator.mirrors.models import LogEvent
-from coordinator.telemetry import board, hearsay, history, news, stream
+from coordinator.live.run_snapshot import Picture
+from coordinator.telemetry import history, report_queue, run_table
 from coordinator.telemetry.models import Event, Point, Rollup
-from coordinator.telemetry.wire import Coming, Measured, News, Places, Sum, Wanted
+from coordinator.telemetry.remote import export, ingest
+from coordinator.telemetry.remote.protocol import Coming, Measured, News, Places, Sum, Wanted
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_to(busy, valkey):
     run, *_ = busy
     seen, past, each = Picture.take(run), history.history(run), history.lines(run)
-    everything = News.model_validate_json(news.page(Wanted(nonce="0" * 32), OTHER).text)
+    everything = News.model_validate_json(export.page(Wanted(nonce="0" * 32), OTHER).text)
     Membership.objects.all().delete()
     Event.objects.all().delete()
     valkey.flushdb()
@@ -59,9 +60,9 @@ def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_t
 
 def test_only_what_changed_is_told_and_a_plan_once(busy, numbers, plan):
     run, ada, _ = busy
-    first = news.news(Places())
+    first = export.news(Places())
     assert len(first.frames) == 2 and first.frames[0].plan == plan and not first.more
-    nothing = news.news(first.places)
+    nothing = export.news(first.places)
     assert (nothing.machines, nothing.frames, nothing.sums, nothing.points, nothing.comings) == (
         [],
         [],
@@ -71,25 +72,25 @@ def test_only_what_changed_is_told_and_a_plan_once(busy, numbers, plan):
     )
     assert nothing.places == first.places
     report(ada, run, numbers(4, plan=plan))
-    second = news.news(first.places)
+    second = export.news(first.places)
     assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.frames] == [None]
     assert {each.width for each in second.sums} == {10, 60, 3600} and [
         p.seq for p in second.points
     ] == [4]
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
     report(ada, run, numbers(5, plan=changed))
-    assert news.news(second.places).frames[0].plan == changed
-    assert sum(frame.plan is not None for frame in news.news(Places()).frames) == 1, (
+    assert export.news(second.places).frames[0].plan == changed
+    assert sum(frame.plan is not None for frame in export.news(Places()).frames) == 1, (
         "who is new hears of it"
     )
 
 
 def test_what_does_not_fit_one_page_comes_with_the_next_and_nothing_twice(busy, monkeypatch):
     for name, most in (("FRAMES", 1), ("SUMS", 2), ("POINTS", 4), ("COMINGS", 1)):
-        monkeypatch.setattr(news, name, most)
+        monkeypatch.setattr(export, name, most)
     after, points, sums, pages = Places(), [], [], 0
     while True:
-        found = news.news(after)
+        found = export.news(after)
         points += [(found.machines[p.of], p.seq, p.position) for p in found.points]
         sums += [(found.machines[s.of], s.width, s.bucket) for s in found.sums]
         pages, after = pages + 1, found.places
@@ -101,7 +102,7 @@ def test_what_does_not_fit_one_page_comes_with_the_next_and_nothing_twice(busy, 
 
 def test_what_another_mirror_told_is_not_passed_on(busy):
     run, ada, _ = busy
-    before = news.news(Places())
+    before = export.news(Places())
     now = int(time.time())
     rows = {
         "sums": [Sum(0, 10, now // 10 * 10, 1, 1.0, 1, 1, 1, 1, 1)],
@@ -109,7 +110,7 @@ def test_what_another_mirror_told_is_not_passed_on(busy):
         "comings": [Coming(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", now)],
     }
     assert told(page(elsewhere(run, ada), frames=[frame()], **rows)).rows == 4
-    after = news.news(Places())
+    after = export.news(Places())
     assert after == before.model_copy(update={"frames": after.frames}) and len(after.frames) == 2
 
 
@@ -132,7 +133,7 @@ def test_another_process_that_was_here_first_is_not_overtaken(busy):
     run, ada, _ = busy
     told(page(elsewhere(run, ada), frames=[frame()], places=Places(frames=(5, None))))
     assert (
-        told(page(elsewhere(run, ada), frames=[frame(tokens=1)]), after=Places()) == hearsay.Taken()
+        told(page(elsewhere(run, ada), frames=[frame(tokens=1)]), after=Places()) == ingest.Taken()
     )
     assert Membership.everywhere.get(mirror=OTHER).tokens == 9000
 
@@ -143,12 +144,12 @@ def test_another_process_that_was_here_first_is_not_overtaken(busy):
 def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, numbers):
     run, ada, _ = busy
     told(page(elsewhere(run, ada), frames=[frame(age=30.0, tokens=2, rate=7.0)]))
-    (mine,) = [row for row in board.workers(run) if row["id"] == str(ada.machine.pk)]
+    (mine,) = [row for row in run_table.workers(run) if row["id"] == str(ada.machine.pk)]
     assert mine["tokens"] == 3000, "it reported here since"
     Membership.objects.filter(machine=ada.machine).update(
         heard=timezone.now() - timedelta(minutes=1)
     )
-    stream.client().delete(stream.workers_key(run.pk))
+    report_queue.client().delete(report_queue.workers_key(run.pk))
     told(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
     picture = Picture.take(run)
     assert (picture.run["workers_known"], picture.run["rate"]) == (2, 1000.0)

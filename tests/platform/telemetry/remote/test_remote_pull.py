@@ -16,14 +16,25 @@ from helpers.remote_telemetry import OTHER, elsewhere, frame, page, told
 
 from barnraise.protocol.mirror_list import Expulsion, Listed
 from barnraise.protocol.signing import Identity, digest
-from coordinator import mirror
 from coordinator.fleet.models import Membership
-from coordinator.mirrors import lists, pulling
-from coordinator.mirrors.models import Standing
-from coordinator.telemetry import hearsay, history, listening, news, stream
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list
+from coordinator.replication import pull as replication_pull
+from coordinator.replication.models import Standing
+from coordinator.telemetry import history, report_queue
 from coordinator.telemetry.models import Ear, Event, Point
+from coordinator.telemetry.remote import export, ingest, pull
+from coordinator.telemetry.remote.protocol import (
+    Bulletin,
+    Coming,
+    Measured,
+    News,
+    Places,
+    Sum,
+    Wanted,
+    Word,
+)
 from coordinator.telemetry.rollup import drain
-from coordinator.telemetry.wire import Bulletin, Coming, Measured, News, Places, Sum, Wanted, Word
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -46,7 +57,7 @@ def test_a_machine_that_no_event_has_told_of_yet_is_waited_for_and_not_for_ever(
         key=OTHER
     ).places == Places()
     assert Membership.everywhere.filter(mirror=OTHER).count() == 1, "the others do not wait"
-    Ear.objects.update(waits=timezone.now() - hearsay.PATIENCE)
+    Ear.objects.update(waits=timezone.now() - ingest.PATIENCE)
     taken = told(said)
     assert late.key[:8] in taken.left_out and taken.more
     assert Ear.objects.get(key=OTHER).places.frames.moment == 7
@@ -98,11 +109,11 @@ def test_other_mirrors_are_asked_for_what_is_past_what_came(
     answering(small, page(
         elsewhere(run, ada), frames=[frame()], points=[Measured(0, 77, 0, "train", 5000, 1.0, now)], places=places,
     ))  # fmt: skip
-    cursor = stream.cursor(run.pk)
+    cursor = report_queue.cursor(run.pk)
     with django_capture_on_commit_callbacks(execute=True):
-        assert listening.gather() == 2
+        assert pull.gather() == 2
     assert Ear.objects.get().places == places and Ear.objects.get().why == ""
-    (shown,), _ = stream.points_since(run.pk, cursor)
+    (shown,), _ = report_queue.points_since(run.pk, cursor)
     assert shown == {
         "machine": str(ada.machine.pk),
         "kind": "train",
@@ -137,18 +148,18 @@ def test_what_is_not_another_mirrors_word_for_us_is_refused_with_a_sentence(
         small.routes["POST /mirrors/news"] = what
     else:
         answering(small, page(elsewhere(run, ada), frames=[frame()]), **what)
-    assert listening.gather() == 0 and sentence in Ear.objects.get().why
+    assert pull.gather() == 0 and sentence in Ear.objects.get().why
     assert not Membership.everywhere.filter(mirror=small.identity.key).exists()
     asked = len(small.asked)
-    assert listening.gather() == 0 and len(small.asked) == asked, "it is left alone for a moment"
+    assert pull.gather() == 0 and len(small.asked) == asked, "it is left alone for a moment"
     answering(small, page(elsewhere(run, ada), frames=[frame()]))
     Ear.objects.update(tried=timezone.now() - timedelta(minutes=5))
-    assert listening.gather() == 1 and Ear.objects.get().why == ""
+    assert pull.gather() == 1 and Ear.objects.get().why == ""
 
 
 def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(small):
     Standing.objects.create(key=small.identity.key, failures=1)
-    assert listening.gather() == 0 and small.asked == []
+    assert pull.gather() == 0 and small.asked == []
 
 
 @pytest.mark.parametrize("failures", [0, 3])
@@ -159,23 +170,23 @@ def test_a_clock_that_was_an_hour_ahead_and_is_put_right_makes_nobody_wait_for_t
     answering(small, page(elsewhere(run, ada), frames=[frame()]))
     later = timezone.now() + timedelta(hours=1)
     Ear.objects.create(key=small.identity.key, tried=later, failures=failures)
-    assert listening.gather() == 1
+    assert pull.gather() == 1
     Standing.objects.create(key=small.identity.key, tried=later, failures=3)
-    assert pulling.pull_all()[small.identity.key].refused == []
+    assert replication_pull.pull_all()[small.identity.key].refused == []
 
 
 def test_an_expelled_mirrors_rows_go(small, busy):
     run, ada, _ = busy
     at = Coming(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
     answering(small, page(elsewhere(run, ada), frames=[frame()], comings=[at]))
-    listening.gather()
+    pull.gather()
     assert Event.objects.filter(mirror=small.identity.key).exists()
     gone = small.listed.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
     ours = Listed(
-        key=mirror.identity().key, url="https://here.example.org", name="here", admitted=1.0
+        key=site_identity.identity().key, url="https://here.example.org", name="here", admitted=1.0
     )
-    lists.take([signed_list(2, ours, gone)])
-    listening.gather()
+    mirror_list.take([signed_list(2, ours, gone)])
+    pull.gather()
     assert not Membership.everywhere.exclude(mirror="").exists() and not Ear.objects.exists()
     assert not Event.objects.filter(mirror=small.identity.key).exists() and Event.objects.exists()
 
@@ -184,7 +195,9 @@ def test_news_is_for_mirrors_of_the_list_alone(small, busy):
     path, body = "/api/v1/mirrors/news", Wanted(nonce="0" * 32).model_dump_json().encode()
 
     def asked(identity: Identity):
-        token = identity.request_token(mirror.identity().key, "POST", path, body, time.time())
+        token = identity.request_token(
+            site_identity.identity().key, "POST", path, body, time.time()
+        )
         return Client().post(
             path, body, "application/json", headers={"Authorization": f"Barnraise {token}"}
         )
@@ -203,7 +216,7 @@ def test_telling_and_taking_ask_as_many_questions_for_thirty_machines_as_for_one
 ):
     run, ada, _ = busy
     others = [volunteer(run.owner, seed) for seed in range(10, 40)]
-    counts, after = [], news.news(Places()).places
+    counts, after = [], export.news(Places()).places
     for each in others:
         each.join(run)
     for reporting, seq in (([ada], 4), ([ada, *others], 5)):
@@ -211,7 +224,7 @@ def test_telling_and_taking_ask_as_many_questions_for_thirty_machines_as_for_one
             assert each.report(run, numbers(seq)).status_code == 200
         drain(wait=True)
         with CaptureQueriesContext(connection) as telling:
-            found = news.news(after)
+            found = export.news(after)
         with CaptureQueriesContext(connection) as taking:
             told(found)
         assert len(found.frames) == len(reporting) and len(telling) == 4

@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.core.validators import validate_email
 
 from coordinator.accounts.models import User
-from coordinator.mirrors import log as mirrors
+from coordinator.eventlog import writer as mirrors
 
 
 class Command(BaseCommand):

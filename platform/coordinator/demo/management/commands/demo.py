@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from coordinator.demo.several import Several
+from coordinator.demo.multi_mirror import Several
 from coordinator.demo.stack import OWNER, Broken, Stack
 from coordinator.runs.models import Run, Status
 

@@ -32,7 +32,7 @@ class Command(BaseCommand):
     def handle(self, *, publish: bool, join: str, list: Path, **options: Any) -> None:
         call_command("migrate", verbosity=0, interactive=False)
         if publish:
-            call_command("mirrors", "publish", str(list), first=True)
+            call_command("mirror_list", "publish", str(list), first=True)
             return
         deadline = time.monotonic() + PATIENCE
         while not answers(join):
@@ -40,7 +40,10 @@ class Command(BaseCommand):
                 raise CommandError(f"{join} did not answer in {PATIENCE:.0f} seconds")
             time.sleep(0.2)
         call_command(
-            "mirror", "join", join, list=SignedList.model_validate_json(list.read_bytes()).digest
+            "replication",
+            "join",
+            join,
+            list=SignedList.model_validate_json(list.read_bytes()).digest,
         )
 
 

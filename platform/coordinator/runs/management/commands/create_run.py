@@ -5,8 +5,8 @@ from django.core.management.base import BaseCommand, CommandError
 from barnraise.errors import SpecError
 from barnraise.spec import PRESETS
 from coordinator.accounts.models import User
-from coordinator.runs.drafts import spec_from_fields
 from coordinator.runs.models import Run
+from coordinator.runs.spec_form import spec_from_fields
 
 
 class Command(BaseCommand):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from django.core.management.base import BaseCommand, CommandError
 
-from coordinator import keeping
+from coordinator.lib import backup
 
 
 class Command(BaseCommand):
@@ -15,7 +15,7 @@ class Command(BaseCommand):
 
     def handle(self, *, folder: Path, **options) -> None:
         try:
-            for path in keeping.backup(folder):
+            for path in backup.backup(folder):
                 self.stdout.write(f"{path}  {path.stat().st_size:,} bytes")
-        except (keeping.Unkept, OSError) as error:
+        except (backup.Unkept, OSError) as error:
             raise CommandError(str(error)) from None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from django.core.management.base import BaseCommand, CommandError
 
-from coordinator import keeping
+from coordinator.lib import backup
 
 
 class Command(BaseCommand):
@@ -16,8 +16,8 @@ class Command(BaseCommand):
 
     def handle(self, *, folder: Path, **options) -> None:
         try:
-            keeping.restore(folder)
-        except (keeping.Unkept, OSError) as error:
+            backup.restore(folder)
+        except (backup.Unkept, OSError) as error:
             raise CommandError(str(error)) from None
         self.stdout.write(
             "The site is back as it was kept. Now: manage.py migrate; docs/operate.md says what else."

@@ -1,0 +1,142 @@
+"""The kind "machine", by its key: whose it is, and whether it was revoked. What it is called and what is in it is in
+particulars: that goes when its owner goes."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from django.db.models import Q
+from pydantic import AwareDatetime, Field
+
+from barnraise.protocol.types import Count, Digest, Id, Message, Words
+from coordinator.accounts.machines import NOTHING
+from coordinator.accounts.models import Machine, User
+from coordinator.eventlog import private_data
+from coordinator.eventlog.bulk_upsert import put
+from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
+
+
+class Enrol(Message):
+    about: Digest
+    id: Id
+    owner: Id
+    enrolled: AwareDatetime
+
+
+class What(Message):
+    """Particulars."""
+
+    hostname: Words = Field(max_length=100)
+    system: Words = Field(max_length=100)
+    processor: Words = Field(max_length=100)
+    cores: int = Field(ge=0, lt=1 << 31)
+    memory_bytes: Count
+    accelerator: Words = Field(max_length=100)
+
+
+class About(Message):
+    """`about`: the digest of its name and what is in it; None once its owner has left."""
+
+    about: Digest | None
+
+
+class Revoke(Message):
+    at: AwareDatetime
+
+
+def fold(facts: Sequence[Fact]) -> State | None:
+    """A key that was enrolled at two mirrors at once is whose the lowest (hlc, id) says: its signatures cannot be two
+    people's. Revoked once is revoked for good: the machine may be in other hands, and a new key costs nothing."""
+    enrolled = [fact.said for fact in facts if fact.what == "enrol"]
+    if not enrolled:
+        return None
+    revoked = next((fact.said.at.isoformat() for fact in facts if fact.what == "revoke"), None)
+    first = enrolled[0]
+    about = [fact.said.about for fact in facts if fact.what == "about"] or [first.about]
+    return {
+        "id": first.id,
+        "owner": first.owner,
+        "enrolled": first.enrolled.isoformat(),
+        "revoked": revoked,
+        "about": about[-1],
+    }
+
+
+def needs(state: State) -> list[str]:
+    return [state["about"]] if state["about"] else []
+
+
+def store(which: str, state: State | None) -> None:
+    """A key that no event vouches for any more is refused, as a revoked one; the row stays for what hangs on it."""
+    found = Machine.objects.filter(key=which)
+    if state is None:
+        found.filter(revoked=None).update(revoked=datetime.fromtimestamp(0).astimezone())
+        return
+    if not User.objects.filter(pk=state["owner"]).exists():
+        raise Waits(f"person:{state['owner']}")
+    fields = _fields(state, private_data.look(state["about"], What))
+    known = found.first()
+    if known and str(known.pk) != state["id"]:
+        known = _renumbered(known, state["id"])
+    if not found.update(**fields):
+        Machine.objects.bulk_create([Machine(id=state["id"], key=which, **fields)])
+
+
+def _fields(state: State, about: dict | None) -> dict:
+    revoked = state["revoked"] and datetime.fromisoformat(state["revoked"])
+    fields = {
+        "owner_id": state["owner"],
+        "enrolled": datetime.fromisoformat(state["enrolled"]),
+        "revoked": revoked,
+    }
+    return fields | ((about or {}) if state["about"] else NOTHING)
+
+
+def together(states: dict[str, State]) -> set[str]:
+    """Of people who are here, those that are not, or are and keep their number. One that is here and whose particulars
+    are not keeps what it was called."""
+    abouts = private_data.looks(
+        [state["about"] for state in states.values() if state["about"]], What
+    )
+    owners = User.objects.filter(pk__in={state["owner"] for state in states.values()})
+    people = set(map(str, owners.values_list("pk", flat=True)))
+    ids = Counter(state["id"] for state in states.values())
+    there = Machine.objects.filter(Q(key__in=states) | Q(pk__in=ids)).values_list("key", "pk")
+    numbers = {key: str(pk) for key, pk in there}
+    keys = {number: key for key, number in numbers.items()}
+    rows = {}
+    for which, state in states.items():
+        number, about = state["id"], abouts.get(state["about"] or "")
+        if state["owner"] not in people or ids[number] > 1 or keys.get(number, which) != which:
+            continue
+        if which not in numbers or (numbers[which] == number and (about or not state["about"])):
+            rows[which] = Machine(id=number, key=which, **_fields(state, about))
+    told = ["owner_id", "enrolled", "revoked", *NOTHING]
+    put(list(rows.values()), update=told)
+    return set(rows)
+
+
+def _renumbered(machine: Machine, pk: str) -> Machine:
+    """It enrolled at two mirrors at once, and the other one's row is the one that counts: all that hangs on this one
+    moves over."""
+    before, key = machine.pk, machine.key
+    Machine.objects.filter(pk=before).update(key=f"was {before}")
+    machine.pk = UUID(pk)
+    Machine.objects.bulk_create([machine])
+    for relation in Machine._meta.related_objects:
+        field = relation.field.name
+        relation.related_model._base_manager.filter(**{field: before}).update(**{field: machine.pk})
+    Machine.objects.filter(pk=before).delete()
+    return Machine.objects.get(key=key)
+
+
+def existing() -> Iterable[Told]:
+    for machine in Machine.objects.all().iterator():
+        yield "machine.enrol", machine.key, machine.told
+        if machine.revoked:
+            yield "machine.revoke", machine.key, {"at": machine.revoked}
+
+
+shapes = {"enrol": Enrol, "about": About, "revoke": Revoke}
+KIND = Kind("machine", shapes, fold, store, needs=needs, existing=existing, together=together)

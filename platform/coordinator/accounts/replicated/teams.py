@@ -1,0 +1,149 @@
+"""The kind "team": its name, and who is in it. Invitations stay where they were sent from: they hold an address."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from django.db.models import Q
+from pydantic import AwareDatetime, Field
+
+from barnraise.protocol.types import Id, Message, Words
+from coordinator.accounts.models import Team, TeamMember, User
+from coordinator.eventlog import uniqueness
+from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
+from coordinator.eventlog.registry import Words as Claimed
+
+
+class Join(Message):
+    place: Id
+    person: Id
+    joined: AwareDatetime
+    leads: bool = False
+
+
+class Found(Join):
+    name: Words = Field(max_length=60)
+    slug: str = Field(pattern=r"^[0-9a-z_-]{1,80}$")
+    created: AwareDatetime
+
+
+class Rename(Message):
+    name: Words = Field(max_length=60)
+
+
+class Places(Message):
+    places: list[Id] = Field(max_length=100)
+
+
+class Disband(Message):
+    pass
+
+
+def fold(facts: Sequence[Fact]) -> State | None:
+    """Who parts gives up the places that are *named*: whoever joined again elsewhere meanwhile stays. Of two places of
+    one person the earlier counts. A team that nobody is in is no more, and one that nobody leads is led by whoever has
+    been in it longest: mirrors that each let one of the last two go agree without asking. The last name counts."""
+    founded = next((fact for fact in facts if fact.what == "found"), None)
+    if founded is None or any(fact.what == "disband" for fact in facts):
+        return None
+    given_up = {place for fact in facts if fact.what == "part" for place in fact.said.places}
+    promoted = {place for fact in facts if fact.what == "promote" for place in fact.said.places}
+    people: dict[str, list[Join]] = {}
+    for fact in facts:
+        if fact.what in ("found", "join") and fact.said.place not in given_up:
+            people.setdefault(fact.said.person, []).append(fact.said)
+    if not people:
+        return None
+    members = [_member(sorted(places, key=_since), promoted) for places in people.values()]
+    members.sort(key=lambda member: (member["joined"], member["places"]))
+    members[0]["leads"] |= not any(member["leads"] for member in members)
+    named = [fact for fact in facts if fact.what == "rename"] or [founded]
+    return {
+        "slug": founded.said.slug,
+        "founded": [founded.hlc, str(founded.id)],
+        "created": founded.said.created.isoformat(),
+        "name": named[-1].said.name,
+        "named": [named[-1].hlc, str(named[-1].id)],
+        "members": members,
+    }
+
+
+def _since(place: Join) -> tuple:
+    return place.joined, place.place
+
+
+def _member(places: list[Join], promoted: set[str]) -> State:
+    leads = any(place.leads or place.place in promoted for place in places)
+    first, every = places[0], [place.place for place in places]
+    return {
+        "person": first.person,
+        "places": every,
+        "joined": first.joined.isoformat(),
+        "leads": leads,
+    }
+
+
+def words(state: State) -> Claimed:
+    return {
+        "team.slug": (state["slug"], *state["founded"]),
+        "team.name": (state["name"].lower(), *state["named"]),
+    }
+
+
+def store(which: str, state: State | None) -> None:
+    if state is None:
+        Team.objects.filter(pk=which).delete()
+        return
+    people = {member["person"] for member in state["members"]}
+    known = User.objects.filter(pk__in=people).values_list("pk", flat=True)
+    if missing := people - set(map(str, known)):
+        raise Waits(f"person:{min(missing)}")
+    subject, tail = f"team:{which}", UUID(which).hex[-8:]
+    slug, name = state["slug"], state["name"]
+    if not uniqueness.has(subject, "team.slug", slug):
+        slug = f"{slug[:70]}-{tail}"
+    if not uniqueness.has(subject, "team.name", name.lower()):
+        name = f"{name[:49]} ({tail})"
+    for other in Team.objects.filter(Q(slug=slug) | Q(name__iexact=name)).exclude(pk=which):
+        end = other.pk.hex[-8:]
+        Team.objects.filter(pk=other.pk).update(
+            slug=f"{other.slug[:70]}-{end}", name=f"{other.name[:49]} ({end})"
+        )
+        uniqueness.evicted(f"team:{other.pk}")
+    fields = {"slug": slug, "name": name, "created": datetime.fromisoformat(state["created"])}
+    if not Team.objects.filter(pk=which).update(**fields):
+        Team.objects.bulk_create([Team(pk=which, **fields)])
+    wanted = {member["places"][0]: member for member in state["members"]}
+    there = {
+        str(member.pk): str(member.person_id) for member in TeamMember.objects.filter(team=which)
+    }
+    stale = [
+        place for place, person in there.items() if wanted.get(place, {}).get("person") != person
+    ]
+    TeamMember.objects.filter(pk__in=stale).delete()
+    TeamMember.objects.bulk_create(
+        [
+            TeamMember(pk=place, team_id=which, person_id=member["person"], leads=member["leads"],
+                       joined=datetime.fromisoformat(member["joined"]))
+            for place, member in wanted.items()
+        ],
+        update_conflicts=True, unique_fields=["id"], update_fields=["team", "person", "leads", "joined"],
+    )  # fmt: skip
+
+
+def existing() -> Iterable[Told]:
+    for team in Team.objects.prefetch_related("members").iterator(chunk_size=200):
+        if not team.members.all():
+            continue
+        first, *others = team.members.all()
+        named = {"name": team.name, "slug": team.slug, "created": team.created}
+        yield "team.found", str(team.pk), {**named, **first.told}
+        for member in others:
+            yield "team.join", str(team.pk), member.told
+
+
+KIND = Kind(
+    "team",
+    {"found": Found, "join": Join, "rename": Rename, "part": Places, "promote": Places, "disband": Disband},
+    fold, store, words, existing=existing,
+)  # fmt: skip

@@ -1,0 +1,90 @@
+"""What a volunteer's scripts do with their machines."""
+
+from typing import Literal
+from uuid import UUID
+
+from django.http import HttpRequest
+
+from coordinator.accounts.models import Machine
+from coordinator.api import schemas
+from coordinator.api.authentication import Refusal, token_for
+from coordinator.api.ninja_api import answers, api
+from coordinator.api.run_endpoints import pages, person
+from coordinator.fleet.machine_state import Rest, rests
+
+READ, WRITE = token_for("machines:read"), token_for("machines:write")
+FIELDS = (
+    "id",
+    "key",
+    "name",
+    "system",
+    "cores",
+    "memory_bytes",
+    "accelerator",
+    "enrolled",
+    "last_seen",
+)
+
+
+@api.get("/machines", response=answers(schemas.MachinePage), auth=READ, tags=["Machines"])
+def list_machines(request: HttpRequest, after: UUID | None = None):
+    """Yours, newest first, fifty a page."""
+    found = person(request).machines.select_related("rest", "measured").order_by("-pk")
+    page, following = pages(
+        found.filter(pk__lt=after) if after else found, lambda machine: machine.pk
+    )
+    return schemas.MachinePage(items=[out(machine) for machine in page], next=following)
+
+
+@api.get("/machines/{machine}", response=answers(schemas.MachineOut), auth=READ, tags=["Machines"])
+def get_machine(request: HttpRequest, machine: UUID):
+    """One of yours."""
+    return out(theirs(request, machine))
+
+
+@api.patch(
+    "/machines/{machine}", response=answers(schemas.MachineOut), auth=WRITE, tags=["Machines"]
+)
+def rename_machine(request: HttpRequest, machine: UUID, asked: schemas.MachineIn):
+    """Another name; an empty one goes back to the start of its key."""
+    found = theirs(request, machine)
+    found.rename(asked.name, actor=person(request))
+    return out(found)
+
+
+@api.post(
+    "/machines/{machine}/actions/{action}",
+    response=answers(schemas.MachineOut),
+    auth=WRITE,
+    tags=["Machines"],
+)
+def act(request: HttpRequest, machine: UUID, action: Literal["pause", "resume", "revoke"]):
+    """Pause or resume it in all its runs, or revoke its key for good."""
+    found, actor = theirs(request, machine), person(request)
+    done = {
+        "pause": lambda: Rest.begin(found, actor=actor),
+        "resume": lambda: Rest.end(found, actor=actor),
+        "revoke": lambda: found.revoke(actor=actor),
+    }[action]()
+    if not done:
+        state = "revoked" if found.revoked else "paused" if action == "pause" else "not paused"
+        raise Refusal(409, f"{found.name} is {state} already")
+    return out(theirs(request, machine))
+
+
+def theirs(request: HttpRequest, pk: UUID) -> Machine:
+    """Raises Refusal."""
+    found = person(request).machines.select_related("rest", "measured").filter(pk=pk).first()
+    if found is None:
+        raise Refusal(404, "you have no such machine")
+    return found
+
+
+def out(machine: Machine) -> schemas.MachineOut:
+    measured = getattr(machine, "measured", None)
+    return schemas.MachineOut(
+        **{field: getattr(machine, field) for field in FIELDS},
+        paused=rests(machine),
+        revoked=machine.revoked is not None,
+        hardware=measured.told if measured else None,
+    )

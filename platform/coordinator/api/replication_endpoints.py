@@ -1,0 +1,110 @@
+"""What mirrors ask each other, and the list that machines ask for. Mirrors sign their requests as machines do."""
+
+from typing import Annotated
+
+from django.http import HttpRequest
+from ninja import Path, Query
+
+from barnraise.errors import MessageError
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.mirror_list import Lists
+from coordinator.api.authentication import Refusal, limit, signed_by_mirror
+from coordinator.api.ninja_api import answers, api
+from coordinator.eventlog import truncate
+from coordinator.eventlog.writer import serve
+from coordinator.lib import site_identity
+from coordinator.replication import encryption, mirror_list, one_time_codes, pull, tasks
+from coordinator.replication import protocol as between
+from coordinator.telemetry.remote import export
+from coordinator.telemetry.remote.protocol import Bulletin, Wanted
+
+ORIGIN = r"^[0-9a-f]{32}$"
+Number = Annotated[int, Query(ge=0, lt=1 << 53)]
+
+
+@api.get("/mirrors/list", response=answers(Lists), tags=["Mirrors"])
+def get_list(request: HttpRequest, after: Number = 0):
+    """The newest mirror list, and what leads to it from the version that the asker holds."""
+    limit(request, "lists", 600, 60)
+    return Lists(lists=mirror_list.told(after))
+
+
+@api.get("/mirrors/heads", response=answers(Signed), auth=signed_by_mirror, tags=["Mirrors"])
+def get_heads(request: HttpRequest):
+    """How far this mirror has come in every log it holds, signed for the mirror that asks."""
+    return site_identity.identity().sign("heads", pull.our_words(request.auth))
+
+
+@api.get(
+    "/mirrors/logs/{origin}",
+    response=answers(between.LogPart),
+    auth=signed_by_mirror,
+    tags=["Mirrors"],
+)
+def get_log(
+    request: HttpRequest,
+    origin: Annotated[str, Path(pattern=ORIGIN)],
+    after: Number = 0,
+    most: Annotated[int, Query(ge=1, le=between.PAGE)] = between.PAGE,
+):
+    """A log's events from number `after` + 1 on, of whatever mirror it is."""
+    page, size = [], 0
+    found = serve(origin, after, most)
+    for event in found:
+        size += len(event.body.encode())
+        if page and size > between.PAGE_BYTES:
+            break
+        page.append(event)
+    return between.LogPart(events=page, more=len(page) < len(found) or len(found) == most)
+
+
+@api.get(
+    "/mirrors/proofs", response=answers(between.Proofs), auth=signed_by_mirror, tags=["Mirrors"]
+)
+def get_proofs(request: HttpRequest):
+    """Of each log that signed two events with one number, both."""
+    pairs = truncate.proofs()[-100:]
+    return between.Proofs(
+        proofs=[between.Pair(first=first, second=second) for first, second in pairs]
+    )
+
+
+@api.post(
+    "/mirrors/particulars",
+    response=answers(between.Sealed),
+    auth=signed_by_mirror,
+    tags=["Mirrors"],
+)
+def post_particulars(request: HttpRequest, wants: between.Wants):
+    """Personal data that events name by digest, sealed to a key that goes with the request."""
+    try:
+        return encryption.sealed(wants)
+    except MessageError as error:
+        raise Refusal(422, str(error), {"key": str(error)}) from None
+
+
+@api.post("/mirrors/news", response=answers(Bulletin), auth=signed_by_mirror, tags=["Mirrors"])
+def post_news(request: HttpRequest, wanted: Wanted):
+    """What changed past a place of the machines that report to this mirror; signed for the mirror that asks."""
+    return export.page(wanted, request.auth)
+
+
+@api.post(
+    "/mirrors/nudge", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"]
+)
+def post_nudge(request: HttpRequest, said: between.Nudge):
+    """The mirror that signed this has something new."""
+    limit(request, "nudges", 600, 60)
+    tasks.nudged(request.auth)
+    return between.Heard()
+
+
+@api.post(
+    "/mirrors/spent", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"]
+)
+def post_spent(request: HttpRequest, said: between.Spent):
+    """What works once was used at the mirror that signed this."""
+    limit(request, "spent", 6000, 60)
+    for mark in said.marks:
+        one_time_codes.note(mark)
+    return between.Heard()

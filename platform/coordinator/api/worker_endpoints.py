@@ -1,0 +1,239 @@
+"""The API's endpoints. Each reads, asks the right part of the site, and answers with a message from `wire`."""
+
+import time
+from itertools import pairwise
+
+from django.http import HttpRequest
+
+from barnraise.errors import MessageError
+from barnraise.protocol import enums, messages, types
+from barnraise.protocol.signing import check_testimony, opened
+from coordinator.accounts.models import Enrolment, Machine
+from coordinator.api.authentication import Refusal, limit, machine_or_token, signed_by_machine
+from coordinator.api.manifest_check import check_manifest
+from coordinator.api.ninja_api import answers, api
+from coordinator.fleet.join import directive, fresh_ticket, hints, join, moved, refusal
+from coordinator.fleet.lifecycle_facts import advance
+from coordinator.fleet.models import Membership, Verdict
+from coordinator.fleet.report_queries import part
+from coordinator.fleet.run_broadcast import common
+from coordinator.lib import site_identity
+from coordinator.notify.detectors import refused
+from coordinator.notify.models import Notice
+from coordinator.runs.models import Run
+from coordinator.telemetry import report_queue
+from coordinator.telemetry.rollup import drain
+from coordinator.tokens.models import Token
+
+PAGE = 5  # runs
+ENROLMENT_SLACK = 600  # seconds a machine's clock may differ when it enrols
+POLL_EVERY = 1.0
+
+
+@api.get("/mirror", response=answers(messages.MirrorView), tags=["Workers"])
+def get_mirror(request: HttpRequest):
+    """Who this coordinator is."""
+    return site_identity.view()
+
+
+@api.post("/enrolments", response=answers(messages.Enrolment), tags=["Workers"])
+def open_enrolment(request: HttpRequest, signed: messages.Signed):
+    """A code for a machine's key, signed by that key; a person approves it in the browser."""
+    limit(request, "enrolments", 60, 600)
+    try:
+        asked = opened(signed, "enrolment", messages.EnrolmentRequest)
+    except MessageError as error:
+        raise Refusal(422, str(error), {"signature": str(error)}) from None
+    if asked.key != signed.key:
+        raise Refusal(
+            422,
+            "a machine can only enrol the key it signs with",
+            {"key": "must be the signing key"},
+        )
+    if asked.mirror != site_identity.identity().key:
+        raise Refusal(
+            422,
+            "this enrolment is for another coordinator",
+            {"mirror": "must be this coordinator's key"},
+        )
+    if abs(asked.issued - time.time()) > ENROLMENT_SLACK:
+        raise Refusal(
+            401, "the enrolment was signed at another time than now: use the time in this answer"
+        )
+    enrolment = Enrolment.open(asked)
+    url = request.build_absolute_uri(f"/machines/enrol/{enrolment.code}/")
+    return messages.Enrolment(
+        code=enrolment.code, url=url, expires=enrolment.expires_epoch, poll_every=POLL_EVERY
+    )
+
+
+@api.get("/enrolments/{code}", response=answers(messages.EnrolmentStatus), tags=["Workers"])
+def get_enrolment(request: HttpRequest, code: str):
+    """What became of a code."""
+    enrolment = Enrolment.find(code)
+    if enrolment is None:
+        raise Refusal(404, "there is no such code; run `barnraise login` for a new one")
+    machine = enrolment.machine
+    return messages.EnrolmentStatus(
+        status=enrolment.status,
+        machine=str(machine.pk) if machine else None,
+        person=machine.owner.shown_name if machine else "",
+    )
+
+
+@api.get(
+    "/runs", response=answers(messages.RunPage), auth=machine_or_token("runs:read"), tags=["Runs"]
+)
+def list_runs(request: HttpRequest, after: types.Id | None = None):
+    """Runs this machine or person sees that are not over, newest first, five a page; `after` is the `next` of the page
+    before."""
+    found = seen(request).listed().exclude(status__in=["finished", "cancelled"])
+    if after:
+        found = found.filter(pk__lt=after)
+    page = list(found.order_by("-pk")[: PAGE + 1])
+    following = str(page[PAGE - 1].pk) if len(page) > PAGE else None
+    return messages.RunPage(runs=[run.view() for run in page[:PAGE]], next=following)
+
+
+@api.get(
+    "/runs/{name}",
+    response=answers(messages.RunView),
+    auth=machine_or_token("runs:read"),
+    tags=["Runs"],
+)
+def get_run(request: HttpRequest, name: str):
+    """A run by id or slug."""
+    return run_named(request, name).view()
+
+
+@api.post(
+    "/runs/{name}/join",
+    response=answers(messages.JoinReply),
+    auth=signed_by_machine,
+    tags=["Workers"],
+)
+def join_run(request: HttpRequest, name: str, asked: messages.JoinRequest):
+    """A place in a run: a ticket for its peers (none while it is a draft), and whom to try first."""
+    run = run_named(request, name)
+    if run.state is enums.Status.CANCELLED:  # of a finished one the weights may be fetched
+        raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
+    if sentence := refusal(run, machine(request), asked.hardware):
+        Notice.tell(refused(machine(request), run, sentence))
+        raise Refusal(403, sentence)
+    drain(
+        wait=True
+    )  # first: a goodbye that is still on its way must not come after the new arrival
+    membership = join(run, machine(request), asked)
+    common(run, fresh=True)
+    return messages.JoinReply(
+        run=membership.run.view(),  # as the ticket sees it: it may have been launched meanwhile
+        ticket=fresh_ticket(membership, always=True),
+        directive=directive(membership),
+        peers=hints(membership),
+        # A machine with a new folder numbers its reports past all that were heard, on their way or not.
+        mark=max(
+            membership.mark, membership.latest, report_queue.heard(run.pk, machine(request).pk)
+        ),
+    )
+
+
+@api.post(
+    "/runs/{name}/manifest",
+    response=answers(messages.RunView),
+    auth=signed_by_machine,
+    tags=["Workers"],
+)
+def post_manifest(request: HttpRequest, name: str, signed: messages.Signed):
+    """The text of a draft as its owner's machine has prepared it. The launch pins it."""
+    run = run_named(request, name)
+    if machine(request).owner_id != run.owner_id:
+        raise Refusal(403, "only a machine of the run's owner may say what its text is")
+    check_manifest(run, machine(request), signed)
+    if (
+        not run.accept_manifest(signed, machine=machine(request))
+        and (run.manifest or {}).get("body") != signed.body
+    ):
+        if run.manifest is None and run.state is enums.Status.DRAFT:
+            raise Refusal(409, f"the run {run.name} was edited meanwhile; prepare its text again")
+        raise Refusal(
+            409, f"the run {run.name} has its text already; it cannot be changed any more"
+        )
+    advance(run)
+    return run.view()
+
+
+@api.post(
+    "/runs/{name}/reports",
+    response=answers(messages.ReportReply),
+    auth=signed_by_machine,
+    tags=["Workers"],
+)
+def post_reports(request: HttpRequest, name: str, sent: messages.Reports):
+    """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
+    membership = member(request, name)
+    numbers = [report.seq for report in sent.reports]
+    if any(a >= b for a, b in pairwise(numbers)):
+        raise Refusal(
+            422, "reports must come in the order of their numbers", {"reports": "seq must ascend"}
+        )
+    for told in sent.witnessed:
+        try:
+            check_testimony(told, str(membership.run_id), machine(request).key)
+        except MessageError as error:
+            raise Refusal(422, str(error), {"witnessed": str(error)}) from None
+    try:
+        report_queue.ingest(membership, sent.reports, sent.witnessed)
+    except report_queue.Behind:
+        raise Refusal(
+            503, "the site is behind with its reports; keep yours and try again in a minute"
+        ) from None
+    moved(membership, list(sent.reports[-1].addresses))
+    return messages.ReportReply(
+        mark=membership.mark,
+        directive=directive(membership),
+        ticket=fresh_ticket(membership),
+        peers=hints(membership),
+        rulings=Verdict.unheard(membership.run_id, sent.heeds) if membership.judged else [],
+    )
+
+
+@api.get(
+    "/runs/{name}/directive",
+    response=answers(messages.ReportReply),
+    auth=signed_by_machine,
+    tags=["Workers"],
+)
+def get_directive(request: HttpRequest, name: str):
+    """What a report would be answered, without one: a revocation must not wait where reports are rare."""
+    membership = member(request, name)
+    return messages.ReportReply(mark=membership.mark, directive=directive(membership))
+
+
+def machine(request: HttpRequest) -> Machine:
+    """Who signed the request."""
+    return request.auth  # type: ignore[attr-defined]  # set by ninja from `signed_by_machine`
+
+
+def member(request: HttpRequest, name: str) -> Membership:
+    """The machine's part in the run of this id or slug. Raises Refusal."""
+    membership = part(machine(request), name)
+    if membership is None:
+        run = run_named(request, name)
+        raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
+    return membership
+
+
+def seen(request: HttpRequest):
+    """The runs that whoever asks may know of."""
+    if isinstance(request.auth, Token):
+        return Run.objects.visible_to(request.auth.user)
+    return Run.objects.visible_to_machine(machine(request))
+
+
+def run_named(request: HttpRequest, name: str) -> Run:
+    """One of them, by id or slug. Raises Refusal."""
+    run = seen(request).named(name)
+    if run is None:
+        who = "you" if isinstance(request.auth, Token) else "this machine"
+        raise Refusal(404, f"there is no run '{name[:60]}' here that {who} may see")
+    return run

@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class EventLog(AppConfig):
+    name = "coordinator.eventlog"
+    label = "eventlog"

@@ -1,1 +1,0 @@
-"""What other mirrors know of machines in runs."""

@@ -1,0 +1,156 @@
+"""What has happened that people should hear of, found in what the site holds: found twice, it is told once."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from django.db.models import Max, Q, QuerySet
+from django.utils import timezone
+
+from barnraise.protocol.enums import Activity, Status
+from coordinator.accounts.models import Machine, User
+from coordinator.fleet.models import Membership
+from coordinator.notify.models import Notice
+from coordinator.notify.notification_types import Kind, News
+from coordinator.runs.models import Run
+
+QUIET = timedelta(minutes=15)  # without a report, and without a goodbye
+STALLED = timedelta(minutes=5)  # without any machine
+LOOK_BACK = timedelta(hours=6)  # an older event is no news any more
+WORKING = [
+    Activity.PREPARING,
+    Activity.JOINING,
+    Activity.TRAINING,
+    Activity.PAUSED,
+    Activity.FINISHING,
+]
+OVER = [Status.FINISHED, Status.CANCELLED]
+
+
+def news(since: datetime, now: datetime | None = None) -> Iterator[News]:
+    """`since`: the site has heard reports without a break from then on; silence before that is its own."""
+    now = now or timezone.now()
+    yield from started(now)
+    yield from ended(now)
+    yield from stalled(now, since)
+    yield from quiet(now, since)
+
+
+def started(now: datetime) -> Iterator[News]:
+    for run in _untold(Run.objects.filter(started__gt=now - LOOK_BACK), Kind.RUN_STARTED):
+        for person in concerned(run):
+            yield of_run(
+                run, person, Kind.RUN_STARTED, f"{run.name} started", "Its machines are training."
+            )
+
+
+def ended(now: datetime) -> Iterator[News]:
+    runs = Run.objects.filter(finished__gt=now - LOOK_BACK, status__in=OVER).exclude(spec_text="")
+    for run in _untold(runs, Kind.RUN_FINISHED):
+        word = "is finished" if run.state is Status.FINISHED else "was cancelled"
+        text = "The model is on every machine that trained it: `barnraise export` writes it out."
+        for person in concerned(run):
+            yield of_run(
+                run,
+                person,
+                Kind.RUN_FINISHED,
+                f"{run.name} {word}",
+                text if run.state is Status.FINISHED else "",
+            )
+
+
+def stalled(now: datetime, since: datetime) -> Iterator[News]:
+    runs = Run.objects.filter(status=Status.TRAINING).annotate(heard=Max("memberships__last_seen"))
+    for run in runs.filter(heard__lt=now - STALLED, heard__gt=now - LOOK_BACK).select_related(
+        "owner"
+    ):
+        if now - since > STALLED and not Membership.everywhere.alive().filter(run=run).exists():
+            text = "No machine has reported for some minutes. Those that hold a ticket may be going on by themselves."
+            episode = f"{run.heard.timestamp():.0f}"
+            yield of_run(run, run.owner, Kind.RUN_STALLED, f"{run.name} stalled", text, episode)
+
+
+def quiet(now: datetime, since: datetime) -> Iterator[News]:
+    """Of a machine in several runs only one: it is quiet when it is in all of them."""
+    if now - since <= QUIET:
+        return
+    silent = Q(last_seen__lt=now - QUIET, last_seen__gt=now - LOOK_BACK, activity__in=WORKING)
+    here = Membership.objects.filter(
+        run__status__in=[Status.TRAINING, Status.RECRUITING], machine__revoked=None
+    )
+    machines = here.filter(silent).values("machine")
+    for machine in (
+        Machine.objects.filter(pk__in=machines)
+        .annotate(heard=Max("memberships__last_seen"))
+        .filter(heard__lt=now - QUIET)
+        .select_related("owner")
+    ):
+        minutes = QUIET.seconds // 60
+        yield News(
+            person=machine.owner,
+            kind=Kind.MACHINE_QUIET,
+            key=f"quiet:{machine.pk}:{machine.heard.timestamp():.0f}",
+            title=f"{machine.name} went quiet",
+            text=f"It has not reported for {minutes} minutes and said no goodbye. It may be off, asleep or offline.",
+            url="/machines/",
+            data={
+                "machine": {"id": str(machine.pk), "name": machine.name},
+                "last_seen": machine.heard.isoformat(),
+            },
+        )
+
+
+def refused(machine: Machine, run: Run, why: str) -> News:
+    """For whoever turns a machine away. One a day for each machine and run."""
+    return News(
+        person=machine.owner,
+        kind=Kind.TICKET_REFUSED,
+        key=f"refused:{machine.pk}:{run.pk}:{timezone.now():%Y%m%d}",
+        title=f"{machine.name} was refused a place in {run.name}",
+        text=f"{why[:1].upper()}{why[1:]}.",
+        url=run.get_absolute_url(),
+        data={
+            "machine": {"id": str(machine.pk), "name": machine.name},
+            "run": _told(run),
+            "why": why,
+        },
+    )
+
+
+def concerned(run: Run) -> list[User]:
+    """Everybody with a machine in it, and its owner: the last, because by what they were told it is known that the
+    others were (`_untold`)."""
+    theirs = (
+        User.objects.filter(machines__memberships__run=run, is_active=True)
+        .exclude(pk=run.owner_id)
+        .distinct()
+    )
+    return [*theirs, run.owner] if run.owner.is_active else list(theirs)
+
+
+def _untold(runs: QuerySet[Run], kind: Kind) -> list[Run]:
+    """Those whose owner has not been told yet: the others' people are thousands, and not looked for every minute."""
+    found = {_key(kind, run): run for run in runs.select_related("owner")}
+    told = set(Notice.objects.filter(key__in=found).values_list("key", "person"))
+    return [run for key, run in found.items() if (key, run.owner_id) not in told]
+
+
+def of_run(
+    run: Run, person: User, kind: Kind, title: str, text: str = "", episode: str = ""
+) -> News:
+    return News(
+        person,
+        kind,
+        _key(kind, run, episode),
+        title,
+        text,
+        run.get_absolute_url(),
+        {"run": _told(run)},
+    )
+
+
+def _key(kind: Kind, run: Run, episode: str = "") -> str:
+    return ":".join(filter(None, (kind.value, str(run.pk), episode)))
+
+
+def _told(run: Run) -> dict[str, str]:
+    return {"id": str(run.pk), "slug": run.slug, "name": run.name, "status": run.status}

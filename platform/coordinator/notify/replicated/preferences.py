@@ -1,0 +1,64 @@
+"""The kind "wish", by person: of what they want to be told, and where. Whoever switched letters off gets none from any
+mirror."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from barnraise.protocol.types import Message
+from coordinator.accounts.models import User
+from coordinator.eventlog.registry import Fact, State, Told, Waits
+from coordinator.eventlog.registry import Kind as Shared
+from coordinator.notify.models import Choice
+from coordinator.notify.notification_types import Kind
+
+PLACES = ("site", "email")
+
+
+class Choose(Message):
+    kind: str = Field(pattern=r"^[a-z.]{1,20}$")
+    where: Literal["site", "email"]
+    wanted: bool
+
+
+class Forget(Message):
+    pass
+
+
+def fold(facts: Sequence[Fact]) -> State | None:
+    """Each choice by itself: the last word."""
+    if any(fact.what == "forget" for fact in facts):
+        return None
+    wanted: State = {}
+    for fact in facts:
+        wanted.setdefault(fact.said.kind, {})[fact.said.where] = fact.said.wanted
+    return wanted or None
+
+
+def store(which: str, state: State | None) -> None:
+    """A kind that this version does not know is a later one's."""
+    if state is None:
+        Choice.objects.filter(person=which).delete()
+        return
+    if not User.objects.filter(pk=which).exists():
+        raise Waits(f"person:{which}")
+    known = {
+        kind: {"site": True, "email": True} | said
+        for kind, said in state.items()
+        if kind in Kind.values
+    }
+    Choice.objects.filter(person=which).exclude(kind__in=known).delete()
+    Choice.objects.bulk_create(
+        [Choice(person_id=which, kind=kind, **said) for kind, said in known.items()],
+        update_conflicts=True, unique_fields=["person", "kind"], update_fields=list(PLACES),
+    )  # fmt: skip
+
+
+def existing() -> Iterable[Told]:
+    for choice in Choice.objects.all():
+        for where in PLACES:
+            yield "wish.choose", str(choice.person_id), choice.told(where)
+
+
+KIND = Shared("wish", {"choose": Choose, "forget": Forget}, fold, store, existing=existing)

@@ -1,0 +1,129 @@
+"""The mirror list as this site holds it: which other sites it believes, and from which number on no longer."""
+
+import time
+from collections.abc import Sequence
+
+from django.db import transaction
+
+from barnraise.errors import ListError
+from barnraise.protocol.mirror_list import Listed, MirrorList, SignedList, chain_after, read, taken
+from coordinator.audit.log import record as audit
+from coordinator.eventlog.models import Origin
+from coordinator.eventlog.truncate import cut
+from coordinator.lib import site_identity
+from coordinator.lib.exceptions import Refused
+from coordinator.lib.ttl_cache import Memo
+from coordinator.replication.models import List
+from coordinator.replication.volunteer_salt import give
+
+NEWEST, SECONDS = "newest", 2.0
+_named: Memo[str, tuple[int, str | None]] = Memo(
+    SECONDS
+)  # what every directive names, without a query each
+
+
+def chain() -> list[SignedList]:
+    return [each.signed for each in List.objects.all()]
+
+
+def newest() -> MirrorList | None:
+    last = List.objects.last()
+    return read(last.signed) if last else None
+
+
+def others() -> list[Listed]:
+    """The mirrors of the list that are not this one."""
+    found, own = newest(), site_identity.identity().key
+    return [each for each in found.live if each.key != own] if found else []
+
+
+def told(after: int) -> list[SignedList]:
+    """What somebody who holds version `after` is told: those that changed the roots since, and the newest."""
+    kept: list[SignedList] = []
+    for signed in chain():
+        kept = (
+            [*kept, signed]
+            if len(kept) < 2 or _turned(kept[-2], kept[-1])
+            else [*kept[:-1], signed]
+        )
+    return chain_after(kept, after)
+
+
+def _turned(before: SignedList, after: SignedList) -> bool:
+    one, other = read(before), read(after)
+    return (set(one.roots), one.threshold) != (set(other.roots), other.threshold)
+
+
+def named() -> tuple[int, str | None]:
+    """(version, digest) of the newest, for directives; (0, None) without one. Another process may have a newer one by
+    now: this one hears of it within SECONDS."""
+    return _named.get(NEWEST, _newest)
+
+
+def _newest() -> tuple[int, str | None]:
+    last = List.objects.last()
+    return (last.version, last.signed.digest) if last else (0, None)
+
+
+def take(lists: Sequence[SignedList], vouched: str = "", now: float | None = None) -> bool:
+    """Holds what was told from now on, and withdraws what expelled mirrors said past their last number. False: it says
+    nothing new. `vouched`: of the first list, the digest by which a person here knows it. Raises ListError with the
+    reason for what is refused; then nothing changes."""
+    with transaction.atomic():
+        held = list(List.objects.select_for_update())
+        before = [each.signed for each in held]
+        after = taken(before, lists, time.time() if now is None else now, vouched)
+        fresh = [each for each in after if each not in before]
+        for signed in fresh:
+            List.objects.create(
+                version=read(signed).version, body=signed.body, signatures=signed.signatures
+            )
+        if fresh:
+            _expel(read(fresh[-1]))
+            if site_identity.identity().key in {each.key for each in read(fresh[-1]).live}:
+                give()
+            transaction.on_commit(lambda: _named.drop(NEWEST))
+            _named.drop(NEWEST)
+        return bool(fresh)
+
+
+def _expel(found: MirrorList) -> None:
+    for each in found.mirrors:
+        if each.expelled is None:
+            continue
+        why = (
+            f"{each.name} was expelled{': ' + each.expelled.reason if each.expelled.reason else ''}"
+        )
+        for origin, last in each.expelled.last.items():
+            Origin.objects.get_or_create(
+                id=origin, defaults={"key": each.key}
+            )  # it may come later, up to there
+            cut(origin, last, why)
+        for origin in Origin.objects.filter(key=each.key).exclude(id__in=each.expelled.last):
+            cut(origin.pk, 0, why)
+
+
+def believed(origin: str) -> frozenset[str]:
+    """Whose events may be in this log: mirrors of the list, and of the expelled those whose log it names."""
+    found = newest()
+    if found is None:
+        return frozenset()
+    return frozenset(
+        each.key for each in found.mirrors if each.expelled is None or origin in each.expelled.last
+    )
+
+
+def publish(signed: SignedList, *, first: bool = False) -> MirrorList:
+    """A person here takes a list, signed by enough roots: the first one on their own word. Raises Refused."""
+    try:
+        if first and List.objects.exists():
+            raise ListError("there is a mirror list here already")
+        if not take([signed], signed.digest if first else ""):
+            raise ListError("this very list is held already")
+    except ListError as error:
+        raise Refused(str(error)) from None
+    last = List.objects.last()
+    assert last is not None
+    found = read(last.signed)
+    audit("mirrors.list", last, version=found.version, mirrors=len(found.live), roots=found.roots)
+    return found

@@ -1,0 +1,95 @@
+"""Other mirrors are asked, every few seconds, what is new of the machines that report to them."""
+
+import logging
+import secrets
+
+from django.db import transaction
+from django.utils import timezone
+from pydantic import ValidationError
+
+from barnraise.errors import MessageError
+from barnraise.protocol.mirror_list import Listed
+from barnraise.protocol.signing import digest, opened
+from coordinator.fleet.models import Membership
+from coordinator.lib import site_identity
+from coordinator.replication import mirror_list
+from coordinator.replication.client import Peer, Unheard
+from coordinator.replication.models import Standing
+from coordinator.telemetry.events import Event
+from coordinator.telemetry.remote import ingest
+from coordinator.telemetry.remote.cursor import Ear
+from coordinator.telemetry.remote.protocol import Bulletin, News, Places, Wanted, Word
+
+log = logging.getLogger("coordinator.telemetry")
+
+PAGES = 20  # taken of one mirror in one go: a new site has much to hear
+
+
+def gather() -> int:
+    """From every other mirror what is new there. How many rows came."""
+    others = mirror_list.others()
+    forget({each.key for each in others})
+    gone = set(
+        Standing.objects.filter(failures__gt=0).values_list("key", flat=True)
+    )  # their logs cannot be had either
+    return sum(listen(each) for each in others if each.key not in gone)
+
+
+def forget(believed: set[str]) -> None:
+    """Whatever mirrors told that are not of the list any more."""
+    for ear in Ear.objects.exclude(key__in=believed):
+        with transaction.atomic():
+            Membership.everywhere.filter(mirror=ear.key).delete()
+            Event.objects.filter(mirror=ear.key).delete()
+            ear.delete()
+
+
+def listen(listed: Listed) -> int:
+    """To one mirror, unless it is left alone just now: until there is nothing more, or it was enough for once. How many
+    rows came."""
+    ear, came, why = Ear.objects.get_or_create(key=listed.key)[0], 0, ""
+    if ear.rests(timezone.now()):
+        return 0
+    said: dict[str, object] = {}
+    try:
+        with Peer.of(listed) as peer:
+            for _ in range(PAGES):
+                after = ear.places
+                taken = ingest.take(listed.key, after, ask(peer, after))
+                came += taken.rows
+                why = taken.left_out and f"{listed.name} {taken.left_out}"
+                if not taken.more:
+                    break
+                ear.refresh_from_db()
+        said = {"heard": timezone.now(), "failures": 0}
+    except Unheard as error:
+        why, said = error.sentence[:300], {"failures": min(100, ear.failures + 1)}
+    Ear.objects.filter(pk=listed.key).update(tried=timezone.now(), why=why, **said)
+    if why and why != ear.why:
+        log.warning("%s", why)
+    return came
+
+
+def ask(peer: Peer, after: Places) -> News:
+    """What it has past a place. Raises Unheard."""
+    wanted = Wanted(after=after, nonce=secrets.token_hex(16))
+    page = peer.ask("POST", "/mirrors/news", wanted, Bulletin)
+    try:
+        word = opened(page.word, "news", Word, peer.key)
+        news = News.model_validate_json(page.text)
+    except MessageError as error:
+        raise Unheard(f"{peer.name}: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))[:60] or "it"
+        raise Unheard(
+            f"{peer.name}: its news is malformed: {where}: {first['msg'][:100]}"
+        ) from None
+    if word != Word(
+        mirror=peer.key,
+        to=site_identity.identity().key,
+        nonce=wanted.nonce,
+        digest=digest(page.text),
+    ):
+        raise Unheard(f"{peer.name} answered with news that is not for this request")
+    return news

@@ -1,1 +1,0 @@
-"""What other mirrors know of what reports say: told every few minutes, never with a report."""

@@ -1,0 +1,49 @@
+"""A person's own pages: who they are here, and how they leave."""
+
+from allauth.account.decorators import reauthentication_required
+from allauth.account.models import EmailAddress
+from allauth.mfa.utils import is_mfa_enabled
+from django.contrib import messages
+from django.contrib.auth import logout
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+
+from coordinator.accounts.deletion import leave
+from coordinator.accounts.forms import LeaveForm, NameForm
+
+
+@login_required
+def account(request: HttpRequest) -> HttpResponse:
+    """Their name, and the way to everything else of theirs."""
+    form = NameForm(request.POST or None, initial={"name": request.user.name})
+    if request.method == "POST" and form.is_valid():
+        request.user.rename(form.cleaned_data["name"])
+        messages.success(request, "Saved.")
+        return redirect("account")
+    context = {
+        "form": form,
+        "addresses": EmailAddress.objects.filter(user=request.user).order_by("-primary", "email"),
+        "two_factor": is_mfa_enabled(request.user),
+        "places": request.user.team_places.select_related("team").order_by("team__name"),
+    }
+    return render(request, "account.html", context, status=422 if form.is_bound else 200)
+
+
+@login_required
+@reauthentication_required
+def account_leave(request: HttpRequest) -> HttpResponse:
+    person = request.user
+    form = LeaveForm(request.POST or None, person=person)
+    if request.method == "POST" and form.is_valid():
+        leave(person, person)
+        logout(request)
+        messages.success(request, "Your account is deleted. Thank you for every hour you lent.")
+        return redirect("home")
+    context = {
+        "form": form,
+        "machines": person.machines.count(),
+        "drafts": person.runs.filter(spec_text="").count(),
+        "under_way": [run for run in person.runs.exclude(spec_text="") if not run.is_over],
+    }
+    return render(request, "account_leave.html", context, status=422 if form.is_bound else 200)

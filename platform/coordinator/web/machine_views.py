@@ -1,0 +1,114 @@
+"""A person's machines: enrolled, named, looked at, paused, resumed, revoked."""
+
+import uuid
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.db.models import F, Prefetch
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from barnraise.protocol import messages as messages_module
+from coordinator.accounts.models import Enrolment, Machine, Refused
+from coordinator.fleet.machine_state import Rest, measured
+from coordinator.fleet.models import Membership
+from coordinator.runs.models import Run
+from coordinator.web.run_views import UNFINISHED, site
+
+LONGEST = 60  # characters of a name
+
+
+def theirs(request: HttpRequest):
+    """This person's machines with what the pages show of them, those that were revoked last."""
+    member = Membership.everywhere.newest().select_related("run").order_by("-last_seen")
+    found = request.user.machines.select_related("rest", "measured").prefetch_related(
+        Prefetch("memberships", member)
+    )
+    return found.order_by(F("revoked").asc(nulls_first=True), "-enrolled")
+
+
+@login_required
+@require_safe
+def machine_list(request: HttpRequest) -> HttpResponse:
+    return render(request, "machines.html", {"machines": theirs(request), "site": site(request)})
+
+
+@login_required
+def machine_page(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
+    """One machine; a POST gives it another name."""
+    found, problem, typed = get_object_or_404(theirs(request), pk=machine), "", None
+    if request.method == "POST":
+        typed = request.POST.get("name", "")
+        if len(" ".join(typed.split())) > LONGEST:
+            problem = f"Call it something of {LONGEST} characters or fewer; this has {len(' '.join(typed.split()))}."
+        else:
+            found.rename(typed, actor=request.user)
+            messages.success(request, f"It is called {found.name} now.")
+            return redirect("machine", machine=found.pk)
+    context = {
+        "machine": found,
+        "hardware": measured(found),
+        "memberships": found.memberships.all(),
+        "typed": found.hostname if typed is None else typed,
+        "problem": problem,
+    }
+    return render(request, "machine.html", context, status=422 if problem else 200)
+
+
+@login_required
+@require_POST
+def machine_control(request: HttpRequest, machine: uuid.UUID, action: str) -> HttpResponse:
+    """ "pause", "resume" or "revoke", as the addresses have them."""
+    found = get_object_or_404(Machine, pk=machine, owner=request.user)
+    done, said = {
+        "pause": (
+            lambda: Rest.begin(found, actor=request.user),
+            "pauses with its next report, and keeps its state.",
+        ),
+        "resume": (lambda: Rest.end(found, actor=request.user), "goes on with its next report."),
+        "revoke": (
+            lambda: found.revoke(actor=request.user),
+            "is revoked: this site refuses it, and its peers hear of that.",
+        ),
+    }[action]
+    if done():
+        messages.success(request, f"{found.name} {said}")
+    else:
+        state = "revoked" if found.revoked else "paused" if action == "pause" else "not paused"
+        messages.error(request, f"{found.name} is {state} already.")
+    return redirect("machines") if action == "revoke" else redirect("machine", machine=machine)
+
+
+@login_required
+@require_safe
+def enrol_code(request: HttpRequest) -> HttpResponse:
+    """For a code that is typed rather than followed."""
+    typed = request.GET.get("code", "").strip()
+    if typed and (found := Enrolment.find(typed)):
+        return redirect("enrol", code=found.code)
+    return render(request, "enrol_code.html", {"typed": typed}, status=404 if typed else 200)
+
+
+@login_required
+def enrol(request: HttpRequest, code: str) -> HttpResponse:
+    found = Enrolment.find(code)
+    if found is None or found.decided_by_id not in (
+        None,
+        request.user.pk,
+    ):  # decided by somebody else: not theirs
+        return render(request, "enrol_code.html", {"typed": code}, status=404)
+    refusal = ""
+    if request.method == "POST":
+        try:
+            if request.POST.get("answer") == "approve":
+                found.approve(request.user)
+            else:
+                found.refuse(request.user)
+        except Refused as error:
+            refusal = f"{str(error)[:1].upper()}{str(error)[1:]}."
+    about = messages_module.Machine.model_validate(found.about)
+    context = {"enrolment": found, "about": about, "refusal": refusal, "runs": []}
+    if found.status == "approved" and not refusal:
+        context["runs"] = Run.objects.visible_to(request.user).filter(status__in=UNFINISHED)[:3]
+    return render(request, "enrol.html", context, status=409 if refusal else 200)

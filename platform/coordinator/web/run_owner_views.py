@@ -1,0 +1,127 @@
+"""What an organiser does with a run besides starting and stopping it: its terms, copies, invitations."""
+
+import uuid
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST
+
+from barnraise.errors import SpecError
+from coordinator.runs.invitations import Invitation
+from coordinator.runs.models import Run
+from coordinator.telemetry.checkpoints import Checkpoint
+from coordinator.web.forms import ExtendForm, TermsForm
+from coordinator.web.run_views import ORGANISERS, controlled, visible
+from coordinator.web.verdict_form import VerdictForm
+
+
+@login_required
+def run_terms(request: HttpRequest, slug: str) -> HttpResponse:
+    """Who may join, and the notes: of any run, whatever its state."""
+    run = controlled(request, slug)
+    form = TermsForm(request.POST or None, run=run)
+    if request.method == "POST" and form.is_valid():
+        form.save(request.user)
+        messages.success(request, "Saved.")
+        return redirect(run)
+    return render(
+        request, "run_terms.html", {"form": form, "run": run}, status=422 if form.is_bound else 200
+    )
+
+
+@login_required
+def run_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
+    """What was taken out of a run again, and a form that takes out more."""
+    run = controlled(request, slug)
+    form = VerdictForm(request.POST or None, run=run)
+    if request.method == "POST" and form.is_valid() and form.save(request.user):
+        messages.success(
+            request, "Signed. Machines hear of it with their next reports, and from each other."
+        )
+        return redirect("run_verdicts", slug=run.slug)
+    context = {"form": form, "run": run, "verdicts": run.verdicts.select_related("by")[:100]}
+    return render(request, "run_verdicts.html", context, status=422 if form.is_bound else 200)
+
+
+@login_required
+def run_extend(request: HttpRequest, slug: str) -> HttpResponse:
+    """More tokens than its budget had, while some of it are left."""
+    run = controlled(request, slug)
+    form = ExtendForm(request.POST or None, run=run)
+    if request.method == "POST" and form.is_valid() and form.save(request.user):
+        messages.success(
+            request,
+            f"{form.cleaned_data['tokens']:,} tokens more: its machines hear of it in seconds.",
+        )
+        return redirect(run)
+    return render(
+        request, "run_extend.html", {"form": form, "run": run}, status=422 if form.is_bound else 200
+    )
+
+
+@login_required
+@require_POST
+def run_clone(request: HttpRequest, slug: str) -> HttpResponse:
+    """Anybody who sees a run may make one like it, from the start or from a `checkpoint`."""
+    run = visible(request, slug)
+    if not request.user.may_create_runs:
+        raise PermissionDenied(ORGANISERS)
+    try:
+        chosen = request.POST.get("checkpoint")
+        copy = run.clone(request.user, start=checkpoint(run, chosen).start if chosen else None)
+    except SpecError as error:
+        messages.error(request, f"This run cannot be copied as it is: {error}.")
+        return redirect(run)
+    messages.success(
+        request, f"A draft with the rules of {run.name}: change what you like, then launch it."
+    )
+    return redirect("run_edit", slug=copy.slug)
+
+
+def checkpoint(run: Run, pk: str) -> Checkpoint:
+    """One of this run's. Raises Http404."""
+    try:
+        return get_object_or_404(Checkpoint, pk=uuid.UUID(pk), run=run)
+    except ValueError:
+        raise Http404 from None
+
+
+@login_required
+@require_POST
+def run_invite(request: HttpRequest, slug: str) -> HttpResponse:
+    run = controlled(request, slug)
+    Invitation.make(run, request.POST.get("note", "").strip(), actor=request.user)
+    messages.success(
+        request, "Here is a link. Whoever follows it, signed in, may join with their machines."
+    )
+    return redirect(f"{run.get_absolute_url()}#invitations")
+
+
+@login_required
+@require_POST
+def run_withdraw(request: HttpRequest, slug: str, invitation: uuid.UUID) -> HttpResponse:
+    run = controlled(request, slug)
+    found = get_object_or_404(Invitation, pk=invitation, run=run)
+    if found.withdraw(actor=request.user):
+        messages.success(request, "The link leads nowhere any more. Who came by it stays.")
+    return redirect(f"{run.get_absolute_url()}#invitations")
+
+
+@login_required
+def invited(request: HttpRequest, slug: str, token: str) -> HttpResponse:
+    """Where an invitation's link leads: a page with a button, so that a link alone changes nothing."""
+    invitation = Invitation.behind(token)
+    if invitation is None or invitation.run.slug != slug:
+        raise Http404
+    run = invitation.run
+    if request.method == "POST":
+        if invitation.accept(request.user):
+            messages.success(request, f"Your machines may join {run.name}.")
+            return redirect(run if run.may_see(request.user) else "runs")
+        messages.error(
+            request, "This link has brought as many people as it may: ask the owner for another."
+        )
+    return render(request, "invited.html", {"run": run, "invitation": invitation})

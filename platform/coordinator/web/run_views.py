@@ -1,0 +1,186 @@
+"""The pages of runs: the list, one run, its form. Machines have theirs in `machines.py`."""
+
+import json
+from datetime import UTC, datetime
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from barnraise.protocol import enums
+from coordinator.live.cross_site import sites
+from coordinator.live.run_snapshot import Picture
+from coordinator.runs import markdown
+from coordinator.runs.models import Run
+from coordinator.telemetry import checkpoints
+from coordinator.web.forms import RunForm
+
+LISTED, ENDED = 50, 10  # runs on one page; of those that ended, beside the ones under way
+CONTROLS = {
+    "launch": "Launched. Training starts once a machine of yours has prepared the text.",
+    "pause": "Paused. Machines keep their state and wait.",
+    "resume": "Training goes on.",
+    "cancel": "The run is cancelled.",
+    "archive": "Put away: it is in no list any more, and stays at this address.",
+    "unarchive": "It is in the lists again.",
+}
+ORGANISERS = "Only organisers create runs here: ask the staff to make you one."
+UNFINISHED = [
+    s.value for s in enums.Status if s not in (enums.Status.FINISHED, enums.Status.CANCELLED)
+]
+
+
+@require_safe
+def home(request: HttpRequest) -> HttpResponse:
+    visible = (
+        Run.objects.visible_to(request.user).filter(status__in=UNFINISHED).select_related("owner")
+    )
+    return render(request, "home.html", {"runs": visible[:6], "site": site(request)})
+
+
+@require_safe
+def run_list(request: HttpRequest) -> HttpResponse:
+    """Those under way and the last that ended; `?ended`: those alone. `before` is the last run of the page before."""
+    known = Run.objects.visible_to(request.user).listed().select_related("owner").order_by("-pk")
+    under_way, over = known.filter(status__in=UNFINISHED), known.exclude(status__in=UNFINISHED)
+    ended, before = "ended" in request.GET, uuid_or_none(request.GET.get("before", ""))
+    here = over if ended else under_way
+    found = list(here.filter(pk__lt=before)[: LISTED + 1] if before else here[: LISTED + 1])
+    context = {
+        "ended": ended,
+        "later": before is not None,
+        "under_way": [] if ended else found[:LISTED],
+        "over": found[:LISTED] if ended else [] if before else over[:ENDED],
+        "following": found[LISTED - 1].pk if len(found) > LISTED else None,
+    }
+    part = request.headers.get("HX-Request") == "true"
+    return render(request, "parts/run_list.html" if part else "runs.html", context)
+
+
+@login_required
+def run_new(request: HttpRequest) -> HttpResponse:
+    if not request.user.may_create_runs:
+        raise PermissionDenied(ORGANISERS)
+    form = RunForm(request.POST or None, owner=request.user)
+    if request.method == "POST" and form.is_valid() and (run := form.save(request.user)):
+        messages.success(request, "Here is your draft. Look it over, then launch it.")
+        return redirect(run)
+    return render(request, "run_form.html", {"form": form}, status=422 if form.is_bound else 200)
+
+
+@login_required
+def run_edit(request: HttpRequest, slug: str) -> HttpResponse:
+    run = controlled(request, slug)
+    if not run.allows("edit"):
+        messages.error(request, "A launched run's rules never change.")
+        return redirect(run)
+    form = RunForm(request.POST or None, run=run)
+    if request.method == "POST" and form.is_valid() and form.save(request.user):
+        messages.success(request, "Saved.")
+        return redirect(run)
+    return render(
+        request, "run_form.html", {"form": form, "run": run}, status=422 if form.is_bound else 200
+    )
+
+
+@require_safe
+def run_page(request: HttpRequest, slug: str) -> HttpResponse:
+    run = visible(request, slug)
+    spec, picture, mirrors = run.spec, Picture.take(run), sites()
+    public = run.may_see(AnonymousUser())
+    if public:  # else it takes a session, which the others do not share
+        request.reaches = [each for site in mirrors if not site.ours for each in site.reached]
+    share = picture.run["tokens"] / max(1, picture.run["budget"])
+    return render(
+        request,
+        "run.html",
+        {
+            "run": run,
+            "spec": spec,
+            "now": picture,
+            "share": min(1.0, share),
+            "step_tokens": spec.recipe.step_sequences * spec.model.context,
+            "events": [
+                event | {"time": datetime.fromtimestamp(event["at"], UTC)}
+                for event in picture.events.values()
+            ],
+            "workers": sorted(
+                picture.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])
+            ),
+            "mine": run.may_control(request.user),
+            "checkpoints": checkpoints.lines(run),
+            "notes": markdown.html(run.notes),
+            "refusal": joining_problem(request, run),
+            "invitations": run.invitations.filter(withdrawn=None)
+            if run.may_control(request.user)
+            else (),
+            "site": site(request),
+            "mirrors": json.dumps([each.told(f"/runs/{run.pk}/") for each in mirrors]),
+            "follows": public,
+            "has_machine": request.user.is_authenticated
+            and request.user.machines.filter(revoked=None).exists(),
+        },
+    )
+
+
+@require_safe
+def run_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
+    """The list of checkpoints alone, for htmx."""
+    run = visible(request, slug)
+    return render(
+        request, "parts/checkpoints.html", {"run": run, "checkpoints": checkpoints.lines(run)}
+    )
+
+
+@login_required
+@require_POST
+def run_control(request: HttpRequest, slug: str, action: str) -> HttpResponse:
+    run = controlled(request, slug)
+    if action not in CONTROLS:
+        raise Http404
+    if getattr(run, action)(actor=request.user):
+        messages.success(request, CONTROLS[action])
+    else:
+        messages.error(request, f"The run is {run.status} now, so it cannot {action}.")
+    return redirect(run)
+
+
+def joining_problem(request: HttpRequest, run: Run) -> str:
+    """What keeps this person from joining, as far as people go; "" for nothing."""
+    if run.is_over:
+        return f"The run is {run.status}; nobody can join it any more."
+    if run.access != "anyone" and not (request.user.is_authenticated and run.open_to(request.user)):
+        return f"It {run.circle}: ask {run.owner.shown_name} to let you in."
+    return ""
+
+
+def uuid_or_none(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def visible(request: HttpRequest, slug: str) -> Run:
+    """A draft that is not theirs does not exist for a visitor."""
+    run = Run.objects.select_related("owner").named(slug)
+    if run is None or not run.may_see(request.user):
+        raise Http404
+    return run
+
+
+def controlled(request: HttpRequest, slug: str) -> Run:
+    run = visible(request, slug)
+    if not run.may_control(request.user):
+        raise PermissionDenied("Only the run's owner can do this.")
+    return run
+
+
+def site(request: HttpRequest) -> str:
+    """The address that `barnraise login` takes."""
+    return f"{request.scheme}://{request.get_host()}"

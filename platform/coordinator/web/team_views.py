@@ -1,0 +1,173 @@
+"""The pages of teams and of invitations to them."""
+
+from uuid import UUID
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from coordinator.accounts import emails
+from coordinator.accounts.forms import InviteForm, TeamForm
+from coordinator.accounts.models import Invitation, Refused, Team
+
+LISTED = 200  # teams on one page
+
+
+@require_safe
+def team_list(request: HttpRequest) -> HttpResponse:
+    teams = Team.objects.annotate(size=Count("members"))
+    mine = (
+        teams.filter(pk__in=request.user.teams.all())
+        if request.user.is_authenticated
+        else Team.objects.none()
+    )
+    return render(
+        request, "teams.html", {"mine": mine, "teams": teams.order_by("-size", "name")[:LISTED]}
+    )
+
+
+@login_required
+def team_new(request: HttpRequest) -> HttpResponse:
+    form = TeamForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        try:
+            return redirect(Team.found(form.cleaned_data["name"], request.user))
+        except Refused as error:
+            form.add_error("name", error.sentence)
+    return render(request, "team_new.html", {"form": form}, status=422 if form.is_bound else 200)
+
+
+@require_safe
+def team_page(request: HttpRequest, slug: str) -> HttpResponse:
+    return _page(request, get_object_or_404(Team, slug=slug))
+
+
+@login_required
+@require_POST
+def team_rename(request: HttpRequest, slug: str) -> HttpResponse:
+    team = led(request, slug)
+    form = TeamForm(request.POST, auto_id="id_rename_%s")
+    if form.is_valid():
+        try:
+            team.rename(form.cleaned_data["name"], request.user)
+            return redirect(team)
+        except Refused as error:
+            form.add_error("name", error.sentence)
+    return _page(request, team, rename=form)
+
+
+@login_required
+@require_POST
+def team_invite(request: HttpRequest, slug: str) -> HttpResponse:
+    """Whether the address has an account is not told: the letter reads the same."""
+    team = led(request, slug)
+    form = InviteForm(request.POST, auto_id="id_invite_%s")
+    if form.is_valid():
+        try:
+            made, token = Invitation.send(team, form.cleaned_data["email"], request.user)
+        except Refused as error:
+            form.add_error("email", error.sentence)
+        else:
+            emails.invitation(made, request.build_absolute_uri(f"/teams/invitations/{token}/"))
+            messages.success(request, f"A letter is on its way to {made.email}.")
+            return redirect(team)
+    return _page(request, team, invite=form)
+
+
+@login_required
+@require_POST
+def team_uninvite(request: HttpRequest, slug: str) -> HttpResponse:
+    team = led(request, slug)
+    get_object_or_404(team.invitations, pk=_uuid(request)).withdraw(request.user)
+    return redirect(team)
+
+
+@login_required
+@require_POST
+def team_part(request: HttpRequest, slug: str) -> HttpResponse:
+    """Leave, or with `id` send somebody else away."""
+    team = get_object_or_404(Team, slug=slug)
+    whose = {"pk": _uuid(request)} if "id" in request.POST else {"person": request.user}
+    person = get_object_or_404(team.members, **whose).person
+    if person != request.user and not team.may_lead(request.user):
+        raise PermissionDenied("Only who leads the team can do this.")
+    if team.part(person, request.user):
+        who = "You have" if person == request.user else f"{person.shown_name} has"
+        messages.success(request, f"{who} left {team.name}.")
+    return redirect("teams" if person == request.user else team)
+
+
+@login_required
+@require_POST
+def team_promote(request: HttpRequest, slug: str) -> HttpResponse:
+    team = led(request, slug)
+    person = get_object_or_404(team.members, pk=_uuid(request)).person
+    if team.promote(person, request.user):
+        messages.success(request, f"{person.shown_name} leads {team.name} too.")
+    return redirect(team)
+
+
+@login_required
+def invitation(request: HttpRequest, token: str) -> HttpResponse:
+    found = Invitation.find(token)
+    if found is None:
+        return render(request, "invitation.html", {"found": None}, status=404)
+    refusal = ""
+    if request.method == "POST":
+        try:
+            if request.POST.get("answer") == "join":
+                found.accept(request.user)
+                messages.success(request, f"You are in {found.team.name} now.")
+                return redirect(found.team)
+            found.withdraw(request.user)
+            messages.success(request, "The invitation is gone.")
+            return redirect("teams")
+        except Refused as error:
+            refusal = error.sentence
+    return render(
+        request,
+        "invitation.html",
+        {"found": found, "refusal": refusal},
+        status=409 if refusal else 200,
+    )
+
+
+def led(request: HttpRequest, slug: str) -> Team:
+    """A team that this person leads."""
+    team = get_object_or_404(Team, slug=slug)
+    if not team.may_lead(request.user):
+        raise PermissionDenied("Only who leads the team can do this.")
+    return team
+
+
+def _page(
+    request: HttpRequest,
+    team: Team,
+    rename: TeamForm | None = None,
+    invite: InviteForm | None = None,
+) -> HttpResponse:
+    leads = team.may_lead(request.user)
+    context = {
+        "team": team,
+        "members": team.members.select_related("person").annotate(
+            machines=Count("person__machines")
+        ),
+        "leads": leads,
+        "within": request.user.is_authenticated
+        and team.members.filter(person=request.user).exists(),
+        "invitations": team.invitations.all() if leads else [],
+        "rename": rename or TeamForm(initial={"name": team.name}, auto_id="id_rename_%s"),
+        "invite": invite or InviteForm(auto_id="id_invite_%s"),
+    }
+    return render(request, "team.html", context, status=422 if rename or invite else 200)
+
+
+def _uuid(request: HttpRequest) -> UUID:
+    try:
+        return UUID(request.POST.get("id", ""))
+    except ValueError:
+        raise Http404 from None
