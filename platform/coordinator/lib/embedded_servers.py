@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import subprocess
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -165,7 +166,8 @@ def _postgres(state: Path):
 def _start_postgres(state: Path, durable: bool) -> str:
     server = _postgres(state)
     fresh = not (state / "postgres" / "PG_VERSION").exists()
-    with server._lock:
+    # The first start on a machine creates a system user; two processes at once would both try.
+    with FileLock(Path(tempfile.gettempdir()) / "barnraise-postgres-user.lock"), server._lock:
         server.ensure_pgdata_inited()
         if fresh:
             with (state / "postgres" / "postgresql.conf").open("a") as file:
