@@ -29,13 +29,13 @@ from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, 
 from drill_worker import MIRROR, RUN
 
 from barnraise.cli.verdict import judged
+from barnraise.durable_io import write_atomically
 from barnraise.exchange.handlers.verdict_handler import MAIL
 from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import Ruling
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
-from barnraise.state_dir import write_whole
 from barnraise.text import shards
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
@@ -322,7 +322,7 @@ class Drill:
             verdict = judged(ledger, RUN, {author: good}, {}, self.spec.verdict_horizon, "noise")
         signed = MIRROR.sign("verdict", verdict)
         ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
-        write_whole(four[0].folder / MAIL / "ruling.json", ruling.model_dump_json().encode())
+        write_atomically(four[0].folder / MAIL / "ruling.json", ruling.model_dump_json().encode())
 
         def out() -> bool:
             return all(

@@ -15,11 +15,12 @@ from pathlib import Path
 import drill_worker
 from drill_worker import RUN, Setup
 
+from barnraise.durable_io import write_atomically
 from barnraise.exchange.compression.codec import decode
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.spec import RunSpec
-from barnraise.state_dir import Folder, Home, write_whole
+from barnraise.state_dir import Folder, Home
 
 FORK = multiprocessing.get_context("forkserver")
 UPLINK = 600_000  # bytes a second that each volunteer gives
@@ -111,7 +112,7 @@ class Machine:
         return path.read_text() if path.exists() else ""
 
     def order(self, what: str, text: str = "") -> None:
-        write_whole(self.home.path / what, text.encode())
+        write_atomically(self.home.path / what, text.encode())
 
     def withdraw(self, what: str) -> None:
         (self.home.path / what).unlink()

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from blake3 import blake3
 from torch import Tensor
 
+from barnraise.durable_io import write_atomically
 from barnraise.exchange.ledger.anchor import initial
 from barnraise.models import gpt2 as gpt
 from barnraise.protocol.messages import Manifest
 from barnraise.spec import ModelSpec, Recipe, TextSpec
-from barnraise.state_dir import write_whole
 from barnraise.swap.adamw import Step, schedule
 from barnraise.text import shards
 
@@ -72,11 +72,11 @@ def prepare_text() -> None:
         if not (
             FOLDER / name
         ).exists():  # a training beside this one reads it as memory: cut short it would be its end
-            write_whole(FOLDER / name, blob)
+            write_atomically(FOLDER / name, blob)
         return name
 
     manifest = shards.prepare(TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, put)
-    write_whole(FOLDER / "manifest.json", manifest.model_dump_json().encode())
+    write_atomically(FOLDER / "manifest.json", manifest.model_dump_json().encode())
 
 
 @cache

@@ -36,7 +36,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_join_goes_on(swarm, monkeypatc
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
     database = ada.worker.place.folder.path / "ledger.sqlite"
     if where == "payload":
-        monkeypatch.setattr(blobs_module, "_settle", full)
+        monkeypatch.setattr(blobs_module, "move_into_place", full)
     elif where == "ledger":
         ada.worker.ledger._db.execute(TRIGGER)
     else:

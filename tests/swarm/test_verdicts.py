@@ -9,6 +9,7 @@ from helpers.fake_coordinator import Coordinator as Site
 
 from barnraise.cli.verdict import judged
 from barnraise.coordinator_client import reporter as report_module
+from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError
 from barnraise.exchange.compression.codec import decode
 from barnraise.exchange.gossip import verdict_sync as accord_module
@@ -21,7 +22,6 @@ from barnraise.protocol.messages import ReportReply
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import Ruling, Verdict
 from barnraise.spec import ModelSpec
-from barnraise.state_dir import write_whole
 
 OWNER = MIRROR = Identity(b"m" * 32)  # the swarm's
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
@@ -65,7 +65,7 @@ def sentence(volunteer, made) -> None:
     signed = OWNER.sign("verdict", made)
     ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
     path = volunteer.worker.place.folder.path / MAIL / f"{digest(signed.body)}.json"
-    write_whole(path, ruling.model_dump_json().encode())
+    write_atomically(path, ruling.model_dump_json().encode())
 
 
 def first_that_differ(one: Ledger, other: Ledger, author: str) -> int | None:

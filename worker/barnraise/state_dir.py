@@ -19,6 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.planning.limits import Limits
 from barnraise.protocol.messages import MirrorView
@@ -77,7 +78,9 @@ class Home:
             raise StateError(f"{path} is damaged: run `barnraise login URL` again") from None
 
     def enrol(self, membership: Membership) -> None:
-        write_whole(self.path / "coordinator.json", membership.model_dump_json(indent=1).encode())
+        write_atomically(
+            self.path / "coordinator.json", membership.model_dump_json(indent=1).encode()
+        )
 
     @property
     def limits(self) -> Limits:
@@ -92,7 +95,7 @@ class Home:
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
-        write_whole(self.path / "limits.json", json.dumps(asdict(limits), indent=1).encode())
+        write_atomically(self.path / "limits.json", json.dumps(asdict(limits), indent=1).encode())
 
     def runs(self) -> list[Path]:
         """Folders of the runs this machine has worked on."""
@@ -130,7 +133,7 @@ class Folder:
                     f"{self.path} has no folder.json, yet holds {', '.join(foreign[:5])}: not a run's folder"
                 )
             label = Label(format=FORMAT, run=run, key=key, incarnation=secrets.token_hex(8))
-            write_whole(path, label.model_dump_json(indent=1).encode())
+            write_atomically(path, label.model_dump_json(indent=1).encode())
             return label
         try:
             raw = json.loads(path.read_bytes())
@@ -164,10 +167,10 @@ class Folder:
 
     def _relabel(self, **changed: str) -> None:
         self.label = self.label.model_copy(update=changed)
-        write_whole(self.path / "folder.json", self.label.model_dump_json(indent=1).encode())
+        write_atomically(self.path / "folder.json", self.label.model_dump_json(indent=1).encode())
 
     def keep(self, name: str, message: Message) -> None:
-        write_whole(self.path / name, message.model_dump_json(indent=1).encode())
+        write_atomically(self.path / name, message.model_dump_json(indent=1).encode())
 
     def status(self, status: dict[str, Any]) -> None:
         """For `barnraise status` and whoever watches: replaced whole, never half-written; no state, so not fsynced, and
@@ -181,22 +184,3 @@ class Folder:
 
     def close(self) -> None:
         self._lock.release()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replaces a file durably: after a crash it is the old or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    if (
-        os.name == "posix"
-    ):  # elsewhere a folder cannot be opened, and a rename is durable with the file
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

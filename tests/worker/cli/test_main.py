@@ -140,7 +140,7 @@ def test_a_machine_that_trains_lets_its_other_programs_go_first_unless_it_is_tol
         "cli.TERMINAL.read_text().split()[-1] if cli.TERMINAL.exists() else psutil.Process().nice()"
     )
     then = f"cli.measure = lambda *where: sys.exit(f'{{psutil.Process().nice()}} {{{group}}}')"
-    code = f"import os, psutil, sys; from barnraise import cli; {then}; cli.main()"
+    code = f"import os, psutil, sys; from barnraise.cli import main as cli; {then}; cli.main()"
     command = [sys.executable, "-c", code, "join", "a-run", "--home", str(tmp_path), *words]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(WORKER)}, capture_output=True, text=True, check=False,

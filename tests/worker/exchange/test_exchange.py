@@ -219,7 +219,7 @@ def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(wor
     b.knows(a)
     waits_for(lambda: a.node.stats.peers == 1)
     events: list[str] = []
-    settle, send = blobs_module._settle, type(next(iter(a.node._hub.links.values())).channel).send
+    settle, send = blobs_module.move_into_place, type(next(iter(a.node._hub.links.values())).channel).send
     append = type(a.ledger).append
 
     def settled(*paths):
@@ -237,7 +237,7 @@ def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(wor
             events.append(message.type)
         await send(self, frame)
 
-    monkeypatch.setattr(blobs_module, "_settle", settled)
+    monkeypatch.setattr(blobs_module, "move_into_place", settled)
     monkeypatch.setattr(type(a.ledger), "append", appended)
     monkeypatch.setattr(type(next(iter(a.node._hub.links.values())).channel), "send", sent)
     a.round(1)
@@ -252,7 +252,7 @@ def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
     def full(*paths):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(blobs_module, "_settle", full)
+    monkeypatch.setattr(blobs_module, "move_into_place", full)
     with pytest.raises(OSError, match="No space"):
         a.round(1)
     monkeypatch.undo()

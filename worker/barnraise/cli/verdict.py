@@ -11,10 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from barnraise.cli.plan import HomeOption
+from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import Ruling, Verdict
-from barnraise.state_dir import Home, write_whole
+from barnraise.state_dir import Home
 
 if TYPE_CHECKING:
     from barnraise.exchange.ledger.ledger import Ledger
@@ -66,7 +67,7 @@ def verdict(
         made = judged(ledger, kept.id, cuts, _singles(update or []), spec.verdict_horizon, reason)
     signed = place.identity.sign("verdict", made)
     ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
-    write_whole(folder / MAIL / f"{digest(signed.body)}.json", ruling.model_dump_json().encode())
+    write_atomically(folder / MAIL / f"{digest(signed.body)}.json", ruling.model_dump_json().encode())
     out.print(
         "Signed. This machine's worker hands it to the others: now if it runs, else when it is next started."
     )

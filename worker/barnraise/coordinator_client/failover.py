@@ -18,6 +18,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from barnraise.coordinator_client.client import Coordinator
+from barnraise.durable_io import write_atomically
 from barnraise.errors import CoordinatorError, CoordinatorGone, ListError, MessageError
 from barnraise.protocol.messages import (
     Directive,
@@ -42,7 +43,7 @@ from barnraise.protocol.mirror_list import (
 from barnraise.protocol.reports import HardwareView, Report
 from barnraise.protocol.signing import Identity, opened
 from barnraise.protocol.types import Address
-from barnraise.state_dir import Home, Membership, write_whole
+from barnraise.state_dir import Home, Membership
 
 log = logging.getLogger("barnraise.protocol.mirror_list")
 
@@ -245,7 +246,7 @@ class Mirrored:
             self._now()
         log.info("the mirrors are now %s", ", ".join(each.url for each in self._live()))
         try:
-            write_whole(self._path, Lists(lists=chain).model_dump_json(indent=1).encode())
+            write_atomically(self._path, Lists(lists=chain).model_dump_json(indent=1).encode())
         except OSError as error:
             log.error("the mirror list could not be kept: %s", error)
 

@@ -5,7 +5,6 @@ not agree with a writer about how JSON is spelled. Requests to a coordinator car
 that is stolen from a log or a disk but the key itself lets another machine speak for this one.
 """
 
-import os
 import secrets
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +14,7 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError, TicketError
 from barnraise.protocol.messages import Signed, Testimony, Ticket, Update, Witness
 from barnraise.protocol.types import Message
@@ -39,16 +39,7 @@ class Identity:
     def load(cls, path: Path) -> "Identity":
         """The key kept in `path`, made on first use; readable by its owner alone."""
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_suffix(".new")
-            fresh.unlink(missing_ok=True)
-            with os.fdopen(
-                os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-            ) as file:
-                file.write(secrets.token_bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
+            write_atomically(path, secrets.token_bytes(32), private=True)
         return cls(path.read_bytes())
 
     def sign(self, kind: str, message: Message) -> Signed:

@@ -10,7 +10,6 @@ and looked at whenever the record is read.
 
 import datetime
 import json
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError, StateError
 from barnraise.planning.plan import KINDS, Plan
 from barnraise.swap.arena import Arena, aligned
@@ -212,20 +212,7 @@ class Store:
         }  # fmt: skip
         text = json.dumps(body)
         whole = json.dumps({"digest": sha256(text.encode()).hexdigest(), "body": text})
-        fresh = self.folder / (MANIFEST + ".new")
-        with fresh.open("w") as file:
-            file.write(whole)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.folder / MANIFEST)
-        if (
-            os.name == "posix"
-        ):  # elsewhere a folder cannot be opened, and a rename is durable with the file
-            descriptor = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        write_atomically(self.folder / MANIFEST, whole.encode())
 
     def _read_manifest(self) -> None:
         body = manifest(self.folder)

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from barnraise.durable_io import sync_file, sync_folder
 from barnraise.errors import StateError
 from barnraise.models.gpt2 import NORM_EPSILON, views
 from barnraise.protocol.messages import Update
@@ -79,12 +80,13 @@ class Checkpoint:
         )
         mark = mark.model_copy(update={"digest": _digest(mark, new / TENSORS)})
         (new / MANIFEST).write_text(mark.model_dump_json())
-        for path in (new / TENSORS, new / MANIFEST, new):
-            _sync(path)
+        sync_file(new / TENSORS)
+        sync_file(new / MANIFEST)
+        sync_folder(new)
         whole.pop(target, None)
         _remove(self.folder / target)
         new.rename(self.folder / target)
-        _sync(self.folder)
+        sync_folder(self.folder)
         whole[target] = mark
         return mark
 
@@ -303,14 +305,3 @@ def _config(model: ModelSpec) -> dict:
 def _digest(mark: Mark, tensors: Path) -> str:
     hasher = blake3(mark.model_copy(update={"digest": ""}).model_dump_json().encode())
     return hasher.update_mmap(tensors).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Makes a file or a folder durable. Windows cannot open a folder, and orders renames by itself."""
-    if path.is_dir() and os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDWR if path.is_file() and os.name != "posix" else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

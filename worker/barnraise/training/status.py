@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from barnraise.coordinator_client.reporter import Reporter
+from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError
 from barnraise.exchange.exchange import Node
 from barnraise.exchange.handlers.verdict_handler import MAIL
@@ -19,7 +20,6 @@ from barnraise.protocol.messages import Directive
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import Ruling
 from barnraise.spec import RunSpec
-from barnraise.state_dir import write_whole
 from barnraise.training.attestation import Witnessing
 from barnraise.training.join import DIRECTIVE, Place
 from barnraise.training.metrics import Progress
@@ -118,4 +118,4 @@ class Telling:
                 "the verdict that %s sends is refused: %s", self._place.coordinator.url, error
             )
             return
-        write_whole(self._place.folder.path / MAIL / f"{name}.json", whole.encode())
+        write_atomically(self._place.folder.path / MAIL / f"{name}.json", whole.encode())

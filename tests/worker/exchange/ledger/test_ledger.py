@@ -15,7 +15,6 @@ from hypothesis import given, settings
 
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.ledger import blob_store as blobs_module
 from barnraise.exchange.ledger.anchor import sketch
 from barnraise.exchange.ledger.blob_store import EMPTY, Blobs, Growth
 from barnraise.exchange.ledger.ledger import NOTHING, Head, Ledger, Outcome
@@ -229,15 +228,15 @@ def in_pieces(blobs: Blobs) -> None:
 )  # fmt: skip
 def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch, keep):
     blobs, events = Blobs(tmp_path), []
-    fsync, replace = blobs_module.os.fsync, blobs_module.Path.replace
+    fsync, replace = os.fsync, Path.replace
 
     def synced(fd: int) -> None:
         events.append("shelf" if stat.S_ISDIR(os.fstat(fd).st_mode) else os.fstat(fd).st_size)
         fsync(fd)
 
-    monkeypatch.setattr(blobs_module.os, "fsync", synced)
+    monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(
-        blobs_module.Path, "replace", lambda a, b: (events.append("name"), replace(a, b))
+        Path, "replace", lambda a, b: (events.append("name"), replace(a, b))
     )
     keep(blobs)
     assert events == ["shelf", len(DATA), "name", "shelf"] and blobs.read(NAME) == DATA
@@ -251,7 +250,7 @@ def test_a_disk_that_refuses_keeps_nothing_of_a_blob(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(blobs_module.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         for keep in (lambda: blobs.put(DATA), lambda: blobs.extend(NAME, 0, DATA, len(DATA))):
             with pytest.raises(OSError, match="No space left"):
                 keep()

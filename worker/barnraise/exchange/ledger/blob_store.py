@@ -5,7 +5,6 @@ a crash. One that arrives in pieces grows beside its name as `<digest>.part` and
 interruption. Writers of the same blob may race: they write the same bytes.
 """
 
-import os
 import secrets
 import shutil
 import threading
@@ -16,6 +15,8 @@ from enum import Enum
 from pathlib import Path
 
 from blake3 import blake3
+
+from barnraise.durable_io import move_into_place, sync_folder
 
 EMPTY = blake3(b"").hexdigest()  # the blob without bytes: always here, and no file
 KEPT = (
@@ -93,7 +94,7 @@ class Blobs:
         fresh = path.with_name(f"{digest}.{secrets.token_hex(4)}.new")
         try:
             fresh.write_bytes(data)
-            _settle(fresh, path)
+            move_into_place(fresh, path)
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
@@ -111,7 +112,7 @@ class Blobs:
         path = self.path(digest)
         if not path.parent.exists():
             path.parent.mkdir(exist_ok=True)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         return path
 
     def started(self, digest: str) -> int:
@@ -147,7 +148,7 @@ class Blobs:
         if length > total or _digest(part) != digest:
             part.unlink()
             return Growth.DAMAGED
-        _settle(part, self.path(digest))
+        move_into_place(part, self.path(digest))
         return Growth.WHOLE
 
     def drop(self, digest: str) -> None:
@@ -186,22 +187,3 @@ def _digest(path: Path) -> str:
         while data := file.read(_READ):
             hasher.update(data)
     return hasher.hexdigest()
-
-
-def _settle(fresh: Path, path: Path) -> None:
-    """The bytes first, then the name: after a crash the blob is whole or absent."""
-    with fresh.open("rb+") as file:
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    if (
-        os.name == "posix"
-    ):  # elsewhere a folder cannot be opened, and a rename is durable with the file
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

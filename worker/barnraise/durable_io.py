@@ -1,0 +1,59 @@
+"""Write files so that a crash leaves the old or the new content, never a torn one.
+
+The order is always the same: the bytes reach the disk first, then the file gets its name, then the folder's entry
+reaches the disk. Standard library only.
+"""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Replace a file durably: after a crash it holds the old or the new bytes, all of them.
+
+    Args:
+        path: the file; its folder is created if missing.
+        data: the new content.
+        private: whether only the owner may read the file (mode 0600).
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    if private:
+        temporary.unlink(missing_ok=True)
+        exclusive = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        file = os.fdopen(os.open(temporary, exclusive, 0o600), "wb")
+    else:
+        file = temporary.open("wb")
+    with file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Give a finished file its final name durably: after a crash it is there whole or not at all."""
+    sync_file(temporary)
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until a file's bytes are on the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's entries are on the disk.
+
+    Only POSIX systems can open a folder; Windows makes a rename durable together with the file.
+    """
+    if os.name != "posix":
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
