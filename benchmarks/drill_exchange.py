@@ -30,7 +30,7 @@ from drill_worker import MIRROR, RUN
 
 from barnraise.cli.verdict import judged
 from barnraise.durable_io import write_atomically
-from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
@@ -322,7 +322,7 @@ class Drill:
             verdict = judged(ledger, RUN, {author: good}, {}, self.spec.verdict_horizon, "noise")
         signed = MIRROR.sign("verdict", verdict)
         ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
-        write_atomically(four[0].folder / MAIL / "ruling.json", ruling.model_dump_json().encode())
+        write_atomically(four[0].folder / VERDICT_FOLDER / "ruling.json", ruling.model_dump_json().encode())
 
         def out() -> bool:
             return all(

@@ -14,7 +14,8 @@ from drill_worker import RUN, ticket
 
 from barnraise.exchange.ledger.ledger import NOTHING
 from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.transport import Channel, ChannelClosed, IrohTransport
+from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
@@ -104,7 +105,7 @@ class Attacker:
                 sending = asyncio.create_task(_send(channel, frames))
                 while True:
                     await channel.receive()
-        except ChannelClosed as error:
+        except ChannelClosedError as error:
             return str(error)
         except TimeoutError:
             return ""
@@ -122,7 +123,7 @@ class Attacker:
                 async with asyncio.timeout(WAIT):
                     await channel.receive()
             return "it changes nothing"
-        except (ChannelClosed, TimeoutError) as error:
+        except (ChannelClosedError, TimeoutError) as error:
             return str(error)
         finally:
             channel.close("done")
@@ -132,7 +133,7 @@ async def _send(channel: Channel, frames: list[bytes]) -> None:
     try:
         for frame in frames:
             await channel.send(frame)
-    except ChannelClosed:
+    except ChannelClosedError:
         return
 
 

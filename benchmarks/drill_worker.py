@@ -25,7 +25,8 @@ from barnraise.errors import BarnraiseError
 from barnraise.exchange import exchange
 from barnraise.exchange.handlers import blob_scrub, update_receiver
 from barnraise.exchange.ledger import anchor_scrub, blob_store, ledger
-from barnraise.exchange.network.transport import Channel, ChannelClosed, IrohTransport
+from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.enums import Role, Status
@@ -180,7 +181,7 @@ class Severed(IrohTransport):
 
     async def connect(self, peer: Peer) -> Channel:
         if peer.key in self._severed():
-            raise ChannelClosed("the network is cut")
+            raise ChannelClosedError("the network is cut")
         return self._noted(await super().connect(peer))
 
     async def accept(self) -> Channel:
@@ -215,8 +216,8 @@ class Spent:
         "barnraise-cuts_",
     )  # "barnraise-disk read" is the engine's
     CALLS = (
-        (worker_module.codec, "encode"), (update_receiver.Arrival, "decode"), (blob_store.Blobs, "put"), (ledger.Ledger, "append"),
-        (exchange.Node, "audit"), (exchange.Node, "serve"), (exchange.Node, "arrived"), (exchange, "sketch"),
+        (worker_module.codec, "encode"), (update_receiver.ReceivedUpdate, "decode"), (blob_store.Blobs, "put"), (ledger.Ledger, "append"),
+        (exchange.Exchange, "find_damaged_fragment"), (exchange.Exchange, "serve_snapshots"), (exchange.Exchange, "poll_updates"), (exchange, "sketch"),
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.network.connection import PIECE
+from barnraise.exchange.network.connection import PIECE_BYTES
 from barnraise.protocol.messages import Peer, State
 
 HEADER = (
@@ -161,7 +161,9 @@ class Simulation:
                 gone = (self.now - began) * self.uplink if self.now > began else 0.0
                 sent = min(
                     self.payload,
-                    PIECE * math.ceil(gone / PIECE) if math.isfinite(gone) else self.payload,
+                    PIECE_BYTES * math.ceil(gone / PIECE_BYTES)
+                    if math.isfinite(gone)
+                    else self.payload,
                 )
                 self.bytes += sent
                 self.sent["duplicate"] += 1

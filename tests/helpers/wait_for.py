@@ -50,7 +50,7 @@ def stepping(*machines, then: Callable[[object], None] | None = None) -> Iterato
 def joined(machine, *others, timeout: float = 30.0):
     """Joins as the loop does: the snapshot if there is one, then everything since."""
     machine.knows(*others)
-    snapshot = machine.node.join(timeout)
+    snapshot = machine.exchange.fetch_snapshot(timeout)
     if snapshot is not None:
         machine.anchor.begin(snapshot.fragments, snapshot.heads, snapshot.holes)
     machine.start()

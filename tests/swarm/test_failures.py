@@ -76,7 +76,7 @@ def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_n
         name.unlink()
     before = ben.worker.exchange.author
     back = run.start("ben", knows=["ada"])
-    run.until(lambda: back.worker.exchange.published > 1)
+    run.until(lambda: back.worker.exchange.last_published_seq > 1)
     assert back.worker.exchange.author != before, (
         "it must not sign another update under a number it has used"
     )

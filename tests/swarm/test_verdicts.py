@@ -13,7 +13,7 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError
 from barnraise.exchange.compression.codec import decode
 from barnraise.exchange.gossip import verdict_sync as accord_module
-from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger import anchor_scrub as audit_module
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
@@ -64,7 +64,7 @@ def sentence(volunteer, made) -> None:
     """What `barnraise verdict` does beside a running worker."""
     signed = OWNER.sign("verdict", made)
     ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
-    path = volunteer.worker.place.folder.path / MAIL / f"{digest(signed.body)}.json"
+    path = volunteer.worker.place.folder.path / VERDICT_FOLDER / f"{digest(signed.body)}.json"
     write_atomically(path, ruling.model_dump_json().encode())
 
 
@@ -95,14 +95,14 @@ def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_
     ada = founder(run)
     ben, cleo = (run.start(name, knows=["ada", "ben"]) for name in ("ben", "cleo"))
     run.until(lambda: all(v.status.get("updates_sent", 0) > 1 for v in (ada, ben, cleo)))
-    author, good = cleo.worker.exchange.author, cleo.worker.exchange.published
+    author, good = cleo.worker.exchange.author, cleo.worker.exchange.last_published_seq
     poisons(cleo.worker.engine)
     before = ada.status["validation_last"][1]
     run.until(lambda: ada.worker.ledger.head(author).seq > good + 2)
     run.until(lambda: ada.status["validation_last"][1] > before + 0.2)
     spoilt = ada.status["validation_last"][1]
     cleo.leave()
-    run.until(lambda: ada.worker.exchange.stats.behind == 0)
+    run.until(lambda: ada.worker.exchange.stats.updates_behind == 0)
     sentence(ada, judged(ada.worker.ledger, run.manifest.run, {author: good}, {}, 20, "noise"))
     run.until(lambda: all(v.worker.anchor.vector.get(author) == good for v in (ada, ben)))
     run.until(lambda: ada.status["validation_last"][1] < spoilt - 0.1)
@@ -114,7 +114,7 @@ def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_
         volunteer.leave()
     run.until(
         lambda: (
-            ada.worker.exchange.stats.behind == 0
+            ada.worker.exchange.stats.updates_behind == 0
             and ada.worker.anchor.vector == ada.worker.ledger.vector()
         )
     )
@@ -156,7 +156,7 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
         ben.leave()
         run.until(
             lambda: (
-                ada.worker.exchange.stats.behind == 0
+                ada.worker.exchange.stats.updates_behind == 0
                 and ada.worker.anchor.vector == ada.worker.ledger.vector()
             )
         )
@@ -217,18 +217,20 @@ def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_go
     shutil.copytree(copy, folder)
     run.network.partition({ada.worker.key}, {ben.worker.key})
     ben = run.start("ben", knows=["ada"])
-    run.until(lambda: ben.worker.exchange.published > sent + 1)
+    run.until(lambda: ben.worker.exchange.last_published_seq > sent + 1)
     # Not always the first after the copy: what was computed before anything arrived is the same to the bit.
     run.until(lambda: first_that_differ(ada.worker.ledger, ben.worker.ledger, old) is not None)
     good = first_that_differ(ada.worker.ledger, ben.worker.ledger, old) - 1
     run.network.heal()
     run.until(lambda: all(v.worker.ledger.verdicts.limits == {old: good} for v in (ada, ben)))
-    run.until(lambda: ben.worker.exchange.author != old and ben.worker.exchange.published > 0)
+    run.until(
+        lambda: ben.worker.exchange.author != old and ben.worker.exchange.last_published_seq > 0
+    )
     run.until(lambda: ada.worker.anchor.vector.get(ben.worker.exchange.author, 0) > 0)
     ben.leave()
     run.until(
         lambda: (
-            ada.worker.exchange.stats.behind == 0
+            ada.worker.exchange.stats.updates_behind == 0
             and ada.worker.anchor.vector == ada.worker.ledger.vector()
         )
     )

@@ -11,7 +11,7 @@ from helpers.plans import RECIPE, engine_of, tiny_plan
 from helpers.wait_for import waits_for
 
 from barnraise.exchange.compression.codec import decode, encode
-from barnraise.exchange.exchange import Node
+from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.memory_transport import MemoryNetwork
@@ -44,17 +44,17 @@ class Machine:
             blobs=self.ledger.blobs, transport=self.world.transport(self.identity), ticket=self.ticket,
             mirrors=frozenset([self.world.mirror.key]),
         )  # fmt: skip
-        self.node = Node(**(parts | changed))
+        self.exchange = Exchange(**(parts | changed))
         self.anchor = Anchor.initial(self.world.spec.model, self.world.spec.seed)
 
     def start(self) -> "Machine":
-        self.node.start(self.anchor.vector, self.anchor.holes)
+        self.exchange.start(self.anchor.vector, self.anchor.holes)
         self.step()  # what the ledger holds past the anchor comes first, own updates among it
         return self
 
     def knows(self, *others: "Machine") -> "Machine":
-        self.node.introduce(
-            [messages.Peer(key=o.identity.key, addresses=o.node.addresses()) for o in others]
+        self.exchange.add_peers(
+            [messages.Peer(key=o.identity.key, addresses=o.exchange.addresses()) for o in others]
         )
         return self
 
@@ -76,18 +76,18 @@ class Machine:
                 self.anchor.add(index, sent)
                 yield payload, sent
 
-        header = self.node.offer(payloads(), tokens)
+        header = self.exchange.publish(payloads(), tokens)
         self.anchor.note(header)
         return header
 
     def step(self) -> None:
         """What the loop does between two steps."""
-        for arrival in self.node.arrived():
+        for arrival in self.exchange.poll_updates():
             for index in range(len(self.anchor.fragments)):
                 if (units := arrival.decode(index)) is not None:
                     self.anchor.add(index, units)
             self.anchor.note(arrival.header)
-        self.node.serve(self.anchor)
+        self.exchange.serve_snapshots(self.anchor)
 
     @property
     def standing(self) -> tuple:
@@ -96,7 +96,7 @@ class Machine:
         return vector, self.ledger.verdicts.holes(vector)
 
     def stop(self) -> None:
-        self.node.stop()
+        self.exchange.stop()
         self.ledger.close()
 
 

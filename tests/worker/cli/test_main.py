@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from barnraise.cli import main, plan
 from barnraise.errors import PlanError, SpecError, StateError
-from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.ledger import NOTHING, Ledger
 from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import believed
@@ -299,7 +299,7 @@ def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_b
         tmp_path, "verdict", "a-run", "--peer", "b" * 12, "--after", "1", "--reason", "noise"
     )
     assert done.returncode == 0 and "Signed." in done.stdout, done
-    (left,) = (folder.path / MAIL).glob("*.json")
+    (left,) = (folder.path / VERDICT_FOLDER).glob("*.json")
     rules = Rules.of(spec, RUN, frozenset(spec.roots))
     assert believed(Ruling.model_validate_json(left.read_bytes()), rules).limits == {
         update.author: 1

@@ -10,7 +10,7 @@ from helpers.wait_for import waits_for, within
 
 from barnraise.exchange.ledger import blob_store as blobs_module
 from barnraise.exchange.network.framing import unpack
-from barnraise.exchange.network.transport import IrohTransport
+from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.protocol import messages
 from barnraise.training import prefetch
 
@@ -27,13 +27,17 @@ def test_three_nodes_trade_updates_and_agree_to_the_last_bit(world):
             machine.step()
     world.agree(a, b, c)
     assert a.anchor.tokens == a.ledger.tokens == 12 * 100
-    assert (a.node.stats.updates_sent, a.node.stats.updates_received, a.node.stats.behind) == (
+    assert (
+        a.exchange.stats.updates_sent,
+        a.exchange.stats.updates_received,
+        a.exchange.stats.updates_behind,
+    ) == (
         4,
         8,
         0,
     )
-    assert a.node.stats.bytes_sent > 0 < a.node.stats.bytes_received
-    waits_for(lambda: all(m.node.stats.peers == 2 for m in (a, b, c)))  # learnt from each other
+    assert a.exchange.stats.bytes_sent > 0 < a.exchange.stats.bytes_received
+    waits_for(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))  # learnt from each other
 
 
 def test_three_nodes_agree_over_iroh(world):
@@ -90,35 +94,41 @@ def test_settled_once_everybody_is_complete_with_the_same_updates(world):
     b.knows(a)
     a.round(1)
     world.agree(a, b)
-    assert not a.node.settled()
-    a.node.complete()
-    b.node.complete()
-    waits_for(lambda: a.node.settled() and b.node.settled())
+    assert not a.exchange.is_synchronized()
+    a.exchange.announce_completion()
+    b.exchange.announce_completion()
+    waits_for(lambda: a.exchange.is_synchronized() and b.exchange.is_synchronized())
 
 
 def test_weights_follow_the_announced_rates_and_are_one_when_alone(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    assert a.node.weight(100.0) == 1.0
-    a.node.announce(100.0)
-    b.node.announce(300.0)
+    assert a.exchange.compute_weight(100.0) == 1.0
+    a.exchange.announce_rate(100.0)
+    b.exchange.announce_rate(300.0)
     b.knows(a)
-    waits_for(lambda: a.node.weight(100.0) == 0.25 and b.node.weight(300.0) == 0.75)
+    waits_for(
+        lambda: (
+            a.exchange.compute_weight(100.0) == 0.25 and b.exchange.compute_weight(300.0) == 0.75
+        )
+    )
     b.stop()
-    waits_for(lambda: a.node.weight(100.0) == 1.0)
+    waits_for(lambda: a.exchange.compute_weight(100.0) == 1.0)
 
 
 def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
     """A worker tells its exchange how it stands twice a second, and it is most often as it was."""
-    node, told = world.machine(1).start().node, []
-    node.announce(100.0)
-    node.stands("a vector", "an anchor")
-    waits_for(lambda: node._hub.gossip.rate == 100.0 and "a vector" in node._hub.gossip.anchors)
-    monkeypatch.setattr(node, "_tell", lambda call, *what: told.append(what))
-    node.announce(103.0)
-    node.stands("a vector", "an anchor")
+    exchange, told = world.machine(1).start().exchange, []
+    exchange.announce_rate(100.0)
+    exchange.report_anchor_digest("a vector", "an anchor")
+    waits_for(
+        lambda: exchange._hub.gossip.rate == 100.0 and "a vector" in exchange._hub.gossip.anchors
+    )
+    monkeypatch.setattr(exchange, "_tell", lambda call, *what: told.append(what))
+    exchange.announce_rate(103.0)
+    exchange.report_anchor_digest("a vector", "an anchor")
     assert not told
-    node.announce(110.0)
-    node.stands("another", "an anchor")
+    exchange.announce_rate(110.0)
+    exchange.report_anchor_digest("another", "an anchor")
     assert told == [(110.0, False), ("another", "an anchor")]
     monkeypatch.undo()  # it is to be stopped
 
@@ -126,21 +136,25 @@ def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
 def test_what_is_under_way_is_guessed_of_the_fragments_that_it_says_until_it_is_here(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
-    b.node.announce(100.0)
-    a.node.announce(300.0)
+    b.exchange.announce_rate(100.0)
+    a.exchange.announce_rate(300.0)
     b.round(1)
     for seed in range(2):
         a.round(10 + seed)
         world.agree(a, b)
         time.sleep(1.0)  # a round of its: four of them it may be late
-    assert b.node.guess(100.0) == (0.0, 0.0, 0.0)
+    assert b.exchange.predict_in_flight(100.0) == (0.0, 0.0, 0.0)
     world.network.uplinks[a.identity.key] = 2000.0
     a.round(20, due=[1])  # 3 kB
-    waits_for(lambda: any(b.node.guess(100.0)))
-    first, block, last = b.node.guess(100.0)
-    assert first == last == 0 < block and b.anchor.vector[a.node.author] == 2
+    waits_for(lambda: any(b.exchange.predict_in_flight(100.0)))
+    first, block, last = b.exchange.predict_in_flight(100.0)
+    assert first == last == 0 < block and b.anchor.vector[a.exchange.author] == 2
     world.agree(a, b)
-    assert b.anchor.vector[a.node.author] == 3 and b.node.guess(100.0) == (0.0, 0.0, 0.0)
+    assert b.anchor.vector[a.exchange.author] == 3 and b.exchange.predict_in_flight(100.0) == (
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 # ---- crashes
@@ -160,10 +174,10 @@ def test_a_node_killed_and_restarted_goes_on_from_its_folder(world):
     a.start()
     b.knows(a)
     world.agree(a, b)
-    assert a.anchor.vector[b.node.author] == 4
+    assert a.anchor.vector[b.exchange.author] == 4
     a.round(30)
     world.agree(a, b)
-    assert a.node.author in applied and a.anchor.vector[a.node.author] == 4, (
+    assert a.exchange.author in applied and a.anchor.vector[a.exchange.author] == 4, (
         "the incarnation is the same"
     )
 
@@ -174,9 +188,9 @@ def test_a_node_gets_from_its_ledger_only_what_its_anchor_lacks(world):
         a.round(seed)
     a.stop()
     a.open()
-    a.node.start({a.node.author: 2})
-    assert [arrival.header.seq for arrival in a.node.arrived()] == [3]
-    assert a.node.arrived() == []
+    a.exchange.start({a.exchange.author: 2})
+    assert [arrival.header.seq for arrival in a.exchange.poll_updates()] == [3]
+    assert a.exchange.poll_updates() == []
 
 
 def test_a_folder_restored_from_an_old_copy_takes_a_new_incarnation_and_gets_its_lost_updates_back(
@@ -197,29 +211,32 @@ def test_a_folder_restored_from_an_old_copy_takes_a_new_incarnation_and_gets_its
     shutil.rmtree(a.folder)
     shutil.copytree(world.folder / "copy", a.folder)
     a.open(reincarnate=lambda: "f" * 16)
-    old = a.node.author
+    old = a.exchange.author
     a.start().knows(b)
-    waits_for(lambda: a.node.author != old)
+    waits_for(lambda: a.exchange.author != old)
     a.round(3)
     world.agree(a, b)
-    assert a.node.author.endswith("f" * 16) and b.anchor.vector == {old: 2, a.node.author: 1}
+    assert a.exchange.author.endswith("f" * 16) and b.anchor.vector == {
+        old: 2,
+        a.exchange.author: 1,
+    }
 
 
 def test_no_incarnation_is_renewed_on_a_mere_claim(world):
     a = world.machine(1).start()
     a.round(1)
     with stranger(world, a) as say:
-        say(messages.State(vector={a.node.author: 99}, rate=1.0))
+        say(messages.State(vector={a.exchange.author: 99}, rate=1.0))
         time.sleep(0.5)
-    assert a.node.author.endswith(a.incarnation)
+    assert a.exchange.author.endswith(a.incarnation)
 
 
 def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(world, monkeypatch):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
-    waits_for(lambda: a.node.stats.peers == 1)
+    waits_for(lambda: a.exchange.stats.peers == 1)
     events: list[str] = []
-    settle, send = blobs_module.move_into_place, type(next(iter(a.node._hub.links.values())).channel).send
+    settle, send = blobs_module.move_into_place, type(next(iter(a.exchange._hub.links.values())).channel).send
     append = type(a.ledger).append
 
     def settled(*paths):
@@ -239,7 +256,7 @@ def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(wor
 
     monkeypatch.setattr(blobs_module, "move_into_place", settled)
     monkeypatch.setattr(type(a.ledger), "append", appended)
-    monkeypatch.setattr(type(next(iter(a.node._hub.links.values())).channel), "send", sent)
+    monkeypatch.setattr(type(next(iter(a.exchange._hub.links.values())).channel), "send", sent)
     a.round(1)
     world.agree(a, b)
     fragments = len(a.anchor.fragments)
@@ -258,17 +275,17 @@ def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
     monkeypatch.undo()
     assert a.ledger.vector() == {}
     a.round(1)
-    assert a.ledger.vector() == {a.node.author: 1}
+    assert a.ledger.vector() == {a.exchange.author: 1}
 
 
 def test_more_authors_than_a_message_holds_do_not_end_the_exchange(world, monkeypatch):
     a, b = (world.machine(n).start() for n in (1, 2))
     many = {f"{n:064x}.{'0' * 16}": 1 for n in range(2100)}
-    a.node._tell(a.node._hub.gossip.vector.update, many)  # on the thread that reads it
+    a.exchange._tell(a.exchange._hub.gossip.vector.update, many)  # on the thread that reads it
     b.knows(a)
     a.round(1)
-    waits_for(lambda: a.node.author in b.ledger.vector())
-    assert a.node._thread.is_alive() and b.node._thread.is_alive()
+    waits_for(lambda: a.exchange.author in b.ledger.vector())
+    assert a.exchange._thread.is_alive() and b.exchange._thread.is_alive()
 
 
 def test_an_exchange_that_breaks_while_it_runs_does_not_take_the_loop_with_it(world, monkeypatch):
@@ -277,11 +294,15 @@ def test_an_exchange_that_breaks_while_it_runs_does_not_take_the_loop_with_it(wo
     async def broken():
         raise OSError("the network card was pulled out")
 
-    monkeypatch.setattr(a.node._hub.transport, "close", broken)
-    a.node._tell(a.node._hub.stop)
-    a.node._thread.join()
+    monkeypatch.setattr(a.exchange._hub.transport, "close", broken)
+    a.exchange._tell(a.exchange._hub.stop)
+    a.exchange._thread.join()
     a.round(1)
-    assert a.node.addresses() is not None and a.node.weight(1.0) == 1.0 and a.node.arrived() == []
+    assert (
+        a.exchange.addresses() is not None
+        and a.exchange.compute_weight(1.0) == 1.0
+        and a.exchange.poll_updates() == []
+    )
 
 
 def test_a_node_that_stops_leaves_no_thread_and_may_stop_twice(world):
@@ -292,19 +313,19 @@ def test_a_node_that_stops_leaves_no_thread_and_may_stop_twice(world):
     world.agree(a, b)
     assert set(threading.enumerate()) - before
     with within(5):
-        a.node.stop()
-        b.node.stop()
-        b.node.stop()
+        a.exchange.stop()
+        b.exchange.stop()
+        b.exchange.stop()
     assert not set(threading.enumerate()) - before
-    b.node.announce(1.0)  # nobody is told, and nothing breaks
-    assert b.node.arrived() == []
+    b.exchange.announce_rate(1.0)  # nobody is told, and nothing breaks
+    assert b.exchange.poll_updates() == []
 
 
 def test_a_transport_that_cannot_listen_is_an_error_at_once(world):
     a, again = world.machine(1).start(), world.machine(1, "elsewhere")
     with pytest.raises(OSError, match="on this network already"):
         again.start()
-    assert a.node.stats.peers == 0
+    assert a.exchange.stats.peers == 0
 
 
 # ---- blobs
@@ -315,10 +336,10 @@ def test_a_blob_is_fetched_from_whoever_has_it_and_checked(world):
     data = bytes(range(256)) * 4000
     name = b.ledger.blobs.put(data)
     c.knows(a, b)
-    waits_for(lambda: c.node.stats.peers == 2)
-    assert c.node.fetch({name: None}, 20) and c.ledger.blobs.read(name) == data
+    waits_for(lambda: c.exchange.stats.peers == 2)
+    assert c.exchange.fetch_blobs({name: None}, 20) and c.ledger.blobs.read(name) == data
     with within(5):
-        assert not c.node.fetch({"0" * 64: None}, 1.0)
+        assert not c.exchange.fetch_blobs({"0" * 64: None}, 1.0)
 
 
 def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
@@ -327,15 +348,17 @@ def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
     files = [bytes([n]) * 300_000 for n in range(8)]
     for each in (a, b):
         sizes = {each.ledger.blobs.put(data): len(data) for data in files}
-        each.node.cap(1_000_000)
+        each.exchange.set_uplink_limit(1_000_000)
     c.knows(a, b)
-    waits_for(lambda: c.node.stats.peers == 2)
-    assert prefetch.gather(c.node, c.ledger.blobs, sizes, "files", lambda: False)
+    waits_for(lambda: c.exchange.stats.peers == 2)
+    assert prefetch.gather(c.exchange, c.ledger.blobs, sizes, "files", lambda: False)
     assert [c.ledger.blobs.read(each) for each in sizes] == files
     for each in (a, b):
-        assert each.node.stats.bytes_sent > 2 * 300_000, "both lines were used"
+        assert each.exchange.stats.bytes_sent > 2 * 300_000, "both lines were used"
     with within(5):
-        assert not prefetch.gather(c.node, c.ledger.blobs, {"0" * 64: None}, "files", lambda: True)
+        assert not prefetch.gather(
+            c.exchange, c.ledger.blobs, {"0" * 64: None}, "files", lambda: True
+        )
 
 
 def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
@@ -344,8 +367,8 @@ def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
     name = a.ledger.blobs.put(data)
     b.ledger.blobs.extend(name, 0, data[:900_000], len(data))
     b.knows(a)
-    assert b.node.fetch({name: len(data)}, 20) and b.ledger.blobs.read(name) == data
-    assert b.node.stats.bytes_received < 200_000
+    assert b.exchange.fetch_blobs({name: len(data)}, 20) and b.ledger.blobs.read(name) == data
+    assert b.exchange.stats.bytes_received < 200_000
 
 
 def test_a_peer_that_does_not_read_holds_up_nobody_else(world):
@@ -355,7 +378,7 @@ def test_a_peer_that_does_not_read_holds_up_nobody_else(world):
         for _ in range(3):
             say(messages.Want(digest=big))
         b.knows(a)
-        waits_for(lambda: a.node.stats.peers == 2)
+        waits_for(lambda: a.exchange.stats.peers == 2)
         with within(10):
             for seed in range(5):
                 a.round(seed)

@@ -19,7 +19,7 @@ from barnraise.exchange.ledger.anchor import sketch
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network import connection as link_module
 from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.transport import ChannelClosed
+from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol import messages as messages_module
 from barnraise.protocol.signing import Identity, digest
 
@@ -40,12 +40,12 @@ def refused(world, machine, caplog, messages, why, hello=None):
             while True:
                 await channel.receive()
 
-        with pytest.raises(ChannelClosed):
+        with pytest.raises(ChannelClosedError):
             run(asyncio.wait_for(drained(), 15))
     machine.step()
     assert (machine.ledger.vector(), machine.anchor.digest()) == before
     waits_for(lambda: any(why in record.getMessage() for record in caplog.records), 5)
-    waits_for(lambda: machine.node.stats.peers == 0, 5)
+    waits_for(lambda: machine.exchange.stats.peers == 0, 5)
 
 
 STRANGER = Identity(bytes([9]) * 32)
@@ -168,7 +168,7 @@ def test_a_stranger_with_a_good_ticket_and_sound_updates_is_welcome(world):
                 data,
             )
         waits_for(lambda: a.ledger.vector() == {f"{STRANGER.key}.{'9' * 16}": 1})
-    (arrival,) = a.node.arrived()
+    (arrival,) = a.exchange.poll_updates()
     assert arrival.decode(0)[:3].tolist() == [-50, -49, -48]
 
 
@@ -181,8 +181,8 @@ def test_what_payloads_were_checked_to_hold_is_kept_for_the_loop_as_far_as_there
     a.knows(b)
     world.agree(a, b)
     a.round(1), a.round(2)
-    waits_for(lambda: len(b.node._hub.inbox.arrived) == 2)
-    for arrival in b.node.arrived():
+    waits_for(lambda: len(b.exchange._hub.inbox.arrived) == 2)
+    for arrival in b.exchange.poll_updates():
         assert bool(arrival.units) == bool(room)
         read = replace(arrival, units=())
         for index in range(len(b.anchor.fragments)):
@@ -194,7 +194,7 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
     monkeypatch.setattr(inbox_module, "PENDING_OF_ONE", 3)
     monkeypatch.setattr(inbox_module, "STALE", 1.0)
     a = world.machine(1).start()
-    inbox = a.node._hub.inbox
+    inbox = a.exchange._hub.inbox
     with stranger(world, a) as say:
         for life in range(20):
             say(messages_module.Push(header=header(world, STRANGER, incarnation=f"{life:016x}")))
@@ -223,7 +223,7 @@ def test_pieces_nobody_asked_for_are_let_go_by(world):
         say(messages_module.Part(digest="a" * 64, offset=0, total=10), b"0123456789")
         time.sleep(0.2)
         assert (
-            a.node.stats.peers == 1
+            a.exchange.stats.peers == 1
             and not a.ledger.blobs.has("a" * 64)
             and not a.ledger.blobs.started("a" * 64)
         )
@@ -234,18 +234,22 @@ def test_a_revoked_peer_is_dropped_and_not_let_in_again_and_the_directive_travel
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     c.knows(a, b)
     b.knows(a)
-    waits_for(lambda: all(m.node.stats.peers == 2 for m in (a, b, c)))
+    waits_for(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))
     directive = messages_module.Directive(
         run="01890000-0000-7000-8000-000000000001", machine="01890000-0000-7000-8000-000000000001",
         status="training", revoked=[c.identity.key], issued=time.time(),
     )  # fmt: skip
-    a.node.revoke(directive.revoked, world.mirror.sign("directive", directive))
+    a.exchange.revoke_keys(directive.revoked, world.mirror.sign("directive", directive))
     waits_for(
-        lambda: a.node.stats.peers == 1 and b.node.stats.peers == 1 and c.node.stats.peers == 0
+        lambda: (
+            a.exchange.stats.peers == 1
+            and b.exchange.stats.peers == 1
+            and c.exchange.stats.peers == 0
+        )
     )
     c.knows(a, b)
     time.sleep(1.5)
-    assert c.node.stats.peers == 0
+    assert c.exchange.stats.peers == 0
     assert any("was revoked" in record.getMessage() for record in caplog.records)
 
 
@@ -255,21 +259,21 @@ def test_a_ticket_that_runs_out_ends_the_connection_unless_it_is_renewed_in_time
     monkeypatch.setattr(door_module, "RECHECK", 0.1)
     now = [time.time()]
     a = world.machine(1)
-    a.node.stop()
+    a.exchange.stop()
     a.open(clock=lambda: now[0])
     a.start()
     b, c = (world.machine(n).start() for n in (2, 3))
     b.knows(a)
     c.knows(a)
-    waits_for(lambda: a.node.stats.peers == 2)
-    b.node.renew(world.ticket(b.identity.key, 2, expires=now[0] + 10 * 86400))
+    waits_for(lambda: a.exchange.stats.peers == 2)
+    b.exchange.renew_ticket(world.ticket(b.identity.key, 2, expires=now[0] + 10 * 86400))
     time.sleep(0.3)
     now[0] += 3 * 86400
-    waits_for(lambda: a.node.stats.peers == 1)
-    assert list(a.node._hub.links) == [b.identity.key]
-    a.node.orphaned = True  # no mirror has answered for an hour: old tickets count again
+    waits_for(lambda: a.exchange.stats.peers == 1)
+    assert list(a.exchange._hub.links) == [b.identity.key]
+    a.exchange.orphaned = True  # no mirror has answered for an hour: old tickets count again
     c.knows(a)
-    waits_for(lambda: a.node.stats.peers == 2)
+    waits_for(lambda: a.exchange.stats.peers == 2)
 
 
 def test_an_anchor_older_than_its_ledgers_base_is_refused_with_a_sentence(world):
@@ -286,7 +290,7 @@ def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_dis
     a, b = (world.machine(n).start() for n in (1, 2))
     name = a.ledger.blobs.put(bytes(5_000_000))
     b.knows(a)
-    assert not b.node.fetch({name: 1000}, 2.0)
+    assert not b.exchange.fetch_blobs({name: 1000}, 2.0)
     assert b.ledger.blobs.started(name) == 0
     assert "is not the one that was wanted" in caplog.text
 
@@ -309,5 +313,5 @@ def test_a_flood_of_messages_slows_its_sender_down_and_nobody_else(world, monkey
                 a.round(seed)
                 world.agree(a, b)
         time.sleep(1.0)
-        heard = a.node._hub.gossip.links[STRANGER.key].rate
+        heard = a.exchange._hub.gossip.links[STRANGER.key].rate
         assert 50 < heard < 399, "the rest of it waits"

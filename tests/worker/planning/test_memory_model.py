@@ -146,7 +146,7 @@ FORMS = ["dense8", "dense4", "dense2", "top64x2", "top64x8"]
 
 
 def consume(updates) -> None:
-    """As `Node.offer` does: nothing is held while the next is made."""
+    """As `Exchange.publish` does: nothing is held while the next is made."""
     for update in updates:
         del update
 

@@ -41,7 +41,7 @@ def test_an_abandoned_step_measures_nothing():
 
 def test_the_status_file_tells_the_plan_and_what_it_came_to():
     anchor = SimpleNamespace(fragments=(), heads={}, holes={}, vector={}, tokens=0)
-    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, trade=None, neighbours=())
+    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, summary=None, neighbours=())
     progress = progress_after(5.0)
     bare = progress.status(progress.numbers(anchor, links, "0" * 16, ()))
     assert bare["plan"] is None and bare["step_seconds"] == 5.0
@@ -54,7 +54,7 @@ def test_the_status_file_tells_the_plan_and_what_it_came_to():
 def test_a_checkpoint_is_told_in_every_report_from_then_on_as_two_machines_would_name_it():
     model = preset("gpt-nano", 256)
     one, other = Anchor.initial(model, 7), Anchor.initial(model, 7)
-    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, trade=None, neighbours=())
+    links = SimpleNamespace(peers=0, bytes_sent=0, bytes_received=0, summary=None, neighbours=())
     told = []
     for anchor in (one, other):
         progress = progress_after(5.0)

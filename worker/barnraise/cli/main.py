@@ -174,7 +174,7 @@ def join(
     )
     if entered is None:
         return
-    from barnraise.exchange.network.transport import IrohTransport
+    from barnraise.exchange.network.iroh_transport import IrohTransport
     from barnraise.training.train import Worker
 
     with Live(console=out, auto_refresh=False, transient=False) as live:

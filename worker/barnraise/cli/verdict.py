@@ -42,7 +42,7 @@ def verdict(
 ) -> None:
     """Take updates out of a run that this machine owns, on every machine. Without --peer or --update: list whose there
     are."""
-    from barnraise.exchange.handlers.verdict_handler import MAIL
+    from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
     from barnraise.exchange.ledger.ledger import Ledger
     from barnraise.spec import RunSpec
     from barnraise.training.join import (
@@ -67,7 +67,7 @@ def verdict(
         made = judged(ledger, kept.id, cuts, _singles(update or []), spec.verdict_horizon, reason)
     signed = place.identity.sign("verdict", made)
     ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
-    write_atomically(folder / MAIL / f"{digest(signed.body)}.json", ruling.model_dump_json().encode())
+    write_atomically(folder / VERDICT_FOLDER / f"{digest(signed.body)}.json", ruling.model_dump_json().encode())
     out.print(
         "Signed. This machine's worker hands it to the others: now if it runs, else when it is next started."
     )

@@ -24,9 +24,9 @@ import torch
 
 from barnraise.errors import StateError
 from barnraise.exchange.handlers import snapshot_client as snapshots
-from barnraise.exchange.handlers.blob_fetcher import Wanted
+from barnraise.exchange.handlers.blob_fetcher import WantedBlob
 from barnraise.exchange.handlers.snapshot_client import Snapshot
-from barnraise.exchange.handlers.update_receiver import Arrival
+from barnraise.exchange.handlers.update_receiver import ReceivedUpdate
 from barnraise.exchange.ledger.anchor import Anchor, Holes, sketch
 from barnraise.exchange.ledger.anchor_scrub import Audit
 from barnraise.exchange.ledger.blob_store import Blobs
@@ -37,8 +37,8 @@ from barnraise.exchange.network.transport import Transport
 from barnraise.exchange.pacing.peer_estimates import Fellows
 from barnraise.exchange.pacing.round_schedule import Rhythm
 from barnraise.exchange.pacing.weighting import ramp
-from barnraise.exchange.server import Hub
-from barnraise.exchange.stats import ExchangeStats, stats
+from barnraise.exchange.server import PeerServer
+from barnraise.exchange.stats import ExchangeStats, collect_stats
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import FragmentUpdate, Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedList, read
@@ -52,7 +52,7 @@ MAX_BLOB = 1 << 26  # bytes of a blob that is fetched by digest alone
 REPAIR = 20.0  # seconds the others have for what is damaged here
 
 
-class Node:
+class Exchange:
     def __init__(
         self,
         spec: RunSpec,
@@ -74,7 +74,7 @@ class Node:
         self._run, self._reincarnate = run, reincarnate
         self.author = f"{identity.key}.{incarnation}"
         self._naming = threading.Lock()  # an update is not signed while the author changes
-        self._hub = Hub(
+        self._hub = PeerServer(
             rules=Rules.of(spec, run, mirrors),
             spec=digest(spec.to_json()),
             incarnation=incarnation,
@@ -82,16 +82,16 @@ class Node:
             transport=transport,
             ticket=ticket,
             clock=clock,
-            recognised=self.recognised,
+            recognised=self.on_own_update,
             cut=self._cut,
             archive=spec.verdict_horizon
             if Role.ARCHIVE in opened(ticket, "ticket", Ticket).roles
             else None,
         )
-        self._hub.inbox.refetch = lambda digest, size: self.fetch({digest: size}, REPAIR)
+        self._hub.inbox.refetch = lambda digest, size: self.fetch_blobs({digest: size}, REPAIR)
         self._audit = Audit(spec, ledger)
         self._saved: dict[str, int] = {}  # the version vector of the last state on disk
-        self._replay: list[Arrival] = []
+        self._replay: list[ReceivedUpdate] = []
         self._fellows = Fellows(spec, self._hub.gossip)
         self._complete, self._clock = False, clock
         self._rhythm: Rhythm | None = None
@@ -159,7 +159,7 @@ class Node:
 
     # ---- the loop's side
 
-    def arrived(self) -> list[Arrival]:
+    def poll_updates(self) -> list[ReceivedUpdate]:
         """Updates that came in since the last call, each author's in order. Already durable. Never blocks."""
         arrivals, self._replay = self._replay, []
         queue, now = self._hub.inbox.arrived, time.monotonic()
@@ -170,7 +170,7 @@ class Node:
             arrivals.append(arrival)
         return arrivals
 
-    def offer(self, payloads: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
+    def publish(self, payloads: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
         """Publishes a round, or a turn of it: (payload, the integers it decodes to) of each fragment in order, taken as
         they come; None for one of which nothing is said. Files first, fsynced; then the ledger's row; only then is
         anybody told. Raises OSError when the disk refuses; then nothing was published."""
@@ -216,23 +216,23 @@ class Node:
         assert outcome in (Outcome.ADDED, Outcome.OUT), outcome
         return update if outcome is Outcome.ADDED else None
 
-    def kept(self, vector: dict[str, int]) -> None:
+    def on_state_saved(self, vector: dict[str, int]) -> None:
         """A state at `vector` is on disk. Payloads that no restart needs may go: not even one from the state before."""
         safe, self._saved = self._saved, dict(vector)
         if safe:
             self._tell(self._hub.kept, safe)
 
-    def serve(self, anchor) -> None:
+    def serve_snapshots(self, anchor) -> None:
         """Between two steps: copies the anchor if a joining peer waits for it. Costs nothing when nobody asks."""
         if (taken := self._hub.desk.take(anchor, time.monotonic())) is not None:
             self._tell(self._hub.frozen, *taken)
 
-    def audit(self, anchor: Anchor) -> int | None:
+    def find_damaged_fragment(self, anchor: Anchor) -> int | None:
         """Between two steps: holds one fragment of the anchor against its ledger, now and then. The index of one that
         is damaged, until it is put right."""
         return self._audit.look(anchor)
 
-    def mended(
+    def rebuild_fragment(
         self, anchor: Anchor, index: int, given_up: Callable[[], bool] = lambda: False
     ) -> torch.Tensor | None:
         """int32 [n] that the damaged fragment must be; None when neither the ledger nor a peer at the same vector and
@@ -247,71 +247,71 @@ class Node:
 
         return self._audit.mended(anchor, index, ask)
 
-    def weight(self, rate: float) -> float:
+    def compute_weight(self, rate: float) -> float:
         """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone, less for who joined
         late and is new."""
-        rounds = self.published // (self._rhythm.updates if self._rhythm else 1)
+        rounds = self.last_published_seq // (self._rhythm.updates if self._rhythm else 1)
         return self._fellows.weight(rate, time.monotonic()) * (
             ramp(rounds) if self._ledger.base_heads() else 1.0
         )
 
-    def guess(self, rate: float) -> tuple[float, ...]:
+    def predict_in_flight(self, rate: float) -> tuple[float, ...]:
         """By how many of its momenta each fragment of the replica of this machine, at `rate` tokens/s, is to be ahead
         of what it has: for updates whose headers have come and whose payloads have not."""
         return self._fellows.guess(self._hub.inbox.under_way(), rate, time.monotonic())
 
-    def rhythm(self, rate: float, turns: bool = True) -> Rhythm:
+    def plan_round(self, rate: float, turns: bool = True) -> Rhythm:
         """The next round at `rate` tokens/s, and the form of its update. `turns`: whether it may be said in turns."""
-        line = min(self._hub.turns.measured or math.inf, self._hub.turns.rate)
+        line = min(self._hub.turns.measured_rate or math.inf, self._hub.turns.rate)
         self._rhythm = self._fellows.rhythm(rate, line, time.monotonic(), self._clock(), turns)
         return self._rhythm
 
-    def announce(self, rate: float) -> None:
+    def announce_rate(self, rate: float) -> None:
         """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
         if self._hub.gossip.news(
             rate, self._complete
         ):  # what is no news need not wake the exchange's thread
             self._tell(self._hub.announce, rate, self._complete)
 
-    def stands(self, vector: str, anchor: str) -> None:
+    def report_anchor_digest(self, vector: str, anchor: str) -> None:
         """Our anchor's digest at a version vector (by its digest), for peers to compare theirs with."""
         if self._hub.gossip.anchors.get(vector) != anchor:
             self._tell(self._hub.gossip.stands, vector, anchor)
 
-    def complete(self) -> None:
+    def announce_completion(self) -> None:
         """This machine publishes no more."""
         self._complete = True
         self._tell(self._hub.announce, self._hub.gossip.rate, True)
 
-    def settled(self) -> bool:
+    def is_synchronized(self) -> bool:
         """Every connected peer is complete and has exactly the updates we have. True when nobody is connected."""
         return self._hub.gossip.settled and self._hub.court.settled
 
-    def taken(self) -> bool:
+    def all_published_delivered(self) -> bool:
         """Some connected peer has everything this machine published. True when nobody is connected."""
-        links, last = list(self._hub.gossip.links.values()), self.published
+        links, last = list(self._hub.gossip.links.values()), self.last_published_seq
         return not links or any(link.vector.get(self.author, 0) >= last for link in links)
 
     @property
-    def published(self) -> int:
+    def last_published_seq(self) -> int:
         """The seq of this incarnation's last update in the ledger; 0 before the first."""
         return self._ledger.head(self.author).seq
 
     @property
     def stats(self) -> ExchangeStats:
-        return stats(self._hub, self._audit.findings, self._rhythm)
+        return collect_stats(self._hub, self._audit.findings, self._rhythm)
 
-    def rule(self, ruling: Ruling) -> None:
+    def apply_verdict(self, ruling: Ruling) -> None:
         """Heeds a verdict, and hands it to the peers. Raises MessageError for one that proves nothing."""
         self._await(self._hub.court.take(ruling), None)
 
     # ---- who may speak
 
-    def cap(self, uplink: float) -> None:
+    def set_uplink_limit(self, uplink: float) -> None:
         """Payloads leave at no more than `uplink` bytes/s, peers by turns. inf: as fast as the lines take them."""
         self._hub.turns.rate = uplink
 
-    def introduce(self, peers: list[Peer]) -> None:
+    def add_peers(self, peers: list[Peer]) -> None:
         """Peers a coordinator names."""
         self.open()
         self._tell(self._hub.introduce, peers)
@@ -321,14 +321,14 @@ class Node:
         self.open()
         return self._hub.transport.addresses()
 
-    def renew(self, ticket: Signed) -> None:
+    def renew_ticket(self, ticket: Signed) -> None:
         self._tell(self._hub.renew, ticket)
 
-    def revoke(self, keys: Iterable[str], directive: Signed | None = None) -> None:
+    def revoke_keys(self, keys: Iterable[str], directive: Signed | None = None) -> None:
         """These keys are out. `directive`: the signed proof, passed on to peers who cannot reach a coordinator."""
         self._tell(self._hub.revoke, frozenset(keys), directive)
 
-    def know(self, lists: list[SignedList]) -> list[SignedList]:
+    def set_mirror_lists(self, lists: list[SignedList]) -> list[SignedList]:
         """The mirror lists this machine holds, for the peers. Returns those of the peers, where they are newer."""
         register, version = self._hub.register, read(lists[-1]).version if lists else 0
         if version > register.version:
@@ -346,7 +346,7 @@ class Node:
 
     # ---- what is fetched
 
-    def fetch(
+    def fetch_blobs(
         self,
         sizes: Mapping[str, int | None],
         timeout: float,
@@ -357,12 +357,14 @@ class Node:
         if all(self._blobs.has(each) for each in sizes):
             return True
         self.open()
-        wanted = [Wanted(each, size, size or MAX_BLOB) for each, size in sizes.items()]
+        wanted = [WantedBlob(each, size, size or MAX_BLOB) for each, size in sizes.items()]
         return self._await(
             self._hub.fetcher.fetch(wanted, timeout, snapshots.SLOW_LINE), False, given_up
         )
 
-    def join(self, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Snapshot | None:
+    def fetch_snapshot(
+        self, timeout: float, given_up: Callable[[], bool] = lambda: False
+    ) -> Snapshot | None:
         """The anchor to start from, if the run is under way: from the peers, or what an earlier join fetched.
 
         None when the peers are at the start, when none answers within `timeout` seconds, and when this folder has
@@ -370,25 +372,25 @@ class Node:
         says so. Blocks; call before `start`.
         """
         if self._ledger.vector() and (
-            (base := snapshots.base_snapshot(self._ledger)) or not self._ledger.gone()
+            (base := snapshots.load_base_snapshot(self._ledger)) or not self._ledger.gone()
         ):
             return base
         self.open()
         return self._await(snapshots.join(self._hub, timeout), None, given_up)
 
     @property
-    def overtaken(self) -> bool:
+    def needs_resync(self) -> bool:
         """Whether nobody keeps what this machine lacks, and the others' anchor is here to `begin_again` from."""
         return self._hub.overtaken.found is not None
 
-    def begin_again(self) -> bool:
+    def resync(self) -> bool:
         """Has the ledger begin again at that anchor, with what is here past it; then `start` with what was applied. Own
         updates stay own. False when nothing changed."""
         return self._await(self._hub.overtaken.begin_again(), False)
 
     # ---- between the threads
 
-    def recognised(self, update: Update) -> None:
+    def on_own_update(self, update: Update) -> None:
         """Our own key signed an update we do not know: this folder is older than what it says. On any thread."""
         with self._naming:
             if update.author == self.author and update.seq > self._ledger.head(self.author).seq:

@@ -13,25 +13,25 @@ from functools import partial
 
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip import gossip as g
-from barnraise.exchange.handlers.blob_fetcher import Fetcher
-from barnraise.exchange.handlers.blob_scrub import Scrub
-from barnraise.exchange.handlers.handshake import Door
-from barnraise.exchange.handlers.mirror_list_sync import Register
-from barnraise.exchange.handlers.pruner import Keeper
-from barnraise.exchange.handlers.resync import Overtaken
+from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
+from barnraise.exchange.handlers.blob_scrub import BlobScrub
+from barnraise.exchange.handlers.handshake import Handshake
+from barnraise.exchange.handlers.mirror_list_sync import MirrorListSync
+from barnraise.exchange.handlers.pruner import Pruner
+from barnraise.exchange.handlers.resync import Resync
 from barnraise.exchange.handlers.snapshot_protocol import Cuts
-from barnraise.exchange.handlers.snapshot_server import Desk, Frozen, Question
-from barnraise.exchange.handlers.update_receiver import Inbox
+from barnraise.exchange.handlers.snapshot_server import Frozen, Question, SnapshotServer
+from barnraise.exchange.handlers.update_receiver import UpdateReceiver
 from barnraise.exchange.handlers.update_sender import asked, blob_frames, update_frames
-from barnraise.exchange.handlers.verdict_handler import Court
+from barnraise.exchange.handlers.verdict_handler import VerdictHandler
 from barnraise.exchange.ledger.anchor import Withdrawal
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import Fork
-from barnraise.exchange.network.connection import Frames, Link
+from barnraise.exchange.network.connection import Connection, Frames
 from barnraise.exchange.network.framing import unpack
-from barnraise.exchange.network.rate_limit import Turns
-from barnraise.exchange.network.transport import Channel, ChannelClosed, Transport
+from barnraise.exchange.network.rate_limit import FairShare
+from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol import messages, types, verdicts
 from barnraise.protocol.mirror_list import Lists
 
@@ -41,7 +41,7 @@ DIAL = 15.0  # seconds a dialled peer has to answer
 MAX_LINKS = 128
 
 
-class Hub:
+class PeerServer:
     def __init__(
         self,
         *,
@@ -59,12 +59,12 @@ class Hub:
         """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed, `cut` of authors
         that nothing more is taken of. `archive`: rounds for which all payloads are kept, where that is its role."""
         self.rules, self.ledger, self.transport = rules, ledger, transport
-        self.door = Door(transport, rules, spec, incarnation, ticket, clock)
+        self.door = Handshake(transport, rules, spec, incarnation, ticket, clock)
         self.gossip = g.Gossip(transport.key, seed=int(transport.key[:12], 16))
         self.gossip.vector = ledger.vector()
-        self.links: dict[str, Link] = {}
-        self.desk = Desk(ledger)
-        self.turns = Turns()  # at this machine's line, for payloads
+        self.links: dict[str, Connection] = {}
+        self.desk = SnapshotServer(ledger)
+        self.turns = FairShare()  # at this machine's line, for payloads
         self.past_bytes = (0, 0)  # sent, received, over channels that are closed
         self._recognised = recognised
         self._disk = ThreadPoolExecutor(1, "barnraise-disk")
@@ -72,12 +72,12 @@ class Hub:
             1, "barnraise-cuts"
         )  # cuts of large models must not hold up updates
         self.disk = disk = partial(self._beside, self._disk)
-        self.inbox = Inbox(rules, ledger, self.gossip, disk, self._drop)
-        self.fetcher = Fetcher(self.links, ledger.blobs, disk)
+        self.inbox = UpdateReceiver(rules, ledger, self.gossip, disk, self._drop)
+        self.fetcher = BlobFetcher(self.links, ledger.blobs, disk)
         self.cuts = Cuts(self.links, self.desk, partial(self._beside, self._slow))
-        self.keeper = Keeper(ledger, self.gossip, disk, transport.key, archive)
-        self.overtaken = Overtaken(self)
-        self.court = Court(
+        self.keeper = Pruner(ledger, self.gossip, disk, transport.key, archive)
+        self.overtaken = Resync(self)
+        self.court = VerdictHandler(
             rules,
             ledger,
             self.gossip,
@@ -89,8 +89,10 @@ class Hub:
             self._drop,
             cut,
         )
-        self.register = Register(rules, self.links, clock, (self.door, self.inbox, self.court))
-        self.scrub = Scrub(ledger, self.fetcher, partial(self._beside, self._slow))
+        self.register = MirrorListSync(
+            rules, self.links, clock, (self.door, self.inbox, self.court)
+        )
+        self.scrub = BlobScrub(ledger, self.fetcher, partial(self._beside, self._slow))
         self.inbox.met(transport.key, ticket)
         self._directive: messages.Signed | None = None  # the last that revoked somebody
         self._proven: frozenset[str] = frozenset()  # keys whose revocation was passed on
@@ -168,7 +170,7 @@ class Hub:
         self.door.ticket = ticket
         self.inbox.met(self.transport.key, ticket)
         for link in self.links.values():
-            link.post(self.door.hello())
+            link.send_message(self.door.hello())
 
     def revoke(self, keys: frozenset[str], directive: messages.Signed | None) -> None:
         """Drops these keys' connections and takes no new ones. A signed directive is passed on to all."""
@@ -179,7 +181,7 @@ class Hub:
         if directive and keys - self._proven:
             self._proven, self._directive = self._proven | keys, directive
             for link in self.links.values():
-                link.post(messages.Directives(directive=directive))
+                link.send_message(messages.Directives(directive=directive))
 
     def frozen(self, frozen: Frozen, questions: list[Question]) -> None:
         """The loop copied its anchor for these questions."""
@@ -202,7 +204,7 @@ class Hub:
         try:
             async with asyncio.timeout(DIAL):
                 channel = await self.transport.connect(peer)
-        except (ChannelClosed, TimeoutError):
+        except (ChannelClosedError, TimeoutError):
             self.gossip.circle.dial_failed(peer.key, self._loop.time())
             self.poke()
             return
@@ -213,7 +215,7 @@ class Hub:
         self._greeting += 1
         try:
             link = await self.door.greet(channel, dialled)
-        except (MessageError, ChannelClosed, TimeoutError) as error:
+        except (MessageError, ChannelClosedError, TimeoutError) as error:
             reason = (
                 "it did not introduce itself" if isinstance(error, TimeoutError) else str(error)
             )
@@ -228,7 +230,7 @@ class Hub:
         else:
             self.gossip.circle.dial_failed(channel.peer, self._loop.time(), refused=True)
 
-    def _adopt(self, link: Link) -> bool:
+    def _adopt(self, link: Connection) -> bool:
         """Makes a greeted peer one of ours, unless there is a better connection to it or no room."""
         if (old := self.links.get(link.key)) is not None:
             if self.door.stays(old, link):
@@ -247,12 +249,12 @@ class Hub:
             self._spawn(self.disk(self.ledger.met.keep_peer, peer))
         self.gossip.linked(link.key, now)
         if self._directive:
-            link.post(messages.Directives(directive=self._directive))
+            link.send_message(messages.Directives(directive=self._directive))
         log.info("connected to %s", link.key[:8])
         self.poke()
         return True
 
-    async def _converse(self, link: Link) -> None:
+    async def _converse(self, link: Connection) -> None:
         blob = partial(blob_frames, [self.ledger.blobs, self.desk.cuts])
         writer = self._spawn(
             link.write(partial(self._state, link), partial(self._update, link), blob, self.turns)
@@ -263,7 +265,7 @@ class Hub:
                 message, payload = unpack(await link.receive())
                 self.gossip.heard(link.key, self._loop.time())
                 await self._handle(link, message, payload)
-        except ChannelClosed as error:
+        except ChannelClosedError as error:
             log.info("lost %s: %s", link.key[:8], error)
         except MessageError as error:
             log.warning("dropped %s: %s", link.key[:8], error)
@@ -281,10 +283,10 @@ class Hub:
                 self.court.accord.left(link.key)
                 self.poke()
 
-    def _written(self, link: Link, task: asyncio.Task) -> None:
+    def _written(self, link: Connection, task: asyncio.Task) -> None:
         if not task.cancelled() and (error := task.exception()):
             link.channel.close(
-                str(error) if isinstance(error, ChannelClosed) else "an error on this side"
+                str(error) if isinstance(error, ChannelClosedError) else "an error on this side"
             )
 
     def _drop(self, key: str, reason: str) -> None:
@@ -292,13 +294,13 @@ class Hub:
             log.warning("dropped %s: %s", key[:8], reason)
             link.channel.close(reason)
 
-    def _count(self, link: Link) -> None:
+    def _count(self, link: Connection) -> None:
         sent, received = self.past_bytes
         self.past_bytes = (sent + link.channel.bytes_sent, received + link.channel.bytes_received)
 
     # ---- messages
 
-    async def _handle(self, link: Link, message: types.Message, payload: memoryview) -> None:
+    async def _handle(self, link: Connection, message: types.Message, payload: memoryview) -> None:
         now = self._loop.time()
         match message:
             case messages.State():
@@ -317,13 +319,13 @@ class Hub:
                 if not message.headers:
                     self.gossip.asked(link.key, message.author)
                 for seq in asked(self.ledger, message):
-                    link.push(message.author, seq, not message.headers)
+                    link.send_update(message.author, seq, not message.headers)
                 return
             case messages.Want():
                 if any(blobs.has(message.digest) for blobs in (self.ledger.blobs, self.desk.cuts)):
-                    link.give(message.digest, message.offset)
+                    link.send_blob(message.digest, message.offset)
                 else:
-                    link.post(messages.Missing(digest=message.digest))
+                    link.send_message(messages.Missing(digest=message.digest))
                 return
             case messages.Missing():
                 for author, seq in self.inbox.needing(message.digest):
@@ -346,16 +348,16 @@ class Hub:
                 self.inbox.met(link.key, message.ticket)
             case messages.Bye():
                 self.gossip.parting(link.key, now)
-                raise ChannelClosed(message.reason)
+                raise ChannelClosedError(message.reason)
         self.poke()
 
-    async def _take(self, link: Link, part: messages.Part, payload: memoryview) -> None:
+    async def _take(self, link: Connection, part: messages.Part, payload: memoryview) -> None:
         if self.fetcher.wants(part.digest):
             await self.fetcher.take(link.key, part, payload)
         elif await self.inbox.part(link.key, part, payload, self._loop.time()):
             self.poke()
 
-    def _state(self, link: Link) -> messages.State | None:
+    def _state(self, link: Connection) -> messages.State | None:
         if (state := self.gossip.tell(link.key, self._loop.time())) is None:
             return None
         said = {
@@ -365,7 +367,7 @@ class Hub:
         }
         return state.model_copy(update=said)
 
-    def _update(self, link: Link, author: str, seq: int, whole: bool) -> Frames:
+    def _update(self, link: Connection, author: str, seq: int, whole: bool) -> Frames:
         def ticket(peer: str) -> messages.Signed | None:
             return (
                 None if peer == self.transport.key else self.inbox.ticket(peer)
@@ -403,16 +405,16 @@ class Hub:
             return
         match action:
             case g.TellState():
-                link.tell()
+                link.schedule_state()
             case g.Goodbye():
-                link.post(messages.Bye(reason="this machine has enough links"))
+                link.send_message(messages.Bye(reason="this machine has enough links"))
             case g.TellPeers():
-                link.post(messages.Peers(peers=list(action.peers)))
+                link.send_message(messages.Peers(peers=list(action.peers)))
             case g.PushUpdate():
-                link.push(action.author, action.seq)
+                link.send_update(action.author, action.seq)
             case g.AskFor():
                 for question in self.inbox.questions(action):
-                    link.post(question)
+                    link.send_message(question)
 
     def _spawn(self, work) -> asyncio.Task:
         task = self._loop.create_task(work)
@@ -425,7 +427,7 @@ class Hub:
         if (
             not task.cancelled()
             and (error := task.exception())
-            and not isinstance(error, ChannelClosed)
+            and not isinstance(error, ChannelClosedError)
         ):
             log.error("an error of ours in the exchange", exc_info=error)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from barnraise.exchange.compression.scheme import CHUNK
 from barnraise.exchange.ledger.anchor_scrub import Findings
 from barnraise.exchange.pacing.round_schedule import Rhythm
-from barnraise.exchange.server import Hub
+from barnraise.exchange.server import PeerServer
 from barnraise.protocol.reports import TradeView
 
 
@@ -18,41 +18,43 @@ class ExchangeStats:
     bytes_sent: int
     bytes_received: int
     peers: int  # connected now
-    behind: int  # updates that connected peers have and we lack
-    up: float  # bytes/s just now
-    down: float
-    uplink: float  # bytes/s that the line carries when there is something to carry; 0 while unknown
-    rhythm: Rhythm | None  # of this machine's rounds; None before its first
-    neighbours: tuple["Neighbour", ...]
-    checked: int = 0  # fragments of the anchor held against the ledger
+    updates_behind: int  # updates that connected peers have and we lack
+    sent_rate: float  # bytes/s just now
+    received_rate: float
+    uplink_rate: (
+        float  # bytes/s that the line carries when there is something to carry; 0 while unknown
+    )
+    round_schedule: Rhythm | None  # of this machine's rounds; None before its first
+    neighbours: tuple["NeighbourStats", ...]
+    fragments_checked: int = 0  # fragments of the anchor held against the ledger
     corruptions: int = 0  # fragments and payload files that were found damaged…
     repaired: int = 0  # …and are whole again
-    damaged: str | None = None  # the fragment that is not
+    damaged_fragment: str | None = None  # the fragment that is not
 
     @property
-    def trade(self) -> TradeView | None:
-        if self.rhythm is None:
+    def summary(self) -> TradeView | None:
+        if self.round_schedule is None:
             return None
-        form = self.rhythm.form
+        form = self.round_schedule.form
         return TradeView(
-            round_steps=self.rhythm.steps, form=str(form), density=form.kept / CHUNK, bits=form.bits_a_parameter,
-            sent_rate=self.up, received_rate=self.down, uplink_rate=self.uplink, lag=self.behind,
+            round_steps=self.round_schedule.steps, form=str(form), density=form.kept / CHUNK, bits=form.bits_a_parameter,
+            sent_rate=self.sent_rate, received_rate=self.received_rate, uplink_rate=self.uplink_rate, lag=self.updates_behind,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class NeighbourStats:
     """A connected peer. `lag`: updates that we have and it lacks; bytes/s just now; `agrees`: whether its anchor is
     ours, None before both were at one version vector."""
 
     key: str
     lag: int
-    up: float
-    down: float
+    sent_rate: float
+    received_rate: float
     agrees: bool | None
 
 
-def stats(hub: Hub, findings: Findings, rhythm: Rhythm | None) -> ExchangeStats:
+def collect_stats(hub: PeerServer, findings: Findings, rhythm: Rhythm | None) -> ExchangeStats:
     """As things stand. `findings`: of the anchor's audit."""
     links, known = list(hub.links.values()), dict(hub.gossip.links)
     sent, received = hub.past_bytes
@@ -64,20 +66,22 @@ def stats(hub: Hub, findings: Findings, rhythm: Rhythm | None) -> ExchangeStats:
         bytes_sent=sent + sum(link.channel.bytes_sent for link in links),
         bytes_received=received + sum(link.channel.bytes_received for link in links),
         peers=len(links),
-        behind=hub.gossip.behind,
-        up=sum(link.up.rate for link in links),
-        down=sum(link.down.rate for link in links),
-        uplink=hub.turns.measured,
-        rhythm=rhythm,
+        updates_behind=hub.gossip.behind,
+        sent_rate=sum(link.up.rate for link in links),
+        received_rate=sum(link.down.rate for link in links),
+        uplink_rate=hub.turns.measured_rate,
+        round_schedule=rhythm,
         neighbours=tuple(
-            Neighbour(link.key, _lag(vector, tie.vector), link.up.rate, link.down.rate, tie.agrees)
+            NeighbourStats(
+                link.key, _lag(vector, tie.vector), link.up.rate, link.down.rate, tie.agrees
+            )
             for link in links
             if (tie := known.get(link.key))
         ),
-        checked=findings.checked,
+        fragments_checked=findings.checked,
         corruptions=findings.found + hub.scrub.found,
         repaired=findings.repaired + hub.scrub.repaired,
-        damaged=findings.damaged,
+        damaged_fragment=findings.damaged,
     )
 
 

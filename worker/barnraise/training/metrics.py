@@ -30,8 +30,8 @@ class Step(Protocol):
 class Neighbour(Protocol):
     key: str
     lag: int
-    up: float
-    down: float
+    sent_rate: float
+    received_rate: float
     agrees: bool | None
 
 
@@ -42,7 +42,7 @@ class Links(Protocol):
     neighbours: Sequence[Neighbour]
 
     @property
-    def trade(self) -> TradeView | None: ...
+    def summary(self) -> TradeView | None: ...
 
 
 class SharedWeights(Protocol):
@@ -177,7 +177,7 @@ class Progress:
             anchor=self._digests[1],
             plan=self.plan,
             step_seconds=self.step_seconds,
-            trade=links.trade,
+            trade=links.summary,
             checkpoint=self._checkpoint,
             points=points,
         )
@@ -214,8 +214,8 @@ class Progress:
                 {
                     "key": each.key,
                     "lag": each.lag,
-                    "up": each.up,
-                    "down": each.down,
+                    "up": each.sent_rate,
+                    "down": each.received_rate,
                     "agrees": each.agrees,
                 }
                 for each in self._neighbours

@@ -21,7 +21,7 @@ class Fetcher(Worker):
     def join(self) -> None:
         """Raises StateError where nobody could be asked."""
         mark, cut = self.restored(), None
-        self.exchange.introduce(list(self.place.peers))
+        self.exchange.add_peers(list(self.place.peers))
         patience = time.monotonic() + PATIENCE
         while (
             mark is None
@@ -49,7 +49,7 @@ class Fetcher(Worker):
 
         def caught_up() -> bool:
             told = time.monotonic() - began > TOLD
-            return self.leaving.is_set() or (told and not self.exchange.stats.behind)
+            return self.leaving.is_set() or (told and not self.exchange.stats.updates_behind)
 
         self._trade_until(caught_up, CATCH_UP)
         self.digest, self.tokens = self.anchor.digest(), self.anchor.tokens
@@ -61,7 +61,7 @@ class Server(Worker):
     """Stays until it is told to leave, with the weights, the updates and the text that it has."""
 
     def train(self) -> None:
-        self.exchange.complete()
+        self.exchange.announce_completion()
         self.progress.rest(Activity.FINISHED if self.over or self.spent else Activity.PAUSED)
         while not (self.leaving.wait(0.05) or self.reporter.refused):
             self.catch_up()

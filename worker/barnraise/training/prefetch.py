@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from blake3 import blake3
 
 from barnraise.errors import StateError
-from barnraise.exchange.exchange import Node
+from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.spec import RunSpec
 
@@ -19,7 +19,7 @@ AT_ONCE = 64  # files: enough for every peer's line to be full
 
 
 def gather(
-    exchange: Node,
+    exchange: Exchange,
     blobs: Blobs,
     sizes: Mapping[str, int | None],
     what: str,
@@ -31,14 +31,16 @@ def gather(
         log.info("fetching %s from peers: %d of %d files", what, len(missing), len(sizes))
     for begin in range(0, len(missing), AT_ONCE):
         some = {each: sizes[each] for each in missing[begin : begin + AT_ONCE]}
-        while not exchange.fetch(some, FETCH_SECONDS, given_up):
+        while not exchange.fetch_blobs(some, FETCH_SECONDS, given_up):
             if given_up():
                 return False
             log.warning("nobody here has given all files of %s for ten minutes; still asking", what)
     return True
 
 
-def gather_start(exchange: Node, blobs: Blobs, spec: RunSpec, given_up: Callable[[], bool]) -> bool:
+def gather_start(
+    exchange: Exchange, blobs: Blobs, spec: RunSpec, given_up: Callable[[], bool]
+) -> bool:
     """The weights a run takes over, if it does. Raises StateError where they are not what the run's rules say: its
     owner's machine put its name to others."""
     start = spec.start

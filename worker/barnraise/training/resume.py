@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.exchange.handlers.snapshot_client import base_snapshot
+from barnraise.exchange.handlers.snapshot_client import load_base_snapshot
 from barnraise.exchange.ledger.anchor import Anchor, sketch
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan
@@ -99,7 +99,7 @@ class Kept:
         vector = {author: head.seq for author, head in self.mark.heads.items()}
         if ledger.continues(vector, self.mark.holes):
             return True
-        base = base_snapshot(ledger) if ledger.reaches(vector) else None
+        base = load_base_snapshot(ledger) if ledger.reaches(vector) else None
         if base is None:
             return False
         anchor = Anchor([], base.heads)

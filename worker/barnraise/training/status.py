@@ -9,8 +9,8 @@ from typing import Any
 from barnraise.coordinator_client.reporter import Reporter
 from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError
-from barnraise.exchange.exchange import Node
-from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.exchange.exchange import Exchange
+from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import Rules
@@ -40,7 +40,7 @@ class Telling:
         plan: Plan,
         progress: Progress,
         reporter: Reporter,
-        exchange: Node,
+        exchange: Exchange,
         ledger: Ledger,
         watch: Callable[[dict[str, Any]], None],
     ):
@@ -63,8 +63,8 @@ class Telling:
         if (told := self._witnessing.testimonies(anchor.heads, at_once)) and not reporter.witnessed:
             reporter.witnessed = told
         if numbers.anchor:
-            exchange.stands(numbers.vector, numbers.anchor)
-        exchange.announce(progress.rate)
+            exchange.report_anchor_digest(numbers.vector, numbers.anchor)
+        exchange.announce_rate(progress.rate)
         self._hear()
         status = {
             "run": self._place.run,
@@ -90,17 +90,17 @@ class Telling:
     def _hear(self) -> None:
         reporter, exchange = self._reporter, self._exchange
         if peers := reporter.taken_peers():  # what is no news need not wake the exchange's thread
-            exchange.introduce(peers)
-        if newer := exchange.know(self._place.coordinator.chain):
+            exchange.add_peers(peers)
+        if newer := exchange.set_mirror_lists(self._place.coordinator.chain):
             self._place.coordinator.heard(newer)
         if reporter.signed_directive and reporter.directive.revoked != self._revoked:
             self._revoked = reporter.directive.revoked
             self._place.folder.keep(DIRECTIVE, reporter.signed_directive)
         if revoked := reporter.directive.revoked:
-            exchange.revoke(revoked, reporter.signed_directive)
+            exchange.revoke_keys(revoked, reporter.signed_directive)
         exchange.orphaned = reporter.orphaned
         if ticket := reporter.taken_ticket():
-            exchange.renew(ticket)
+            exchange.renew_ticket(ticket)
         for ruling in reporter.taken_rulings():
             self._rule(ruling)
         reporter.heeds = tuple(self._ledger.verdicts.rulings)
@@ -118,4 +118,4 @@ class Telling:
                 "the verdict that %s sends is refused: %s", self._place.coordinator.url, error
             )
             return
-        write_atomically(self._place.folder.path / MAIL / f"{name}.json", whole.encode())
+        write_atomically(self._place.folder.path / VERDICT_FOLDER / f"{name}.json", whole.encode())

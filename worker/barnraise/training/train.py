@@ -20,11 +20,12 @@ from barnraise.coordinator_client.reporter import Reporter, Spool
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange.compression import codec
 from barnraise.exchange.compression.scheme import Form
-from barnraise.exchange.exchange import Node
+from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.handlers.snapshot_client import Snapshot
 from barnraise.exchange.ledger.anchor import Anchor, beginning
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.transport import IrohTransport, Transport
+from barnraise.exchange.network.iroh_transport import IrohTransport
+from barnraise.exchange.network.transport import Transport
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.render import plan_view
@@ -87,7 +88,7 @@ class Worker:
         self.reporter = Reporter(
             place.coordinator, place.run, place.machine, place.directive, spool
         )
-        self.exchange = Node(
+        self.exchange = Exchange(
             self.spec,
             place.run,
             identity,
@@ -101,7 +102,7 @@ class Worker:
             reincarnate=folder.reincarnate,
         )
         if self.limits.uplink:
-            self.exchange.cap(self.limits.uplink)
+            self.exchange.set_uplink_limit(self.limits.uplink)
         self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
         self.milestone, self._worn = -1, False
         self.progress = Progress(self.key)
@@ -145,7 +146,7 @@ class Worker:
         partly = False  # said, with more of it learnt
         while self.goes_on():
             engine = self.engine  # another one, where the others' anchor took the place of ours
-            rhythm, due = exchange.rhythm(progress.rate, turns=not self.plan.on_disk), None
+            rhythm, due = exchange.plan_round(progress.rate, turns=not self.plan.on_disk), None
             while not rhythm.over(
                 engine.round_tokens // (recipe.step_sequences * context), clock()
             ):
@@ -172,8 +173,8 @@ class Worker:
     def say(self, form: Form, due: Collection[int] | None = None) -> None:
         """What was learnt of the fragments that are `due`, or of all of them; the state is saved once a round."""
         exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, form=form)
-        tokens, weight = engine.round_tokens, exchange.weight(self.progress.rate)
-        self.anchor.note(exchange.offer(engine.harvest(encode, weight, due), tokens))
+        tokens, weight = engine.round_tokens, exchange.compute_weight(self.progress.rate)
+        self.anchor.note(exchange.publish(engine.harvest(encode, weight, due), tokens))
         if due is None or self.plan.last in due:
             self.save()
 
@@ -181,23 +182,25 @@ class Worker:
         """Takes what has arrived, hands out what is asked for, tells the coordinator's thread. Waits for nobody."""
         self.take()
         self.verify()
-        self.exchange.serve(self.anchor)
+        self.exchange.serve_snapshots(self.anchor)
         self.validate()
         self.tell()
 
     def take(self) -> None:
         """What has come in since the last time, and a guess of what is under way; of what comes out, the momentum that
         followed it goes as well."""
-        arrivals = self.exchange.arrived()
-        self.engine.add(*arrivals, guess=self.exchange.guess(self.progress.rate))
-        if any(arrival.withdraws for arrival in arrivals):
+        arrivals = self.exchange.poll_updates()
+        self.engine.add(*arrivals, guess=self.exchange.predict_in_flight(self.progress.rate))
+        if any(arrival.retracts for arrival in arrivals):
             self.engine.forget_momentum()
 
     def verify(self) -> None:
         """One fragment of the anchor against its ledger, now and then. A damaged one is put right before anything else
         is trained: the round is dropped, as nobody knows what of it the damage was."""
-        while (damaged := self.exchange.audit(self.anchor)) is not None and not self.waited():
-            units = self.exchange.mended(self.anchor, damaged, self.waited)
+        while (
+            damaged := self.exchange.find_damaged_fragment(self.anchor)
+        ) is not None and not self.waited():
+            units = self.exchange.rebuild_fragment(self.anchor, damaged, self.waited)
             if units is not None:
                 self.engine.mend(damaged, units)
             else:
@@ -281,14 +284,14 @@ class Worker:
         self.engine.flush()
         self.engine.settle()  # what is in the anchor and what the mark says are one
         self.kept.save(self.engine, self.mark(self.engine.progress), closing)
-        self.exchange.kept(self.anchor.vector)
+        self.exchange.on_state_saved(self.anchor.vector)
 
     # ---- before and after ------------------------------------------------------------------------------------
 
     def join(self) -> None:
         """The anchor from what this machine kept, the peers, or the run's seed; the text from whoever has it."""
         mark, cut = self.restored(), None
-        self.exchange.introduce(list(self.place.peers))
+        self.exchange.add_peers(list(self.place.peers))
         if (
             mark is None
             and (cut := self.snapshot()) is None
@@ -340,20 +343,20 @@ class Worker:
         if standing is None:
             self.kept.load(self.engine)
             self.engine.progress = replace(self.engine.progress, position=mark.step)
-        if self.exchange.published > mark.seq:
+        if self.exchange.last_published_seq > mark.seq:
             self.engine.forget_feedback()  # what it owed may have been said in the update that is newer
             self.engine.reset_round()  # and what the round had learnt is in it
 
     def catch_up(self) -> None:
         """Where the others keep no more of what this machine lacks, their anchor takes the place of its own; its
         moments, momentum and feedback stay, and so do its updates that they have not got yet."""
-        if not self.exchange.overtaken:
+        if not self.exchange.needs_resync:
             return
         self.save(closing=True)
         self._opened.close()
         del self.engine, self.store
         self.anchor = Anchor([], self.ledger.last())
-        self.exchange.begin_again()
+        self.exchange.resync()
         self.kept = Kept(self.place.folder.path, self.plan)
         self.settle_in(self.restored())
 
@@ -369,7 +372,7 @@ class Worker:
                 mark.run,
             )
             if mine := mark.heads.get(self.exchange.author):
-                self.exchange.recognised(mine)
+                self.exchange.on_own_update(mine)
         if not fits:
             self.kept.clear()
         return self.kept.mark
@@ -379,9 +382,9 @@ class Worker:
         replay everything, from peers that may not have it."""
         known = self.place.peers or self.ledger.met.peers()
         for _ in range(SNAPSHOT_TRIES):
-            cut = self.exchange.join(SNAPSHOT_SECONDS if known else 0.0, self.waited)
+            cut = self.exchange.fetch_snapshot(SNAPSHOT_SECONDS if known else 0.0, self.waited)
             whole = self.ledger.vector() and not self.ledger.gone()
-            if cut or whole or self.leaving.is_set() or not self.exchange.stats.behind:
+            if cut or whole or self.leaving.is_set() or not self.exchange.stats.updates_behind:
                 return cut
             log.warning("the others are ahead, and their anchor has not come yet: asking again")
         return None
@@ -406,11 +409,11 @@ class Worker:
 
     def settle(self) -> None:
         """After the last round: until the others have what is ours and, when the run is finished, we what is theirs."""
-        self.exchange.complete()
+        self.exchange.announce_completion()
         if self.leaving.is_set() or not (
             self.spent or self.reporter.directive.status is Status.FINISHED
         ):
-            self._trade_until(self.exchange.taken, PARTING)
+            self._trade_until(self.exchange.all_published_delivered, PARTING)
             self.progress.rest(Activity.LEFT)
         else:
             self.progress.activity = Activity.FINISHING
@@ -424,7 +427,7 @@ class Worker:
         """Everybody connected has had the same updates for a second; for five, where nobody is connected."""
         now, stats = time.monotonic(), self.exchange.stats
         taken_in = stats.updates_sent + stats.updates_received == sum(self.anchor.vector.values())
-        if not (self.exchange.settled() and taken_in):
+        if not (self.exchange.is_synchronized() and taken_in):
             self._unsettled = now
         return now - self._unsettled > (1.0 if stats.peers else 5.0)
 

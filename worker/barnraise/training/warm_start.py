@@ -31,7 +31,7 @@ class Taker(Fetcher):
 
     def settle(self) -> None:
         if tokenizer := self.place.manifest.tokenizer:
-            self.exchange.fetch({tokenizer: None}, TOKENIZER_SECONDS, self.waited)
+            self.exchange.fetch_blobs({tokenizer: None}, TOKENIZER_SECONDS, self.waited)
         super().settle()
 
 

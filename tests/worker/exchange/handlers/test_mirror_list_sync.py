@@ -29,7 +29,7 @@ def second(world) -> SignedList:
 
 
 def version(machine) -> int:
-    return machine.node._hub.register.version
+    return machine.exchange._hub.register.version
 
 
 def linked(world, count: int):
@@ -37,20 +37,20 @@ def linked(world, count: int):
     for before, after in itertools.pairwise(machines):  # a line: each knows its neighbour
         after.knows(before)
     for machine in machines:
-        machine.node.know([first(world)])
+        machine.exchange.set_mirror_lists([first(world)])
     waits_for(lambda: all(version(machine) == 1 for machine in machines))
     return machines
 
 
 def test_a_list_that_one_machine_has_reaches_all_through_their_peers(world):
     machines = linked(world, 4)
-    waits_for(lambda: all(machine.node.stats.peers for machine in machines))
-    machines[0].node.know([second(world)])
+    waits_for(lambda: all(machine.exchange.stats.peers for machine in machines))
+    machines[0].exchange.set_mirror_lists([second(world)])
     waits_for(lambda: all(version(machine) == 2 for machine in machines))
-    assert machines[3].node.know([first(world)])[-1].digest == second(world).digest, (
-        "and its machine hears of it"
-    )
-    assert machines[3].node.know([second(world)]) == []
+    assert (
+        machines[3].exchange.set_mirror_lists([first(world)])[-1].digest == second(world).digest
+    ), "and its machine hears of it"
+    assert machines[3].exchange.set_mirror_lists([second(world)]) == []
 
 
 def test_updates_of_an_author_whose_ticket_a_new_mirror_signed_count_once_the_list_says_so(world):
@@ -58,38 +58,38 @@ def test_updates_of_an_author_whose_ticket_a_new_mirror_signed_count_once_the_li
     b.stop()
     b.ticket = world.ticket(b.identity.key, by=SECOND)
     b.open()
-    a.node.know([second(world)])
-    b.node.know([second(world)])
+    a.exchange.set_mirror_lists([second(world)])
+    b.exchange.set_mirror_lists([second(world)])
     waits_for(lambda: version(a) == version(b) == 2)
     b.start()
     b.knows(a)
     b.round(1)
     world.agree(a, b)
-    assert a.anchor.vector == {b.node.author: 1}
+    assert a.anchor.vector == {b.exchange.author: 1}
 
 
 def test_a_ticket_of_a_mirror_that_is_not_of_the_runs_opens_no_door(world):
     a = world.machine(1).start()
     stranger = signed_list(1, listed(SECOND, "https://two.example.org"))
-    a.node.know([stranger])
+    a.exchange.set_mirror_lists([stranger])
     waits_for(lambda: version(a) == 1)
     with pytest.raises(TicketError, match="not a mirror of this run"):
-        a.node._hub.door.valid("b" * 64, world.ticket("b" * 64, by=SECOND))
+        a.exchange._hub.door.valid("b" * 64, world.ticket("b" * 64, by=SECOND))
 
 
 def test_of_an_expelled_mirror_no_ticket_opens_a_door_and_what_was_accepted_stays(world):
     a, b = linked(world, 2)
     b.round(1)
     world.agree(a, b)
-    a.node.know([second(world)])
+    a.exchange.set_mirror_lists([second(world)])
     waits_for(lambda: version(b) == 2)
     gone = listed(world.mirror, "https://one.example.org", expelled=Expulsion(at=time.time()))
-    a.node.know([signed_list(3, gone, listed(SECOND, "https://two.example.org"))])
+    a.exchange.set_mirror_lists([signed_list(3, gone, listed(SECOND, "https://two.example.org"))])
     waits_for(lambda: version(b) == 3)
     with pytest.raises(TicketError, match="not a mirror of this run"):
-        b.node._hub.door.valid(a.identity.key, a.ticket)
-    b.node._hub.door.valid(a.identity.key, world.ticket(a.identity.key, by=SECOND))
-    assert world.mirror.key in a.node._hub.inbox.rules.mirrors, (
+        b.exchange._hub.door.valid(a.identity.key, a.ticket)
+    b.exchange._hub.door.valid(a.identity.key, world.ticket(a.identity.key, by=SECOND))
+    assert world.mirror.key in a.exchange._hub.inbox.rules.mirrors, (
         "updates that came with its tickets count for ever"
     )
 
@@ -101,7 +101,7 @@ def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_c
     world, what
 ):
     a, b = linked(world, 2)
-    waits_for(lambda: a.node.stats.peers and b.node.stats.peers)
+    waits_for(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
     both = (
         listed(world.mirror, "https://one.example.org"),
         listed(SECOND, "https://two.example.org"),
@@ -116,35 +116,35 @@ def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_c
             2, listed(world.mirror, "https://other.example.org")
         ),
     }[what]
-    a.node.know([second(world)])
+    a.exchange.set_mirror_lists([second(world)])
     waits_for(lambda: version(a) == version(b) == 2)
-    link = a.node._hub.links[b.identity.key]
-    a.node._tell(link.post, Lists(lists=[told]))
-    a.node._tell(
-        link.post, messages.Want(digest="0" * 64)
+    link = a.exchange._hub.links[b.identity.key]
+    a.exchange._tell(link.send_message, Lists(lists=[told]))
+    a.exchange._tell(
+        link.send_message, messages.Want(digest="0" * 64)
     )  # answered by a Missing: all before it was read
     if what == "too few signatures":
         waits_for(
             lambda: (
-                link.channel is not a.node._hub.links.get(b.identity.key, link).channel
-                or not a.node.stats.peers
+                link.channel is not a.exchange._hub.links.get(b.identity.key, link).channel
+                or not a.exchange.stats.peers
             )
         )
     else:
         time.sleep(0.5)
-        assert a.node._hub.links.get(b.identity.key) is link
-    assert version(b) == 2 and b.node._hub.register.chain[-1].digest == second(world).digest
+        assert a.exchange._hub.links.get(b.identity.key) is link
+    assert version(b) == 2 and b.exchange._hub.register.chain[-1].digest == second(world).digest
 
 
 def test_a_peer_of_an_older_version_is_told_nothing_that_it_could_not_read(world, monkeypatch):
     monkeypatch.setattr(register_module, "AGAIN", 0.0)
     a, b = linked(world, 2)
-    waits_for(lambda: a.node.stats.peers and b.node.stats.peers)
-    a.node._hub.register.know([second(world)])
+    waits_for(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
+    a.exchange._hub.register.know([second(world)])
     posted = []
-    a.node._hub.links[b.identity.key].post = posted.append
+    a.exchange._hub.links[b.identity.key].send_message = posted.append
     state = messages.State(vector={}, rate=0)
-    a.node._hub.register.answer(b.identity.key, state, 0.0)
+    a.exchange._hub.register.answer(b.identity.key, state, 0.0)
     assert not [message for message in posted if isinstance(message, Lists)]
-    a.node._hub.register.answer(b.identity.key, state.model_copy(update={"mirrors": 0}), 0.0)
+    a.exchange._hub.register.answer(b.identity.key, state.model_copy(update={"mirrors": 0}), 0.0)
     assert [message for message in posted if isinstance(message, Lists)]

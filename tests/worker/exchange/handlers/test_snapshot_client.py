@@ -13,7 +13,7 @@ from barnraise.exchange.handlers import snapshot_client as snapshots
 from barnraise.exchange.handlers import snapshot_server as desk_module
 from barnraise.exchange.handlers import update_sender
 from barnraise.exchange.handlers.snapshot_client import chosen, read_heads
-from barnraise.exchange.handlers.snapshot_server import Desk, Question
+from barnraise.exchange.handlers.snapshot_server import Question, SnapshotServer
 from barnraise.exchange.ledger.anchor import fragment_bytes
 from barnraise.protocol.messages import Cut
 
@@ -71,7 +71,7 @@ def test_the_joiner_survives_a_restart_and_can_itself_serve_the_next(world):
     c.open()
     with stepping(a, b):
         again = joined(c, a, b)
-    assert again is not None and again.heads.keys() == {a.node.author}, (
+    assert again is not None and again.heads.keys() == {a.exchange.author}, (
         "what it began with is in its folder"
     )
     world.agree(a, b, c)
@@ -93,7 +93,7 @@ def test_with_one_known_peer_the_snapshot_is_unconfirmed_and_the_log_says_so(wor
 
 def test_two_machines_of_one_volunteer_do_not_confirm_each_other(world):
     a, b = world.machine(1), world.machine(2)
-    b.node.renew(world.ticket(b.identity.key, volunteer=1))
+    b.exchange.renew_ticket(world.ticket(b.identity.key, volunteer=1))
     a.start()
     b.start().knows(a)
     a.round(1)
@@ -134,10 +134,10 @@ def test_there_is_nothing_to_join_when_the_peers_are_at_the_start_or_nobody_answ
     a, b = world.machine(1).start(), world.machine(2)
     b.knows(a)
     began = time.monotonic()
-    assert b.node.join(20.0) is None
+    assert b.exchange.fetch_snapshot(20.0) is None
     assert time.monotonic() - began < 10
     alone = world.machine(3)
-    assert alone.node.join(0.5) is None
+    assert alone.exchange.fetch_snapshot(0.5) is None
 
 
 def test_a_peer_that_never_answers_does_not_hold_the_joiner_longer_than_it_waits(world):
@@ -146,13 +146,13 @@ def test_a_peer_that_never_answers_does_not_hold_the_joiner_longer_than_it_waits
     late = world.machine(2)
     late.knows(a)
     began = time.monotonic()
-    assert late.node.join(2.0) is None
+    assert late.exchange.fetch_snapshot(2.0) is None
     assert time.monotonic() - began < 5
 
 
 def test_serving_costs_nothing_when_nobody_asks_and_one_copy_when_many_do(world, monkeypatch):
     a = world.machine(1).start()
-    desk, now = a.node._hub.desk, time.monotonic()
+    desk, now = a.exchange._hub.desk, time.monotonic()
     assert desk.take(a.anchor, now) is None
     for peer in "bcd":
         desk.ask(Question(peer * 64, None, now + 30), now)
@@ -164,7 +164,7 @@ def test_serving_costs_nothing_when_nobody_asks_and_one_copy_when_many_do(world,
 
 def test_one_copy_at_a_time_and_one_question_a_peer_whoever_asks_without_end(world):
     a = world.machine(1).start()
-    desk, now = a.node._hub.desk, time.monotonic()
+    desk, now = a.exchange._hub.desk, time.monotonic()
     desk.ask(Question("b" * 64, None, now + 30), now)
     frozen, _ = desk.take(a.anchor, now)
     for _ in range(100):
@@ -184,7 +184,7 @@ def test_a_fragment_larger_than_the_bound_for_heads_and_slower_than_the_timeout_
     monkeypatch.setattr(snapshots, "HEADS_BYTES", largest - 1)
     monkeypatch.setattr(snapshots, "STILL", 0.5)
     monkeypatch.setattr(snapshots, "SLOW_LINE", 1000)
-    monkeypatch.setattr(update_sender, "PIECE", 1000)
+    monkeypatch.setattr(update_sender, "PIECE_BYTES", 1000)
     world.network.bandwidth = largest / 3  # three seconds for it alone, where a join waits for two
     with stepping(a):
         assert joined(world.machine(2), a, timeout=2.0) is not None
@@ -197,18 +197,18 @@ def test_a_joiner_that_gives_up_is_not_held(world):
     leaving = threading.Event()
     threading.Timer(0.5, leaving.set).start()
     began = time.monotonic()
-    assert late.node.join(30.0, leaving.is_set) is None
+    assert late.exchange.fetch_snapshot(30.0, leaving.is_set) is None
     assert time.monotonic() - began < 3
 
 
 def test_a_question_for_a_cut_ahead_of_the_anchor_waits_for_it_and_no_longer_than_it_may(world):
     a = world.machine(1).start()
-    desk, now = Desk(a.ledger), time.monotonic()
-    desk.ask(Question("b" * 64, {a.node.author: 1}, now + 30), now)
+    desk, now = SnapshotServer(a.ledger), time.monotonic()
+    desk.ask(Question("b" * 64, {a.exchange.author: 1}, now + 30), now)
     assert desk.take(a.anchor, now) is None
     a.round(1)
     assert desk.take(a.anchor, now) is not None
-    desk.ask(Question("b" * 64, {a.node.author: 9}, now + 30), now)
+    desk.ask(Question("b" * 64, {a.exchange.author: 9}, now + 30), now)
     assert desk.take(a.anchor, now + 31) is None and not desk._questions
 
 
@@ -221,15 +221,15 @@ def test_a_cut_behind_the_ledgers_own_beginning_cannot_be_served_and_is_not_made
     with stepping(a, b):
         joined(world.machine(3), a, b)
     c = world.machines[2]
-    desk, now = c.node._hub.desk, time.monotonic()
-    desk.ask(Question("d" * 64, {a.node.author: 1}, now + 30), now)
+    desk, now = c.exchange._hub.desk, time.monotonic()
+    desk.ask(Question("d" * 64, {a.exchange.author: 1}, now + 30), now)
     frozen, _ = desk.take(c.anchor, now)
-    assert desk.answer(frozen, {a.node.author: 1}, now) is None
+    assert desk.answer(frozen, {a.exchange.author: 1}, now) is None
 
 
 def test_old_cuts_bytes_are_let_go_of(world):
     a = world.machine(1).start()
-    desk, cuts = a.node._hub.desk, []
+    desk, cuts = a.exchange._hub.desk, []
     for seed in range(desk_module.CUTS + 2):
         a.round(seed)
         desk.ask(Question("b" * 64, dict(a.anchor.vector), 1e9), 1e6)
@@ -257,7 +257,7 @@ def test_the_snapshot_most_volunteers_agree_on_is_chosen_and_one_volunteer_count
 
 def test_heads_that_are_not_signed_or_not_of_the_vector_are_refused(world):
     a = world.machine(1).start()
-    author = a.node.author
+    author = a.exchange.author
     for seed in range(2):
         a.round(seed)
     good, older = a.ledger.header(author, 2), a.ledger.header(author, 1)
@@ -285,5 +285,5 @@ def test_many_may_join_at_once(world, caplog):
     for machine in late:
         machine.knows(a, b)
     with stepping(a, b), ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda machine: machine.node.join(30.0), late))
+        found = list(pool.map(lambda machine: machine.exchange.fetch_snapshot(30.0), late))
     assert all(snapshot is not None and snapshot.confirmed for snapshot in found)

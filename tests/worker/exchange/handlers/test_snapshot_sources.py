@@ -33,7 +33,7 @@ def served(world, *speeds: float):
 
 def timed(machine, monkeypatch) -> list[float]:
     """Seconds that each fetch of a snapshot's bytes takes."""
-    fetcher, seconds = machine.node._hub.fetcher, []
+    fetcher, seconds = machine.exchange._hub.fetcher, []
     fetch = fetcher.fetch
 
     async def measured(*what):
@@ -66,12 +66,12 @@ def test_a_fragment_whose_source_stalls_goes_on_from_another_where_it_stopped(wo
     size = sum(4 * fragment.size for fragment in DEEP.fragments())
 
     def freeze(machine):
-        if machine is servers[0] and late.node.stats.bytes_received > 0.3 * size:
+        if machine is servers[0] and late.exchange.stats.bytes_received > 0.3 * size:
             world.network.uplinks[machine.identity.key] = 1.0
 
     with stepping(*servers, then=freeze):
         assert joined(late, *servers) is not None
-    assert late.node.stats.bytes_received < 1.15 * size
+    assert late.exchange.stats.bytes_received < 1.15 * size
 
 
 def test_a_damaged_fragment_at_one_server_costs_it_only_that_one(world):
@@ -87,17 +87,19 @@ def test_a_damaged_fragment_at_one_server_costs_it_only_that_one(world):
 
 def test_who_joined_late_begins_with_a_small_weight_and_comes_to_its_full_one(world):
     a, late = world.machine(1).start(), world.machine(2)
-    a.node.announce(100.0)
+    a.exchange.announce_rate(100.0)
     a.round(1)
     with stepping(a):
         joined(late, a)
-    waits_for(lambda: late.node._hub.gossip.links[a.identity.key].rate == 100.0)
+    waits_for(lambda: late.exchange._hub.gossip.links[a.identity.key].rate == 100.0)
     weights = []
     for seed in range(RAMP + 2):
-        weights.append(late.node.weight(100.0))
+        weights.append(late.exchange.compute_weight(100.0))
         late.round(10 + seed)
     assert weights == sorted(weights) and weights[0] < 0.15 and weights[-1] == weights[-2] == 0.5
-    assert a.node.weight(100.0) > 0.4, "who was there from the start is as heavy as ever"
+    assert a.exchange.compute_weight(100.0) > 0.4, (
+        "who was there from the start is as heavy as ever"
+    )
 
 
 def test_where_rounds_are_said_in_turns_a_late_machines_weight_grows_by_rounds_all_the_same(world):
@@ -105,10 +107,10 @@ def test_where_rounds_are_said_in_turns_a_late_machines_weight_grows_by_rounds_a
     a.round(1)
     with stepping(a):
         joined(late, a)
-    late.node._rhythm = Rhythm(10, Form.parse("dense4"), turns=turns((10, 10), 2))
+    late.exchange._rhythm = Rhythm(10, Form.parse("dense4"), turns=turns((10, 10), 2))
     weights = []
     for seed in range(4):
-        weights.append(late.node.weight(100.0))
+        weights.append(late.exchange.compute_weight(100.0))
         late.round(10 + seed)
     assert weights[0] == weights[1] < weights[2] == weights[3]
 
@@ -123,4 +125,4 @@ def test_who_was_met_is_known_after_a_restart_and_found_again_without_anybodys_h
     b.open()
     b.start()  # nobody introduces it
     world.agree(a, b)
-    assert b.ledger.met.peers() and b.anchor.vector == {a.node.author: 2}
+    assert b.ledger.met.peers() and b.anchor.vector == {a.exchange.author: 2}

@@ -8,7 +8,7 @@ import torch
 from helpers.wait_for import stepping, waits_for
 
 from barnraise.exchange.gossip import verdict_sync as accord_module
-from barnraise.exchange.handlers.verdict_handler import MAIL
+from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import Ruling
@@ -25,12 +25,12 @@ def poisoned(world, rounds: int = 3):
         for machine in (a, b, p):
             machine.round(100 * machine.number + seed)
     world.agree(a, b, p)
-    return a, b, p, p.node.author
+    return a, b, p, p.exchange.author
 
 
 def joined(machine, *others):
     machine.knows(*others)
-    snapshot = machine.node.join(30.0)
+    snapshot = machine.exchange.fetch_snapshot(30.0)
     assert snapshot is not None
     machine.anchor.begin(snapshot.fragments, snapshot.heads, snapshot.holes)
     return machine.start()
@@ -38,7 +38,7 @@ def joined(machine, *others):
 
 def test_after_a_verdict_all_anchors_are_the_sum_of_the_others_updates_alone(world):
     a, b, p, author = poisoned(world)
-    a.node.rule(world.ruling({author: 0}))
+    a.exchange.apply_verdict(world.ruling({author: 0}))
     found = world.agree(a, b, p)
     assert found == world.sum(a, lambda who, seq: who != author)
     assert a.anchor.tokens == a.ledger.tokens == 600 and author not in a.anchor.vector
@@ -51,36 +51,36 @@ def test_after_a_verdict_all_anchors_are_the_sum_of_the_others_updates_alone(wor
 
 def test_a_verdict_may_leave_an_authors_first_updates_in(world):
     a, b, p, author = poisoned(world)
-    b.node.rule(world.ruling({author: 1}))
+    b.exchange.apply_verdict(world.ruling({author: 1}))
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
     assert a.ledger.tokens == 700 and a.anchor.vector[author] == 1
 
 
 def test_a_single_update_comes_out_and_its_authors_later_ones_stay(world):
     a, b, p, author = poisoned(world)
-    a.node.rule(world.ruling(updates={author: {2: 100}}))
+    a.exchange.apply_verdict(world.ruling(updates={author: {2: 100}}))
     p.round(9)
     waits_for(lambda: a.ledger.vector()[author] == 4)
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: (who, seq) != (author, 2))
-    assert p.node.author == author, "it goes on under its name"
+    assert p.exchange.author == author, "it goes on under its name"
     assert a.anchor.tokens == a.ledger.tokens == 900
 
 
 def test_verdicts_add_up_in_any_order(world):
     a, b, p, author = poisoned(world)
-    a.node.rule(world.ruling(updates={author: {2: 100}}))
-    b.node.rule(world.ruling({author: 2}))
-    b.node.rule(world.ruling({author: 2}, by=(world.mirror,)))
+    a.exchange.apply_verdict(world.ruling(updates={author: {2: 100}}))
+    b.exchange.apply_verdict(world.ruling({author: 2}))
+    b.exchange.apply_verdict(world.ruling({author: 2}, by=(world.mirror,)))
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq == 1)
 
 
 def test_the_poisoner_itself_takes_it_out_and_publishes_under_another_name(world):
     a, b, p, author = poisoned(world)
-    a.node.rule(world.ruling({author: 2}))
-    waits_for(lambda: p.node.author != author)
+    a.exchange.apply_verdict(world.ruling({author: 2}))
+    waits_for(lambda: p.exchange.author != author)
     p.round(50)
     world.agree(a, b, p)
-    assert a.anchor.vector[p.node.author] == 1
+    assert a.anchor.vector[p.exchange.author] == 1
 
 
 def test_one_that_was_cut_off_during_the_verdict_catches_up_and_its_later_updates_never_go_in(
@@ -88,15 +88,15 @@ def test_one_that_was_cut_off_during_the_verdict_catches_up_and_its_later_update
 ):
     a, b, p, author = poisoned(world)
     world.network.partition({a.identity.key, b.identity.key}, {p.identity.key})
-    waits_for(lambda: a.node.stats.peers == 1)
-    a.node.rule(world.ruling({author: 2}))
+    waits_for(lambda: a.exchange.stats.peers == 1)
+    a.exchange.apply_verdict(world.ruling({author: 2}))
     for seed in range(3):
         p.round(60 + seed)
         a.round(70 + seed)
     world.agree(a, b)
     world.network.heal()
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 2)
-    assert p.node.author != author
+    assert p.exchange.author != author
 
 
 def test_one_that_never_had_a_single_update_gets_its_successors_without_it(world):
@@ -106,11 +106,11 @@ def test_one_that_never_had_a_single_update_gets_its_successors_without_it(world
     late.knows(a)
     world.agree(a, b, p, late)
     world.network.partition({m.identity.key for m in (a, b, p)}, {late.identity.key})
-    waits_for(lambda: late.node.stats.peers == 0)
+    waits_for(lambda: late.exchange.stats.peers == 0)
     p.round(80)
     p.round(81)
     world.agree(a, b, p)
-    a.node.rule(world.ruling(updates={author: {2: 100}}))
+    a.exchange.apply_verdict(world.ruling(updates={author: {2: 100}}))
     world.agree(a, b, p)
     second = a.ledger.update(author, 2)
     for machine in (a, b, p):
@@ -124,14 +124,14 @@ def test_one_that_never_had_a_single_update_gets_its_successors_without_it(world
 
 def test_a_late_joiner_gets_an_anchor_without_what_was_taken_out(world):
     a, b, p, author = poisoned(world)
-    a.node.rule(world.ruling({author: 1}, {b.node.author: {2: 100}}))
+    a.exchange.apply_verdict(world.ruling({author: 1}, {b.exchange.author: {2: 100}}))
     world.agree(a, b, p)
     late = world.machine(4)
     with stepping(a, b, p):
         joined(late, a, b, p)
     found = world.agree(a, b, p, late)
     assert found == world.sum(
-        a, lambda who, seq: seq <= 1 if who == author else (who, seq) != (b.node.author, 2)
+        a, lambda who, seq: seq <= 1 if who == author else (who, seq) != (b.exchange.author, 2)
     )
     assert late.anchor.tokens == a.anchor.tokens and late.ledger.tokens == a.ledger.tokens
     late.round(5)
@@ -150,10 +150,10 @@ def test_one_whose_snapshot_held_what_a_verdict_names_asks_for_the_headers_and_t
         joined(late, a, b, p)
     world.agree(a, b, p, late)
     assert late.ledger.update(author, 4) is None
-    a.node.rule(world.ruling({author: 2}, {b.node.author: {1: 100}}))
+    a.exchange.apply_verdict(world.ruling({author: 2}, {b.exchange.author: {1: 100}}))
     found = world.agree(a, b, p, late, seconds=40)
     assert found == world.sum(
-        a, lambda who, seq: seq <= 2 if who == author else (who, seq) != (b.node.author, 1)
+        a, lambda who, seq: seq <= 2 if who == author else (who, seq) != (b.exchange.author, 1)
     )
     late.stop()
     late.open()
@@ -167,14 +167,14 @@ def test_one_that_has_lost_the_bytes_gets_them_from_the_others(world):
     for seq in (2, 3):
         for part in b.ledger.update(author, seq).fragments:
             b.ledger.blobs.drop(part.digest)
-    a.node.rule(world.ruling({author: 1}))
+    a.exchange.apply_verdict(world.ruling({author: 1}))
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
 
 
 def test_a_crash_after_a_verdict_is_made_up_for_from_any_anchor(world):
     a, b, p, author = poisoned(world)
     old, heads = [f.clone() for f in b.anchor.fragments], dict(b.anchor.heads)
-    a.node.rule(world.ruling({author: 1}, {a.node.author: {2: 100}}))
+    a.exchange.apply_verdict(world.ruling({author: 1}, {a.exchange.author: {2: 100}}))
     waits_for(lambda: b.ledger.verdicts.digest is not None)
     b.stop()  # its loop has taken nothing out yet
     b.open()
@@ -189,7 +189,7 @@ def test_a_crash_after_a_verdict_is_made_up_for_from_any_anchor(world):
 
 def test_the_owners_command_leaves_a_verdict_for_the_worker_of_its_machine(world):
     a, b, p, author = poisoned(world)
-    folder = a.folder / MAIL
+    folder = a.folder / VERDICT_FOLDER
     folder.mkdir()
     ruling = world.ruling({author: 0})
     (folder / "bad.json").write_text(world.ruling({author: 0}, by=(p.identity,)).model_dump_json())
@@ -204,8 +204,8 @@ def test_a_verdict_in_mid_join_is_not_lost(world):
     a, b, p, author = poisoned(world)
     late = world.machine(4)
     late.knows(a, b, p)
-    waits_for(lambda: late.node.stats.peers > 0)
-    a.node.rule(world.ruling({author: 1}))
+    waits_for(lambda: late.exchange.stats.peers > 0)
+    a.exchange.apply_verdict(world.ruling({author: 1}))
     world.agree(a, b, p)
     with stepping(a, b, p):
         joined(late, a, b, p)
@@ -260,7 +260,7 @@ def test_a_folder_restored_from_an_old_backup_that_published_again_is_found_and_
 ):
     caplog.set_level(logging.INFO, "barnraise.exchange")
     a, b, c = forked(world, deep)
-    old = a.node.author
+    old = a.exchange.author
     assert (
         b.ledger.head(old).digest != c.ledger.head(old).digest
         and b.ledger.vector() == c.ledger.vector()
@@ -270,17 +270,17 @@ def test_a_folder_restored_from_an_old_backup_that_published_again_is_found_and_
         one.knows(*(other for other in (a, b, c) if other is not one))
     waits_for(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (a, b, c)), 40)
     assert world.agree(a, b, c) == world.sum(b, lambda who, seq: (who, seq) == (old, 1))
-    assert a.node.author != old
+    assert a.exchange.author != old
     assert any("signed two updates as number" in record.getMessage() for record in caplog.records)
     a.round(99)
     b.round(98)
     world.agree(a, b, c)
-    assert a.anchor.vector[a.node.author] == 1
+    assert a.anchor.vector[a.exchange.author] == 1
 
 
 def test_a_fork_is_found_by_what_follows_on_it_though_the_vectors_are_never_equal(world):
     a, b, c = forked(world)
-    old = a.node.author
+    old = a.exchange.author
     a.round(30)
     world.agree(a, c)
     b.round(31)
@@ -292,7 +292,7 @@ def test_a_fork_is_found_by_what_follows_on_it_though_the_vectors_are_never_equa
 
 def test_the_proof_of_a_fork_reaches_those_who_saw_one_half_alone(world):
     a, b, c = forked(world)
-    old = a.node.author
+    old = a.exchange.author
     d = world.machine(4)
     world.network.heal()
     d.start().knows(b)
@@ -314,10 +314,10 @@ def test_two_updates_with_one_number_that_nobody_took_yet_prove_a_fork_too(world
             total=tokens, fragments=parts,
         )  # fmt: skip
         made.append(stranger.identity.sign("update", update))
-    inbox = a.node._hub.inbox
+    inbox = a.exchange._hub.inbox
     for header in made:
         push = messages.Push(header=header, ticket=world.ticket(stranger.identity.key))
-        a.node._await(inbox.header("nobody", push, 0.0), None)
+        a.exchange._await(inbox.header("nobody", push, 0.0), None)
     assert a.ledger.verdicts.limits == {f"{stranger.identity.key}.{'9' * 16}": 0}
     assert not inbox._pending
 
@@ -325,7 +325,7 @@ def test_two_updates_with_one_number_that_nobody_took_yet_prove_a_fork_too(world
 def test_a_verdict_by_enough_mirrors_is_as_good_as_the_owners(world):
     a, b, p, author = poisoned(world)
     ruling = world.ruling({author: 0}, by=(world.mirror,))
-    a.node.rule(Ruling.model_validate_json(ruling.model_dump_json()))
+    a.exchange.apply_verdict(Ruling.model_validate_json(ruling.model_dump_json()))
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author)
 
 
@@ -334,7 +334,7 @@ def test_units_that_come_out_are_the_same_that_went_in(world):
     before = [f.clone() for f in a.anchor.fragments]
     p.round(5)
     world.agree(a, b, p)
-    a.node.rule(world.ruling({author: 1}))
+    a.exchange.apply_verdict(world.ruling({author: 1}))
     world.agree(a, b, p)
     assert all(
         torch.equal(one, other) for one, other in zip(before, a.anchor.fragments, strict=True)

@@ -24,12 +24,12 @@ def at_once(monkeypatch):
 
 
 def looked_at(machine, times: int = 6) -> list:
-    return [machine.node.audit(machine.anchor) for _ in range(times)]
+    return [machine.exchange.find_damaged_fragment(machine.anchor) for _ in range(times)]
 
 
 def mend(machine, index: int) -> bool:
     """What the loop does with a damaged fragment."""
-    units = machine.node.mended(machine.anchor, index)
+    units = machine.exchange.rebuild_fragment(machine.anchor, index)
     if units is not None:
         machine.anchor.fragments[index] = units
     return units is not None
@@ -52,14 +52,18 @@ def pair(world):
 def test_a_sound_anchor_is_looked_through_fragment_by_fragment(world):
     a, _ = pair(world)
     assert looked_at(a, 7) == [None] * 7
-    assert (a.node.stats.checked, a.node.stats.corruptions, a.node.stats.damaged) == (7, 0, None)
+    assert (
+        a.exchange.stats.fragments_checked,
+        a.exchange.stats.corruptions,
+        a.exchange.stats.damaged_fragment,
+    ) == (7, 0, None)
 
 
 def test_looking_takes_its_share_of_the_time_and_no_more(world, monkeypatch):
     a, _ = pair(world)
     monkeypatch.setattr(audit_module, "EACH", 30.0)
     assert looked_at(a, 5) == [None] * 5
-    assert a.node.stats.checked == 1, "the next one is due in half a minute"
+    assert a.exchange.stats.fragments_checked == 1, "the next one is due in half a minute"
 
 
 @pytest.mark.parametrize("bit", [0, 20, 31])
@@ -71,11 +75,11 @@ def test_a_bit_that_flipped_in_memory_is_found_and_made_anew_from_the_ledger(wor
     assert [found for found in looked_at(a, 3) if found is not None] == [1, 1], (
         "it stays due until it is right"
     )
-    assert a.node.stats.damaged == "block.0"
+    assert a.exchange.stats.damaged_fragment == "block.0"
     assert mend(a, 1) and looked_at(a, 3) == [None] * 3
     assert a.anchor.digest() == right
-    stats = a.node.stats
-    assert (stats.corruptions, stats.repaired, stats.damaged) == (1, 1, None)
+    stats = a.exchange.stats
+    assert (stats.corruptions, stats.repaired, stats.damaged_fragment) == (1, 1, None)
     assert "is not what its ledger adds up to" in caplog.text
 
 
@@ -112,7 +116,7 @@ def test_with_nobody_and_nothing_to_make_it_from_it_stays_damaged_and_says_so(wo
     a.ledger.blobs.drop(update.fragments[2].digest)
     flip(a, 2)
     waits_for(lambda: looked_at(a, 1) == [2], 5)
-    assert not mend(a, 2) and a.node.stats.damaged == "final"
+    assert not mend(a, 2) and a.exchange.stats.damaged_fragment == "final"
 
 
 def test_one_that_began_at_a_snapshot_goes_back_to_the_cuts_own_checksums(world):
@@ -120,7 +124,7 @@ def test_one_that_began_at_a_snapshot_goes_back_to_the_cuts_own_checksums(world)
     late = world.machine(3)
     late.knows(a, b)
     with stepping(a, b):
-        snapshot = late.node.join(30.0)
+        snapshot = late.exchange.fetch_snapshot(30.0)
     late.anchor.begin(snapshot.fragments, snapshot.heads, snapshot.holes)
     late.start()
     a.round(70)
@@ -133,7 +137,7 @@ def test_one_that_began_at_a_snapshot_goes_back_to_the_cuts_own_checksums(world)
 
 def test_a_fragment_that_verdicts_changed_is_made_anew_without_what_they_took_out(world):
     a, b = pair(world)
-    a.node.rule(world.ruling({b.node.author: 1}, {a.node.author: {2: 100}}))
+    a.exchange.apply_verdict(world.ruling({b.exchange.author: 1}, {a.exchange.author: {2: 100}}))
     right = world.agree(a, b)
     assert looked_at(a, 3) == [None] * 3
     flip(a, 0)
@@ -176,10 +180,10 @@ def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_ag
     monkeypatch.setattr(scrub_module, "EACH", 0.01)
     monkeypatch.setattr(scrub_module, "SHARE", 1e9)
     a, b = pair(world)
-    part = b.ledger.update(a.node.author, 2).fragments[1]
+    part = b.ledger.update(a.exchange.author, 2).fragments[1]
     damage(b, part)
-    waits_for(lambda: b.node.stats.repaired == 1)
-    assert b.ledger.blobs.sound(part.digest) is not None and b.node.stats.corruptions == 1
+    waits_for(lambda: b.exchange.stats.repaired == 1)
+    assert b.ledger.blobs.sound(part.digest) is not None and b.exchange.stats.corruptions == 1
     assert "is damaged" in caplog.text and "came again" in caplog.text
 
 
@@ -192,7 +196,7 @@ def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_sa
     read, sound = [], a.ledger.blobs.sound
     monkeypatch.setattr(a.ledger.blobs, "sound", lambda name: read.append(name) or sound(name))
     said = encode(torch.arange(a.anchor.fragments[0].numel(), dtype=torch.int32))
-    update = a.node.offer([said, *[None] * (len(a.anchor.fragments) - 1)], 10)
+    update = a.exchange.publish([said, *[None] * (len(a.anchor.fragments) - 1)], 10)
     waits_for(lambda: len(read) > 3)
     assert set(read) == {update.fragments[0].digest}
 
@@ -203,7 +207,7 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
     monkeypatch.setattr(scrub_module, "EACH", 0.01)
     monkeypatch.setattr(scrub_module, "SHARE", 1e9)
     a, b = pair(world)
-    part, sound = b.ledger.update(a.node.author, 2).fragments[1], b.ledger.blobs.sound
+    part, sound = b.ledger.update(a.exchange.author, 2).fragments[1], b.ledger.blobs.sound
     failed: list[str] = []
 
     def unreadable(name: str) -> bytes | None:
@@ -213,8 +217,8 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
         return sound(name)
 
     monkeypatch.setattr(b.ledger.blobs, "sound", unreadable)
-    waits_for(lambda: b.node.stats.repaired == 1)
-    assert sound(part.digest) is not None and b.node.stats.corruptions == 1
+    waits_for(lambda: b.exchange.stats.repaired == 1)
+    assert sound(part.digest) is not None and b.exchange.stats.corruptions == 1
     assert "cannot be read: [Errno 5]" in caplog.text
 
 
@@ -227,18 +231,18 @@ def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):
     damage(b, parts[-1])
     monkeypatch.setattr(scrub_module, "FEW", 1)
     monkeypatch.setattr(scrub_module, "SHARE", 1e-9)  # whoever looked at one waits for years
-    waits_for(lambda: b.node.stats.corruptions == 1)
+    waits_for(lambda: b.exchange.stats.corruptions == 1)
 
 
 def test_a_damaged_payload_that_is_needed_now_is_fetched_now(world):
     a, b = pair(world)
     right = b.anchor.digest()
     b.stop()
-    damage(b, a.ledger.update(a.node.author, 3).fragments[0])
+    damage(b, a.ledger.update(a.exchange.author, 3).fragments[0])
     b.open()
-    b.node.open()
+    b.exchange.open()
     b.knows(a)
-    waits_for(lambda: b.node.stats.peers == 1)
+    waits_for(lambda: b.exchange.stats.peers == 1)
     b.start()
     assert world.agree(a, b) == right
 
@@ -257,7 +261,7 @@ def test_a_damaged_payload_that_nobody_else_has_is_one_sentence(world, monkeypat
 def test_a_fragment_is_not_made_of_a_payload_that_changed(world):
     a, b = pair(world)
     right = a.anchor.digest()
-    damage(a, a.ledger.update(b.node.author, 1).fragments[0])
+    damage(a, a.ledger.update(b.exchange.author, 1).fragments[0])
     flip(a, 0)
     with stepping(b):
         assert mend(a, 0)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from barnraise.exchange.gossip import requests
 from barnraise.exchange.handlers import pruner
-from barnraise.exchange.handlers.snapshot_client import base_snapshot
+from barnraise.exchange.handlers.snapshot_client import load_base_snapshot
 from barnraise.exchange.ledger import retention
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
@@ -122,13 +122,13 @@ def test_an_archive_keeps_everything_within_the_horizon_whatever_it_takes(ledger
 
 def test_the_role_in_the_ticket_makes_an_archive(world):
     plain = world.machine(1)
-    assert plain.node._hub.keeper._archive is None
+    assert plain.exchange._hub.keeper._archive is None
     ticket = messages.Ticket.model_validate_json(plain.ticket.body)
     role = world.mirror.sign(
         "ticket", ticket.model_copy(update={"roles": [enums.Role.WORKER, enums.Role.ARCHIVE]})
     )
     plain.open(ticket=role)
-    assert plain.node._hub.keeper._archive == world.spec.verdict_horizon
+    assert plain.exchange._hub.keeper._archive == world.spec.verdict_horizon
 
 
 def test_the_budget_is_a_share_of_the_free_disk_within_bounds():
@@ -203,12 +203,12 @@ def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_go
         a.round(seed)
         world.agree(a, c)
         for machine in (a, c):
-            machine.node.kept(machine.anchor.vector)
-    author, own = a.node.author, b.node.author
+            machine.exchange.on_state_saved(machine.anchor.vector)
+    author, own = a.exchange.author, b.exchange.author
 
     def pruned() -> bool:
         for machine in (a, c):
-            machine.node.kept(
+            machine.exchange.on_state_saved(
                 machine.anchor.vector
             )  # round after round, until each knows what the other has
         return min(machine.ledger.gone().get(author, 0) for machine in (a, c)) >= 4
@@ -219,18 +219,18 @@ def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_go
     def ready() -> bool:
         for machine in (a, b, c):
             machine.step()
-        return b.node.overtaken
+        return b.exchange.needs_resync
 
     waits_for(ready)
     assert author not in b.ledger.vector(), "nothing of it could be had"
     assert any("taking a snapshot" in record.getMessage() for record in caplog.records)
-    assert b.node.begin_again()
-    snapshot = base_snapshot(b.ledger)
+    assert b.exchange.resync()
+    snapshot = load_base_snapshot(b.ledger)
     b.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
     b.start()
     b.round(51)
     world.agree(a, b, c)
-    assert b.anchor.vector == {author: 8, own: 2} and b.node.author == own
+    assert b.anchor.vector == {author: 8, own: 2} and b.exchange.author == own
 
 
 def test_own_updates_that_nobody_else_has_are_not_let_go(world, monkeypatch):
@@ -238,11 +238,11 @@ def test_own_updates_that_nobody_else_has_are_not_let_go(world, monkeypatch):
     a, b = (world.machine(n).start() for n in (1, 2))
     for seed in range(4):
         a.round(seed)
-        a.node.kept(a.anchor.vector)
+        a.exchange.on_state_saved(a.anchor.vector)
     time.sleep(0.3)
     assert a.ledger.gone() == {}
     b.knows(a)
     world.agree(a, b)
-    waits_for(lambda: a.node.taken())
-    a.node.kept(a.anchor.vector)
-    waits_for(lambda: a.ledger.gone() == {a.node.author: 4})
+    waits_for(lambda: a.exchange.all_published_delivered())
+    a.exchange.on_state_saved(a.anchor.vector)
+    waits_for(lambda: a.ledger.gone() == {a.exchange.author: 4})

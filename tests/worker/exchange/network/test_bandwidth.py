@@ -32,12 +32,12 @@ def test_an_update_that_was_cut_off_goes_on_from_another_peer_where_it_stopped(l
     large.network.partition({a.identity.key, c.identity.key}, {b.identity.key})
     large.network.bandwidth = 1e6
     c.knows(a)
-    waits_for(lambda: c.node.stats.bytes_received > 0.5 * size_of(update))
+    waits_for(lambda: c.exchange.stats.bytes_received > 0.5 * size_of(update))
     assert c.ledger.vector() == {}
     large.network.partition({a.identity.key}, {b.identity.key, c.identity.key})
     c.knows(b)
     large.agree(b, c)
-    assert c.node.stats.bytes_received < 1.25 * size_of(update), "not the whole of it again"
+    assert c.exchange.stats.bytes_received < 1.25 * size_of(update), "not the whole of it again"
 
 
 def test_a_capped_line_is_shared_by_turns_and_messages_do_not_wait_for_it(large):
@@ -46,38 +46,40 @@ def test_a_capped_line_is_shared_by_turns_and_messages_do_not_wait_for_it(large)
     large.network.partition({b.identity.key}, {c.identity.key})
     for machine in (b, c):
         machine.knows(a)
-    waits_for(lambda: a.node.stats.peers == 2)
-    a.node.cap(1_000_000.0)
+    waits_for(lambda: a.exchange.stats.peers == 2)
+    a.exchange.set_uplink_limit(1_000_000.0)
     began = time.monotonic()
     for machine, blob in ((b, blobs[0]), (c, blobs[1])):
-        machine.node._tell(
-            lambda m=machine, d=blob: m.node._hub.links[a.identity.key].post(Want(digest=d))
+        machine.exchange._tell(
+            lambda m=machine, d=blob: m.exchange._hub.links[a.identity.key].send_message(
+                Want(digest=d)
+            )
         )
     time.sleep(1.0)
-    a.node.announce(123.0)
+    a.exchange.announce_rate(123.0)
     told = time.monotonic()
-    waits_for(lambda: b.node._hub.gossip.links[a.identity.key].rate == 123.0)
+    waits_for(lambda: b.exchange._hub.gossip.links[a.identity.key].rate == 123.0)
     assert time.monotonic() - told < 1.0
     time.sleep(1.0)
-    got = [machine.node.stats.bytes_received for machine in (b, c)]
+    got = [machine.exchange.stats.bytes_received for machine in (b, c)]
     assert sum(got) < 1.3e6 * (time.monotonic() - began) + 500_000
-    assert abs(got[0] - got[1]) <= 2 * link_module.PIECE + 10_000
+    assert abs(got[0] - got[1]) <= 2 * link_module.PIECE_BYTES + 10_000
 
 
 def test_updates_of_a_swarm_cost_each_peer_little_more_than_their_bytes(large):
     machines = [large.machine(n).start() for n in range(1, 6)]
     for machine in machines[1:]:
         machine.knows(machines[0])
-    waits_for(lambda: all(machine.node.stats.peers == 4 for machine in machines))
+    waits_for(lambda: all(machine.exchange.stats.peers == 4 for machine in machines))
     large.network.bandwidth, large.network.delay = 5e6, 0.005
     for seed, machine in enumerate(machines):  # finds the tree
         machine.round(seed)
         large.agree(*machines)
-    before, size = sum(machine.node.stats.bytes_sent for machine in machines), 0
+    before, size = sum(machine.exchange.stats.bytes_sent for machine in machines), 0
     for seed, machine in enumerate(machines):
         size += size_of(machine.round(100 + seed))
         large.agree(*machines)
-    cost = (sum(machine.node.stats.bytes_sent for machine in machines) - before) / (size * 4)
+    cost = (sum(machine.exchange.stats.bytes_sent for machine in machines) - before) / (size * 4)
     assert 1.0 <= cost < 1.3, cost  # of five peers: one declined piece counts for much
 
 
@@ -87,29 +89,34 @@ def test_each_machine_knows_how_far_its_peers_are_what_its_line_does_and_whether
     large.network.bandwidth = 2e6
     a, b, c = (large.machine(n).start() for n in (1, 2, 3))
     b.knows(a)
-    waits_for(lambda: a.node.stats.peers == 1)
+    waits_for(lambda: a.exchange.stats.peers == 1)
     for seed in range(3):
         a.round(seed)
-    waits_for(lambda: a.node.stats.neighbours[0].lag > 0)
-    waits_for(lambda: a.node.stats.up > 0.3e6)
+    waits_for(lambda: a.exchange.stats.neighbours[0].lag > 0)
+    waits_for(lambda: a.exchange.stats.sent_rate > 0.3e6)
     large.agree(a, b)
-    assert a.node.stats.uplink == pytest.approx(2e6, rel=0.4)
-    assert a.node.stats.trade is None, "it has begun no round of its own"
-    rhythm = a.node.rhythm(rate=1000.0)
-    trade = a.node.stats.trade
+    assert a.exchange.stats.uplink_rate == pytest.approx(2e6, rel=0.4)
+    assert a.exchange.stats.summary is None, "it has begun no round of its own"
+    rhythm = a.exchange.plan_round(rate=1000.0)
+    trade = a.exchange.stats.summary
     assert (trade.round_steps, trade.form) == (rhythm.steps, str(rhythm.form))
-    assert trade.bits == rhythm.form.bits_a_parameter and trade.uplink_rate == a.node.stats.uplink
-    waits_for(lambda: a.node.stats.neighbours[0].lag == 0)
+    assert (
+        trade.bits == rhythm.form.bits_a_parameter
+        and trade.uplink_rate == a.exchange.stats.uplink_rate
+    )
+    waits_for(lambda: a.exchange.stats.neighbours[0].lag == 0)
     c.knows(a, b)
     large.agree(a, b, c)
-    waits_for(lambda: all(m.node.stats.peers == 2 for m in (a, b, c)))
-    assert {each.agrees for each in a.node.stats.neighbours} == {None}
+    waits_for(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))
+    assert {each.agrees for each in a.exchange.stats.neighbours} == {None}
     c.anchor.fragments[0][5] += 1  # bit-rot
     for machine in (a, b, c):
-        machine.node.stands(digest(str(machine.anchor.vector)), machine.anchor.digest())
+        machine.exchange.report_anchor_digest(
+            digest(str(machine.anchor.vector)), machine.anchor.digest()
+        )
 
     def agreements(machine) -> dict[str, bool | None]:
-        return {each.key: each.agrees for each in machine.node.stats.neighbours}
+        return {each.key: each.agrees for each in machine.exchange.stats.neighbours}
 
     waits_for(lambda: agreements(a) == {b.identity.key: True, c.identity.key: False})
     waits_for(lambda: agreements(c) == {a.identity.key: False, b.identity.key: False})

@@ -11,8 +11,9 @@ from iroh import iroh_ffi
 
 from barnraise.errors import MessageError
 from barnraise.exchange.network.framing import pack, unpack
+from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.memory_transport import WINDOW, MemoryNetwork
-from barnraise.exchange.network.transport import ChannelClosed, IrohTransport
+from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.messages import MAX_FRAME, Peer
 from barnraise.protocol.signing import Identity
@@ -87,9 +88,9 @@ async def test_a_closed_channel_says_why_on_the_other_side(kind):
     try:
         dialled, accepted = await joined(a, b)
         accepted.close("your ticket expired")
-        with pytest.raises(ChannelClosed, match="your ticket expired"):
+        with pytest.raises(ChannelClosedError, match="your ticket expired"):
             await asyncio.wait_for(dialled.receive(), 10)
-        with pytest.raises(ChannelClosed):
+        with pytest.raises(ChannelClosedError):
             for _ in range(3):
                 await dialled.send(b"anybody?")
                 await asyncio.sleep(0.01)
@@ -100,13 +101,13 @@ async def test_a_closed_channel_says_why_on_the_other_side(kind):
 
 async def test_nobody_there_is_a_closed_channel_and_not_a_crash():
     (a,) = await started("memory", 1)
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(ChannelClosedError):
         await a.connect(Peer(key=IDENTITIES[1].key, addresses=["memory:x"]))
     a = IrohTransport(IDENTITIES[0].secret, "127.0.0.1", patience=1.0)
     await a.start()
     try:
         # there is an address, and another key behind it than the one that is dialled
-        with pytest.raises(ChannelClosed, match="no answer from ffffffff") as caught:
+        with pytest.raises(ChannelClosedError, match="no answer from ffffffff") as caught:
             await asyncio.wait_for(a.connect(Peer(key="f" * 64, addresses=a.addresses())), 10)
         assert "\n" not in str(caught.value) and ".rs:" not in str(caught.value), (
             "a sentence, not where in iroh it was"
@@ -120,9 +121,9 @@ async def test_an_over_long_frame_is_refused_before_it_is_read():
     try:
         dialled, accepted = await joined(a, b)
         await dialled._out.write_all((MAX_FRAME + 1).to_bytes(4, "big"))
-        with pytest.raises(ChannelClosed, match=str(MAX_FRAME + 1)):
+        with pytest.raises(ChannelClosedError, match=str(MAX_FRAME + 1)):
             await asyncio.wait_for(accepted.receive(), 10)
-        with pytest.raises(ChannelClosed, match="at most"):
+        with pytest.raises(ChannelClosedError, match="at most"):
             await asyncio.wait_for(dialled.receive(), 10)
     finally:
         await a.close()
@@ -162,7 +163,7 @@ async def test_a_stream_that_ends_within_a_frame_is_a_closed_channel():
         dialled, accepted = await joined(a, b)
         await dialled._out.write_all((10).to_bytes(4, "big") + b"half")
         await dialled._out.finish()
-        with pytest.raises(ChannelClosed, match="sends no more"):
+        with pytest.raises(ChannelClosedError, match="sends no more"):
             await asyncio.wait_for(accepted.receive(), 10)
     finally:
         await a.close()
@@ -180,9 +181,9 @@ async def test_a_taken_port_is_an_error_with_a_sentence():
 
 
 def test_irohs_binding_still_needs_its_byte_copy_replaced():
-    """When this fails a newer iroh copies fast by itself: take the replacement in transport.py out."""
+    """When this fails a newer iroh copies fast by itself: take the replacement in iroh_transport.py out."""
     written = iroh_ffi._UniffiRustBufferBuilder.write
-    assert written.__module__ == "barnraise.exchange.network.transport"
+    assert written.__module__ == "barnraise.exchange.network.iroh_transport"
     source = open(iroh_ffi.__file__).read()  # noqa: PTH123, SIM115
     generated = source[source.index("    def write(self, value):") :][:250]
     assert (
@@ -237,9 +238,9 @@ async def test_a_partition_cuts_channels_and_dials_until_it_heals():
     dialled, _ = await joined(a, b)
     kept, there = await joined(a, c)
     a.network.partition({a.key, c.key}, {b.key})
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(ChannelClosedError):
         await asyncio.wait_for(dialled.receive(), 5)
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(ChannelClosedError):
         await a.connect(Peer(key=b.key, addresses=b.addresses()))
     await kept.send(b"still here")
     assert await there.receive() == b"still here"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from barnraise.errors import MessageError
 from barnraise.exchange.ledger.blob_store import Blobs, Growth
-from barnraise.exchange.network.connection import PIECE, Link
+from barnraise.exchange.network.connection import PIECE_BYTES, Connection
 from barnraise.protocol import messages
 
 STALL = 10.0  # seconds without progress after which a peer is passed over; fewer where it has been quick…
@@ -25,7 +25,7 @@ MEMORY = 5.0  # seconds over which goodput is forgotten
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedBlob:
     """A blob of `size` bytes where that is known, and of no more than `at_most`."""
 
     digest: str
@@ -59,14 +59,14 @@ class Source:
         self.moved = now
 
     def stalls(self, now: float) -> bool:
-        patience = min(STALL, max(STALL_LEAST, 4 * PIECE / self.rate)) if self.rate else STALL
+        patience = min(STALL, max(STALL_LEAST, 4 * PIECE_BYTES / self.rate)) if self.rate else STALL
         return bool(self.owes) and now > self.moved + patience
 
 
 class _Fetch:
     """A blob that somebody here waits for."""
 
-    def __init__(self, wanted: Wanted, have: int):
+    def __init__(self, wanted: WantedBlob, have: int):
         self.wanted, self.have, self.came = wanted, have, 0  # bytes here; bytes that came since
         self.users = 0
         self.holders: Container[str] | None = None  # keys of those who have it; None: anybody may
@@ -76,11 +76,11 @@ class _Fetch:
 
     @property
     def left(self) -> int:
-        return max(1, (self.wanted.size or PIECE) - self.have)
+        return max(1, (self.wanted.size or PIECE_BYTES) - self.have)
 
 
-class Fetcher:
-    def __init__(self, links: dict[str, Link], blobs: Blobs, disk: Callable[..., Awaitable]):
+class BlobFetcher:
+    def __init__(self, links: dict[str, Connection], blobs: Blobs, disk: Callable[..., Awaitable]):
         """`links` is the hub's own table, by key; `disk` runs a call beside the loop."""
         self._links, self._blobs, self._disk = links, blobs, disk
         self._fetches: dict[str, _Fetch] = {}
@@ -89,7 +89,7 @@ class Fetcher:
 
     async def fetch(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[WantedBlob],
         timeout: float,
         slowest: float = math.inf,
         holders: Mapping[str, Container[str]] | None = None,
@@ -150,7 +150,7 @@ class Fetcher:
 
     # ---- whom to ask
 
-    def _begun(self, wanted: Wanted, holders: Mapping[str, Container[str]] | None) -> _Fetch:
+    def _begun(self, wanted: WantedBlob, holders: Mapping[str, Container[str]] | None) -> _Fetch:
         have = self._blobs.started(wanted.digest)
         fetch = self._fetches.setdefault(wanted.digest, _Fetch(wanted, have))
         fetch.users += 1
@@ -218,7 +218,7 @@ class Fetcher:
         fetch.source = key
         source.owes[fetch.wanted.digest] = fetch
         fetch.have = self._blobs.started(fetch.wanted.digest)
-        self._links[key].post(messages.Want(digest=fetch.wanted.digest, offset=fetch.have))
+        self._links[key].send_message(messages.Want(digest=fetch.wanted.digest, offset=fetch.have))
 
     def _relieve(self, able: dict[str, Source], now: float) -> None:
         """At the end, who has nothing left to send takes over what will come last from where it is."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
-from barnraise.exchange.handlers.blob_fetcher import Fetcher, Wanted
+from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.protocol.messages import FragmentUpdate, Update
 
@@ -23,8 +23,8 @@ PATIENCE = 20.0  # seconds the others have for one
 Said = tuple[Update, FragmentUpdate]  # a payload, and the update that it is of
 
 
-class Scrub:
-    def __init__(self, ledger: Ledger, fetcher: Fetcher, disk: Callable[..., Awaitable]):
+class BlobScrub:
+    def __init__(self, ledger: Ledger, fetcher: BlobFetcher, disk: Callable[..., Awaitable]):
         self._ledger, self._fetcher, self._disk = ledger, fetcher, disk
         self.found = self.repaired = 0  # files that were damaged, and that are whole again
         self._lost: set[str] = set()
@@ -77,7 +77,7 @@ class Scrub:
             return False
 
     async def _repair(self, part: FragmentUpdate) -> None:
-        if await self._fetcher.fetch([Wanted(part.digest, part.size, part.size)], PATIENCE):
+        if await self._fetcher.fetch([WantedBlob(part.digest, part.size, part.size)], PATIENCE):
             self._lost.discard(part.digest)
             self.repaired += 1
             log.warning("%s came again, whole, from a peer", self._ledger.blobs.path(part.digest))

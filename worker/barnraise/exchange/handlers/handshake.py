@@ -6,9 +6,9 @@ from collections.abc import Callable
 from barnraise import __version__
 from barnraise.errors import MessageError, TicketError
 from barnraise.exchange.ledger.validation import Rules
-from barnraise.exchange.network.connection import Link
+from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.framing import pack, unpack
-from barnraise.exchange.network.transport import Channel, ChannelClosed, Transport
+from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol import messages
 from barnraise.protocol.signing import check_ticket, opened
 
@@ -19,7 +19,7 @@ TOGETHER = (
 )
 
 
-class Door:
+class Handshake:
     def __init__(
         self,
         transport: Transport,
@@ -48,17 +48,17 @@ class Door:
             addresses=self._transport.addresses(),
         )
 
-    async def greet(self, channel: Channel, dialled: bool) -> Link:
+    async def greet(self, channel: Channel, dialled: bool) -> Connection:
         """Both sides say who they are. Raises MessageError, ChannelClosed or TimeoutError when it comes to nothing."""
         async with asyncio.timeout(HELLO):
             await channel.send(pack(self.hello()))
             hello, _ = unpack(await channel.receive())
         if isinstance(hello, messages.Bye):
-            raise ChannelClosed(hello.reason)
+            raise ChannelClosedError(hello.reason)
         if not isinstance(hello, messages.Hello):
             raise MessageError(f"it said {hello.type} before hello")
         ticket = self.checked(channel.peer, hello)
-        return Link(channel, hello, ticket, dialled, asyncio.get_running_loop().time())
+        return Connection(channel, hello, ticket, dialled, asyncio.get_running_loop().time())
 
     def checked(self, peer: str, hello: messages.Hello) -> messages.Ticket:
         """The ticket of a peer that may speak with us. Raises MessageError."""
@@ -84,7 +84,7 @@ class Door:
             orphaned=self.orphaned,
         )
 
-    async def recheck(self, links: dict[str, Link], drop: Callable[[str, str], None]) -> None:
+    async def recheck(self, links: dict[str, Connection], drop: Callable[[str, str], None]) -> None:
         """For ever: tickets run out while connections stand."""
         while True:
             await asyncio.sleep(RECHECK)
@@ -104,7 +104,7 @@ class Door:
             raise MessageError("a directive is not by a mirror of this run")
         return frozenset(directive.revoked)
 
-    def stays(self, old: Link, new: Link) -> bool:
+    def stays(self, old: Connection, new: Connection) -> bool:
         """Whether `old` stays and `new` goes. A newer connection takes over, as its peer may have restarted; of two
         that were dialled from both sides at once both sides keep the one of the smaller key."""
         at_once = new.since - old.since < TOGETHER and old.dialled != new.dialled

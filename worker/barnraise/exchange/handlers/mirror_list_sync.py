@@ -12,7 +12,7 @@ from typing import Protocol
 
 from barnraise.errors import ListError
 from barnraise.exchange.ledger.validation import Rules
-from barnraise.exchange.network.connection import Link
+from barnraise.exchange.network.connection import Connection
 from barnraise.protocol.messages import State
 from barnraise.protocol.mirror_list import CHAIN, Lists, SignedList, chain_after, read, taken
 
@@ -25,11 +25,11 @@ class Ruled(Protocol):
     rules: Rules
 
 
-class Register:
+class MirrorListSync:
     def __init__(
         self,
         rules: Rules,
-        links: Mapping[str, Link],
+        links: Mapping[str, Connection],
         clock: Callable[[], float],
         ruled: Sequence[Ruled],
     ):
@@ -69,7 +69,7 @@ class Register:
         ):
             self._told = {key: told for key, told in self._told.items() if key in self._links}
             self._told[peer] = self.version, now
-            self._links[peer].post(Lists(lists=lists))
+            self._links[peer].send_message(Lists(lists=lists))
 
     def _hold(self, chain: list[SignedList]) -> None:
         newest = read(chain[-1])
@@ -80,5 +80,5 @@ class Register:
         for each in self._ruled:
             each.rules = rules
         for link in self._links.values():
-            link.tell()
+            link.schedule_state()
         log.info("mirror list %d: %d mirrors", newest.version, len(newest.live))

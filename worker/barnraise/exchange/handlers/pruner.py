@@ -15,7 +15,7 @@ from barnraise.exchange.ledger.retention import budget
 log = logging.getLogger("barnraise.exchange")
 
 
-class Keeper:
+class Pruner:
     def __init__(
         self,
         ledger: Ledger,

@@ -14,7 +14,7 @@ FETCH = 60.0  # seconds for peers to answer, and more for what comes
 AGAIN = 30.0  # seconds until the next try
 
 
-class Overtaken:
+class Resync:
     def __init__(self, hub):
         self._hub = hub
         self._at_it, self._next = False, 0.0

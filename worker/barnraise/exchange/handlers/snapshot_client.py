@@ -15,7 +15,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.exchange.handlers.blob_fetcher import Wanted
+from barnraise.exchange.handlers.blob_fetcher import WantedBlob
 from barnraise.exchange.handlers.snapshot_server import PATIENCE, Proofs, blobs_of
 from barnraise.exchange.ledger.anchor import Holes, fragment_from
 from barnraise.exchange.ledger.blob_store import Blobs
@@ -97,7 +97,7 @@ def read_verdicts(data: bytes, rules: Rules, cut: Cut) -> Verdicts:
     return verdicts
 
 
-def base_snapshot(ledger: Ledger) -> Snapshot | None:
+def load_base_snapshot(ledger: Ledger) -> Snapshot | None:
     """The snapshot this ledger began at, read again from its blobs; None when it began at the run's start."""
     if (base := ledger.base()) is None:
         return None
@@ -173,11 +173,11 @@ async def fetch(hub, timeout: float) -> Found | None:
             )
         sizes = hub.rules.sizes
         wanted = {
-            blob: Wanted(blob, 4 * size, 4 * size)
+            blob: WantedBlob(blob, 4 * size, 4 * size)
             for blob, size in zip(cut.fragments, sizes, strict=True)
         }
         wanted |= {
-            blob: Wanted(blob, None, HEADS_BYTES) for blob in (cut.heads, cut.proofs) if blob
+            blob: WantedBlob(blob, None, HEADS_BYTES) for blob in (cut.heads, cut.proofs) if blob
         }
         patience = max(STILL, end - loop.time())  # and more for what comes, as models may be large
         began = loop.time()
@@ -216,7 +216,7 @@ async def fragment(hub, index: int, vector: dict[str, int], timeout: float) -> t
         return None
     size, name = 4 * hub.rules.sizes[index], found[0].fragments[index]
     blobs = hub.ledger.blobs
-    if not await hub.fetcher.fetch([Wanted(name, size, size)], timeout, SLOW_LINE):
+    if not await hub.fetcher.fetch([WantedBlob(name, size, size)], timeout, SLOW_LINE):
         return None
     units = fragment_from(blobs.read(name))
     blobs.drop(name)

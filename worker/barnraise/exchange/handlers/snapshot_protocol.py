@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from barnraise.exchange.handlers.snapshot_server import PATIENCE, Desk, Frozen, Question
-from barnraise.exchange.network.connection import Link
-from barnraise.exchange.network.transport import ChannelClosed
+from barnraise.exchange.handlers.snapshot_server import PATIENCE, Frozen, Question, SnapshotServer
+from barnraise.exchange.network.connection import Connection
+from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol import messages
 
 
 class Cuts:
-    def __init__(self, links: dict[str, Link], desk: Desk, slow: Callable[..., Awaitable]):
+    def __init__(
+        self, links: dict[str, Connection], desk: SnapshotServer, slow: Callable[..., Awaitable]
+    ):
         """`links` is the hub's own table, by key; `slow` runs a call beside the loop, however long it takes."""
         self._links, self._desk, self._slow = links, desk, slow
         self._asked: dict[
@@ -25,11 +27,11 @@ class Cuts:
             return None
         answer: asyncio.Future[messages.Cut] = asyncio.get_running_loop().create_future()
         self._asked[key] = vector, answer
-        self._links[key].post(messages.CutWant(vector=vector))
+        self._links[key].send_message(messages.CutWant(vector=vector))
         try:
             async with asyncio.timeout(timeout):
                 return await answer
-        except (TimeoutError, ChannelClosed):
+        except (TimeoutError, ChannelClosedError):
             return None
         finally:
             if self._asked.get(key) == (vector, answer):
@@ -45,12 +47,12 @@ class Cuts:
         """This peer is gone, and answers nothing any more."""
         _, answer = self._asked.get(key, (None, None))
         if answer and not answer.done():
-            answer.set_exception(ChannelClosed("it left"))
+            answer.set_exception(ChannelClosedError("it left"))
 
     def wanted(self, key: str, vector: dict[str, int] | None, now: float) -> None:
         """A peer asks us: at once if there is an answer already, else when the loop has copied its anchor."""
         if cut := self._desk.ask(Question(key, vector, now + PATIENCE), now):
-            self._links[key].post(cut)
+            self._links[key].send_message(cut)
 
     async def answer(self, frozen: Frozen, questions: list[Question]) -> None:
         """The loop copied its anchor for these questions."""
@@ -58,4 +60,4 @@ class Cuts:
             now = asyncio.get_running_loop().time()
             cut = await self._slow(self._desk.answer, frozen, question.vector, now)
             if cut and (link := self._links.get(question.peer)):
-                link.post(cut)
+                link.send_message(cut)

@@ -53,7 +53,7 @@ class Question:
     until: float
 
 
-class Desk:
+class SnapshotServer:
     """Where peers' questions for cuts wait for the loop, and what was answered lately. Thread-safe."""
 
     def __init__(self, ledger: Ledger):

@@ -36,7 +36,7 @@ Units = Sequence[torch.Tensor | None]  # int32[size] of each fragment that is sa
 
 
 @dataclass(frozen=True)
-class Arrival:
+class ReceivedUpdate:
     """A change that is in the ledger and not yet in the anchor: an update, or one that comes out again.
 
     `refetch(digest, size)` gets a payload from the others, waiting for it; whether it came. `units`: what its payloads
@@ -49,7 +49,7 @@ class Arrival:
     units: Units = ()
 
     @property
-    def withdraws(self) -> bool:
+    def retracts(self) -> bool:
         """Whether it takes out what is in the anchor."""
         return isinstance(self.header, Withdrawal) and self.header.times < 0
 
@@ -100,7 +100,7 @@ class Judge(Protocol):
     def ask(self, peer: str | None, author: str, first: int, last: int) -> None: ...
 
 
-class Inbox:
+class UpdateReceiver:
     def __init__(
         self, rules: Rules, ledger: Ledger, gossip: Gossip, disk: Callable[..., Awaitable], blame
     ):
@@ -112,7 +112,7 @@ class Inbox:
             disk,
             blame,
         )
-        self.arrived: deque[Arrival] = deque()
+        self.arrived: deque[ReceivedUpdate] = deque()
         self.refetch: Callable[[str, int], bool] = lambda digest, size: (
             False
         )  # set by whoever can wait
@@ -320,9 +320,9 @@ class Inbox:
             now = asyncio.get_running_loop().time()
             await self._strange(odd[0], odd[1].signed, odd[1].update, odd[1].source, now)
 
-    def arrival(self, header: Update | Withdrawal, units: Units = ()) -> Arrival:
+    def arrival(self, header: Update | Withdrawal, units: Units = ()) -> ReceivedUpdate:
         """A change, ready for the loop."""
-        return Arrival(header, self.rules.sizes, self._ledger.blobs, self.refetch, units)
+        return ReceivedUpdate(header, self.rules.sizes, self._ledger.blobs, self.refetch, units)
 
     def ruled(self) -> None:
         """A verdict is heeded from now on: what waits here and is named by it is let go of."""

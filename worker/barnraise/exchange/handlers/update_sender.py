@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from barnraise.exchange.gossip.requests import WINDOW
 from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.network.connection import PIECE, Frames
+from barnraise.exchange.network.connection import PIECE_BYTES, Frames
 from barnraise.exchange.network.framing import pack
 from barnraise.protocol import messages
 
@@ -49,7 +49,7 @@ def blob_frames(shelves: list[Blobs], digest: str, offset: int) -> Frames:
             continue
         while offset < total or total == 0:
             try:
-                data = blobs.read(digest, offset, PIECE)
+                data = blobs.read(digest, offset, PIECE_BYTES)
             except FileNotFoundError:  # a cut that was let go of meanwhile
                 return
             yield pack(messages.Part(digest=digest, offset=offset, total=total), data)

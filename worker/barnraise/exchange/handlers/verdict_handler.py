@@ -18,14 +18,14 @@ from barnraise.errors import MessageError
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import WINDOW
 from barnraise.exchange.gossip.verdict_sync import Accord, ShowHeads, TellVerdicts
-from barnraise.exchange.handlers.blob_fetcher import Fetcher, Wanted
-from barnraise.exchange.handlers.update_receiver import Inbox
+from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
+from barnraise.exchange.handlers.update_receiver import UpdateReceiver
 from barnraise.exchange.ledger.anchor import Withdrawal
 from barnraise.exchange.ledger.diff import lacking, withdrawals
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import Fork, Proof, Verdicts, believed
-from barnraise.exchange.network.connection import Link
+from barnraise.exchange.network.connection import Connection
 from barnraise.protocol import messages
 from barnraise.protocol import verdicts as verdicts_module
 
@@ -37,18 +37,18 @@ LOOKED = (
 )
 HEADS = 16  # authors whose last headers are shown at a time
 HELD = 256  # proofs that wait for headers
-MAIL = "verdicts"  # that folder, beside the ledger
+VERDICT_FOLDER = "verdicts"  # that folder, beside the ledger
 
 
-class Court:
+class VerdictHandler:
     def __init__(
         self,
         rules: Rules,
         ledger: Ledger,
         gossip: Gossip,
-        inbox: Inbox,
-        fetcher: Fetcher,
-        links: dict[str, Link],
+        inbox: UpdateReceiver,
+        fetcher: BlobFetcher,
+        links: dict[str, Connection],
         disk: Callable[..., Awaitable],
         spawn: Callable[..., asyncio.Task],
         drop: Callable[[str, str], None],
@@ -93,7 +93,7 @@ class Court:
         )
         for link in list(self._links.values()):
             if peer in (None, link.key):
-                link.post(question)
+                link.send_message(question)
 
     async def _heed(self, found: Verdicts, source: str | None, asks: bool = True) -> None:
         name = found.digest or ""
@@ -183,7 +183,7 @@ class Court:
         told = False
         try:
             while not await self._fetcher.fetch(
-                [Wanted(part.digest, part.size, part.size)], PATIENCE
+                [WantedBlob(part.digest, part.size, part.size)], PATIENCE
             ):
                 if not told:
                     who = f"update {update.seq} of {update.peer[:8]}"
@@ -219,10 +219,10 @@ class Court:
             match action:
                 case TellVerdicts():
                     for proof in self._ledger.verdicts.proofs():
-                        link.post(proof)
+                        link.send_message(proof)
                 case ShowHeads():
                     for author, seq in self._gossip.some(HEADS):
-                        link.push(author, seq, whole=False)
+                        link.send_update(author, seq, whole=False)
 
     @property
     def settled(self) -> bool:
@@ -231,7 +231,7 @@ class Court:
 
     async def mail(self) -> None:
         """What `barnraise verdict` left for the worker of its machine."""
-        folder = self._ledger.blobs.folder.parent / MAIL
+        folder = self._ledger.blobs.folder.parent / VERDICT_FOLDER
         while True:
             try:
                 for path in sorted(folder.glob("*.json")) if self._inbox.open else ():

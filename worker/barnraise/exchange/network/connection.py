@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from barnraise.exchange.network.framing import pack
-from barnraise.exchange.network.rate_limit import Bucket, Meter, Turns
+from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket
 from barnraise.exchange.network.transport import Channel
 from barnraise.protocol.messages import Hello, State, Ticket
 from barnraise.protocol.types import Message
@@ -21,20 +21,20 @@ log = logging.getLogger("barnraise.exchange")
 
 MESSAGES = 8192  # small messages that may wait for one peer
 NAMES = 4096  # updates and blobs that may
-PIECE = 1 << 17  # payload bytes a frame carries here: a State is never stuck behind more
+PIECE_BYTES = 1 << 17  # payload bytes a frame carries here: a State is never stuck behind more
 HEARD = (1000.0, 5000.0)  # frames a second that are taken from one peer, and how many at once
 TAKEN = (float(128 << 20), float(256 << 20))  # …and bytes
 
 Frames = Iterator[bytes]
 
 
-class Link:
+class Connection:
     def __init__(self, channel: Channel, hello: Hello, ticket: Ticket, dialled: bool, since: float):
         self.channel, self.hello, self.ticket = channel, hello, ticket
         self.dialled, self.since = dialled, since  # by us; loop time
         self.key = channel.peer
         self.up, self.down = Meter(), Meter()
-        self._limits = Bucket(*HEARD), Bucket(*TAKEN)
+        self._limits = TokenBucket(*HEARD), TokenBucket(*TAKEN)
         self._messages: deque[Message] = deque()
         self._state_due = False
         self._updates: deque[tuple[str, int, bool]] = deque()
@@ -42,7 +42,7 @@ class Link:
         self._said, self._payload = asyncio.Event(), asyncio.Event()  # something waits
         self._line = asyncio.Lock()  # one frame at a time
 
-    def post(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         """Queues a small message."""
         if len(self._messages) >= MESSAGES:
             log.warning("dropped %s: it does not read what it is sent", self.key[:8])
@@ -51,18 +51,18 @@ class Link:
             self._messages.append(message)
         self._said.set()
 
-    def tell(self) -> None:
+    def schedule_state(self) -> None:
         """Has our State sent, composed once it can go out: a peer that reads slowly gets fewer, not older ones."""
         self._state_due = True
         self._said.set()
 
-    def push(self, author: str, seq: int, whole: bool = True) -> None:
+    def send_update(self, author: str, seq: int, whole: bool = True) -> None:
         """Queues an update, or its header alone. When too many wait it is let go: the peer will ask."""
         if (author, seq, whole) not in self._updates and len(self._updates) < NAMES:
             self._updates.append((author, seq, whole))
             self._payload.set()
 
-    def give(self, digest: str, offset: int) -> None:
+    def send_blob(self, digest: str, offset: int) -> None:
         """Queues a blob, from an offset on."""
         if (digest, offset) not in self._blobs and len(self._blobs) < NAMES:
             self._blobs.append((digest, offset))
@@ -73,20 +73,20 @@ class Link:
         frame = await self.channel.receive()
         now = asyncio.get_running_loop().time()
         frames, size = self._limits
-        if wait := max(frames.take(1, now), size.take(len(frame), now)):
+        if wait := max(frames.consume(1, now), size.consume(len(frame), now)):
             await asyncio.sleep(wait)
         return frame
 
     def measure(self, now: float) -> None:
-        self.up.note(self.channel.bytes_sent, now)
-        self.down.note(self.channel.bytes_received, now)
+        self.up.update(self.channel.bytes_sent, now)
+        self.down.update(self.channel.bytes_received, now)
 
     async def write(
         self,
         state: Callable[[], State | None],
         update: Callable[[str, int, bool], Frames],
         blob: Callable[[str, int], Frames],
-        turns: Turns,
+        turns: FairShare,
     ) -> None:
         """Sends what waits, for ever. Raises ChannelClosed."""
         writers = [
@@ -111,7 +111,7 @@ class Link:
             self._said.clear()
             await self._said.wait()
 
-    async def _carry(self, update, blob, turns: Turns) -> None:
+    async def _carry(self, update, blob, turns: FairShare) -> None:
         """Updates and blobs by turns, a piece at a time."""
         streams: dict[str, Frames | None] = {"update": None, "blob": None}
         waiting = {"update": (self._updates, update), "blob": (self._blobs, blob)}
@@ -126,8 +126,8 @@ class Link:
                     if (frame := next(stream, None)) is None:
                         streams[kind] = None
                     else:
-                        await turns.take(len(frame))
-                        with turns.sending(len(frame)):
+                        await turns.wait_for_turn(len(frame))
+                        with turns.measure_sending(len(frame)):
                             await self._send(frame)
                     break
             else:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from barnraise.exchange.network.transport import ChannelClosed
+from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME, Peer
 
 WINDOW = 4 * MAX_FRAME  # bytes under way to a peer that has not taken them
@@ -80,7 +80,7 @@ class MemoryTransport:
         with self.network._lock:
             other = self.network._machines.get(peer.key)
             if other is None or not self.network.reachable(self.key, peer.key):
-                raise ChannelClosed(f"no answer from {peer.key[:8]}")
+                raise ChannelClosedError(f"no answer from {peer.key[:8]}")
             here, there = MemoryChannel(self, peer.key), MemoryChannel(other, self.key)
             here.other, there.other = there, here
             self.network._channels |= {here, there}
@@ -119,7 +119,7 @@ class MemoryChannel:
         network, loop = self.owner.network, asyncio.get_running_loop()
         await self._until(lambda: self._under_way + len(frame) <= WINDOW)
         if self.closed:
-            raise ChannelClosed(self.closed)
+            raise ChannelClosedError(self.closed)
         self._under_way += len(frame)
         speed = network.uplinks.get(self.owner.key, network.bandwidth)
         self._free_at = max(self._free_at, loop.time()) + len(frame) / speed
@@ -132,7 +132,7 @@ class MemoryChannel:
     async def receive(self) -> bytes:
         await self._until(lambda: bool(self._frames))
         if not self._frames:
-            raise ChannelClosed(self.closed)
+            raise ChannelClosedError(self.closed)
         frame = self._frames.popleft()
         self.bytes_received += len(frame)
         _tell(self.other.owner.loop, self.other._taken, len(frame))

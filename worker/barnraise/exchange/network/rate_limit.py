@@ -12,14 +12,14 @@ MEMORY = 60.0  # seconds of sending over which a line's measure fades
 LEAST = 0.05  # …and how many make one
 
 
-class Bucket:
+class TokenBucket:
     """`rate` a second on average, `burst` of them at once. Who takes more than there is waits until it is paid."""
 
     def __init__(self, rate: float, burst: float):
         self.rate, self.burst = rate, burst
         self._level, self._at = burst, -math.inf
 
-    def take(self, amount: float, now: float) -> float:
+    def consume(self, amount: float, now: float) -> float:
         """Takes `amount` and says how many seconds to wait before the next; 0 while the bucket is not overdrawn."""
         if math.isinf(self.rate):
             return 0.0
@@ -32,13 +32,13 @@ class Bucket:
         return max(0.0, -self._level / self.rate)
 
 
-class Turns:
+class FairShare:
     """One line that many senders share, `rate` bytes/s at most: who waits is served in the order in which it came. A
     link waits once at a time, so that peers take turns and none starves another. What the line carries while somebody
     has something to send is measured."""
 
     def __init__(self, rate: float = math.inf):
-        self._bucket = Bucket(rate, 0.0)
+        self._bucket = TokenBucket(rate, 0.0)
         self._line = asyncio.Lock()  # first come, first served
         self._sending, self._marked = 0, 0.0  # how many; until when that has been counted
         self._bytes = self._seconds = 0.0  # while somebody was, fading
@@ -52,19 +52,19 @@ class Turns:
         self._bucket.rate = rate
 
     @property
-    def measured(self) -> float:
+    def measured_rate(self) -> float:
         """Bytes/s that the line has carried when there was something to carry; 0 before there was enough of it."""
         return self._bytes / self._seconds if self._seconds > LEAST else 0.0
 
-    async def take(self, size: int) -> None:
+    async def wait_for_turn(self, size: int) -> None:
         """Returns when `size` bytes have had their time on the line."""
         if math.isinf(self.rate):
             return
         async with self._line:
-            await asyncio.sleep(self._bucket.take(size, asyncio.get_running_loop().time()))
+            await asyncio.sleep(self._bucket.consume(size, asyncio.get_running_loop().time()))
 
     @contextmanager
-    def sending(self, size: int) -> Iterator[None]:
+    def measure_sending(self, size: int) -> Iterator[None]:
         """Around the sending of so many bytes."""
         clock = asyncio.get_running_loop().time
         if not self._sending:
@@ -86,7 +86,7 @@ class Meter:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def note(self, total: int, now: float) -> None:
+    def update(self, total: int, now: float) -> None:
         if self._seen and now < self._seen[-1][0] + GRAIN:
             return
         self._seen.append((now, total))
