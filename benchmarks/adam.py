@@ -16,9 +16,9 @@ from statistics import median
 import torch
 
 from barnraise.spec import Fragment, preset
-from barnraise.swap.adamw import update
+from barnraise.swap.adamw import adamw_update
 from barnraise.swap.precision import Moments8, encode_moments, split, update_8bit, update_split
-from barnraise.swap.tile_threads import BLOCK, in_tiles
+from barnraise.swap.tile_threads import BLOCK, for_each_tile
 
 HOW = {"steps": 100, "rate": 1e-4, "decay": 0.1}
 TRIAD, TILED, FP32, HALVES, BYTES = "triad", "triad by tiles", "fp32", "halves", "8-bit"
@@ -42,8 +42,8 @@ class Block:
         f, g, m, v = self.fragment, self.gradient, self.m, self.v
         return {
             TRIAD: lambda: triad(None, 0, m, v, self.weights),
-            TILED: lambda: in_tiles(triad, m, v, self.weights),
-            FP32: lambda: update(f, 0, self.weights, g, m, v, **HOW),
+            TILED: lambda: for_each_tile(triad, m, v, self.weights),
+            FP32: lambda: adamw_update(f, 0, self.weights, g, m, v, **HOW),
             HALVES: lambda: update_split(f, 0, self.high, self.low, g, m, v, **HOW),
             BYTES: lambda: update_8bit(f, 0, self.weights, g, self.moments, **HOW),
         }

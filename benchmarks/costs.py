@@ -21,7 +21,7 @@ from barnraise.planning.hardware import keep_freed_memory
 from barnraise.planning.hardware_probe import probe
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.arena import Leaves
-from barnraise.swap.forward_backward import Finish
+from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.fused_loss import head_step
 
 SHAPES = (  # model, sequences of its context
@@ -43,7 +43,7 @@ def seconds(call: Callable[[], Any]) -> float:
 def leaves(model: ModelSpec, index: int) -> Leaves:
     fragment = model.fragments()[index]
     found = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
-    found.into(torch.zeros(fragment.size))
+    found.accumulate_into(torch.zeros(fragment.size))
     return found
 
 
@@ -58,7 +58,7 @@ def measured(model: ModelSpec, sequences: int) -> dict[str, float]:
 
     def backward() -> None:
         leaf = x.detach().requires_grad_()
-        Finish.apply(*gpt.begin(mine.weights, leaf, model.heads), mine, False).backward(dy)
+        BlockEnd.apply(*gpt.block_start(mine.weights, leaf, model.heads), mine, False).backward(dy)
 
     found = {"forward": seconds(forward), "backward": seconds(backward)}
     final, token = leaves(model, -1).weights, leaves(model, 0).weights["token"].detach()

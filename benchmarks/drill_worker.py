@@ -155,12 +155,12 @@ class Orders:
             worker.anchor.fragments[0] = units
             path.unlink()
         if (self._folder / "poison").exists() and not self._poisoned and hasattr(worker, "engine"):
-            self._poisoned, honest = True, worker.engine.harvest
+            self._poisoned, honest = True, worker.engine.end_round
 
-            def harvest(encode: Callable, *rest: Any) -> Any:
+            def end_round(encode: Callable, *rest: Any) -> Any:
                 return honest(lambda values: encode(noise_like(values)), *rest)
 
-            worker.engine.harvest = harvest
+            worker.engine.end_round = end_round
 
 
 def noise_like(values: torch.Tensor) -> torch.Tensor:

@@ -30,10 +30,10 @@ except ImportError:
 
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, Recipe
-from barnraise.swap.adam_moments import Moments
-from barnraise.swap.arena import aligned
+from barnraise.swap.adam_moments import AdamMoments
+from barnraise.swap.arena import page_aligned
 from barnraise.swap.engine import Engine
-from barnraise.swap.state_store import Shelf, Store
+from barnraise.swap.state_store import FragmentSequence, StateStore
 
 MODEL = ModelSpec(layers=8, width=16, heads=2, context=8, vocabulary=256)
 RECIPE = Recipe(learning_rate=3e-3, clip=0.5)
@@ -170,8 +170,8 @@ def text(model: ModelSpec, sequences: int, seed: int) -> Tensor:
 
 
 def opened(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -> Engine:
-    store = Store(plan, folder)
-    shelf = Shelf(store, "anchor")
+    store = StateStore(plan, folder)
+    shelf = FragmentSequence(store, "anchor")
     for fragment in plan.fragments:
         shelf[fragment.index] = begun(fragment)
     return Engine(plan, recipe, store, Known(), describe=lambda progress: str(progress.position))
@@ -180,20 +180,20 @@ def opened(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -> E
 def state(engine: Engine) -> list[Tensor]:
     """(master weights fp32, m, v) of each fragment, copied to RAM, whatever tier they are on. Flushes first."""
     engine.flush()
-    engine.settle()
+    engine.apply_queued()
     plan, store, found = engine.plan, engine.store, []
     for i in range(plan.last + 1):
         parts = []
         for t in range(plan.tile_count(i)):
             begin, end = plan.bounds(i, t)
             weights, record = (
-                store.tile(kind, i, t, aligned(plan.record(kind, end - begin)))
+                store.load_tile(kind, i, t, page_aligned(plan.record(kind, end - begin)))
                 for kind in ("weights", "moments")
             )
-            moments = Moments.of(plan, record, end - begin)
+            moments = AdamMoments.of(plan, record, end - begin)
             dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
             master = moments.master(weights[: (end - begin) * plan.streamed_bytes].view(dtype))
-            parts.append([each.clone().cpu() for each in (master, *moments.wide())])
+            parts.append([each.clone().cpu() for each in (master, *moments.to_float32())])
         found += [torch.cat(kind) for kind in zip(*parts, strict=True)]
     return found
 

@@ -7,7 +7,7 @@ import torch
 from study_case import Case
 from study_model import SIZE, STEP_TOKENS, Replica, batch, initial_units, nothing, rate_scale
 
-from barnraise.swap.arena import to_float
+from barnraise.swap.arena import units_to_float
 
 FINAL, BETWEEN, POINTS = (
     512,
@@ -36,7 +36,7 @@ def finished(curve: Curve, loss: float, **more) -> dict:
 def parallel(case: Case) -> dict:
     """Synchronous data parallel: its gradients would cross the net each step, 4 bytes a parameter."""
     machine, curve = Replica(case.optimizer), Curve(case.tokens)
-    machine.flat.copy_(to_float(initial_units(case.seed)))
+    machine.flat.copy_(units_to_float(initial_units(case.seed)))
     replicas = 1 if case.kind == "alone" else case.replicas
     steps = case.tokens // (
         case.replicas * STEP_TOKENS
@@ -57,7 +57,7 @@ def parallel(case: Case) -> dict:
 def diloco(case: Case) -> dict:
     """H local steps, the mean of all changes, Nesterov's momentum on it, all in fp32; everybody waits for everybody."""
     machines = [Replica(case.optimizer) for _ in range(case.replicas)]
-    anchor, momentum = to_float(initial_units(case.seed)), nothing()
+    anchor, momentum = units_to_float(initial_units(case.seed)), nothing()
     curve, steps, sent = Curve(case.tokens), case.tokens // (case.replicas * STEP_TOKENS), 0
     for begin in range(0, steps, case.steps):
         end = min(steps, begin + case.steps)

@@ -17,7 +17,7 @@ from barnraise.exchange.ledger.anchor import initial
 from barnraise.models import gpt2 as gpt
 from barnraise.protocol.messages import Manifest
 from barnraise.spec import ModelSpec, Recipe, TextSpec
-from barnraise.swap.adamw import Step, schedule
+from barnraise.swap.adamw import AdamWStep, learning_rate_scale
 from barnraise.text import shards
 
 
@@ -92,7 +92,7 @@ def batch(seed: int, replica: int, step: int) -> Tensor:
 
 def rate_scale(tokens: float, budget: int) -> float:
     """A cosine after a twentieth of warm-up."""
-    return schedule(Recipe(token_budget=budget, warmup_tokens=budget // 20), int(tokens))
+    return learning_rate_scale(Recipe(token_budget=budget, warmup_tokens=budget // 20), int(tokens))
 
 
 class Replica:
@@ -122,7 +122,7 @@ class Replica:
             if self.optimizer == "muon" and fragment.name.startswith("block"):
                 _muon(fragment, *parts[:3], rate)
             else:
-                Step.of(fragment, 0, parts[0], steps=self.steps, rate=rate, decay=DECAY).apply(
+                AdamWStep.of(fragment, 0, parts[0], steps=self.steps, rate=rate, decay=DECAY).apply(
                     0, *parts
                 )
 

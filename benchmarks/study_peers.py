@@ -34,8 +34,8 @@ from torch import Tensor
 
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.pacing.delay_compensation import LARGEST, MOST
-from barnraise.swap.arena import to_float
-from barnraise.swap.outer_optimizer import accumulate
+from barnraise.swap.arena import units_to_float
+from barnraise.swap.outer_optimizer import accumulate_feedback
 
 RAMP = 3  # rounds over which a late joiner comes to its weight
 
@@ -85,7 +85,7 @@ class Machine:
         self.replica = Replica(case.optimizer)
         self.anchor = initial_units(case.seed)
         self.momentum, self.feedback = nothing(), nothing(torch.int32)
-        self.start = to_float(self.anchor)
+        self.start = units_to_float(self.anchor)
         self.replica.flat.copy_(self.start)
         self.held: dict[int, int] = defaultdict(int)  # tokens of each author in the anchor
         self.last: dict[tuple[int, int], Tensor] = {}  # (author, turn): the last update that came
@@ -113,7 +113,7 @@ class Machine:
         turn, part = (sent.author, sent.turn.number), sent.turn.part
         self.anchor[part] += sent.units
         self.held[sent.author] += sent.tokens
-        update = to_float(sent.units)
+        update = units_to_float(sent.units)
         self.last[turn], self.seen[turn] = update, sent.window
         guess = self.guesses.pop((*turn, sent.window), None)
         if self.case.fold == "now":
@@ -132,7 +132,7 @@ class Machine:
         delta = (self.start[part] - self.replica.flat[part]).mul_(weight)
         momentum, feedback = self.momentum[part], self.feedback[part]
         momentum.mul_(mu).add_(delta)
-        accumulate(feedback, (delta + mu * momentum).mul_(case.outer_rate), case.decay)
+        accumulate_feedback(feedback, (delta + mu * momentum).mul_(case.outer_rate), case.decay)
         units, size = torch.empty_like(feedback), 0
         for i in turn.fragments:
             piece = slice(PIECES[i].start - part.start, PIECES[i].stop - part.start)
@@ -143,7 +143,7 @@ class Machine:
         sent = Sent(self.number, turn, window, units, self.round_steps * STEP_TOKENS)
         self.anchor[part] += units
         self.held[self.number] += sent.tokens
-        self.own[turn.number].append((window, to_float(units)))
+        self.own[turn.number].append((window, units_to_float(units)))
         self.said[turn.number] = self.data_step
         self.round_steps, self.rounds = 0, self.rounds + (turn.when == 1.0)
         return sent, size
@@ -154,7 +154,7 @@ class Machine:
 
     def begin(self, turn: Turn, missing: list[tuple[int, int, float]]) -> None:
         """The turn's part anew: from the anchor and, for each (author, window, ratio) that is missing, a guess."""
-        start = to_float(self.anchor[turn.part])
+        start = units_to_float(self.anchor[turn.part])
         self.guesses = {key: guess for key, guess in self.guesses.items() if key[1] != turn.number}
         if self.case.guess != "none":
             for author, window, ratio in missing:
@@ -336,7 +336,7 @@ class World:
 
     def _validate(self, sequences: int) -> float:
         machine = self.machines[0]
-        return machine.replica.validate(to_float(machine.anchor), sequences)
+        return machine.replica.validate(units_to_float(machine.anchor), sequences)
 
     def _settle(self) -> dict:
         """Everybody's last round and all that is under way: then all anchors are one, bit for bit."""

@@ -153,7 +153,7 @@ class Trainee:
 
         from barnraise.spec import Recipe
         from barnraise.swap.engine import Engine
-        from barnraise.swap.state_store import Shelf, Store
+        from barnraise.swap.state_store import FragmentSequence, StateStore
 
         if device_limit is not None:
             total = torch.cuda.get_device_properties(0).total_memory
@@ -161,8 +161,8 @@ class Trainee:
         if traced:
             _trace()
         self.plan = plan
-        store = Store(plan, folder / "state" if plan.on_disk else None)
-        shelf = Shelf(store, "anchor")
+        store = StateStore(plan, folder / "state" if plan.on_disk else None)
+        shelf = FragmentSequence(store, "anchor")
         for fragment in plan.fragments:
             shelf[fragment.index] = initial(fragment)
         recipe = Recipe(learning_rate=rate)
@@ -181,7 +181,7 @@ class Trainee:
             started = time.perf_counter()
             losses.append(self.engine.step(batch, position=self._position).loss)
             if drained:
-                self.engine.operations.drain()
+                self.engine.executor.drain()
             seconds.append(time.perf_counter() - started)
         return {"seconds": seconds, "losses": losses}
 
@@ -193,9 +193,11 @@ class Trainee:
         return {}
 
     def _add(self, update: Path) -> None:
-        self.engine.add(Payloads(update, [fragment.size for fragment in self.plan.fragments]))
+        self.engine.queue_updates(
+            Payloads(update, [fragment.size for fragment in self.plan.fragments])
+        )
         self.engine.flush()
-        self.engine.settle()
+        self.engine.apply_queued()
 
     def _harvest(self) -> None:
         from barnraise.exchange.compression.codec import encode
@@ -209,7 +211,7 @@ class Trainee:
             return found
 
         traced = tracemalloc.is_tracing()
-        for payload, units in self.engine.harvest(coded, 1.0):
+        for payload, units in self.engine.end_round(coded, 1.0):
             del payload, units
         if self.plan.on_disk:
             self.engine.commit()
@@ -305,16 +307,16 @@ def _trace() -> None:
 
     from barnraise.swap import arena, executor, state_store
 
-    class Inline(executor.Lane):
+    class Inline(executor.WorkerLane):
         def __init__(self, *given: Any, **more: Any):
             super().__init__(*given, **more | {"inline": True, "eager": False})
 
     def aligned(size: int) -> torch.Tensor:
-        raw = torch.zeros(arena.pages(size) + arena.PAGE, dtype=torch.uint8)
+        raw = torch.zeros(arena.round_up_to_page(size) + arena.PAGE, dtype=torch.uint8)
         return raw[-raw.data_ptr() % arena.PAGE :][:size]
 
-    executor.Lane = Inline
-    state_store.aligned = aligned
+    executor.WorkerLane = Inline
+    state_store.page_aligned = aligned
 
 
 def main() -> None:

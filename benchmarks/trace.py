@@ -23,7 +23,7 @@ from barnraise.planning.program import Kind, Lane, Op
 from barnraise.planning.search import make_plan
 from barnraise.spec import Recipe, preset
 from barnraise.swap.engine import Engine
-from barnraise.swap.state_store import Shelf, Store
+from barnraise.swap.state_store import FragmentSequence, StateStore
 
 COLOURS = {
     Kind.FORWARD: "#4c78a8", Kind.BACKWARD: "#1f4e79", Kind.HEAD: "#72b7b2", Kind.EMBED: "#9ecae9",
@@ -39,13 +39,13 @@ def recorded(model_name: str, memory: int, folder: Path) -> list[tuple[str, Op, 
     model = replace(preset(model_name), context=512)
     hardware = probe(folder, cache=Path("build/hardware.json"))
     plan = make_plan(hardware, model, Limits(memory=memory, clipping="exact"), 4)
-    store = Store(plan, folder if plan.on_disk else None)
-    shelf = Shelf(store, "anchor")
+    store = StateStore(plan, folder if plan.on_disk else None)
+    shelf = FragmentSequence(store, "anchor")
     for i, fragment in enumerate(model.fragments()):
         shelf[i] = initial(fragment, 1)
     engine = Engine(plan, Recipe(), store, Anchor(shelf))
     spans: list[tuple[str, Op, float, float]] = []
-    for lane in engine.operations.lanes.values():
+    for lane in engine.executor.lanes.values():
         lane.watch = lambda name, op, began, ended: spans.append((name, op, began, ended))
     stir = torch.Generator().manual_seed(0)
     for step in range(3):

@@ -17,8 +17,8 @@ from barnraise.planning.plan import Plan
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
-from barnraise.swap.executor import Progress
-from barnraise.swap.state_store import Shelf, Store
+from barnraise.swap.executor import EngineProgress
+from barnraise.swap.state_store import FragmentSequence, StateStore
 
 _PATH = ROOT / "benchmarks" / "exactness.py"
 if (exactness := sys.modules.get("exactness")) is None:
@@ -48,21 +48,21 @@ def tiny_plan(kind: str = "resident", model: ModelSpec = TINY, **more) -> Plan:
 
 def engine_of(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -> Engine:
     """On a fresh state, or on the one that is in the folder."""
-    store = Store(plan, folder if plan.on_disk else None)
-    shelf, fresh = Shelf(store, "anchor"), store.mark is None
+    store = StateStore(plan, folder if plan.on_disk else None)
+    shelf, fresh = FragmentSequence(store, "anchor"), store.header is None
     for fragment in plan.fragments if fresh else ():
         shelf[fragment.index] = initial(fragment, 11)
     engine = Engine(
         plan, recipe, store, Anchor(shelf),
         describe=lambda progress: json.dumps(dataclasses.asdict(progress)),
-        progress=None if fresh else Progress(**json.loads(store.mark)),
+        progress=None if fresh else EngineProgress(**json.loads(store.header)),
     )  # fmt: skip
     if fresh and plan.on_disk:
         engine.commit()
     return engine
 
 
-def some_text(sequences: int = 4, seed: int = 0, model: ModelSpec = TINY) -> torch.Tensor:
+def sample_text(sequences: int = 4, seed: int = 0, model: ModelSpec = TINY) -> torch.Tensor:
     """Text with something to learn: each token is the one before plus one."""
     return exactness.text(model, sequences, seed)
 
@@ -72,25 +72,27 @@ def weights_of(engine: Engine) -> list[torch.Tensor]:
     return exactness.state(engine)[::3]
 
 
-def shelf(engine: Engine, kind: str) -> list[torch.Tensor]:
+def exchange_state(engine: Engine, kind: str) -> list[torch.Tensor]:
     """Copies of what is kept of "anchor", "momentum" or "feedback"."""
-    engine.settle()
+    engine.apply_queued()
     dtype = torch.float32 if kind == "momentum" else torch.int32
-    return [tensor.clone() for tensor in Shelf(engine.store, kind, dtype)]
+    return [tensor.clone() for tensor in FragmentSequence(engine.store, kind, dtype)]
 
 
-def bits(engine: Engine) -> str:
+def state_digest(engine: Engine) -> str:
     """One digest of all state: replica, moments, and what is traded."""
     hasher = hashlib.blake2b()
     traded = [
-        tensor for kind in ("anchor", "momentum", "feedback") for tensor in shelf(engine, kind)
+        tensor
+        for kind in ("anchor", "momentum", "feedback")
+        for tensor in exchange_state(engine, kind)
     ]
     for tensor in exactness.state(engine) + traded:
         hasher.update(tensor.numpy().tobytes())
     return hasher.hexdigest()
 
 
-class Arrived:
+class FakeUpdate:
     """An update as the exchange hands it over."""
 
     def __init__(self, author: str, seq: int, payloads: list[bytes]):
@@ -105,18 +107,18 @@ class Arrived:
         return decode(payload, TINY.fragments()[index].size) if payload else None
 
 
-def a_round(
+def train_round(
     engine: Engine, author: str = "a", seq: int = 1, weight: float = 1.0, seed: int = 0
-) -> Arrived:
+) -> FakeUpdate:
     for step in range(3):
-        engine.step([some_text(seed=100 * seed + step)])
-    arrived = Arrived(author, seq, [payload for payload, _ in engine.harvest(encode, weight)])
+        engine.step([sample_text(seed=100 * seed + step)])
+    arrived = FakeUpdate(author, seq, [payload for payload, _ in engine.end_round(encode, weight)])
     engine.anchor.note(arrived.header)
     return arrived
 
 
 @st.composite
-def any_plan(draw) -> Plan:
+def arbitrary_plans(draw) -> Plan:
     """Any plan that the schedule promises to obey."""
     layers = draw(st.integers(1, 12))
     cuts = st.integers(0, (1 << layers - 1) - 1)

@@ -6,7 +6,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 
-def changes(call: Callable[[], Any]) -> list[int]:
+def allocation_changes(call: Callable[[], Any]) -> list[int]:
     """Bytes of each allocation (+) and release (−) on the CPU while `call` runs, in order. Its result dies after the
     last of them. Only torch's CPU allocator counts; a library's own workspace does not."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
@@ -21,12 +21,12 @@ def changes(call: Callable[[], Any]) -> list[int]:
 def peak_allocated(call: Callable[[], Any]) -> int:
     """The most bytes that were there at once above those at the start."""
     now = peak = 0
-    for change in changes(call):
+    for change in allocation_changes(call):
         now += change
         peak = max(peak, now)
     return peak
 
 
-def left_allocated(call: Callable[[], Any]) -> int:
+def allocated_after(call: Callable[[], Any]) -> int:
     """What is there above the start when `call` returns, its result included."""
-    return sum(changes(call))
+    return sum(allocation_changes(call))

@@ -125,7 +125,7 @@ def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(
     back = run.start("ada", limits=Limits(**limits))
     run.until(lambda: back.status.get("updates_sent", 0) > before["updates_sent"] + 1)
     assert (
-        back.worker.engine.progress.warming == 0
+        back.worker.engine.progress.warmup_steps_left == 0
         if safety == "exact"
         else back.worker.engine.progress.updates > 0
     )

@@ -8,7 +8,7 @@ from barnraise.errors import StateError
 from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.pacing import streaming
-from barnraise.swap.engine import WARM_UP
+from barnraise.swap.engine import WARMUP_STEPS
 from barnraise.training.checkpoint import Checkpoint
 
 TRIO = ["ada", "ben", "cleo"]
@@ -182,9 +182,9 @@ def test_a_joiner_warms_its_optimizer_up(swarm):
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
     late = run.start("late", knows=["ada"])
-    run.until(lambda: hasattr(late.worker, "engine") and late.worker.engine.progress.updates > 0)
+    run.until(lambda: hasattr(late.worker, "engine") and late.worker.engine.progress.optimizer_steps > 0)
     progress = late.worker.engine.progress
-    assert progress.updates + progress.warming >= WARM_UP and progress.warming < WARM_UP
-    assert ada.worker.engine.progress.warming == 0
+    assert progress.optimizer_steps + progress.warmup_steps_left >= WARMUP_STEPS and progress.warmup_steps_left < WARMUP_STEPS
+    assert ada.worker.engine.progress.warmup_steps_left == 0
     for volunteer in (late, ada):
         volunteer.leave()

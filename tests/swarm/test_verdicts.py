@@ -49,15 +49,15 @@ def founder(run, **how):
 
 def poisons(engine) -> None:
     """From now on what is published is loud noise."""
-    honest = engine.harvest
+    honest = engine.end_round
 
-    def harvest(encode, *rest):
+    def end_round(encode, *rest):
         def noise(values):
             return encode(torch.randint(-(1 << 26), 1 << 26, values.shape, dtype=torch.int32))
 
         return honest(noise, *rest)
 
-    engine.harvest = harvest
+    engine.end_round = end_round
 
 
 def sentence(volunteer, made) -> None:

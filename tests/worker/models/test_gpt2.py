@@ -12,7 +12,7 @@ from barnraise.exchange.ledger.anchor import initial
 from barnraise.models import gpt2 as gpt
 from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, preset
 from barnraise.swap import fused_loss as loss_module
-from barnraise.swap.arena import Leaves, to_float
+from barnraise.swap.arena import Leaves, units_to_float
 from barnraise.swap.fused_loss import head_loss, head_step
 
 TOLERANCE = 2e-5
@@ -92,9 +92,9 @@ class Flat(list):
         self.gradients: list[torch.Tensor] = []
         theirs, stir = self.plain.by_slot(), torch.Generator().manual_seed(3)
         for fragment in spec.fragments():
-            leaves = Leaves(fragment, to_float(initial(fragment, 7)).to(device))
+            leaves = Leaves(fragment, units_to_float(initial(fragment, 7)).to(device))
             self.gradients.append(torch.zeros(fragment.size, device=device))
-            leaves.into(self.gradients[-1])
+            leaves.accumulate_into(self.gradients[-1])
             self.append(leaves)
             with torch.no_grad():
                 for name, view in leaves.weights.items():

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers.torch_allocations import left_allocated, peak_allocated
+from helpers.torch_allocations import allocated_after, peak_allocated
 from torch.utils.flop_counter import FlopCounterMode
 
 from barnraise.models import gpt2 as gpt
@@ -14,7 +14,7 @@ from barnraise.planning.hardware import Hardware, Products, Updates
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap import arena, fused_loss
 from barnraise.swap.arena import Leaves
-from barnraise.swap.forward_backward import Finish
+from barnraise.swap.forward_backward import BlockEnd
 
 SHAPES = [  # width, heads, sequences, context
     (128, 4, 8, 128), (128, 2, 2, 1024), (256, 8, 3, 256), (512, 8, 4, 512), (768, 12, 1, 1024), (768, 12, 2, 1024),
@@ -105,11 +105,11 @@ def test_the_memory_of_a_block_is_predicted(width, heads, sequences, context):
     model, threads = shaped(width, heads, context), torch.get_num_threads()
     fragment = model.fragments()[1]
     mine = Leaves(fragment, torch.randn(fragment.size).mul_(0.02))
-    mine.into(torch.zeros(fragment.size))
+    mine.accumulate_into(torch.zeros(fragment.size))
     x, dy = torch.randn(2, sequences, context, width)
 
     def graph(leaf: torch.Tensor, wanted: bool) -> torch.Tensor:
-        return Finish.apply(*gpt.begin(mine.weights, leaf, heads), mine, wanted)
+        return BlockEnd.apply(*gpt.block_start(mine.weights, leaf, heads), mine, wanted)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
@@ -120,7 +120,7 @@ def test_the_memory_of_a_block_is_predicted(width, heads, sequences, context):
         graph(leaf, wanted=False).backward(dy)
         return leaf.grad
 
-    saved = left_allocated(lambda: graph(x.detach().requires_grad_(), wanted=True))
+    saved = allocated_after(lambda: graph(x.detach().requires_grad_(), wanted=True))
     assert is_just_above(cost_model.saved_bytes(model, sequences), saved)
     assert is_just_above(
         cost_model.forward_peak_bytes(model, sequences, threads=threads), peak_allocated(forward)

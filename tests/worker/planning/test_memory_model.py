@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.plans import RECIPE, any_plan, engine_of, resident, some_text, tiny_plan
+from helpers.plans import RECIPE, arbitrary_plans, engine_of, resident, sample_text, tiny_plan
 from helpers.torch_allocations import peak_allocated
 from hypothesis import given, settings
 
@@ -15,10 +15,10 @@ from barnraise.exchange.compression.codec import BLOCK, encode
 from barnraise.planning import memory_model
 from barnraise.spec import ModelSpec
 from barnraise.swap import tile_threads
-from barnraise.swap.adam_moments import Moments
+from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import sum_of_squares
 from barnraise.swap.buffers import Buffers
-from barnraise.swap.state_store import STATE, Store
+from barnraise.swap.state_store import STATE_FILE, StateStore
 
 
 def static_host(plan) -> int:
@@ -30,7 +30,7 @@ def static_host(plan) -> int:
 
 
 @settings(max_examples=60, deadline=None)
-@given(plan=any_plan())
+@given(plan=arbitrary_plans())
 def test_the_store_and_the_buffers_allocate_to_the_byte_what_the_plan_says(plan, tmp_path_factory):
     for more in (
         {},
@@ -40,7 +40,7 @@ def test_the_store_and_the_buffers_allocate_to_the_byte_what_the_plan_says(plan,
     ):
         asked = replace(plan, **more)
         folder = tmp_path_factory.mktemp("state") if plan.on_disk else None
-        store = Store(asked, folder)
+        store = StateStore(asked, folder)
         Buffers(asked, store)
         on_device = store.device.allocated
         if asked.staged:
@@ -49,7 +49,7 @@ def test_the_store_and_the_buffers_allocate_to_the_byte_what_the_plan_says(plan,
             assert on_device == 0
         assert store.host.allocated == static_host(asked)
         if folder:
-            assert (folder / STATE).stat().st_size == asked.file_bytes()
+            assert (folder / STATE_FILE).stat().st_size == asked.file_bytes()
         store.close()
 
 
@@ -70,7 +70,7 @@ def test_the_scratch_that_is_counted_is_that_of_the_longest_tile_there_is(
     for model in (*SHAPES, ModelSpec(layers=1, width=512, heads=8, context=8, vocabulary=256)):
         plan, sizes = resident(model, threads=threads, **coded), []
         for fragment in plan.fragments:
-            tile_threads.in_tiles(
+            tile_threads.for_each_tile(
                 lambda _, __, tile, sizes=sizes: sizes.append(tile.numel()),
                 torch.empty(fragment.size),
             )
@@ -89,7 +89,7 @@ def test_a_thread_s_scratch_is_what_norms_and_updates_take(coded, monkeypatch):
     record = torch.zeros(plan.record("moments", n), dtype=torch.uint8)
     weights, gradient = (torch.randn(n).to(dtype) for dtype in (streamed, streamed))
     sum_of_squares(gradient.float())
-    Moments.of(plan, record, n).step(fragment, 0, weights, gradient, steps=1, rate=1e-3, decay=0.1)
+    AdamMoments.of(plan, record, n).step(fragment, 0, weights, gradient, steps=1, rate=1e-3, decay=0.1)
     taken = [flat.nbytes for flats in vars(tile_threads._own).values() for flat in flats.values()]
     assert sum(taken) == memory_model.scratch_bytes(plan)
 
@@ -132,7 +132,7 @@ def test_a_steps_tensors_take_no_more_than_is_said_and_the_whole_not_five_percen
 ):
     plan = shaped(model, micro_batches, **more)
     engine = engine_of(plan, recipe=RECIPE)
-    batches = list(some_text(4 * micro_batches, model=model).split(4))
+    batches = list(sample_text(4 * micro_batches, model=model).split(4))
     engine.step(batches)  # the first makes what is made once
     measured = peak_allocated(lambda: engine.step(batches))
     said = memory_model.activations(plan)
@@ -160,13 +160,13 @@ def test_what_is_done_between_steps_takes_no_more_than_is_said(model, kind, dtyp
         kind, model, dtype=dtype, **({"tile": 1 << 15} if "disk" in kind or kind == "exact" else {})
     )
     engine = engine_of(plan, tmp_path)
-    engine.step([some_text(4, model=model)])
-    held_out = [some_text(memory_model.HELD_OUT, model=model)]
+    engine.step([sample_text(4, model=model)])
+    held_out = [sample_text(memory_model.HELD_OUT, model=model)]
     said = memory_model.between_steps(plan)
     for call in (
         lambda: engine.evaluate(held_out),
         *(
-            lambda form=form: consume(engine.harvest(partial(encode, form=form), 1.0))
+            lambda form=form: consume(engine.end_round(partial(encode, form=form), 1.0))
             for form in FORMS
         ),
         engine.reset_round,

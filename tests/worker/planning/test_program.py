@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
-from helpers.plans import any_plan, from_disk, resident
+from helpers.plans import arbitrary_plans, from_disk, resident
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -245,7 +245,7 @@ class Token(int):
 
 
 @settings(max_examples=150, deadline=None)
-@given(plan=any_plan())
+@given(plan=arbitrary_plans())
 def test_run_in_order_whatever_an_operation_needs_is_where_it_looks_for_it(plan):
     machine = Machine(plan)
     for parts in numbered(plan):
@@ -254,7 +254,7 @@ def test_run_in_order_whatever_an_operation_needs_is_where_it_looks_for_it(plan)
 
 
 @settings(max_examples=150, deadline=None)
-@given(plan=any_plan(), seed=st.integers(0, 2**32))
+@given(plan=arbitrary_plans(), seed=st.integers(0, 2**32))
 def test_whatever_order_the_lanes_come_to_it_is_as_right_as_the_programs(plan, seed):
     machine, work = Machine(plan), numbered(plan)
     for n in legal_order([ops for _, ops in programs(plan)], random.Random(seed)):
@@ -275,7 +275,7 @@ def finished(plan: Plan, machine: Machine) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(plan=any_plan())
+@given(plan=arbitrary_plans())
 def test_a_step_passes_every_block_once_up_and_once_down(plan):
     for what, ops in programs(plan):
         kinds = [op.kind for op in ops]
@@ -302,7 +302,7 @@ def test_a_step_passes_every_block_once_up_and_once_down(plan):
 
 
 @settings(max_examples=100, deadline=None)
-@given(plan=any_plan())
+@given(plan=arbitrary_plans())
 def test_every_tile_that_memory_does_not_hold_is_fetched_updated_and_stored_in_this_order(plan):
     for _, ops in programs(plan):
         of: dict[tuple[int, int], list[Kind]] = defaultdict(list)
@@ -316,7 +316,7 @@ def test_every_tile_that_memory_does_not_hold_is_fetched_updated_and_stored_in_t
 
 
 @settings(max_examples=100, deadline=None)
-@given(plan=any_plan())
+@given(plan=arbitrary_plans())
 def test_exact_clipping_steps_nothing_before_the_last_gradient_and_a_commit_is_the_last_write(plan):
     for what, ops in programs(plan):
         order = [op.kind for op in ops]
@@ -335,7 +335,7 @@ def test_exact_clipping_steps_nothing_before_the_last_gradient_and_a_commit_is_t
 
 
 @settings(max_examples=60, deadline=None)
-@given(plan=any_plan())
+@given(plan=arbitrary_plans())
 def test_no_buffer_is_named_that_the_plan_has_not(plan):
     for _, ops in programs(plan):
         for op in ops:

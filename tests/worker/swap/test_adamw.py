@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from barnraise.models.gpt2 import views
 from barnraise.spec import ALIGN, TENSOR_ALIGN, Fragment, ModelSpec, Recipe, preset
-from barnraise.swap.adamw import BETA1, BETA2, EPSILON, schedule, spans, sum_of_squares, update
-from barnraise.swap.tile_threads import BLOCK, in_tiles
+from barnraise.swap.adamw import (
+    BETA1,
+    BETA2,
+    EPSILON,
+    adamw_update,
+    decay_spans,
+    learning_rate_scale,
+    sum_of_squares,
+)
+from barnraise.swap.tile_threads import BLOCK, for_each_tile
 
 ODD = ModelSpec(layers=2, width=20, heads=2, context=9, vocabulary=257)
 DECAY, RATE = 0.1, 3e-3
@@ -78,7 +86,7 @@ def torch_adamw(layers: list[Layer], **kind) -> tuple[torch.optim.AdamW, list[to
 def step_all(layers: list[Layer], count: int, shrink: float = 1.0) -> None:
     for layer in layers:
         flats = layer.weights, layer.gradient, layer.m, layer.v
-        update(layer.fragment, 0, *flats, steps=count, rate=RATE, decay=DECAY, shrink=shrink)
+        adamw_update(layer.fragment, 0, *flats, steps=count, rate=RATE, decay=DECAY, shrink=shrink)
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
@@ -127,13 +135,13 @@ def test_the_bits_do_not_depend_on_the_cut_into_tiles_or_on_threads(data):
     reference(fragment, whole, shrink)
     torch.set_num_threads(data.draw(st.integers(1, 4), label="threads"))
     for begin, end in data.draw(st.permutations(list(itertools.pairwise(edges))), label="order"):
-        update(fragment, begin, *(flat[begin:end] for flat in tiled), **HOW, shrink=shrink)
+        adamw_update(fragment, begin, *(flat[begin:end] for flat in tiled), **HOW, shrink=shrink)
     assert all(torch.equal(a, b) for a, b in zip(whole, tiled, strict=True))
 
 
 def reference(fragment: Fragment, flats: list[torch.Tensor], shrink: float) -> None:
     """torch's kernel on each span, whole."""
-    for begin, end, decays in spans(fragment):
+    for begin, end, decays in decay_spans(fragment):
         torch._fused_adamw_(
             *([flat[begin:end]] for flat in flats), [], [torch.tensor(float(HOW["steps"]))],
             lr=RATE, beta1=BETA1, beta2=BETA2, weight_decay=DECAY if decays else 0.0, eps=EPSILON,
@@ -144,8 +152,8 @@ def reference(fragment: Fragment, flats: list[torch.Tensor], shrink: float) -> N
 def test_the_count_of_steps_may_be_a_tensor():
     fragment = ODD.fragments()[1]
     one, two = buffers(fragment), buffers(fragment)
-    update(fragment, 0, *one, steps=7, rate=RATE, decay=DECAY, shrink=2.0)
-    update(fragment, 0, *two, steps=torch.tensor(7.0), rate=RATE, decay=DECAY, shrink=2.0)
+    adamw_update(fragment, 0, *one, steps=7, rate=RATE, decay=DECAY, shrink=2.0)
+    adamw_update(fragment, 0, *two, steps=torch.tensor(7.0), rate=RATE, decay=DECAY, shrink=2.0)
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
@@ -153,7 +161,7 @@ def test_the_count_of_steps_may_be_a_tensor():
 def test_what_is_no_tile_is_refused(begin, length):
     flats = [torch.zeros(length) for _ in range(4)]
     with pytest.raises(AssertionError, match="no tile"):
-        update(ODD.fragments()[1], begin, *flats, **HOW)
+        adamw_update(ODD.fragments()[1], begin, *flats, **HOW)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,7 @@ def test_what_is_no_tile_is_refused(begin, length):
 )
 def test_spans_cover_a_fragment_once_in_order_and_decay_matrices_alone(spec):
     for fragment in spec.fragments():
-        cut = spans(fragment)
+        cut = decay_spans(fragment)
         assert [begin for begin, _, _ in cut] == [0, *(end for _, end, _ in cut[:-1])] and cut[-1][
             1
         ] == fragment.size
@@ -179,13 +187,13 @@ def test_every_element_is_in_one_tile(blocks, rest, threads):
     visits, starts = torch.zeros(n), torch.full((-(-n // BLOCK),), -1)
 
     def work(scratch, offset, visited, first):
-        assert scratch.a.shape == scratch.shorts.shape == visited.shape and len(first) == -(
+        assert scratch.a.shape == scratch.int16_scratch.shape == visited.shape and len(first) == -(
             -len(visited) // BLOCK
         )
         visited.add_(1)
         first.copy_(torch.arange(len(first)).mul_(BLOCK).add_(offset))
 
-    in_tiles(work, visits, starts)
+    for_each_tile(work, visits, starts)
     assert torch.equal(visits, torch.ones(n)) and torch.equal(
         starts, torch.arange(len(starts)) * BLOCK
     )
@@ -200,7 +208,7 @@ def test_what_fails_in_a_tile_is_raised(threads):
         raise ValueError(f"at {offset}")
 
     with pytest.raises(ValueError, match="at "):
-        in_tiles(work, torch.zeros(10 * BLOCK))
+        for_each_tile(work, torch.zeros(10 * BLOCK))
 
 
 @pytest.mark.parametrize("n", [64, BLOCK, 3 * BLOCK + 64, 1_000_000 // 64 * 64])
@@ -224,7 +232,7 @@ def test_the_sum_of_squares_shows_what_is_not_finite(bad):
 
 def test_the_schedule_warms_up_peaks_once_and_ends_at_a_tenth():
     recipe = Recipe(token_budget=1_000_000, warmup_tokens=50_000)
-    rates = [schedule(recipe, tokens) for tokens in range(0, 1_200_000, 1000)]
+    rates = [learning_rate_scale(recipe, tokens) for tokens in range(0, 1_200_000, 1000)]
     assert 0 < rates[0] <= 0.2, (
         "the first round must learn something: the ledger's clock stands still for all of it"
     )
@@ -234,9 +242,9 @@ def test_the_schedule_warms_up_peaks_once_and_ends_at_a_tenth():
 
 
 def test_the_schedule_copes_with_no_warm_up_a_constant_and_a_warm_up_past_the_budget():
-    assert schedule(Recipe(warmup_tokens=0), 0) == 1.0
+    assert learning_rate_scale(Recipe(warmup_tokens=0), 0) == 1.0
     constant = dataclasses.replace(Recipe(), schedule="constant")
-    assert schedule(constant, constant.token_budget * 2) == 1.0
+    assert learning_rate_scale(constant, constant.token_budget * 2) == 1.0
     long = Recipe(token_budget=1000, warmup_tokens=5000)
-    assert [schedule(long, tokens) < 1 for tokens in (0, 1000, 4999)] == [True] * 3
-    assert schedule(long, 6000) == pytest.approx(0.1)
+    assert [learning_rate_scale(long, tokens) < 1 for tokens in (0, 1000, 4999)] == [True] * 3
+    assert learning_rate_scale(long, 6000) == pytest.approx(0.1)

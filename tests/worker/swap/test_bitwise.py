@@ -14,7 +14,7 @@ from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
 from barnraise.spec import ModelSpec
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON
-from barnraise.swap.arena import to_float
+from barnraise.swap.arena import units_to_float
 
 COMBINATIONS = list(
     itertools.product(exactness.TIERS, exactness.CLIPPINGS, exactness.MICRO_BATCHES)
@@ -144,7 +144,7 @@ def test_split_weights_take_the_steps_of_whole_ones_but_for_the_rounding_of_the_
 def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tensor]]:
     """The same run as one graph a step, `F.cross_entropy` on whole logits and torch.optim.AdamW."""
     recipe = exactness.RECIPE
-    layers = [views(f, to_float(exactness.begun(f))) for f in SMALL.fragments()]
+    layers = [views(f, units_to_float(exactness.begun(f))) for f in SMALL.fragments()]
     layers = [{name: t.clone().requires_grad_() for name, t in layer.items()} for layer in layers]
     embedding, *blocks, final = layers
     every = [t for layer in layers for t in layer.values()]
@@ -184,7 +184,10 @@ def test_twenty_steps_are_what_torchs_autograd_and_adamw_say(clipping, staged):
     for fragment, master, expected in zip(SMALL.fragments(), state[::3], layers, strict=True):
         mine = torch.cat([t.flatten() for t in views(fragment, master).values()])
         begun = torch.cat(
-            [t.flatten() for t in views(fragment, to_float(exactness.begun(fragment))).values()]
+            [
+                t.flatten()
+                for t in views(fragment, units_to_float(exactness.begun(fragment))).values()
+            ]
         )
         assert (mine - expected).norm() <= 0.02 * (expected - begun).norm()
 

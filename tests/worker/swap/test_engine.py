@@ -9,14 +9,24 @@ import numpy as np
 import pytest
 import torch
 from helpers.paths import TESTS, WORKER
-from helpers.plans import KINDS, RECIPE, TINY, Arrived, a_round, bits, shelf, some_text, weights_of
+from helpers.plans import (
+    KINDS,
+    RECIPE,
+    TINY,
+    FakeUpdate,
+    exchange_state,
+    sample_text,
+    state_digest,
+    train_round,
+    weights_of,
+)
 
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.ledger.anchor import Anchor, initial
 from barnraise.spec import UNIT_BITS
-from barnraise.swap.arena import to_float
+from barnraise.swap.arena import units_to_float
 from barnraise.swap.engine import Engine
-from barnraise.swap.outer_optimizer import accumulate
+from barnraise.swap.outer_optimizer import accumulate_feedback
 
 # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -24,13 +34,13 @@ from barnraise.swap.outer_optimizer import accumulate
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_falls(kind, new_engine):
     engine = new_engine(kind)
-    losses = [engine.step([some_text(8)]).loss for _ in range(40)]
+    losses = [engine.step([sample_text(8)]).loss for _ in range(40)]
     assert losses[0] > 5 and losses[-1] < 0.7 * losses[0]
 
 
 def test_micro_batches_of_unequal_size_add_up_to_the_whole_batch(new_engine):
     whole, parts = new_engine(), new_engine()
-    text = some_text(8)
+    text = sample_text(8)
     one, many = whole.step([text]), parts.step([text[:5], text[5:6], text[6:]])
     assert one.tokens == many.tokens == 8 * TINY.context
     assert many.loss == pytest.approx(one.loss, rel=1e-6) and many.norm == pytest.approx(
@@ -45,8 +55,8 @@ def test_micro_batches_of_unequal_size_add_up_to_the_whole_batch(new_engine):
 def test_the_rate_scale_scales_the_step(kind, new_engine):
     still, moved = new_engine(kind), new_engine(kind)
     before = weights_of(still)
-    still.step([some_text()], rate_scale=0.0)
-    moved.step([some_text()], rate_scale=0.5)
+    still.step([sample_text()], rate_scale=0.0)
+    moved.step([sample_text()], rate_scale=0.5)
     assert all(torch.equal(a, b) for a, b in zip(before, weights_of(still), strict=True))
     largest = max(
         (a - b).abs().max().item() for a, b in zip(weights_of(moved), before, strict=True)
@@ -61,10 +71,10 @@ def test_the_norm_is_told_before_clipping_and_clipping_holds_the_step_to_it(clip
     engine, free = (
         new_engine(plan=dict(clipping=c), clip=1e-3, learning_rate=1e-2) for c in (clipping, "none")
     )
-    stats, unclipped = engine.step([some_text()]), free.step([some_text()])
+    stats, unclipped = engine.step([sample_text()]), free.step([sample_text()])
     assert stats.norm == unclipped.norm > 0.1
     m = [
-        engine.store.span("moments", i, 0).view(torch.float32)[: engine.fragments[i].size]
+        engine.store.memory_record("moments", i, 0).view(torch.float32)[: engine.fragments[i].size]
         for i in range(TINY.layers + 2)
     ]
     taken = 10 * math.sqrt(
@@ -76,10 +86,13 @@ def test_the_norm_is_told_before_clipping_and_clipping_holds_the_step_to_it(clip
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_in_the_data_the_next_step_begins_goes_with_its_update(kind, new_engine):
     engine = new_engine(kind)
-    engine.step([some_text()], position=7)
-    assert engine.ahead.position == 7 and engine.ahead.updates == 1
+    engine.step([sample_text()], position=7)
+    assert (
+        engine.progress_with_pending.position == 7
+        and engine.progress_with_pending.optimizer_steps == 1
+    )
     engine.flush()
-    assert engine.progress == engine.ahead and engine.progress.position == 7
+    assert engine.progress == engine.progress_with_pending and engine.progress.position == 7
     assert engine.round_tokens == 4 * TINY.context
 
 
@@ -87,12 +100,12 @@ SAME_BITS = """
 import tempfile, torch
 from pathlib import Path
 torch.set_num_threads(1)
-from helpers.plans import a_round, bits, engine_of, tiny_plan
+from helpers.plans import state_digest, train_round, engine_of, tiny_plan
 for kind in ("resident", "exact"):
     engine = engine_of(tiny_plan(kind), Path(tempfile.mkdtemp()))
-    a_round(engine)
-    a_round(engine, seq=2)
-    print(bits(engine))
+    train_round(engine)
+    train_round(engine, seq=2)
+    print(state_digest(engine))
 """
 
 
@@ -128,18 +141,20 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_
     feedback, said, owed = ([np.zeros(size, np.int64) for size in sizes] for _ in range(3))
     for seq in range(1, 4):
         for step in range(3):
-            engine.step([some_text(seed=10 * seq + step)])
-            engine.add(guess=tuple(guess * (seq + step) * (i + 1) / count for i in range(count)))
+            engine.step([sample_text(seed=10 * seq + step)])
+            engine.queue_updates(
+                prediction=tuple(guess * (seq + step) * (i + 1) / count for i in range(count))
+            )
         engine.flush()
-        engine.settle()
+        engine.apply_queued()
         replicas = [weights.numpy() for weights in weights_of(engine)]
-        anchors = [units.numpy() for units in shelf(engine, "anchor")]
+        anchors = [units.numpy() for units in exchange_state(engine, "anchor")]
         harvested = [
-            (payload, units.numpy().copy()) for payload, units in engine.harvest(encode, 0.3)
+            (payload, units.numpy().copy()) for payload, units in engine.end_round(encode, 0.3)
         ]
         assert len(harvested) == count
         kept = {
-            name: [t.numpy() for t in shelf(engine, name)]
+            name: [t.numpy() for t in exchange_state(engine, name)]
             for name in ("anchor", "momentum", "feedback")
         }
         fresh = weights_of(engine)
@@ -161,7 +176,9 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_
             assert np.array_equal(kept["momentum"][i], momentum[i])
             assert np.array_equal(kept["feedback"][i], feedback[i])
             assert np.array_equal(kept["anchor"][i], anchors[i] + reply.numpy())
-            begun = to_float(torch.from_numpy(kept["anchor"][i])).numpy() - momentum[i] * guessed
+            begun = (
+                units_to_float(torch.from_numpy(kept["anchor"][i])).numpy() - momentum[i] * guessed
+            )
             assert np.array_equal(fresh[i], begun)
             if decay == 1.0:
                 assert np.array_equal(feedback[i] - said[i], owed[i]), (
@@ -178,19 +195,19 @@ def test_a_turn_says_its_fragments_as_a_round_does_and_leaves_the_others_as_they
     whole, turn = new_engine(kind), new_engine(kind)
     for engine in (whole, turn):
         for step in range(3):
-            engine.step([some_text(seed=step)])
+            engine.step([sample_text(seed=step)])
         engine.flush()
     before, replica = (
-        {name: shelf(turn, name) for name in ("anchor", "momentum", "feedback")},
+        {name: exchange_state(turn, name) for name in ("anchor", "momentum", "feedback")},
         weights_of(turn),
     )
-    said = [payload for payload, _ in whole.harvest(encode, 0.3)]
+    said = [payload for payload, _ in whole.end_round(encode, 0.3)]
     due = {1, 3}
-    found = [each and each[0] for each in turn.harvest(encode, 0.3, due)]
+    found = [each and each[0] for each in turn.end_round(encode, 0.3, due)]
     assert found == [payload if i in due else None for i, payload in enumerate(said)]
     for name, parts in before.items():
         for i, (was, now, ended) in enumerate(
-            zip(parts, shelf(turn, name), shelf(whole, name), strict=True)
+            zip(parts, exchange_state(turn, name), exchange_state(whole, name), strict=True)
         ):
             assert torch.equal(now, ended if i in due else was), (name, i)
     for i, (was, now, ended) in enumerate(
@@ -199,26 +216,26 @@ def test_a_turn_says_its_fragments_as_a_round_does_and_leaves_the_others_as_they
         assert torch.equal(now, ended if i in due else was), i
     assert turn.round_tokens == 0
     rest = [
-        each and each[0] for each in turn.harvest(encode, 0.3, set(range(TINY.layers + 2)) - due)
+        each and each[0] for each in turn.end_round(encode, 0.3, set(range(TINY.layers + 2)) - due)
     ]
     assert rest == [None if i in due else payload for i, payload in enumerate(said)], (
         "in two turns, as in one round"
     )
-    assert bits(turn) == bits(whole)
+    assert state_digest(turn) == state_digest(whole)
 
 
 def test_a_step_that_is_pending_at_a_turns_end_stays_so_and_counts_once(new_engine):
     engine = new_engine("staged")
-    engine.step([some_text()])
-    assert engine.ahead.updates == 1 and engine.progress.updates == 0, (
-        "its update waits for the next step"
-    )
-    list(engine.harvest(encode, 1.0, due={1}))
-    assert engine.progress.updates == 0 and engine.round_tokens == 0
-    engine.step([some_text(seed=1)])
+    engine.step([sample_text()])
+    assert (
+        engine.progress_with_pending.optimizer_steps == 1 and engine.progress.optimizer_steps == 0
+    ), "its update waits for the next step"
+    list(engine.end_round(encode, 1.0, due={1}))
+    assert engine.progress.optimizer_steps == 0 and engine.round_tokens == 0
+    engine.step([sample_text(seed=1)])
     assert engine.round_tokens == 4 * TINY.context
     engine.flush()
-    assert engine.progress.updates == 2 and all(
+    assert engine.progress.optimizer_steps == 2 and all(
         torch.isfinite(each).all() for each in weights_of(engine)
     )
 
@@ -226,15 +243,15 @@ def test_a_step_that_is_pending_at_a_turns_end_stays_so_and_counts_once(new_engi
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_that_says_nothing_of_a_fragment_leaves_it_as_it_is(kind, new_engine):
     engine, author = new_engine(kind), new_engine()
-    author.step([some_text()])
-    arrived = Arrived(
-        "b", 1, [each[0] if each else b"" for each in author.harvest(encode, 1.0, due={2})]
+    author.step([sample_text()])
+    arrived = FakeUpdate(
+        "b", 1, [each[0] if each else b"" for each in author.end_round(encode, 1.0, due={2})]
     )
-    before, replica = shelf(engine, "anchor"), weights_of(engine)
-    engine.add(arrived)
-    engine.step([some_text(seed=5)])
-    engine.settle()
-    for i, (was, now) in enumerate(zip(before, shelf(engine, "anchor"), strict=True)):
+    before, replica = exchange_state(engine, "anchor"), weights_of(engine)
+    engine.queue_updates(arrived)
+    engine.step([sample_text(seed=5)])
+    engine.apply_queued()
+    for i, (was, now) in enumerate(zip(before, exchange_state(engine, "anchor"), strict=True)):
         said = torch.zeros_like(was) if (units := arrived.decode(i)) is None else units
         assert torch.equal(now, was + said) and (i == 2) == bool(said.any())
     assert engine.anchor.vector == {arrived.header.author: 1} and len(replica) == len(before)
@@ -243,30 +260,30 @@ def test_an_update_that_says_nothing_of_a_fragment_leaves_it_as_it_is(kind, new_
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_nothing_lost_and_no_momentum_the_anchor_becomes_the_replica(kind, new_engine):
     engine = new_engine(kind, outer_rate=1.0, outer_momentum=0.0)
-    engine.step([some_text()])
+    engine.step([sample_text()])
     replicas = weights_of(engine)
-    list(engine.harvest(lambda values: (b"", values), 1.0))
-    for replica, units in zip(replicas, shelf(engine, "anchor"), strict=True):
-        assert (replica - to_float(units)).abs().max() <= 2.0**-25
+    list(engine.end_round(lambda values: (b"", values), 1.0))
+    for replica, units in zip(replicas, exchange_state(engine, "anchor"), strict=True):
+        assert (replica - units_to_float(units)).abs().max() <= 2.0**-25
 
 
 def test_feedback_is_bounded_and_never_wraps():
     feedback = torch.tensor([2**30, -(2**30), 5], dtype=torch.int32)
-    accumulate(feedback, torch.tensor([1e9, -1e9, 0.0]), 1.0)
+    accumulate_feedback(feedback, torch.tensor([1e9, -1e9, 0.0]), 1.0)
     assert feedback.tolist() == [2**30, -(2**30), 5]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_machines_that_traded_hold_the_same_bits_whatever_the_order(kind, new_engine):
     one, two, three = new_engine(kind), new_engine(), new_engine(kind)
-    first, second = a_round(one, "a", seed=1), a_round(two, "b", seed=2)
-    one.add(second)
-    two.step([some_text(seed=9)])  # an update may come at any moment of a round
-    two.add(first)
+    first, second = train_round(one, "a", seed=1), train_round(two, "b", seed=2)
+    one.queue_updates(second)
+    two.step([sample_text(seed=9)])  # an update may come at any moment of a round
+    two.queue_updates(first)
     for arrived in (second, first):
-        three.add(arrived)
+        three.queue_updates(arrived)
     for engine in (one, two, three):
-        engine.settle()
+        engine.apply_queued()
     assert one.anchor.digest() == two.anchor.digest() == three.anchor.digest()
     assert (
         one.anchor.vector == two.anchor.vector == {first.header.author: 1, second.header.author: 1}
@@ -281,15 +298,15 @@ def test_two_machines_that_traded_hold_the_same_bits_whatever_the_order(kind, ne
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_that_arrives_mid_round_is_not_taken_for_own_progress(kind, clipping, new_engine):
     """Whether it is folded in while steps go on or between them."""
-    others = [a_round(new_engine(), "b", seed=2), a_round(new_engine(), "c", seed=3)]
+    others = [train_round(new_engine(), "b", seed=2), train_round(new_engine(), "c", seed=3)]
     engine = new_engine(kind, dict(clipping=clipping))
-    engine.step([some_text()])
-    engine.step([some_text(seed=1)], rate_scale=0.0)
+    engine.step([sample_text()])
+    engine.step([sample_text(seed=1)], rate_scale=0.0)
     before = progress_of(engine)
     for other in others:
-        engine.add(other)
-    engine.step([some_text(seed=2)], rate_scale=0.0)
-    engine.step([some_text(seed=3)], rate_scale=0.0)
+        engine.queue_updates(other)
+    engine.step([sample_text(seed=2)], rate_scale=0.0)
+    engine.step([sample_text(seed=3)], rate_scale=0.0)
     for was, now in zip(before, progress_of(engine), strict=True):
         torch.testing.assert_close(now, was, rtol=0, atol=2.5e-7)
     assert max(p.abs().max().item() for p in before) > 1e-3
@@ -303,42 +320,44 @@ def test_what_is_guessed_of_updates_under_way_is_neither_progress_nor_anchor(
 ):
     """It moves the replica by the momentum, comes off as the update itself arrives, and is in nothing that is said."""
     engine = new_engine(kind, dict(clipping=clipping))
-    a_round(engine)
-    engine.step([some_text()])
-    engine.step([some_text(seed=1)], rate_scale=0.0)
+    train_round(engine)
+    engine.step([sample_text()])
+    engine.step([sample_text(seed=1)], rate_scale=0.0)
     momentum, anchors, before = (
-        shelf(engine, "momentum"),
-        shelf(engine, "anchor"),
+        exchange_state(engine, "momentum"),
+        exchange_state(engine, "anchor"),
         progress_of(engine),
     )
     assert max(m.abs().max().item() for m in momentum) > 1e-3
     guess = tuple(0.8 * (i % 2) for i in range(TINY.layers + 2))  # of the blocks that are under way
-    engine.add(guess=guess)
+    engine.queue_updates(prediction=guess)
     for seed in (2, 3):
-        engine.step([some_text(seed=seed)], rate_scale=0.0)
+        engine.step([sample_text(seed=seed)], rate_scale=0.0)
     for was, now, m, g in zip(before, progress_of(engine), momentum, guess, strict=True):
         torch.testing.assert_close(now, was + g * m, rtol=0, atol=2.5e-7)
-    assert all(map(torch.equal, anchors, shelf(engine, "anchor")))
-    other = a_round(new_engine(), "b", seed=2)
-    engine.add(other, guess=(0.0,) * len(guess))
+    assert all(map(torch.equal, anchors, exchange_state(engine, "anchor")))
+    other = train_round(new_engine(), "b", seed=2)
+    engine.queue_updates(other, prediction=(0.0,) * len(guess))
     for seed in (4, 5):
-        engine.step([some_text(seed=seed)], rate_scale=0.0)
-    assert engine.progress.guess == engine.ahead.guess == (0.0,) * len(guess)
+        engine.step([sample_text(seed=seed)], rate_scale=0.0)
+    assert (
+        engine.progress.prediction == engine.progress_with_pending.prediction == (0.0,) * len(guess)
+    )
     for was, now in zip(before, progress_of(engine), strict=True):
         torch.testing.assert_close(now, was, rtol=0, atol=5e-7)
     assert engine.anchor.vector[other.header.author] == 1
 
 
-@pytest.mark.parametrize("drop", [Engine.reset_round, Engine.forget_momentum])
+@pytest.mark.parametrize("drop", [Engine.reset_round, Engine.reset_momentum])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_guess_goes_with_the_round_and_with_the_momentum_it_was_made_of(kind, drop, new_engine):
     engine = new_engine(kind)
-    a_round(engine)
-    engine.add(guess=(0.8,) * (TINY.layers + 2))
-    engine.step([some_text()], rate_scale=0.0)
+    train_round(engine)
+    engine.queue_updates(prediction=(0.8,) * (TINY.layers + 2))
+    engine.step([sample_text()], rate_scale=0.0)
     drop(engine)
     engine.flush()
-    assert not any(engine.progress.guess)
+    assert not any(engine.progress.prediction)
     for left in progress_of(engine):
         assert left.abs().max() <= 2.5e-7
 
@@ -346,20 +365,20 @@ def test_a_guess_goes_with_the_round_and_with_the_momentum_it_was_made_of(kind, 
 def progress_of(engine: Engine) -> list[torch.Tensor]:
     replicas = weights_of(engine)
     return [
-        to_float(units) - mine
-        for units, mine in zip(shelf(engine, "anchor"), replicas, strict=True)
+        units_to_float(units) - mine
+        for units, mine in zip(exchange_state(engine, "anchor"), replicas, strict=True)
     ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_validation_is_of_the_anchor_and_equal_on_every_machine_that_holds_it(kind, new_engine):
-    held_out = [some_text(8, seed=50), some_text(3, seed=51)]
+    held_out = [sample_text(8, seed=50), sample_text(3, seed=51)]
     one, two = new_engine(), new_engine(kind)
-    update = a_round(one, seed=3)
+    update = train_round(one, seed=3)
     before = two.evaluate(held_out)
-    two.step([some_text()])
+    two.step([sample_text()])
     assert two.evaluate(held_out) == before, "the replica moved, the anchor did not"
-    two.add(update)
+    two.queue_updates(update)
     assert one.evaluate(held_out) == two.evaluate(held_out) != before
     one.reset_round()
     alone = [
@@ -373,4 +392,4 @@ def test_integers_become_floats_exactly_where_a_float_can_hold_them():
         [0, 1, -1, 1 << 26, -(1 << 30), (1 << 24) + 1, 2**31 - 1], dtype=torch.int32
     )
     exact = np.array(units.tolist(), np.float64) / 2.0**UNIT_BITS
-    assert to_float(units).tolist() == exact.astype(np.float32).astype(np.float64).tolist()
+    assert units_to_float(units).tolist() == exact.astype(np.float32).astype(np.float64).tolist()

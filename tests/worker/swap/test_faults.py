@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.paths import TESTS, WORKER
-from helpers.plans import bits, engine_of, exactness, from_disk, resident, some_text, tiny_plan
+from helpers.plans import (
+    engine_of,
+    exactness,
+    from_disk,
+    resident,
+    sample_text,
+    state_digest,
+    tiny_plan,
+)
 
 from barnraise.errors import DamageError, PlanError, StateError
 from barnraise.planning.hardware import Hardware
@@ -22,8 +30,8 @@ from barnraise.planning.limits import Limits
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.arena import PAGE
-from barnraise.swap.lanes import Disk
-from barnraise.swap.state_store import STATE
+from barnraise.swap.lanes import DirectFile
+from barnraise.swap.state_store import STATE_FILE
 
 MODEL = ModelSpec(layers=2, width=16, heads=1, context=8, vocabulary=256)
 STEPS = 6
@@ -35,24 +43,24 @@ def plan_of(kind: str = "exact", **more):
 
 def train(engine, until: int = STEPS) -> None:
     """From wherever the state stands."""
-    while (at := engine.ahead.position) < until:
-        assert not engine.step([some_text(seed=at, model=MODEL)], position=at + 1).abandoned
+    while (at := engine.progress_with_pending.position) < until:
+        assert not engine.step([sample_text(seed=at, model=MODEL)], position=at + 1).abandoned
     engine.flush()
-    engine.settle()
+    engine.apply_queued()
 
 
 def undisturbed(until: int = STEPS) -> str:
     engine = engine_of(tiny_plan("resident", MODEL))
     train(engine, until)
-    return bits(engine)
+    return state_digest(engine)
 
 
 def resumes(folder: Path, plan=None, at_least: int = 0) -> None:
     """Opening again goes on to the bits of a run that nothing happened to."""
     engine = engine_of(plan or plan_of(), folder)
-    assert engine.store.void == set() and engine.progress.position >= at_least
+    assert engine.store.invalid_kinds == set() and engine.progress.position >= at_least
     train(engine)
-    assert bits(engine) == undisturbed()
+    assert state_digest(engine) == undisturbed()
     engine.close()
 
 
@@ -161,7 +169,7 @@ def test_a_disk_that_fills_up_in_mid_run_stops_no_step_as_its_space_was_taken_at
 
 def failing(monkeypatch, what: str, at: int) -> None:
     """The disk's `at`-th request of this kind, and all after it, end in an input/output error."""
-    whole, count = getattr(Disk, what), 0
+    whole, count = getattr(DirectFile, what), 0
 
     def sick(self, view, offset):
         nonlocal count
@@ -170,7 +178,7 @@ def failing(monkeypatch, what: str, at: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return whole(self, view, offset)
 
-    monkeypatch.setattr(Disk, what, sick)
+    monkeypatch.setattr(DirectFile, what, sick)
 
 
 @pytest.mark.parametrize("staged", [False, True])
@@ -187,7 +195,7 @@ def test_an_error_of_the_disk_in_mid_run_is_told_with_what_was_being_done(
     with pytest.raises(StateError, match=r"^the .* failed: Input/output error \(.*state.bin\)$"):
         train(engine, STEPS)
     with pytest.raises(StateError, match="Input/output error"):
-        engine.step([some_text(model=MODEL)])
+        engine.step([sample_text(model=MODEL)])
     engine.close()
     monkeypatch.undo()
     resumes(tmp_path, plan, at_least=reached)
@@ -199,7 +207,7 @@ def test_an_error_between_steps_leaves_the_last_commit(at, tmp_path, monkeypatch
     train(engine, 3)
     failing(monkeypatch, "_write", at)
     with pytest.raises((StateError, OSError), match="Input/output error"):
-        list(engine.harvest(lambda values: (b"", values // 2), 1.0))
+        list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     engine.close()
     monkeypatch.undo()
     resumes(tmp_path, at_least=3)
@@ -211,7 +219,7 @@ def test_bytes_that_change_under_a_running_engine_are_found_before_they_count(ki
     train(engine, 2)
     slot, _ = engine.store._newest[kind, 1, 0]
     at = engine.store._offset(kind, 1, 0, slot) + 40
-    with (tmp_path / STATE).open("r+b", buffering=0) as file:
+    with (tmp_path / STATE_FILE).open("r+b", buffering=0) as file:
         file.seek(at)
         byte = file.read(1)[0]
         file.seek(at)
@@ -223,7 +231,7 @@ def test_bytes_that_change_under_a_running_engine_are_found_before_they_count(ki
         train(engine, STEPS)
     engine.close()
     again = engine_of(plan_of(), tmp_path)
-    assert again.store.void == set() and again.progress.warming > 0
+    assert again.store.invalid_kinds == set() and again.progress.warmup_steps_left > 0
     anchor = engine_of(tiny_plan("resident", MODEL))
     for mine, theirs in zip(exactness.state(again), exactness.state(anchor), strict=True):
         assert torch.equal(mine, theirs), "the replica is the anchor, the moments are fresh"
@@ -247,14 +255,14 @@ def test_what_is_not_finite_drops_the_round_and_the_next_steps_work(
     )
     engine = engine_of(plan, tmp_path)
     for step in range(2):
-        engine.step([some_text(seed=step, model=MODEL)], position=step + 1)
+        engine.step([sample_text(seed=step, model=MODEL)], position=step + 1)
     poison(engine, layer)
-    broken = engine.step([some_text(model=MODEL)], position=3)
+    broken = engine.step([sample_text(model=MODEL)], position=3)
     assert (
         broken.abandoned
         and broken.tokens == 0
         and engine.round_tokens == 0
-        and engine.ahead.position == 3
+        and engine.progress_with_pending.position == 3
     )
     replica, moments = (
         exactness.state(engine)[::3],
@@ -264,7 +272,7 @@ def test_what_is_not_finite_drops_the_round_and_the_next_steps_work(
     assert all(torch.equal(a, b) for a, b in zip(replica, anchor, strict=True))
     assert all(torch.isfinite(m).all() for m in moments)
     for step in range(3):
-        again = engine.step([some_text(seed=step, model=MODEL)], position=4 + step)
+        again = engine.step([sample_text(seed=step, model=MODEL)], position=4 + step)
         assert (
             not again.abandoned
             and 0 < again.loss < 7
@@ -277,16 +285,16 @@ def test_what_is_not_finite_drops_the_round_and_the_next_steps_work(
 def poison(engine, i: int) -> None:
     """A weight of fragment i becomes NaN, wherever it is."""
     engine.flush()
-    engine.settle()
+    engine.apply_queued()
     store = engine.store
-    held = store.held("weights", i)
+    held = store.memory_buffer("weights", i)
     if held is not None:
         held.view(torch.float32)[5] = torch.nan
     else:
-        raw = store.tile("weights", i, 0, engine.buffers.spare(0))
+        raw = store.load_tile("weights", i, 0, engine.buffers.tile_scratch(0))
         raw.view(torch.float32)[5] = torch.nan
         store.write("weights", i, 0, raw)
-    engine.operations.forget_copies()
+    engine.executor.invalidate_cached_weights()
 
 
 @pytest.mark.parametrize("clipping", ["layer", "none"])
@@ -295,8 +303,8 @@ def test_a_gradient_that_is_not_finite_though_the_loss_is_drops_the_round_with_f
 ):
     """Found after some fragments were stepped already: clipping by layers does not wait for all."""
     engine = engine_of(plan_of(clipping=clipping), tmp_path)
-    engine.step([some_text(model=MODEL)], position=1)
-    whole = engine.operations._norm
+    engine.step([sample_text(model=MODEL)], position=1)
+    whole = engine.executor._norm
 
     def overflowing(op):
         call = whole(op)
@@ -308,14 +316,14 @@ def test_a_gradient_that_is_not_finite_though_the_loss_is_drops_the_round_with_f
 
         return norm
 
-    engine.operations._does[next(kind for kind in engine.operations._does if kind == "norm")] = (
+    engine.executor._does[next(kind for kind in engine.executor._does if kind == "norm")] = (
         overflowing
     )
-    broken = engine.step([some_text(model=MODEL)], position=2)
+    broken = engine.step([sample_text(model=MODEL)], position=2)
     assert broken.abandoned and math.isfinite(broken.loss) and not math.isfinite(broken.norm)
-    engine.operations._does["norm"] = whole
+    engine.executor._does["norm"] = whole
     assert all(torch.isfinite(t).all() for t in exactness.state(engine))
-    assert not engine.step([some_text(model=MODEL)], position=3).abandoned
+    assert not engine.step([sample_text(model=MODEL)], position=3).abandoned
     engine.close()
 
 
@@ -344,16 +352,16 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from barnraise.errors import BarnraiseError
-from helpers.plans import bits, engine_of, from_disk, resident, some_text
-from test_swap_faults import WIDE, wide_plan
+from helpers.plans import engine_of, from_disk, resident, sample_text
+from test_faults import WIDE, wide_plan
 engine = engine_of(wide_plan(), Path({folder!r}))
-engine.step([some_text(8, 0, WIDE)], position=1)
-engine.step([some_text(8, 1, WIDE)], position=2)
+engine.step([sample_text(8, 0, WIDE)], position=1)
+engine.step([sample_text(8, 1, WIDE)], position=2)
 taken = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (taken, resource.RLIM_INFINITY))
 try:
     for step in range(2, 60):
-        engine.step([some_text(64, step, WIDE).repeat(1 + step, 1)], position=step + 1)
+        engine.step([sample_text(64, step, WIDE).repeat(1 + step, 1)], position=step + 1)
     print("never short of memory")
 except BarnraiseError as error:
     print(error)
@@ -368,7 +376,7 @@ def wide_plan():
 
 
 def test_memory_that_is_gone_in_mid_run_is_said_in_one_sentence_and_the_state_goes_on(tmp_path):
-    roots = json.dumps([str(WORKER), str(TESTS)])
+    roots = json.dumps([str(WORKER), str(TESTS), str(Path(__file__).parent)])
     program = HUNGRY.format(roots=roots, folder=str(tmp_path))
     child = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
@@ -380,6 +388,6 @@ def test_memory_that_is_gone_in_mid_run_is_said_in_one_sentence_and_the_state_go
         said,
     ), said
     engine = engine_of(wide_plan(), tmp_path)
-    assert engine.store.void == set() and engine.progress.position >= 1
-    assert not engine.step([some_text(8, 5, WIDE)], position=9).abandoned
+    assert engine.store.invalid_kinds == set() and engine.progress.position >= 1
+    assert not engine.step([sample_text(8, 5, WIDE)], position=9).abandoned
     engine.close()

@@ -3,17 +3,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.plans import groups, resident, some_text
+from helpers.plans import groups, resident, sample_text
 
 from barnraise.exchange.ledger.anchor import initial
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
 from barnraise.planning.program import Lane as Name
 from barnraise.spec import ModelSpec
-from barnraise.swap.activations import Boundaries, HostBoundaries
-from barnraise.swap.arena import Leaves, to_float
-from barnraise.swap.forward_backward import Passes
-from barnraise.swap.lanes import Lane
+from barnraise.swap.activations import Activations, HostActivations
+from barnraise.swap.arena import Leaves, units_to_float
+from barnraise.swap.forward_backward import ForwardBackward
+from barnraise.swap.lanes import WorkerLane
 
 MODEL = ModelSpec(layers=6, width=16, heads=2, context=8, vocabulary=256)
 WAYS = [
@@ -26,27 +26,29 @@ WAYS = [
 ]
 
 
-class Watched(Boundaries):
+class Watched(Activations):
     """Counts what waits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.most = 0
 
-    def put(self, i, m, x) -> None:
-        super().put(i, m, x)
+    def store(self, i, m, x) -> None:
+        super().store(i, m, x)
         self.most = max(self.most, len(self._kept))
 
 
 def run(plan, boundaries, text: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(losses, gradients of each fragment)."""
-    flats = [to_float(initial(fragment, 3)) for fragment in plan.fragments]
+    flats = [units_to_float(initial(fragment, 3)) for fragment in plan.fragments]
     leaves = [Leaves(f, flat) for f, flat in zip(plan.fragments, flats, strict=True)]
     gradients = [torch.zeros_like(flat) for flat in flats]
     for leaf, gradient in zip(leaves, gradients, strict=True):
-        leaf.into(gradient)
+        leaf.accumulate_into(gradient)
     batches = list(text.split(plan.sequences))
-    passes = Passes(plan, batches, [len(batch) / len(text) for batch in batches], boundaries)
+    passes = ForwardBackward(
+        plan, batches, [len(batch) / len(text) for batch in batches], boundaries
+    )
     table = torch.zeros(MODEL.vocabulary, MODEL.width)
     passes.embed(leaves[0])
     for group in plan.forward_groups:
@@ -70,7 +72,7 @@ def planned(forward: int, backward: int, **way):
 
 
 def text() -> torch.Tensor:
-    return some_text(6, seed=1, model=MODEL)
+    return sample_text(6, seed=1, model=MODEL)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -80,7 +82,7 @@ def text() -> torch.Tensor:
 def test_every_grouping_and_way_of_keeping_gives_the_bits_of_one_block_at_a_time(
     forward, backward, way
 ):
-    expected, kept = run(planned(31, 31), Boundaries(), text()), Watched()
+    expected, kept = run(planned(31, 31), Activations(), text()), Watched()
     found = run(planned(forward, backward, **way), kept, text())
     for ours, theirs in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
         assert torch.equal(ours, theirs)
@@ -89,7 +91,7 @@ def test_every_grouping_and_way_of_keeping_gives_the_bits_of_one_block_at_a_time
 
 def test_gradients_are_those_of_one_graph_over_everything():
     fragments = MODEL.fragments()
-    layers = [views(f, to_float(initial(f, 3)).requires_grad_()) for f in fragments]
+    layers = [views(f, units_to_float(initial(f, 3)).requires_grad_()) for f in fragments]
     flats = [next(iter(layer.values()))._base for layer in layers]
     batch = text()
     x = gpt.embed(layers[0], batch[:, :-1])
@@ -97,7 +99,7 @@ def test_gradients_are_those_of_one_graph_over_everything():
         x = gpt.block(layer, x, MODEL.heads)
     loss = F.cross_entropy(gpt.head(layers[-1], layers[0], x).flatten(0, 1), batch[:, 1:].flatten())
     loss.backward()
-    losses, gradients = run(planned(0, 5, kept_inputs="group"), Boundaries(), batch)
+    losses, gradients = run(planned(0, 5, kept_inputs="group"), Activations(), batch)
     assert sum(losses).item() == pytest.approx(loss.item(), rel=1e-6)
     for ours, flat in zip(gradients, flats, strict=True):
         torch.testing.assert_close(ours, flat.grad, rtol=1e-4, atol=1e-7)
@@ -111,12 +113,12 @@ def test_keeping_inputs_of_groups_keeps_fewer_of_them():
 
 
 def test_inputs_that_wait_in_memory_come_back_as_they_were():
-    lanes = {name: Lane(name, inline=name is Name.COMPUTE) for name in Name}
+    lanes = {name: WorkerLane(name, inline=name is Name.COMPUTE) for name in Name}
     pool = [torch.empty(2 * MODEL.context * MODEL.width) for _ in range(3 * (6 + 2))]
     for forward, backward, way in ((31, 31, {}), (0b00100, 0b10010, dict(kept_inputs="group"))):
-        boundaries = HostBoundaries(lanes, pool)
+        boundaries = HostActivations(lanes, pool)
         found = run(planned(forward, backward, **way), boundaries, text())
-        expected = run(planned(forward, backward, **way), Boundaries(), text())
+        expected = run(planned(forward, backward, **way), Activations(), text())
         assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
         assert len(boundaries._free) == len(pool), "every buffer is free again"
     for lane in lanes.values():

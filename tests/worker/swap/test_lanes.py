@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.errors import StateError
-from barnraise.swap.arena import PAGE, Arena, aligned
-from barnraise.swap.lanes import REQUEST, Disk, Lane, checksum
+from barnraise.swap.arena import PAGE, Arena, page_aligned
+from barnraise.swap.lanes import REQUEST_BYTES, DirectFile, WorkerLane, checksum
 
 
 @pytest.fixture
 def lane():
-    made: list[Lane] = []
+    made: list[WorkerLane] = []
 
-    def new(**how) -> Lane:
-        made.append(Lane("test", **how))
+    def new(**how) -> WorkerLane:
+        made.append(WorkerLane("test", **how))
         return made[-1]
 
     yield new
@@ -56,7 +56,7 @@ def test_an_eager_lane_takes_what_can_begin_and_of_that_the_most_urgent(lane):
     while len(done) < 3:
         time.sleep(0.001)
     release.set()
-    work.settle()
+    work.wait_until_idle()
     assert done == ["sooner", "middle", "later", "waits"]
 
 
@@ -87,7 +87,7 @@ def test_settling_waits_for_all_that_was_submitted(lane):
     work, done = lane(), []
     for n in range(5):
         work.submit(lambda n=n: (time.sleep(0.01), done.append(n)))
-    work.settle()
+    work.wait_until_idle()
     assert done == [0, 1, 2, 3, 4]
 
 
@@ -151,21 +151,21 @@ def test_a_checksum_is_of_every_word_of_a_last_sector_that_is_not_whole():
 )
 def test_what_was_written_is_read_back_and_nothing_else_changes(writes, tmp_path_factory):
     folder, mirror = tmp_path_factory.mktemp("disk"), torch.zeros(24 * PAGE, dtype=torch.uint8)
-    disk = Disk(folder / "state.bin", mirror.numel())
+    disk = DirectFile(folder / "state.bin", mirror.numel())
     for page, count, value in writes:
-        data = aligned(count * PAGE).fill_(value)
+        data = page_aligned(count * PAGE).fill_(value)
         disk.write(page * PAGE, data)
         mirror[page * PAGE : (page + count) * PAGE] = data
-    back = aligned(mirror.numel())
+    back = page_aligned(mirror.numel())
     disk.read(0, back)
     disk.close()
     assert torch.equal(back, mirror)
 
 
 def test_more_than_one_request_arrives_whole(tmp_path):
-    size = 2 * REQUEST + 3 * PAGE
-    disk = Disk(tmp_path / "state.bin", size)
-    data, back = aligned(size), aligned(size)
+    size = 2 * REQUEST_BYTES + 3 * PAGE
+    disk = DirectFile(tmp_path / "state.bin", size)
+    data, back = page_aligned(size), page_aligned(size)
     data.view(torch.int64).copy_(torch.arange(size // 8))
     disk.write(0, data)
     disk.read(0, back)
@@ -176,13 +176,13 @@ def test_more_than_one_request_arrives_whole(tmp_path):
 def test_buffers_of_an_arena_are_what_a_direct_disk_wants():
     """Page-aligned wherever they are asked for, whole pages, and in the books."""
     arena = Arena()
-    buffers = [arena.buffer(size) for size in (1, PAGE, PAGE + 1, 10 * PAGE)]
+    buffers = [arena.allocate(size) for size in (1, PAGE, PAGE + 1, 10 * PAGE)]
     assert all(buffer.data_ptr() % PAGE == buffer.numel() % PAGE == 0 for buffer in buffers)
     assert arena.allocated == sum(buffer.numel() for buffer in buffers) == PAGE * (1 + 1 + 2 + 10)
 
 
 def test_a_disk_goes_past_the_page_cache_where_the_system_can(tmp_path):
-    disk = Disk(tmp_path / "state.bin", PAGE)
+    disk = DirectFile(tmp_path / "state.bin", PAGE)
     try:
         os.close(os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT | os.O_DIRECT))
         can = True
@@ -194,15 +194,15 @@ def test_a_disk_goes_past_the_page_cache_where_the_system_can(tmp_path):
 
 def test_space_is_taken_at_once_and_reading_past_it_is_an_error(tmp_path):
     path = tmp_path / "deep" / "state.bin"
-    disk = Disk(path, 64 * PAGE)
+    disk = DirectFile(path, 64 * PAGE)
     assert path.stat().st_size == 64 * PAGE and path.stat().st_blocks * 512 >= 64 * PAGE
     os.truncate(path, PAGE)
     with pytest.raises(OSError, match="ends at"):
-        disk.read(0, aligned(2 * PAGE))
+        disk.read(0, page_aligned(2 * PAGE))
     disk.close()
 
 
 def test_a_folder_that_cannot_be_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"file.*cannot hold the model's state"):
-        Disk(tmp_path / "file" / "state.bin", PAGE)
+        DirectFile(tmp_path / "file" / "state.bin", PAGE)

@@ -13,7 +13,7 @@ from torch import Tensor
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
 from barnraise.spec import ALIGN, ModelSpec, preset
-from barnraise.swap.adamw import update
+from barnraise.swap.adamw import adamw_update
 from barnraise.swap.precision import (
     Moments8,
     decode_moments,
@@ -121,7 +121,7 @@ def test_a_step_on_halves_has_the_bits_of_one_on_the_whole(data):
     gradient = gradient.to(dtype)
     (high, low), m2, v2 = split(weights), m.clone(), v.clone()
     torch.set_num_threads(1)
-    update(fragment, 0, weights, gradient.float().clone(), m, v, **how)
+    adamw_update(fragment, 0, weights, gradient.float().clone(), m, v, **how)
     torch.set_num_threads(data.draw(st.integers(1, 3), label="threads"))
     for begin, end in itertools.pairwise(edges):
         update_split(
@@ -210,7 +210,7 @@ def test_v_fades_as_in_fp32_where_gradients_stop():
         gradient.normal_(generator=stir)
         gradient[still] *= steps <= 20
         how = {"steps": steps, "rate": 0.0, "decay": 0.0}
-        update(fragment, 0, weights.clone(), gradient, m, v, **how)
+        adamw_update(fragment, 0, weights.clone(), gradient, m, v, **how)
         update_8bit(fragment, 0, weights, gradient, moments, **how)
     ratio = (decode_moments(moments)[1] / v)[still]
     assert ratio.mean() == pytest.approx(1, abs=0.1) and ratio.min() > 0.2 and ratio.max() < 5
@@ -284,7 +284,7 @@ def trained(kind: str, steps: int = 200) -> float:
             if kind == "8-bit":
                 update_8bit(fragment, 0, weights, gradient, moments, **how)
             else:
-                update(fragment, 0, weights, gradient, m, v, **how)
+                adamw_update(fragment, 0, weights, gradient, m, v, **how)
     return sum(losses[-10:]) / 10
 
 

@@ -15,15 +15,22 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.paths import TESTS, WORKER
-from helpers.plans import bits, engine_of, exactness, some_text, tiny_plan
+from helpers.plans import engine_of, exactness, sample_text, state_digest, tiny_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.errors import DamageError, StateError
 from barnraise.planning.plan import KINDS, PAGE
 from barnraise.spec import ModelSpec
-from barnraise.swap.arena import aligned
-from barnraise.swap.state_store import MANIFEST, STATE, TRADING, TRAINING, Shelf, Store
+from barnraise.swap.arena import page_aligned
+from barnraise.swap.state_store import (
+    EXCHANGE_KINDS,
+    MANIFEST_FILE,
+    STATE_FILE,
+    TRAINING_KINDS,
+    FragmentSequence,
+    StateStore,
+)
 
 MODEL = ModelSpec(layers=2, width=16, heads=1, context=8, vocabulary=256)
 
@@ -32,17 +39,17 @@ def small_plan(kind: str, **more):
     return tiny_plan(kind, MODEL, **{"tile": 2048, **more})
 
 
-def record(store: Store, kind: str, i: int, t: int, value: int) -> torch.Tensor:
+def record(store: StateStore, kind: str, i: int, t: int, value: int) -> torch.Tensor:
     """A record as it might be written, told apart by `value`."""
     begin, end = store.plan.bounds(i, t)
-    data = aligned(store.plan.record(kind, end - begin))
+    data = page_aligned(store.plan.record(kind, end - begin))
     return data.random_(0, 256, generator=torch.Generator().manual_seed(value))
 
 
 def test_every_record_lies_on_whole_pages_of_its_own(tmp_path):
     """As a direct disk wants it, and so that a torn write spoils nothing beside it."""
     for kind, width in (("exact", 32), ("restart", 8)):
-        store = Store(small_plan(kind, moments_bits=width), tmp_path / kind)
+        store = StateStore(small_plan(kind, moments_bits=width), tmp_path / kind)
         spans = []
         for (name, i, t), begin in store._offsets.items():
             slots = 1 if name == "gradient" or not store.plan.two_slots(name) else 2
@@ -50,11 +57,13 @@ def test_every_record_lies_on_whole_pages_of_its_own(tmp_path):
             spans.append((begin, begin + slots * store._sizes[name, i, t]))
         spans.sort()
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
-        assert spans[-1][1] == store.plan.file_bytes() == (tmp_path / kind / STATE).stat().st_size
+        assert (
+            spans[-1][1] == store.plan.file_bytes() == (tmp_path / kind / STATE_FILE).stat().st_size
+        )
         store.close()
 
 
-def places(store: Store) -> list[tuple[str, int, int]]:
+def places(store: StateStore) -> list[tuple[str, int, int]]:
     plan = store.plan
     return [
         (kind, i, t)
@@ -64,12 +73,12 @@ def places(store: Store) -> list[tuple[str, int, int]]:
     ]
 
 
-def content(store: Store) -> dict[tuple, bytes]:
+def content(store: StateStore) -> dict[tuple, bytes]:
     """Of all records, as they read back."""
     found = {}
     for place in places(store):
         begin, end = store.plan.bounds(*place[1:])
-        into = aligned(store.plan.record(place[0], end - begin))
+        into = page_aligned(store.plan.record(place[0], end - begin))
         store.read(*place, into)
         found[place] = into.numpy().tobytes()
     return found
@@ -82,7 +91,7 @@ WRITES = st.lists(st.one_of(st.integers(0, 1 << 20), st.just("commit")), max_siz
 @given(writes=WRITES, kind=st.sampled_from(["exact", "restart"]))
 def test_what_was_written_last_is_read_back_before_and_after_a_commit(writes, kind):
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(small_plan(kind), Path(folder))
+        store = StateStore(small_plan(kind), Path(folder))
         expected = content(store)
         assert not any(map(any, expected.values())), "zeros before the first write"
         everywhere = places(store)
@@ -97,8 +106,8 @@ def test_what_was_written_last_is_read_back_before_and_after_a_commit(writes, ki
         assert content(store) == expected
         store.commit("last")
         store.close()
-        again = Store(small_plan(kind), Path(folder))
-        assert content(again) == expected and again.mark == "last" and not again.void
+        again = StateStore(small_plan(kind), Path(folder))
+        assert content(again) == expected and again.header == "last" and not again.invalid_kinds
         again.close()
 
 
@@ -106,7 +115,7 @@ def test_what_was_written_last_is_read_back_before_and_after_a_commit(writes, ki
 @given(writes=WRITES)
 def test_exact_a_crash_after_any_write_leaves_the_last_commit_whole(writes):
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(small_plan("exact"), Path(folder))
+        store = StateStore(small_plan("exact"), Path(folder))
         store.commit("first")
         kept, mark, everywhere = content(store), "first", places(store)
         for number, write in enumerate(writes):
@@ -118,8 +127,8 @@ def test_exact_a_crash_after_any_write_leaves_the_last_commit_whole(writes):
                 place = everywhere[write % len(everywhere)]
                 store.write(*place, record(store, *place, value=write))
         store.close()  # and no commit
-        again = Store(small_plan("exact"), Path(folder))
-        assert again.mark == mark and not again.void and content(again) == kept
+        again = StateStore(small_plan("exact"), Path(folder))
+        assert again.header == mark and not again.invalid_kinds and content(again) == kept
         again.close()
 
 
@@ -127,7 +136,7 @@ def test_exact_a_crash_after_any_write_leaves_the_last_commit_whole(writes):
 @given(writes=WRITES)
 def test_restart_a_crash_after_any_write_leaves_the_anchor_whole_and_says_what_else_is_not(writes):
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(small_plan("restart"), Path(folder))
+        store = StateStore(small_plan("restart"), Path(folder))
         store.commit("first")
         kept, void, everywhere = content(store), set(), places(store)
         for number, write in enumerate(writes):
@@ -137,23 +146,28 @@ def test_restart_a_crash_after_any_write_leaves_the_anchor_whole_and_says_what_e
             else:
                 place = everywhere[write % len(everywhere)]
                 store.write(*place, record(store, *place, value=write))
-                void |= set(next((group for group in (TRAINING, TRADING) if place[0] in group), ()))
+                void |= set(
+                    next(
+                        (group for group in (TRAINING_KINDS, EXCHANGE_KINDS) if place[0] in group),
+                        (),
+                    )
+                )
         store.close()
-        again = Store(small_plan("restart"), Path(folder))
-        assert again.void == void
+        again = StateStore(small_plan("restart"), Path(folder))
+        assert again.invalid_kinds == void
         for place, data in content(again).items():
             assert data == (bytes(len(data)) if place[0] in void else kept[place])
         again.close()
 
 
 def test_before_the_first_write_in_place_the_manifest_says_it_is_not_whole(tmp_path):
-    store = Store(small_plan("restart"), tmp_path)
+    store = StateStore(small_plan("restart"), tmp_path)
     store.commit("whole")
     store.write("moments", 1, 0, record(store, "moments", 1, 0, 1))
-    body = json.loads(json.loads((tmp_path / MANIFEST).read_text())["body"])
-    assert body["void"] == sorted(TRAINING) and body["mark"] == "whole"
+    body = json.loads(json.loads((tmp_path / MANIFEST_FILE).read_text())["body"])
+    assert body["void"] == sorted(TRAINING_KINDS) and body["mark"] == "whole"
     store.write("anchor", 1, 0, record(store, "anchor", 1, 0, 2))
-    assert store.void == set(TRAINING), "the anchor has two slots"
+    assert store.invalid_kinds == set(TRAINING_KINDS), "the anchor has two slots"
     store.close()
 
 
@@ -163,12 +177,12 @@ def test_what_memory_holds_is_there_again_after_a_close(kind, tmp_path):
         kind, weights=("host",) * 4, moments=("host", "disk", "host", "host"), exchange="host"
     )
     engine = engine_of(plan, tmp_path)
-    engine.step([some_text(model=MODEL)], position=3)
-    before = bits(engine)
+    engine.step([sample_text(model=MODEL)], position=3)
+    before = state_digest(engine)
     engine.commit(closing=True)
     engine.close()
     again = engine_of(plan, tmp_path)
-    assert bits(again) == before and again.progress.position == 3
+    assert state_digest(again) == before and again.progress.position == 3
     again.close()
 
 
@@ -186,16 +200,16 @@ def test_a_state_outlives_a_change_of_what_memory_holds(kind, tmp_path):
     digests, expected = [], engine_of(tiny_plan("resident", MODEL))
     for step, plan in enumerate((less, more, less)):
         engine = engine_of(plan, tmp_path)
-        engine.step([some_text(seed=step, model=MODEL)])
-        expected.step([some_text(seed=step, model=MODEL)])
-        digests.append(bits(engine) == bits(expected))
+        engine.step([sample_text(seed=step, model=MODEL)])
+        expected.step([sample_text(seed=step, model=MODEL)])
+        digests.append(state_digest(engine) == state_digest(expected))
         engine.commit(closing=True)
         engine.close()
     assert digests == [True] * 3
 
 
 def test_a_state_laid_out_in_another_way_is_refused_with_what_to_do(tmp_path):
-    Store(small_plan("exact"), tmp_path).commit("one")
+    StateStore(small_plan("exact"), tmp_path).commit("one")
     for other in (
         small_plan("restart"),
         small_plan("exact", tile=4096),
@@ -205,27 +219,27 @@ def test_a_state_laid_out_in_another_way_is_refused_with_what_to_do(tmp_path):
             StateError,
             match=r"laid out in another way; give the limits it was begun with, or remove",
         ):
-            Store(other, tmp_path)
+            StateStore(other, tmp_path)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"digest": "0", "body": "{}"}', '{"digest": 1}', "null"]
 )
 def test_a_torn_manifest_is_never_taken_for_a_state(text, tmp_path):
-    Store(small_plan("exact"), tmp_path).commit("one")
-    whole = (tmp_path / MANIFEST).read_text()
-    (tmp_path / MANIFEST).write_text(text)
+    StateStore(small_plan("exact"), tmp_path).commit("one")
+    whole = (tmp_path / MANIFEST_FILE).read_text()
+    (tmp_path / MANIFEST_FILE).write_text(text)
     with pytest.raises(StateError, match=r"manifest.json is damaged.*remove"):
-        Store(small_plan("exact"), tmp_path)
-    (tmp_path / MANIFEST).write_text(whole)
-    assert Store(small_plan("exact"), tmp_path).mark == "one"
+        StateStore(small_plan("exact"), tmp_path)
+    (tmp_path / MANIFEST_FILE).write_text(whole)
+    assert StateStore(small_plan("exact"), tmp_path).header == "one"
 
 
 @pytest.mark.parametrize("cut", [1, 100, -1])
 def test_a_manifest_that_was_being_written_does_not_count(cut, tmp_path):
-    Store(small_plan("exact"), tmp_path).commit("one")
-    (tmp_path / (MANIFEST + ".new")).write_text((tmp_path / MANIFEST).read_text()[:cut])
-    assert Store(small_plan("exact"), tmp_path).mark == "one"
+    StateStore(small_plan("exact"), tmp_path).commit("one")
+    (tmp_path / (MANIFEST_FILE + ".new")).write_text((tmp_path / MANIFEST_FILE).read_text()[:cut])
+    assert StateStore(small_plan("exact"), tmp_path).header == "one"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -233,41 +247,51 @@ def test_an_altered_byte_is_found_and_named_and_opening_again_mends(kind, tmp_pa
     plan = small_plan("exact")
     engine = engine_of(plan, tmp_path)
     for step in range(2):
-        engine.step([some_text(seed=step, model=MODEL)])
-    list(engine.harvest(lambda values: (b"", values // 2), 1.0))
+        engine.step([sample_text(seed=step, model=MODEL)])
+    list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     engine.commit()
     store, place = engine.store, (kind, 1, 1)
     slot, _ = store._kept[place]
     at = store._offset(*place, slot) + 17
     engine.close()
-    with (tmp_path / STATE).open("r+b") as file:
+    with (tmp_path / STATE_FILE).open("r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]
         file.seek(at)
         file.write(bytes([byte ^ 4]))
-    store = Store(plan, tmp_path)
+    store = StateStore(plan, tmp_path)
     with pytest.raises(DamageError, match=rf"the {kind} of block.0 are not what was written there"):
         content(store)
     store.close()
-    again = Store(plan, tmp_path)
-    assert kind in again.void
-    assert all(not any(data) for place, data in content(again).items() if place[0] in again.void)
+    again = StateStore(plan, tmp_path)
+    assert kind in again.invalid_kinds
+    assert all(
+        not any(data) for place, data in content(again).items() if place[0] in again.invalid_kinds
+    )
     if kind == "anchor":
-        assert again.void == set(KINDS), "nothing is left to begin from: the machine asks its peers"
+        assert again.invalid_kinds == set(KINDS), (
+            "nothing is left to begin from: the machine asks its peers"
+        )
     again.close()
     if kind != "anchor":
         engine = engine_of(plan, tmp_path)
-        assert engine.store.void == set(), "what was not whole began anew"
-        stats = engine.step([some_text(model=MODEL)])
+        assert engine.store.invalid_kinds == set(), "what was not whole began anew"
+        stats = engine.step([sample_text(model=MODEL)])
         assert not stats.abandoned
-        if kind in TRAINING:
-            assert engine.ahead.warming > 0 and engine.ahead.updates == 1
+        if kind in TRAINING_KINDS:
+            assert (
+                engine.progress_with_pending.warmup_steps_left > 0
+                and engine.progress_with_pending.optimizer_steps == 1
+            )
         engine.close()
 
 
 def test_a_shelf_is_the_same_list_whether_memory_or_disk_holds_it(tmp_path):
-    held, away = Store(small_plan("resident", tile=1 << 13)), Store(small_plan("exact"), tmp_path)
-    shelves = [Shelf(store, "anchor") for store in (held, away)]
+    held, away = (
+        StateStore(small_plan("resident", tile=1 << 13)),
+        StateStore(small_plan("exact"), tmp_path),
+    )
+    shelves = [FragmentSequence(store, "anchor") for store in (held, away)]
     for fragment in MODEL.fragments():
         units = exactness.begun(fragment)
         for shelf in shelves:
@@ -282,15 +306,15 @@ def test_a_shelf_is_the_same_list_whether_memory_or_disk_holds_it(tmp_path):
 
 
 def test_bytes_written_today_count_against_the_days_allowance(tmp_path):
-    store = Store(small_plan("exact"), tmp_path)
-    assert store.allowance(None) is None and store.allowance(10**6) == 10**6
+    store = StateStore(small_plan("exact"), tmp_path)
+    assert store.writes_left_today(None) is None and store.writes_left_today(10**6) == 10**6
     data = record(store, "moments", 1, 0, 1)
     store.write("moments", 1, 0, data)
-    assert store.allowance(10**6) == 10**6 - data.numel()
-    assert store.allowance(data.numel() - 1) == 0
+    assert store.writes_left_today(10**6) == 10**6 - data.numel()
+    assert store.writes_left_today(data.numel() - 1) == 0
     store.commit("one")
     store.close()
-    again = Store(small_plan("exact"), tmp_path)
+    again = StateStore(small_plan("exact"), tmp_path)
     assert again.written_today == data.numel()
     again.close()
 
@@ -303,20 +327,20 @@ sys.path[:0] = {roots}
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from helpers.plans import engine_of, some_text
-from test_store import MODEL, small_plan
+from helpers.plans import engine_of, sample_text
+from test_state_store import MODEL, small_plan
 engine = engine_of(small_plan({kind!r}, **{more}), Path({folder!r}))
 print("ready", flush=True)
 while True:
-    position = engine.ahead.position
-    engine.step([some_text(seed=position, model=MODEL)], position=position + 1)
+    position = engine.progress_with_pending.position
+    engine.step([sample_text(seed=position, model=MODEL)], position=position + 1)
     print(position, flush=True)
 """
 
 
 def killed(kind: str, folder: Path, steps: int, more: dict, stir: random.Random) -> None:
     """A child trains in the folder and is killed at some instant of the step after so many."""
-    roots = [str(WORKER), str(TESTS)]
+    roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]
     program = CHILD.format(roots=roots, kind=kind, more=more, folder=str(folder))
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"ready\n"
@@ -332,8 +356,8 @@ def killed(kind: str, folder: Path, steps: int, more: dict, stir: random.Random)
 def undisturbed(steps: int) -> str:
     engine = engine_of(tiny_plan("resident", MODEL))
     for step in range(steps):
-        engine.step([some_text(seed=step, model=MODEL)], position=step + 1)
-    return bits(engine)
+        engine.step([sample_text(seed=step, model=MODEL)], position=step + 1)
+    return state_digest(engine)
 
 
 @pytest.mark.parametrize("more", [{}, {"weights": ("host",) * 4}, {"staged": True}], ids=str)
@@ -344,9 +368,9 @@ def test_exact_a_run_killed_again_and_again_in_its_writes_has_the_bits_of_one_th
     for _ in range(3):
         killed("exact", tmp_path, 3, more, stir)
         engine = engine_of(small_plan("exact", **more), tmp_path)
-        assert engine.store.void == set() and engine.progress.position >= reached + 2
+        assert engine.store.invalid_kinds == set() and engine.progress.position >= reached + 2
         reached = engine.progress.position
-        assert bits(engine) == undisturbed(reached)
+        assert state_digest(engine) == undisturbed(reached)
         engine.close()
 
 
@@ -358,5 +382,5 @@ def test_restart_a_killed_run_begins_at_the_anchor_with_fresh_moments_and_warms_
         fresh = engine_of(tiny_plan("resident", MODEL))
         for mine, theirs in zip(exactness.state(engine), exactness.state(fresh), strict=True):
             assert torch.equal(mine, theirs)
-        assert engine.progress.warming > 0 and engine.progress.updates == 0
+        assert engine.progress.warmup_steps_left > 0 and engine.progress.optimizer_steps == 0
         engine.close()

@@ -18,9 +18,9 @@ from barnraise.models import gpt2 as gpt
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import ModelSpec, Recipe
-from barnraise.swap.arena import to_float
+from barnraise.swap.arena import units_to_float
 from barnraise.swap.engine import Engine
-from barnraise.swap.state_store import Shelf, Store
+from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.shards import train_tokenizer
 from barnraise.training.checkpoint import MANIFEST, TENSORS, Checkpoint, Mark, export
 
@@ -39,8 +39,8 @@ def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
         model, forward_groups=groups, backward_groups=groups[::-1], weights=tiers, moments=tiers,
         gradient_slots=2, tile=tile_elements(model, whole=True),
     )  # fmt: skip
-    store = Store(plan)
-    anchor = Anchor(Shelf(store, "anchor"))
+    store = StateStore(plan)
+    anchor = Anchor(FragmentSequence(store, "anchor"))
     anchor.begin(Anchor.initial(model, seed).fragments, {})
     return Engine(plan, recipe, store, anchor)
 
@@ -49,7 +49,7 @@ def mark(step: int) -> Mark:
     more = {
         "holes": {HEAD.author: {1: 5}},
         "sketches": ["0" * 16],
-        "notes": {"updates": 3, "guess": (0.0, 1.5)},
+        "notes": {"optimizer_steps": 3, "prediction": (0.0, 1.5)},
     }
     return Mark(
         run=RUN, spec="f" * 64, step=step, seq=3, tokens=30, heads={HEAD.author: HEAD}, **more
@@ -78,11 +78,11 @@ def test_what_was_saved_comes_back(tmp_path):
 def test_an_engine_comes_back_from_disk_with_the_same_bits(tmp_path):
     engine = in_memory(TINY, Recipe(), 1)
     engine.step([torch.randint(300, (2, 17))])
-    list(engine.harvest(lambda values: (b"", values // 2), 1.0))
-    Checkpoint(tmp_path).save(engine.state(), mark(1))
+    list(engine.end_round(lambda values: (b"", values // 2), 1.0))
+    Checkpoint(tmp_path).save(engine.state_dict(), mark(1))
     again = in_memory(TINY, Recipe(), 2)
-    again.load(Checkpoint(tmp_path).restore()[0])
-    assert all(torch.equal(tensor, again.state()[name]) for name, tensor in engine.state().items())
+    again.load_state_dict(Checkpoint(tmp_path).restore()[0])
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in engine.state_dict().items())
 
 
 def test_the_two_newest_saves_are_kept_and_the_newest_comes_back(tmp_path):
@@ -245,18 +245,18 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
     engine = in_memory(TINY, dataclasses.replace(Recipe(), learning_rate=0.03, outer_rate=1.0), 1)
     for step in range(5):  # so that norms and biases are not what they started as
         engine.step([torch.randint(300, (4, 17), generator=torch.Generator().manual_seed(step))])
-    list(engine.harvest(lambda values: (b"", values), 1.0))
+    list(engine.end_round(lambda values: (b"", values), 1.0))
     tokenizer = tmp_path / "blob"
     tokenizer.write_text(train_tokenizer([b"a file\n", b"another\n"], 300).to_str())
-    export(tmp_path / "out", TINY, engine.state(), tokenizer)
-    export(tmp_path / "parts", TINY, engine.state(), shard=40_000)
+    export(tmp_path / "out", TINY, engine.state_dict(), tokenizer)
+    export(tmp_path / "parts", TINY, engine.state_dict(), shard=40_000)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     named = load_file(tmp_path / "out" / "model.safetensors")
     tokens = torch.randint(300, (3, 16), generator=torch.Generator().manual_seed(9))
     with torch.no_grad():
         anchors = zip(TINY.fragments(), engine.anchor.fragments, strict=True)
         embedding, *blocks, final = [
-            gpt.views(fragment, to_float(units)) for fragment, units in anchors
+            gpt.views(fragment, units_to_float(units)) for fragment, units in anchors
         ]
         x = gpt.embed(embedding, tokens)
         for weights in blocks:
@@ -284,7 +284,7 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
     assert index["weight_map"].keys() == named.keys() and len(set(index["weight_map"].values())) > 1
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(tmp_path / "parts" / file)[name], named[name])
-    export(tmp_path / "parts", TINY, engine.state())
+    export(tmp_path / "parts", TINY, engine.state_dict())
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -294,5 +294,5 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
 def test_a_state_of_another_model_is_not_exported(tmp_path):
     engine = in_memory(TINY, Recipe(), 1)
     with pytest.raises(StateError, match=r"block\.2"):
-        export(tmp_path, dataclasses.replace(TINY, layers=3), engine.state())
+        export(tmp_path, dataclasses.replace(TINY, layers=3), engine.state_dict())
     assert not list(tmp_path.iterdir())

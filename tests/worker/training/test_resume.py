@@ -13,7 +13,7 @@ from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
-from barnraise.swap.state_store import Shelf
+from barnraise.swap.state_store import FragmentSequence
 from barnraise.training.checkpoint import Mark
 from barnraise.training.resume import Kept, State, state_mark
 
@@ -36,7 +36,7 @@ MARK = Mark(run="01890000-0000-7000-8000-000000000000", spec="f" * 64, step=7, s
 def opened(folder: Path, plan: Plan) -> tuple[Kept, Engine]:
     kept = Kept(folder, plan)
     store = kept.open(Recipe())
-    anchor = Anchor(Shelf(store, "anchor"))
+    anchor = Anchor(FragmentSequence(store, "anchor"))
     fresh = kept.mark is None
     if fresh:
         anchor.begin(Anchor.initial(MODEL, 5).fragments, {})
@@ -59,7 +59,7 @@ def opened(folder: Path, plan: Plan) -> tuple[Kept, Engine]:
 def everything(folder: Path, plan: Plan, kept: Kept, engine: Engine) -> dict[str, torch.Tensor]:
     kept.save(engine, MARK, closing=True)
     if not plan.on_disk:
-        found = {name: tensor.clone() for name, tensor in engine.state().items()}
+        found = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
         engine.close()
         return found
     engine.close()
@@ -78,11 +78,11 @@ def test_a_change_of_limits_loses_nothing(tmp_path, way):
     for step in range(3):
         text = torch.randint(300, (2, 17), generator=torch.Generator().manual_seed(step))
         engine.step([text], position=step + 5)
-    list(engine.harvest(lambda values: (b"", values // 2), 1.0))
+    list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     before = everything(tmp_path, first, kept, engine)
     assert any(bool(before[f"m.{i}"].any()) for i in range(5))
     kept, engine = opened(tmp_path, second)
-    assert kept.mark.step == 7 and engine.progress.position == 7 and engine.progress.updates == 3
+    assert kept.mark.step == 7 and engine.progress.position == 7 and engine.progress.optimizer_steps == 3
     after = everything(tmp_path, second, kept, engine)
     assert before.keys() == after.keys() and all(
         torch.equal(before[name], after[name]) for name in before
@@ -109,7 +109,7 @@ def test_a_move_that_was_cut_off_is_as_if_it_had_not_begun_or_as_if_it_had_ended
 def test_a_state_whose_anchor_is_damaged_is_not_gone_on_from(tmp_path, caplog):
     everything(tmp_path, EXACT, *opened(tmp_path, EXACT))
     state = State(MODEL, tmp_path / "state")
-    state._store.condemn("anchor")
+    state._store.mark_invalid("anchor")
     state.close()
     assert state_mark(tmp_path / "state") is None and "anchor" in caplog.text
     kept = Kept(tmp_path, EXACT)

@@ -35,16 +35,16 @@ def embed(weights: Weights, tokens: Tensor) -> Tensor:
 
 def block(weights: Weights, x: Tensor, heads: int) -> Tensor:
     """One layer: [B, T, d] → [B, T, d]."""
-    return finish(weights, *begin(weights, x, heads))
+    return block_end(weights, *block_start(weights, x, heads))
 
 
-def begin(weights: Weights, x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def block_start(weights: Weights, x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """All of a layer but its last product: the stream after attention [B, T, d], and [B, T, 4d] for `finish`."""
     x = x + attention(weights, norm(weights, "norm1", x), heads)
-    return x, widen(weights, norm(weights, "norm2", x))
+    return x, expand(weights, norm(weights, "norm2", x))
 
 
-def finish(weights: Weights, x: Tensor, wide: Tensor) -> Tensor:
+def block_end(weights: Weights, x: Tensor, wide: Tensor) -> Tensor:
     """The layer's end, which its backward does not need: [B, T, d], [B, T, 4d] → [B, T, d]."""
     return x + F.linear(wide, weights["down.weight"], weights["down.bias"])
 
@@ -62,7 +62,7 @@ def attention(weights: Weights, x: Tensor, heads: int) -> Tensor:
     )
 
 
-def widen(weights: Weights, x: Tensor) -> Tensor:
+def expand(weights: Weights, x: Tensor) -> Tensor:
     """The feed-forward's hidden values: [B, T, d] → [B, T, 4d]."""
     return F.gelu(F.linear(x, weights["up.weight"], weights["up.bias"]), approximate="tanh")
 

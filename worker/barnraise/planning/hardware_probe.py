@@ -312,7 +312,7 @@ def _updates(where: str) -> Calls:
     """AdamW in every form that weights and moments are kept in, as the engine makes it."""
     import torch
 
-    from barnraise.swap.adamw import update
+    from barnraise.swap.adamw import adamw_update
     from barnraise.swap.precision import BLOCK, Moments8, update_8bit, update_split
 
     n, how = RAM_ELEMENTS // 2, {"steps": 100, "rate": 1e-4, "decay": 0.0}
@@ -323,7 +323,10 @@ def _updates(where: str) -> Calls:
     coded = (torch.ones(n, dtype=torch.uint8, **like) for _ in range(2))
     eight = Moments8(*coded, *(torch.full((-(-n // BLOCK),), 1e-3, **like) for _ in range(2)))
     return {
-        (f"{where} float32", 32): (n, partial(update, fragment, 0, weights, gradient, m, v, **how)),
+        (f"{where} float32", 32): (
+            n,
+            partial(adamw_update, fragment, 0, weights, gradient, m, v, **how),
+        ),
         (f"{where} float32", 8): (
             n,
             partial(update_8bit, fragment, 0, weights, gradient, eight, **how),

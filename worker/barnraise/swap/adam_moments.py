@@ -8,11 +8,11 @@ from torch import Tensor
 from barnraise.planning.plan import Plan, moments_parts
 from barnraise.spec import Fragment
 from barnraise.swap import precision
-from barnraise.swap.adamw import update
+from barnraise.swap.adamw import adamw_update
 
 
 @dataclass(frozen=True)
-class Moments:
+class AdamMoments:
     """Views of one record (uint8): `m` and `v` [n], fp32 or uint8; `scales` fp32 [2, blocks] with 8 bits; `low` int16
     [n] where the weights are streamed as bf16."""
 
@@ -22,7 +22,7 @@ class Moments:
     low: Tensor | None
 
     @classmethod
-    def of(cls, plan: Plan, record: Tensor, n: int) -> "Moments":
+    def of(cls, plan: Plan, record: Tensor, n: int) -> "AdamMoments":
         sizes = iter(moments_parts(n, plan.moments_bits, plan.dtype))
         at = 0
 
@@ -50,18 +50,18 @@ class Moments:
                 fragment, begin, weights, self.low, gradient, self.m, self.v, **how
             )
         else:
-            update(fragment, begin, weights, gradient, self.m, self.v, **how)
+            adamw_update(fragment, begin, weights, gradient, self.m, self.v, **how)
 
     def master(self, weights: Tensor) -> Tensor:
         """fp32 [n]: the weights themselves, or joined from their halves."""
         return weights if self.low is None else precision.join(weights, self.low)
 
-    def keep(self, weights: Tensor, master: Tensor) -> None:
+    def store_master(self, weights: Tensor, master: Tensor) -> None:
         """Takes back a master that was changed."""
         if self.low is not None:
             precision.split(master, out=(weights, self.low))
 
-    def wide(self) -> tuple[Tensor, Tensor]:
+    def to_float32(self) -> tuple[Tensor, Tensor]:
         """m and v in fp32: by reference where they are so."""
         if self.scales is None:
             return self.m, self.v
@@ -69,7 +69,7 @@ class Moments:
             precision.Moments8(self.m, self.v, self.scales[0], self.scales[1])
         )
 
-    def take(self, m: Tensor, v: Tensor) -> None:
+    def load_float32(self, m: Tensor, v: Tensor) -> None:
         """Sets m and v from fp32 [n]."""
         if self.scales is None:
             self.m.copy_(m)

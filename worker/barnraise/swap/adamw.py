@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from barnraise.spec import ALIGN, Fragment, Recipe
-from barnraise.swap.tile_threads import BLOCK, Scratch, in_tiles
+from barnraise.swap.tile_threads import BLOCK, Scratch, for_each_tile
 
 BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8  # GPT-3's
 WARMUP_FROM = 0.1  # the ledger's clock moves a round at a time: a rate of zero would waste the whole first round
 COSINE_TO = 0.1
 
 
-def schedule(recipe: Recipe, tokens: int) -> float:
+def learning_rate_scale(recipe: Recipe, tokens: int) -> float:
     """What to multiply the recipe's learning rate by when the run's ledger holds `tokens`. Between 0 and 1."""
     if tokens < recipe.warmup_tokens:
         return WARMUP_FROM + (1 - WARMUP_FROM) * tokens / recipe.warmup_tokens
@@ -31,7 +31,7 @@ def schedule(recipe: Recipe, tokens: int) -> float:
     return COSINE_TO + (1 - COSINE_TO) * (1 + math.cos(math.pi * done)) / 2
 
 
-def spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
+def decay_spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
     """(begin, end, decays), in order, covering the buffer; padding goes with the tensor before it."""
     found: list[tuple[int, int, bool]] = []
     ends = [slot.offset for slot in fragment.slots[1:]] + [fragment.size]
@@ -43,7 +43,7 @@ def spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
 
 
 @dataclass(frozen=True)
-class Step:
+class AdamWStep:
     """One AdamW step of one fragment, to be made on its tiles in any order, on any thread."""
 
     cut: list[tuple[int, int, bool]]  # spans
@@ -56,7 +56,7 @@ class Step:
     def of(
         cls, fragment: Fragment, begin: int, flat: Tensor, *,
         steps: int | Tensor, rate: float, decay: float, shrink: float = 1.0,
-    ) -> "Step":  # fmt: skip
+    ) -> "AdamWStep":  # fmt: skip
         """For the tile at `begin` that `flat` is of. `steps`: this step's number, from 1. `shrink` ≥ 1: what clipping
         divides the gradient by, in the same pass."""
         end, device = begin + flat.numel(), flat.device
@@ -64,7 +64,7 @@ class Step:
             f"[{begin}, {end}) is no tile"
         )
         assert shrink >= 1.0, f"clipping does not stretch: {shrink}"
-        cut = spans(fragment) if decay else [(0, fragment.size, False)]
+        cut = decay_spans(fragment) if decay else [(0, fragment.size, False)]
         count = torch.as_tensor(steps, dtype=torch.float32, device=device)
         return cls(
             cut, count, rate, decay, None if shrink == 1.0 else torch.tensor(shrink, device=device)
@@ -111,15 +111,19 @@ class Step:
         )
 
 
-def update(
+def adamw_update(
     fragment: Fragment, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor, *,
     steps: int | Tensor, rate: float, decay: float, shrink: float = 1.0,
 ) -> None:  # fmt: skip
     """One step, in place, of the tile [begin, begin + n) of a fragment: fp32 [n] each, begin and n multiples of ALIGN.
     The same bits for every cut into tiles and every number of threads. `steps`: this step's number, from 1; `decay`: of
     what decays; `shrink` ≥ 1 divides the gradient, which is left divided."""
-    step = Step.of(fragment, begin, weights, steps=steps, rate=rate, decay=decay, shrink=shrink)
-    in_tiles(lambda _, offset, *tile: step.apply(begin + offset, *tile), weights, gradient, m, v)
+    step = AdamWStep.of(
+        fragment, begin, weights, steps=steps, rate=rate, decay=decay, shrink=shrink
+    )
+    for_each_tile(
+        lambda _, offset, *tile: step.apply(begin + offset, *tile), weights, gradient, m, v
+    )
 
 
 def sum_of_squares(gradient: Tensor) -> Tensor:
@@ -131,7 +135,7 @@ def sum_of_squares(gradient: Tensor) -> Tensor:
         squares = torch.mul(gradient, gradient, out=scratch.a)
         torch.sum(squares.view(sums.numel(), -1), 1, out=sums)
 
-    in_tiles(work, gradient, sums)
+    for_each_tile(work, gradient, sums)
     return torch.stack(
         [part.sum() for part in sums.double().split(1 << 14)]
     ).sum()  # torch shares no sum this short

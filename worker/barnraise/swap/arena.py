@@ -20,22 +20,22 @@ PAGE = 4096
 SPILLED = 1 << 18  # elements of a bf16 gradient added at a time: a CPU makes an fp32 copy of them
 
 
-def to_float(units: Tensor) -> Tensor:
+def units_to_float(units: Tensor) -> Tensor:
     """int32 units → fp32 weights: nearest fp32 to the integer, then an exact scaling. The same bits everywhere."""
     return units.float().mul_(UNIT)
 
 
-def pages(size: int) -> int:
+def round_up_to_page(size: int) -> int:
     """`size` bytes rounded up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 
-def aligned(size: int) -> Tensor:
+def page_aligned(size: int) -> Tensor:
     """uint8 [size], zero, at the start of a page. For a moment: it is in nobody's books."""
-    return torch.frombuffer(mmap.mmap(-1, pages(size)), dtype=torch.uint8)[:size]
+    return torch.frombuffer(mmap.mmap(-1, round_up_to_page(size)), dtype=torch.uint8)[:size]
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """To the system what the allocator holds and nobody uses: where a step's tensors lay, what is done between steps
     would lie beside. Only glibc keeps so much (300 MB of GPT-2 124M's) and can be asked."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
@@ -52,9 +52,9 @@ class Arena:
         self.allocated = 0
         self._maps: list[tuple[mmap.mmap, int]] = []
 
-    def buffer(self, size: int) -> Tensor:
+    def allocate(self, size: int) -> Tensor:
         """uint8 [size], zero. Raises StateError naming what is missing."""
-        size = pages(size)
+        size = round_up_to_page(size)
         try:
             buffer = (
                 torch.zeros(size, dtype=torch.uint8, device=self.device)
@@ -70,9 +70,9 @@ class Arena:
         self.allocated += size
         return buffer
 
-    def floats(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def allocate_floats(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """[count] of `dtype`, zero; padded to whole pages behind."""
-        return self.buffer(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
+        return self.allocate(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
 
     def _mapped(self, size: int) -> Tensor:
         mapping = mmap.mmap(-1, size)
@@ -112,13 +112,13 @@ class Leaves:
                     lambda leaf, name=name: self._spill(leaf, name)
                 )
 
-    def into(self, gradient: Tensor | None) -> None:
+    def accumulate_into(self, gradient: Tensor | None) -> None:
         """From now on backward adds to this fp32 flat buffer; None: to nothing."""
         self._sums = views(self.fragment, gradient) if gradient is not None else {}
         for name, leaf in self.weights.items():
             leaf.grad = self._sums.get(name) if leaf.dtype == torch.float32 else None
 
-    def add(self, name: str, left: Tensor, right: Tensor) -> None:
+    def add_matrix_gradient(self, name: str, left: Tensor, right: Tensor) -> None:
         """To the gradient of `name`, a matrix: leftᵀ · right, of [n, rows] and [n, columns]."""
         sums = self._sums[name]
         if right.dtype == torch.float32:
@@ -128,7 +128,7 @@ class Leaves:
         for total, part in zip(sums.split(rows), left.split(rows, dim=1), strict=True):
             total.add_(part.t() @ right)
 
-    def add_vector(self, name: str, made: Tensor) -> None:
+    def add_vector_gradient(self, name: str, made: Tensor) -> None:
         """…of `name`, a vector."""
         self._sums[name].add_(made)
 

@@ -5,71 +5,75 @@ from torch import Tensor
 
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Op
-from barnraise.swap.adam_moments import Moments
+from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.arena import Leaves
-from barnraise.swap.state_store import Store
+from barnraise.swap.state_store import StateStore
 
-SPARES = 4  # tiles of four bytes an element, for what is done between steps
+TILE_SCRATCH_BUFFERS = 4  # tiles of four bytes an element, for what is done between steps
 
 
 class Buffers:
     """What lies where. "Compute memory" is the device's, or the RAM where there is no other."""
 
-    def __init__(self, plan: Plan, store: Store):
+    def __init__(self, plan: Plan, store: StateStore):
         self.plan, self.store = plan, store
         compute = store.device if plan.staged else store.host
         fragments, block = plan.fragments, plan.fragments[1]
         self.dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
 
         self._slots = [
-            compute.buffer(plan.record("weights", block.size)) for _ in range(plan.slots)
+            compute.allocate(plan.record("weights", block.size)) for _ in range(plan.slots)
         ]
         self._slot_leaves = [Leaves(block, self._typed(raw, block.size)) for raw in self._slots]
         self._leaves: dict[int, Leaves] = {}
         for fragment in fragments:
             i = fragment.index
-            held = store.held("weights", i)
+            held = store.memory_buffer("weights", i)
             if held is not None and (not plan.staged or plan.weights[i] == "device"):
                 self._leaves[i] = Leaves(fragment, self._typed(held, fragment.size))
             elif i in (0, plan.last):
-                raw = compute.buffer(plan.record("weights", fragment.size))
+                raw = compute.allocate(plan.record("weights", fragment.size))
                 self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
 
         pooled = any(not plan.own_gradient(i) for i in plan.blocks)
         self._pool = [
-            compute.buffer(4 * block.size) for _ in range(plan.gradient_slots if pooled else 0)
+            compute.allocate(4 * block.size) for _ in range(plan.gradient_slots if pooled else 0)
         ]
         self._gradients = {
-            f.index: compute.buffer(4 * f.size) for f in fragments if plan.own_gradient(f.index)
+            f.index: compute.allocate(4 * f.size) for f in fragments if plan.own_gradient(f.index)
         }
         table = (plan.model.vocabulary, plan.model.width)
-        self.head_gradient = compute.floats(table[0] * table[1]).view(table)
+        self.head_gradient = compute.allocate_floats(table[0] * table[1]).view(table)
         self._host_gradients: list[Tensor] = []
         self._host_ends: dict[int, Tensor] = {}
         if plan.staged:
             self._host_gradients = [
-                store.host.buffer(4 * block.size) for _ in range(plan.host_gradient_slots)
+                store.host.allocate(4 * block.size) for _ in range(plan.host_gradient_slots)
             ]
             self._host_ends = {
-                i: store.host.buffer(4 * fragments[i].size)
+                i: store.host.allocate(4 * fragments[i].size)
                 for i in (0, plan.last)
                 if plan.weights[i] != "device"
             }
         reads_blocks = plan.staged and "disk" in plan.weights
         self._incoming = [
-            store.host.buffer(plan.record("weights", block.size))
+            store.host.allocate(plan.record("weights", block.size))
             for _ in range(plan.host_slots if reads_blocks else 0)
         ]
         through = any(plan.through_ring(i) for i in range(plan.last + 1))
         self._ring = [
-            store.host.buffer(plan.ring_bytes()) for _ in range(plan.ring if through else 0)
+            store.host.allocate(plan.ring_bytes()) for _ in range(plan.ring if through else 0)
         ]
         spare = max(plan.record("weights", plan.tile), plan.record("anchor", plan.tile))
-        sizes = [spare] * SPARES + [plan.record("moments", plan.tile)] if plan.on_disk else []
-        self._spares = [store.host.buffer(size) for size in sizes]
+        sizes = (
+            [spare] * TILE_SCRATCH_BUFFERS + [plan.record("moments", plan.tile)]
+            if plan.on_disk
+            else []
+        )
+        self._spares = [store.host.allocate(size) for size in sizes]
         waiting = (plan.model.layers + 2) * plan.micro_batches if plan.boundaries == "host" else 0
         stream = plan.sequences * plan.model.context * plan.model.width
-        self.streams = [store.host.floats(stream) for _ in range(waiting)]
+        self.streams = [store.host.allocate_floats(stream) for _ in range(waiting)]
 
     def _typed(self, raw: Tensor, n: int) -> Tensor:
         return raw[: n * self.dtype.itemsize].view(self.dtype)
@@ -80,29 +84,29 @@ class Buffers:
         """Where fragment i's weights are computed with."""
         return self._slot_leaves[slot] if slot >= 0 else self._leaves[i]
 
-    def end(self, i: int) -> Leaves:
+    def end_leaves(self, i: int) -> Leaves:
         """The embedding's or the final norm's, which stay where the blocks compute."""
         return self._leaves[i]
 
-    def incoming(self, op: Op) -> Tensor:
+    def read_target(self, op: Op) -> Tensor:
         """uint8: where a READ puts its block."""
         (slot,) = op.slots
         return self._incoming[slot] if self.plan.staged else self._slots[slot]
 
-    def outgoing(self, op: Op) -> Tensor:
+    def write_source(self, op: Op) -> Tensor:
         """uint8: what a WRITE takes."""
         (i,), (slot,) = op.blocks, op.slots
-        held = self.store.held("weights", i)
+        held = self.store.memory_buffer("weights", i)
         return self._slots[slot] if held is None else held
 
-    def loaded(self, op: Op) -> tuple[Tensor, Tensor]:
+    def load_endpoints(self, op: Op) -> tuple[Tensor, Tensor]:
         """(target on the device, source in memory) of a LOAD."""
         (i,), (slot,) = op.blocks, op.slots
-        return self.leaves(i, slot).flat, self.master(i)
+        return self.leaves(i, slot).flat, self.host_weights(i)
 
-    def master(self, i: int) -> Tensor:
+    def host_weights(self, i: int) -> Tensor:
         """The streamed form of fragment i's weights in memory: its home, or where a READ put it."""
-        held = self.store.held("weights", i)
+        held = self.store.memory_buffer("weights", i)
         if held is None:
             held = self._incoming[i % self.plan.host_slots]
         return self._typed(held, self.plan.fragments[i].size)
@@ -117,7 +121,7 @@ class Buffers:
         """fp32 [n], where an update takes it from under staging."""
         return self._floats(self._host_raw(i), i)
 
-    def waiting_gradient(self, i: int, slot: int) -> Tensor:
+    def spill_source(self, i: int, slot: int) -> Tensor:
         """uint8, whole pages: what a SPILL takes."""
         return self._host_raw(i) if self.plan.staged else self._pool[slot]
 
@@ -131,12 +135,12 @@ class Buffers:
     def _floats(self, raw: Tensor, i: int) -> Tensor:
         return raw[: 4 * self.plan.fragments[i].size].view(torch.float32)
 
-    def spare(self, k: int) -> Tensor:
+    def tile_scratch(self, k: int) -> Tensor:
         """uint8: a tile's worth of memory for what is done between steps; the last is a tile of moments. Nothing where
         memory holds all."""
         return self._spares[k] if self._spares else torch.empty(0, dtype=torch.uint8)
 
-    def scratch(self, i: int) -> Tensor:
+    def fragment_scratch(self, i: int) -> Tensor:
         """int32 [n] in memory that is free between steps."""
         if self.plan.staged:
             return torch.empty(self.plan.fragments[i].size, dtype=torch.int32)
@@ -159,22 +163,24 @@ class Buffers:
             at += size
         return parts
 
-    def update_parts(self, op: Op, t: int) -> tuple[Moments, Tensor, Tensor]:
+    def update_parts(self, op: Op, t: int) -> tuple[AdamMoments, Tensor, Tensor]:
         """(moments, weights as streamed [n], gradient fp32 [n]) of one tile, wherever they are."""
         (i,), (slot,), (gradient_slot,), plan = op.blocks, op.slots, op.gradients, self.plan
         begin, end = plan.bounds(i, t)
         n = end - begin
         parts = (
-            self.ring_parts(op) if op.ring >= 0 else {"moments": self.store.span("moments", i, t)}
+            self.ring_parts(op)
+            if op.ring >= 0
+            else {"moments": self.store.memory_record("moments", i, t)}
         )
         if "weights" in parts:
             weights = self._typed(parts["weights"], n)
         else:
-            weights = (self.leaves(i, slot).flat if slot >= 0 else self.master(i))[begin:end]
+            weights = (self.leaves(i, slot).flat if slot >= 0 else self.host_weights(i))[begin:end]
         if "gradient" in parts:
             gradient = parts["gradient"][: 4 * n].view(torch.float32)
         elif plan.staged and plan.weights[i] != "device":
             gradient = self.host_gradient(i)[begin:end]
         else:
             gradient = self.gradient(i, gradient_slot)[begin:end]
-        return Moments.of(plan, parts["moments"], n), weights.detach(), gradient
+        return AdamMoments.of(plan, parts["moments"], n), weights.detach(), gradient

@@ -21,17 +21,23 @@ from barnraise.models.gpt2 import views
 from barnraise.planning import program
 from barnraise.planning.plan import KINDS, Plan
 from barnraise.spec import Recipe
-from barnraise.swap.adam_moments import Moments
-from barnraise.swap.arena import give_back, to_float
-from barnraise.swap.executor import ArrivalLike, Operations, Progress, Update, decoded
-from barnraise.swap.forward_backward import Passes
+from barnraise.swap.adam_moments import AdamMoments
+from barnraise.swap.arena import release_free_memory, units_to_float
+from barnraise.swap.executor import (
+    DecodableUpdate,
+    EngineProgress,
+    Executor,
+    PendingUpdate,
+    sum_of_updates,
+)
+from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import head_loss
-from barnraise.swap.outer_optimizer import Outer
-from barnraise.swap.state_store import TRADING, TRAINING, Shelf, Store
+from barnraise.swap.outer_optimizer import OuterOptimizer
+from barnraise.swap.state_store import EXCHANGE_KINDS, TRAINING_KINDS, FragmentSequence, StateStore
 from barnraise.swap.tiles import Tiles
 
-FOLDED = 16  # updates folded in at a time: their sum stays below 2**31
-WARM_UP = 20  # steps over which a machine that lost its moments comes back to its rate
+UPDATES_PER_STEP = 16  # updates folded in at a time: their sum stays below 2**31
+WARMUP_STEPS = 20  # steps over which a machine that lost its moments comes back to its rate
 
 Encode = Callable[
     [Tensor], tuple[bytes, Tensor]
@@ -62,10 +68,10 @@ class Engine:
         self,
         plan: Plan,
         recipe: Recipe,
-        store: Store,
+        store: StateStore,
         anchor: AnchorLike,
-        describe: Callable[[Progress], str] = lambda progress: "",
-        progress: Progress | None = None,
+        describe: Callable[[EngineProgress], str] = lambda progress: "",
+        progress: EngineProgress | None = None,
     ):
         self.plan, self.recipe, self.store, self.anchor, self.describe = (
             plan,
@@ -76,17 +82,17 @@ class Engine:
         )
         self.device = torch.device(plan.device)
         self.fragments = plan.fragments
-        self.operations = Operations(plan, recipe, store, self._mark)
-        self.buffers = self.operations.buffers
-        self.anchors = self.operations.anchors
+        self.executor = Executor(plan, recipe, store, self._mark)
+        self.buffers = self.executor.buffers
+        self.anchors = self.executor.anchors
         self.tiles = Tiles(plan, store, self.buffers)
-        self.outer = Outer(recipe, store, self.tiles)
+        self.outer_optimizer = OuterOptimizer(recipe, store, self.tiles)
         self._nothing = (0.0,) * len(self.fragments)  # is guessed
-        standing = progress or Progress()
-        self._guess = standing.guess or self._nothing  # what it is to be
-        self.progress = replace(standing, guess=self._guess)
-        self._arrivals: list[ArrivalLike] = []
-        self._pending: Update | None = None
+        standing = progress or EngineProgress()
+        self._guess = standing.prediction or self._nothing  # what it is to be
+        self.progress = replace(standing, prediction=self._guess)
+        self._arrivals: list[DecodableUpdate] = []
+        self._pending: PendingUpdate | None = None
         if progress is None:
             self.reset_round()
         else:
@@ -95,14 +101,14 @@ class Engine:
     # ---- training --------------------------------------------------------------------------------------------
 
     @property
-    def ahead(self) -> Progress:
+    def progress_with_pending(self) -> EngineProgress:
         """With the step whose update is pending."""
         return self._pending.progress if self._pending else self.progress
 
     @property
     def round_tokens(self) -> int:
         """Trained on since the last harvest: what the next update's header states."""
-        return self.ahead.round_tokens
+        return self.progress_with_pending.round_tokens
 
     def step(self, batches: list[Tensor], rate_scale: float = 1.0, position: int = 0) -> StepStats:
         """One AdamW step on the mean gradient of the micro-batches (int64 [sequences, context + 1] each), clipped as
@@ -111,11 +117,11 @@ class Engine:
         started = time.perf_counter()
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
         shares = [mine / sum(tokens) for mine in tokens]
-        passes = Passes(
+        passes = ForwardBackward(
             self.plan,
             [batch.to(self.device) for batch in batches],
             shares,
-            self.operations.boundaries(),
+            self.executor.new_activations(),
         )
         before, exact = self._pending, self.plan.clipping == "exact"
         if exact and before is not None:
@@ -126,10 +132,10 @@ class Engine:
         update = before if exact else now
         folds = update is not None and bool(update.arrivals)
         if folds:
-            self.operations.drain()  # the anchor's free slots are only free once the last commit is made
-        self.operations.run(partial(program.step, pending=before is not None), update, passes)
+            self.executor.drain()  # the anchor's free slots are only free once the last commit is made
+        self.executor.run(partial(program.step, pending=before is not None), update, passes)
         if folds:
-            self.operations.drain()
+            self.executor.drain()
             self._note(update)
         if before is not None:
             self.progress, self._pending = before.progress, None
@@ -144,7 +150,7 @@ class Engine:
             self.progress = replace(self.progress, position=position)
             self.reset_round()
         elif exact:
-            now.shrink = max(1.0, norm / self.recipe.clip)
+            now.gradient_divisor = max(1.0, norm / self.recipe.clip)
             self._pending = now
             if not self.plan.defers:
                 self.flush()
@@ -154,87 +160,100 @@ class Engine:
             loss, 0 if abandoned else sum(tokens), time.perf_counter() - started, norm, abandoned
         )
 
-    def _next(self, rate_scale: float, tokens: int, position: int, passes: Passes) -> Update:
-        ahead = self.ahead
-        warmth = 1 - ahead.warming / (WARM_UP + 1)
-        warming = max(0, ahead.warming - 1)
-        done = Progress(
-            position, ahead.round_tokens + tokens, ahead.updates + 1, warming, ahead.guess
+    def _next(
+        self, rate_scale: float, tokens: int, position: int, passes: ForwardBackward
+    ) -> PendingUpdate:
+        ahead = self.progress_with_pending
+        warmth = 1 - ahead.warmup_steps_left / (WARMUP_STEPS + 1)
+        warming = max(0, ahead.warmup_steps_left - 1)
+        done = EngineProgress(
+            position,
+            ahead.round_tokens + tokens,
+            ahead.optimizer_steps + 1,
+            warming,
+            ahead.prediction,
         )
         shrink = 1.0 if self.plan.clipping == "none" else None
         rate = self.recipe.learning_rate * rate_scale * warmth
-        return Update(rate, done.updates, shrink, self._nothing, done, passes.norms)
+        return PendingUpdate(rate, done.optimizer_steps, shrink, self._nothing, done, passes.norms)
 
-    def _burden(self, update: Update) -> None:
+    def _burden(self, update: PendingUpdate) -> None:
         """What came in meanwhile goes the way of an update."""
-        update.arrivals, self._arrivals = self._arrivals[:FOLDED], self._arrivals[FOLDED:]
-        update.guess = self._growth(update.progress)
-        update.progress = replace(update.progress, guess=self._guess)
+        update.arrivals, self._arrivals = (
+            self._arrivals[:UPDATES_PER_STEP],
+            self._arrivals[UPDATES_PER_STEP:],
+        )
+        update.prediction_growth = self._growth(update.progress)
+        update.progress = replace(update.progress, prediction=self._guess)
 
     def flush(self) -> None:
         """Makes the pending updates now."""
         if (update := self._pending) is not None:
-            self.operations.run(program.flush, update)
+            self.executor.run(program.flush, update)
             self.progress, self._pending = update.progress, None
 
-    def _mark(self, update: Update) -> str:
+    def _mark(self, update: PendingUpdate) -> str:
         """The mark of what a running program commits: all that it folds in is in by then."""
         self._note(update)
         return self.describe(update.progress)
 
-    def _note(self, update: Update) -> None:
+    def _note(self, update: PendingUpdate) -> None:
         for arrival in update.arrivals:
             self.anchor.note(arrival.header)
         update.arrivals = []
 
     # ---- trading ---------------------------------------------------------------------------------------------
 
-    def add(self, *arrivals: ArrivalLike, guess: tuple[float, ...] | None = None) -> None:
+    def queue_updates(
+        self, *arrivals: DecodableUpdate, prediction: tuple[float, ...] | None = None
+    ) -> None:
         """Other authors' updates, at any moment of a round, and a guess of those that are still under way: by how many
         of its momenta each fragment of the replica is to be ahead (the last guess stays where none is given). In memory
         both are folded in at once; a state on another tier takes them when the next step's updates pass by (or `settle`
         is called)."""
-        if not arrivals and guess in (None, self._guess):
+        if not arrivals and prediction in (None, self._guess):
             return
         self._arrivals += arrivals
-        self._guess = self._guess if guess is None else guess
+        self._guess = self._guess if prediction is None else prediction
         if not (self.plan.on_disk or self.plan.staged):
-            self.settle()
+            self.apply_queued()
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def apply_queued(self) -> None:
         """All that was added is in the anchor, the replica has the guess it was to have, and nothing is under way."""
-        self.operations.drain()
-        while (arrivals := self._arrivals[:FOLDED]) or self._guess != self.progress.guess:
+        self.executor.drain()
+        while (
+            arrivals := self._arrivals[:UPDATES_PER_STEP]
+        ) or self._guess != self.progress.prediction:
             growth = self._growth(self.progress)
             for i in range(len(self.fragments)):
-                units = decoded(arrivals, i)
+                units = sum_of_updates(arrivals, i)
                 if units is None and not growth[i]:
                     continue
-                for t, (_, _, moments, weights) in enumerate(self.tiles.of(i)):
-                    self.operations.fold(i, t, units, growth[i], weights, moments)
+                for t, (_, _, moments, weights) in enumerate(self.tiles.iterate(i)):
+                    self.executor.apply_to_tile(i, t, units, growth[i], weights, moments)
                 del units  # before the next fragment's are made
             for arrival in arrivals:
                 self.anchor.note(arrival.header)
             self._arrivals = self._arrivals[len(arrivals) :]
             self._guessed()
-            self.operations.forget_copies()
+            self.executor.invalidate_cached_weights()
             if self.plan.commits_steps and self._pending is None:
                 self.commit()
 
-    def _growth(self, progress: Progress) -> tuple[float, ...]:
+    def _growth(self, progress: EngineProgress) -> tuple[float, ...]:
         """By how much each fragment's guess is to grow from where `progress` has it."""
         return tuple(
-            to_be - is_now for to_be, is_now in zip(self._guess, progress.guess, strict=True)
+            to_be - is_now for to_be, is_now in zip(self._guess, progress.prediction, strict=True)
         )
 
     def _guessed(self) -> None:
         """The replica holds the guess that it was to have."""
-        self.progress = replace(self.progress, guess=self._guess)
+        self.progress = replace(self.progress, prediction=self._guess)
         if self._pending is not None:
-            self._pending.progress = replace(self._pending.progress, guess=self._guess)
+            self._pending.progress = replace(self._pending.progress, prediction=self._guess)
 
-    def harvest(
+    def end_round(
         self, encode: Encode, weight: float, due: Collection[int] | None = None
     ) -> Iterator[tuple[bytes, Tensor] | None]:
         """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
@@ -247,20 +266,20 @@ class Engine:
         rounded steps."""
         if due is None:
             self.flush()
-        self.settle()
-        give_back()
+        self.apply_queued()
+        release_free_memory()
         for i in range(len(self.fragments)):
             if due is not None and i not in due:
                 yield None
                 continue
             with torch.no_grad():  # as a decorator it would hold on to what was yielded last
-                values = self.buffers.scratch(i)
-                self.outer.owe(i, values, weight, self.progress.guess[i])
+                values = self.buffers.fragment_scratch(i)
+                self.outer_optimizer.accumulate(i, values, weight, self.progress.prediction[i])
                 payload, units = encode(values)
-                self.outer.say(i, values, units, self.progress.guess[i])
+                self.outer_optimizer.apply_published(i, values, units, self.progress.prediction[i])
             yield payload, units
             del payload, units  # before the next fragment's are made
-        self.operations.forget_copies()
+        self.executor.invalidate_cached_weights()
         self.progress = replace(self.progress, round_tokens=0)
         if self._pending is not None:
             self._pending.progress = replace(self._pending.progress, round_tokens=0)
@@ -268,34 +287,34 @@ class Engine:
     @torch.no_grad()
     def reset_round(self) -> None:
         """The replica is the anchor again; what the round had learnt, and the guess, are dropped."""
-        self._pending, self._guess = None, self.progress.guess
-        self.settle()
-        spare = self.buffers.spare(1)
+        self._pending, self._guess = None, self.progress.prediction
+        self.apply_queued()
+        spare = self.buffers.tile_scratch(1)
         for i in range(len(self.fragments)):
-            for t, (begin, end, moments, weights) in enumerate(self.tiles.of(i, reads=False)):
-                anchor = self.store.tile("anchor", i, t, spare)[: 4 * (end - begin)].view(
+            for t, (begin, end, moments, weights) in enumerate(self.tiles.iterate(i, reads=False)):
+                anchor = self.store.load_tile("anchor", i, t, spare)[: 4 * (end - begin)].view(
                     torch.int32
                 )
-                self.tiles.put(moments, weights, to_float(anchor))
-        self.operations.forget_copies()
+                self.tiles.set_weights(moments, weights, units_to_float(anchor))
+        self.executor.invalidate_cached_weights()
         self._guess = self._nothing
-        self.progress = replace(self.progress, round_tokens=0, guess=self._nothing)
-        if self.plan.on_disk and self.store.mark is not None:
+        self.progress = replace(self.progress, round_tokens=0, prediction=self._nothing)
+        if self.plan.on_disk and self.store.header is not None:
             self.commit()
 
-    def forget_feedback(self) -> None:
+    def reset_feedback(self) -> None:
         """The ledger holds an update of mine newer than the saved feedback: what it owed may have been said already."""
         self.store.clear("feedback")
 
-    def forget_momentum(self) -> None:
+    def reset_momentum(self) -> None:
         """A verdict took out what the momentum followed. What this machine owes stays owed."""
         self._guess = self._nothing  # it was made of it
-        self.settle()
+        self.apply_queued()
         self.store.clear("momentum")
 
-    def mend(self, index: int, units: Tensor) -> None:
+    def replace_fragment(self, index: int, units: Tensor) -> None:
         """Fragment `index` of the anchor was damaged and must be int32 [n] `units`. The round is dropped."""
-        self.operations.drain()
+        self.executor.drain()
         self.anchors[index] = units
         self.reset_round()
 
@@ -304,7 +323,7 @@ class Engine:
         """Mean loss of the *anchor*, whatever the replica is in the middle of: peers with one anchor get one number.
 
         Layer by layer over all batches, so that one layer's weights are unpacked at a time."""
-        self.settle()
+        self.apply_queued()
         batches = [
             part.to(self.device) for batch in batches for part in batch.split(self.plan.sequences)
         ]
@@ -323,20 +342,20 @@ class Engine:
         return total / count
 
     def _anchored(self, i: int) -> gpt.Weights:
-        give_back()
-        return views(self.fragments[i], to_float(self.anchors[i]).to(self.device))
+        release_free_memory()
+        return views(self.fragments[i], units_to_float(self.anchors[i]).to(self.device))
 
     # ---- keeping ---------------------------------------------------------------------------------------------
 
     def commit(self, closing: bool = False) -> None:
         """A state on disk: what is there is now the state. `closing`: with what only memory held."""
         self.flush()
-        self.operations.drain()
+        self.executor.drain()
         if not self.plan.commits_steps:
-            self.store.save_held(KINDS if closing else ("anchor", *TRADING))
+            self.store.write_memory_records(KINDS if closing else ("anchor", *EXCHANGE_KINDS))
         held = any(
-            self.store.held(kind, i) is not None
-            for kind in TRAINING
+            self.store.memory_buffer(kind, i) is not None
+            for kind in TRAINING_KINDS
             for i in range(len(self.fragments))
         )
         self.store.commit(self.describe(self.progress), whole=closing or not held)
@@ -344,39 +363,47 @@ class Engine:
     def _mend(self) -> None:
         """What the manifest said is not whole begins anew: the replica at the anchor, all else at zero, as the store
         has it then, and the moments with a warm-up."""
-        void = self.store.void
-        if void & set(TRAINING):
-            self.progress = replace(self.progress, updates=0, warming=WARM_UP)
+        void = self.store.invalid_kinds
+        if void & set(TRAINING_KINDS):
+            self.progress = replace(
+                self.progress, optimizer_steps=0, warmup_steps_left=WARMUP_STEPS
+            )
             self.reset_round()
-        elif void and any(self.progress.guess):
+        elif void and any(self.progress.prediction):
             self.reset_round()  # the guess in the replica was made of a momentum that may be gone
         elif void:
             self.commit()
-        self.operations.forget_copies()
+        self.executor.invalidate_cached_weights()
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """All that a restart needs besides the anchor's heads, on the host, by reference where it lies there. The
         replica is not in it: a restart begins a round. For states in memory; one on disk is its own."""
         self.flush()
-        self.settle()
-        tensors = {"progress": torch.tensor([self.progress.updates, self.progress.warming])}
+        self.apply_queued()
+        tensors = {
+            "progress": torch.tensor(
+                [self.progress.optimizer_steps, self.progress.warmup_steps_left]
+            )
+        }
         for i, fragment in enumerate(self.fragments):
-            m, v = Moments.of(self.plan, self.store.span("moments", i, 0), fragment.size).wide()
+            m, v = AdamMoments.of(
+                self.plan, self.store.memory_record("moments", i, 0), fragment.size
+            ).to_float32()
             tensors |= {f"m.{i}": m.cpu(), f"v.{i}": v.cpu()}
             for kind, shelf in self._shelves():
                 tensors[f"{kind}.{i}"] = shelf[i]
         return tensors
 
-    def _shelves(self) -> list[tuple[str, Shelf]]:
-        floats = Shelf(self.store, "momentum", torch.float32)
+    def _shelves(self) -> list[tuple[str, FragmentSequence]]:
+        floats = FragmentSequence(self.store, "momentum", torch.float32)
         return [
             ("anchor", self.anchors),
             ("momentum", floats),
-            ("feedback", Shelf(self.store, "feedback")),
+            ("feedback", FragmentSequence(self.store, "feedback")),
         ]
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes back what `state` gave, of any plan, and begins a round. Raises StateError, with nothing changed, if
         it does not fit."""
         wanted: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
@@ -391,19 +418,23 @@ class Engine:
         if wrong := sorted(name for name, _ in wanted.items() ^ given.items()):
             raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")
         updates, warming = tensors["progress"].tolist()
-        self.progress = Progress(updates=updates, warming=warming, guess=self._nothing)
+        self.progress = EngineProgress(
+            optimizer_steps=updates, warmup_steps_left=warming, prediction=self._nothing
+        )
         for i in range(len(self.fragments)):
             for kind, shelf in self._shelves():
                 shelf[i] = tensors[f"{kind}.{i}"]
             m, v = tensors[f"m.{i}"], tensors[f"v.{i}"]
             for t in range(self.plan.tile_count(i)):
                 begin, end = self.plan.bounds(i, t)
-                record = self.tiles.own("moments", i, t, 4, reads=False)
-                Moments.of(self.plan, record, end - begin).take(m[begin:end], v[begin:end])
-                self.store.keep("moments", i, t, record)
+                record = self.tiles.record("moments", i, t, 4, reads=False)
+                AdamMoments.of(self.plan, record, end - begin).load_float32(
+                    m[begin:end], v[begin:end]
+                )
+                self.store.store_tile("moments", i, t, record)
         self.reset_round()
 
     def close(self) -> None:
         """Ends the lanes. The state stays as the last commit left it."""
-        self.operations.close()
+        self.executor.close()
         self.store.close()

@@ -13,65 +13,69 @@ from barnraise.planning import program as program_module
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Hazards, Kind, Op
 from barnraise.spec import Recipe
-from barnraise.swap.activations import Boundaries, HostBoundaries
-from barnraise.swap.adam_moments import Moments
+from barnraise.swap.activations import Activations, HostActivations
+from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.adamw import sum_of_squares
-from barnraise.swap.arena import Leaves, to_float
+from barnraise.swap.arena import Leaves, units_to_float
 from barnraise.swap.buffers import Buffers
-from barnraise.swap.forward_backward import Passes
-from barnraise.swap.lanes import Lane, named
-from barnraise.swap.state_store import Shelf, Store
+from barnraise.swap.forward_backward import ForwardBackward
+from barnraise.swap.lanes import WorkerLane, as_state_error
+from barnraise.swap.state_store import FragmentSequence, StateStore
 
 
-class ArrivalLike(Protocol):
+class DecodableUpdate(Protocol):
     header: Any
 
     def decode(self, index: int) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
-class Progress:
+class EngineProgress:
     """How far the state has come: `position` in the data, tokens of the round, AdamW's steps, how many more warm up
     after a loss of moments, and the guess in the replica: by how many of its momenta each fragment is where updates
     under way are thought to take the anchor (empty: nowhere)."""
 
     position: int = 0
     round_tokens: int = 0
-    updates: int = 0
-    warming: int = 0
-    guess: tuple[float, ...] = ()
+    optimizer_steps: int = 0
+    warmup_steps_left: int = 0
+    prediction: tuple[float, ...] = ()
 
 
 @dataclass
-class Update:
+class PendingUpdate:
     """One step's updates: the rate, AdamW's count with this one, and by how much gradients are divided; `shrink` None:
     by each fragment's own norm. `arrivals` are folded in on the way, and each fragment's guess grows by `guess`.
     `progress`: once it is done."""
 
-    rate: float
-    count: int
-    shrink: float | None
-    guess: tuple[float, ...]
-    progress: Progress
+    learning_rate: float
+    step_number: int
+    gradient_divisor: float | None
+    prediction_growth: tuple[float, ...]
+    progress: EngineProgress
     norms: dict[int, Tensor] = field(default_factory=dict)
-    arrivals: list[ArrivalLike] = field(default_factory=list)
-    void: bool = False  # something was not finite: nothing is stepped any more
+    arrivals: list[DecodableUpdate] = field(default_factory=list)
+    is_cancelled: bool = False  # something was not finite: nothing is stepped any more
 
 
-class Operations:
+class Executor:
     """Lanes, buffers, and what is done in them. `committed(update)` is asked for the mark of a COMMIT."""
 
     def __init__(
-        self, plan: Plan, recipe: Recipe, store: Store, committed: Callable[[Update], str]
+        self,
+        plan: Plan,
+        recipe: Recipe,
+        store: StateStore,
+        committed: Callable[[PendingUpdate], str],
     ):
         self.plan, self.recipe, self.store, self.committed = plan, recipe, store, committed
         self.device = torch.device(plan.device)
         self.buffers = Buffers(plan, store)
-        self.anchors = Shelf(store, "anchor")
+        self.anchors = FragmentSequence(store, "anchor")
         threads = torch.get_num_threads()
         on_device = (program_module.Lane.COMPUTE, program_module.Lane.IN, program_module.Lane.OUT)
         self.lanes = {
-            lane: Lane(
+            lane: WorkerLane(
                 lane,
                 self.device if lane in on_device else None,
                 inline=lane is program_module.Lane.COMPUTE,
@@ -92,8 +96,8 @@ class Operations:
     def run(
         self,
         write: Callable[..., program_module.Program],
-        update: Update | None,
-        passes: Passes | None = None,
+        update: PendingUpdate | None,
+        passes: ForwardBackward | None = None,
     ) -> None:
         """A program: `write(plan, …, cached=…)`. Returns when all that is done on this thread is; the rest goes on."""
         self.update, self.passes = update, passes
@@ -115,7 +119,7 @@ class Operations:
             try:
                 call()
             except (OSError, RuntimeError, MemoryError) as error:
-                self._failure = self._failure or named(
+                self._failure = self._failure or as_state_error(
                     error, f"the {op.kind} of {self._name(op)} failed"
                 )
                 raise self._failure from error
@@ -131,24 +135,24 @@ class Operations:
     def drain(self) -> None:
         """Until every lane has done all it was given. Raises what one of them met."""
         for lane in self.lanes.values():
-            lane.settle()
+            lane.wait_until_idle()
         if self._failure is not None:
             raise self._failure
         self._hazards = Hazards()
 
-    def forget_copies(self) -> None:
+    def invalidate_cached_weights(self) -> None:
         """The master copies were changed beside the programs: nothing in the slots is theirs any more."""
         self._cached = {}
         if self.plan.staged:
             for i in (0, self.plan.last):
                 if self.plan.weights[i] != "device":
-                    self.buffers.end(i).flat.data.copy_(self.buffers.master(i))
+                    self.buffers.end_leaves(i).flat.data.copy_(self.buffers.host_weights(i))
 
-    def boundaries(self) -> Boundaries:
+    def new_activations(self) -> Activations:
         """For one step."""
         if self.plan.boundaries == "host":
-            return HostBoundaries(self.lanes, self.buffers.streams)
-        return Boundaries()
+            return HostActivations(self.lanes, self.buffers.streams)
+        return Activations()
 
     def close(self) -> None:
         for lane in self.lanes.values():
@@ -157,20 +161,20 @@ class Operations:
     # ---- kinds: each returns what its lane will do; buffers are chosen here, on the calling thread, in order --
 
     def _read(self, op: Op) -> Callable[[], None]:
-        (i,), into = op.blocks, self.buffers.incoming(op)
+        (i,), into = op.blocks, self.buffers.read_target(op)
 
         def read() -> None:
             for t in range(self.plan.tile_count(i)):
-                self.store.read("weights", i, t, into[self.store.bounds("weights", i, t)])
+                self.store.read("weights", i, t, into[self.store.record_slice("weights", i, t)])
 
         return read
 
     def _load(self, op: Op) -> Callable[[], None]:
-        target, source = self.buffers.loaded(op)
+        target, source = self.buffers.load_endpoints(op)
         return lambda: target.data.copy_(source, non_blocking=True)
 
     def _embed(self, op: Op) -> Callable[[], None]:
-        return lambda: self.passes.embed(self.buffers.end(0))
+        return lambda: self.passes.embed(self.buffers.end_leaves(0))
 
     def _forward(self, op: Op) -> Callable[[], None]:
         return lambda: self.passes.forward(op.blocks, self._leaves(op))
@@ -178,17 +182,17 @@ class Operations:
     def _head(self, op: Op) -> Callable[[], None]:
         def head() -> None:
             final, gradient = (
-                self.buffers.end(self.plan.last),
+                self.buffers.end_leaves(self.plan.last),
                 self.buffers.gradient(self.plan.last, -1),
             )
             gradient.zero_()
             self.buffers.head_gradient.zero_()
-            final.into(gradient)
-            self.passes.head(final, self.buffers.end(0), self.buffers.head_gradient)
+            final.accumulate_into(gradient)
+            self.passes.head(final, self.buffers.end_leaves(0), self.buffers.head_gradient)
             if (
                 self.plan.clipping != "exact"
             ):  # the losses are looked at before the first update of a step
-                self.update.void = not math.isfinite(float(sum(self.passes.losses)))
+                self.update.is_cancelled = not math.isfinite(float(sum(self.passes.losses)))
 
         return head
 
@@ -199,7 +203,7 @@ class Operations:
             for i, mine, slot in zip(op.blocks, leaves, op.gradients, strict=True):
                 gradient = self.buffers.gradient(i, slot)
                 gradient.zero_()
-                mine.into(gradient)
+                mine.accumulate_into(gradient)
             self.passes.backward(op.blocks, leaves)
 
         return backward
@@ -228,12 +232,12 @@ class Operations:
 
     def _spill(self, op: Op) -> Callable[[], None]:
         (i,), (slot,) = op.blocks, op.gradients
-        source = self.buffers.waiting_gradient(i, slot)
+        source = self.buffers.spill_source(i, slot)
 
         def spill() -> None:
             for t in range(self.plan.tile_count(i)):
                 self.store.write(
-                    "gradient", i, t, source[self.store.bounds("anchor", i, t)]
+                    "gradient", i, t, source[self.store.record_slice("anchor", i, t)]
                 )  # four bytes as well
 
         return spill
@@ -256,56 +260,64 @@ class Operations:
             for t in tiles:
                 moments, weights, gradient = self.buffers.update_parts(op, t)
                 self._fold(update, i, t, weights, moments)
-                if not update.void:
+                if not update.is_cancelled:
                     moments.step(
                         self.plan.fragments[i], self.plan.bounds(i, t)[0], weights, gradient,
-                        steps=update.count, rate=update.rate, decay=self.recipe.weight_decay, shrink=shrink,
+                        steps=update.step_number, rate=update.learning_rate, decay=self.recipe.weight_decay, shrink=shrink,
                     )  # fmt: skip
 
         return run
 
-    def _shrink(self, update: Update, i: int) -> float:
+    def _shrink(self, update: PendingUpdate, i: int) -> float:
         """By how much fragment i's gradient is divided. Per layer: each fragment's norm is held to clip / √fragments,
         so that the whole gradient's is held to clip."""
-        if update.shrink is not None and self.plan.clipping == "exact":
-            return update.shrink
+        if update.gradient_divisor is not None and self.plan.clipping == "exact":
+            return update.gradient_divisor
         norm = float(update.norms[i])
-        update.void = update.void or not math.isfinite(norm)
-        return update.shrink or max(
+        update.is_cancelled = update.is_cancelled or not math.isfinite(norm)
+        return update.gradient_divisor or max(
             1.0, norm * math.sqrt(len(self.plan.fragments)) / self.recipe.clip
         )
 
-    def _fold(self, update: Update, i: int, t: int, weights: Tensor, moments: Moments) -> None:
+    def _fold(
+        self, update: PendingUpdate, i: int, t: int, weights: Tensor, moments: AdamMoments
+    ) -> None:
         """Other machines' updates: into the anchor and the replica alike, so that their difference stays this
         machine's own progress and what is guessed."""
         if not update.arrivals:
-            if update.guess[i]:
-                self.fold(i, t, None, update.guess[i], weights, moments)
+            if update.prediction_growth[i]:
+                self.apply_to_tile(i, t, None, update.prediction_growth[i], weights, moments)
             return
         if i not in self._units:
-            self._units[i] = decoded(update.arrivals, i), self.plan.tile_count(i)
+            self._units[i] = sum_of_updates(update.arrivals, i), self.plan.tile_count(i)
         units, left = self._units[i]
-        self.fold(i, t, units, update.guess[i], weights, moments)
+        self.apply_to_tile(i, t, units, update.prediction_growth[i], weights, moments)
         self._units[i] = units, left - 1
         if left == 1:
             del self._units[i]
 
-    def fold(
-        self, i: int, t: int, units: Tensor | None, guess: float, weights: Tensor, moments: Moments
+    def apply_to_tile(
+        self,
+        i: int,
+        t: int,
+        units: Tensor | None,
+        guess: float,
+        weights: Tensor,
+        moments: AdamMoments,
     ) -> None:
         """Adds a tile of int32 units [fragment] to the anchor and to the replica, and to the latter so many momenta:
         down, as an update goes."""
         begin, end = self.plan.bounds(i, t)
         master = moments.master(weights)
         if units is not None:
-            raw = self.store.tile("anchor", i, t, self.buffers.spare(1))
+            raw = self.store.load_tile("anchor", i, t, self.buffers.tile_scratch(1))
             raw[: 4 * (end - begin)].view(torch.int32).add_(units[begin:end])
-            self.store.keep("anchor", i, t, raw)
-            master.add_(to_float(units[begin:end].to(master.device)))
+            self.store.store_tile("anchor", i, t, raw)
+            master.add_(units_to_float(units[begin:end].to(master.device)))
         if guess:
-            raw = self.store.tile("momentum", i, t, self.buffers.spare(2))
+            raw = self.store.load_tile("momentum", i, t, self.buffers.tile_scratch(2))
             master.sub_(raw[: 4 * (end - begin)].view(torch.float32).to(master.device) * guess)
-        moments.keep(weights, master)
+        moments.store_master(weights, master)
 
     def _store(self, op: Op) -> Callable[[], None]:
         (i,) = op.blocks
@@ -322,16 +334,16 @@ class Operations:
             for kind, part in parts.items():
                 self.store.write(kind, i, op.tile, part)
             for t in range(self.plan.tile_count(i) if op.ring < 0 else 0):
-                self.store.write("moments", i, t, self.store.span("moments", i, t))
+                self.store.write("moments", i, t, self.store.memory_record("moments", i, t))
 
         return put
 
     def _write(self, op: Op) -> Callable[[], None]:
-        (i,), source = op.blocks, self.buffers.outgoing(op)
+        (i,), source = op.blocks, self.buffers.write_source(op)
 
         def write() -> None:
             for t in range(self.plan.tile_count(i)):
-                self.store.write("weights", i, t, source[self.store.bounds("weights", i, t)])
+                self.store.write("weights", i, t, source[self.store.record_slice("weights", i, t)])
 
         return write
 
@@ -340,7 +352,7 @@ class Operations:
         return lambda: self.store.commit(mark)
 
 
-def decoded(arrivals: list[ArrivalLike], i: int) -> Tensor | None:
+def sum_of_updates(arrivals: list[DecodableUpdate], i: int) -> Tensor | None:
     """The sum of all arrivals' units of fragment i, int32 [n]; None where none says anything of it."""
     total = None
     for arrival in arrivals:

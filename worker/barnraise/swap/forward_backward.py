@@ -8,14 +8,14 @@ from torch import Tensor
 
 from barnraise.models import gpt2 as gpt
 from barnraise.planning.plan import Plan
-from barnraise.swap.activations import Boundaries
+from barnraise.swap.activations import Activations
 from barnraise.swap.arena import Leaves
 from barnraise.swap.fused_loss import head_step
 
 STREAM = -1  # the boundary that gradients travel in, on their way down
 
 
-class Finish(torch.autograd.Function):
+class BlockEnd(torch.autograd.Function):
     """The end of a block for its backward, which needs none of its results: where the stream is not `wanted`, it is not
     computed (a twelfth of a step's products), and there is no memory behind what stands for it. The last matrix's
     gradient is added in place."""
@@ -24,29 +24,33 @@ class Finish(torch.autograd.Function):
     def forward(ctx, x: Tensor, wide: Tensor, leaves: Leaves, wanted: bool) -> Tensor:
         ctx.save_for_backward(wide)
         ctx.leaves = leaves
-        return gpt.finish(leaves.weights, x, wide) if wanted else x.new_empty(1).expand_as(x)
+        return gpt.block_end(leaves.weights, x, wide) if wanted else x.new_empty(1).expand_as(x)
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (wide,), leaves = ctx.saved_tensors, ctx.leaves
         weight, rows = leaves.weights["down.weight"], dy.reshape(-1, dy.shape[-1])
-        leaves.add_vector("down.bias", rows.sum(0))
+        leaves.add_vector_gradient("down.bias", rows.sum(0))
         rows = rows.to(weight.dtype)
-        leaves.add("down.weight", rows, wide.reshape(-1, wide.shape[-1]))
+        leaves.add_matrix_gradient("down.weight", rows, wide.reshape(-1, wide.shape[-1]))
         return dy, (rows @ weight).view_as(wide), None, None
 
 
-class Passes:
+class ForwardBackward:
     """One step's activations and figures. `losses`: share · loss of each micro-batch, `norms`: of each fragment's
     gradient; both stay on the device."""
 
     def __init__(
-        self, plan: Plan, batches: Sequence[Tensor], shares: Sequence[float], boundaries: Boundaries
+        self,
+        plan: Plan,
+        batches: Sequence[Tensor],
+        shares: Sequence[float],
+        boundaries: Activations,
     ):
         """`batches`: int64 [sequences, context + 1] each, on the device."""
         self.plan, self.heads = plan, plan.model.heads
         self.batches, self.shares = batches, shares
-        self.boundaries = boundaries
+        self.activations = boundaries
         self.losses: list[Tensor] = []
         self.norms: dict[int, Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -66,18 +70,20 @@ class Passes:
     def _graph(self, leaves: Leaves, leaf: Tensor, wanted: bool) -> Tensor:
         """What a block's backward starts from; its stream only if `wanted`."""
         with torch.enable_grad(), self._precision():
-            return Finish.apply(*gpt.begin(leaves.weights, leaf, self.heads), leaves, wanted)
+            return BlockEnd.apply(
+                *gpt.block_start(leaves.weights, leaf, self.heads), leaves, wanted
+            )
 
     def embed(self, embedding: Leaves) -> None:
         with torch.no_grad():
             for m, batch in enumerate(self.batches):
-                self.boundaries.put(1, m, gpt.embed(embedding.weights, batch[:, :-1]).float())
+                self.activations.store(1, m, gpt.embed(embedding.weights, batch[:, :-1]).float())
 
     def forward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
         for m in range(len(self.batches)):
             first = group[0]
             keeps = first in self._kept and first < self._first_retained
-            x = self.boundaries.get(first, m) if keeps else self.boundaries.pop(first, m)
+            x = self.activations.get(first, m) if keeps else self.activations.pop(first, m)
             for i, mine in zip(group, leaves, strict=True):
                 if i >= self._first_retained:
                     leaf = x.detach().requires_grad_()
@@ -86,15 +92,15 @@ class Passes:
                     x = y.detach()
                     continue
                 if i != first and i in self._kept:
-                    self.boundaries.put(i, m, x)
+                    self.activations.store(i, m, x)
                 with torch.no_grad():
                     x = self._block(mine, x)
-            self.boundaries.put(group[-1] + 1, m, x)
+            self.activations.store(group[-1] + 1, m, x)
 
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
         """`token_gradient`: fp32 [V, d], added to."""
         for m, (batch, share) in enumerate(zip(self.batches, self.shares, strict=True)):
-            x = self.boundaries.pop(self.plan.last, m)
+            x = self.activations.pop(self.plan.last, m)
             with self._precision():
                 loss, dx = head_step(
                     final.weights,
@@ -105,14 +111,14 @@ class Passes:
                     token_gradient,
                 )
             self.losses.append(loss)
-            self.boundaries.put(STREAM, m, dx)
+            self.activations.store(STREAM, m, dx)
 
     def backward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
         """Adds to the leaves' gradients, micro-batch after micro-batch in ascending order."""
         of = dict(zip(group, leaves, strict=True))
         for m in range(len(self.batches)):
             inputs = self._inputs(group, of, m)
-            dy = self.boundaries.pop(STREAM, m)
+            dy = self.activations.pop(STREAM, m)
             for i in reversed(group):
                 if i >= self._first_retained:
                     leaf, y = self._graphs.pop((i, m))
@@ -122,7 +128,7 @@ class Passes:
                 y.backward(dy)
                 dy = leaf.grad
                 del leaf, y
-            self.boundaries.put(STREAM, m, dy)
+            self.activations.store(STREAM, m, dy)
 
     def _inputs(self, group: Sequence[int], of: dict[int, Leaves], m: int) -> dict[int, Tensor]:
         """Inputs of the group's blocks that compute again: kept ones, or from the group's first on."""
@@ -130,7 +136,7 @@ class Passes:
         found: dict[int, Tensor] = {}
         for i in again:
             if i in self._kept:
-                found[i] = self.boundaries.pop(i, m)
+                found[i] = self.activations.pop(i, m)
             else:
                 with torch.no_grad():
                     found[i] = self._block(of[i - 1], found[i - 1])
@@ -140,7 +146,7 @@ class Passes:
         """Adds to the embedding's gradient, and to its table's what the head added up (the two are tied)."""
         with torch.no_grad():
             for m, batch in enumerate(self.batches):
-                dx, tokens = self.boundaries.pop(STREAM, m), batch[:, :-1]
+                dx, tokens = self.activations.pop(STREAM, m), batch[:, :-1]
                 gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
                 rows = dx.reshape(-1, dx.shape[-1])
                 if dx.device.type == "cpu":

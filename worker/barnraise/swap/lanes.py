@@ -21,12 +21,12 @@ from torch import Tensor
 from barnraise.errors import BarnraiseError, StateError
 from barnraise.swap.arena import PAGE
 
-REQUEST = (
+REQUEST_BYTES = (
     8 << 20
 )  # bytes a disk is asked for at a time: large enough to stream, small enough to be fair
 
 
-class Event:
+class LaneEvent:
     """Something a lane will have done. Carries the failure of what could not be done."""
 
     def __init__(self) -> None:
@@ -35,16 +35,16 @@ class Event:
         self.error: BaseException | None = None
 
     @property
-    def said(self) -> bool:
+    def is_issued(self) -> bool:
         """Whether the lane has come to it (its stream may still be at it)."""
         return self._said.is_set()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it is done altogether."""
-        return self.said and (self._mark is None or self._mark.query())
+        return self.is_issued and (self._mark is None or self._mark.query())
 
-    def done(
+    def complete(
         self, mark: "torch.cuda.Event | None" = None, error: BaseException | None = None
     ) -> None:
         self._mark, self.error = mark, error
@@ -62,7 +62,7 @@ class Event:
                 self._mark.synchronize()
 
 
-class Lane:
+class WorkerLane:
     """Work done beside the others' work: in the order given or, `eager`, whatever can begin, the most urgent first.
     `inline`: in the caller's own thread, at once."""
 
@@ -82,7 +82,9 @@ class Lane:
         self.watch: Callable[[str, object, float, float], None] | None = (
             None  # (lane, label, began, ended)
         )
-        self._queue: deque[tuple[Callable[[], None], list[Event], Event, object, float]] = deque()
+        self._queue: deque[tuple[Callable[[], None], list[LaneEvent], LaneEvent, object, float]] = (
+            deque()
+        )
         self._more = threading.Condition()
         self._closed = self._busy = False
         self._thread = (
@@ -100,12 +102,12 @@ class Lane:
     def submit(
         self,
         call: Callable[[], None],
-        after: Iterable[Event] = (),
+        after: Iterable[LaneEvent] = (),
         label: object = "",
         urgency: float = 0.0,
-    ) -> Event:
+    ) -> LaneEvent:
         """Runs `call` once all of `after` are done. The least `urgency` is the most urgent."""
-        event, after = Event(), list(after)
+        event, after = LaneEvent(), list(after)
         if self._thread is None:
             self._run(call, after, event, label)
             if event.error is not None:
@@ -116,13 +118,13 @@ class Lane:
             self._more.notify_all()
         return event
 
-    def mark(self) -> Event:
+    def record_event(self) -> LaneEvent:
         """An event for all that an inline lane has begun."""
-        event = Event()
-        event.done(None if self.stream is None else self.stream.record_event())
+        event = LaneEvent()
+        event.complete(None if self.stream is None else self.stream.record_event())
         return event
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Until all that was submitted is done."""
         if self._thread is not None:
             with self._more:
@@ -148,7 +150,9 @@ class Lane:
                     return
                 chosen = self._queue[0]
                 if self.eager:
-                    ready = [each for each in self._queue if all(event.said for event in each[1])]
+                    ready = [
+                        each for each in self._queue if all(event.is_issued for event in each[1])
+                    ]
                     chosen = min(ready, key=lambda each: each[4], default=chosen)
                 self._queue.remove(chosen)
                 self._busy = True
@@ -165,7 +169,7 @@ class Lane:
                 self._more.notify_all()
 
     def _run(
-        self, call: Callable[[], None], after: list[Event], event: Event, label: object
+        self, call: Callable[[], None], after: list[LaneEvent], event: LaneEvent, label: object
     ) -> None:
         try:
             for each in after:
@@ -184,9 +188,9 @@ class Lane:
                 if mark is not None:
                     mark.synchronize()  # a trace is of what happened, at the price of some overlap
                 self.watch(self.name, label, began, time.perf_counter())
-            event.done(mark)
+            event.complete(mark)
         except BaseException as error:  # whoever waits for the event gets it
-            event.done(error=error)
+            event.complete(error=error)
 
 
 def checksum(data: Tensor) -> int:
@@ -204,7 +208,7 @@ def checksum(data: Tensor) -> int:
     return int(sums.mul_(weights | 1).sum().item()) & ((1 << 64) - 1)
 
 
-class Disk:
+class DirectFile:
     """One file of a fixed size, read and written in large aligned requests, past the page cache where the system
     can."""
 
@@ -259,7 +263,7 @@ class Disk:
         view = memoryview(into.numpy())
         while len(view):
             with self._named():
-                got = self._read(view[:REQUEST], offset)
+                got = self._read(view[:REQUEST_BYTES], offset)
             if got <= 0:
                 raise OSError(errno.EIO, f"{self.path} ends at {offset}")
             offset, view = offset + got, view[got:]
@@ -268,7 +272,7 @@ class Disk:
         view = memoryview(data.numpy())
         while len(view):
             with self._named():
-                put = self._write(view[:REQUEST], offset)
+                put = self._write(view[:REQUEST_BYTES], offset)
             offset, view = offset + put, view[put:]
 
     @contextlib.contextmanager
@@ -310,7 +314,7 @@ class Disk:
         os.close(self._file)
 
 
-def named(error: BaseException, what: str) -> BarnraiseError:
+def as_state_error(error: BaseException, what: str) -> BarnraiseError:
     """A failure as a sentence about the resource that failed."""
     if isinstance(error, BarnraiseError):
         return error

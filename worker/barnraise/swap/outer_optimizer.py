@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from barnraise.spec import UNIT_BITS, Recipe
-from barnraise.swap.arena import to_float
-from barnraise.swap.state_store import Store
+from barnraise.swap.arena import units_to_float
+from barnraise.swap.state_store import StateStore
 from barnraise.swap.tiles import Tiles
 
 FEEDBACK_BOUND = (
@@ -19,21 +19,21 @@ FEEDBACK_BOUND = (
 STEP_BOUND = 1 << 29
 
 
-class Outer:
-    def __init__(self, recipe: Recipe, store: Store, tiles: Tiles):
+class OuterOptimizer:
+    def __init__(self, recipe: Recipe, store: StateStore, tiles: Tiles):
         self.recipe, self.store, self.tiles = recipe, store, tiles
-        self.plan, self.spare = tiles.plan, tiles.buffers.spare
+        self.plan, self.spare = tiles.plan, tiles.buffers.tile_scratch
 
-    def owe(self, i: int, values: Tensor, weight: float, guess: float) -> None:
+    def accumulate(self, i: int, values: Tensor, weight: float, guess: float) -> None:
         """What the round adds to what was owed: into the error feedback, and negated into `values` (int32 [n])."""
         recipe, (a, b, c) = self.recipe, (self.spare(k) for k in (1, 2, 3))
-        for t, (begin, end, moments, weights) in enumerate(self.tiles.of(i, changes=False)):
+        for t, (begin, end, moments, weights) in enumerate(self.tiles.iterate(i, changes=False)):
             n = end - begin
-            anchor = self.store.tile("anchor", i, t, a)[: 4 * n].view(torch.int32)
-            raw = self.store.tile("momentum", i, t, b)
+            anchor = self.store.load_tile("anchor", i, t, a)[: 4 * n].view(torch.int32)
+            raw = self.store.load_tile("momentum", i, t, b)
             momentum = raw[: 4 * n].view(torch.float32)
             delta = (
-                ahead(anchor, momentum, guess)
+                predicted_start(anchor, momentum, guess)
                 .sub_(moments.master(weights).to(anchor.device))
                 .mul_(weight)
             )
@@ -41,43 +41,43 @@ class Outer:
                 f"the replica of {self.plan.fragments[i].name} is not finite"
             )
             momentum.mul_(recipe.outer_momentum).add_(delta)
-            self.store.keep("momentum", i, t, raw)
+            self.store.store_tile("momentum", i, t, raw)
             step = momentum.mul(recipe.outer_momentum).add_(delta).mul_(recipe.outer_rate)
-            feedback = self.store.tile("feedback", i, t, c)[: 4 * n].view(torch.int32)
-            accumulate(feedback, step, recipe.feedback_decay)
+            feedback = self.store.load_tile("feedback", i, t, c)[: 4 * n].view(torch.int32)
+            accumulate_feedback(feedback, step, recipe.feedback_decay)
             torch.neg(feedback, out=values[begin:end])
 
-    def say(self, i: int, values: Tensor, units: Tensor, guess: float) -> None:
+    def apply_published(self, i: int, values: Tensor, units: Tensor, guess: float) -> None:
         """`units` of `values` were said: the rest stays owed, the anchor moves, and the replica begins ahead of it."""
         a, b, c = (self.spare(k) for k in (1, 2, 3))
-        for t, (begin, end, moments, weights) in enumerate(self.tiles.of(i)):
+        for t, (begin, end, moments, weights) in enumerate(self.tiles.iterate(i)):
             n, said = end - begin, units[begin:end]
-            held = self.store.held("feedback", i)
+            held = self.store.memory_buffer("feedback", i)
             raw = (
                 b[: self.plan.record("feedback", n)]
                 if held is None
-                else self.store.span("feedback", i, t)
+                else self.store.memory_record("feedback", i, t)
             )
             torch.sub(said, values[begin:end], out=raw[: 4 * n].view(torch.int32))
-            self.store.keep("feedback", i, t, raw)
-            raw = self.store.tile("anchor", i, t, a)
+            self.store.store_tile("feedback", i, t, raw)
+            raw = self.store.load_tile("anchor", i, t, a)
             anchor = raw[: 4 * n].view(torch.int32).add_(said)
-            self.store.keep("anchor", i, t, raw)
+            self.store.store_tile("anchor", i, t, raw)
             momentum = (
-                self.store.tile("momentum", i, t, c)[: 4 * n].view(torch.float32)
+                self.store.load_tile("momentum", i, t, c)[: 4 * n].view(torch.float32)
                 if guess
                 else anchor
             )
-            self.tiles.put(moments, weights, ahead(anchor, momentum, guess))
+            self.tiles.set_weights(moments, weights, predicted_start(anchor, momentum, guess))
 
 
-def ahead(anchor: Tensor, momentum: Tensor, guess: float) -> Tensor:
+def predicted_start(anchor: Tensor, momentum: Tensor, guess: float) -> Tensor:
     """Where a replica begins: fp32, from int32 units and, with a guess, the momentum."""
-    start = to_float(anchor)
+    start = units_to_float(anchor)
     return start.sub_(momentum * guess) if guess else start
 
 
-def accumulate(feedback: Tensor, step: Tensor, decay: float) -> None:
+def accumulate_feedback(feedback: Tensor, step: Tensor, decay: float) -> None:
     """feedback (int32 units) ← round(decay · feedback) + round(step / unit), bounded; uses up `step` (fp32)."""
     if decay != 1.0:
         feedback.copy_(feedback.double().mul_(decay).round_())

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from barnraise.spec import Fragment
-from barnraise.swap.adamw import Step
-from barnraise.swap.tile_threads import BLOCK, Scratch, in_tiles
+from barnraise.swap.adamw import AdamWStep
+from barnraise.swap.tile_threads import BLOCK, Scratch, for_each_tile
 
 HALF = 0x8000
 M_TOP, V_TOP = (
@@ -57,7 +57,7 @@ def split(weights: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Te
     high, low = out or (
         torch.empty_like(weights, dtype=dtype) for dtype in (torch.bfloat16, torch.int16)
     )
-    in_tiles(
+    for_each_tile(
         lambda scratch, _, weights, *halves: _split(scratch.a.copy_(weights), *halves),
         weights,
         high,
@@ -69,7 +69,7 @@ def split(weights: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Te
 def join(high: Tensor, low: Tensor, out: Tensor | None = None) -> Tensor:
     """The fp32 [n] that was split, in `out` if given."""
     out = torch.empty_like(high, dtype=torch.float32) if out is None else out
-    in_tiles(lambda _, __, *parts: _join(*parts), out, high, low)
+    for_each_tile(lambda _, __, *parts: _join(*parts), out, high, low)
     return out
 
 
@@ -78,7 +78,7 @@ def update_split(
     steps: int | Tensor, rate: float, decay: float, shrink: float = 1.0,
 ) -> None:  # fmt: skip
     """`optimizer.update` of the joined master, bit for bit, in place; gradient fp32 or bf16 [n]."""
-    step = Step.of(fragment, begin, high, steps=steps, rate=rate, decay=decay, shrink=shrink)
+    step = AdamWStep.of(fragment, begin, high, steps=steps, rate=rate, decay=decay, shrink=shrink)
 
     def work(
         scratch: Scratch,
@@ -93,7 +93,7 @@ def update_split(
         step.apply(begin + offset, master, _wide(gradient, scratch), m, v)
         _split(master, high, low)
 
-    in_tiles(work, high, low, gradient, m, v)
+    for_each_tile(work, high, low, gradient, m, v)
 
 
 def _join(master: Tensor, high: Tensor, low: Tensor) -> Tensor:
@@ -124,7 +124,9 @@ def update_8bit(
     BLOCK. The weights are fp32 [n], or with `low` split ones: the high half. The same bits for every cut into tiles at
     multiples of BLOCK and every number of threads."""
     assert begin % BLOCK == 0, f"a tile of 8-bit moments begins on a block, not at {begin}"
-    step = Step.of(fragment, begin, weights, steps=steps, rate=rate, decay=decay, shrink=shrink)
+    step = AdamWStep.of(
+        fragment, begin, weights, steps=steps, rate=rate, decay=decay, shrink=shrink
+    )
     dither, halves = _dither(int(steps), weights.device), () if low is None else (low,)
 
     def work(
@@ -138,7 +140,7 @@ def update_8bit(
         if low is not None:
             _split(master, weights, low)
 
-    in_tiles(work, weights, gradient, *moments.tensors, *halves)
+    for_each_tile(work, weights, gradient, *moments.tensors, *halves)
 
 
 def encode_moments(m: Tensor, v: Tensor, moments: Moments8, steps: int = 0) -> None:
@@ -150,13 +152,13 @@ def encode_moments(m: Tensor, v: Tensor, moments: Moments8, steps: int = 0) -> N
     def work(scratch: Scratch, _: int, m: Tensor, v: Tensor, *coded: Tensor) -> None:
         _encode(scratch, scratch.a.copy_(m), scratch.b.copy_(v), *coded, dither)
 
-    in_tiles(work, m, v, *moments.tensors)
+    for_each_tile(work, m, v, *moments.tensors)
 
 
 def decode_moments(moments: Moments8) -> tuple[Tensor, Tensor]:
     """Bytes → m and v, fp32 [n]."""
     m, v = (torch.empty_like(moments.m, dtype=torch.float32) for _ in range(2))
-    in_tiles(_decode, m, v, *moments.tensors)
+    for_each_tile(_decode, m, v, *moments.tensors)
     return m, v
 
 
@@ -170,7 +172,7 @@ def _decode(
     m_scale: Tensor,
     v_scale: Tensor,
 ) -> None:
-    bits, halves = scratch.shorts, scratch.halves
+    bits, halves = scratch.int16_scratch, scratch.fp16_scratch
     bits.copy_(m8.view(torch.int8)).mul_(1 << DROPPED).bitwise_and_(
         ~UPPER
     )  # the sign had spread into it
@@ -190,7 +192,7 @@ def _encode(
     dither: Tensor,
 ) -> None:
     """Uses up m and v."""
-    blocks, bits, halves = _blocks(m), scratch.shorts, scratch.halves
+    blocks, bits, halves = _blocks(m), scratch.int16_scratch, scratch.fp16_scratch
     torch.maximum(blocks.amax(1), blocks.amin(1).neg_(), out=m_scale).clamp_min_(TINIEST)
     blocks.mul_(m_scale.reciprocal().mul_(M_TOP)[:, None])
     halves.copy_(m)  # what is too small becomes subnormal, and then zero
@@ -198,7 +200,7 @@ def _encode(
     _blocks(bits).add_(row[0])  # to the magnitude: the sign is a bit of its own
     bits.bitwise_right_shift_(DROPPED)
     bits.sub_(
-        torch.bitwise_right_shift(bits, 8, out=scratch.spare), alpha=128
+        torch.bitwise_right_shift(bits, 8, out=scratch.int16_spare), alpha=128
     )  # the sign down to the byte's upper bit
     m8.view(torch.int8).copy_(bits)
 

@@ -21,16 +21,16 @@ from torch import Tensor
 from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError, StateError
 from barnraise.planning.plan import KINDS, Plan
-from barnraise.swap.arena import Arena, aligned
-from barnraise.swap.lanes import Disk, checksum
+from barnraise.swap.arena import Arena, page_aligned
+from barnraise.swap.lanes import DirectFile, checksum
 
 FORMAT = 1
-MANIFEST, STATE = "manifest.json", "state.bin"
-TRAINING, TRADING = ("weights", "moments"), ("momentum", "feedback")
+MANIFEST_FILE, STATE_FILE = "manifest.json", "state.bin"
+TRAINING_KINDS, EXCHANGE_KINDS = ("weights", "moments"), ("momentum", "feedback")
 Key = tuple[str, int, int]  # kind, fragment, tile
 
 
-class Store:
+class StateStore:
     """The state of one machine in one run under one plan. `folder` is None for a state in memory alone.
 
     `mark`: what the manifest says the state belongs to, None for a fresh one. `void`: kinds it says are not whole.
@@ -42,21 +42,21 @@ class Store:
         cuda = torch.device("cuda") if plan.device == "cuda" else None
         self.host, self.device = Arena(registered=cuda is not None), Arena(cuda)
         self.plan, self.folder = plan, folder
-        self.mark: str | None = None
-        self.void: set[str] = set()
+        self.header: str | None = None
+        self.invalid_kinds: set[str] = set()
         self.written_today, self._day = 0, _today()
         self._held: dict[tuple[str, int], Tensor] = {}
         for kind, i in self._all():
             if (tier := self._tier(kind, i)) != "disk":
                 arena = self.device if tier == "device" else self.host
-                self._held[kind, i] = arena.buffer(plan.total(kind, i))
+                self._held[kind, i] = arena.allocate(plan.total(kind, i))
         self._newest: dict[Key, tuple[int, int]] = {}  # (slot, checksum) of what was written last
         self._kept: dict[Key, tuple[int, int]] = {}  # …of what the manifest names
         self._turn = threading.Lock()
         if folder is None:
             return
         self._place()
-        self._disk = Disk(folder / STATE, self._end)
+        self._disk = DirectFile(folder / STATE_FILE, self._end)
         try:
             self._read_manifest()
         except BaseException:
@@ -88,37 +88,37 @@ class Store:
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
-    def held(self, kind: str, i: int) -> Tensor | None:
+    def memory_buffer(self, kind: str, i: int) -> Tensor | None:
         """uint8 [all records of the fragment], when memory holds them."""
         return self._held.get((kind, i))
 
-    def tile(self, kind: str, i: int, t: int, spare: Tensor) -> Tensor:
+    def load_tile(self, kind: str, i: int, t: int, spare: Tensor) -> Tensor:
         """uint8 [record]: where memory holds it, or read into `spare`."""
         if (held := self._held.get((kind, i))) is not None:
-            return held[self.bounds(kind, i, t)]
+            return held[self.record_slice(kind, i, t)]
         into = spare[: self._sizes[kind, i, t]]
         self.read(kind, i, t, into)
         return into
 
-    def keep(self, kind: str, i: int, t: int, data: Tensor) -> None:
+    def store_tile(self, kind: str, i: int, t: int, data: Tensor) -> None:
         """A tile that was changed, where `tile` gave it: to disk, if that is its home or must follow."""
         if self.folder is not None and (self._tier(kind, i) == "disk" or self.plan.commits_steps):
             self.write(kind, i, t, data)
 
-    def bounds(self, kind: str, i: int, t: int) -> slice:
+    def record_slice(self, kind: str, i: int, t: int) -> slice:
         """Where a tile's record lies among its fragment's."""
         begin = t * self.plan.record(kind, self.plan.tile)
         return slice(begin, begin + self.plan.record(kind, self._elements(i, t)))
 
-    def span(self, kind: str, i: int, t: int) -> Tensor:
+    def memory_record(self, kind: str, i: int, t: int) -> Tensor:
         """uint8 [record] of a tile that memory holds."""
-        return self._held[kind, i][self.bounds(kind, i, t)]
+        return self._held[kind, i][self.record_slice(kind, i, t)]
 
     def _elements(self, i: int, t: int) -> int:
         begin, end = self.plan.bounds(i, t)
         return end - begin
 
-    def known(self, kind: str, i: int, t: int) -> bool:
+    def was_written(self, kind: str, i: int, t: int) -> bool:
         """Whether the tile was ever written to disk."""
         return (kind, i, t) in self._newest
 
@@ -127,13 +127,13 @@ class Store:
     def read(self, kind: str, i: int, t: int, into: Tensor) -> None:
         """What was written last, into uint8 [record]; zeros before the first. Raises OSError, and DamageError for other
         bytes than those that were written."""
-        if not self.known(kind, i, t):
+        if not self.was_written(kind, i, t):
             into.zero_()
             return
         slot, wanted = self._newest[kind, i, t]
         self._disk.read(self._offset(kind, i, t, slot), into)
         if checksum(into) != wanted:
-            self.condemn(kind)
+            self.mark_invalid(kind)
             name = self.plan.fragments[i].name
             raise DamageError(
                 f"{self._disk.path}: the {kind} of {name} are not what was written there. Training stopped; joining "
@@ -148,10 +148,10 @@ class Store:
             pass
         elif self.plan.two_slots(kind):
             slot = 1 - self._kept.get(key, (1, 0))[0]
-        elif self.mark is not None and kind not in self.void:
-            self.condemn(kind)
+        elif self.header is not None and kind not in self.invalid_kinds:
+            self.mark_invalid(kind)
         if data.device.type != "cpu":
-            data = aligned(data.numel()).copy_(data)
+            data = page_aligned(data.numel()).copy_(data)
         total = checksum(data)
         self._disk.write(self._offset(kind, i, t, slot), data)
         with self._turn:
@@ -172,17 +172,23 @@ class Store:
         """What was written since the last commit, and `mark`, is now the state. `whole`: training state too, where it
         is written in place. Raises OSError; then the last manifest still holds."""
         self._disk.sync()
-        self.mark = mark
-        self.void = set() if whole or self.plan.commits_steps else set(TRAINING)
+        self.header = mark
+        self.invalid_kinds = set() if whole or self.plan.commits_steps else set(TRAINING_KINDS)
         self._kept = {key: at for key, at in self._newest.items() if key[0] != "gradient"}
         self._write_manifest()
 
-    def condemn(self, kind: str) -> None:
+    def mark_invalid(self, kind: str) -> None:
         """From here on the manifest says that this kind is not whole (with weights go moments, and the reverse)."""
         with self._turn:
-            wider = TRAINING if kind in TRAINING else TRADING if kind in TRADING else KINDS
-            if self.mark is not None and not self.void.issuperset(wider):
-                self.void |= set(wider)
+            wider = (
+                TRAINING_KINDS
+                if kind in TRAINING_KINDS
+                else EXCHANGE_KINDS
+                if kind in EXCHANGE_KINDS
+                else KINDS
+            )
+            if self.header is not None and not self.invalid_kinds.issuperset(wider):
+                self.invalid_kinds |= set(wider)
                 self._write_manifest()
 
     def _offset(self, kind: str, i: int, t: int, slot: int) -> int:
@@ -207,45 +213,47 @@ class Store:
             tiles = [self._kept.get((kind, i, t)) for t in range(self.plan.tile_count(i))]
             kept.setdefault(kind, []).append([list(each) if each else [] for each in tiles])
         body = {
-            "layout": self.layout, "mark": self.mark, "void": sorted(self.void), "day": self._day,
+            "layout": self.layout, "mark": self.header, "void": sorted(self.invalid_kinds), "day": self._day,
             "written": self.written_today, "kept": kept,
         }  # fmt: skip
         text = json.dumps(body)
         whole = json.dumps({"digest": sha256(text.encode()).hexdigest(), "body": text})
-        write_atomically(self.folder / MANIFEST, whole.encode())
+        write_atomically(self.folder / MANIFEST_FILE, whole.encode())
 
     def _read_manifest(self) -> None:
-        body = manifest(self.folder)
+        body = read_manifest(self.folder)
         if body is None:
             return
         if body["layout"] != self.layout:
             raise StateError(
                 f"{self.folder} holds a state laid out in another way; give the limits it was begun with, or remove it"
             )
-        self.mark, self.void = body["mark"], set(body["void"])
+        self.header, self.invalid_kinds = body["mark"], set(body["void"])
         self._day, self.written_today = body["day"], body["written"]
         for kind, fragments in body["kept"].items():
             for i, tiles in enumerate(fragments):
                 for t, at in enumerate(tiles):
                     if at:
                         self._kept[kind, i, t] = (at[0], at[1])
-        self._newest = {key: at for key, at in self._kept.items() if key[0] not in self.void}
+        self._newest = {
+            key: at for key, at in self._kept.items() if key[0] not in self.invalid_kinds
+        }
         for kind, i in self._held:  # what memory holds is read once, here
-            if kind not in self.void:
+            if kind not in self.invalid_kinds:
                 for t in range(self.plan.tile_count(i)):
                     if (kind, i, t) in self._newest:
-                        into = self.span(kind, i, t)
-                        fresh = into if into.device.type == "cpu" else aligned(into.numel())
+                        into = self.memory_record(kind, i, t)
+                        fresh = into if into.device.type == "cpu" else page_aligned(into.numel())
                         self.read(kind, i, t, fresh)
                         into.copy_(fresh)
 
-    def save_held(self, kinds: Sequence[str]) -> None:
+    def write_memory_records(self, kinds: Sequence[str]) -> None:
         """What memory holds of these kinds and nothing else writes goes to disk, before a commit."""
         for (kind, i), held in self._held.items():
             for t in range(self.plan.tile_count(i) if kind in kinds else 0):
-                self.write(kind, i, t, held[self.bounds(kind, i, t)])
+                self.write(kind, i, t, held[self.record_slice(kind, i, t)])
 
-    def allowance(self, daily: int | None) -> int | None:
+    def writes_left_today(self, daily: int | None) -> int | None:
         """Bytes that may still be written today; None without a budget."""
         if daily is None:
             return None
@@ -257,11 +265,11 @@ class Store:
             self._disk.close()
 
 
-class Shelf(Sequence):
+class FragmentSequence(Sequence):
     """One int32 or fp32 kind of all fragments: `shelf[i]` is a fragment's tensor by reference, or a copy from disk;
     `shelf[i] = tensor` keeps it."""
 
-    def __init__(self, store: Store, kind: str, dtype: torch.dtype = torch.int32):
+    def __init__(self, store: StateStore, kind: str, dtype: torch.dtype = torch.int32):
         self._store, self._kind, self._dtype = store, kind, dtype
 
     def __len__(self) -> int:
@@ -270,30 +278,30 @@ class Shelf(Sequence):
     def __getitem__(self, i: int) -> Tensor:
         i = range(len(self))[i]
         store, size = self._store, self._store.plan.fragments[i].size
-        if (held := store.held(self._kind, i)) is not None:
+        if (held := store.memory_buffer(self._kind, i)) is not None:
             return held.view(self._dtype)[:size]
-        whole = aligned(sum(store.plan.records(self._kind, i)))
+        whole = page_aligned(sum(store.plan.records(self._kind, i)))
         for t in range(store.plan.tile_count(i)):
-            store.read(self._kind, i, t, whole[store.bounds(self._kind, i, t)])
+            store.read(self._kind, i, t, whole[store.record_slice(self._kind, i, t)])
         return whole.view(self._dtype)[:size]
 
     def __setitem__(self, i: int, tensor: Tensor) -> None:
         i = range(len(self))[i]
         store, kind = self._store, self._kind
-        whole = store.held(kind, i)
+        whole = store.memory_buffer(kind, i)
         if whole is None:
-            whole = aligned(sum(store.plan.records(kind, i)))
+            whole = page_aligned(sum(store.plan.records(kind, i)))
         flat = whole.view(self._dtype)[: tensor.numel()]
         if flat.data_ptr() != tensor.data_ptr():
             flat.copy_(tensor)
         for t in range(store.plan.tile_count(i)):
-            store.keep(kind, i, t, whole[store.bounds(kind, i, t)])
+            store.store_tile(kind, i, t, whole[store.record_slice(kind, i, t)])
 
 
-def manifest(folder: Path) -> dict | None:
+def read_manifest(folder: Path) -> dict | None:
     """A state's manifest; None where there is none. Raises StateError when it is damaged."""
     try:
-        text = (folder / MANIFEST).read_text()
+        text = (folder / MANIFEST_FILE).read_text()
     except FileNotFoundError:
         return None
     try:
@@ -303,7 +311,7 @@ def manifest(folder: Path) -> dict | None:
         return json.loads(outer["body"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(
-            f"{folder / MANIFEST} is damaged ({error}): remove {folder} and join again"
+            f"{folder / MANIFEST_FILE} is damaged ({error}): remove {folder} and join again"
         ) from None
 
 

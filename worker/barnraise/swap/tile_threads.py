@@ -37,22 +37,22 @@ class Scratch:
     a, b, c, e = (property(lambda self, name=name: self._flat(name)) for name in "abce")
 
     @property
-    def shorts(self) -> Tensor:
+    def int16_scratch(self) -> Tensor:
         return self._flat("d").view(torch.int16)[: self._n]
 
     @property
-    def spare(self) -> Tensor:
+    def int16_spare(self) -> Tensor:
         return self._flat("d").view(torch.int16)[self._n :]
 
     @property
-    def halves(self) -> Tensor:
-        return self.shorts.view(torch.float16)
+    def fp16_scratch(self) -> Tensor:
+        return self.int16_scratch.view(torch.float16)
 
 
 _own = threading.local()  # each thread's buffers, by device and name
 
 
-def in_tiles(work: Callable[..., None], *flats: Tensor) -> None:
+def for_each_tile(work: Callable[..., None], *flats: Tensor) -> None:
     """Calls work(scratch, offset, *parts) for every tile of the tensors: [n], or [⌈n / BLOCK⌉], an element a block.
     Scratch is as long as the tile. In any order, on as many threads as torch computes with here. A last block that is
     not whole is a tile of its own. Raises what `work` raised, once no thread is at it any more."""

@@ -27,7 +27,7 @@ from barnraise.models.gpt2 import NORM_EPSILON, views
 from barnraise.protocol.messages import Update
 from barnraise.protocol.types import Author, Count, Digest, Id, Message, Sketch
 from barnraise.spec import Fragment, ModelSpec
-from barnraise.swap.arena import to_float
+from barnraise.swap.arena import units_to_float
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     for name, fragments in zip(names, shards, strict=True):
         parts = (
-            (fragment, views(fragment, to_float(_units(tensors, fragment))))
+            (fragment, views(fragment, units_to_float(_units(tensors, fragment))))
             for fragment in fragments
         )
         layout = {

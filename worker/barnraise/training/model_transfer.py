@@ -66,7 +66,7 @@ class Server(Worker):
         while not (self.leaving.wait(0.05) or self.reporter.refused):
             self.catch_up()
             self.trade()
-            self.engine.settle()
+            self.engine.apply_queued()
 
     def settle(self) -> None:
         self.progress.rest(Activity.LEFT)

@@ -25,10 +25,10 @@ from barnraise.exchange.ledger.anchor import Anchor, sketch
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan
 from barnraise.spec import ModelSpec, Recipe
-from barnraise.swap.adam_moments import Moments
-from barnraise.swap.engine import WARM_UP, Engine
-from barnraise.swap.executor import Progress
-from barnraise.swap.state_store import TRAINING, Shelf, Store, manifest
+from barnraise.swap.adam_moments import AdamMoments
+from barnraise.swap.engine import WARMUP_STEPS, Engine
+from barnraise.swap.executor import EngineProgress
+from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
 from barnraise.training.checkpoint import Checkpoint, Mark
 
 log = logging.getLogger("barnraise")
@@ -51,25 +51,25 @@ class Kept:
         self.mark = stored if on_disk else saved
         self._on_disk = on_disk
 
-    def open(self, recipe: Recipe) -> Store:
+    def open(self, recipe: Recipe) -> StateStore:
         """The state under the plan, brought into its form first; empty where nothing was kept."""
         plan = self.plan
         if not plan.on_disk:
-            return Store(plan)
+            return StateStore(plan)
         if self.mark is not None and (
-            not self._on_disk or manifest(self.state)["layout"] != Store.layout_of(plan)
+            not self._on_disk or read_manifest(self.state)["layout"] != StateStore.layout_of(plan)
         ):
             log.info("moving this machine's state to where the plan wants it")
             self._move(self.mark, recipe)
         _remove(self.checkpoint.folder)
-        return Store(plan, self.state)
+        return StateStore(plan, self.state)
 
-    def progress(self, store: Store) -> Progress | None:
+    def progress(self, store: StateStore) -> EngineProgress | None:
         """Where a state on disk stands; None for a fresh one, and for one in memory, which `load` brings back."""
-        if store.mark is None:
+        if store.header is None:
             return None
-        mark = Mark.model_validate_json(store.mark)
-        return Progress(position=mark.step, **mark.notes)
+        mark = Mark.model_validate_json(store.header)
+        return EngineProgress(position=mark.step, **mark.notes)
 
     def load(self, engine: Engine) -> None:
         """Into an engine in memory. Raises StateError when it is of another model."""
@@ -77,9 +77,9 @@ class Kept:
         if with_state is None:
             kept = self.checkpoint.restore()
             assert kept is not None
-            engine.load(kept[0])
+            engine.load_state_dict(kept[0])
             return
-        engine.load(with_state)
+        engine.load_state_dict(with_state)
         with_state.close()
 
     def save(self, engine: Engine, mark: Mark, closing: bool) -> None:
@@ -87,7 +87,7 @@ class Kept:
         if self.plan.on_disk:
             engine.commit(closing)  # it asks for the mark by itself
             return
-        self.checkpoint.save(engine.state(), mark)
+        self.checkpoint.save(engine.state_dict(), mark)
         if self._on_disk:
             self._on_disk = False
             _remove(self.state)
@@ -152,13 +152,15 @@ class Kept:
     def _move(self, mark: Mark, recipe: Recipe, anchor: Sequence[Tensor] | None = None) -> None:
         _remove(self._fresh)
 
-        def describe(progress: Progress) -> str:
+        def describe(progress: EngineProgress) -> str:
             return mark.model_copy(update={"notes": notes(progress)}).model_dump_json()
 
         with ExitStack() as opened:
-            engine = Engine(self.plan, recipe, Store(self.plan, self._fresh), Anchor([]), describe)
+            engine = Engine(
+                self.plan, recipe, StateStore(self.plan, self._fresh), Anchor([]), describe
+            )
             opened.callback(engine.close)
-            engine.load(self._source(opened, anchor))
+            engine.load_state_dict(self._source(opened, anchor))
             engine.progress = replace(engine.progress, position=mark.step)
             engine.commit(closing=True)
         if self.state.exists():
@@ -199,7 +201,7 @@ class State(Mapping[str, Tensor]):
 
     def __init__(self, model: ModelSpec, folder: Path):
         """Raises StateError where there is no whole one."""
-        body = manifest(folder)
+        body = read_manifest(folder)
         if body is None:
             raise StateError(f"{folder} holds no state")
         layout, everywhere = body["layout"], ("disk",) * (model.layers + 2)
@@ -208,8 +210,8 @@ class State(Mapping[str, Tensor]):
             tile=layout["tile"], crash_safety=layout["crash_safety"], dtype=layout["dtype"],
             moments_bits=layout["moments_bits"],
         )  # fmt: skip
-        self._store = Store(plan, folder)
-        self.mark = Mark.model_validate_json(self._store.mark or "")
+        self._store = StateStore(plan, folder)
+        self.mark = Mark.model_validate_json(self._store.header or "")
         self._names = ["progress"]
         for i in range(plan.last + 1):
             self._names += [f"{kind}.{i}" for kind in ("m", "v", "anchor", "momentum", "feedback")]
@@ -223,14 +225,16 @@ class State(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         kind, _, index = name.partition(".")
         if kind == "progress":
-            notes, lost = self.mark.notes, self._store.void & set(TRAINING)
+            notes, lost = self.mark.notes, self._store.invalid_kinds & set(TRAINING_KINDS)
             return torch.tensor(
-                [0, WARM_UP] if lost else [int(notes["updates"]), int(notes["warming"])]
+                [0, WARMUP_STEPS]
+                if lost
+                else [int(notes["optimizer_steps"]), int(notes["warmup_steps_left"])]
             )
         if kind not in ("m", "v"):
-            return Shelf(self._store, kind, torch.float32 if kind == "momentum" else torch.int32)[
-                int(index)
-            ]
+            return FragmentSequence(
+                self._store, kind, torch.float32 if kind == "momentum" else torch.int32
+            )[int(index)]
         return self._moment(int(index), first=kind == "m")
 
     def _moment(self, i: int, first: bool) -> Tensor:
@@ -239,15 +243,17 @@ class State(Mapping[str, Tensor]):
         record = record[-record.data_ptr() % 4096 :]  # O_DIRECT wants whole pages
         for t in range(plan.tile_count(i)):
             begin, end = plan.bounds(i, t)
-            part = self._store.tile("moments", i, t, record)
-            whole[begin:end] = Moments.of(plan, part, end - begin).wide()[0 if first else 1]
+            part = self._store.load_tile("moments", i, t, record)
+            whole[begin:end] = AdamMoments.of(plan, part, end - begin).to_float32()[
+                0 if first else 1
+            ]
         return whole
 
     def close(self) -> None:
         self._store.close()
 
 
-def notes(progress: Progress) -> dict[str, int | tuple[float, ...]]:
+def notes(progress: EngineProgress) -> dict[str, int | tuple[float, ...]]:
     """What a mark says of a state's progress besides its position, which is the mark's step."""
     return {name: count for name, count in asdict(progress).items() if name != "position"}
 
@@ -255,7 +261,7 @@ def notes(progress: Progress) -> dict[str, int | tuple[float, ...]]:
 def state_mark(folder: Path) -> Mark | None:
     """What a state on disk belongs to; None where there is none, or none to go on from (the log says why)."""
     try:
-        body = manifest(folder)
+        body = read_manifest(folder)
         if body is None:
             return None
         if "anchor" in body["void"]:

@@ -33,9 +33,9 @@ from barnraise.planning.search import make_plan
 from barnraise.protocol.enums import Activity, Status
 from barnraise.protocol.signing import Identity
 from barnraise.swap import executor
-from barnraise.swap.adamw import schedule
-from barnraise.swap.engine import WARM_UP, Engine
-from barnraise.swap.state_store import Shelf
+from barnraise.swap.adamw import learning_rate_scale
+from barnraise.swap.engine import WARMUP_STEPS, Engine
+from barnraise.swap.state_store import FragmentSequence
 from barnraise.text.shards import Text
 from barnraise.training.checkpoint import Mark
 from barnraise.training.join import Place
@@ -153,7 +153,7 @@ class Worker:
                 batch = self.text.batch(
                     self.spec.seed, self.key, progress.step, recipe.step_sequences, context
                 )
-                rate_scale = schedule(recipe, self.anchor.tokens + engine.round_tokens)
+                rate_scale = learning_rate_scale(recipe, self.anchor.tokens + engine.round_tokens)
                 batches = list(batch.split(self.plan.sequences))
                 progress.stepped(
                     engine.step(batches, rate_scale, progress.step + 1), self.anchor.tokens
@@ -174,7 +174,7 @@ class Worker:
         """What was learnt of the fragments that are `due`, or of all of them; the state is saved once a round."""
         exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, form=form)
         tokens, weight = engine.round_tokens, exchange.compute_weight(self.progress.rate)
-        self.anchor.note(exchange.publish(engine.harvest(encode, weight, due), tokens))
+        self.anchor.note(exchange.publish(engine.end_round(encode, weight, due), tokens))
         if due is None or self.plan.last in due:
             self.save()
 
@@ -190,9 +190,11 @@ class Worker:
         """What has come in since the last time, and a guess of what is under way; of what comes out, the momentum that
         followed it goes as well."""
         arrivals = self.exchange.poll_updates()
-        self.engine.add(*arrivals, guess=self.exchange.predict_in_flight(self.progress.rate))
+        self.engine.queue_updates(
+            *arrivals, prediction=self.exchange.predict_in_flight(self.progress.rate)
+        )
         if any(arrival.retracts for arrival in arrivals):
-            self.engine.forget_momentum()
+            self.engine.reset_momentum()
 
     def verify(self) -> None:
         """One fragment of the anchor against its ledger, now and then. A damaged one is put right before anything else
@@ -202,7 +204,7 @@ class Worker:
         ) is not None and not self.waited():
             units = self.exchange.rebuild_fragment(self.anchor, damaged, self.waited)
             if units is not None:
-                self.engine.mend(damaged, units)
+                self.engine.replace_fragment(damaged, units)
             else:
                 self.take()
                 self.leaving.wait(1.0)
@@ -234,14 +236,14 @@ class Worker:
             if self.leaving.wait(0.1) or self.over:
                 break
             if not worn:
-                self.engine.settle()
+                self.engine.apply_queued()
             self.trade()
         self.progress.activity = Activity.TRAINING
         return not (self.leaving.is_set() or self.over)
 
     def worn(self) -> bool:
         """Whether today's allowance of disk writes is used up; tomorrow, by UTC, it is whole again."""
-        allowance = self.store.allowance(self.limits.disk_writes_per_day)
+        allowance = self.store.writes_left_today(self.limits.disk_writes_per_day)
         worn = allowance is not None and allowance < self.plan.written_per_step
         if worn and not self._worn:
             daily = (self.limits.disk_writes_per_day or 0) / 1e9
@@ -262,7 +264,7 @@ class Worker:
                 self.anchor, 4 * sum(each.size for each in self.plan.fragments)
             )
 
-    def mark(self, progress: executor.Progress) -> Mark:
+    def mark(self, progress: executor.EngineProgress) -> Mark:
         """What the state belongs to when it stands at `progress`."""
         return Mark(
             run=self.place.run,
@@ -276,13 +278,13 @@ class Worker:
             notes=notes(progress),
         )
 
-    def describe(self, progress: executor.Progress) -> str:
+    def describe(self, progress: executor.EngineProgress) -> str:
         return self.mark(progress).model_dump_json()
 
     def save(self, closing: bool = False) -> None:
         """Once a round, right after the harvest: the replica is the anchor then, or nearly (`turns.py`)."""
         self.engine.flush()
-        self.engine.settle()  # what is in the anchor and what the mark says are one
+        self.engine.apply_queued()  # what is in the anchor and what the mark says are one
         self.kept.save(self.engine, self.mark(self.engine.progress), closing)
         self.exchange.on_state_saved(self.anchor.vector)
 
@@ -311,7 +313,9 @@ class Worker:
     def settle_in(self, mark: Mark | None, cut: Snapshot | None = None) -> None:
         """The anchor where the state stands, or the others'; the exchange from there on; the engine."""
         self.store = self.kept.open(self.spec.recipe)
-        self.anchor = Anchor(Shelf(self.store, "anchor"), held=self.plan.exchange != "disk")
+        self.anchor = Anchor(
+            FragmentSequence(self.store, "anchor"), held=self.plan.exchange != "disk"
+        )
         if mark:
             self.anchor.resume(mark.heads, mark.holes, mark.sketches)
         if cut:
@@ -336,7 +340,7 @@ class Worker:
         self._opened.callback(self.engine.close)
         if mark is None:
             if cut:
-                self.engine.progress = replace(self.engine.progress, warming=WARM_UP)
+                self.engine.progress = replace(self.engine.progress, warmup_steps_left=WARMUP_STEPS)
             self.save()
             return
         self.progress.step = mark.step
@@ -344,7 +348,7 @@ class Worker:
             self.kept.load(self.engine)
             self.engine.progress = replace(self.engine.progress, position=mark.step)
         if self.exchange.last_published_seq > mark.seq:
-            self.engine.forget_feedback()  # what it owed may have been said in the update that is newer
+            self.engine.reset_feedback()  # what it owed may have been said in the update that is newer
             self.engine.reset_round()  # and what the round had learnt is in it
 
     def catch_up(self) -> None:
@@ -436,10 +440,10 @@ class Worker:
         while not done() and time.monotonic() < limit:
             self.catch_up()
             self.trade()
-            self.engine.settle()
+            self.engine.apply_queued()
             time.sleep(0.05)
         self.trade()
-        self.engine.settle()
+        self.engine.apply_queued()
 
     def tell(self, at_once: bool = False) -> None:
         self.telling.tell(self.anchor, at_once)
