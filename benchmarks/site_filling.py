@@ -137,7 +137,7 @@ def _past() -> None:
             " FROM fleet_membership, generate_series(1, 4) s",
             "INSERT INTO telemetry_credit (id, run_id, machine_id, incarnation, day, first, last, tokens)"
             " SELECT uuidv7(), run_id, machine_id, '0123456789abcdef', current_date, 1, 9, 9000 FROM fleet_membership",
-            "INSERT INTO notify_notice (id, person_id, kind, key, title, text, url, created, shown, email_tries)"
+            "INSERT INTO notify_notification (id, person_id, kind, key, title, text, url, created, shown, email_tries)"
             " SELECT uuidv7(), id, 'run.started', 'filled', 'A run started', '', '/', now(), true, 0"
             " FROM accounts_user",
             "INSERT INTO audit_entry (id, at, action, subject_kind, subject_id, subject_name, detail, request_id)"

@@ -9,7 +9,7 @@ BARNRAISE_ORIGINS comma-separated origins (https://…) whose forms are trusted,
 BARNRAISE_HTTPS   1 behind a proxy that ends TLS: secure cookies, plain HTTP sent on, X-Forwarded-Proto believed
 BARNRAISE_HSTS    seconds for which browsers are told to come by HTTPS alone (default a year with BARNRAISE_HTTPS)
 BARNRAISE_PROXIES how many proxies stand in front and write X-Forwarded-For (default 0; uvicorn believes its own host)
-BARNRAISE_URL     where this site is (https://barn.example.org), for letters (default the first of the origins)
+BARNRAISE_URL     where this site is (https://barn.example.org), for emails (default the first of the origins)
 BARNRAISE_NETWORKS comma-separated private networks (10.0.0.0/8) that webhooks may reach all the same
 BARNRAISE_NAME    what this mirror calls itself
 BARNRAISE_LOG     the least level that is logged: DEBUG, INFO, WARNING (default INFO)
@@ -17,8 +17,8 @@ BARNRAISE_LOG_JSON 1: one JSON object a line
 BARNRAISE_AUDIT_DAYS days that the audit log is kept (default 730; 0: for good)
 BARNRAISE_METRICS_TOKEN what /metrics wants to be shown as a bearer token (default nothing: keep it from the outside)
 BARNRAISE_TELL_SECONDS seconds between two tellings of credit and checkpoints to other mirrors (default 1800)
-EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it letters go to Celery's log
-EMAIL_FROM        what letters come from: Barnraise <barn@example.org>
+EMAIL_URL         smtp://user:password@host:587, smtps://…, file:///folder; without it emails go to Celery's log
+EMAIL_FROM        the sender of emails: Barnraise <barn@example.org>
 """
 
 import os
@@ -152,7 +152,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "coordinator.staff.context.announcements",
-                "coordinator.web.context.unread",
+                "coordinator.web.context.unread_notifications",
             ],
         },
     },
@@ -247,11 +247,11 @@ CELERY_BEAT_SCHEDULE = {
     "retain": {"task": "telemetry.retain", "schedule": 3600.0, "options": {"expires": 600}},
     "liveness": {"task": "fleet.sweep", "schedule": 60.0, "options": {"expires": 50}},
     "notify": {"task": "notify.sweep", "schedule": 30.0, "options": {"expires": 25}},
-    "letters": {"task": "notify.letters", "schedule": 10.0, "options": {"expires": 9}},
+    "emails": {"task": "notify.emails", "schedule": 10.0, "options": {"expires": 9}},
     "webhooks": {"task": "notify.webhooks", "schedule": 5.0, "options": {"expires": 4}},
     "sessions": {"task": "accounts.tidy", "schedule": 3600.0, "options": {"expires": 600}},
     "audit": {"task": "audit.retain", "schedule": 86400.0, "options": {"expires": 3600}},
-    "forget": {"task": "notify.tidy", "schedule": 86400.0, "options": {"expires": 3600}},
+    "forget": {"task": "notify.delete_old", "schedule": 86400.0, "options": {"expires": 3600}},
 }
 
 USE_TZ = True
@@ -276,7 +276,7 @@ UNFOLD = {
     "SITE_TITLE": MIRROR_NAME,
     "SITE_HEADER": MIRROR_NAME,
     "SITE_SYMBOL": "roofing",
-    "DASHBOARD_CALLBACK": "coordinator.staff.views.dashboard",
+    "DASHBOARD_CALLBACK": "coordinator.staff.views.dashboard_callback",
     "STYLES": [lambda request: f"{STATIC_URL}admin.css"],
     "SIDEBAR": {"show_search": True, "show_all_applications": False},
     "COLORS": {"primary": {str(step): colour for step, colour in _GREENS.items()}},
@@ -296,7 +296,7 @@ LOGGING = {
             "formatter": "json" if os.environ.get("BARNRAISE_LOG_JSON") == "1" else "line",
         },
         "recent": {
-            "class": "coordinator.staff.recent_errors.Recent",
+            "class": "coordinator.staff.recent_errors.RecentErrorsHandler",
             "level": "ERROR",
         },  # for the staff's dashboard
     },

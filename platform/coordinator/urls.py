@@ -6,7 +6,7 @@ from django.urls import include, path
 
 from coordinator.api.routes import api
 from coordinator.ops import error_pages, health
-from coordinator.staff.views import live_figures
+from coordinator.staff.views import show_dashboard
 
 handler400 = "coordinator.ops.error_pages.bad_request"
 handler403 = "coordinator.ops.error_pages.forbidden"
@@ -22,7 +22,7 @@ urlpatterns = [
     path("readyz", health.readyz, name="readyz"),
     path("metrics", health.metrics_page, name="metrics"),
     path("status", health.status, name="status"),
-    path("admin/figures/", admin.site.admin_view(live_figures), name="admin_figures"),
+    path("admin/figures/", admin.site.admin_view(show_dashboard), name="admin_figures"),
     path(
         "admin/r/<path:rest>", error_pages.nothing
     ),  # Django's detour to "view on site", which takes any text for a key

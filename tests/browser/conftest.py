@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.chromium import found
-from helpers.screenshots import visitor
+from helpers.screenshots import open_page
 from playwright.sync_api import Browser, Page, sync_playwright
 
 QUIET = (
@@ -29,5 +29,5 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser, site) -> Iterator[Page]:
-    with visitor(browser, site) as page:
+    with open_page(browser, site) as page:
         yield page

@@ -8,7 +8,7 @@ import pytest
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
 from helpers.live_site import log_in
-from helpers.screenshots import UPSTREAM, look, visitor
+from helpers.screenshots import UPSTREAM, check_page, open_page
 from playwright.sync_api import Page
 
 # Name of the photograph → address, for who is not signed in…
@@ -29,7 +29,7 @@ OUTSIDE = {
     "password-reset-done": "/accounts/password/reset/done/",
     "password-reset-key": "/accounts/password/reset/key/1-x/",
     "password-reset-key-done": "/accounts/password/reset/key/done/",
-    "unsubscribe": "/notifications/off/{off}/",
+    "unsubscribe": "/notifications/unsubscribe/{off}/",
     "nothing-here": "/runs/nothing-here/",
 }
 # …and for Ida, who owns what there is, and is of the staff.
@@ -51,9 +51,9 @@ INSIDE = {
     "enrol": "/machines/enrol/{code}/",
     "account": "/account/",
     "tokens": "/account/tokens/",
-    "leave": "/account/leave/",
-    "notices": "/notifications/",
-    "choices": "/notifications/choices/",
+    "leave": "/account/delete/",
+    "notifications": "/notifications/",
+    "notification-settings": "/notifications/settings/",
     "webhooks": "/notifications/webhooks/",
     "teams": "/teams/",
     "team-new": "/teams/new/",
@@ -102,9 +102,9 @@ ADMIN = {
 # What is no page of its own: a part of one, a deed, a download, or a step that the tests of people take on their way.
 OTHERS = {
     "admin_figures", "machine_pause", "machine_resume", "machine_revoke", "metrics", "healthz", "readyz",
-    "notices_read", "run_checkpoints", "run_clone", "run_control", "run_estimate", "run_fits", "run_invite",
-    "run_lines", "run_snapshot", "run_withdraw", "status", "team_invite", "team_part", "team_promote",
-    "team_rename", "team_uninvite", "token_revoke", "webhook_control", "webhook_kinds",
+    "mark_notifications_read", "run_checkpoints", "run_clone", "run_control", "run_estimate", "run_fits", "run_invite",
+    "worker_curves", "run_snapshot", "run_withdraw", "status", "team_invite", "team_leave", "team_promote",
+    "team_rename", "team_withdraw_invitation", "token_revoke", "webhook_control", "webhook_types",
     "account_confirm_login_code", "account_email_verification_sent", "account_set_password", "mfa_authenticate",
     "mfa_deactivate_totp", "mfa_download_recovery_codes", "mfa_edit_webauthn", "mfa_login_webauthn",
     "mfa_reauthenticate", "mfa_reauthenticate_webauthn", "mfa_remove_webauthn", "mfa_view_recovery_codes",
@@ -119,13 +119,13 @@ def names(site) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def outside(site, browser) -> Iterator[Page]:
-    with visitor(browser, site) as page:
+    with open_page(browser, site) as page:
         yield page
 
 
 @pytest.fixture(scope="module")
 def inside(site, browser) -> Iterator[Page]:
-    with visitor(browser, site) as page:
+    with open_page(browser, site) as page:
         log_in(page)
         yield page
 
@@ -171,16 +171,16 @@ def test_no_page_is_forgotten():
 def test_a_page_for_everybody(names, outside, name):
     answer = outside.goto(OUTSIDE[name].format(**names))
     assert answer.status == (404 if name == "nothing-here" else 200)
-    look(outside, name)
+    check_page(outside, name)
 
 
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_page_for_who_is_signed_in(names, inside, name):
     assert inside.goto(INSIDE[name].format(**names)).status == 200
-    look(inside, name)
+    check_page(inside, name)
 
 
 @pytest.mark.parametrize("name", ADMIN)
 def test_a_page_of_the_staff(names, inside, name):
     assert inside.goto(ADMIN[name].format(**names)).status == 200
-    look(inside, name, not_ours=UPSTREAM, renew=True)
+    check_page(inside, name, not_ours=UPSTREAM, renew=True)

@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from helpers.live_site import Site, enrol, log_in, sign_up, until
-from helpers.screenshots import DIALOG, UPSTREAM, look, visitor
+from helpers.live_site import Site, enrol, log_in, sign_up, wait_until
+from helpers.screenshots import DIALOG, UPSTREAM, check_page, open_page
 from playwright.sync_api import Browser, Page, expect
 
 MACHINES = ("barn", "loft", "mill")
@@ -34,23 +34,23 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
     figure = run_page.locator("[data-figure=validation]")
     expect(figure).not_to_have_text("–")
     first = float(figure.inner_text())
-    until(lambda: float(figure.inner_text()) < first - 0.2, "a falling loss on the page", 400)
+    wait_until(lambda: float(figure.inner_text()) < first - 0.2, "a falling loss on the page", 400)
     expect(run_page.locator("[data-figure=alive]")).to_have_text("3")
     expect(run_page.locator("[data-figure=agree]")).to_have_text("Identical")
     assert run_page.locator("[data-workers] tbody tr").count() == 3
     for machine in MACHINES:
         expect(run_page.locator("[data-events] li", has_text=f"{machine} joined")).to_have_count(1)
 
-    until(
+    wait_until(
         lambda: all(site.status(m).get("updates_received", 0) for m in MACHINES),
         "updates on every machine",
         400,
     )
     lose_the_site_and_get_it_back(site, run_page)
-    look(run_page, "run-training")
+    check_page(run_page, "run-training")
 
     run_page.get_by_role("button", name="Pause").click()
-    until(
+    wait_until(
         lambda: all(site.status(m)["activity"] == "paused" for m in MACHINES),
         "a pause on every machine",
         200,
@@ -59,10 +59,12 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
     expect(run_page.locator("[data-events] li", has_text="paused the run")).to_have_count(1)
     assert {m: site.status(m)["step"] for m in MACHINES} == steps
     run_page.get_by_role("button", name="Resume").click()
-    until(lambda: all(site.status(m)["step"] > steps[m] for m in MACHINES), "training again", 200)
+    wait_until(
+        lambda: all(site.status(m)["step"] > steps[m] for m in MACHINES), "training again", 200
+    )
     assert run_page.evaluate("performance.timeOrigin") >= loaded
 
-    with visitor(browser, site) as staff:
+    with open_page(browser, site) as staff:
         log_in(staff)
         ban(site, staff, run_page, joined.pop("mill"))
         finish(staff, slug)
@@ -70,12 +72,12 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
         assert process.wait(240) == 0, site.log(f"join-{machine}")
     assert len({(site.status(m)["vector"], site.status(m)["anchor"]) for m in joined}) == 1
     expect(run_page.get_by_text("Finished").first).to_be_visible()
-    until(
+    wait_until(
         lambda: run_page.reload() and run_page.locator("#checkpoints tbody tr").count(),
         "a checkpoint",
         200,
     )
-    look(run_page, "run-finished")
+    check_page(run_page, "run-finished")
 
 
 def create_with_a_mistake_and_mend_it(page: Page) -> None:
@@ -89,7 +91,7 @@ def create_with_a_mistake_and_mend_it(page: Page) -> None:
     expect(page.get_by_text("must be divisible by the heads").first).to_be_visible()
     expect(page.locator("[name=name]")).to_have_value("First frame")
     expect(page.locator("[name='model.heads']")).to_have_value("5")
-    look(page, "run-new-mistake")
+    check_page(page, "run-new-mistake")
     page.locator("[name='model.heads']").fill("4")
     page.get_by_role("button", name="Create the draft").click()
     expect(page.get_by_role("heading", name="First frame")).to_be_visible()
@@ -104,11 +106,11 @@ def lose_the_site_and_get_it_back(site: Site, page: Page) -> None:
     def trains_on() -> bool:
         return all(site.status(m)["updates_received"] > n + 1 for m, n in before.items())
 
-    until(trains_on, "updates without a site", 400)
+    wait_until(trains_on, "updates without a site", 400)
     gone = max(site.status(m)["ledger_tokens"] for m in MACHINES)
     site.start_web()
     expect(page.locator("[data-link]")).to_have_attribute("data-link", "live")
-    until(
+    wait_until(
         lambda: max(shown(page)) > gone, "reports that waited, in the chart of the open page", 120
     )
     told = page.request.get(
@@ -148,12 +150,12 @@ def ban(site: Site, staff: Page, run_page: Page, worker) -> None:
     staff.get_by_role("link", name="Ban this machine").click()
     dialog = staff.locator("#dialog")
     dialog.locator("[name=reason]").fill("It sends nonsense.")
-    look(staff, "admin-machine-ban", not_ours=DIALOG)
+    check_page(staff, "admin-machine-ban", not_ours=DIALOG)
     dialog.get_by_role("button", name="Ban this machine").click()
     expect(staff.get_by_text("its peers hear of that")).to_be_visible()
     assert worker.wait(120) != 0, "a banned machine stops, and says why"
     assert "revoked" in site.log("join-mill")
-    until(
+    wait_until(
         lambda: all(site.status(m)["peers"] == 1 for m in ("barn", "loft")),
         "peers that refuse it",
         120,
@@ -170,5 +172,5 @@ def finish(staff: Page, slug: str) -> None:
     staff.goto("/admin/runs/run/")
     staff.locator("tr", has_text="First frame").locator("input[type=checkbox]").first.check()
     staff.locator("select[name=action]").select_option("finish_all")
-    look(staff, "admin-runs-chosen", not_ours=UPSTREAM)
+    check_page(staff, "admin-runs-chosen", not_ours=UPSTREAM)
     staff.get_by_role("button", name="Run").first.click()

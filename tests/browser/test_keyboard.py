@@ -2,8 +2,8 @@
 
 import re
 
-from helpers.live_site import CODE, PASSWORD, asks_to_enrol, until
-from helpers.screenshots import visitor
+from helpers.live_site import CODE, PASSWORD, request_enrolment, wait_until
+from helpers.screenshots import open_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
 LONG = 240_000  # ms: the machine that tests run on may have others to serve
@@ -42,7 +42,7 @@ class Keys:
 
 def test_the_same_way_at_360_pixels_and_by_keyboard_alone(site, browser: Browser):
     expect.set_options(timeout=LONG)
-    with visitor(browser, site, width=360) as page:
+    with open_page(browser, site, width=360) as page:
         keys = Keys(page)
         sign_up(site, page, keys)
         slug = create(page, keys)
@@ -52,18 +52,20 @@ def test_the_same_way_at_360_pixels_and_by_keyboard_alone(site, browser: Browser
         expect(page.locator("[data-events] li", has_text="shed joined")).to_have_count(1)
 
         keys.button("Pause")
-        until(lambda: site.status("shed")["activity"] == "paused", "a pause on the machine", 200)
+        wait_until(
+            lambda: site.status("shed")["activity"] == "paused", "a pause on the machine", 200
+        )
         step = site.status("shed")["step"]
         expect(page.locator("[data-status-chip]")).to_have_text("Paused")
         keys.button("Resume")
-        until(lambda: site.status("shed")["step"] > step, "training again", 200)
+        wait_until(lambda: site.status("shed")["step"] > step, "training again", 200)
         end = (
             f"from coordinator.runs.models import Run; assert Run.objects.named('{slug}').finish()"
         )
         site.manage("shell", "-v", "0", "-c", end)
         assert joined.wait(240) == 0, site.log("join-shed")
         expect(page.locator("[data-status-chip]")).to_have_text("Finished")
-        until(
+        wait_until(
             lambda: page.reload() and page.locator("#checkpoints tbody tr").count(),
             "a checkpoint",
             200,
@@ -111,7 +113,7 @@ def create(page: Page, keys: Keys) -> str:
 
 
 def lend_a_machine(site, page: Page, keys: Keys, slug: str):
-    login, where = asks_to_enrol(site, "shed")
+    login, where = request_enrolment(site, "shed")
     page.goto(where)
     fits(page)
     keys.button("Approve")

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from helpers.live_site import until
+from helpers.live_site import wait_until
 from helpers.mirror_pair import PASSWORD, Machine, furnish, list_both, two_sites
-from helpers.screenshots import look, visitor
+from helpers.screenshots import check_page, open_page
 from playwright.sync_api import expect
 
 
@@ -29,7 +29,7 @@ def test_a_page_goes_on_at_another_mirror_when_its_own_is_killed_and_comes_back(
     a.work()
     b.work()
     barn.tell(a, run, 1, 2, 3)
-    with visitor(browser, a) as page:
+    with open_page(browser, a) as page:
         reached: list[str] = []
         page.on("websocket", lambda socket: reached.append(socket.url))
         page.goto(f"/runs/{run}/")
@@ -40,7 +40,9 @@ def test_a_page_goes_on_at_another_mirror_when_its_own_is_killed_and_comes_back(
         expect(tokens).to_have_text("3.00 K")
         barn.tell(a, run, 4, joined=True)
         expect(tokens).to_have_text("4.00 K")
-        until(lambda: [x for x, _ in b.snapshot(run)["train"]][-1:] == [4000], "B to hear of it")
+        wait_until(
+            lambda: [x for x, _ in b.snapshot(run)["train"]][-1:] == [4000], "B to hear of it"
+        )
         drawn = described.text_content()
 
         a.kill()
@@ -56,11 +58,11 @@ def test_a_page_goes_on_at_another_mirror_when_its_own_is_killed_and_comes_back(
         expect(page.locator('[data-figure="known"]')).to_have_text("1")
         page.get_by_label("Training, each machine").check()
         expect(page.locator("[data-machine-lines]")).to_contain_text("barn")
-        look(page, "run-elsewhere")
+        check_page(page, "run-elsewhere")
         assert {re.match(r"ws://[^/]+", url)[0] for url in reached} == {
             f"ws{s.url[4:]}" for s in (a, b)
         }
-        until(
+        wait_until(
             lambda: [x for x, _ in b.snapshot(run)["train"]] == [1000, 2000, 3000, 4000, 5000],
             "all once",
         )
@@ -74,7 +76,7 @@ def test_a_page_goes_on_at_another_mirror_when_its_own_is_killed_and_comes_back(
 
 def test_a_page_that_takes_a_session_offers_the_way_and_asks_no_other_mirror(browser, sites):
     a, b, names = sites
-    with visitor(browser, a) as page:
+    with open_page(browser, a) as page:
         reached: list[str] = []
         page.goto("/accounts/login/")
         page.get_by_label("Email").fill("ida@example.org")
@@ -89,6 +91,6 @@ def test_a_page_that_takes_a_session_offers_the_way_and_asks_no_other_mirror(bro
         a.kill()
         expect(sign).to_have_text("Reconnecting")
         expect(elsewhere).to_have_text("This page at B")
-        look(page, "run-draft-gone")
+        check_page(page, "run-draft-gone")
         page.wait_for_timeout(3_000)
         assert not [url for url in reached if f":{b.port}" in url]

@@ -2,8 +2,8 @@
 
 import re
 
-from helpers.live_site import enrol, log_in, until
-from helpers.screenshots import look
+from helpers.live_site import enrol, log_in, wait_until
+from helpers.screenshots import check_page
 from playwright.sync_api import Page, expect
 
 
@@ -22,7 +22,7 @@ def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_s
     expect(estimate).to_contain_text("25 like it, 100 Mb/s")
     page.locator(".preset", has_text="gpt3-175b").click()
     expect(estimate).to_contain_text("does not fit", timeout=20_000)
-    look(page, "run-new-estimated")
+    check_page(page, "run-new-estimated")
     page.locator(".preset", has_text="gpt-nano").click()
     page.locator("[name=name]").fill("Terms and ties")
     page.get_by_label("People I invite by a link").check()
@@ -44,25 +44,25 @@ def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_s
 
     enrol(site, page, "byre")
     joined = site.barnraise("byre", "join", slug, "--threads", "1")
-    until(lambda: site.status("byre").get("activity") == "training", "training", 90)
+    wait_until(lambda: site.status("byre").get("activity") == "training", "training", 90)
     page.goto("/machines/")
     page.get_by_role("link", name="byre").click()
     expect(page.get_by_text("FLOP/s")).to_be_visible()
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_text("Paused by you")).to_be_visible()
-    until(lambda: site.status("byre")["activity"] == "paused", "a pause on the machine", 30)
+    wait_until(lambda: site.status("byre")["activity"] == "paused", "a pause on the machine", 30)
     stopped = site.status("byre")["step"]
-    look(page, "machine-paused")
+    check_page(page, "machine-paused")
     page.goto("/machines/")
     assert site.status("byre")["step"] == stopped
     page.get_by_role("link", name="byre").click()
     page.get_by_role("button", name="Resume").click()
-    until(lambda: site.status("byre")["step"] > stopped, "training again", 30)
+    wait_until(lambda: site.status("byre")["step"] > stopped, "training again", 30)
 
     page.goto(f"/runs/{slug}/")
     announced = page.locator("#checkpoints tbody tr")
-    until(lambda: page.reload() and announced.count() > 0, "a checkpoint", 60)
-    look(page, "run-organised")
+    wait_until(lambda: page.reload() and announced.count() > 0, "a checkpoint", 60)
+    check_page(page, "run-organised")
     page.get_by_role("button", name="Cancel run").wait_for()
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel run").click()
@@ -95,7 +95,7 @@ def test_an_invited_person_a_token_and_terms_are_each_a_page(site, page: Page):
     page.locator("#id_name").fill("nightly")
     page.get_by_role("button", name="Make a token").click()
     expect(page.locator(".command code")).to_contain_text("brn_")
-    look(page, "token-made")
+    check_page(page, "token-made")
     page.goto("/account/")
     page.get_by_role("link", name="Your certificate").click()
     expect(page.get_by_text("This certifies that")).to_be_visible()

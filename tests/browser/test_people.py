@@ -2,8 +2,8 @@
 
 import re
 
-from helpers.live_site import CODE, log_in, until
-from helpers.screenshots import DIALOG, look
+from helpers.live_site import CODE, log_in, wait_until
+from helpers.screenshots import DIALOG, check_page
 from playwright.sync_api import Browser, Page, expect
 
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
@@ -32,11 +32,11 @@ def sign_up(site, page: Page) -> None:
     page.get_by_label("Name").fill("Eve")
     page.get_by_role("button", name="Make the account").click()
     expect(page.locator(".error")).to_contain_text("too short")
-    look(page, "signup-mistake")
+    check_page(page, "signup-mistake")
     page.get_by_label("Password").fill(SECRET)
     page.get_by_role("button", name="Make the account").click()
     expect(page.get_by_role("heading", name="Verification Code")).to_be_visible()
-    look(page, "verify")
+    check_page(page, "verify")
     page.get_by_label("Code").fill(CODE.search(site.letter(EVE))[1])
     page.get_by_role("button", name="Confirm").click()
     expect(page.get_by_text("Eve", exact=True).first).to_be_visible()
@@ -57,17 +57,17 @@ def add_a_passkey(page: Page) -> None:
     page.get_by_label("Passwordless").check()
     page.get_by_role("button", name="Add").click()
     expect(page.get_by_role("heading", name="Recovery Codes")).to_be_visible()
-    look(page, "recovery-codes")
+    check_page(page, "recovery-codes")
     page.goto("/accounts/2fa/webauthn/")
     expect(page.get_by_text("This laptop")).to_be_visible()
-    look(page, "passkeys")
+    check_page(page, "passkeys")
     page.goto("/accounts/2fa/totp/activate/")
     expect(page.locator("main img")).to_be_visible()
 
 
 def sign_in_by_it(page: Page) -> None:
     page.locator("details.menu summary").click()
-    look(page, "menu")
+    check_page(page, "menu")
     page.get_by_role("button", name="Sign out").click()
     page.goto("/accounts/login/")
     page.get_by_role("button", name="Use a passkey").click()
@@ -76,11 +76,11 @@ def sign_in_by_it(page: Page) -> None:
 
 def found_a_team(site, page: Page) -> None:
     page.goto("/teams/")
-    look(page, "teams-none")
+    check_page(page, "teams-none")
     page.get_by_role("link", name="New team").click()
     page.get_by_role("button", name="Found it").click()
     expect(page.locator(".error")).to_contain_text("1 to 60 characters")
-    look(page, "team-new-mistake")
+    check_page(page, "team-new-mistake")
     page.get_by_label("Name").fill("The <b>Joiners</b> \u202eof the very long name 🧵")
     page.get_by_role("button", name="Found it").click()
     page.get_by_label("E-mail address").fill("guest@example.org")
@@ -94,12 +94,12 @@ def found_a_team(site, page: Page) -> None:
 
 def look_at_the_rest(site, page: Page) -> None:
     page.goto("/notifications/")
-    look(page, "notices-none")
+    check_page(page, "notices-none")
     page.goto("/notifications/webhooks/")
     page.get_by_label("URL").fill("https://10.0.0.1/hook")
     page.get_by_role("button", name="Add the webhook").click()
     expect(page.locator(".error")).to_contain_text("not a public address")
-    look(page, "webhooks-mistake")
+    check_page(page, "webhooks-mistake")
     page.get_by_label("URL").fill(f"{site.url}/hook")
     page.get_by_role("button", name="Add the webhook").click()
     page.get_by_role("button", name="Test it").click()
@@ -109,24 +109,24 @@ def look_at_the_rest(site, page: Page) -> None:
         page.reload()
         return page.get_by_text("1 failure in a row").count() == 1
 
-    until(answered, "the answer to a test call", 30)
-    news = "from coordinator.accounts.models import User as U; from coordinator.notify.models import Notice as N; "
+    wait_until(answered, "the answer to a test call", 30)
+    news = "from coordinator.accounts.models import User as U; from coordinator.notify.models import Notification as N; "
     news += "from coordinator.notify.notification_types import *; u = U.objects.get(email='eve@example.org'); "
-    news += "[N.tell(News(u, k, k, 'Evening shift: ' + k.label, 'A sentence that says more.', '/runs/')) for k in Kind]"
+    news += "[N.create_once(NotificationDraft(u, k, k, 'Evening shift: ' + k.label, 'A sentence that says more.', '/runs/')) for k in NotificationType]"
     site.manage("shell", "-v", "0", "-c", news)
     page.goto("/notifications/")
     assert "Evening shift" in site.letter(EVE, "5 things happened")
 
 
 def leave(page: Page) -> None:
-    page.goto("/account/leave/")
+    page.goto("/account/delete/")
     if page.get_by_label("Password").count():
         page.get_by_label("Password").fill(SECRET)
         page.get_by_role("button", name="Confirm").click()
     page.get_by_label("Your e-mail address").fill("wrong@example.org")
     page.get_by_role("button", name="Delete my account").click()
     expect(page.locator(".error")).to_contain_text("Your address here is")
-    look(page, "leave-mistake")
+    check_page(page, "leave-mistake")
     page.get_by_label("Your e-mail address").fill(EVE)
     page.get_by_role("button", name="Delete my account").click()
     expect(page.get_by_text("Your account is deleted")).to_be_visible()
@@ -140,19 +140,19 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     page.goto("/admin/")
     renewed = page.locator("#figures").get_by_text("renewed every five seconds")
     first = renewed.inner_text()
-    until(lambda: renewed.inner_text() != first, "figures that renew themselves", 20)
+    wait_until(lambda: renewed.inner_text() != first, "figures that renew themselves", 20)
     page.goto("/admin/staff/announcement/add/")
     page.locator("[name=text]").fill("The water is off tonight from 22:00.")
     page.get_by_role("button", name="Save", exact=True).click()
     page.goto("/")
     expect(page.get_by_text("The water is off tonight")).to_be_visible()
-    look(page, "announcement")
+    check_page(page, "announcement")
     page.goto("/admin/accounts/user/?q=mallory")
     page.get_by_role("link", name="mallory@example.org").click()
     page.get_by_role("link", name="Ban", exact=True).click()
     dialog = page.locator("#dialog")
     dialog.locator("[name=reason]").fill("Spam, again and again.")
-    look(page, "admin-ban", not_ours=DIALOG)
+    check_page(page, "admin-ban", not_ours=DIALOG)
     dialog.get_by_role("button", name="Ban").click()
     expect(page.get_by_text("Mallory is banned")).to_be_visible()
     page.goto("/admin/audit/entry/?q=Mallory")
@@ -163,7 +163,7 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     banned.get_by_label("Password").first.fill(SECRET)
     banned.get_by_role("button", name="Sign in").last.click()
     expect(banned.get_by_text("Spam, again and again.")).to_be_visible()
-    look(banned, "banned")
+    check_page(banned, "banned")
     banned.context.close()
     page.goto("/admin/staff/announcement/")
     page.get_by_role("link", name="The water is off tonight").first.click()

@@ -6,7 +6,7 @@ import time
 import pytest
 from helpers import paths
 from helpers.live_site import EMAIL, log_in
-from helpers.screenshots import look
+from helpers.screenshots import check_page
 from playwright.sync_api import Page, expect
 
 from barnraise.coordinator_client.client import Coordinator
@@ -89,6 +89,6 @@ def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_mea
     expect(opener).to_have_attribute("aria-expanded", "true")
 
     page.get_by_role("button", name="How tower trains").click()
-    look(page, "run-plan")
+    check_page(page, "run-plan")
     opener.press("Space")
     expect(plan).to_have_count(0)

@@ -156,18 +156,18 @@ def test_the_site_speaks_of_itself_as_the_golden_file_does(db, state):
 def test_live_frames_have_the_shape_the_page_reads(db, state):
     """The page's own tests read the same two files."""
     from coordinator.accounts.models import User
-    from coordinator.live.run_snapshot import COLUMNS, Picture, delta, snapshot
+    from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, build_snapshot
     from coordinator.runs.models import Run
     from coordinator.runs.spec_form import spec_from_fields
 
     owner = User.objects.create_user("ada@example.org", "wooden-barn-9")
     run = Run.create(owner, "First barn", spec_from_fields({}))
-    told, picture = snapshot(run), Picture.take(run)
+    told, picture = build_snapshot(run), RunSnapshot.capture(run)
     shown = json.loads(golden("live_snapshot"))
     assert set(told) == set(shown) and set(told["run"]) == set(shown["run"])
     assert list(shown["workers"][0]) == list(COLUMNS)
     later = json.loads(golden("live_delta"))
-    assert set(delta(None, picture, [])) <= {*later, "rate"}
+    assert set(build_delta(None, picture, [])) <= {*later, "rate"}
     assert set(later["run"]) <= set(shown["run"])
     for event in (*told["events"], *shown["events"], *later["events"]):
         assert set(event) == {"id", "at", "kind", "who", "what"}

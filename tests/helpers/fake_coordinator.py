@@ -25,7 +25,7 @@ RUN = "01890000-0000-7000-8000-000000000001"
 MACHINE = "01890000-0000-7000-8000-00000000000a"
 
 
-class Coordinator:
+class FakeCoordinator:
     """`routes` maps "METHOD /path" to what answers it: (body) → a message, or (status, message). `ahead`: seconds its
     clock is before ours. `reports`: those that came, by number; `failing`: (status, sentence) for every report;
     `rulings`: verdicts it sends to whoever does not say that it heeds them; `heeds`: what was last said of that."""

@@ -59,9 +59,9 @@ class Site:
             "anybody", "plan", "--model", "gpt-nano", "--threads", "1"
         )  # before workers share it
         assert measured.wait(400) == 0, self.log("plan-anybody")
-        until(self.answers, "the site", 180)
+        wait_until(self.is_answering, "the site", 180)
 
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         assert self.family.children["site"].poll() is None, self.log("site")
         try:
             return httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200
@@ -79,7 +79,7 @@ class Site:
     def furnish(self) -> dict[str, str]:
         """One of everything, once; the names of what there is."""
         if not self.furnished:
-            there = f"import sys; sys.path.append({str(ROOT / 'tests')!r}); from helpers import page_fixtures; print(page_fixtures.furnish())"
+            there = f"import sys; sys.path.append({str(ROOT / 'tests')!r}); from helpers import page_fixtures; print(page_fixtures.create_examples())"
             self.furnished = json.loads(
                 self.manage("shell", "-v", "0", "-c", there).splitlines()[-1]
             )
@@ -127,7 +127,7 @@ class Site:
     def log(self, name: str) -> str:
         return (self.family.logs / f"{name}.log").read_text(errors="replace")
 
-    def letter(self, to: str, about: str = "") -> str:
+    def newest_email(self, to: str, about: str = "") -> str:
         """The newest letter to an address that says this, once there is one."""
 
         def newest() -> str:
@@ -141,7 +141,7 @@ class Site:
             ]
             return letters[-1] if letters else ""
 
-        return until(newest, f"a letter to {to}")
+        return wait_until(newest, f"a letter to {to}")
 
     def status(self, name: str) -> dict[str, Any]:
         found = list((self.folder / name / "runs").glob("*/status.json"))
@@ -167,7 +167,7 @@ class Person:
         return answer
 
 
-def until(happened: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+def wait_until(happened: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := happened()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} seconds"
@@ -190,22 +190,24 @@ def sign_up(site: Site, page: Page, email: str, name: str) -> None:
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_label("Name").fill(name)
     page.get_by_role("button", name="Make the account").click()
-    page.get_by_label("Code").fill(CODE.search(site.letter(email))[1])
+    page.get_by_label("Code").fill(CODE.search(site.newest_email(email))[1])
     page.get_by_role("button", name="Confirm").click()
     page.get_by_text(name, exact=True).first.wait_for()
 
 
-def asks_to_enrol(site: Site, machine: str) -> tuple[subprocess.Popen, str]:
+def request_enrolment(site: Site, machine: str) -> tuple[subprocess.Popen, str]:
     """`barnraise login` on a machine, and the address that it prints for its owner."""
     login, where = (
         site.barnraise(machine, "login", site.url, "--name", machine),
         re.compile(r"http://\S+/enrol/\S+/"),
     )
-    return login, until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")[0]
+    return login, wait_until(
+        lambda: where.search(site.log(f"login-{machine}")), "a code to approve"
+    )[0]
 
 
 def enrol(site: Site, page: Page, machine: str) -> None:
-    login, where = asks_to_enrol(site, machine)
+    login, where = request_enrolment(site, machine)
     page.goto(where)
     page.get_by_text(machine).first.wait_for()
     page.get_by_role("button", name="Approve").click()

@@ -143,19 +143,19 @@ SOMEBODYS = """
 import json, sys
 sys.path.append({tests!r})
 from helpers import page_fixtures
-from helpers.page_fixtures import launched, machine
+from helpers.page_fixtures import create_launched_run, create_machine
 from coordinator.accounts.models import User
-from coordinator.fleet import joining
+from coordinator.fleet import join
 from coordinator.fleet.lifecycle_facts import advance
 from coordinator.runs import models
 from coordinator.runs.spec_form import spec_from_fields
-from barnraise import wire
+from barnraise.protocol import messages
 ida = User.objects.get(name="Ida")
-barn, signer = machine(ida, "barn", 1)
-machine(ida, "loft", 2)
+barn, signer = create_machine(ida, "barn", 1)
+create_machine(ida, "loft", 2)
 page_fixtures.EVERY = 1.0
-run = launched(ida, "Two roofs", signer, **{{"recipe.token_budget": "100000"}})
-joining.join(run, barn, wire.JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
+run = create_launched_run(ida, "Two roofs", signer, **{{"recipe.token_budget": "100000"}})
+join.join(run, barn, messages.JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
 run.refresh_from_db()
 advance(run)
 draft = models.Run.create(ida, "A draft", spec_from_fields({{}}))

@@ -25,8 +25,8 @@ from coordinator.fleet.lifecycle_facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import Charge, Verdict
 from coordinator.lib import site_identity
-from coordinator.notify.models import Notice, Webhook
-from coordinator.notify.notification_types import Kind, News
+from coordinator.notify.models import Notification, Webhook
+from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.notify.tasks import UNSUBSCRIBE
 from coordinator.runs import models as runs
 from coordinator.runs.join_policy import Access, Terms
@@ -46,7 +46,7 @@ TODAY = time.time()
 dice = random.Random(5)
 
 
-def machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity]:
+def create_machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity]:
     identity = Identity(bytes([seed]) * 32)
     about = {"hostname": name, "system": "Linux 6.8", "processor": "Ryzen 7 7840U", "cores": 16}
     return Machine.objects.create(
@@ -54,7 +54,7 @@ def machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity]:
     ), identity
 
 
-def launched(owner: User, name: str, signer: Identity, **fields: str) -> runs.Run:
+def create_launched_run(owner: User, name: str, signer: Identity, **fields: str) -> runs.Run:
     run = runs.Run.create(owner, name, spec_from_fields(fields), report_every=EVERY)
     shard = {
         "train": [messages.Shard(digest=digest("a"), tokens=9_000)],
@@ -70,7 +70,7 @@ def launched(owner: User, name: str, signer: Identity, **fields: str) -> runs.Ru
     return run
 
 
-def loss(tokens: float) -> float:
+def noisy_loss(tokens: float) -> float:
     return 2.1 + 5.4 * math.exp(-tokens / 700_000) + dice.gauss(0, 0.04)
 
 
@@ -80,12 +80,16 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
     for n in range(1, 145):
         at, ledger = TODAY - DAY + n * EVERY - dice.random(), n * TOKENS
         points = [
-            reports_module.Point(kind="train", tokens=ledger - k * TOKENS // 4, loss=loss(ledger))
+            reports_module.Point(
+                kind="train", tokens=ledger - k * TOKENS // 4, loss=noisy_loss(ledger)
+            )
             for k in (3, 2, 1, 0)
         ]
         if n % 12 == 0:
             points.append(
-                reports_module.Point(kind="validation", tokens=ledger, loss=loss(ledger) + 0.1)
+                reports_module.Point(
+                    kind="validation", tokens=ledger, loss=noisy_loss(ledger) + 0.1
+                )
             )
         told = {
             "tokens": int(ledger * share),
@@ -99,7 +103,7 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
     rollup.store({member.pk: (reports, [], TODAY)})
 
 
-def testimony(run: runs.Run, author: Identity, witness: Identity, total: int) -> messages.Testimony:
+def attest(run: runs.Run, author: Identity, witness: Identity, total: int) -> messages.Testimony:
     """That `witness` has applied what `author` did: `total` tokens."""
     update = messages.Update(
         run=str(run.pk), peer=author.key, incarnation=REPORT.incarnation, seq=144, previous="0" * 64, tokens=60_000,
@@ -115,10 +119,10 @@ def testimony(run: runs.Run, author: Identity, witness: Identity, total: int) ->
     )
 
 
-def told(person: User) -> None:
-    for kind in Kind:
-        Notice.tell(
-            News(
+def create_notifications(person: User) -> None:
+    for kind in NotificationType:
+        Notification.create_once(
+            NotificationDraft(
                 person,
                 kind,
                 kind.value,
@@ -130,14 +134,14 @@ def told(person: User) -> None:
 
 
 @transaction.atomic
-def furnish() -> str:
+def create_examples() -> str:
     """The names of what there is now, as JSON: for addresses."""
     ida = User.objects.get(name="Ida")
     jonas = User.objects.create_user("jonas@example.org", "oak-and-spruce-7", name=HOSTILE)
     named = ((ida, "barn"), (ida, "loft"), (jonas, "granary"), (jonas, "<i>byre</i>"))
-    places = [machine(owner, name, seed) for seed, (owner, name) in enumerate(named, 1)]
+    places = [create_machine(owner, name, seed) for seed, (owner, name) in enumerate(named, 1)]
     signer = places[0][1]
-    run = launched(
+    run = create_launched_run(
         ida, "Dawn over the <i>long</i> barn 🌾", signer, **{"recipe.token_budget": "12000000"}
     )
     run.arrange(Terms(Access.INVITATION, 8 * 10**9, 0, NOTES, None), actor=ida)
@@ -155,7 +159,7 @@ def furnish() -> str:
         report_of_a_day(member, share, **new)
     for n, member in enumerate(members[:3]):
         seen = [
-            testimony(run, author, witness=places[n][1], total=int(8_640_000 * share))
+            attest(run, author, witness=places[n][1], total=int(8_640_000 * share))
             for (_, author), share in zip(places, shares, strict=True)
         ]
         more = {"seq": 145, "at": time.time(), "peers": 2 if n else 1, "points": [], "step": 7250}
@@ -172,7 +176,7 @@ def furnish() -> str:
     )
     run.pause(actor=ida)
     run.resume(actor=ida)
-    over = launched(jonas, "Dusk", signer)
+    over = create_launched_run(jonas, "Dusk", signer)
     over.cancel(actor=ida)
     waiting = runs.Run.create(ida, "A draft", spec_from_fields({}))
 
@@ -183,7 +187,7 @@ def furnish() -> str:
     hook = Webhook.objects.create(
         person=ida, url="https://example.org/hook", secret="whsec_" + "A" * 40, kinds=[]
     )
-    told(ida)
+    create_notifications(ida)
     said = Announcement(text="The power is off tonight from 22:00.")
     said.publish(ida)
     about = messages.Machine(

@@ -32,7 +32,7 @@ AUDIT = """async (colours) => {
 
 
 @contextmanager
-def visitor(browser: Browser, site, *, width: int = 1280) -> Iterator[Page]:
+def open_page(browser: Browser, site, *, width: int = 1280) -> Iterator[Page]:
     """A fresh one. Anything the page's script complains of fails the test."""
     context = browser.new_context(base_url=site.url, viewport={"width": width, "height": 900})
     page, complaints = context.new_page(), []
@@ -49,14 +49,16 @@ def axe() -> str:
     return found.read_text()
 
 
-def findings(page: Page, colours: bool = False) -> list[str]:
+def find_violations(page: Page, colours: bool = False) -> list[str]:
     """What axe-core finds on the page as it stands, a sentence each. `colours`: by its rules on these alone."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(axe())
     return page.evaluate(AUDIT, colours)
 
 
-def look(page: Page, name: str, *, not_ours: tuple[str, ...] = (), renew: bool = False) -> None:
+def check_page(
+    page: Page, name: str, *, not_ours: tuple[str, ...] = (), renew: bool = False
+) -> None:
     """Photographs the page, and fails if axe-core finds anything or it is wider than its window. `not_ours`: words in
     the findings that others have to mend. `renew`: the page must load again to change its theme."""
     SHOTS.mkdir(parents=True, exist_ok=True)
@@ -70,7 +72,7 @@ def look(page: Page, name: str, *, not_ours: tuple[str, ...] = (), renew: bool =
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
             again = theme == THEMES[1]  # a theme changes colours and nothing else
-            found += [f"{theme}, {width}: {each}" for each in findings(page, colours=again)]
+            found += [f"{theme}, {width}: {each}" for each in find_violations(page, colours=again)]
             if (needed := page.evaluate("document.documentElement.scrollWidth")) > width:
                 found.append(f"{needed} px wide in a window of {width}")
             page.screenshot(path=SHOTS / f"{name}-{theme}-{width}.png", full_page=True)

@@ -10,7 +10,7 @@ from coordinator.asgi import application
 SECONDS = 8  # that a socket may take
 
 
-class Socket(ApplicationCommunicator):
+class WatcherSocket(ApplicationCommunicator):
     """A browser's end of /ws/runs/{run}/, spoken to as an ASGI server would."""
 
     def __init__(self, run: object, client: Client | None = None, origin: str = "http://localhost"):
@@ -34,11 +34,11 @@ class Socket(ApplicationCommunicator):
         await self.send_input({"type": "websocket.connect"})
         return await self.receive_output(SECONDS)
 
-    async def open(self) -> "Socket":
+    async def open(self) -> "WatcherSocket":
         assert (await self.connect())["type"] == "websocket.accept"
         return self
 
-    async def heard(self, wanted=lambda frame: True) -> dict:
+    async def next_frame(self, wanted=lambda frame: True) -> dict:
         """The next frame that is `wanted`."""
         while True:
             message = await self.receive_output(SECONDS)

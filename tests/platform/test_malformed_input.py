@@ -74,7 +74,7 @@ def test_no_claim_of_a_strangers_token_breaks_the_site(valkey, claim):
 
 
 def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan, monkeypatch):
-    monkeypatch.setattr(authentication, "SIGNED", 100_000)
+    monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 100_000)
     run, _ = launched(quiet.machine.owner, seed=2)
     quiet.join(run)
     honest = json.loads(
@@ -172,7 +172,7 @@ def test_a_machine_that_floods_the_site_with_reports_is_told_to_wait(
     volunteer, person, monkeypatch
 ):
     """And nobody else is."""
-    monkeypatch.setattr(authentication, "SIGNED", 4)  # a join, and three reports
+    monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 4)  # a join, and three reports
     owner = person()
     run = Run.create(owner, "Flood", spec_from_fields({}))
     loud, calm = volunteer(owner, 1), volunteer(owner, 2)

@@ -89,8 +89,8 @@ TABLE = {
     "POST /machines/{machine}/revoke/": "login 404 404 done 404",
     "GET /account/": HERE,
     "POST /account/ name=Newname": "login done done done done",
-    "GET /account/leave/": "login prove prove prove prove",
-    "POST /account/leave/ email=x": "login prove prove prove prove",
+    "GET /account/delete/": "login prove prove prove prove",
+    "POST /account/delete/ email=x": "login prove prove prove prove",
     "GET /credit/?by=teams&period=week": ALL,
     "GET /volunteers/{owner_id}/": "404 404 404 200 404",
     "GET /account/tokens/": HERE,
@@ -102,26 +102,26 @@ TABLE = {
     "GET /teams/{team}/": ALL,
     "POST /teams/{team}/rename/ name=Spinners": "login 403 403 done 403",
     "POST /teams/{team}/invite/ email=new@example.org": "login 403 403 done 403",
-    "POST /teams/{team}/uninvite/ id={invitation}": "login 403 403 done 403",
+    "POST /teams/{team}/withdraw-invitation/ id={invitation}": "login 403 403 done 403",
     "POST /teams/{team}/promote/ id={place}": "login 403 403 done 403",
-    "POST /teams/{team}/part/ id={place}": "login 403 403 done 403",
-    "POST /teams/{team}/part/": "login 404 404 done 404",
+    "POST /teams/{team}/leave/ id={place}": "login 403 403 done 403",
+    "POST /teams/{team}/leave/": "login 404 404 done 404",
     "GET /teams/invitations/{token}/": HERE,
     "POST /teams/invitations/{token}/ answer=join": "login done done done done",
     "GET /teams/invitations/wrong/": "login 404 404 404 404",
     "GET /notifications/": HERE,
     "POST /notifications/read/": "login done done done done",
-    "GET /notifications/choices/": HERE,
-    "POST /notifications/choices/": "login done done done done",
+    "GET /notifications/settings/": HERE,
+    "POST /notifications/settings/": "login done done done done",
     "GET /notifications/webhooks/": HERE,
     "POST /notifications/webhooks/ url=https://10.0.0.1/&kinds=run.started": "login 422 422 422 422",
     "POST /notifications/webhooks/{hook}/kinds/ kinds=run.started": "login 404 404 done 404",
     "POST /notifications/webhooks/{hook}/off/": "login 404 404 done 404",
     "POST /notifications/webhooks/{hook}/test/": "login 404 404 done 404",
     "POST /notifications/webhooks/{hook}/remove/": "login 404 404 done 404",
-    "GET /notifications/off/{off}/": ALL,
-    "POST /notifications/off/{off}/": ALL,
-    "GET /notifications/off/wrong/": "404 404 404 404 404",
+    "GET /notifications/unsubscribe/{off}/": ALL,
+    "POST /notifications/unsubscribe/{off}/": ALL,
+    "GET /notifications/unsubscribe/wrong/": "404 404 404 404 404",
     # allauth
     "GET /accounts/login/": OUT,
     "GET /accounts/signup/": OUT,
@@ -390,7 +390,7 @@ def test_every_model_in_the_admin_has_its_rows():
 def test_nothing_is_changed_by_a_form_of_another_site(world):
     """Every POST of a signed-in person needs the token of a page of ours; only mail programs post without."""
     for request_line in (row for row in TABLE if row.startswith("POST ")):
-        if "/api/" in request_line or "/notifications/off/" in request_line:
+        if "/api/" in request_line or "/notifications/unsubscribe/" in request_line:
             continue
         for role in ("owner", "staff"):
             assert ask(world, role, request_line, enforce_csrf_checks=True) == "403", (

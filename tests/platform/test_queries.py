@@ -13,14 +13,14 @@ from barnraise.protocol.signing import digest
 from coordinator.accounts.models import Machine, User
 from coordinator.audit.models import Entry
 from coordinator.fleet.models import Membership
-from coordinator.notify.models import Notice
+from coordinator.notify.models import Notification
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain
 
 pytestmark = pytest.mark.django_db
 BIG = {
     "accounts_machine", "accounts_user", "fleet_membership", "telemetry_point", "telemetry_rollup", "telemetry_credit",
-    "telemetry_receipt", "notify_notice", "audit_entry", "telemetry_holding",
+    "telemetry_receipt", "notify_notification", "audit_entry", "telemetry_holding",
 }  # fmt: skip
 RUNS, MACHINES = 200, 6_000
 
@@ -47,8 +47,8 @@ def crowd(person, launched):
         Membership(run=runs[n % len(runs)], machine=m, activity="training")
         for n, m in enumerate(machines)
     )
-    Notice.objects.bulk_create(
-        Notice(person=p, kind="run.started", key="one", title="A run started") for p in people
+    Notification.objects.bulk_create(
+        Notification(person=p, kind="run.started", key="one", title="A run started") for p in people
     )
     Entry.objects.bulk_create(
         Entry(action="machine.enrolled", subject_kind="machine", subject_id=m.pk) for m in machines
@@ -102,7 +102,7 @@ PAGES = {  # path → at most so many questions
     "/live/{run.pk}/": 16,
     "/machines/": 10,
     "/notifications/": 10,
-    "/notifications/choices/": 10,
+    "/notifications/settings/": 10,
     "/account/": 16,
     "/volunteers/{owner.pk}/": 20,
     "/teams/": 10,

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from helpers.live_site import Person, Site, until
+from helpers.live_site import Person, Site, wait_until
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def person(site: Site) -> Person:
 def enrol(site: Site, person: Person, machine: str) -> None:
     login = site.barnraise(machine, "login", site.url, "--name", machine)
     where = re.compile(r"http://[^/]+(/machines/enrol/\S+/)")
-    until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")
+    wait_until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")
     person.post(where.search(site.log(f"login-{machine}"))[1], answer="approve")
     assert login.wait(60) == 0, site.log(f"login-{machine}")
 
@@ -45,7 +45,7 @@ def test_a_finished_runs_weights_are_served_and_fetched_and_are_those_the_site_l
     trained = site.barnraise("keeper", "join", run, "--threads", "1")
     assert trained.wait(200) == 0, site.log("join-keeper")
     anchor = site.status("keeper")["anchor"]
-    page = until(
+    page = wait_until(
         lambda: (text := person.http.get(f"/runs/{run}/").text) and anchor in text and text,
         "a checkpoint",
     )
@@ -55,7 +55,7 @@ def test_a_finished_runs_weights_are_served_and_fetched_and_are_those_the_site_l
     assert alone.wait(200) == 1 and "try again later" in site.log("fetch-guest")
 
     served = site.barnraise("keeper", "serve", run)
-    until(lambda: "Serving" in site.log("serve-keeper"), "serving", 90)
+    wait_until(lambda: "Serving" in site.log("serve-keeper"), "serving", 90)
     fetched = site.barnraise("guest", "fetch", run, str(model), "--digest", anchor)
     assert fetched.wait(200) == 0, site.log("fetch-guest")
     assert anchor in site.log("fetch-guest") and (model / "config.json").exists()
@@ -95,14 +95,14 @@ def test_a_new_run_begins_with_the_weights_another_ended_with(site, person):
     assert trained.wait(300) == 0, site.log("join-elder")
     ended = told(site, "elder", "Forebear")
     row = re.compile(rf'title="{ended["anchor"]}".*?name="checkpoint" value="([0-9a-f-]+)"', re.S)
-    checkpoint = until(lambda: row.search(person.http.get(f"/runs/{run}/").text), "a checkpoint")[1]
+    checkpoint = wait_until(lambda: row.search(person.http.get(f"/runs/{run}/").text), "a checkpoint")[1]
     made = person.post(f"/runs/{run}/clone/", checkpoint=checkpoint).url.path.split("/")[2]
     person.post(f"/runs/{made}/launch/")
 
     heir = site.barnraise("heir", "join", made, "--threads", "1")
-    until(lambda: "cannot be had now" in site.log("join-heir"), "a sentence", 120)
+    wait_until(lambda: "cannot be had now" in site.log("join-heir"), "a sentence", 120)
     served = site.barnraise("elder", "serve", run)
-    until(
+    wait_until(
         lambda: told(site, "heir", "Forebear (copy)").get("validation_first"), "its first look", 240
     )
     first = told(site, "heir", "Forebear (copy)")["validation_first"]

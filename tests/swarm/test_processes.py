@@ -4,7 +4,7 @@ import re
 import signal
 
 import pytest
-from helpers.live_site import Person, Site, until
+from helpers.live_site import Person, Site, wait_until
 
 TRIO = ("north", "east", "south")
 
@@ -17,7 +17,7 @@ def person(site: Site) -> Person:
 def enrol(site: Site, person: Person, machine: str) -> None:
     login = site.barnraise(machine, "login", site.url, "--name", machine)
     where = re.compile(r"http://[^/]+(/machines/enrol/\S+/)")
-    until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")
+    wait_until(lambda: where.search(site.log(f"login-{machine}")), "a code to approve")
     person.post(where.search(site.log(f"login-{machine}"))[1], answer="approve")
     assert login.wait(30) == 0, site.log(f"login-{machine}")
 
@@ -48,15 +48,15 @@ def test_a_worker_survives_a_kill_and_a_fourth_joins_late(site, person):
     for machine in (*TRIO, "west"):
         enrol(site, person, machine)
     joined = {machine: site.barnraise(machine, "join", run, "--threads", "1") for machine in TRIO}
-    until(lambda: all(sent(site, m) >= 2 for m in TRIO), "two updates of each")
+    wait_until(lambda: all(sent(site, m) >= 2 for m in TRIO), "two updates of each")
 
     before = sent(site, "east")
     site.family.kill("join-east")
     others = {m: sent(site, m) for m in ("north", "south")}
-    until(lambda: all(sent(site, m) > n for m, n in others.items()), "the others going on")
+    wait_until(lambda: all(sent(site, m) > n for m, n in others.items()), "the others going on")
     joined["east"] = site.barnraise("east", "join", run, "--threads", "1")
     joined["west"] = site.barnraise("west", "join", run, "--threads", "1")
-    until(lambda: sent(site, "east") > before, "the killed one's next update")
+    wait_until(lambda: sent(site, "east") > before, "the killed one's next update")
 
     for machine, process in joined.items():
         assert process.wait(150) == 0, site.log(f"join-{machine}")
@@ -83,7 +83,7 @@ def test_ctrl_c_saves_and_leaves_and_the_site_says_so(site, person):
     ).splitlines()[-1]
     enrol(site, person, "solo")
     worker = site.barnraise("solo", "join", run, "--threads", "1")
-    until(lambda: sent(site, "solo") >= 1, "an update")
+    wait_until(lambda: sent(site, "solo") >= 1, "an update")
     worker.send_signal(signal.SIGINT)
     assert worker.wait(20) == 0, site.log("join-solo")
     assert "Everything is saved" in site.log("join-solo")
@@ -91,6 +91,6 @@ def test_ctrl_c_saves_and_leaves_and_the_site_says_so(site, person):
     def machines() -> list[dict]:
         return person.http.get(f"/live/{run}/").json()["workers"]
 
-    until(
+    wait_until(
         lambda: [w["activity"] for w in machines()] == ["left"], "the site's word that it left", 20
     )

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from helpers.fake_coordinator import Coordinator as Site
+from helpers.fake_coordinator import FakeCoordinator as Site
 
 from barnraise.cli.verdict import judged
 from barnraise.coordinator_client import reporter as report_module

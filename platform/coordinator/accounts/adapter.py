@@ -47,4 +47,4 @@ class AccountAdapter(DefaultAccountAdapter):
             return None
         clear_login(request)
         told = {"what": what, "others": mirror_list.others()}
-        return render(request, "account/account_not_yet.html", told, status=503)
+        return render(request, "account/account_not_synchronised.html", told, status=503)

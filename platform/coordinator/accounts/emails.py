@@ -9,5 +9,5 @@ from coordinator.accounts.teams import INVITATION_DAYS, Invitation
 
 def invitation(made: Invitation, link: str) -> None:
     told = {"made": made, "link": link, "days": INVITATION_DAYS, "site": settings.MIRROR_NAME}
-    body = render_to_string("letters/invitation.txt", told)
+    body = render_to_string("emails/invitation.txt", told)
     tasks.post.delay(f"{made.by.shown_name} invites you to {made.team.name}", body, made.email)

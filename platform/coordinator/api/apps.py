@@ -1,6 +1,6 @@
 from django.apps import AppConfig
 
 
-class Api(AppConfig):
+class ApiConfig(AppConfig):
     name = "coordinator.api"
     label = "api"

@@ -21,13 +21,13 @@ SPENT_SECONDS = (
     180  # a request's id is remembered longer than its signature lives, in either direction
 )
 SEEN_EVERY = 60.0  # seconds between two writes of a machine's last_seen
-REFUSED, REFUSED_SECONDS = 120, 600  # wrong tokens and unknown keys from one address
-REQUESTS, REQUESTS_SECONDS = 300, 60  # of one token
-SIGNED, SIGNED_SECONDS = 600, 60
+MAX_FAILURES, FAILURES_SECONDS = 120, 600  # wrong tokens and unknown keys from one address
+MAX_TOKEN_REQUESTS, TOKEN_REQUESTS_SECONDS = 300, 60  # of one token
+MAX_MACHINE_REQUESTS, MACHINE_REQUESTS_SECONDS = 600, 60
 """Of one machine: twice what the quickest run asks for, and no queue full of one's own."""
 
 
-class Refusal(Exception):
+class ApiError(Exception):
     """An answer with a status and a sentence; `fields` maps dotted names to sentences."""
 
     def __init__(self, status: int, sentence: str, fields: dict[str, str] | None = None):
@@ -35,18 +35,18 @@ class Refusal(Exception):
         super().__init__(sentence)
 
 
-def signed_by_machine(request: HttpRequest) -> Machine:
+def authenticate_machine(request: HttpRequest) -> Machine:
     """The machine that signed this request, for this mirror, method, path and body, once, and not too often. Raises
     Refusal."""
     key, jti = _signer(request, "your machine's key")
     machine = signer(key)
     if machine is None:
-        limit(request, "refused", REFUSED, REFUSED_SECONDS)
-        raise Refusal(
+        enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
+        raise ApiError(
             401, f"the key {key[:8]}… is not enrolled here: run `barnraise login` on this machine"
         )
     if machine.revoked or not machine.owner.is_active:
-        raise Refusal(
+        raise ApiError(
             403,
             f"the machine {machine.name} was revoked here; its owner can enrol it with a new key",
         )
@@ -57,18 +57,18 @@ def signed_by_machine(request: HttpRequest) -> Machine:
     return machine
 
 
-def signed_by_mirror(request: HttpRequest) -> str:
+def authenticate_mirror(request: HttpRequest) -> str:
     """The key of the mirror of the list that signed this request, once. Raises Refusal."""
     key, jti = _signer(request, "your mirror's key")
     found = mirror_list.newest()
     if found is None:
-        raise Refusal(403, "this site is no mirror of others: it has no mirror list")
+        raise ApiError(403, "this site is no mirror of others: it has no mirror list")
     listed = found.named(key)
     if listed is None:
-        limit(request, "refused", REFUSED, REFUSED_SECONDS)
-        raise Refusal(401, f"the key {key[:8]}… is no mirror of list {found.version}")
+        enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
+        raise ApiError(401, f"the key {key[:8]}… is no mirror of list {found.version}")
     if listed.expelled:
-        raise Refusal(403, f"the mirror {listed.name} was expelled by list {found.version}")
+        raise ApiError(403, f"the mirror {listed.name} was expelled by list {found.version}")
     _spend(key, jti)
     return key
 
@@ -77,7 +77,7 @@ def _signer(request: HttpRequest, with_what: str) -> tuple[str, str]:
     """(key, jti) of a request that is signed for this mirror, method, path and body. Raises Refusal."""
     header = request.headers.get("Authorization", "")
     if not header.startswith(SCHEME):
-        raise Refusal(401, f"sign this request with {with_what}: Authorization: Barnraise <token>")
+        raise ApiError(401, f"sign this request with {with_what}: Authorization: Barnraise <token>")
     token = header.removeprefix(SCHEME)
     method, path = request.method or "", request.get_full_path()
     try:
@@ -85,7 +85,7 @@ def _signer(request: HttpRequest, with_what: str) -> tuple[str, str]:
             token, site_identity.identity().key, method, path, request.body, time.time()
         )
     except MessageError as error:
-        raise Refusal(401, str(error)) from None
+        raise ApiError(401, str(error)) from None
 
 
 def _spend(key: str, jti: str, machine: Machine | None = None) -> None:
@@ -94,38 +94,38 @@ def _spend(key: str, jti: str, machine: Machine | None = None) -> None:
     ours = secrets.token_hex(
         8
     )  # tells a retry of our own, over a connection that broke, from a replay
-    counter = _counter(f"machine:{machine.pk}", SIGNED_SECONDS) if machine else ""
+    counter = _counter(f"machine:{machine.pk}", MACHINE_REQUESTS_SECONDS) if machine else ""
     with report_queue.client().pipeline(transaction=False) as pipe:
         pipe.set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS)
         if counter:
-            pipe.incr(counter).expire(counter, SIGNED_SECONDS)
+            pipe.incr(counter).expire(counter, MACHINE_REQUESTS_SECONDS)
         before, *count = pipe.execute()
     if before not in (None, ours):
         if counter:
             report_queue.client().decr(counter)
-        raise Refusal(401, "this request was made before; sign each one afresh")
-    if count and count[0] > SIGNED:
-        raise _too_many("this machine", SIGNED_SECONDS)
+        raise ApiError(401, "this request was made before; sign each one afresh")
+    if count and count[0] > MAX_MACHINE_REQUESTS:
+        raise _too_many("this machine", MACHINE_REQUESTS_SECONDS)
 
 
-def token_for(scope: str) -> Callable[[HttpRequest], Token]:
+def token_auth(scope: str) -> Callable[[HttpRequest], Token]:
     """Authentication by a personal token that may do `scope`; "": by any. Raises Refusal."""
 
     def by_token(request: HttpRequest) -> Token:
         header = request.headers.get("Authorization", "")
         if not header.startswith(BEARER):
-            raise Refusal(
+            raise ApiError(
                 401, "show a personal token: Authorization: Bearer brn_…; make one under API tokens"
             )
         token = Token.behind(header.removeprefix(BEARER).strip()[:200])
         if token is None or not token.is_good:
-            limit(request, "refused", REFUSED, REFUSED_SECONDS)
-            raise Refusal(
+            enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
+            raise ApiError(
                 401, "this token is not one of ours, or it was revoked or ran out: make another"
             )
-        limit(request, "token", REQUESTS, REQUESTS_SECONDS, token)
+        enforce_rate_limit(request, "token", MAX_TOKEN_REQUESTS, TOKEN_REQUESTS_SECONDS, token)
         if scope and scope not in token.scopes:
-            raise Refusal(
+            raise ApiError(
                 403,
                 f"this token may not do that: it has the scopes {', '.join(token.scopes)}, not {scope}",
             )
@@ -135,17 +135,17 @@ def token_for(scope: str) -> Callable[[HttpRequest], Token]:
     return by_token
 
 
-def machine_or_token(scope: str) -> Callable[[HttpRequest], Machine | Token]:
-    by_token = token_for(scope)
+def machine_or_token_auth(scope: str) -> Callable[[HttpRequest], Machine | Token]:
+    by_token = token_auth(scope)
 
     def either(request: HttpRequest) -> Machine | Token:
         bearer = request.headers.get("Authorization", "").startswith(BEARER)
-        return by_token(request) if bearer else signed_by_machine(request)
+        return by_token(request) if bearer else authenticate_machine(request)
 
     return either
 
 
-def limit(
+def enforce_rate_limit(
     request: HttpRequest, what: str, most: int, seconds: int, token: Token | None = None
 ) -> None:
     """No more than `most` of these by one token, or else from one address, in so many seconds. Raises Refusal."""
@@ -163,7 +163,7 @@ def _counter(what: str, seconds: int) -> str:
     return f"limit:{what}:{int(time.time()) // seconds}"
 
 
-def _too_many(who: str, seconds: int) -> Refusal:
-    return Refusal(
+def _too_many(who: str, seconds: int) -> ApiError:
+    return ApiError(
         429, f"too many of these from {who}; try again in {max(1, seconds // 60)} minutes"
     )

@@ -8,15 +8,15 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
 from barnraise.errors import SpecError
-from coordinator.api.authentication import Refusal
+from coordinator.api.authentication import ApiError
 from coordinator.lib import site_identity
 from coordinator.ops.error_pages import outage, problem
 
 GONE = (OperationalError, InterfaceError, redis.exceptions.RedisError)
 
 
-def install(api: NinjaAPI) -> None:
-    api.add_exception_handler(Refusal, _refusal)
+def install_error_handlers(api: NinjaAPI) -> None:
+    api.add_exception_handler(ApiError, _refusal)
     api.add_exception_handler(ValidationError, _invalid)
     api.add_exception_handler(SpecError, _senseless)
     api.add_exception_handler(
@@ -32,7 +32,7 @@ def install(api: NinjaAPI) -> None:
         api.add_exception_handler(kind, _gone)
 
 
-def _refusal(request: HttpRequest, error: Refusal) -> HttpResponse:
+def _refusal(request: HttpRequest, error: ApiError) -> HttpResponse:
     return problem(
         error.status,
         error.sentence,

@@ -7,12 +7,12 @@ from django.http import HttpRequest
 
 from coordinator.accounts.models import Machine
 from coordinator.api import schemas
-from coordinator.api.authentication import Refusal, token_for
-from coordinator.api.ninja_api import answers, api
-from coordinator.api.run_endpoints import pages, person
+from coordinator.api.authentication import ApiError, token_auth
+from coordinator.api.ninja_api import api, responses
+from coordinator.api.run_endpoints import paginate, requesting_user
 from coordinator.fleet.machine_state import Rest, rests
 
-READ, WRITE = token_for("machines:read"), token_for("machines:write")
+READ, WRITE = token_auth("machines:read"), token_auth("machines:write")
 FIELDS = (
     "id",
     "key",
@@ -26,41 +26,45 @@ FIELDS = (
 )
 
 
-@api.get("/machines", response=answers(schemas.MachinePage), auth=READ, tags=["Machines"])
+@api.get("/machines", response=responses(schemas.MachinePage), auth=READ, tags=["Machines"])
 def list_machines(request: HttpRequest, after: UUID | None = None):
     """Yours, newest first, fifty a page."""
-    found = person(request).machines.select_related("rest", "measured").order_by("-pk")
-    page, following = pages(
+    found = requesting_user(request).machines.select_related("rest", "measured").order_by("-pk")
+    page, following = paginate(
         found.filter(pk__lt=after) if after else found, lambda machine: machine.pk
     )
-    return schemas.MachinePage(items=[out(machine) for machine in page], next=following)
+    return schemas.MachinePage(items=[machine_out(machine) for machine in page], next=following)
 
 
-@api.get("/machines/{machine}", response=answers(schemas.MachineOut), auth=READ, tags=["Machines"])
+@api.get(
+    "/machines/{machine}", response=responses(schemas.MachineOut), auth=READ, tags=["Machines"]
+)
 def get_machine(request: HttpRequest, machine: UUID):
     """One of yours."""
-    return out(theirs(request, machine))
+    return machine_out(get_own_machine(request, machine))
 
 
 @api.patch(
-    "/machines/{machine}", response=answers(schemas.MachineOut), auth=WRITE, tags=["Machines"]
+    "/machines/{machine}", response=responses(schemas.MachineOut), auth=WRITE, tags=["Machines"]
 )
 def rename_machine(request: HttpRequest, machine: UUID, asked: schemas.MachineIn):
     """Another name; an empty one goes back to the start of its key."""
-    found = theirs(request, machine)
-    found.rename(asked.name, actor=person(request))
-    return out(found)
+    found = get_own_machine(request, machine)
+    found.rename(asked.name, actor=requesting_user(request))
+    return machine_out(found)
 
 
 @api.post(
     "/machines/{machine}/actions/{action}",
-    response=answers(schemas.MachineOut),
+    response=responses(schemas.MachineOut),
     auth=WRITE,
     tags=["Machines"],
 )
-def act(request: HttpRequest, machine: UUID, action: Literal["pause", "resume", "revoke"]):
+def control_machine(
+    request: HttpRequest, machine: UUID, action: Literal["pause", "resume", "revoke"]
+):
     """Pause or resume it in all its runs, or revoke its key for good."""
-    found, actor = theirs(request, machine), person(request)
+    found, actor = get_own_machine(request, machine), requesting_user(request)
     done = {
         "pause": lambda: Rest.begin(found, actor=actor),
         "resume": lambda: Rest.end(found, actor=actor),
@@ -68,19 +72,21 @@ def act(request: HttpRequest, machine: UUID, action: Literal["pause", "resume", 
     }[action]()
     if not done:
         state = "revoked" if found.revoked else "paused" if action == "pause" else "not paused"
-        raise Refusal(409, f"{found.name} is {state} already")
-    return out(theirs(request, machine))
+        raise ApiError(409, f"{found.name} is {state} already")
+    return machine_out(get_own_machine(request, machine))
 
 
-def theirs(request: HttpRequest, pk: UUID) -> Machine:
+def get_own_machine(request: HttpRequest, pk: UUID) -> Machine:
     """Raises Refusal."""
-    found = person(request).machines.select_related("rest", "measured").filter(pk=pk).first()
+    found = (
+        requesting_user(request).machines.select_related("rest", "measured").filter(pk=pk).first()
+    )
     if found is None:
-        raise Refusal(404, "you have no such machine")
+        raise ApiError(404, "you have no such machine")
     return found
 
 
-def out(machine: Machine) -> schemas.MachineOut:
+def machine_out(machine: Machine) -> schemas.MachineOut:
     measured = getattr(machine, "measured", None)
     return schemas.MachineOut(
         **{field: getattr(machine, field) for field in FIELDS},

@@ -4,7 +4,7 @@ from barnraise.errors import MessageError
 from barnraise.protocol import messages
 from barnraise.protocol.signing import opened
 from coordinator.accounts.models import Machine
-from coordinator.api.authentication import Refusal
+from coordinator.api.authentication import ApiError
 from coordinator.runs.models import Run
 
 
@@ -13,7 +13,7 @@ def check_manifest(run: Run, machine: Machine, signed: messages.Signed) -> messa
     try:
         manifest = opened(signed, "manifest", messages.Manifest, key=machine.key)
     except MessageError as error:
-        raise Refusal(422, str(error), {"signature": str(error)}) from None
+        raise ApiError(422, str(error), {"signature": str(error)}) from None
     spec, found = run.spec, {}
     if manifest.run != str(run.pk):
         found["run"] = f"this manifest is for run {manifest.run}"
@@ -37,5 +37,5 @@ def check_manifest(run: Run, machine: Machine, signed: messages.Signed) -> messa
             )
     if found:
         details = "; ".join(f"{field}: {sentence}" for field, sentence in found.items())
-        raise Refusal(422, f"the manifest does not fit the run: {details}", found)
+        raise ApiError(422, f"the manifest does not fit the run: {details}", found)
     return manifest

@@ -5,7 +5,7 @@ from typing import Any
 from ninja import NinjaAPI
 
 from barnraise.protocol.messages import Problem
-from coordinator.api.errors import install
+from coordinator.api.errors import install_error_handlers
 
 REFUSALS = frozenset({400, 401, 403, 404, 409, 413, 422, 429, 503})
 
@@ -19,9 +19,9 @@ api = NinjaAPI(
     "token is told to wait by a 429.",
     docs_url="/docs",
 )
-install(api)
+install_error_handlers(api)
 
 
-def answers(shape: Any) -> dict:
+def responses(shape: Any) -> dict:
     """What an endpoint may answer, for the documentation."""
     return {200: shape, REFUSALS: Problem}

@@ -8,8 +8,8 @@ from ninja import Path, Query
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import Lists
-from coordinator.api.authentication import Refusal, limit, signed_by_mirror
-from coordinator.api.ninja_api import answers, api
+from coordinator.api.authentication import ApiError, authenticate_mirror, enforce_rate_limit
+from coordinator.api.ninja_api import api, responses
 from coordinator.eventlog import truncate
 from coordinator.eventlog.writer import serve
 from coordinator.lib import site_identity
@@ -22,23 +22,23 @@ ORIGIN = r"^[0-9a-f]{32}$"
 Number = Annotated[int, Query(ge=0, lt=1 << 53)]
 
 
-@api.get("/mirrors/list", response=answers(Lists), tags=["Mirrors"])
-def get_list(request: HttpRequest, after: Number = 0):
+@api.get("/mirrors/list", response=responses(Lists), tags=["Mirrors"])
+def get_mirror_list(request: HttpRequest, after: Number = 0):
     """The newest mirror list, and what leads to it from the version that the asker holds."""
-    limit(request, "lists", 600, 60)
+    enforce_rate_limit(request, "lists", 600, 60)
     return Lists(lists=mirror_list.told(after))
 
 
-@api.get("/mirrors/heads", response=answers(Signed), auth=signed_by_mirror, tags=["Mirrors"])
-def get_heads(request: HttpRequest):
+@api.get("/mirrors/heads", response=responses(Signed), auth=authenticate_mirror, tags=["Mirrors"])
+def get_log_heads(request: HttpRequest):
     """How far this mirror has come in every log it holds, signed for the mirror that asks."""
     return site_identity.identity().sign("heads", pull.our_words(request.auth))
 
 
 @api.get(
     "/mirrors/logs/{origin}",
-    response=answers(between.LogPart),
-    auth=signed_by_mirror,
+    response=responses(between.LogPart),
+    auth=authenticate_mirror,
     tags=["Mirrors"],
 )
 def get_log(
@@ -59,9 +59,12 @@ def get_log(
 
 
 @api.get(
-    "/mirrors/proofs", response=answers(between.Proofs), auth=signed_by_mirror, tags=["Mirrors"]
+    "/mirrors/proofs",
+    response=responses(between.Proofs),
+    auth=authenticate_mirror,
+    tags=["Mirrors"],
 )
-def get_proofs(request: HttpRequest):
+def get_fork_proofs(request: HttpRequest):
     """Of each log that signed two events with one number, both."""
     pairs = truncate.proofs()[-100:]
     return between.Proofs(
@@ -71,40 +74,40 @@ def get_proofs(request: HttpRequest):
 
 @api.post(
     "/mirrors/particulars",
-    response=answers(between.Sealed),
-    auth=signed_by_mirror,
+    response=responses(between.Sealed),
+    auth=authenticate_mirror,
     tags=["Mirrors"],
 )
-def post_particulars(request: HttpRequest, wants: between.Wants):
+def post_private_data_request(request: HttpRequest, wants: between.Wants):
     """Personal data that events name by digest, sealed to a key that goes with the request."""
     try:
         return encryption.sealed(wants)
     except MessageError as error:
-        raise Refusal(422, str(error), {"key": str(error)}) from None
+        raise ApiError(422, str(error), {"key": str(error)}) from None
 
 
-@api.post("/mirrors/news", response=answers(Bulletin), auth=signed_by_mirror, tags=["Mirrors"])
-def post_news(request: HttpRequest, wanted: Wanted):
+@api.post("/mirrors/news", response=responses(Bulletin), auth=authenticate_mirror, tags=["Mirrors"])
+def post_telemetry_request(request: HttpRequest, wanted: Wanted):
     """What changed past a place of the machines that report to this mirror; signed for the mirror that asks."""
     return export.page(wanted, request.auth)
 
 
 @api.post(
-    "/mirrors/nudge", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"]
+    "/mirrors/nudge", response=responses(between.Heard), auth=authenticate_mirror, tags=["Mirrors"]
 )
 def post_nudge(request: HttpRequest, said: between.Nudge):
     """The mirror that signed this has something new."""
-    limit(request, "nudges", 600, 60)
+    enforce_rate_limit(request, "nudges", 600, 60)
     tasks.nudged(request.auth)
     return between.Heard()
 
 
 @api.post(
-    "/mirrors/spent", response=answers(between.Heard), auth=signed_by_mirror, tags=["Mirrors"]
+    "/mirrors/spent", response=responses(between.Heard), auth=authenticate_mirror, tags=["Mirrors"]
 )
-def post_spent(request: HttpRequest, said: between.Spent):
+def post_used_codes(request: HttpRequest, said: between.Spent):
     """What works once was used at the mirror that signed this."""
-    limit(request, "spent", 6000, 60)
+    enforce_rate_limit(request, "spent", 6000, 60)
     for mark in said.marks:
         one_time_codes.note(mark)
     return between.Heard()

@@ -9,9 +9,9 @@ from django.http import HttpRequest
 
 from coordinator.accounts.models import User
 from coordinator.api import schemas
-from coordinator.api.authentication import Refusal, token_for
-from coordinator.api.ninja_api import answers, api
-from coordinator.api.worker_endpoints import run_named
+from coordinator.api.authentication import ApiError, token_auth
+from coordinator.api.ninja_api import api, responses
+from coordinator.api.worker_endpoints import get_visible_run
 from coordinator.fleet.models import Membership, Verdict
 from coordinator.fleet.verdicts import Charge, author_of
 from coordinator.runs.estimate import estimate
@@ -23,11 +23,11 @@ from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints
 
 PAGE = 50
-READ, WRITE = token_for("runs:read"), token_for("runs:write")
+READ, WRITE = token_auth("runs:read"), token_auth("runs:write")
 Action = Literal["launch", "pause", "resume", "cancel", "archive", "unarchive"]
 
 
-@api.get("/me", response=answers(schemas.Me), auth=token_for(""), tags=["Account"])
+@api.get("/me", response=responses(schemas.Me), auth=token_auth(""), tags=["Account"])
 def get_me(request: HttpRequest):
     """Whose token this is, and what it may do."""
     token = request.auth
@@ -40,74 +40,74 @@ def get_me(request: HttpRequest):
     )
 
 
-@api.post("/runs", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"])
+@api.post("/runs", response=responses(schemas.RunOut), auth=WRITE, tags=["Runs"])
 def create_run(request: HttpRequest, asked: schemas.RunIn):
     """A draft; launched at once, if asked."""
-    organiser(request)
+    require_organiser(request)
     spec = spec_from_fields({**OFFERED, **asked.fields}, asked.preset)
     run = Run.create(
-        person(request),
+        requesting_user(request),
         asked.name,
         spec,
         report_every=asked.report_every,
         quorum=asked.quorum,
-        terms=changed(OPEN, asked.terms),
+        terms=merge_terms(OPEN, asked.terms),
     )
     if asked.launch:
-        run.launch(actor=person(request))
-    return out(run)
+        run.launch(actor=requesting_user(request))
+    return run_out(run)
 
 
-@api.get("/runs/{name}/summary", response=answers(schemas.RunOut), auth=READ, tags=["Runs"])
-def get_summary(request: HttpRequest, name: str):
+@api.get("/runs/{name}/summary", response=responses(schemas.RunOut), auth=READ, tags=["Runs"])
+def get_run_summary(request: HttpRequest, name: str):
     """A run with its rules, its terms and how far it is."""
-    return out(run_named(request, name))
+    return run_out(get_visible_run(request, name))
 
 
 @api.post(
-    "/runs/{name}/actions/{action}", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"]
+    "/runs/{name}/actions/{action}", response=responses(schemas.RunOut), auth=WRITE, tags=["Runs"]
 )
-def act(request: HttpRequest, name: str, action: Action):
+def control_run(request: HttpRequest, name: str, action: Action):
     """Launch, pause, resume, cancel, archive, or back from the archive."""
-    run = controlled(request, name)
-    if not getattr(run, action)(actor=person(request)):
-        raise Refusal(409, f"the run {run.name} is {run.status} now, so it cannot {action}")
-    return out(run)
+    run = get_owned_run(request, name)
+    if not getattr(run, action)(actor=requesting_user(request)):
+        raise ApiError(409, f"the run {run.name} is {run.status} now, so it cannot {action}")
+    return run_out(run)
 
 
-@api.post("/runs/{name}/copies", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"])
-def copy(request: HttpRequest, name: str, asked: schemas.CloneIn):
+@api.post("/runs/{name}/copies", response=responses(schemas.RunOut), auth=WRITE, tags=["Runs"])
+def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn):
     """A draft of yours with the rules of a run that you see; from a checkpoint of it, if you name one."""
-    run = run_named(request, name)
-    organiser(request)
+    run = get_visible_run(request, name)
+    require_organiser(request)
     start = None
     if asked.checkpoint:
         found = run.checkpoints.filter(digest=asked.checkpoint).first()
         if found is None:
-            raise Refusal(404, f"the run {run.name} has no checkpoint {asked.checkpoint[:16]}…")
+            raise ApiError(404, f"the run {run.name} has no checkpoint {asked.checkpoint[:16]}…")
         start = found.start
-    return out(run.clone(person(request), asked.name, start))
+    return run_out(run.clone(requesting_user(request), asked.name, start))
 
 
-@api.patch("/runs/{name}/terms", response=answers(schemas.RunOut), auth=WRITE, tags=["Runs"])
+@api.patch("/runs/{name}/terms", response=responses(schemas.RunOut), auth=WRITE, tags=["Runs"])
 def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn):
     """Who may join, with what, and the notes: at any time."""
-    run = controlled(request, name)
-    run.arrange(changed(run.terms, asked), actor=person(request))
-    return out(run)
+    run = get_owned_run(request, name)
+    run.arrange(merge_terms(run.terms, asked), actor=requesting_user(request))
+    return run_out(run)
 
 
-@api.get("/runs/{name}/machines", response=answers(schemas.MemberPage), auth=READ, tags=["Runs"])
-def list_members(request: HttpRequest, name: str, after: UUID | None = None):
+@api.get("/runs/{name}/machines", response=responses(schemas.MemberPage), auth=READ, tags=["Runs"])
+def list_run_machines(request: HttpRequest, name: str, after: UUID | None = None):
     """The machines in a run, fifty a page."""
-    run = run_named(request, name)
+    run = get_visible_run(request, name)
     found = (
         Membership.everywhere.newest()
         .filter(run=run)
         .select_related("run", "machine__owner")
         .order_by("-machine_id")
     )
-    page, following = pages(
+    page, following = paginate(
         found.filter(machine__lt=after) if after else found, lambda member: member.machine_id
     )
     items = [
@@ -128,7 +128,7 @@ MEMBER = ("activity", "last_seen", "tokens", "rate", "step", "updates_sent", "up
 
 @api.get(
     "/runs/{name}/checkpoints",
-    response=answers(list[schemas.CheckpointOut]),
+    response=responses(list[schemas.CheckpointOut]),
     auth=READ,
     tags=["Runs"],
 )
@@ -143,18 +143,18 @@ def list_checkpoints(request: HttpRequest, name: str):
             confirmed=line.confirmed,
             disputed=bool(line.others),
         )
-        for line in checkpoints.lines(run_named(request, name))
+        for line in checkpoints.lines(get_visible_run(request, name))
     ]
 
 
 CHECKPOINT = ("id", "tokens", "vector", "digest", "checksum", "size")
 
 
-@api.get("/runs/{name}/credit", response=answers(schemas.CreditPage), auth=READ, tags=["Runs"])
+@api.get("/runs/{name}/credit", response=responses(schemas.CreditPage), auth=READ, tags=["Runs"])
 def list_credit(request: HttpRequest, name: str, after: UUID | None = None):
     """Whose updates were witnessed in a run, fifty ranges a page, each with the two signatures that prove its end."""
-    found = run_named(request, name).credits.select_related("machine").order_by("-pk")
-    page, following = pages(found.filter(pk__lt=after) if after else found, lambda row: row.pk)
+    found = get_visible_run(request, name).credits.select_related("machine").order_by("-pk")
+    page, following = paginate(found.filter(pk__lt=after) if after else found, lambda row: row.pk)
     items = [
         schemas.CreditOut(
             run=row.run_id,
@@ -171,25 +171,27 @@ CREDIT = ("id", "incarnation", "first", "last", "tokens", "day", "head")
 
 
 @api.get(
-    "/runs/{name}/verdicts", response=answers(list[schemas.VerdictOut]), auth=READ, tags=["Runs"]
+    "/runs/{name}/verdicts", response=responses(list[schemas.VerdictOut]), auth=READ, tags=["Runs"]
 )
 def list_verdicts(request: HttpRequest, name: str):
     """What was taken out of a run, by whose signature; the newest first. At most 500."""
-    return [verdict_out(each) for each in run_named(request, name).verdicts.all()]
+    return [verdict_out(each) for each in get_visible_run(request, name).verdicts.all()]
 
 
-@api.post("/runs/{name}/verdicts", response=answers(schemas.VerdictOut), auth=WRITE, tags=["Runs"])
-def give_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn):
+@api.post(
+    "/runs/{name}/verdicts", response=responses(schemas.VerdictOut), auth=WRITE, tags=["Runs"]
+)
+def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn):
     """Takes a machine's updates out of a run of yours, on every machine, for good."""
-    run = controlled(request, name)
+    run = get_owned_run(request, name)
     updates = {int(number): tokens for number, tokens in asked.updates.items()}
     charge = Charge(author_of(run, asked.author), asked.first, updates)
-    return verdict_out(Verdict.give(run, [charge], asked.reason, actor=person(request)))
+    return verdict_out(Verdict.give(run, [charge], asked.reason, actor=requesting_user(request)))
 
 
 @api.get(
     "/runs/{name}/invitations",
-    response=answers(list[schemas.InvitationOut]),
+    response=responses(list[schemas.InvitationOut]),
     auth=READ,
     tags=["Runs"],
 )
@@ -197,38 +199,38 @@ def list_invitations(request: HttpRequest, name: str):
     """The links that are still good, of a run of yours."""
     return [
         invitation_out(each)
-        for each in controlled(request, name).invitations.filter(withdrawn=None)[:200]
+        for each in get_owned_run(request, name).invitations.filter(withdrawn=None)[:200]
     ]
 
 
 @api.post(
-    "/runs/{name}/invitations", response=answers(schemas.InvitationOut), auth=WRITE, tags=["Runs"]
+    "/runs/{name}/invitations", response=responses(schemas.InvitationOut), auth=WRITE, tags=["Runs"]
 )
-def invite(request: HttpRequest, name: str, asked: schemas.InvitationIn):
+def create_invitation(request: HttpRequest, name: str, asked: schemas.InvitationIn):
     """A link: whoever follows it, signed in, may join with their machines."""
     return invitation_out(
-        Invitation.make(controlled(request, name), asked.note, actor=person(request))
+        Invitation.make(get_owned_run(request, name), asked.note, actor=requesting_user(request))
     )
 
 
 @api.delete(
     "/runs/{name}/invitations/{invitation}",
-    response=answers(schemas.RunOut),
+    response=responses(schemas.RunOut),
     auth=WRITE,
     tags=["Runs"],
 )
-def withdraw(request: HttpRequest, name: str, invitation: UUID):
+def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID):
     """The link leads nowhere from now on; who came by it stays."""
-    run = controlled(request, name)
+    run = get_owned_run(request, name)
     found = run.invitations.filter(pk=invitation).first()
     if found is None:
-        raise Refusal(404, "this run has no such invitation")
-    found.withdraw(actor=person(request))
-    return out(run)
+        raise ApiError(404, "this run has no such invitation")
+    found.withdraw(actor=requesting_user(request))
+    return run_out(run)
 
 
-@api.post("/estimates", response=answers(schemas.EstimateOut), auth=READ, tags=["Runs"])
-def reckon(request: HttpRequest, asked: schemas.EstimateIn):
+@api.post("/estimates", response=responses(schemas.EstimateOut), auth=READ, tags=["Runs"])
+def estimate_run(request: HttpRequest, asked: schemas.EstimateIn):
     """What a run would take on typical machines, and how long with so many volunteers who have such."""
     spec = spec_from_fields({**OFFERED, **asked.fields}, asked.preset)
     needs = [
@@ -260,36 +262,36 @@ def reckon(request: HttpRequest, asked: schemas.EstimateIn):
 # ---- who asks, and what they get -----------------------------------------------------------------------------------
 
 
-def person(request: HttpRequest) -> User:
+def requesting_user(request: HttpRequest) -> User:
     return request.auth.user  # type: ignore[attr-defined]
 
 
-def organiser(request: HttpRequest) -> None:
+def require_organiser(request: HttpRequest) -> None:
     """Raises Refusal for who may not create runs."""
-    if not person(request).may_create_runs:
-        raise Refusal(403, "only organisers create runs here: ask the staff to make you one")
+    if not requesting_user(request).may_create_runs:
+        raise ApiError(403, "only organisers create runs here: ask the staff to make you one")
 
 
-def controlled(request: HttpRequest, name: str) -> Run:
+def get_owned_run(request: HttpRequest, name: str) -> Run:
     """Raises Refusal."""
-    run = run_named(request, name)
-    if not run.may_control(person(request)):
-        raise Refusal(403, "only the run's owner can do this")
+    run = get_visible_run(request, name)
+    if not run.may_control(requesting_user(request)):
+        raise ApiError(403, "only the run's owner can do this")
     return run
 
 
-def changed(terms: Terms, asked: schemas.TermsIn) -> Terms:
+def merge_terms(terms: Terms, asked: schemas.TermsIn) -> Terms:
     said = asked.model_dump(exclude_none=True)
     return Terms(**{**terms.__dict__, **said})
 
 
-def pages(found, cursor):
+def paginate(found, cursor):
     """(the first PAGE of a queryset, the cursor of its last where there are more)."""
     page = list(found[: PAGE + 1])
     return page[:PAGE], cursor(page[PAGE - 1]) if len(page) > PAGE else None
 
 
-def out(run: Run) -> schemas.RunOut:
+def run_out(run: Run) -> schemas.RunOut:
     spec = run.view().spec
     return schemas.RunOut(
         **{field: getattr(run, field) for field in RUN},

@@ -9,17 +9,22 @@ from barnraise.errors import MessageError
 from barnraise.protocol import enums, messages, types
 from barnraise.protocol.signing import check_testimony, opened
 from coordinator.accounts.models import Enrolment, Machine
-from coordinator.api.authentication import Refusal, limit, machine_or_token, signed_by_machine
+from coordinator.api.authentication import (
+    ApiError,
+    authenticate_machine,
+    enforce_rate_limit,
+    machine_or_token_auth,
+)
 from coordinator.api.manifest_check import check_manifest
-from coordinator.api.ninja_api import answers, api
+from coordinator.api.ninja_api import api, responses
 from coordinator.fleet.join import directive, fresh_ticket, hints, join, moved, refusal
 from coordinator.fleet.lifecycle_facts import advance
 from coordinator.fleet.models import Membership, Verdict
 from coordinator.fleet.report_queries import part
 from coordinator.fleet.run_broadcast import common
 from coordinator.lib import site_identity
-from coordinator.notify.detectors import refused
-from coordinator.notify.models import Notice
+from coordinator.notify.detectors import draft_refusal
+from coordinator.notify.models import Notification
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.rollup import drain
@@ -30,34 +35,34 @@ ENROLMENT_SLACK = 600  # seconds a machine's clock may differ when it enrols
 POLL_EVERY = 1.0
 
 
-@api.get("/mirror", response=answers(messages.MirrorView), tags=["Workers"])
+@api.get("/mirror", response=responses(messages.MirrorView), tags=["Workers"])
 def get_mirror(request: HttpRequest):
     """Who this coordinator is."""
     return site_identity.view()
 
 
-@api.post("/enrolments", response=answers(messages.Enrolment), tags=["Workers"])
-def open_enrolment(request: HttpRequest, signed: messages.Signed):
+@api.post("/enrolments", response=responses(messages.Enrolment), tags=["Workers"])
+def request_enrolment(request: HttpRequest, signed: messages.Signed):
     """A code for a machine's key, signed by that key; a person approves it in the browser."""
-    limit(request, "enrolments", 60, 600)
+    enforce_rate_limit(request, "enrolments", 60, 600)
     try:
         asked = opened(signed, "enrolment", messages.EnrolmentRequest)
     except MessageError as error:
-        raise Refusal(422, str(error), {"signature": str(error)}) from None
+        raise ApiError(422, str(error), {"signature": str(error)}) from None
     if asked.key != signed.key:
-        raise Refusal(
+        raise ApiError(
             422,
             "a machine can only enrol the key it signs with",
             {"key": "must be the signing key"},
         )
     if asked.mirror != site_identity.identity().key:
-        raise Refusal(
+        raise ApiError(
             422,
             "this enrolment is for another coordinator",
             {"mirror": "must be this coordinator's key"},
         )
     if abs(asked.issued - time.time()) > ENROLMENT_SLACK:
-        raise Refusal(
+        raise ApiError(
             401, "the enrolment was signed at another time than now: use the time in this answer"
         )
     enrolment = Enrolment.open(asked)
@@ -67,12 +72,12 @@ def open_enrolment(request: HttpRequest, signed: messages.Signed):
     )
 
 
-@api.get("/enrolments/{code}", response=answers(messages.EnrolmentStatus), tags=["Workers"])
+@api.get("/enrolments/{code}", response=responses(messages.EnrolmentStatus), tags=["Workers"])
 def get_enrolment(request: HttpRequest, code: str):
     """What became of a code."""
     enrolment = Enrolment.find(code)
     if enrolment is None:
-        raise Refusal(404, "there is no such code; run `barnraise login` for a new one")
+        raise ApiError(404, "there is no such code; run `barnraise login` for a new one")
     machine = enrolment.machine
     return messages.EnrolmentStatus(
         status=enrolment.status,
@@ -82,12 +87,15 @@ def get_enrolment(request: HttpRequest, code: str):
 
 
 @api.get(
-    "/runs", response=answers(messages.RunPage), auth=machine_or_token("runs:read"), tags=["Runs"]
+    "/runs",
+    response=responses(messages.RunPage),
+    auth=machine_or_token_auth("runs:read"),
+    tags=["Runs"],
 )
 def list_runs(request: HttpRequest, after: types.Id | None = None):
     """Runs this machine or person sees that are not over, newest first, five a page; `after` is the `next` of the page
     before."""
-    found = seen(request).listed().exclude(status__in=["finished", "cancelled"])
+    found = visible_runs(request).listed().exclude(status__in=["finished", "cancelled"])
     if after:
         found = found.filter(pk__lt=after)
     page = list(found.order_by("-pk")[: PAGE + 1])
@@ -97,33 +105,33 @@ def list_runs(request: HttpRequest, after: types.Id | None = None):
 
 @api.get(
     "/runs/{name}",
-    response=answers(messages.RunView),
-    auth=machine_or_token("runs:read"),
+    response=responses(messages.RunView),
+    auth=machine_or_token_auth("runs:read"),
     tags=["Runs"],
 )
 def get_run(request: HttpRequest, name: str):
     """A run by id or slug."""
-    return run_named(request, name).view()
+    return get_visible_run(request, name).view()
 
 
 @api.post(
     "/runs/{name}/join",
-    response=answers(messages.JoinReply),
-    auth=signed_by_machine,
+    response=responses(messages.JoinReply),
+    auth=authenticate_machine,
     tags=["Workers"],
 )
 def join_run(request: HttpRequest, name: str, asked: messages.JoinRequest):
     """A place in a run: a ticket for its peers (none while it is a draft), and whom to try first."""
-    run = run_named(request, name)
+    run = get_visible_run(request, name)
     if run.state is enums.Status.CANCELLED:  # of a finished one the weights may be fetched
-        raise Refusal(409, f"the run {run.name} is {run.status}; nobody can join it any more")
-    if sentence := refusal(run, machine(request), asked.hardware):
-        Notice.tell(refused(machine(request), run, sentence))
-        raise Refusal(403, sentence)
+        raise ApiError(409, f"the run {run.name} is {run.status}; nobody can join it any more")
+    if sentence := refusal(run, requesting_machine(request), asked.hardware):
+        Notification.create_once(draft_refusal(requesting_machine(request), run, sentence))
+        raise ApiError(403, sentence)
     drain(
         wait=True
     )  # first: a goodbye that is still on its way must not come after the new arrival
-    membership = join(run, machine(request), asked)
+    membership = join(run, requesting_machine(request), asked)
     common(run, fresh=True)
     return messages.JoinReply(
         run=membership.run.view(),  # as the ticket sees it: it may have been launched meanwhile
@@ -132,30 +140,32 @@ def join_run(request: HttpRequest, name: str, asked: messages.JoinRequest):
         peers=hints(membership),
         # A machine with a new folder numbers its reports past all that were heard, on their way or not.
         mark=max(
-            membership.mark, membership.latest, report_queue.heard(run.pk, machine(request).pk)
+            membership.mark,
+            membership.latest,
+            report_queue.heard(run.pk, requesting_machine(request).pk),
         ),
     )
 
 
 @api.post(
     "/runs/{name}/manifest",
-    response=answers(messages.RunView),
-    auth=signed_by_machine,
+    response=responses(messages.RunView),
+    auth=authenticate_machine,
     tags=["Workers"],
 )
 def post_manifest(request: HttpRequest, name: str, signed: messages.Signed):
     """The text of a draft as its owner's machine has prepared it. The launch pins it."""
-    run = run_named(request, name)
-    if machine(request).owner_id != run.owner_id:
-        raise Refusal(403, "only a machine of the run's owner may say what its text is")
-    check_manifest(run, machine(request), signed)
+    run = get_visible_run(request, name)
+    if requesting_machine(request).owner_id != run.owner_id:
+        raise ApiError(403, "only a machine of the run's owner may say what its text is")
+    check_manifest(run, requesting_machine(request), signed)
     if (
-        not run.accept_manifest(signed, machine=machine(request))
+        not run.accept_manifest(signed, machine=requesting_machine(request))
         and (run.manifest or {}).get("body") != signed.body
     ):
         if run.manifest is None and run.state is enums.Status.DRAFT:
-            raise Refusal(409, f"the run {run.name} was edited meanwhile; prepare its text again")
-        raise Refusal(
+            raise ApiError(409, f"the run {run.name} was edited meanwhile; prepare its text again")
+        raise ApiError(
             409, f"the run {run.name} has its text already; it cannot be changed any more"
         )
     advance(run)
@@ -164,27 +174,27 @@ def post_manifest(request: HttpRequest, name: str, signed: messages.Signed):
 
 @api.post(
     "/runs/{name}/reports",
-    response=answers(messages.ReportReply),
-    auth=signed_by_machine,
+    response=responses(messages.ReportReply),
+    auth=authenticate_machine,
     tags=["Workers"],
 )
 def post_reports(request: HttpRequest, name: str, sent: messages.Reports):
     """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
-    membership = member(request, name)
+    membership = require_membership(request, name)
     numbers = [report.seq for report in sent.reports]
     if any(a >= b for a, b in pairwise(numbers)):
-        raise Refusal(
+        raise ApiError(
             422, "reports must come in the order of their numbers", {"reports": "seq must ascend"}
         )
     for told in sent.witnessed:
         try:
-            check_testimony(told, str(membership.run_id), machine(request).key)
+            check_testimony(told, str(membership.run_id), requesting_machine(request).key)
         except MessageError as error:
-            raise Refusal(422, str(error), {"witnessed": str(error)}) from None
+            raise ApiError(422, str(error), {"witnessed": str(error)}) from None
     try:
         report_queue.ingest(membership, sent.reports, sent.witnessed)
     except report_queue.Behind:
-        raise Refusal(
+        raise ApiError(
             503, "the site is behind with its reports; keep yours and try again in a minute"
         ) from None
     moved(membership, list(sent.reports[-1].addresses))
@@ -199,41 +209,41 @@ def post_reports(request: HttpRequest, name: str, sent: messages.Reports):
 
 @api.get(
     "/runs/{name}/directive",
-    response=answers(messages.ReportReply),
-    auth=signed_by_machine,
+    response=responses(messages.ReportReply),
+    auth=authenticate_machine,
     tags=["Workers"],
 )
 def get_directive(request: HttpRequest, name: str):
     """What a report would be answered, without one: a revocation must not wait where reports are rare."""
-    membership = member(request, name)
+    membership = require_membership(request, name)
     return messages.ReportReply(mark=membership.mark, directive=directive(membership))
 
 
-def machine(request: HttpRequest) -> Machine:
+def requesting_machine(request: HttpRequest) -> Machine:
     """Who signed the request."""
     return request.auth  # type: ignore[attr-defined]  # set by ninja from `signed_by_machine`
 
 
-def member(request: HttpRequest, name: str) -> Membership:
+def require_membership(request: HttpRequest, name: str) -> Membership:
     """The machine's part in the run of this id or slug. Raises Refusal."""
-    membership = part(machine(request), name)
+    membership = part(requesting_machine(request), name)
     if membership is None:
-        run = run_named(request, name)
-        raise Refusal(403, f"this machine is not in the run {run.name}: join it first")
+        run = get_visible_run(request, name)
+        raise ApiError(403, f"this machine is not in the run {run.name}: join it first")
     return membership
 
 
-def seen(request: HttpRequest):
+def visible_runs(request: HttpRequest):
     """The runs that whoever asks may know of."""
     if isinstance(request.auth, Token):
         return Run.objects.visible_to(request.auth.user)
-    return Run.objects.visible_to_machine(machine(request))
+    return Run.objects.visible_to_machine(requesting_machine(request))
 
 
-def run_named(request: HttpRequest, name: str) -> Run:
+def get_visible_run(request: HttpRequest, name: str) -> Run:
     """One of them, by id or slug. Raises Refusal."""
-    run = seen(request).named(name)
+    run = visible_runs(request).named(name)
     if run is None:
         who = "you" if isinstance(request.auth, Token) else "this machine"
-        raise Refusal(404, f"there is no run '{name[:60]}' here that {who} may see")
+        raise ApiError(404, f"there is no run '{name[:60]}' here that {who} may see")
     return run

@@ -56,7 +56,7 @@ class EntryAdmin(Looked):
         "whole_detail",
         "request_id",
     ]
-    list_before_template = "admin/audit_kept.html"
+    list_before_template = "admin/audit_retention.html"
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict | None = None

@@ -8,8 +8,8 @@ from django.core.cache import cache
 from barnraise.protocol.enums import Activity
 from coordinator.audit.models import Entry
 from coordinator.fleet.models import Membership
-from coordinator.notify.models import Notice
-from coordinator.notify.notification_types import Kind
+from coordinator.notify.models import Notification
+from coordinator.notify.notification_types import NotificationType
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, Event
 
@@ -48,7 +48,7 @@ MACHINES = {
 }
 
 
-def events(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def collect_activity(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """{"id", "at" (seconds since 1970), "kind" ("run", "machine" or "weights"), "who", "what"}, the newest first.
     `rows` as `board.workers` gave them."""
     key = f"live:{run.pk}:events"
@@ -117,8 +117,8 @@ def _announced(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _stalled(run: Run) -> Iterator[dict[str, Any]]:
-    key = f"{Kind.RUN_STALLED.value}:{run.pk}"
-    for notice in Notice.objects.filter(person=run.owner_id, key__startswith=key)[:SHOWN]:
+    key = f"{NotificationType.RUN_STALLED.value}:{run.pk}"
+    for notice in Notification.objects.filter(person=run.owner_id, key__startswith=key)[:SHOWN]:
         yield _event(
             notice.pk, notice.created.timestamp(), "run", "It", "stalled: no machine reports"
         )

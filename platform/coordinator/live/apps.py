@@ -1,6 +1,6 @@
 from django.apps import AppConfig
 
 
-class Live(AppConfig):
+class LiveConfig(AppConfig):
     name = "coordinator.live"
     label = "live"

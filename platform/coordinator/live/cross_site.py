@@ -21,12 +21,12 @@ USUAL = {"https": 443, "http": 80}  # ports that browsers leave out
 
 
 @dataclass(frozen=True)
-class Site:
+class MirrorSite:
     """`url`: without a slash at its end. `ours`: it is this one."""
 
     name: str
     url: str
-    ours: bool
+    is_own: bool
 
     @property
     def origin(self) -> str:
@@ -37,50 +37,50 @@ class Site:
         return f"{parts.scheme}://{host}{port}"
 
     @property
-    def reached(self) -> tuple[str, str]:
+    def allowed_sources(self) -> tuple[str, str]:
         """What a policy has to allow for its snapshots and its sockets."""
         return self.origin, f"ws{self.origin.removeprefix('http')}"
 
-    def told(self, path: str) -> dict[str, str]:
+    def page_data(self, path: str) -> dict[str, str]:
         """To the script of the page at this path."""
         return {
             "name": self.name,
-            "base": "" if self.ours else self.url,
+            "base": "" if self.is_own else self.url,
             "page": f"{self.url}{path}",
         }
 
 
-_known: Memo[None, tuple[Site, ...]] = Memo(SECONDS)
+_known: Memo[None, tuple[MirrorSite, ...]] = Memo(SECONDS)
 
 
-def sites() -> tuple[Site, ...]:
+def mirror_sites() -> tuple[MirrorSite, ...]:
     """All mirrors of the list, this one first; none where there is no list, or this site is not of it."""
     return _known.get(None, _listed)
 
 
-def _listed() -> tuple[Site, ...]:
+def _listed() -> tuple[MirrorSite, ...]:
     found, own = mirror_list.newest(), site_identity.identity().key
     live = [
-        Site(each.name, each.url.rstrip("/"), each.key == own)
+        MirrorSite(each.name, each.url.rstrip("/"), each.key == own)
         for each in (found.live if found else ())
     ]
     return (
-        tuple(sorted(live, key=lambda site: not site.ours))
-        if any(site.ours for site in live)
+        tuple(sorted(live, key=lambda site: not site.is_own))
+        if any(site.is_own for site in live)
         else ()
     )
 
 
-def guest_of(origin: str | None) -> Site | None:
+def requesting_mirror(origin: str | None) -> MirrorSite | None:
     """The other mirror whose page asks, if that is who does."""
     return (
-        next((site for site in sites() if not site.ours and site.origin == origin), None)
+        next((site for site in mirror_sites() if not site.is_own and site.origin == origin), None)
         if origin
         else None
     )
 
 
-def is_ours(origin: str) -> bool:
+def is_own_origin(origin: str) -> bool:
     """Whether a page of this very site asks."""
     try:
         return OURS.valid_origin(urlsplit(origin) if origin else None)
@@ -88,9 +88,9 @@ def is_ours(origin: str) -> bool:
         return False
 
 
-def whose(request: HttpRequest):
+def visitor_and_headers(request: HttpRequest):
     """(Who asks, headers of the answer) for what a page may fetch."""
     headers = {"Cache-Control": "no-store", "Vary": "Origin"}
-    if site := guest_of(request.headers.get("Origin")):
+    if site := requesting_mirror(request.headers.get("Origin")):
         return AnonymousUser(), {**headers, "Access-Control-Allow-Origin": site.origin}
     return request.user, headers

@@ -17,7 +17,7 @@ from typing import Any
 from django.conf import settings
 from django.core.cache import cache
 
-from coordinator.live.activity_feed import events
+from coordinator.live.activity_feed import collect_activity
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue, run_table
 from coordinator.telemetry.history import history
@@ -27,7 +27,7 @@ COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", 
            "agrees")  # fmt: skip
 RATE_EVERY = 5  # seconds between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
-ROWS = 200  # machines in a picture, as the page shows them: of thousands, each watcher would be told of each
+MAX_ROWS = 200  # machines in a picture, as the page shows them: of thousands, each watcher would be told of each
 PICTURE_SECONDS = (
     600  # that the last one is kept; of a run that is quiet for longer it is taken anew
 )
@@ -35,7 +35,7 @@ NEWEST = 500  # live points that a snapshot looks through for those that Postgre
 
 
 @dataclass(frozen=True)
-class Picture:
+class RunSnapshot:
     """A run at one moment. `now` in seconds since 1970; `workers`, of many those alive before the others, and the
     `plans` of those that have one, by machine id: apart, because a row changes with every report and a plan hardly
     ever; `events` by id, the newest first."""
@@ -47,18 +47,22 @@ class Picture:
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def take(cls, run: Run) -> "Picture":
+    def capture(cls, run: Run) -> "RunSnapshot":
         now = time.time()
         everybody = run_table.workers(run, now)
-        rows = sorted(everybody, key=_place)[:ROWS]
+        rows = sorted(everybody, key=_place)[:MAX_ROWS]
         shown = {row["id"]: {name: _short(row[name]) for name in COLUMNS} for row in rows}
         line = {name: _short(value) for name, value in run_table.summary(run, everybody).items()}
         plans = {row["id"]: row["plan"] for row in rows if row["plan"]}
         return cls(
-            now, line, shown, plans, {event["id"]: event for event in events(run, everybody)}
+            now,
+            line,
+            shown,
+            plans,
+            {event["id"]: event for event in collect_activity(run, everybody)},
         )
 
-    def whole(self, number: int) -> dict[str, Any]:
+    def to_message(self, number: int) -> dict[str, Any]:
         """As a snapshot shows it, but for the run's past."""
         return {
             "type": "snapshot",
@@ -85,28 +89,30 @@ def lock_key(run: object) -> str:
     return f"live:{run}:broadcaster"
 
 
-def snapshot(run: Run) -> dict[str, Any]:
+def build_snapshot(run: Run) -> dict[str, Any]:
     """The number is read first: whatever the deltas up to it said is in what is read after."""
     number = int(report_queue.client().get(sequence_key(run.pk)) or 0)
-    return Picture.take(run).whole(number) | _past(run)
+    return RunSnapshot.capture(run).to_message(number) | _past(run)
 
 
-def keep(run: object, picture: Picture, number: int) -> None:
+def store_snapshot(run: object, picture: RunSnapshot, number: int) -> None:
     """For the snapshots of every process, *before* the delta of this number is sent: who misses that delta, because it
     came to watch after, then finds it in any snapshot fetched from there on."""
-    text = json.dumps(picture.whole(number), separators=(",", ":"))
+    text = json.dumps(picture.to_message(number), separators=(",", ":"))
     cache.set(_picture_key(run), zlib.compress(text.encode(), 1), PICTURE_SECONDS)
 
 
-def kept(run: Run) -> dict[str, Any] | None:
+def load_snapshot(run: Run) -> dict[str, Any] | None:
     """A snapshot without looking at the run: as the last delta left it. Only while somebody speaks for it."""
     packed = cache.get(_picture_key(run.pk))
     return json.loads(zlib.decompress(packed)) | _past(run) if packed else None
 
 
-def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) -> dict[str, Any]:
+def build_delta(
+    before: RunSnapshot | None, after: RunSnapshot, points: list[dict[str, Any]]
+) -> dict[str, Any]:
     """What `after` and the new `points` say beyond `before`; all of it when there is no before. Without its number."""
-    before = before or Picture(0.0, {}, {})
+    before = before or RunSnapshot(0.0, {}, {})
     run, workers, plans = before.run, before.workers, before.plans
     parts: dict[str, Any] = {
         "run": {
@@ -120,9 +126,9 @@ def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) 
             machine: plan for machine, plan in after.plans.items() if plans.get(machine) != plan
         },
         "events": [event for name, event in after.events.items() if name not in before.events],
-        "train": series(points, "train"),
-        "validation": series(points, "validation"),
-        "clock": clock(points),
+        "train": loss_series(points, "train"),
+        "validation": loss_series(points, "validation"),
+        "clock": token_clock(points),
         "rate": _rate(before, after),
     }
     return {
@@ -132,7 +138,7 @@ def delta(before: Picture | None, after: Picture, points: list[dict[str, Any]]) 
     }
 
 
-def series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
+def loss_series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
     """[[ledger tokens, mean loss]…] ascending: machines that measured at one count are one point."""
     found: dict[int, list[float]] = {}
     for point in points:
@@ -143,7 +149,7 @@ def series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
     ]
 
 
-def clock(points: list[dict[str, Any]]) -> list[list[float]]:
+def token_clock(points: list[dict[str, Any]]) -> list[list[float]]:
     """[[ledger tokens, seconds since 1970]…] ascending: when training stood there."""
     found = {point["tokens"]: round(point["at"], 1) for point in points if point["kind"] == "train"}
     return [[tokens, at] for tokens, at in sorted(found.items())]
@@ -158,8 +164,8 @@ def _past(run: Run) -> dict[str, list[list[float]]]:
         cache.set(key, past, HISTORY_SECONDS)
     tail = report_queue.client().xrevrange(report_queue.points_key(run.pk), count=NEWEST)
     newest = [json.loads(fields["point"]) for _, fields in reversed(tail)]
-    fresh = {kind: series(newest, kind) for kind in ("train", "validation")} | {
-        "clock": clock(newest)
+    fresh = {kind: loss_series(newest, kind) for kind in ("train", "validation")} | {
+        "clock": token_clock(newest)
     }
     for kind, points in fresh.items():
         last = past[kind][-1][0] if past[kind] else -1
@@ -167,7 +173,7 @@ def _past(run: Run) -> dict[str, list[list[float]]]:
     return past
 
 
-def _rate(before: Picture, after: Picture) -> list[list[float]]:
+def _rate(before: RunSnapshot, after: RunSnapshot) -> list[list[float]]:
     slot = after.now // RATE_EVERY * RATE_EVERY
     due = before.now < slot
     return (

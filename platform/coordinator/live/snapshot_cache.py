@@ -9,30 +9,30 @@ import json
 import threading
 from collections import defaultdict
 
-from coordinator.live.run_snapshot import kept, lock_key, sequence_key, snapshot
+from coordinator.live.run_snapshot import build_snapshot, load_snapshot, lock_key, sequence_key
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 
 MOST = 16  # runs of which a process keeps the last one
 
 
-class Snapshots:
+class SnapshotCache:
     """Run → (number, JSON). One thread makes it, and those that came meanwhile take the same."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[int, bytes]] = {}
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def of(self, run: Run) -> bytes:
+    def get(self, run: Run) -> bytes:
         name = str(run.pk)
         number, spoken_for = report_queue.client().mget(sequence_key(name), lock_key(name))
         if not spoken_for:
-            return encoded(snapshot(run))
+            return encode_json(build_snapshot(run))
         with self._making[name]:
             made, whole = self._kept.get(name, (-1, b""))
             if made < int(number or 0):
-                found = kept(run) or snapshot(run)
-                made, whole = found["seq"], encoded(found)
+                found = load_snapshot(run) or build_snapshot(run)
+                made, whole = found["seq"], encode_json(found)
                 self._kept.pop(name, None)
                 self._kept[name] = made, whole
                 while len(self._kept) > MOST:
@@ -42,8 +42,8 @@ class Snapshots:
             return whole
 
 
-def encoded(found: dict) -> bytes:
+def encode_json(found: dict) -> bytes:
     return json.dumps(found, separators=(",", ":")).encode()
 
 
-snapshots = Snapshots()
+snapshot_cache = SnapshotCache()

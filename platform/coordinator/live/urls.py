@@ -3,6 +3,6 @@ from django.urls import path
 from coordinator.live import views
 
 urlpatterns = [
-    path("live/<uuid:run>/", views.run_snapshot, name="run_snapshot"),
-    path("live/<uuid:run>/machines/", views.run_lines, name="run_lines"),
+    path("live/<uuid:run>/", views.get_snapshot, name="run_snapshot"),
+    path("live/<uuid:run>/machines/", views.get_worker_curves, name="worker_curves"),
 ]

@@ -7,8 +7,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_safe
 
-from coordinator.live.cross_site import whose
-from coordinator.live.snapshot_cache import snapshots
+from coordinator.live.cross_site import visitor_and_headers
+from coordinator.live.snapshot_cache import snapshot_cache
 from coordinator.runs.models import Run
 from coordinator.telemetry.history import lines
 
@@ -16,16 +16,16 @@ LINES_SECONDS = 5  # that machines' lines are as good as new
 
 
 @require_safe
-def run_snapshot(request: HttpRequest, run: uuid.UUID) -> HttpResponse:
-    person, headers = whose(request)
+def get_snapshot(request: HttpRequest, run: uuid.UUID) -> HttpResponse:
+    person, headers = visitor_and_headers(request)
     found = get_object_or_404(Run.objects.visible_to(person), pk=run)
-    return HttpResponse(snapshots.of(found), content_type="application/json", headers=headers)
+    return HttpResponse(snapshot_cache.get(found), content_type="application/json", headers=headers)
 
 
 @require_safe
-def run_lines(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
+def get_worker_curves(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
     """What each of a few machines measured in training."""
-    person, headers = whose(request)
+    person, headers = visitor_and_headers(request)
     found = get_object_or_404(Run.objects.visible_to(person), pk=run)
     key = f"live:{run}:lines"
     told = cache.get(key)

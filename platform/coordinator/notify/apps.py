@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 
 
-class Notify(AppConfig):
+class NotifyConfig(AppConfig):
     name = "coordinator.notify"
     label = "notify"
 

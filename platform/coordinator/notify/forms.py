@@ -4,44 +4,45 @@ from django import forms
 
 from coordinator.lib import safe_http
 from coordinator.lib.exceptions import Refused
-from coordinator.notify.models import Choice, Webhook
-from coordinator.notify.notification_types import Kind
+from coordinator.notify.models import NotificationPreference, Webhook
+from coordinator.notify.notification_types import NotificationType
 
 
-class ChoicesForm(forms.Form):
+class PreferencesForm(forms.Form):
     """Two boxes a kind, called `site-<kind>` and `email-<kind>`."""
 
     def __init__(self, *args, person, **kwargs):
         super().__init__(*args, **kwargs)
         self.person = person
-        for kind, choice in Choice.of(person).items():
+        for kind, choice in NotificationPreference.for_person(person).items():
             for where in ("site", "email"):
                 self.fields[f"{where}-{kind}"] = forms.BooleanField(
                     required=False,
                     initial=getattr(choice, where),
-                    label=f"{Kind(kind).label}: {where}",
+                    label=f"{NotificationType(kind).label}: {where}",
                 )
 
     def save(self) -> None:
-        for kind in Kind:
+        for kind in NotificationType:
             wanted = {
                 where: self.cleaned_data[f"{where}-{kind.value}"] for where in ("site", "email")
             }
-            Choice.choose(self.person, kind.value, **wanted)
+            NotificationPreference.set_wanted(self.person, kind.value, **wanted)
 
     def rows(self) -> list[tuple[str, forms.BoundField, forms.BoundField]]:
         """(words, the box of the site, the box of letters)."""
         return [
-            (kind.label, self[f"site-{kind.value}"], self[f"email-{kind.value}"]) for kind in Kind
+            (kind.label, self[f"site-{kind.value}"], self[f"email-{kind.value}"])
+            for kind in NotificationType
         ]
 
 
-class KindsForm(forms.Form):
+class WebhookTypesForm(forms.Form):
     """Of what a webhook hears."""
 
     kinds = forms.MultipleChoiceField(
         label="Of what",
-        choices=Kind.choices,
+        choices=NotificationType.choices,
         widget=forms.CheckboxSelectMultiple,
         error_messages={"required": "Choose at least one, or switch the webhook off."},
     )
@@ -52,7 +53,7 @@ class KindsForm(forms.Form):
         self.hook = hook
 
     def save(self) -> None:
-        self.hook.listen(self.cleaned_data["kinds"])
+        self.hook.set_types(self.cleaned_data["kinds"])
 
 
 class WebhookForm(forms.Form):
@@ -66,9 +67,9 @@ class WebhookForm(forms.Form):
     )
     kinds = forms.MultipleChoiceField(
         label="Of what",
-        choices=Kind.choices,
+        choices=NotificationType.choices,
         widget=forms.CheckboxSelectMultiple,
-        initial=list(Kind.values),
+        initial=list(NotificationType.values),
     )
 
     def save(self, person) -> Webhook | None:

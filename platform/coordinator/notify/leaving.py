@@ -2,7 +2,7 @@
 
 from coordinator.eventlog import writer as mirrors
 from coordinator.eventlog.projection import current
-from coordinator.notify.models import Choice, Notice, Webhook
+from coordinator.notify.models import Notification, NotificationPreference, Webhook
 
 
 def forget(sender, person, **rest) -> None:
@@ -10,5 +10,5 @@ def forget(sender, person, **rest) -> None:
         mirrors.record("webhook.remove", hook.pk, {})
     if current(f"wish:{person.pk}"):
         mirrors.record("wish.forget", person.pk, {})
-    for kind in (Notice, Choice, Webhook):
+    for kind in (Notification, NotificationPreference, Webhook):
         kind.objects.filter(person=person).delete()

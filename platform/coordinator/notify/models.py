@@ -14,42 +14,50 @@ from coordinator.eventlog import private_data
 from coordinator.eventlog import writer as mirrors
 from coordinator.lib import safe_http
 from coordinator.lib.exceptions import Refused
-from coordinator.notify.notification_types import Kind, News
+from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.replication import leases
 
-MOST_WEBHOOKS = 5  # of one person
-GIVEN_UP = 20  # failures in a row after which a webhook is switched off
-WAITS = (10, 60, 600, 3600, 6 * 3600)  # seconds before the next try; after the last there is none
+MAX_WEBHOOKS = 5  # of one person
+MAX_FAILURES = 20  # failures in a row after which a webhook is switched off
+RETRY_SECONDS = (
+    10,
+    60,
+    600,
+    3600,
+    6 * 3600,
+)  # seconds before the next try; after the last there is none
 
 
-class Choice(models.Model):
+class NotificationPreference(models.Model):
     """What a person wants of one kind; without a row: all of it."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     person = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="choices"
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notification_settings"
     )
-    kind = models.CharField(max_length=20, choices=Kind)
+    kind = models.CharField(max_length=20, choices=NotificationType)
     site = models.BooleanField(default=True)
     email = models.BooleanField(default=True)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["person", "kind"], name="one_choice_a_kind")]
+        constraints = [
+            models.UniqueConstraint(fields=["person", "kind"], name="one_preference_per_type")
+        ]
 
     def __str__(self) -> str:
         return f"{self.person}: {self.kind}"
 
     @classmethod
-    def of(cls, person) -> dict[str, "Choice"]:
+    def for_person(cls, person) -> dict[str, "NotificationPreference"]:
         """Kind → what they chose, or would have chosen."""
         chosen = {choice.kind: choice for choice in cls.objects.filter(person=person)}
         return {
             kind.value: chosen.get(kind.value) or cls(person=person, kind=kind.value)
-            for kind in Kind
+            for kind in NotificationType
         }
 
     @classmethod
-    def choose(
+    def set_wanted(
         cls, person, kind: str, *, site: bool | None = None, email: bool | None = None
     ) -> None:
         """None leaves it as it is."""
@@ -57,26 +65,26 @@ class Choice(models.Model):
             name: value for name, value in (("site", site), ("email", email)) if value is not None
         }
         with mirrors.change():
-            before = cls.of(person)[Kind(kind).value]
+            before = cls.for_person(person)[NotificationType(kind).value]
             made, _ = cls.objects.update_or_create(person=person, kind=before.kind, defaults=wanted)
             for where in wanted:
                 if getattr(before, where) != getattr(made, where):
-                    mirrors.record("wish.choose", person.pk, made.told(where))
+                    mirrors.record("wish.choose", person.pk, made.as_event(where))
 
-    def told(self, where: str) -> dict:
+    def as_event(self, where: str) -> dict:
         """To other mirrors."""
         return {"kind": self.kind, "where": where, "wanted": getattr(self, where)}
 
 
-class Notice(models.Model):
+class Notification(models.Model):
     """One thing that happened, told to one person once: `key` names the event. `email_due`: when the letter is to be
     tried next; None: there is none to send."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     person = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notices"
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notifications"
     )
-    kind = models.CharField(max_length=20, choices=Kind)
+    kind = models.CharField(max_length=20, choices=NotificationType)
     key = models.CharField(max_length=160)
     title = models.CharField(max_length=160)
     text = models.CharField(max_length=600, blank=True)
@@ -92,18 +100,20 @@ class Notice(models.Model):
 
     class Meta:
         ordering = ["-id"]
-        constraints = [models.UniqueConstraint(fields=["person", "key"], name="told_once")]
+        constraints = [
+            models.UniqueConstraint(fields=["person", "key"], name="one_notification_per_event")
+        ]
         indexes = [
-            models.Index(fields=["key"], name="notice_key"),
+            models.Index(fields=["key"], name="notification_key"),
             models.Index(
                 fields=["email_due"],
                 condition=models.Q(email_due__isnull=False),
-                name="notice_email_due",
+                name="notification_email_due",
             ),
             models.Index(
                 fields=["person"],
                 condition=models.Q(read__isnull=True, shown=True),
-                name="notice_unread",
+                name="notification_unread",
             ),
         ]
 
@@ -111,14 +121,14 @@ class Notice(models.Model):
         return self.title
 
     @property
-    def duty(self) -> str:
+    def lease_name(self) -> str:
         """The letter about it, the same at every mirror that finds what it is about."""
         return leases.name("letter", self.person_id, self.key)
 
     @classmethod
-    def tell(cls, news: News) -> "Notice | None":
+    def create_once(cls, news: NotificationDraft) -> "Notification | None":
         """None when this person was told of this before. Whoever tells at the same moment, one notice comes of it."""
-        choice = Choice.of(news.person)[news.kind]
+        choice = NotificationPreference.for_person(news.person)[news.kind]
         with transaction.atomic():
             notice, fresh = cls.objects.get_or_create(
                 person=news.person,
@@ -136,7 +146,7 @@ class Notice(models.Model):
                 return None
             for hook in Webhook.objects.filter(person=news.person, active=True):
                 if news.kind in hook.kinds:
-                    hook.owe(notice, news.data)
+                    hook.create_delivery(notice, news.data)
         return notice
 
     @classmethod
@@ -172,20 +182,20 @@ class Webhook(models.Model):
         """Raises Refused, or outside.Unsafe."""
         if not person.may_create_runs:
             raise Refused("webhooks are for organisers")
-        if person.webhooks.count() >= MOST_WEBHOOKS:
-            raise Refused(f"nobody has more than {MOST_WEBHOOKS} webhooks: remove one first")
+        if person.webhooks.count() >= MAX_WEBHOOKS:
+            raise Refused(f"nobody has more than {MAX_WEBHOOKS} webhooks: remove one first")
         safe_http.resolved(url)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         with mirrors.change():
             made = cls.objects.create(
                 person=person, url=url.strip(), secret=secret, kinds=list(kinds)
             )
-            mirrors.record("webhook.set", made.pk, made.told)
+            mirrors.record("webhook.set", made.pk, made.as_event)
             record("webhook.add", made, actor=person, kinds=list(kinds))
         return made
 
     @property
-    def told(self) -> dict:
+    def as_event(self) -> dict:
         """To other mirrors; within `mirrors.change`."""
         kept = {"url": self.url, "secret": self.secret, "kinds": self.kinds}
         about = private_data.keep(f"webhook:{self.pk}", kept)
@@ -196,16 +206,16 @@ class Webhook(models.Model):
             "about": about,
         }
 
-    def listen(self, kinds: list[str]) -> bool:
+    def set_types(self, kinds: list[str]) -> bool:
         """Of what it hears from now on; what was owed before still comes. False when it was so before."""
-        wanted = [kind.value for kind in Kind if kind.value in kinds]
+        wanted = [kind.value for kind in NotificationType if kind.value in kinds]
         with mirrors.change():
             changed = (
                 Webhook.objects.filter(pk=self.pk).exclude(kinds=wanted).update(kinds=wanted) == 1
             )
             if changed:
                 self.refresh_from_db()
-                mirrors.record("webhook.set", self.pk, self.told)
+                mirrors.record("webhook.set", self.pk, self.as_event)
                 record("webhook.listen", self, actor=self.person, kinds=wanted)
         self.refresh_from_db()
         return changed
@@ -216,7 +226,7 @@ class Webhook(models.Model):
             mirrors.record("webhook.remove", self.pk, {})
             self.delete()
 
-    def switch(self, on: bool) -> None:
+    def set_active(self, on: bool) -> None:
         """Off: nothing more is sent; what was owed is dropped."""
         with mirrors.change():
             changed = (
@@ -224,22 +234,22 @@ class Webhook(models.Model):
             )
             self.refresh_from_db()
             if changed:
-                mirrors.record("webhook.set", self.pk, self.told)
+                mirrors.record("webhook.set", self.pk, self.as_event)
                 record("webhook.on" if on else "webhook.off", self, actor=self.person)
             if not on:
-                self.drop()
+                self.cancel_deliveries()
 
-    def drop(self) -> None:
+    def cancel_deliveries(self) -> None:
         """What was owed is not sent."""
         self.deliveries.filter(due__isnull=False).update(due=None)
 
-    def owe(self, notice: Notice | None, data: dict) -> "Delivery":
+    def create_delivery(self, notice: Notification | None, data: dict) -> "Delivery":
         """`notice` None: a call that its owner asked for, to try it."""
         kind = notice.kind if notice else "test"
         body = {"type": kind, "timestamp": timezone.now().isoformat(), "data": data}
         return Delivery.objects.create(webhook=self, notice=notice, body=body)
 
-    def answered(self, good: bool, said: str) -> None:
+    def record_response(self, good: bool, said: str) -> None:
         """Notes how a call went; too many failures in a row, or a 410, switch it off."""
         now = timezone.now()
         if good:
@@ -251,8 +261,8 @@ class Webhook(models.Model):
             failures=models.F("failures") + 1, last_answer=said[:200], last_tried=now
         )
         self.refresh_from_db()
-        if self.active and (self.failures >= GIVEN_UP or said == "410"):
-            self.switch(False)
+        if self.active and (self.failures >= MAX_FAILURES or said == "410"):
+            self.set_active(False)
 
 
 class Delivery(models.Model):
@@ -261,7 +271,7 @@ class Delivery(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries")
     notice = models.ForeignKey(
-        Notice, null=True, on_delete=models.CASCADE, related_name="deliveries"
+        Notification, null=True, on_delete=models.CASCADE, related_name="deliveries"
     )
     body = models.JSONField()
     due = models.DateTimeField(null=True, default=timezone.now)
@@ -270,7 +280,11 @@ class Delivery(models.Model):
 
     class Meta:
         ordering = ["-id"]
-        constraints = [models.UniqueConstraint(fields=["webhook", "notice"], name="owed_once")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["webhook", "notice"], name="one_delivery_per_notification"
+            )
+        ]
         indexes = [
             models.Index(fields=["due"], condition=models.Q(due__isnull=False), name="delivery_due")
         ]
@@ -279,16 +293,20 @@ class Delivery(models.Model):
         return f"{self.body.get('type')} to {self.webhook}"
 
     @property
-    def duty(self) -> str | None:
+    def lease_name(self) -> str | None:
         """The same at every mirror that finds what it is about; None for a test, which is this mirror's."""
         return leases.name("call", self.webhook_id, self.notice.key) if self.notice else None
 
     @property
-    def name(self) -> str:
+    def message_id(self) -> str:
         """By which a program knows what it has heard, whichever mirror calls."""
-        return f"msg_{self.duty[:32]}" if self.duty else str(self.pk)
+        return f"msg_{self.lease_name[:32]}" if self.lease_name else str(self.pk)
 
 
-def again(tries: int):
+def next_attempt(tries: int):
     """When to try once more after so many tries; None: not any more."""
-    return timezone.now() + timedelta(seconds=WAITS[tries - 1]) if tries <= len(WAITS) else None
+    return (
+        timezone.now() + timedelta(seconds=RETRY_SECONDS[tries - 1])
+        if tries <= len(RETRY_SECONDS)
+        else None
+    )

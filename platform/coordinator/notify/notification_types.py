@@ -6,7 +6,7 @@ from typing import Any
 from django.db.models import TextChoices
 
 
-class Kind(TextChoices):
+class NotificationType(TextChoices):
     """The value is also a webhook's `type`; the label is what the page of choices says."""
 
     MACHINE_QUIET = "machine.quiet", "A machine of yours went quiet"
@@ -17,11 +17,11 @@ class Kind(TextChoices):
 
 
 @dataclass(frozen=True)
-class News:
+class NotificationDraft:
     """Something for one person. `key` is the same whenever the same event is found again; `data` goes to webhooks."""
 
     person: Any
-    kind: Kind
+    kind: NotificationType
     key: str
     title: str
     text: str = ""

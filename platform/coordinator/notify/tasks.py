@@ -22,8 +22,8 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 
 from coordinator.lib import safe_http
-from coordinator.notify.detectors import news
-from coordinator.notify.models import Delivery, Notice, again
+from coordinator.notify.detectors import detect_all
+from coordinator.notify.models import Delivery, Notification, next_attempt
 from coordinator.replication import leases
 from coordinator.replication.lease_election import Turn
 from coordinator.telemetry import report_queue
@@ -43,15 +43,17 @@ UNSUBSCRIBE = "notify.unsubscribe"  # salt of the links in letters
 @shared_task(name="notify.sweep", time_limit=60, soft_time_limit=50)
 def sweep() -> int:
     """How many were told something new. Of what is found again and again only what is new costs more than a look."""
-    found = [each for each in news(hearing_since()) if each.person.is_active]
+    found = [each for each in detect_all(reporting_since()) if each.person.is_active]
     known = set(
-        Notice.objects.filter(key__in={each.key for each in found}).values_list("person", "key")
+        Notification.objects.filter(key__in={each.key for each in found}).values_list(
+            "person", "key"
+        )
     )
     fresh = [each for each in found if (each.person.pk, each.key) not in known]
-    return sum(Notice.tell(each) is not None for each in fresh[:TOLD])
+    return sum(Notification.create_once(each) is not None for each in fresh[:TOLD])
 
 
-def hearing_since() -> datetime:
+def reporting_since() -> datetime:
     """Since when sweeps, and with them reports, come without a break. A site that was down takes nobody for quiet."""
     valkey, now = report_queue.client(), time.time()
     if not valkey.set(HEARING, 1, ex=BREAK, get=True):
@@ -59,11 +61,11 @@ def hearing_since() -> datetime:
     return datetime.fromtimestamp(float(valkey.get(SINCE) or now), UTC)
 
 
-@shared_task(name="notify.letters", time_limit=120, soft_time_limit=100)
-def letters() -> int:
+@shared_task(name="notify.emails", time_limit=120, soft_time_limit=100)
+def send_emails() -> int:
     """One letter a person with all that is due to them; how many went out."""
     due = (
-        Notice.objects.filter(email_due__lte=timezone.now())
+        Notification.objects.filter(email_due__lte=timezone.now())
         .order_by("person", "id")
         .select_related("person")
     )
@@ -72,40 +74,47 @@ def letters() -> int:
         mine = [
             notice
             for notice in notices
-            if _claim(Notice.objects, notice, "email_due", "email_tries")
+            if _claim(Notification.objects, notice, "email_due", "email_tries")
         ]
         mine = [
             notice
             for notice in mine
-            if _ours(Notice.objects, notice, notice.duty, notice.created, "email_due")
+            if _take_turn(
+                Notification.objects, notice, notice.lease_name, notice.created, "email_due"
+            )
         ]
         if not mine:
             continue
         ids = [notice.pk for notice in mine]
         if not person.is_active:
-            Notice.objects.filter(pk__in=ids).update(email_due=None)
+            Notification.objects.filter(pk__in=ids).update(email_due=None)
             continue
         try:
-            post.send_messages([letter(person, mine)])
+            post.send_messages([build_email(person, mine)])
         except (OSError, SMTPException) as error:
             log.warning("a letter with %d notices is put off: %s", len(mine), error)
             for notice in mine:
-                Notice.objects.filter(pk=notice.pk).update(email_due=again(notice.email_tries + 1))
+                Notification.objects.filter(pk=notice.pk).update(
+                    email_due=next_attempt(notice.email_tries + 1)
+                )
             break  # the others would wait for the same server
-        Notice.objects.filter(pk__in=ids).update(email_due=None, emailed=timezone.now())
-        leases.done(*(notice.duty for notice in mine))
+        Notification.objects.filter(pk__in=ids).update(email_due=None, emailed=timezone.now())
+        leases.done(*(notice.lease_name for notice in mine))
         sent += 1
     return sent
 
 
-def letter(person, notices: list[Notice]) -> EmailMessage:
+def build_email(person, notices: list[Notification]) -> EmailMessage:
     """Its id is made of what it is about: sent twice, and by two mirrors, it is known as one."""
-    off = (
-        f"{settings.SITE_URL}/notifications/off/{signing.dumps(str(person.pk), salt=UNSUBSCRIBE)}/"
-    )
-    told = {"notices": notices, "site": settings.SITE_URL, "name": settings.MIRROR_NAME, "off": off}
+    off = f"{settings.SITE_URL}/notifications/unsubscribe/{signing.dumps(str(person.pk), salt=UNSUBSCRIBE)}/"
+    told = {
+        "notifications": notices,
+        "site": settings.SITE_URL,
+        "name": settings.MIRROR_NAME,
+        "unsubscribe_url": off,
+    }
     title = notices[0].title if len(notices) == 1 else f"{len(notices)} things happened"
-    name = leases.name(*sorted(notice.duty for notice in notices))[:32]
+    name = leases.name(*sorted(notice.lease_name for notice in notices))[:32]
     headers = {
         "Message-ID": f"<{name}@letters.barnraise>",
         "List-Unsubscribe": f"<{off}>",
@@ -113,12 +122,15 @@ def letter(person, notices: list[Notice]) -> EmailMessage:
     }
     subject = " ".join(f"{settings.MIRROR_NAME}: {title}".split())
     return EmailMessage(
-        subject, render_to_string("letters/notices.txt", told), to=[person.email], headers=headers
+        subject,
+        render_to_string("emails/notifications.txt", told),
+        to=[person.email],
+        headers=headers,
     )
 
 
 @shared_task(name="notify.webhooks", time_limit=60, soft_time_limit=50)
-def webhooks() -> int:
+def deliver_webhooks() -> int:
     """Makes the calls that are due, all at once; how many were answered well."""
     due = Delivery.objects.filter(due__lte=timezone.now(), webhook__active=True).order_by("due")
     rows = Delivery.objects
@@ -127,29 +139,35 @@ def webhooks() -> int:
         for d in due.select_related("webhook", "notice")[:CALLS]
         if _claim(rows, d, "due", "tries")
     ]
-    mine = [d for d in mine if d.notice is None or _ours(rows, d, d.duty, d.notice.created, "due")]
-    answers = asyncio.run(_all(mine))
+    mine = [
+        d
+        for d in mine
+        if d.notice is None or _take_turn(rows, d, d.lease_name, d.notice.created, "due")
+    ]
+    answers = asyncio.run(_deliver_all(mine))
     for delivery, (fine, said) in zip(mine, answers, strict=True):
-        delivery.webhook.answered(fine, said)
+        delivery.webhook.record_response(fine, said)
         row = Delivery.objects.filter(pk=delivery.pk, due__isnull=False)
         if fine:
             row.update(due=None, delivered=timezone.now())
-            if delivery.duty:
-                leases.done(delivery.duty)
+            if delivery.lease_name:
+                leases.done(delivery.lease_name)
         else:
-            row.update(due=again(delivery.tries + 1))
+            row.update(due=next_attempt(delivery.tries + 1))
     return sum(fine for fine, _ in answers)
 
 
-async def _all(deliveries: list[Delivery]) -> list[tuple[bool, str]]:
-    return await asyncio.gather(*(call(delivery) for delivery in deliveries))
+async def _deliver_all(deliveries: list[Delivery]) -> list[tuple[bool, str]]:
+    return await asyncio.gather(*(deliver(delivery) for delivery in deliveries))
 
 
-async def call(delivery: Delivery) -> tuple[bool, str]:
+async def deliver(delivery: Delivery) -> tuple[bool, str]:
     """(whether it was answered well, the status or what went wrong)."""
     hook, body = delivery.webhook, json.dumps(delivery.body, separators=(",", ":")).encode()
     try:
-        status = await safe_http.post(hook.url, body, signed(hook.secret, delivery.name, body))
+        status = await safe_http.post(
+            hook.url, body, signature_headers(hook.secret, delivery.message_id, body)
+        )
         return 200 <= status < 300, str(status)
     except TimeoutError:
         return False, "no answer in time"
@@ -157,7 +175,9 @@ async def call(delivery: Delivery) -> tuple[bool, str]:
         return False, str(error) or type(error).__name__
 
 
-def signed(secret: str, name: str, body: bytes, now: float | None = None) -> dict[str, str]:
+def signature_headers(
+    secret: str, name: str, body: bytes, now: float | None = None
+) -> dict[str, str]:
     """The headers of a call: what it is, when it was made, and that it is ours (standardwebhooks.com)."""
     at = str(int(time.time() if now is None else now))
     key = base64.b64decode(secret.removeprefix("whsec_"))
@@ -171,10 +191,10 @@ def signed(secret: str, name: str, body: bytes, now: float | None = None) -> dic
     }
 
 
-@shared_task(name="notify.tidy", time_limit=120)
-def tidy() -> int:
+@shared_task(name="notify.delete_old", time_limit=120)
+def delete_old() -> int:
     """Forgets what is three months old."""
-    return Notice.objects.filter(created__lt=timezone.now() - KEPT).delete()[0]
+    return Notification.objects.filter(created__lt=timezone.now() - KEPT).delete()[0]
 
 
 def _claim(rows: QuerySet, row, due: str, tries: str) -> bool:
@@ -183,7 +203,7 @@ def _claim(rows: QuerySet, row, due: str, tries: str) -> bool:
     return mine.update(**{due: timezone.now() + LEASE, tries: getattr(row, tries) + 1}) == 1
 
 
-def _ours(rows: QuerySet, row, duty: str, since: datetime, due: str) -> bool:
+def _take_turn(rows: QuerySet, row, duty: str, since: datetime, due: str) -> bool:
     """Whether it falls to this mirror, of all that know of it. What another does is looked at again soon; what was done
     is not."""
     turn = leases.claim(duty, since)

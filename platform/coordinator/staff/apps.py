@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 
 
-class Staff(AppConfig):
+class StaffConfig(AppConfig):
     name = "coordinator.staff"
     label = "staff"
 

@@ -7,4 +7,4 @@ from coordinator.staff.models import Announcement
 
 def announcements(request: HttpRequest) -> dict:
     """Read only where a page shows them; the admin has the list itself."""
-    return {"announcements": Announcement.shown}
+    return {"announcements": Announcement.current}

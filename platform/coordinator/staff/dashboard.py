@@ -14,7 +14,7 @@ from barnraise.protocol.enums import Status
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
 from coordinator.lib.ttl_cache import Memo
-from coordinator.notify.models import Delivery, Notice
+from coordinator.notify.models import Delivery, Notification
 from coordinator.runs.models import Run
 from coordinator.staff import recent_errors
 from coordinator.telemetry import report_queue
@@ -22,20 +22,23 @@ from coordinator.telemetry import report_queue
 BUSY = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
 LISTED = 12  # runs
 CELERY_QUEUE = "celery"
-counts: Memo[None, dict[str, Any]] = Memo(
+counts_cache: Memo[None, dict[str, Any]] = Memo(
     5.0
 )  # as often as the page asks: every machine and person is counted
 
 
-def figures() -> dict[str, Any]:
+def collect_dashboard() -> dict[str, Any]:
     """{"counts": …, "runs": […], "queues": …, "errors": […], "at": datetime}; what Valkey holds is None while it is
     gone."""
     try:
-        queues, recent = _queues(), [{**e, "at": _moment(e["at"])} for e in recent_errors.recent()]
+        queues, recent = (
+            _queues(),
+            [{**e, "at": _moment(e["at"])} for e in recent_errors.list_recent()],
+        )
     except redis.exceptions.RedisError:
         queues, recent = None, None
     return {
-        "counts": counts.get(None, _counts),
+        "counts": counts_cache.get(None, _counts),
         "runs": _runs(),
         "queues": queues,
         "errors": recent,
@@ -55,8 +58,8 @@ def _counts() -> dict[str, Any]:
         "people": User.objects.filter(is_active=True).count(),
         "new_people": User.objects.filter(date_joined__gt=day, left=None).count(),
         "banned": User.objects.filter(banned__isnull=False).count(),
-        "letters": Notice.objects.filter(email_due__isnull=False).count(),
-        "calls": Delivery.objects.filter(due__isnull=False).count(),
+        "emails": Notification.objects.filter(email_due__isnull=False).count(),
+        "webhook_calls": Delivery.objects.filter(due__isnull=False).count(),
     }
 
 
@@ -94,7 +97,7 @@ def _queues() -> dict[str, Any]:
         "reports": reports,
         "oldest": max(0.0, time.time() - json.loads(oldest)["received"]) if oldest else 0.0,
         "tasks": tasks,
-        "errors": recent_errors.count(3600),
+        "errors": recent_errors.count_recent(3600),
         "memory": memory["used_memory"],
         "mirror": settings.MIRROR_NAME,
     }

@@ -37,7 +37,7 @@ class Announcement(models.Model):
         return self.text[:60]
 
     @classmethod
-    def shown(cls) -> models.QuerySet:
+    def current(cls) -> models.QuerySet:
         now = timezone.now()
         return cls.objects.filter(Q(ends=None) | Q(ends__gt=now), starts__lte=now)[:3]
 

@@ -13,14 +13,14 @@ KEPT = 200
 LONGEST = 500  # characters of one message
 
 
-def client():
+def valkey_client():
     """Late: logging is set up before Django has its models."""
     from coordinator.telemetry import report_queue
 
     return report_queue.client()
 
 
-class Recent(logging.Handler):
+class RecentErrorsHandler(logging.Handler):
     """Keeps what is logged as an error in Valkey. Never the cause of another one."""
 
     def emit(self, entry: logging.LogRecord) -> None:
@@ -34,7 +34,7 @@ class Recent(logging.Handler):
                 else "",
                 "request_id": request_id.current(),
             }
-            with client().pipeline(transaction=False) as pipe:
+            with valkey_client().pipeline(transaction=False) as pipe:
                 pipe.lpush(KEY, json.dumps(said)).ltrim(KEY, 0, KEPT - 1).execute()
         except redis.exceptions.RedisError:
             return  # Valkey is gone, and the console has the entry all the same
@@ -42,15 +42,15 @@ class Recent(logging.Handler):
             self.handleError(entry)
 
 
-def recent(most: int = 10) -> list[dict]:
+def list_recent(most: int = 10) -> list[dict]:
     """Newest first."""
-    return [json.loads(text) for text in client().lrange(KEY, 0, most - 1)]
+    return [json.loads(text) for text in valkey_client().lrange(KEY, 0, most - 1)]
 
 
-def count(seconds: float) -> int:
+def count_recent(seconds: float) -> int:
     """How many there were in the last so many seconds, up to KEPT."""
     since = time.time() - seconds
-    return sum(said["at"] >= since for said in recent(KEPT))
+    return sum(said["at"] >= since for said in list_recent(KEPT))
 
 
 def _raised(entry: logging.LogRecord) -> bool:

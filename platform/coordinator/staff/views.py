@@ -6,14 +6,14 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from coordinator.staff.dashboard import figures
+from coordinator.staff.dashboard import collect_dashboard
 
 
-def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+def dashboard_callback(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """Unfold asks for what the index shows beyond its list of models."""
-    return {**context, "figures": figures()}
+    return {**context, "figures": collect_dashboard()}
 
 
 @require_safe
-def live_figures(request: HttpRequest) -> HttpResponse:
-    return render(request, "admin/figures.html", {"figures": figures()})
+def show_dashboard(request: HttpRequest) -> HttpResponse:
+    return render(request, "admin/dashboard.html", {"figures": collect_dashboard()})

@@ -14,7 +14,7 @@ from coordinator.accounts.forms import LeaveForm, NameForm
 
 
 @login_required
-def account(request: HttpRequest) -> HttpResponse:
+def show_account(request: HttpRequest) -> HttpResponse:
     """Their name, and the way to everything else of theirs."""
     form = NameForm(request.POST or None, initial={"name": request.user.name})
     if request.method == "POST" and form.is_valid():
@@ -25,14 +25,14 @@ def account(request: HttpRequest) -> HttpResponse:
         "form": form,
         "addresses": EmailAddress.objects.filter(user=request.user).order_by("-primary", "email"),
         "two_factor": is_mfa_enabled(request.user),
-        "places": request.user.team_places.select_related("team").order_by("team__name"),
+        "team_memberships": request.user.team_places.select_related("team").order_by("team__name"),
     }
     return render(request, "account.html", context, status=422 if form.is_bound else 200)
 
 
 @login_required
 @reauthentication_required
-def account_leave(request: HttpRequest) -> HttpResponse:
+def delete_account(request: HttpRequest) -> HttpResponse:
     person = request.user
     form = LeaveForm(request.POST or None, person=person)
     if request.method == "POST" and form.is_valid():
@@ -46,4 +46,4 @@ def account_leave(request: HttpRequest) -> HttpResponse:
         "drafts": person.runs.filter(spec_text="").count(),
         "under_way": [run for run in person.runs.exclude(spec_text="") if not run.is_over],
     }
-    return render(request, "account_leave.html", context, status=422 if form.is_bound else 200)
+    return render(request, "account_delete.html", context, status=422 if form.is_bound else 200)

@@ -1,6 +1,6 @@
 from django.apps import AppConfig
 
 
-class Web(AppConfig):
+class WebConfig(AppConfig):
     name = "coordinator.web"
     label = "web"

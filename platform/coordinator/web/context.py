@@ -5,7 +5,7 @@ from django.http import HttpRequest
 MOST = 99
 
 
-def unread(request: HttpRequest) -> dict:
+def unread_notifications(request: HttpRequest) -> dict:
     """How many notices are new, asked only where a page shows it."""
     person = getattr(request, "user", None)
     if person is None or not person.is_authenticated:
@@ -14,7 +14,9 @@ def unread(request: HttpRequest) -> dict:
 
     def count() -> int:
         if not found:
-            found.append(len(person.notices.filter(read=None, shown=True).values_list("pk")[:MOST]))
+            found.append(
+                len(person.notifications.filter(read=None, shown=True).values_list("pk")[:MOST])
+            )
         return found[0]
 
     return {"unread": count}

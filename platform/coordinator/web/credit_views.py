@@ -12,23 +12,23 @@ from coordinator.lib.ttl_cache import Memo
 
 BY = {"people": "People", "teams": "Teams", "machines": "Machines", "runs": "Runs"}
 PERIODS = {"week": "7 days", "month": "30 days", "year": "A year", "all": "All time"}
-leaders: Memo[tuple[str, str], list[credit.Place]] = Memo(
+leaders_cache: Memo[tuple[str, str], list[credit.Place]] = Memo(
     30.0
 )  # a sum over everybody's credit is of no one moment
 
 
 @require_safe
-def leaderboard(request: HttpRequest) -> HttpResponse:
+def show_leaderboard(request: HttpRequest) -> HttpResponse:
     """An address that makes no sense shows people, of all time."""
     by, period = request.GET.get("by"), request.GET.get("period")
     by, period = by if by in BY else "people", period if period in PERIODS else "all"
     context = {"by": by, "period": period, "kinds": BY.items(), "periods": PERIODS.items()}
-    places = leaders.get((by, period), lambda: credit.leaders(by, period))
+    places = leaders_cache.get((by, period), lambda: credit.leaders(by, period))
     return render(request, "leaderboard.html", {**context, "places": places})
 
 
 @require_safe
-def volunteer(request: HttpRequest, person: uuid.UUID) -> HttpResponse:
+def show_volunteer(request: HttpRequest, person: uuid.UUID) -> HttpResponse:
     """A certificate. Who has no credit has no page for others: nobody signs up for a link."""
     found = get_object_or_404(User, pk=person, is_active=True)
     record = credit.of(found)

@@ -12,26 +12,26 @@ from coordinator.runs.estimate import LINES, Need, download_seconds, estimate
 from coordinator.runs.models import Run
 from coordinator.runs.reference_machines import MACHINES
 from coordinator.web.forms import RunForm
-from coordinator.web.run_views import visible
+from coordinator.web.run_views import get_visible_run
 
 OWN_MOST = 4  # of a person's machines, those seen last
 
 
 @login_required
 @require_POST
-def run_estimate(request: HttpRequest) -> HttpResponse:
+def estimate_draft(request: HttpRequest) -> HttpResponse:
     """Of the form as typed so far; what is wrong with it is said when it is sent, and here only how much."""
     form = RunForm(request.POST, owner=request.user)
     spec = form.cleaned_data.get("spec") if form.is_valid() or "spec" in form.cleaned_data else None
     if spec is None:
         return render(request, "parts/estimate.html", {"problems": len(form.errors)})
     volunteers = form.volunteers()
-    own = [(machine.name, measured(machine)) for machine in theirs(request)]
+    own = [(machine.name, measured(machine)) for machine in own_machines(request)]
     known = [(name, hardware) for name, hardware in own if hardware]
     context = {
         "spec": spec,
         "parameters": spec.model.parameters,
-        "tokens_each": spec.recipe.token_budget / spec.model.parameters,
+        "tokens_per_parameter": spec.recipe.token_budget / spec.model.parameters,
         "groups": [
             ("Your machines", estimate(spec, known, volunteers)),
             ("Typical machines", estimate(spec, list(MACHINES), volunteers)),
@@ -44,27 +44,30 @@ def run_estimate(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-def run_fits(request: HttpRequest, slug: str) -> HttpResponse:
+def show_fit(request: HttpRequest, slug: str) -> HttpResponse:
     """Whether this person's machines would do for the run, or machines that people have."""
-    run = visible(request, slug)
+    run = get_visible_run(request, slug)
     own = [
-        fit(run, machine.name, measured(machine), refusal(run, machine))
-        for machine in theirs(request)
+        estimate_fit(run, machine.name, measured(machine), refusal(run, machine))
+        for machine in own_machines(request)
     ]
     typical = [
-        fit(run, name, has, short_of(run, has.memory, has.device_memory)) for name, has in MACHINES
+        estimate_fit(run, name, has, short_of(run, has.memory, has.device_memory))
+        for name, has in MACHINES
     ]
-    return render(request, "parts/fits.html", {"run": run, "own": own, "typical": typical})
+    return render(
+        request, "parts/hardware_check.html", {"run": run, "own": own, "typical": typical}
+    )
 
 
-def fit(run: Run, name: str, hardware: Hardware | None, refused: str) -> Need:
+def estimate_fit(run: Run, name: str, hardware: Hardware | None, refused: str) -> Need:
     """One that has not measured itself yet is neither refused nor given a rate: nobody knows of its GPU."""
     if hardware is None:
         return Need(name)
     return Need(name, refused) if refused else estimate(run.spec, [(name, hardware)], 1)[0]
 
 
-def theirs(request: HttpRequest):
+def own_machines(request: HttpRequest):
     """Nobody's, of who is not signed in."""
     if not request.user.is_authenticated:
         return []

@@ -16,14 +16,14 @@ from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.web import run_form_fields as words
 from coordinator.web.run_form_fields import (
     ADVANCED,
-    APART,
+    BASIC_FIELDS,
     CHOICES,
-    OWN,
-    PLAIN,
-    TERMS,
-    number,
-    plain_number,
-    sentence,
+    NON_SPEC_FIELDS,
+    RUN_FIELDS,
+    TERMS_FIELDS,
+    as_sentence,
+    normalise_number,
+    number_field,
 )
 
 SHAPE = ("layers", "width", "heads", "context", "vocabulary")
@@ -40,15 +40,15 @@ class PresetCard:
     chosen: bool
 
 
-class Telling(forms.Form):
+class ProblemForm(forms.Form):
     """Puts what a run says is wrong at the fields it is about."""
 
-    def tell(self, error: SpecError) -> None:
+    def add_problems(self, error: SpecError) -> None:
         """Each problem at its field; what has no field here, above the form."""
         for name, text in error.problems.items():
             if name in self.fields:
                 if name not in self._errors:
-                    self.add_error(name, sentence(text))
+                    self.add_error(name, as_sentence(text))
             else:
                 self.add_error(None, f"{name}: {text}")
 
@@ -60,20 +60,20 @@ class Telling(forms.Form):
             if name in self.errors
         ]
 
-    def typed_number(self, name: str, kind: type, default: float) -> float:
-        text = plain_number(self.cleaned_data.get(name) or "")
+    def parse_number(self, name: str, kind: type, default: float) -> float:
+        text = normalise_number(self.cleaned_data.get(name) or "")
         try:
             return kind(text) if text else default
         except (ValueError, OverflowError):
             what = "a whole number" if kind is int else "a number"
-            self.add_error(name, sentence(f"must be {what}, not '{text[:40]}'"))
+            self.add_error(name, as_sentence(f"must be {what}, not '{text[:40]}'"))
             return default
 
-    def typed_terms(self) -> Terms:
+    def parse_terms(self) -> Terms:
         """Gigabytes are typed, and bytes are meant. Their ranges are the terms' to check."""
         sizes = {}
         for name in ("least_memory", "least_device_memory"):
-            gigabytes = self.typed_number(name, float, 0.0)
+            gigabytes = self.parse_number(name, float, 0.0)
             if not -1e9 < gigabytes < 1e9:  # NaN neither
                 self.add_error(name, "This is not a size that a machine could have.")
                 gigabytes = 0.0
@@ -85,29 +85,29 @@ class Telling(forms.Form):
         )
 
 
-class TermsForm(Telling):
+class TermsForm(ProblemForm):
     """Who may join a run, and its notes."""
 
     def __init__(self, *args, run: Run, **kwargs):
-        super().__init__(*args, initial=typed_as(run.terms), **kwargs)
+        super().__init__(*args, initial=terms_as_typed(run.terms), **kwargs)
         self.run = run
-        self.fields.update(words.term_fields(run.owner))
+        self.fields.update(words.terms_fields(run.owner))
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
-        cleaned["terms"] = terms = self.typed_terms()
+        cleaned["terms"] = terms = self.parse_terms()
         if found := terms.problems():
-            self.tell(SpecError(found))
+            self.add_problems(SpecError(found))
         return cleaned
 
     def save(self, actor) -> None:
         self.run.arrange(self.cleaned_data["terms"], actor=actor)
 
 
-class ExtendForm(Telling):
+class ExtendForm(ProblemForm):
     """More tokens for a run under way."""
 
-    tokens = number(
+    tokens = number_field(
         "Tokens more",
         "While some of its budget are left: once it is spent, copy the run instead.",
         "",
@@ -119,7 +119,7 @@ class ExtendForm(Telling):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
-        cleaned["tokens"] = tokens = int(self.typed_number("tokens", int, 0))
+        cleaned["tokens"] = tokens = int(self.parse_number("tokens", int, 0))
         if "tokens" not in self.errors and (problem := self.run.inextensible(tokens)):
             self.add_error("tokens", problem)
         return cleaned
@@ -134,7 +134,7 @@ class ExtendForm(Telling):
         return True
 
 
-class RunForm(Telling):
+class RunForm(ProblemForm):
     """Numbers are text here: 1e6, 1_000_000 and 1,000,000 all mean a million, and what was typed stays as typed."""
 
     name = forms.CharField(
@@ -151,16 +151,16 @@ class RunForm(Telling):
         """`owner`: whose run it would be; of one that is edited it is known."""
         self.run = run
         if run:
-            kwargs["initial"] = _typed(run)
+            kwargs["initial"] = _run_as_typed(run)
         super().__init__(*args, **kwargs)
         defaults = _flat(RunSpec(model=preset(START)))
-        self.fields["recipe.token_budget"] = number(
+        self.fields["recipe.token_budget"] = number_field(
             "Token budget",
             "Training ends when all machines together have trained on so many.",
             BUDGET,
         )
-        self.fields["text.source"] = words.choice("Text", words.SOURCE_WORDS)
-        self.fields["text.places"] = words.lines(
+        self.fields["text.source"] = words.choice_field("Text", words.SOURCE_LABELS)
+        self.fields["text.places"] = words.text_field(
             "From where",
             "A dataset as owner/name (and /folder, @revision, #column where it has several), or addresses of .txt, "
             ".jsonl and .parquet files, one a line. A machine of yours fetches them; "
@@ -168,12 +168,12 @@ class RunForm(Telling):
             2,
             9_000,
         )
-        self.fields["text.tokenizer"] = words.choice("Tokenizer", words.TOKENIZER_WORDS)
-        self.fields.update(words.term_fields(run.owner if run else owner))
-        self.fields["volunteers"] = number("Volunteers you hope for", "", str(VOLUNTEERS))
+        self.fields["text.tokenizer"] = words.choice_field("Tokenizer", words.TOKENIZER_LABELS)
+        self.fields.update(words.terms_fields(run.owner if run else owner))
+        self.fields["volunteers"] = number_field("Volunteers you hope for", "", str(VOLUNTEERS))
         for section in ADVANCED.values():
             for name, (label, note) in section.items():
-                if run and name in OWN:
+                if run and name in RUN_FIELDS:
                     continue
                 if known := CHOICES.get(name):
                     now = self.initial.get(name)
@@ -182,29 +182,30 @@ class RunForm(Telling):
                         required=False, choices=known, label=label, help_text=note
                     )
                     continue
-                hint = "" if name == "seed" else str(OWN.get(name, defaults.get(name, "")))
-                self.fields[name] = number(label, note, hint)
+                hint = "" if name == "seed" else str(RUN_FIELDS.get(name, defaults.get(name, "")))
+                self.fields[name] = number_field(label, note, hint)
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
         typed = {
             name: value.strip() if isinstance(value, str) else value
             for name, value in cleaned.items()
-            if name not in APART and value
+            if name not in NON_SPEC_FIELDS and value
         }
         typed = {**OFFERED, "recipe.token_budget": BUDGET, **typed}
         own = {
-            name: self.typed_number(name, type(default), default) for name, default in OWN.items()
+            name: self.parse_number(name, type(default), default)
+            for name, default in RUN_FIELDS.items()
         }
-        cleaned["terms"] = terms = self.typed_terms()
+        cleaned["terms"] = terms = self.parse_terms()
         found = terms.problems()
         if not 1 <= len(" ".join(cleaned.get("name", "").split())) <= 80:
             found["name"] = "give the run a name of 1 to 80 characters"
-        self.tell(SpecError(found))
+        self.add_problems(SpecError(found))
         try:
             cleaned["spec"] = spec_from_fields(typed, cleaned.get("preset") or START)
         except SpecError as error:
-            self.tell(error)
+            self.add_problems(error)
         cleaned.update(own)
         return cleaned
 
@@ -213,7 +214,7 @@ class RunForm(Telling):
         cleaned = self.cleaned_data
         try:
             if self.run is None:
-                own = {name: cleaned[name] for name in OWN}
+                own = {name: cleaned[name] for name in RUN_FIELDS}
                 return Run.create(
                     owner, cleaned["name"], cleaned["spec"], terms=cleaned["terms"], **own
                 )
@@ -225,12 +226,12 @@ class RunForm(Telling):
             self.run.arrange(cleaned["terms"], actor=owner)
             return self.run
         except SpecError as error:
-            self.tell(error)
+            self.add_problems(error)
             return None
 
     # ---- for the template --------------------------------------------------------------------------------------
 
-    def presets(self) -> list[PresetCard]:
+    def preset_cards(self) -> list[PresetCard]:
         chosen = self["preset"].value()
         models = {name: preset(name) for name in PRESETS}
         return [
@@ -243,11 +244,11 @@ class RunForm(Telling):
             for name, model in models.items()
         ]
 
-    def plain(self) -> list[forms.BoundField]:
-        return [self[name] for name in PLAIN]
+    def basic_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in BASIC_FIELDS]
 
-    def joining(self) -> list[forms.BoundField]:
-        return [self[name] for name in TERMS if name in self.fields]
+    def terms_fields(self) -> list[forms.BoundField]:
+        return [self[name] for name in TERMS_FIELDS if name in self.fields]
 
     def sections(self) -> list[tuple[str, list[forms.BoundField]]]:
         return [
@@ -255,7 +256,7 @@ class RunForm(Telling):
             for title, names in ADVANCED.items()
         ]
 
-    def opened(self) -> bool:
+    def has_advanced_values(self) -> bool:
         """Whether something folded away has a value or a problem."""
         folded = [field for _, fields in self.sections() for field in fields]
         typed = self.data if self.is_bound else self.initial
@@ -267,11 +268,11 @@ class RunForm(Telling):
 
     def volunteers(self) -> int:
         """How many the estimate is for, whatever was typed."""
-        text = plain_number(self.data.get("volunteers") or "")
+        text = normalise_number(self.data.get("volunteers") or "")
         return max(1, min(int(text), 10_000)) if text.isascii() and text.isdigit() else VOLUNTEERS
 
 
-def typed_as(terms: Terms) -> dict[str, str]:
+def terms_as_typed(terms: Terms) -> dict[str, str]:
     """Terms as somebody would have typed them."""
     sizes = {name: getattr(terms, name) for name in ("least_memory", "least_device_memory")}
     return {
@@ -292,7 +293,7 @@ def _flat(spec: RunSpec) -> dict[str, Any]:
     return {**parts, "seed": raw["seed"]}
 
 
-def _typed(run: Run) -> dict[str, Any]:
+def _run_as_typed(run: Run) -> dict[str, Any]:
     """A draft as somebody would have typed it: only what differs from the preset and the defaults."""
     spec = run.spec
     shape = dataclasses.asdict(spec.model)
@@ -306,9 +307,9 @@ def _typed(run: Run) -> dict[str, Any]:
         **_flat(RunSpec(model=preset(chosen, 256 if spec.text.tokenizer == "bytes" else None))),
         "seed": None,
     }
-    always = {*PLAIN, *CHOICES}
+    always = {*BASIC_FIELDS, *CHOICES}
     changed = {n: str(v) for n, v in _flat(spec).items() if n in always or v != defaults[n]}
     if spec.recipe.codec == AUTO:
         changed["recipe.strategy"] = AUTO
     changed["text.places"] = "\n".join(spec.text.places)
-    return {**changed, **typed_as(run.terms), "name": run.name, "preset": chosen}
+    return {**changed, **terms_as_typed(run.terms), "name": run.name, "preset": chosen}

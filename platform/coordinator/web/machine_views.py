@@ -14,12 +14,12 @@ from coordinator.accounts.models import Enrolment, Machine, Refused
 from coordinator.fleet.machine_state import Rest, measured
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
-from coordinator.web.run_views import UNFINISHED, site
+from coordinator.web.run_views import UNFINISHED, site_url
 
 LONGEST = 60  # characters of a name
 
 
-def theirs(request: HttpRequest):
+def own_machines(request: HttpRequest):
     """This person's machines with what the pages show of them, those that were revoked last."""
     member = Membership.everywhere.newest().select_related("run").order_by("-last_seen")
     found = request.user.machines.select_related("rest", "measured").prefetch_related(
@@ -30,14 +30,16 @@ def theirs(request: HttpRequest):
 
 @login_required
 @require_safe
-def machine_list(request: HttpRequest) -> HttpResponse:
-    return render(request, "machines.html", {"machines": theirs(request), "site": site(request)})
+def list_machines(request: HttpRequest) -> HttpResponse:
+    return render(
+        request, "machines.html", {"machines": own_machines(request), "site": site_url(request)}
+    )
 
 
 @login_required
-def machine_page(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
+def show_machine(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
     """One machine; a POST gives it another name."""
-    found, problem, typed = get_object_or_404(theirs(request), pk=machine), "", None
+    found, problem, typed = get_object_or_404(own_machines(request), pk=machine), "", None
     if request.method == "POST":
         typed = request.POST.get("name", "")
         if len(" ".join(typed.split())) > LONGEST:
@@ -58,7 +60,7 @@ def machine_page(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
 
 @login_required
 @require_POST
-def machine_control(request: HttpRequest, machine: uuid.UUID, action: str) -> HttpResponse:
+def control_machine(request: HttpRequest, machine: uuid.UUID, action: str) -> HttpResponse:
     """ "pause", "resume" or "revoke", as the addresses have them."""
     found = get_object_or_404(Machine, pk=machine, owner=request.user)
     done, said = {
@@ -82,7 +84,7 @@ def machine_control(request: HttpRequest, machine: uuid.UUID, action: str) -> Ht
 
 @login_required
 @require_safe
-def enrol_code(request: HttpRequest) -> HttpResponse:
+def find_enrolment(request: HttpRequest) -> HttpResponse:
     """For a code that is typed rather than followed."""
     typed = request.GET.get("code", "").strip()
     if typed and (found := Enrolment.find(typed)):
@@ -91,7 +93,7 @@ def enrol_code(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-def enrol(request: HttpRequest, code: str) -> HttpResponse:
+def decide_enrolment(request: HttpRequest, code: str) -> HttpResponse:
     found = Enrolment.find(code)
     if found is None or found.decided_by_id not in (
         None,

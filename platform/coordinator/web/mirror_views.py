@@ -11,7 +11,7 @@ from coordinator.replication import comparison, mirror_list
 
 
 @require_safe
-def mirrors(request: HttpRequest) -> HttpResponse:
+def show_mirrors(request: HttpRequest) -> HttpResponse:
     rows, found = comparison.rows(), mirror_list.newest()
     context = {
         "rows": rows,

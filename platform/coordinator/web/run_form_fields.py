@@ -5,24 +5,27 @@ from django import forms
 from barnraise.spec import AUTO, SCHEDULES, STRATEGIES
 from coordinator.runs.join_policy import Access
 
-SOURCE_WORDS = {
+SOURCE_LABELS = {
     "stdlib": "Python's standard library (about 12 MB of source code)",
     "huggingface": "A Hugging Face dataset",
     "urls": "Addresses of text files",
     "files": "Files on my own machine",
 }
-TOKENIZER_WORDS = {"bpe": "Byte-pair encoding, learnt from the text", "bytes": "Bytes (256 tokens)"}
-ACCESS_WORDS = {
+TOKENIZER_LABELS = {
+    "bpe": "Byte-pair encoding, learnt from the text",
+    "bytes": "Bytes (256 tokens)",
+}
+ACCESS_LABELS = {
     Access.ANYONE: "Anyone",
     Access.INVITATION: "People I invite by a link",
     Access.TEAM: "A team of mine",
 }
-STRATEGY_WORDS = {
+STRATEGY_LABELS = {
     "streams": "As said below; rounds end together by the clock, and are said a part at a time",
     "windows": "As said below, and rounds end together by the clock",
     "async": "As said below, and rounds end in each machine's own time",
 }
-CODEC_WORDS = {
+CODEC_LABELS = {
     "auto": "As each machine's line allows",
     "dense8": "Every value, 8 bits",
     "dense4": "Every value, 4 bits",
@@ -75,16 +78,16 @@ ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
 CHOICES = {  # the first is the default
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
     "recipe.strategy": [(AUTO, "Auto: rounds and updates as each machine's line allows")]
-    + [(name, STRATEGY_WORDS.get(name, name)) for name in STRATEGIES],
-    "recipe.codec": list(CODEC_WORDS.items()),
+    + [(name, STRATEGY_LABELS.get(name, name)) for name in STRATEGIES],
+    "recipe.codec": list(CODEC_LABELS.items()),
 }
-OWN = {"quorum": 1, "report_every": 5.0}  # of the run rather than of its spec
-PLAIN = ("recipe.token_budget", "text.source", "text.places", "text.tokenizer")
-TERMS = ("access", "team", "least_memory", "least_device_memory", "notes")
-APART = ("name", "preset", "volunteers", *OWN, *TERMS)  # not of the spec
+RUN_FIELDS = {"quorum": 1, "report_every": 5.0}  # of the run rather than of its spec
+BASIC_FIELDS = ("recipe.token_budget", "text.source", "text.places", "text.tokenizer")
+TERMS_FIELDS = ("access", "team", "least_memory", "least_device_memory", "notes")
+NON_SPEC_FIELDS = ("name", "preset", "volunteers", *RUN_FIELDS, *TERMS_FIELDS)  # not of the spec
 
 
-def number(label: str, note: str, placeholder: str) -> forms.CharField:
+def number_field(label: str, note: str, placeholder: str) -> forms.CharField:
     """Numbers are text: 1e6, 1_000_000 and 1,000,000 all mean a million, and what was typed stays as typed."""
     attrs = {
         "placeholder": placeholder,
@@ -101,7 +104,7 @@ def number(label: str, note: str, placeholder: str) -> forms.CharField:
     )
 
 
-def choice(label: str, words: dict[str, str], note: str = "") -> forms.ChoiceField:
+def choice_field(label: str, words: dict[str, str], note: str = "") -> forms.ChoiceField:
     """Radio buttons; the first is chosen."""
     return forms.ChoiceField(
         required=False,
@@ -113,34 +116,36 @@ def choice(label: str, words: dict[str, str], note: str = "") -> forms.ChoiceFie
     )
 
 
-def lines(label: str, note: str, rows: int, longest: int) -> forms.CharField:
+def text_field(label: str, note: str, rows: int, longest: int) -> forms.CharField:
     widget = forms.Textarea(attrs={"rows": rows, "spellcheck": "false"})
     return forms.CharField(
         required=False, max_length=longest, label=label, help_text=note, widget=widget, strip=False
     )
 
 
-def term_fields(owner) -> dict[str, forms.Field]:
+def terms_fields(owner) -> dict[str, forms.Field]:
     """Who may join, and the notes. A team is one of the owner's."""
     teams = [(str(team.pk), team.name) for team in owner.teams.all()] if owner else []
-    known = {str(name): word for name, word in ACCESS_WORDS.items() if teams or name != Access.TEAM}
+    known = {
+        str(name): word for name, word in ACCESS_LABELS.items() if teams or name != Access.TEAM
+    }
     team = (
         {}
         if not teams
         else {"team": forms.ChoiceField(required=False, choices=[("", "–"), *teams], label="Team")}
     )
     return {
-        "access": choice("Who may join", known),
+        "access": choice_field("Who may join", known),
         **team,
-        "least_memory": number("Least memory, GB", "of a machine that joins; empty: any", ""),
-        "least_device_memory": number("Least GPU memory, GB", "empty: none is needed", ""),
-        "notes": lines("Notes", "For everybody who looks at the run, in Markdown.", 6, 40_000),
+        "least_memory": number_field("Least memory, GB", "of a machine that joins; empty: any", ""),
+        "least_device_memory": number_field("Least GPU memory, GB", "empty: none is needed", ""),
+        "notes": text_field("Notes", "For everybody who looks at the run, in Markdown.", 6, 40_000),
     }
 
 
-def sentence(text: str) -> str:
+def as_sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
 
 
-def plain_number(text: str) -> str:
+def normalise_number(text: str) -> str:
     return text.strip().replace(",", "").replace("_", "")

@@ -14,14 +14,14 @@ from coordinator.runs.invitations import Invitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
 from coordinator.web.forms import ExtendForm, TermsForm
-from coordinator.web.run_views import ORGANISERS, controlled, visible
-from coordinator.web.verdict_form import VerdictForm
+from coordinator.web.run_views import ORGANISERS, get_owned_run, get_visible_run
+from coordinator.web.verdict_form import RunVerdictForm
 
 
 @login_required
-def run_terms(request: HttpRequest, slug: str) -> HttpResponse:
+def edit_terms(request: HttpRequest, slug: str) -> HttpResponse:
     """Who may join, and the notes: of any run, whatever its state."""
-    run = controlled(request, slug)
+    run = get_owned_run(request, slug)
     form = TermsForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid():
         form.save(request.user)
@@ -33,10 +33,10 @@ def run_terms(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @login_required
-def run_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
+def list_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
     """What was taken out of a run again, and a form that takes out more."""
-    run = controlled(request, slug)
-    form = VerdictForm(request.POST or None, run=run)
+    run = get_owned_run(request, slug)
+    form = RunVerdictForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
         messages.success(
             request, "Signed. Machines hear of it with their next reports, and from each other."
@@ -47,9 +47,9 @@ def run_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @login_required
-def run_extend(request: HttpRequest, slug: str) -> HttpResponse:
+def extend_run(request: HttpRequest, slug: str) -> HttpResponse:
     """More tokens than its budget had, while some of it are left."""
-    run = controlled(request, slug)
+    run = get_owned_run(request, slug)
     form = ExtendForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
         messages.success(
@@ -64,14 +64,14 @@ def run_extend(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def run_clone(request: HttpRequest, slug: str) -> HttpResponse:
+def clone_run(request: HttpRequest, slug: str) -> HttpResponse:
     """Anybody who sees a run may make one like it, from the start or from a `checkpoint`."""
-    run = visible(request, slug)
+    run = get_visible_run(request, slug)
     if not request.user.may_create_runs:
         raise PermissionDenied(ORGANISERS)
     try:
         chosen = request.POST.get("checkpoint")
-        copy = run.clone(request.user, start=checkpoint(run, chosen).start if chosen else None)
+        copy = run.clone(request.user, start=get_checkpoint(run, chosen).start if chosen else None)
     except SpecError as error:
         messages.error(request, f"This run cannot be copied as it is: {error}.")
         return redirect(run)
@@ -81,7 +81,7 @@ def run_clone(request: HttpRequest, slug: str) -> HttpResponse:
     return redirect("run_edit", slug=copy.slug)
 
 
-def checkpoint(run: Run, pk: str) -> Checkpoint:
+def get_checkpoint(run: Run, pk: str) -> Checkpoint:
     """One of this run's. Raises Http404."""
     try:
         return get_object_or_404(Checkpoint, pk=uuid.UUID(pk), run=run)
@@ -91,8 +91,8 @@ def checkpoint(run: Run, pk: str) -> Checkpoint:
 
 @login_required
 @require_POST
-def run_invite(request: HttpRequest, slug: str) -> HttpResponse:
-    run = controlled(request, slug)
+def create_invitation(request: HttpRequest, slug: str) -> HttpResponse:
+    run = get_owned_run(request, slug)
     Invitation.make(run, request.POST.get("note", "").strip(), actor=request.user)
     messages.success(
         request, "Here is a link. Whoever follows it, signed in, may join with their machines."
@@ -102,8 +102,8 @@ def run_invite(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def run_withdraw(request: HttpRequest, slug: str, invitation: uuid.UUID) -> HttpResponse:
-    run = controlled(request, slug)
+def withdraw_invitation(request: HttpRequest, slug: str, invitation: uuid.UUID) -> HttpResponse:
+    run = get_owned_run(request, slug)
     found = get_object_or_404(Invitation, pk=invitation, run=run)
     if found.withdraw(actor=request.user):
         messages.success(request, "The link leads nowhere any more. Who came by it stays.")
@@ -111,7 +111,7 @@ def run_withdraw(request: HttpRequest, slug: str, invitation: uuid.UUID) -> Http
 
 
 @login_required
-def invited(request: HttpRequest, slug: str, token: str) -> HttpResponse:
+def accept_invitation(request: HttpRequest, slug: str, token: str) -> HttpResponse:
     """Where an invitation's link leads: a page with a button, so that a link alone changes nothing."""
     invitation = Invitation.behind(token)
     if invitation is None or invitation.run.slug != slug:
@@ -124,4 +124,4 @@ def invited(request: HttpRequest, slug: str, token: str) -> HttpResponse:
         messages.error(
             request, "This link has brought as many people as it may: ask the owner for another."
         )
-    return render(request, "invited.html", {"run": run, "invitation": invitation})
+    return render(request, "run_invitation.html", {"run": run, "invitation": invitation})

@@ -13,8 +13,8 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.protocol import enums
-from coordinator.live.cross_site import sites
-from coordinator.live.run_snapshot import Picture
+from coordinator.live.cross_site import mirror_sites
+from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.runs import markdown
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
@@ -36,34 +36,37 @@ UNFINISHED = [
 
 
 @require_safe
-def home(request: HttpRequest) -> HttpResponse:
+def show_home(request: HttpRequest) -> HttpResponse:
     visible = (
         Run.objects.visible_to(request.user).filter(status__in=UNFINISHED).select_related("owner")
     )
-    return render(request, "home.html", {"runs": visible[:6], "site": site(request)})
+    return render(request, "home.html", {"runs": visible[:6], "site": site_url(request)})
 
 
 @require_safe
-def run_list(request: HttpRequest) -> HttpResponse:
-    """Those under way and the last that ended; `?ended`: those alone. `before` is the last run of the page before."""
+def list_runs(request: HttpRequest) -> HttpResponse:
+    """List active runs and the latest finished runs; `?finished` lists only the latter.
+
+    `before` is the id of the last run of the previous page.
+    """
     known = Run.objects.visible_to(request.user).listed().select_related("owner").order_by("-pk")
     under_way, over = known.filter(status__in=UNFINISHED), known.exclude(status__in=UNFINISHED)
-    ended, before = "ended" in request.GET, uuid_or_none(request.GET.get("before", ""))
-    here = over if ended else under_way
+    only_finished, before = "finished" in request.GET, parse_uuid(request.GET.get("before", ""))
+    here = over if only_finished else under_way
     found = list(here.filter(pk__lt=before)[: LISTED + 1] if before else here[: LISTED + 1])
     context = {
-        "ended": ended,
-        "later": before is not None,
-        "under_way": [] if ended else found[:LISTED],
-        "over": found[:LISTED] if ended else [] if before else over[:ENDED],
-        "following": found[LISTED - 1].pk if len(found) > LISTED else None,
+        "only_finished": only_finished,
+        "is_later_page": before is not None,
+        "active_runs": [] if only_finished else found[:LISTED],
+        "finished_runs": found[:LISTED] if only_finished else [] if before else over[:ENDED],
+        "next_cursor": found[LISTED - 1].pk if len(found) > LISTED else None,
     }
     part = request.headers.get("HX-Request") == "true"
     return render(request, "parts/run_list.html" if part else "runs.html", context)
 
 
 @login_required
-def run_new(request: HttpRequest) -> HttpResponse:
+def create_run(request: HttpRequest) -> HttpResponse:
     if not request.user.may_create_runs:
         raise PermissionDenied(ORGANISERS)
     form = RunForm(request.POST or None, owner=request.user)
@@ -74,8 +77,8 @@ def run_new(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-def run_edit(request: HttpRequest, slug: str) -> HttpResponse:
-    run = controlled(request, slug)
+def edit_run(request: HttpRequest, slug: str) -> HttpResponse:
+    run = get_owned_run(request, slug)
     if not run.allows("edit"):
         messages.error(request, "A launched run's rules never change.")
         return redirect(run)
@@ -89,38 +92,40 @@ def run_edit(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @require_safe
-def run_page(request: HttpRequest, slug: str) -> HttpResponse:
-    run = visible(request, slug)
-    spec, picture, mirrors = run.spec, Picture.take(run), sites()
+def show_run(request: HttpRequest, slug: str) -> HttpResponse:
+    run = get_visible_run(request, slug)
+    spec, snapshot, mirrors = run.spec, RunSnapshot.capture(run), mirror_sites()
     public = run.may_see(AnonymousUser())
     if public:  # else it takes a session, which the others do not share
-        request.reaches = [each for site in mirrors if not site.ours for each in site.reached]
-    share = picture.run["tokens"] / max(1, picture.run["budget"])
+        request.reaches = [
+            each for site in mirrors if not site.is_own for each in site.allowed_sources
+        ]
+    share = snapshot.run["tokens"] / max(1, snapshot.run["budget"])
     return render(
         request,
         "run.html",
         {
             "run": run,
             "spec": spec,
-            "now": picture,
+            "snapshot": snapshot,
             "share": min(1.0, share),
             "step_tokens": spec.recipe.step_sequences * spec.model.context,
             "events": [
                 event | {"time": datetime.fromtimestamp(event["at"], UTC)}
-                for event in picture.events.values()
+                for event in snapshot.events.values()
             ],
             "workers": sorted(
-                picture.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])
+                snapshot.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])
             ),
-            "mine": run.may_control(request.user),
+            "may_control": run.may_control(request.user),
             "checkpoints": checkpoints.lines(run),
             "notes": markdown.html(run.notes),
-            "refusal": joining_problem(request, run),
+            "refusal": join_problem(request, run),
             "invitations": run.invitations.filter(withdrawn=None)
             if run.may_control(request.user)
             else (),
-            "site": site(request),
-            "mirrors": json.dumps([each.told(f"/runs/{run.pk}/") for each in mirrors]),
+            "site": site_url(request),
+            "mirrors": json.dumps([each.page_data(f"/runs/{run.pk}/") for each in mirrors]),
             "follows": public,
             "has_machine": request.user.is_authenticated
             and request.user.machines.filter(revoked=None).exists(),
@@ -129,9 +134,9 @@ def run_page(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @require_safe
-def run_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
+def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
     """The list of checkpoints alone, for htmx."""
-    run = visible(request, slug)
+    run = get_visible_run(request, slug)
     return render(
         request, "parts/checkpoints.html", {"run": run, "checkpoints": checkpoints.lines(run)}
     )
@@ -139,8 +144,8 @@ def run_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def run_control(request: HttpRequest, slug: str, action: str) -> HttpResponse:
-    run = controlled(request, slug)
+def control_run(request: HttpRequest, slug: str, action: str) -> HttpResponse:
+    run = get_owned_run(request, slug)
     if action not in CONTROLS:
         raise Http404
     if getattr(run, action)(actor=request.user):
@@ -150,7 +155,7 @@ def run_control(request: HttpRequest, slug: str, action: str) -> HttpResponse:
     return redirect(run)
 
 
-def joining_problem(request: HttpRequest, run: Run) -> str:
+def join_problem(request: HttpRequest, run: Run) -> str:
     """What keeps this person from joining, as far as people go; "" for nothing."""
     if run.is_over:
         return f"The run is {run.status}; nobody can join it any more."
@@ -159,14 +164,14 @@ def joining_problem(request: HttpRequest, run: Run) -> str:
     return ""
 
 
-def uuid_or_none(text: str) -> UUID | None:
+def parse_uuid(text: str) -> UUID | None:
     try:
         return UUID(text)
     except ValueError:
         return None
 
 
-def visible(request: HttpRequest, slug: str) -> Run:
+def get_visible_run(request: HttpRequest, slug: str) -> Run:
     """A draft that is not theirs does not exist for a visitor."""
     run = Run.objects.select_related("owner").named(slug)
     if run is None or not run.may_see(request.user):
@@ -174,13 +179,13 @@ def visible(request: HttpRequest, slug: str) -> Run:
     return run
 
 
-def controlled(request: HttpRequest, slug: str) -> Run:
-    run = visible(request, slug)
+def get_owned_run(request: HttpRequest, slug: str) -> Run:
+    run = get_visible_run(request, slug)
     if not run.may_control(request.user):
         raise PermissionDenied("Only the run's owner can do this.")
     return run
 
 
-def site(request: HttpRequest) -> str:
+def site_url(request: HttpRequest) -> str:
     """The address that `barnraise login` takes."""
     return f"{request.scheme}://{request.get_host()}"

@@ -22,7 +22,7 @@ Point = tuple[float, float, float]  # x to the right, y up, z away
 
 
 @dataclass(frozen=True)
-class Member:
+class Timber:
     """One timber, in drawing units; `order` is when it is raised."""
 
     order: int
@@ -37,11 +37,11 @@ class Member:
 class Drawing:
     width: float
     height: float
-    members: tuple[Member, ...]
+    members: tuple[Timber, ...]
 
 
 @lru_cache(maxsize=1)
-def frame() -> Drawing:
+def timber_frame() -> Drawing:
     """A gambrel barn, raised as one is: sills, then bent after bent, then what ties them, then the roof."""
     depths = [BAY * i for i in reversed(range(BENTS))]
     timbers: list[tuple[Point, Point, bool]] = []
@@ -85,14 +85,14 @@ def frame() -> Drawing:
         across, up = x + z * DEPTH_X, y + z * DEPTH_Y
         return round(across * SCALE + MARGIN, 1), round(height - up * SCALE - MARGIN, 1)
 
-    drawn = [Member(i, *flat(a), *flat(b), slender) for i, (a, b, slender) in enumerate(timbers)]
+    drawn = [Timber(i, *flat(a), *flat(b), slender) for i, (a, b, slender) in enumerate(timbers)]
     far_first = sorted(
         drawn, key=lambda member: -min(timbers[member.order][0][2], timbers[member.order][1][2])
     )
     return Drawing(width, height, tuple(far_first))
 
 
-def raised(share: float, members: int) -> int:
+def count_raised(share: float, members: int) -> int:
     """How many timbers stand: the first with the first token, the last only with the last. As src/views/frame.ts."""
     if share <= 0:
         return 0

@@ -18,7 +18,7 @@ LISTED = 200  # teams on one page
 
 
 @require_safe
-def team_list(request: HttpRequest) -> HttpResponse:
+def list_teams(request: HttpRequest) -> HttpResponse:
     teams = Team.objects.annotate(size=Count("members"))
     mine = (
         teams.filter(pk__in=request.user.teams.all())
@@ -31,7 +31,7 @@ def team_list(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-def team_new(request: HttpRequest) -> HttpResponse:
+def create_team(request: HttpRequest) -> HttpResponse:
     form = TeamForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
@@ -42,14 +42,14 @@ def team_new(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-def team_page(request: HttpRequest, slug: str) -> HttpResponse:
-    return _page(request, get_object_or_404(Team, slug=slug))
+def show_team(request: HttpRequest, slug: str) -> HttpResponse:
+    return _render_team(request, get_object_or_404(Team, slug=slug))
 
 
 @login_required
 @require_POST
-def team_rename(request: HttpRequest, slug: str) -> HttpResponse:
-    team = led(request, slug)
+def rename_team(request: HttpRequest, slug: str) -> HttpResponse:
+    team = get_led_team(request, slug)
     form = TeamForm(request.POST, auto_id="id_rename_%s")
     if form.is_valid():
         try:
@@ -57,14 +57,14 @@ def team_rename(request: HttpRequest, slug: str) -> HttpResponse:
             return redirect(team)
         except Refused as error:
             form.add_error("name", error.sentence)
-    return _page(request, team, rename=form)
+    return _render_team(request, team, rename=form)
 
 
 @login_required
 @require_POST
-def team_invite(request: HttpRequest, slug: str) -> HttpResponse:
+def invite_member(request: HttpRequest, slug: str) -> HttpResponse:
     """Whether the address has an account is not told: the letter reads the same."""
-    team = led(request, slug)
+    team = get_led_team(request, slug)
     form = InviteForm(request.POST, auto_id="id_invite_%s")
     if form.is_valid():
         try:
@@ -75,20 +75,20 @@ def team_invite(request: HttpRequest, slug: str) -> HttpResponse:
             emails.invitation(made, request.build_absolute_uri(f"/teams/invitations/{token}/"))
             messages.success(request, f"A letter is on its way to {made.email}.")
             return redirect(team)
-    return _page(request, team, invite=form)
+    return _render_team(request, team, invite=form)
 
 
 @login_required
 @require_POST
-def team_uninvite(request: HttpRequest, slug: str) -> HttpResponse:
-    team = led(request, slug)
+def withdraw_invitation(request: HttpRequest, slug: str) -> HttpResponse:
+    team = get_led_team(request, slug)
     get_object_or_404(team.invitations, pk=_uuid(request)).withdraw(request.user)
     return redirect(team)
 
 
 @login_required
 @require_POST
-def team_part(request: HttpRequest, slug: str) -> HttpResponse:
+def leave_team(request: HttpRequest, slug: str) -> HttpResponse:
     """Leave, or with `id` send somebody else away."""
     team = get_object_or_404(Team, slug=slug)
     whose = {"pk": _uuid(request)} if "id" in request.POST else {"person": request.user}
@@ -103,8 +103,8 @@ def team_part(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 @require_POST
-def team_promote(request: HttpRequest, slug: str) -> HttpResponse:
-    team = led(request, slug)
+def promote_member(request: HttpRequest, slug: str) -> HttpResponse:
+    team = get_led_team(request, slug)
     person = get_object_or_404(team.members, pk=_uuid(request)).person
     if team.promote(person, request.user):
         messages.success(request, f"{person.shown_name} leads {team.name} too.")
@@ -112,10 +112,10 @@ def team_promote(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 @login_required
-def invitation(request: HttpRequest, token: str) -> HttpResponse:
+def answer_invitation(request: HttpRequest, token: str) -> HttpResponse:
     found = Invitation.find(token)
     if found is None:
-        return render(request, "invitation.html", {"found": None}, status=404)
+        return render(request, "team_invitation.html", {"invitation": None}, status=404)
     refusal = ""
     if request.method == "POST":
         try:
@@ -130,13 +130,13 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
             refusal = error.sentence
     return render(
         request,
-        "invitation.html",
-        {"found": found, "refusal": refusal},
+        "team_invitation.html",
+        {"invitation": found, "refusal": refusal},
         status=409 if refusal else 200,
     )
 
 
-def led(request: HttpRequest, slug: str) -> Team:
+def get_led_team(request: HttpRequest, slug: str) -> Team:
     """A team that this person leads."""
     team = get_object_or_404(Team, slug=slug)
     if not team.may_lead(request.user):
@@ -144,7 +144,7 @@ def led(request: HttpRequest, slug: str) -> Team:
     return team
 
 
-def _page(
+def _render_team(
     request: HttpRequest,
     team: Team,
     rename: TeamForm | None = None,
@@ -156,8 +156,8 @@ def _page(
         "members": team.members.select_related("person").annotate(
             machines=Count("person__machines")
         ),
-        "leads": leads,
-        "within": request.user.is_authenticated
+        "may_lead": leads,
+        "is_member": request.user.is_authenticated
         and team.members.filter(person=request.user).exists(),
         "invitations": team.invitations.all() if leads else [],
         "rename": rename or TeamForm(initial={"name": team.name}, auto_id="id_rename_%s"),

@@ -43,7 +43,7 @@ class TokenForm(forms.Form):
 
 @login_required
 @never_cache
-def token_list(request: HttpRequest) -> HttpResponse:
+def list_tokens(request: HttpRequest) -> HttpResponse:
     """The tokens; a POST makes one, and shows its text here and nowhere else."""
     form, text = TokenForm(request.POST or None), ""
     good = request.user.tokens.filter(revoked=None)
@@ -60,7 +60,7 @@ def token_list(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_POST
-def token_revoke(request: HttpRequest, token: uuid.UUID) -> HttpResponse:
+def revoke_token(request: HttpRequest, token: uuid.UUID) -> HttpResponse:
     found = get_object_or_404(Token, pk=token, user=request.user)
     if found.revoke(actor=request.user):
         messages.success(request, f"{found.name} is revoked: whatever shows it is refused.")

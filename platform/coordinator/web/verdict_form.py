@@ -7,17 +7,17 @@ from django import forms
 from barnraise.errors import SpecError
 from coordinator.fleet.verdicts import Charge, Verdict, lives, problems, single_updates
 from coordinator.runs.models import Run
-from coordinator.web.forms import Telling
-from coordinator.web.run_form_fields import number
+from coordinator.web.forms import ProblemForm
+from coordinator.web.run_form_fields import number_field
 
 
-class VerdictForm(Telling):
+class RunVerdictForm(ProblemForm):
     """Of one machine: everything from a number on, or single updates, or both."""
 
     author = forms.ChoiceField(
         label="Whose updates", help_text="Each of its lives numbers its updates anew."
     )
-    first = number(
+    first = number_field(
         "From this update on",
         "All of them come out, and nothing more is taken of it. 1: every one.",
         "",
@@ -44,15 +44,15 @@ class VerdictForm(Telling):
         if "author" not in cleaned:
             return cleaned
         try:
-            first = self.typed_number("first", int, 0) if cleaned.get("first") else None
+            first = self.parse_number("first", int, 0) if cleaned.get("first") else None
             cleaned["charge"] = Charge(
                 cleaned["author"], first, single_updates(cleaned.get("updates") or "")
             )
         except SpecError as error:
-            self.tell(error)
+            self.add_problems(error)
             return cleaned
         if not self.errors:
-            self.tell(SpecError(problems(self.run, [cleaned["charge"]])))
+            self.add_problems(SpecError(problems(self.run, [cleaned["charge"]])))
         return cleaned
 
     def save(self, actor) -> bool:
@@ -62,6 +62,6 @@ class VerdictForm(Telling):
                 self.run, [self.cleaned_data["charge"]], self.cleaned_data["reason"], actor=actor
             )
         except SpecError as error:
-            self.tell(error)
+            self.add_problems(error)
             return False
         return True

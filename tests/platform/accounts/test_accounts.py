@@ -257,7 +257,7 @@ def test_who_leaves_takes_all_that_is_personal_along(
     for told in ("ada.lovelace@example.org", "Ada Lovelace", "adas-attic", "Secret plans"):
         assert told in before
 
-    assert client.post("/account/leave/", {"email": "wrong@example.org"}).status_code == 302, (
+    assert client.post("/account/delete/", {"email": "wrong@example.org"}).status_code == 302, (
         "first prove it is you"
     )
     leave(ada, ada)
@@ -291,13 +291,13 @@ def test_leaving_is_typed_and_asks_for_the_password_again(known, valkey):
     known()
     client = Client()
     client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
-    assert "reauthenticate" in client.get("/account/leave/")["Location"]
+    assert "reauthenticate" in client.get("/account/delete/")["Location"]
     client.post("/accounts/reauthenticate/", {"password": PASSWORD})
-    assert "What goes" in page(client.get("/account/leave/"))
-    wrong = client.post("/account/leave/", {"email": "eve@example.org"})
+    assert "What goes" in page(client.get("/account/delete/"))
+    wrong = client.post("/account/delete/", {"email": "eve@example.org"})
     assert wrong.status_code == 422 and 'value="eve@example.org"' in wrong.content.decode()
     assert User.objects.get().is_active
-    gone = client.post("/account/leave/", {"email": "Ada@example.org"}, follow=True)
+    gone = client.post("/account/delete/", {"email": "Ada@example.org"}, follow=True)
     assert "Your account is deleted" in page(gone)
     assert User.objects.get().left and "_auth_user_id" not in client.session
 

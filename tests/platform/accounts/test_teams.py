@@ -94,7 +94,7 @@ def test_an_invitation_is_declined_withdrawn_or_runs_out(signed_in, post, valkey
     assert bob.get(link).status_code == 404
 
     link = invited(leader, team, post)
-    leader.post(f"/teams/{team.slug}/uninvite/", {"id": str(Invitation.objects.get().pk)})
+    leader.post(f"/teams/{team.slug}/withdraw-invitation/", {"id": str(Invitation.objects.get().pk)})
     assert bob.get(link).status_code == 404
 
     old = invited(leader, team, post)
@@ -156,11 +156,11 @@ def test_the_last_to_lead_hands_on_and_an_empty_team_is_no_more(signed_in, valke
     team = Team.found("Weavers", ada)
     team.admit(bob, ada)
     team.admit(eve, ada)
-    assert leader.post(f"/teams/{team.slug}/part/").status_code == 302
+    assert leader.post(f"/teams/{team.slug}/leave/").status_code == 302
     assert team.may_lead(bob) and not team.may_lead(eve) and not team.may_lead(ada)
-    client.post(f"/teams/{team.slug}/part/", {"id": str(team.members.get(person=eve).pk)})
+    client.post(f"/teams/{team.slug}/leave/", {"id": str(team.members.get(person=eve).pk)})
     assert team.members.count() == 1
-    client.post(f"/teams/{team.slug}/part/")
+    client.post(f"/teams/{team.slug}/leave/")
     assert not Team.objects.exists()
     actions = list(
         Entry.objects.filter(subject_kind="team").order_by("id").values_list("action", flat=True)

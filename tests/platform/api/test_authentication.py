@@ -31,7 +31,7 @@ def test_a_signed_request_is_heard_once(person, volunteer):
 def test_who_replays_a_machines_request_does_not_keep_the_machine_out(
     person, volunteer, monkeypatch
 ):
-    monkeypatch.setattr(authentication, "SIGNED", 3)
+    monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 3)
     ada = volunteer(person())
     token = ada.identity.request_token(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
     answers = [ada.ask("GET", "/runs", token=token).status_code for _ in range(8)]

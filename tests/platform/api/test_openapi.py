@@ -18,8 +18,8 @@ CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance
 def test_nothing_that_is_sent_breaks_the_api_and_all_it_answers_is_documented(
     live_server, person, draft, volunteer, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(authentication, "REQUESTS", 10**9)
-    monkeypatch.setattr(authentication, "REFUSED", 10**9)
+    monkeypatch.setattr(authentication, "MAX_TOKEN_REQUESTS", 10**9)
+    monkeypatch.setattr(authentication, "MAX_FAILURES", 10**9)
     ada = person()
     volunteer(ada)
     Invitation.make(draft(ada, name="alpha"))

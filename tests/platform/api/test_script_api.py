@@ -97,7 +97,7 @@ def test_a_machines_signature_opens_no_scripts_door_and_a_token_no_workers(
 
 
 def test_who_tries_token_after_token_is_told_to_wait_and_nobody_else_is(script, monkeypatch):
-    monkeypatch.setattr(authentication, "REFUSED", 3)
+    monkeypatch.setattr(authentication, "MAX_FAILURES", 3)
     ada = script()
     found = [ada.ask("GET", "/me", text=f"brn_{n}").status_code for n in range(5)]
     assert found == [401, 401, 401, 429, 429]
@@ -107,7 +107,7 @@ def test_who_tries_token_after_token_is_told_to_wait_and_nobody_else_is(script, 
 def test_a_token_that_asks_too_often_is_told_to_wait_and_another_is_not(
     script, person, monkeypatch
 ):
-    monkeypatch.setattr(authentication, "REQUESTS", 3)
+    monkeypatch.setattr(authentication, "MAX_TOKEN_REQUESTS", 3)
     loud, calm = script(), script(person("bob@example.org"))
     assert [loud.ask("GET", "/me").status_code for _ in range(5)] == [200] * 3 + [429] * 2
     assert "this token" in problem(loud.ask("GET", "/me")).error

@@ -116,7 +116,7 @@ def test_the_table_of_settings_is_what_the_code_says():
     from coordinator.staff.management.commands import settings_table
 
     text = OPERATE.read_text()
-    assert settings_table.written(text) == text, "manage.py settings_table --write docs/operate.md"
+    assert settings_table.insert_table(text) == text, "manage.py settings_table --write docs/operate.md"
 
 
 def test_every_variable_that_the_site_reads_is_in_the_table():
@@ -125,5 +125,5 @@ def test_every_variable_that_the_site_reads_is_in_the_table():
     platform = ROOT / "platform" / "coordinator"
     reads = re.compile(r"""environ(?:\.get\(|\[)["']([A-Z_]+)["']""")
     read = {name for path in platform.rglob("*.py") for name in reads.findall(path.read_text())}
-    told = set(re.findall(r"^\| `([A-Z_]+)`", settings_table.table(), re.M))
+    told = set(re.findall(r"^\| `([A-Z_]+)`", settings_table.settings_table(), re.M))
     assert read - told <= {"DJANGO_SETTINGS_MODULE", "BARNRAISE_DEBUG"}, "for us alone"

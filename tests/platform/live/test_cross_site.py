@@ -8,13 +8,13 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.test import Client
 from helpers.mirror_lists import listed, signed_list
-from helpers.websocket_client import SECONDS, Socket
+from helpers.websocket_client import SECONDS, WatcherSocket
 
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity
 from coordinator.lib import site_identity
 from coordinator.lib.ttl_cache import Memo
-from coordinator.live.cross_site import Site
+from coordinator.live.cross_site import MirrorSite
 from coordinator.replication import mirror_list
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,8 +38,8 @@ def policy(answer) -> str:
 def test_an_origin_is_spelled_as_browsers_do():
     spelled = {"https://b.example.org:443/barn": B, "http://127.0.0.1:8001": "http://127.0.0.1:8001",
                "http://B.example.org:80": "http://b.example.org", "http://[::1]:8000": "http://[::1]:8000"}  # fmt: skip
-    assert {url: Site("", url, False).origin for url in spelled} == spelled
-    assert Site("", B, False).reached == (B, "wss://b.example.org")
+    assert {url: MirrorSite("", url, False).origin for url in spelled} == spelled
+    assert MirrorSite("", B, False).allowed_sources == (B, "wss://b.example.org")
 
 
 def test_the_page_of_a_public_run_may_reach_the_other_mirrors_and_no_other_page_may(
@@ -102,15 +102,15 @@ async def test_a_socket_from_another_mirrors_page_is_nobodys_in_particular(
 ):
     owner = await sync_to_async(person)()
     run, _ = await sync_to_async(launched)(owner)
-    socket = await Socket(run.pk, origin=B).open()
-    assert (await socket.heard())["run"]["status"] == "training"
+    socket = await WatcherSocket(run.pk, origin=B).open()
+    assert (await socket.next_frame())["run"]["status"] == "training"
     await socket.leave()
     client, hidden = Client(), await sync_to_async(draft)(owner, name="B run")
     await sync_to_async(client.force_login)(owner)
-    refused = await Socket(hidden.pk, client, origin=B).open()
+    refused = await WatcherSocket(hidden.pk, client, origin=B).open()
     assert (await refused.receive_output(SECONDS))["code"] == 4404
     for origin in ("https://evil.example", "http://[", "null", "http://a:99999999"):
-        assert (await Socket(run.pk, origin=origin).connect())["type"] == "websocket.close"
+        assert (await WatcherSocket(run.pk, origin=origin).connect())["type"] == "websocket.close"
 
 
 async def test_an_expelled_mirrors_pages_reach_nothing_any_more(person, launched, mirrors, valkey):
@@ -120,6 +120,6 @@ async def test_an_expelled_mirrors_pages_reach_nothing_any_more(person, launched
     gone = other.model_copy(update={"expelled": Expulsion(at=2.0)})
     await sync_to_async(mirror_list.take)([signed_list(2, ours, gone)])
     Memo.forget()
-    assert (await Socket(run.pk, origin=B).connect())["type"] == "websocket.close"
+    assert (await WatcherSocket(run.pk, origin=B).connect())["type"] == "websocket.close"
     page = await sync_to_async(Client().get)(f"/runs/{run.slug}/")
     assert policy(page) == "'self'"

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from asgiref.sync import sync_to_async
 from django.test import Client
-from helpers.websocket_client import SECONDS, Socket
+from helpers.websocket_client import SECONDS, WatcherSocket
 
 from barnraise.protocol import reports
 from barnraise.protocol.signing import digest
 from coordinator.live import broadcaster as live
 from coordinator.live import run_snapshot
 from coordinator.live.broadcaster import Broadcaster
-from coordinator.live.run_snapshot import COLUMNS, Picture, delta, series
-from coordinator.live.snapshot_cache import Snapshots
+from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, loss_series
+from coordinator.live.snapshot_cache import SnapshotCache
 from coordinator.telemetry import report_queue, run_table
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,7 +43,7 @@ def training(person, launched, numbers, transactional_db):
 
 async def test_a_watcher_gets_a_snapshot_and_then_the_deltas_that_follow_it(training):
     run, volunteer, report = training
-    socket = await Socket(run.pk).open()
+    socket = await WatcherSocket(run.pk).open()
     first = await snapshot(run)
     assert first["type"] == "snapshot" and first["run"]["status"] == "training"
     assert first["run"]["tokens"] == 1000 and first["run"]["workers_alive"] == 1
@@ -53,7 +53,7 @@ async def test_a_watcher_gets_a_snapshot_and_then_the_deltas_that_follow_it(trai
 
     point = reports.Point(kind="validation", tokens=2000, loss=4.25)
     await sync_to_async(report)(2, points=[point])
-    news = await socket.heard(lambda frame: frame.get("validation"))
+    news = await socket.next_frame(lambda frame: frame.get("validation"))
     assert news["type"] == "delta" and news["validation"] == [[2000, 4.25]]
     assert news["run"]["tokens"] == 2000 and "budget" not in news["run"]
     assert [worker["id"] for worker in news["workers"]] == [str(volunteer.machine.pk)]
@@ -67,17 +67,17 @@ async def test_a_plan_is_told_once_and_again_only_when_it_changed(training, plan
     assert (await snapshot(run))["plans"] == {}
     speaker = Broadcaster(str(run.pk))
     await sync_to_async(report)(2, plan=plan, step_seconds=5.1)
-    first = json.loads(await sync_to_async(speaker.frame)())
+    first = json.loads(await sync_to_async(speaker.next_delta)())
     assert (
         first["plans"] == {machine: plan.model_dump()}
         and first["workers"][0]["step_seconds"] == 5.1
     )
     await sync_to_async(report)(3, plan=plan, step_seconds=5.2)
-    second = json.loads(await sync_to_async(speaker.frame)())
+    second = json.loads(await sync_to_async(speaker.next_delta)())
     assert "plans" not in second and second["workers"][0]["step_seconds"] == 5.2
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
     await sync_to_async(report)(4, plan=changed, step_seconds=5.2)
-    assert json.loads(await sync_to_async(speaker.frame)())["plans"] == {
+    assert json.loads(await sync_to_async(speaker.next_delta)())["plans"] == {
         machine: changed.model_dump()
     }
     assert (await snapshot(run))["plans"] == {machine: changed.model_dump()}
@@ -85,13 +85,13 @@ async def test_a_plan_is_told_once_and_again_only_when_it_changed(training, plan
 
 async def test_numbers_have_no_gap_and_the_second_snapshot_holds_what_the_deltas_said(training):
     run, _, report = training
-    socket = await Socket(run.pk).open()
+    socket = await WatcherSocket(run.pk).open()
     first = await snapshot(run)
     told: dict[int, float] = dict(first["train"])
     numbers = []
     for seq in range(2, 5):
         await sync_to_async(report)(seq)
-        frame = await socket.heard(lambda frame: frame.get("train"))
+        frame = await socket.next_frame(lambda frame: frame.get("train"))
         numbers.append(frame["seq"])
         told |= dict(frame["train"])
     assert numbers == sorted(set(numbers))
@@ -104,21 +104,21 @@ async def test_numbers_have_no_gap_and_the_second_snapshot_holds_what_the_deltas
 async def test_a_new_speaker_leaves_a_gap_and_a_snapshot_closes_it(training):
     run, _, report = training
     before = Broadcaster(str(run.pk))
-    said = json.loads(await sync_to_async(before.frame)())
+    said = json.loads(await sync_to_async(before.next_delta)())
     await sync_to_async(report)(2)
     lost = json.loads(
-        await sync_to_async(before.frame)()
+        await sync_to_async(before.next_delta)()
     )  # said just before it died; not every watcher heard it
     assert lost["seq"] == said["seq"] + 1 and lost["train"]
     await sync_to_async(report_queue.client().delete)(live.lock_key(run.pk))
 
     after = Broadcaster(str(run.pk))
-    fresh = json.loads(await sync_to_async(after.frame)())
+    fresh = json.loads(await sync_to_async(after.next_delta)())
     assert fresh["seq"] == lost["seq"] + 2, "watchers must see that something may be missing"
     whole = await snapshot(run)
     assert whole["seq"] == fresh["seq"] and [2000, 5.0] in whole["train"]
     await sync_to_async(report)(3)
-    following = json.loads(await sync_to_async(after.frame)())
+    following = json.loads(await sync_to_async(after.next_delta)())
     assert following["seq"] == whole["seq"] + 1 and following["train"] == [[3000, 5.0]]
 
 
@@ -127,20 +127,20 @@ def test_a_snapshot_is_what_the_speaker_left_and_nobody_else_looks_at_the_run(
 ):
     run, _, report = training
     speaker = Broadcaster(str(run.pk))
-    assert speaker.frame()
+    assert speaker.next_delta()
     report(2)
     said = json.loads(
-        speaker.frame()
+        speaker.next_delta()
     )  # and not sent yet: who comes to watch after it was finds it in here
-    monkeypatch.setattr(Picture, "take", None)
-    whole = json.loads(Snapshots().of(run))  # another process, that has made none
+    monkeypatch.setattr(RunSnapshot, "capture", None)
+    whole = json.loads(SnapshotCache().get(run))  # another process, that has made none
     assert whole["seq"] == said["seq"] and whole["run"]["tokens"] == 2000
     assert [row["step"] for row in whole["workers"]] == [row["step"] for row in said["workers"]]
     assert whole["train"] == [[1000, 5.0], [2000, 5.0]] and whole["events"] and whole["mirror"]
     report(3)
-    speaker.release()
+    speaker.release_lock()
     monkeypatch.undo()
-    assert json.loads(Snapshots().of(run))["run"]["tokens"] == 3000, (
+    assert json.loads(SnapshotCache().get(run))["run"]["tokens"] == 3000, (
         "nobody speaks: it is made afresh"
     )
 
@@ -149,21 +149,21 @@ async def test_watchers_are_told_a_few_at_a_time_and_all_of_them_soon(monkeypatc
     async def send(message: dict) -> None:
         raise AssertionError("nobody takes anything out of its queue here")
 
-    monkeypatch.setattr(live, "AT_ONCE", 2)
+    monkeypatch.setattr(live, "FAN_OUT_BATCH", 2)
     here = {live.Watcher(send) for _ in range(7)}
 
     def reached() -> int:
         return sum(not each._waiting.empty() for each in here)
 
-    telling = asyncio.create_task(live.tell(here, "one"))
+    telling = asyncio.create_task(live.fan_out(here, "one"))
     await asyncio.sleep(0)
     assert reached() == 2, "others get their turn in between"
     late = live.Watcher(send)
     here.add(late)
     await telling
     assert reached() == 7 and late._waiting.empty(), "its snapshot has it already"
-    monkeypatch.setattr(live, "SPREAD", 0.0)
-    telling = asyncio.create_task(live.tell(here, "two"))
+    monkeypatch.setattr(live, "FAN_OUT_SECONDS", 0.0)
+    telling = asyncio.create_task(live.fan_out(here, "two"))
     await asyncio.sleep(0)
     assert telling.done() and not late._waiting.empty(), "when time is up the rest are told at once"
 
@@ -172,63 +172,65 @@ def test_one_process_speaks_and_another_takes_over_when_it_falls_silent(training
     run, _, _ = training
     monkeypatch.setattr(live, "LOCK_MILLISECONDS", 300)
     one, two = Broadcaster(str(run.pk)), Broadcaster(str(run.pk))
-    assert one.frame() and two.frame() is None
+    assert one.next_delta() and two.next_delta() is None
     wait_until(lambda: not report_queue.client().exists(live.lock_key(run.pk)))
-    assert two.frame() and one.frame() is None
-    one.release()
+    assert two.next_delta() and one.next_delta() is None
+    one.release_lock()
     assert report_queue.client().get(live.lock_key(run.pk)) == two.token, (
         "only the holder can release"
     )
-    two.release()
-    assert one.frame()
+    two.release_lock()
+    assert one.next_delta()
 
 
 def test_numbers_go_on_rising_after_valkey_forgot_them(training):
     run, _, _ = training
     one = Broadcaster(str(run.pk))
-    before = json.loads(one.frame())["seq"]
+    before = json.loads(one.next_delta())["seq"]
     report_queue.client().flushall()
-    assert json.loads(one.frame())["seq"] > before
+    assert json.loads(one.next_delta())["seq"] > before
 
 
 def test_nothing_is_said_when_nothing_happened_until_silence_would_look_like_death(training):
     run, _, _ = training
     one = Broadcaster(str(run.pk))
-    assert one.frame()
-    one.before = replace(one.before, now=one.before.now + 60)  # no rate point is due
-    assert one.frame() is None
-    one.spoke -= live.QUIET
-    assert json.loads(one.frame()).keys() == {"type", "now", "seq"}
+    assert one.next_delta()
+    one.last_snapshot = replace(
+        one.last_snapshot, now=one.last_snapshot.now + 60
+    )  # no rate point is due
+    assert one.next_delta() is None
+    one.last_sent -= live.KEEPALIVE_SECONDS
+    assert json.loads(one.next_delta()).keys() == {"type", "now", "seq"}
 
 
 def test_a_delta_is_what_changed_and_nothing_else():
-    before = Picture(
+    before = RunSnapshot(
         10.0, {"tokens": 1, "status": "training", "rate": 5.0}, {"a": {"id": "a", "step": 1}}
     )
-    after = Picture(
+    after = RunSnapshot(
         11.0,
         {**before.run, "tokens": 2},
         {"a": {"id": "a", "step": 1}, "b": {"id": "b", "step": 0}},
     )
-    assert delta(before, after, []) == {
+    assert build_delta(before, after, []) == {
         "type": "delta", "now": 11.0, "run": {"tokens": 2}, "workers": [{"id": "b", "step": 0}],
     }  # fmt: skip
-    assert delta(None, after, [])["run"] == after.run
-    assert delta(before, before, []) == {"type": "delta", "now": 10.0}
-    assert delta(after, replace(before, run=after.run), [])["gone"] == ["b"]
+    assert build_delta(None, after, [])["run"] == after.run
+    assert build_delta(before, before, []) == {"type": "delta", "now": 10.0}
+    assert build_delta(after, replace(before, run=after.run), [])["gone"] == ["b"]
 
 
 def test_of_many_machines_those_alive_are_shown_and_all_are_counted(
     person, launched, volunteer, numbers, monkeypatch
 ):
-    monkeypatch.setattr(run_snapshot, "ROWS", 2)
+    monkeypatch.setattr(run_snapshot, "MAX_ROWS", 2)
     run, ada = launched(person())
     others = [volunteer(person(f"p{n}@example.org", name=f"p{n}"), n) for n in (2, 3, 4)]
     for each in others:
         each.join(run)
     for n, each in enumerate((ada, *others)):
         each.report(run, numbers(1, activity="left" if n < 2 else "training"))
-    seen = run_snapshot.Picture.take(run)
+    seen = run_snapshot.RunSnapshot.capture(run)
     assert set(seen.workers) == {str(each.machine.pk) for each in others[1:]}
     assert (seen.run["workers_known"], seen.run["workers_alive"]) == (4, 2)
 
@@ -238,8 +240,8 @@ def test_machines_that_measured_at_the_same_count_are_one_point():
         {"kind": "train", "tokens": t, "loss": loss}
         for t, loss in ((20, 4.0), (10, 5.0), (20, 3.0))
     ]
-    assert series(points, "train") == [[10, 5.0], [20, 3.5]]
-    assert series(points, "validation") == []
+    assert loss_series(points, "train") == [[10, 5.0], [20, 3.5]]
+    assert loss_series(points, "validation") == []
 
 
 def test_the_snapshot_says_whether_machines_with_the_same_updates_agree(
@@ -281,42 +283,42 @@ async def test_the_socket_of_a_draft_is_closed_to_strangers_and_open_to_its_owne
 ):
     owner = await sync_to_async(person)()
     run = await sync_to_async(draft)(owner)
-    stranger = await Socket(run.pk).open()
+    stranger = await WatcherSocket(run.pk).open()
     closed = await stranger.receive_output(SECONDS)
     assert closed["type"] == "websocket.close" and closed["code"] == 4404
     assert (await sync_to_async(Client().get)(f"/live/{run.pk}/")).status_code == 404
 
     client = Client()
     await sync_to_async(client.force_login)(owner)
-    socket = await Socket(run.pk, client).open()
-    assert (await socket.heard())["run"]["status"] == "draft"
+    socket = await WatcherSocket(run.pk, client).open()
+    assert (await socket.next_frame())["run"]["status"] == "draft"
     assert (await snapshot(run, client))["run"]["status"] == "draft"
     await socket.leave()
 
 
 async def test_the_socket_of_a_run_that_is_not_there_is_closed(valkey, db):
-    socket = await Socket("0199aaaa-0000-7000-8000-000000000000").open()
+    socket = await WatcherSocket("0199aaaa-0000-7000-8000-000000000000").open()
     assert (await socket.receive_output(SECONDS))["code"] == 4404
 
 
 @pytest.mark.parametrize("run", ["not-a-run", "../../admin"])
 async def test_a_socket_to_nowhere_is_refused(valkey, db, run):
-    assert await Socket(run).connect() == {"type": "websocket.close"}
+    assert await WatcherSocket(run).connect() == {"type": "websocket.close"}
 
 
 async def test_a_site_of_another_origin_may_not_watch_with_a_visitors_cookies(training):
     run, _, _ = training
-    assert (await Socket(run.pk, origin="https://evil.example").connect())[
+    assert (await WatcherSocket(run.pk, origin="https://evil.example").connect())[
         "type"
     ] == "websocket.close"
 
 
 async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_speaker(training):
     run, _, report = training
-    one, two = await Socket(run.pk).open(), await Socket(run.pk).open()
+    one, two = await WatcherSocket(run.pk).open(), await WatcherSocket(run.pk).open()
     await sync_to_async(report)(2)
     heard_by = await asyncio.gather(
-        *(socket.heard(lambda frame: frame.get("train")) for socket in (one, two))
+        *(socket.next_frame(lambda frame: frame.get("train")) for socket in (one, two))
     )
     assert heard_by[0] == heard_by[1]
     await one.leave()
@@ -330,15 +332,15 @@ async def test_where_the_ear_of_a_process_ended_the_next_to_watch_opens_another_
     training,
 ):
     run, _, report = training
-    one = await Socket(run.pk).open()
+    one = await WatcherSocket(run.pk).open()
     ear, voice = live.watchers._rooms[str(run.pk)].tasks
     ear.cancel()
     await asyncio.wait([ear])
-    two = await Socket(run.pk).open()
+    two = await WatcherSocket(run.pk).open()
     await asyncio.wait([voice], timeout=SECONDS)
     assert voice.cancelled(), "it would speak for ever, to nobody"
     await sync_to_async(report)(2)
-    assert await two.heard(lambda frame: frame.get("train"))
+    assert await two.next_frame(lambda frame: frame.get("train"))
     await one.leave()
     await two.leave()
     assert str(run.pk) not in live.watchers._rooms
@@ -346,12 +348,12 @@ async def test_where_the_ear_of_a_process_ended_the_next_to_watch_opens_another_
 
 async def test_what_a_watcher_says_changes_nothing(training):
     run, _, report = training
-    socket = await Socket(run.pk).open()
+    socket = await WatcherSocket(run.pk).open()
     await socket.send_input(
         {"type": "websocket.receive", "text": '{"type": "delta", "run": {"status": "finished"}}'}
     )
     await sync_to_async(report)(2)
-    assert await socket.heard(lambda frame: frame.get("train"))
+    assert await socket.next_frame(lambda frame: frame.get("train"))
     assert (await snapshot(run))["run"]["status"] == "training"
     await socket.leave()
 

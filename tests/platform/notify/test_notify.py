@@ -21,9 +21,9 @@ from coordinator.audit.models import Entry
 from coordinator.fleet.models import Membership
 from coordinator.lib import safe_http
 from coordinator.notify import models, tasks
-from coordinator.notify.detectors import news
-from coordinator.notify.models import Choice, Delivery, Notice, Webhook
-from coordinator.notify.notification_types import Kind, News
+from coordinator.notify.detectors import detect_all
+from coordinator.notify.models import Delivery, Notification, NotificationPreference, Webhook
+from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.runs.models import Run
 
 pytestmark = pytest.mark.django_db
@@ -37,7 +37,7 @@ def silent(run: Run, minutes: float) -> None:
 
 
 def found(since: datetime = LONG_AGO) -> list[tuple[str, str]]:
-    return sorted((each.kind.value, each.person.email) for each in news(since))
+    return sorted((each.kind.value, each.person.email) for each in detect_all(since))
 
 
 @pytest.fixture
@@ -87,7 +87,10 @@ def test_whom_a_run_concerns_is_looked_for_until_all_were_told(
     monkeypatch.setattr(tasks, "TOLD", 2)
     assert tasks.sweep() == 2, "so many a minute"
     assert tasks.sweep() == 1
-    assert Notice.objects.filter(kind=Kind.RUN_STARTED).count() == 3 and found() == []
+    assert (
+        Notification.objects.filter(kind=NotificationType.RUN_STARTED).count() == 3
+        and found() == []
+    )
     assert tasks.sweep() == 0
 
 
@@ -95,7 +98,7 @@ def test_a_run_that_ends_is_told_and_a_cancelled_draft_is_not(person, launched, 
     run, _ = launched(person())
     draft(run.owner, name="Never mind").cancel()
     run.finish()
-    told = [each for each in news(LONG_AGO) if each.kind is Kind.RUN_FINISHED]
+    told = [each for each in detect_all(LONG_AGO) if each.kind is NotificationType.RUN_FINISHED]
     assert [each.title for each in told] == ["A run is finished"] and "export" in told[0].text
     assert told[0].data["run"]["status"] == "finished"
 
@@ -134,14 +137,14 @@ def test_a_site_that_was_down_itself_takes_nobody_for_quiet(person, launched, va
     run, _ = launched(person())
     Run.objects.update(started=LONG_AGO)
     silent(run, 60)
-    assert timezone.now() - tasks.hearing_since() < timedelta(seconds=5), (
+    assert timezone.now() - tasks.reporting_since() < timedelta(seconds=5), (
         "it has just begun to listen"
     )
-    assert found(since=tasks.hearing_since()) == []
+    assert found(since=tasks.reporting_since()) == []
     valkey.set(tasks.SINCE, 0)
-    assert found(since=tasks.hearing_since()) != []
+    assert found(since=tasks.reporting_since()) != []
     valkey.delete(tasks.HEARING)  # as after two minutes without a sweep
-    assert found(since=tasks.hearing_since()) == []
+    assert found(since=tasks.reporting_since()) == []
 
 
 # ---- told once, where it is wanted ---------------------------------------------------------------------------------
@@ -151,7 +154,7 @@ def test_an_event_is_told_once_however_often_it_is_found(person, launched):
     launched(person())
     assert tasks.sweep() == 1
     assert tasks.sweep() == 0
-    notice = Notice.objects.get()
+    notice = Notification.objects.get()
     assert notice.title == "A run started" and notice.url.startswith("/runs/")
 
 
@@ -171,9 +174,9 @@ def test_a_machine_that_goes_quiet_twice_is_told_twice(person, launched):
     Run.objects.update(started=LONG_AGO)
     for minutes in (20, 16):
         silent(run, minutes)
-        for each in [*news(LONG_AGO), *news(LONG_AGO)]:
-            Notice.tell(each)
-    assert Notice.objects.filter(kind=Kind.MACHINE_QUIET).count() == 2, (
+        for each in [*detect_all(LONG_AGO), *detect_all(LONG_AGO)]:
+            Notification.create_once(each)
+    assert Notification.objects.filter(kind=NotificationType.MACHINE_QUIET).count() == 2, (
         "each silence began at another moment"
     )
 
@@ -185,34 +188,45 @@ def test_a_place_refused_is_told_once_a_day(person, launched, volunteer):
     for _ in range(3):
         asked = messages.JoinRequest(version="1", addresses=[])
         assert bob.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 403
-    notice = Notice.objects.get(person=bob.machine.owner)
+    notice = Notification.objects.get(person=bob.machine.owner)
     assert "refused a place in Guests only" in notice.title and "invited" in notice.text
 
 
 def test_each_kind_is_turned_off_by_itself_here_or_in_letters(signed_in, launched, valkey):
     client, ada = signed_in()
     launched(ada)
-    form = client.get("/notifications/choices/")
+    form = client.get("/notifications/settings/")
     assert (
         form.content.decode().count('type="checkbox"')
         == form.content.decode().count("checked")
-        == 2 * len(Kind)
+        == 2 * len(NotificationType)
     )
-    sent = {f"{where}-{kind}": "on" for kind in Kind.values for where in ("site", "email")}
+    sent = {
+        f"{where}-{kind}": "on" for kind in NotificationType.values for where in ("site", "email")
+    }
     del sent["email-run.started"], sent["site-run.stalled"]
-    assert client.post("/notifications/choices/", sent).status_code == 302
+    assert client.post("/notifications/settings/", sent).status_code == 302
     tasks.sweep()
-    assert Notice.objects.get().email_due is None and Notice.objects.get().shown
-    Notice.tell(News(ada, Kind.RUN_STALLED, "one", "It stalled"))
-    stalled = Notice.objects.get(kind=Kind.RUN_STALLED)
+    assert Notification.objects.get().email_due is None and Notification.objects.get().shown
+    Notification.create_once(
+        NotificationDraft(ada, NotificationType.RUN_STALLED, "one", "It stalled")
+    )
+    stalled = Notification.objects.get(kind=NotificationType.RUN_STALLED)
     assert stalled.email_due and not stalled.shown
     assert "It stalled" not in page(client.get("/notifications/"))
 
 
 def test_the_inbox_shows_what_is_new_until_it_was_read(signed_in, valkey):
     client, ada = signed_in()
-    Notice.tell(
-        News(ada, Kind.RUN_STARTED, "one", "Dawn <b>started</b>", "\u202eText", "/runs/dawn/")
+    Notification.create_once(
+        NotificationDraft(
+            ada,
+            NotificationType.RUN_STARTED,
+            "one",
+            "Dawn <b>started</b>",
+            "\u202eText",
+            "/runs/dawn/",
+        )
     )
     shown = client.get("/notifications/").content.decode()
     assert "Dawn &lt;b&gt;started" in shown and 'href="/runs/dawn/"' in shown
@@ -231,45 +245,53 @@ def test_what_is_due_to_one_person_goes_out_as_one_letter_and_once(person, valke
     settings.SITE_URL = "https://barn.example.org"
     ada, bob = person(), person("bob@example.org")
     for who, key in ((ada, "one"), (ada, "two"), (bob, "one")):
-        Notice.tell(News(who, Kind.RUN_STARTED, key, f"Run\n{key} started", url="/runs/x/"))
-    assert tasks.letters() == 2 and tasks.letters() == 0
+        Notification.create_once(
+            NotificationDraft(
+                who, NotificationType.RUN_STARTED, key, f"Run\n{key} started", url="/runs/x/"
+            )
+        )
+    assert tasks.send_emails() == 2 and tasks.send_emails() == 0
     letters = {letter.to[0]: letter for letter in mail.outbox}
     assert letters["ada@example.org"].subject.endswith("2 things happened")
     assert letters["bob@example.org"].subject.endswith("Run one started"), (
         "no line break in a header"
     )
     assert "https://barn.example.org/runs/x/" in letters["bob@example.org"].body
-    assert not Notice.objects.filter(emailed=None).exists()
+    assert not Notification.objects.filter(emailed=None).exists()
 
 
 def test_a_letter_that_cannot_go_out_is_tried_again_and_not_for_ever(person, valkey, settings):
-    Notice.tell(News(person(), Kind.RUN_STARTED, "one", "It started"))
+    Notification.create_once(
+        NotificationDraft(person(), NotificationType.RUN_STARTED, "one", "It started")
+    )
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
-    for tried in range(1, len(models.WAITS) + 2):
-        assert tasks.letters() == 0
-        notice = Notice.objects.get()
+    for tried in range(1, len(models.RETRY_SECONDS) + 2):
+        assert tasks.send_emails() == 0
+        notice = Notification.objects.get()
         assert notice.email_tries == tried and notice.emailed is None
-        assert tasks.letters() == 0 and Notice.objects.get().email_tries == tried, (
+        assert tasks.send_emails() == 0 and Notification.objects.get().email_tries == tried, (
             "not before its time"
         )
-        Notice.objects.filter(email_due__isnull=False).update(email_due=timezone.now())
+        Notification.objects.filter(email_due__isnull=False).update(email_due=timezone.now())
     assert notice.email_due is None
 
 
 def test_the_link_in_a_letter_stops_letters_by_one_click_and_by_no_look(person, valkey, settings):
     ada = person()
-    Notice.tell(News(ada, Kind.RUN_STARTED, "one", "It started"))
-    tasks.letters()
+    Notification.create_once(
+        NotificationDraft(ada, NotificationType.RUN_STARTED, "one", "It started")
+    )
+    tasks.send_emails()
     letter = mail.outbox[0]
     link = letter.extra_headers["List-Unsubscribe"].strip("<>").removeprefix(settings.SITE_URL)
     strict = Client(enforce_csrf_checks=True)
-    assert strict.get(link).status_code == 200 and all(c.email for c in Choice.of(ada).values()), (
-        "scanners look"
-    )
+    assert strict.get(link).status_code == 200 and all(
+        c.email for c in NotificationPreference.for_person(ada).values()
+    ), "scanners look"
     assert strict.post(link, {"List-Unsubscribe": "One-Click"}).status_code == 200
-    assert not any(choice.email for choice in Choice.of(ada).values())
-    assert all(choice.site for choice in Choice.of(ada).values())
+    assert not any(choice.email for choice in NotificationPreference.for_person(ada).values())
+    assert all(choice.site for choice in NotificationPreference.for_person(ada).values())
     assert strict.get(link[:-3] + "x/").status_code == 404
 
 
@@ -281,10 +303,12 @@ def test_a_webhook_is_called_once_with_a_signature_that_its_owner_can_check(
 ):
     url, calls, _ = receiver
     ada = person()
-    hook = Webhook.add(ada, url, [Kind.RUN_STARTED])
-    for key, kind in (("one", Kind.RUN_STARTED), ("two", Kind.RUN_STALLED)):
-        Notice.tell(News(ada, kind, key, "It happened", data={"run": {"slug": "dawn"}}))
-    assert tasks.webhooks() == 1 and tasks.webhooks() == 0
+    hook = Webhook.add(ada, url, [NotificationType.RUN_STARTED])
+    for key, kind in (("one", NotificationType.RUN_STARTED), ("two", NotificationType.RUN_STALLED)):
+        Notification.create_once(
+            NotificationDraft(ada, kind, key, "It happened", data={"run": {"slug": "dawn"}})
+        )
+    assert tasks.deliver_webhooks() == 1 and tasks.deliver_webhooks() == 0
     ((headers, body),) = calls
     assert json.loads(body)["type"] == "run.started" and json.loads(body)["data"] == {
         "run": {"slug": "dawn"}
@@ -301,21 +325,23 @@ def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
 ):
     url, calls, answers = receiver
     ada = person()
-    Webhook.add(ada, url, Kind.values)
+    Webhook.add(ada, url, NotificationType.values)
     answers += [500, 302]
-    Notice.tell(News(ada, Kind.RUN_STARTED, "one", "It started"))
-    assert tasks.webhooks() == 0 and tasks.webhooks() == 0 and len(calls) == 1
+    Notification.create_once(
+        NotificationDraft(ada, NotificationType.RUN_STARTED, "one", "It started")
+    )
+    assert tasks.deliver_webhooks() == 0 and tasks.deliver_webhooks() == 0 and len(calls) == 1
     for expected in (0, 1):
         Delivery.objects.update(due=timezone.now())
-        assert tasks.webhooks() == expected
+        assert tasks.deliver_webhooks() == expected
     assert len(calls) == 3, "a redirect is not followed: it counts as a failure"
     assert len({headers["webhook-id"] for headers, _ in calls}) == 1, (
         "so that a program knows what it has heard"
     )
-    answers += [500] * models.GIVEN_UP
-    for n in range(models.GIVEN_UP):
-        Webhook.objects.get().owe(None, {"n": n})
-        tasks.webhooks()
+    answers += [500] * models.MAX_FAILURES
+    for n in range(models.MAX_FAILURES):
+        Webhook.objects.get().create_delivery(None, {"n": n})
+        tasks.deliver_webhooks()
     assert (
         not Webhook.objects.get().active and not Delivery.objects.filter(due__isnull=False).exists()
     )
@@ -372,12 +398,14 @@ def test_of_what_a_webhook_hears_may_be_changed_and_none_at_all_is_refused_at_th
 ):
     client, ada = signed_in(organiser=True)
     url, *_ = receiver
-    one, two = (Webhook.add(ada, url, list(Kind.values)) for _ in range(2))
+    one, two = (Webhook.add(ada, url, list(NotificationType.values)) for _ in range(2))
     at = f"/notifications/webhooks/{one.pk}/kinds/"
     assert client.post(at, {"kinds": ["run.finished", "run.started"]}).status_code == 302
     one.refresh_from_db()
     two.refresh_from_db()
-    assert one.kinds == ["run.started", "run.finished"] and two.kinds == list(Kind.values)
+    assert one.kinds == ["run.started", "run.finished"] and two.kinds == list(
+        NotificationType.values
+    )
     assert Entry.objects.get(action="webhook.listen").detail == {"kinds": one.kinds}
     client.post(at, {"kinds": one.kinds})
     assert Entry.objects.filter(action="webhook.listen").count() == 1, "the same again is no change"
@@ -389,7 +417,9 @@ def test_of_what_a_webhook_hears_may_be_changed_and_none_at_all_is_refused_at_th
         assert page.status_code == 422 and sentence in page.content.decode()
     one.refresh_from_db()
     assert one.kinds == ["run.started", "run.finished"]
-    Notice.tell(News(ada, Kind.MACHINE_QUIET, "quiet", "A machine went quiet"))
+    Notification.create_once(
+        NotificationDraft(ada, NotificationType.MACHINE_QUIET, "quiet", "A machine went quiet")
+    )
     assert one.deliveries.count() == 0 and two.deliveries.count() == 1
 
 
@@ -397,13 +427,13 @@ def test_webhooks_are_for_organisers_and_for_their_owner_alone(signed_in, receiv
     url, _, _ = receiver
     client, ada = signed_in()
     stranger, _ = signed_in("eve@example.org")
-    hook = Webhook.add(ada, url, Kind.values)
+    hook = Webhook.add(ada, url, NotificationType.values)
     for action in ("test", "off", "remove"):
         assert stranger.post(f"/notifications/webhooks/{hook.pk}/{action}/").status_code == 404
     assert client.post(f"/notifications/webhooks/{hook.pk}/dance/").status_code == 404
     assert hook.secret in client.get("/notifications/webhooks/").content.decode()
     client.post(f"/notifications/webhooks/{hook.pk}/test/")
-    assert tasks.webhooks() == 1
+    assert tasks.deliver_webhooks() == 1
     client.post(f"/notifications/webhooks/{hook.pk}/off/")
     assert not Webhook.objects.get().active
     client.post(f"/notifications/webhooks/{hook.pk}/remove/")

@@ -19,8 +19,8 @@ from coordinator.eventlog.models import LogEvent
 from coordinator.eventlog.projection import current
 from coordinator.lib import site_identity
 from coordinator.notify import tasks
-from coordinator.notify.models import Choice, Delivery, Notice, Webhook
-from coordinator.notify.notification_types import Kind, News
+from coordinator.notify.models import Delivery, Notification, NotificationPreference, Webhook
+from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.replication import leases, mirror_list
 from coordinator.replication.lease_election import ALONE, DEAD, TURN, Taken, Turn, ranked, turn
 from coordinator.replication.models import Standing
@@ -125,20 +125,20 @@ def heard(other: SmallMirror, seconds_ago: float) -> None:
     Standing.objects.update_or_create(pk=other.listed.key, defaults={"heard": at})
 
 
-def notice(person, other: SmallMirror, whose: str) -> Notice:
+def notice(person, other: SmallMirror, whose: str) -> Notification:
     """One whose letter is first `whose`: "ours" or "theirs"."""
     keys = {"ours": site_identity.identity().key, "theirs": other.listed.key}
     for n in range(100):
         duty = leases.name("letter", person.pk, f"key {n}")
         if ranked(duty, keys.values())[0] == keys[whose]:
-            made = Notice.tell(News(person, Kind.RUN_STARTED, f"key {n}", "It started"))
-            assert made and made.duty == duty
+            made = Notification.create_once(NotificationDraft(person, NotificationType.RUN_STARTED, f"key {n}", "It started"))
+            assert made and made.lease_name == duty
             return made
     raise AssertionError("a hundred in a row")
 
 
 def due() -> None:
-    Notice.objects.filter(email_due__isnull=False).update(email_due=timezone.now())
+    Notification.objects.filter(email_due__isnull=False).update(email_due=timezone.now())
     Delivery.objects.filter(due__isnull=False).update(due=timezone.now())
 
 
@@ -147,19 +147,19 @@ def due() -> None:
 def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
     ada = person()
     mine, theirs = notice(ada, other, "ours"), notice(ada, other, "theirs")
-    assert tasks.letters() == 1 and len(mail.outbox) == 1
-    assert current(f"duty:{mine.duty}") == {
+    assert tasks.send_emails() == 1 and len(mail.outbox) == 1
+    assert current(f"duty:{mine.lease_name}") == {
         "epoch": 1,
         "by": site_identity.identity().key,
         "done": True,
     }
-    for row in Notice.objects.filter(pk=theirs.pk):
+    for row in Notification.objects.filter(pk=theirs.pk):
         assert row.email_due and row.email_tries == 0 and row.emailed is None
-    other.log.tell("duty.done", theirs.duty, {"mirror": other.listed.key})
+    other.log.tell("duty.done", theirs.lease_name, {"mirror": other.listed.key})
     ingest.receive(other.log.events)
     due()
-    assert tasks.letters() == 0 and len(mail.outbox) == 1
-    assert not Notice.objects.filter(email_due__isnull=False).exists()
+    assert tasks.send_emails() == 0 and len(mail.outbox) == 1
+    assert not Notification.objects.filter(email_due__isnull=False).exists()
 
 
 @pytest.mark.django_db
@@ -168,25 +168,25 @@ def test_when_the_mirror_whose_turn_it_is_dies_another_sends_the_letter_in_a_hig
     person, other
 ):
     theirs = notice(person(), other, "theirs")
-    other.log.tell("duty.take", theirs.duty, {"mirror": other.listed.key, "epoch": 1})
+    other.log.tell("duty.take", theirs.lease_name, {"mirror": other.listed.key, "epoch": 1})
     ingest.receive(other.log.events)
-    assert tasks.letters() == 0
+    assert tasks.send_emails() == 0
     heard(other, DEAD + ALONE + 1)
     due()
-    assert tasks.letters() == 0, "it was owed a moment ago: a mirror that is alone waits"
-    Notice.objects.update(created=timezone.now() - timedelta(seconds=ALONE + 1))
+    assert tasks.send_emails() == 0, "it was owed a moment ago: a mirror that is alone waits"
+    Notification.objects.update(created=timezone.now() - timedelta(seconds=ALONE + 1))
     due()
-    assert tasks.letters() == 1
-    state = current(f"duty:{theirs.duty}")
+    assert tasks.send_emails() == 1
+    state = current(f"duty:{theirs.lease_name}")
     assert state == {"epoch": 2, "by": site_identity.identity().key, "done": True}
     returned = Taken(**state)
     assert (
-        turn(theirs.duty, returned, other.listed.key, {site_identity.identity().key: 0.0}, 1e6)
+        turn(theirs.lease_name, returned, other.listed.key, {site_identity.identity().key: 0.0}, 1e6)
         is Turn.DONE
     )
     (letter,) = mail.outbox
     first, _ = letter.extra_headers["Message-ID"][1:].split("@")
-    assert first == leases.name(theirs.duty)[:32], (
+    assert first == leases.name(theirs.lease_name)[:32], (
         "and had it sent it too, a mail program would know them as one"
     )
 
@@ -197,19 +197,19 @@ def test_a_mirror_whose_epoch_was_passed_does_not_try_its_letter_again(person, o
     mine = notice(person(), other, "ours")
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
-    assert tasks.letters() == 0 and current(f"duty:{mine.duty}")["epoch"] == 1
-    other.log.tell("duty.take", mine.duty, {"mirror": other.listed.key, "epoch": 2})
+    assert tasks.send_emails() == 0 and current(f"duty:{mine.lease_name}")["epoch"] == 1
+    other.log.tell("duty.take", mine.lease_name, {"mirror": other.listed.key, "epoch": 2})
     ingest.receive(other.log.events)
     settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
     due()
-    assert tasks.letters() == 0 and mail.outbox == []
+    assert tasks.send_emails() == 0 and mail.outbox == []
 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
 def test_a_site_without_others_notes_nothing_in_its_log(person):
-    Notice.tell(News(person(), Kind.RUN_STARTED, "one", "It started"))
-    assert tasks.letters() == 1
+    Notification.create_once(NotificationDraft(person(), NotificationType.RUN_STARTED, "one", "It started"))
+    assert tasks.send_emails() == 1
     assert not LogEvent.objects.filter(type__startswith="duty.").exists()
 
 
@@ -220,19 +220,19 @@ def test_webhooks_and_what_somebody_wants_to_hear_are_the_same_elsewhere(person)
     hook = Webhook.objects.create(
         person=ada, url="https://example.org/x", secret="whsec_" + "A" * 43 + "=", kinds=[]
     )
-    hook.listen([Kind.RUN_STARTED])
+    hook.set_types([NotificationType.RUN_STARTED])
     gone = Webhook.objects.create(
         person=ada, url="https://example.org/y", secret="whsec_" + "B" * 43 + "=", kinds=[]
     )
-    gone.listen([Kind.RUN_STARTED])
+    gone.set_types([NotificationType.RUN_STARTED])
     gone.remove()
-    Choice.choose(ada, Kind.RUN_STALLED, email=False)
+    NotificationPreference.set_wanted(ada, NotificationType.RUN_STALLED, email=False)
     said = "".join(LogEvent.objects.values_list("body", flat=True))
     assert "example.org/x" not in said and "whsec_" not in said
     events, kept = logs(), everything()
     assert not any("example.org/y" in each.body for each in kept)
     Webhook.objects.all().delete()
-    Choice.objects.all().delete()
+    NotificationPreference.objects.all().delete()
     rebuilt(events, kept)
     (there,) = Webhook.objects.all()
     assert (there.pk, there.url, there.secret, there.kinds) == (
@@ -241,10 +241,10 @@ def test_webhooks_and_what_somebody_wants_to_hear_are_the_same_elsewhere(person)
         hook.secret,
         ["run.started"],
     )
-    (choice,) = Choice.objects.all()
-    assert (choice.kind, choice.site, choice.email) == (Kind.RUN_STALLED, True, False)
+    (choice,) = NotificationPreference.objects.all()
+    assert (choice.kind, choice.site, choice.email) == (NotificationType.RUN_STALLED, True, False)
     hook.refresh_from_db()
-    hook.switch(False)
-    one = Notice.tell(News(ada, Kind.RUN_STARTED, "one", "It started"))
-    assert hook.owe(one, {}).name == f"msg_{leases.name('call', hook.pk, 'one')[:32]}"
+    hook.set_active(False)
+    one = Notification.create_once(NotificationDraft(ada, NotificationType.RUN_STARTED, "one", "It started"))
+    assert hook.create_delivery(one, {}).message_id == f"msg_{leases.name('call', hook.pk, 'one')[:32]}"
     assert json.dumps(Delivery.objects.get().body)

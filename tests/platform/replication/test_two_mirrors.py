@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from helpers.live_site import until
+from helpers.live_site import wait_until
 from helpers.mirror_pair import Machine, Site, furnish, list_both, two_sites
 
 
@@ -88,12 +88,12 @@ def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, 
         return machines and losses and joined == 2 and len(seen["plans"]) == 2
 
     for site in (a, b):
-        until(lambda site=site: whole(site), f"all machines at {site.name}")
+        wait_until(lambda site=site: whole(site), f"all machines at {site.name}")
 
     a.kill()
     barn.tell(b, run, 4, 5)  # what A had not confirmed comes again
-    until(lambda: b.snapshot(run)["run"]["tokens"] == 5000, "the next report")
-    until(lambda: len(b.snapshot(run)["train"]) == 5, "the next loss")
+    wait_until(lambda: b.snapshot(run)["run"]["tokens"] == 5000, "the next report")
+    wait_until(lambda: len(b.snapshot(run)["train"]) == 5, "the next loss")
     seen = b.snapshot(run)
     assert seen["run"]["workers_known"] == 2
     assert [x for x, _ in seen["train"]] == [1000, 2000, 3000, 4000, 5000], (
@@ -102,6 +102,6 @@ def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, 
     assert [event["what"] for event in seen["events"]].count("joined") == 2, "it did not join again"
     answer = httpx.get(f"{b.url}/live/{run}/", headers={"Origin": a.url}, timeout=30)
     assert answer.headers["Access-Control-Allow-Origin"] == a.url
-    until(
+    wait_until(
         lambda: b.snapshot(run)["run"]["workers_alive"] == 0, "what is heard of no more to grow old"
     )

@@ -49,14 +49,14 @@ def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
 ):
     """Its ticket and what it is told of the run are of one moment, or its machine refuses them."""
     run, ada = launched(person())
-    named = worker_endpoints.run_named
+    named = worker_endpoints.get_visible_run
 
     def read_before_the_launch(*asked):
         found = named(*asked)
         found.spec_text, found.manifest, found.status = "", None, enums.Status.DRAFT
         return found
 
-    monkeypatch.setattr(worker_endpoints, "run_named", read_before_the_launch)
+    monkeypatch.setattr(worker_endpoints, "get_visible_run", read_before_the_launch)
     answer = ada.ask(
         "POST", f"/runs/{run.slug}/join", messages.JoinRequest(addresses=[], version="1")
     )

@@ -11,8 +11,8 @@ from barnraise.protocol import enums, messages
 from coordinator.accounts.models import Machine, SiteRules, Team
 from coordinator.audit.models import Entry
 from coordinator.lib import embedded_servers
-from coordinator.notify.models import Notice
-from coordinator.notify.notification_types import Kind, News
+from coordinator.notify.models import Notification
+from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.staff.models import Announcement
 
 pytestmark = pytest.mark.django_db
@@ -171,7 +171,9 @@ def test_the_dashboard_shows_runs_machines_queues_and_errors(staff, person, laun
     run, ada = launched(person(), name="Evening <i>shift</i>")
     ada.report(run, numbers(1))
     logging.getLogger("coordinator.test").error("the roof leaks <script>")
-    Notice.tell(News(run.owner, Kind.RUN_STARTED, "one", "It started"))
+    Notification.create_once(
+        NotificationDraft(run.owner, NotificationType.RUN_STARTED, "one", "It started")
+    )
     for path in ("/admin/", "/admin/figures/"):
         page = staff.get(path).content.decode()
         assert "Evening &lt;i&gt;shift" in page and "the roof leaks &lt;script&gt;" in page

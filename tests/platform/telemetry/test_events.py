@@ -5,8 +5,8 @@ from django.test import Client
 
 from barnraise.protocol import reports
 from barnraise.protocol.enums import Activity, Status
-from coordinator.live.activity_feed import events
-from coordinator.live.run_snapshot import Picture, delta
+from coordinator.live.activity_feed import collect_activity
+from coordinator.live.run_snapshot import RunSnapshot, build_delta
 from coordinator.telemetry import run_table
 from coordinator.telemetry.events import Event, turn
 from coordinator.telemetry.rollup import drain
@@ -17,7 +17,7 @@ KINDS = Event.Kind
 
 
 def told(run) -> list[str]:
-    return [f"{event['who']} {event['what']}" for event in events(run, run_table.workers(run))]
+    return [f"{event['who']} {event['what']}" for event in collect_activity(run, run_table.workers(run))]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_list_tells_of_the_runs_life_its_weights_and_who_is_gone_the_newest_
     drain(wait=True)
     run.extend(5000, actor=person("staff@example.org", is_staff=True, name="Sam"))
     volunteer.machine.revoke(reason="lost")
-    found = events(run, run_table.workers(run))
+    found = collect_activity(run, run_table.workers(run))
     assert [event["at"] for event in found] == sorted(
         (event["at"] for event in found), reverse=True
     )
@@ -104,20 +104,20 @@ def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(person, launched
     volunteer.report(run, numbers(1))
     drain(wait=True)
     rows = run_table.workers(run)
-    assert not [event for event in events(run, rows) if "last time" in event["what"]]
+    assert not [event for event in collect_activity(run, rows) if "last time" in event["what"]]
     later = run_table.workers(run, now=rows[0]["last_seen"] + 60)
-    (silent,) = [event for event in events(run, later) if "last time" in event["what"]]
+    (silent,) = [event for event in collect_activity(run, later) if "last time" in event["what"]]
     assert silent["who"] == "pc-1" and silent["at"] == pytest.approx(rows[0]["last_seen"], abs=0.1)
 
 
 def test_only_new_events_are_in_a_delta(person, launched, numbers, valkey):
     run, volunteer = launched(person())
-    before = Picture.take(run)
-    assert not delta(before, Picture.take(run), []).get("events")
+    before = RunSnapshot.capture(run)
+    assert not build_delta(before, RunSnapshot.capture(run), []).get("events")
     volunteer.report(run, numbers(1))
     drain(wait=True)
     valkey.flushdb()  # what is gathered stands for two seconds
-    (news,) = delta(before, Picture.take(run), [])["events"]
+    (news,) = build_delta(before, RunSnapshot.capture(run), [])["events"]
     assert news["what"] == "joined" and news["kind"] == "machine"
 
 

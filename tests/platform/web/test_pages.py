@@ -177,7 +177,7 @@ def test_no_page_carries_a_script_or_a_style_of_its_own(
              f"/runs/{unfinished.slug}/edit/", f"/machines/enrol/{waiting.code}/", "/machines/enrol/",
              "/accounts/email/", "/accounts/password/change/", "/accounts/logout/", "/accounts/2fa/", "/account/",
              "/accounts/sessions/", "/accounts/reauthenticate/", "/teams/", "/teams/new/", f"/teams/{team.slug}/",
-             "/teams/invitations/none/", "/notifications/", "/notifications/choices/",
+             "/teams/invitations/none/", "/notifications/", "/notifications/settings/",
              "/notifications/webhooks/"]  # fmt: skip
     for path in paths:
         answer = client.get(path)
@@ -230,9 +230,9 @@ def test_built_files_are_named_by_the_manifest_and_are_there():
 
 
 def test_the_frame_is_raised_timber_by_timber_and_done_only_at_the_end():
-    members = len(svg_art.frame().members)
-    assert sorted(member.order for member in svg_art.frame().members) == list(range(members))
-    steps = [svg_art.raised(share / 1000, members) for share in range(1001)]
+    members = len(svg_art.timber_frame().members)
+    assert sorted(member.order for member in svg_art.timber_frame().members) == list(range(members))
+    steps = [svg_art.count_raised(share / 1000, members) for share in range(1001)]
     assert steps == sorted(steps) and steps[0] == 0 and steps[1] == 1
     assert steps[999] == members - 1 and steps[1000] == members
 

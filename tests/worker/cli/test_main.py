@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fake_coordinator import MACHINE
-from helpers.fake_coordinator import Coordinator as Small
+from helpers.fake_coordinator import FakeCoordinator as Small
 from helpers.paths import WORKER
 from typer.testing import CliRunner
 

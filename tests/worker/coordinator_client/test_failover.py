@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from helpers import wait_for
 from helpers.fake_coordinator import MACHINE, RUN
-from helpers.fake_coordinator import Coordinator as Small
+from helpers.fake_coordinator import FakeCoordinator as Small
 from helpers.mirror_lists import listed, signed_list
 
 from barnraise.coordinator_client import failover as mirrored_module

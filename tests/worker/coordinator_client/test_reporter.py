@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from helpers import paths, wait_for
 from helpers.fake_coordinator import MACHINE, RUN
-from helpers.fake_coordinator import Coordinator as Small
+from helpers.fake_coordinator import FakeCoordinator as Small
 
 from barnraise.coordinator_client import reporter as report_module
 from barnraise.coordinator_client.client import Coordinator

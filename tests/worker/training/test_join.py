@@ -5,7 +5,7 @@ import time
 
 import pytest
 from helpers.fake_coordinator import MACHINE, RUN
-from helpers.fake_coordinator import Coordinator as Small
+from helpers.fake_coordinator import FakeCoordinator as Small
 
 from barnraise.errors import (
     BarnraiseError,

@@ -10,19 +10,19 @@ from barnraise.protocol.types import Message
 from coordinator.accounts.models import User
 from coordinator.eventlog.registry import Fact, State, Told, Waits
 from coordinator.eventlog.registry import Kind as Shared
-from coordinator.notify.models import Choice
-from coordinator.notify.notification_types import Kind
+from coordinator.notify.models import NotificationPreference
+from coordinator.notify.notification_types import NotificationType
 
 PLACES = ("site", "email")
 
 
-class Choose(Message):
+class SetPreference(Message):
     kind: str = Field(pattern=r"^[a-z.]{1,20}$")
     where: Literal["site", "email"]
     wanted: bool
 
 
-class Forget(Message):
+class ForgetPreferences(Message):
     pass
 
 
@@ -39,26 +39,28 @@ def fold(facts: Sequence[Fact]) -> State | None:
 def store(which: str, state: State | None) -> None:
     """A kind that this version does not know is a later one's."""
     if state is None:
-        Choice.objects.filter(person=which).delete()
+        NotificationPreference.objects.filter(person=which).delete()
         return
     if not User.objects.filter(pk=which).exists():
         raise Waits(f"person:{which}")
     known = {
         kind: {"site": True, "email": True} | said
         for kind, said in state.items()
-        if kind in Kind.values
+        if kind in NotificationType.values
     }
-    Choice.objects.filter(person=which).exclude(kind__in=known).delete()
-    Choice.objects.bulk_create(
-        [Choice(person_id=which, kind=kind, **said) for kind, said in known.items()],
+    NotificationPreference.objects.filter(person=which).exclude(kind__in=known).delete()
+    NotificationPreference.objects.bulk_create(
+        [NotificationPreference(person_id=which, kind=kind, **said) for kind, said in known.items()],
         update_conflicts=True, unique_fields=["person", "kind"], update_fields=list(PLACES),
     )  # fmt: skip
 
 
 def existing() -> Iterable[Told]:
-    for choice in Choice.objects.all():
+    for choice in NotificationPreference.objects.all():
         for where in PLACES:
-            yield "wish.choose", str(choice.person_id), choice.told(where)
+            yield "wish.choose", str(choice.person_id), choice.as_event(where)
 
 
-KIND = Shared("wish", {"choose": Choose, "forget": Forget}, fold, store, existing=existing)
+KIND = Shared(
+    "wish", {"choose": SetPreference, "forget": ForgetPreferences}, fold, store, existing=existing
+)

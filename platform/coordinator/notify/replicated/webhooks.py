@@ -12,14 +12,14 @@ from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
 from coordinator.notify.models import Webhook
 
 
-class Set(Message):
+class SetWebhook(Message):
     person: Id
     created: AwareDatetime
     active: bool
     about: Digest
 
 
-class What(Message):
+class WebhookDetails(Message):
     """Particulars."""
 
     url: str = Field(max_length=500)
@@ -27,7 +27,7 @@ class What(Message):
     kinds: list[str] = Field(max_length=50)
 
 
-class Remove(Message):
+class RemoveWebhook(Message):
     pass
 
 
@@ -49,21 +49,28 @@ def store(which: str, state: State | None) -> None:
         return
     if not User.objects.filter(pk=state["person"]).exists():
         raise Waits(f"person:{state['person']}")
-    about = private_data.look(state["about"], What)
+    about = private_data.look(state["about"], WebhookDetails)
     if about is None:
         return
-    created = Set.model_validate(state).created
+    created = SetWebhook.model_validate(state).created
     fields = {"person_id": state["person"], "created": created, "active": state["active"], **about}
     found = Webhook.objects.filter(pk=which)
     if not found.update(**fields):
         Webhook.objects.bulk_create([Webhook(id=which, **fields)])
     if not state["active"]:
-        found.get().drop()
+        found.get().cancel_deliveries()
 
 
 def existing() -> Iterable[Told]:
     for hook in Webhook.objects.all():
-        yield "webhook.set", str(hook.pk), hook.told
+        yield "webhook.set", str(hook.pk), hook.as_event
 
 
-KIND = Kind("webhook", {"set": Set, "remove": Remove}, fold, store, needs=needs, existing=existing)
+KIND = Kind(
+    "webhook",
+    {"set": SetWebhook, "remove": RemoveWebhook},
+    fold,
+    store,
+    needs=needs,
+    existing=existing,
+)

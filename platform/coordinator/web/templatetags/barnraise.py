@@ -18,6 +18,7 @@ from barnraise.protocol.enums import Status
 from barnraise.protocol.mirror_list import Listed
 from coordinator.replication import mirror_list
 from coordinator.web import svg_art
+from coordinator.web.run_form_fields import CODEC_LABELS
 
 register = template.Library()
 FONTS = (
@@ -26,7 +27,7 @@ FONTS = (
 )  # of the first screen
 
 
-class NotBuilt(Exception):
+class FrontendNotBuiltError(Exception):
     """frontend/dist is not there: `make setup` builds it."""
 
 
@@ -35,18 +36,18 @@ def _manifest(path: Path, changed: int) -> dict:
     return json.loads(path.read_text())
 
 
-def manifest() -> dict:
+def load_manifest() -> dict:
     path = settings.DIST / "manifest.json"
     try:
         return _manifest(path, path.stat().st_mtime_ns)
     except FileNotFoundError:
-        raise NotBuilt("the frontend is not built: run `make setup`") from None
+        raise FrontendNotBuiltError("the frontend is not built: run `make setup`") from None
 
 
 @register.simple_tag
-def built() -> SafeString:
+def frontend_assets() -> SafeString:
     """The page's style sheets, script and first fonts, by the hashed names Vite gave them."""
-    files = manifest()
+    files = load_manifest()
     entry = files["src/main.ts"]
     fonts = [(static(part["file"]),) for name, part in files.items() if name.endswith(FONTS)]
     styles = [(static(name),) for name in entry.get("css", [])]
@@ -79,8 +80,8 @@ def theme(context) -> SafeString:
 @register.simple_tag
 def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
     """The barn, raised as far as `share` (0 to 1) says. `label` is what it says to those who do not see it."""
-    plan = svg_art.frame()
-    standing = svg_art.raised(float(share), len(plan.members))
+    plan = svg_art.timber_frame()
+    standing = svg_art.count_raised(float(share), len(plan.members))
     lines = format_html_join(
         "",
         '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/><line class="timber" {}/></g>',
@@ -96,11 +97,11 @@ def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
     )
 
 
-def _classes(member: svg_art.Member, standing: int) -> str:
+def _classes(member: svg_art.Timber, standing: int) -> str:
     return " ".join(["is-slender"] * member.slender + ["is-raised"] * (member.order < standing))
 
 
-def _ends(m: svg_art.Member, short: float = 0) -> SafeString:
+def _ends(m: svg_art.Timber, short: float = 0) -> SafeString:
     """`short`: how far from each end the line stops; a gap around a timber must not cut those it is joined to."""
     across, down = m.x2 - m.x1, m.y2 - m.y1
     part = short / max(1.0, math.hypot(across, down))
@@ -152,6 +153,12 @@ def percent(share: float) -> str:
         if value < 9.95
         else f"{int(value)} %"
     )
+
+
+@register.filter
+def codec_label(codec: str) -> str:
+    """Name a codec as the run form does, such as "Every value, 4 bits"."""
+    return CODEC_LABELS.get(codec, codec)
 
 
 @register.filter

@@ -10,7 +10,7 @@ from helpers.remote_telemetry import OTHER, elsewhere, frame, page, report, told
 from coordinator.eventlog.models import LogEvent
 from coordinator.fleet.lifecycle_facts import facts
 from coordinator.fleet.models import Membership
-from coordinator.live.run_snapshot import Picture
+from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.telemetry import history, report_queue, run_table
 from coordinator.telemetry.models import Event, Point, Rollup
 from coordinator.telemetry.remote import export, ingest
@@ -24,18 +24,18 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_to(busy, valkey):
     run, *_ = busy
-    seen, past, each = Picture.take(run), history.history(run), history.lines(run)
+    seen, past, each = RunSnapshot.capture(run), history.history(run), history.lines(run)
     everything = News.model_validate_json(export.page(Wanted(nonce="0" * 32), OTHER).text)
     Membership.objects.all().delete()
     Event.objects.all().delete()
     valkey.flushdb()
-    assert Picture.take(run).workers == {} and history.history(run)["rate"] == []
+    assert RunSnapshot.capture(run).workers == {} and history.history(run)["rate"] == []
     logged = LogEvent.objects.count()
     assert told(everything).rows > 0 and LogEvent.objects.count() == logged, (
         "none of it is an event of the log"
     )
     valkey.flushdb()  # what happened is gathered anew every two seconds
-    again = Picture.take(run)
+    again = RunSnapshot.capture(run)
     seen_by = [picture.workers | {"now": 0} for picture in (seen, again)]
     for picture in seen_by:
         for row in picture.values():
@@ -151,14 +151,14 @@ def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, 
     )
     report_queue.client().delete(report_queue.workers_key(run.pk))
     told(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
-    picture = Picture.take(run)
+    picture = RunSnapshot.capture(run)
     assert (picture.run["workers_known"], picture.run["rate"]) == (2, 1000.0)
     assert picture.workers[str(ada.machine.pk)]["tokens"] == 9000
     assert len(facts_of(run)) == 2
     ada.join(run)  # where it is found is told to every mirror: that is no report
-    assert Picture.take(run).workers[str(ada.machine.pk)]["activity"] == "training"
+    assert RunSnapshot.capture(run).workers[str(ada.machine.pk)]["activity"] == "training"
     report(ada, run, numbers(10, rate=500.0))
-    assert Picture.take(run).run["rate"] == 800.0
+    assert RunSnapshot.capture(run).run["rate"] == 800.0
 
 
 def facts_of(run) -> list:

@@ -12,7 +12,7 @@ BEGIN, END = "<!-- settings: manage.py settings_table -->", "<!-- /settings -->"
 LINE = re.compile(r"([A-Z][A-Z_]+)\s+(\S.*)")
 
 
-def table() -> str:
+def settings_table() -> str:
     """One line a variable, in the order of settings.py."""
     rows: list[list[str]] = []
     for line in (settings.__doc__ or "").partition("\n\n")[2].splitlines():
@@ -24,13 +24,13 @@ def table() -> str:
     return "\n".join(["| variable | what it says |", "|---|---|", *lines])
 
 
-def written(text: str) -> str:
+def insert_table(text: str) -> str:
     """The text with a fresh table between its marks. Raises ValueError where it has none."""
     before, begun, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not begun or not ended:
         raise ValueError(f"it has no {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{settings_table()}\n{END}{after}"
 
 
 class Command(BaseCommand):
@@ -42,9 +42,9 @@ class Command(BaseCommand):
 
     def handle(self, *, write: Path | None, **options) -> None:
         if write is None:
-            self.stdout.write(table())
+            self.stdout.write(settings_table())
             return
         try:
-            write.write_text(written(write.read_text()))
+            write.write_text(insert_table(write.read_text()))
         except (OSError, ValueError) as error:
             raise CommandError(f"{write}: {error}") from None
