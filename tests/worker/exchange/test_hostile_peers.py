@@ -296,7 +296,7 @@ def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_dis
 
 
 def test_a_flood_of_messages_slows_its_sender_down_and_nobody_else(world, monkeypatch):
-    monkeypatch.setattr(link_module, "HEARD", (50.0, 100.0))
+    monkeypatch.setattr(link_module, "FRAME_LIMIT", (50.0, 100.0))
     a, b = (world.machine(n).start() for n in (1, 2))
     channels = []
     with stranger(world, a, channels=channels):

@@ -309,7 +309,7 @@ class Exchange:
 
     def set_uplink_limit(self, uplink: float) -> None:
         """Payloads leave at no more than `uplink` bytes/s, peers by turns. inf: as fast as the lines take them."""
-        self._hub.turns.rate = uplink
+        self._hub.turns.limit(uplink)
 
     def add_peers(self, peers: list[Peer]) -> None:
         """Peers a coordinator names."""

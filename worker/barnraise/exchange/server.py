@@ -28,7 +28,7 @@ from barnraise.exchange.ledger.anchor import Withdrawal
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import Fork
-from barnraise.exchange.network.connection import Connection, Frames
+from barnraise.exchange.network.connection import Connection, Frames, FrameSources
 from barnraise.exchange.network.framing import unpack
 from barnraise.exchange.network.rate_limit import FairShare
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
@@ -257,7 +257,11 @@ class PeerServer:
     async def _converse(self, link: Connection) -> None:
         blob = partial(blob_frames, [self.ledger.blobs, self.desk.cuts])
         writer = self._spawn(
-            link.write(partial(self._state, link), partial(self._update, link), blob, self.turns)
+            link.run_writers(
+                FrameSources(
+                    partial(self._state, link), partial(self._update, link), blob, self.turns
+                )
+            )
         )
         writer.add_done_callback(lambda task: self._written(link, task))
         try:
@@ -344,7 +348,7 @@ class PeerServer:
             case Lists():
                 self.register.heard(message)
             case messages.Hello():
-                link.ticket, link.hello = self.door.checked(link.key, message), message
+                link.renew_introduction(message, self.door.checked(link.key, message))
                 self.inbox.met(link.key, message.ticket)
             case messages.Bye():
                 self.gossip.parting(link.key, now)
@@ -383,7 +387,7 @@ class PeerServer:
         while True:
             self._poked.clear()
             for link in self.links.values():
-                link.measure(self._loop.time())
+                link.update_meters(self._loop.time())
             for action in self.gossip.act(self._loop.time()):
                 self._do(action)
             self.court.act(self._loop.time())

@@ -67,13 +67,13 @@ def collect_stats(hub: PeerServer, findings: Findings, rhythm: Rhythm | None) ->
         bytes_received=received + sum(link.channel.bytes_received for link in links),
         peers=len(links),
         updates_behind=hub.gossip.behind,
-        sent_rate=sum(link.up.rate for link in links),
-        received_rate=sum(link.down.rate for link in links),
+        sent_rate=sum(link.sent_meter.rate for link in links),
+        received_rate=sum(link.received_meter.rate for link in links),
         uplink_rate=hub.turns.measured_rate,
         round_schedule=rhythm,
         neighbours=tuple(
             NeighbourStats(
-                link.key, _lag(vector, tie.vector), link.up.rate, link.down.rate, tie.agrees
+                link.key, _lag(vector, tie.vector), link.sent_meter.rate, link.received_meter.rate, tie.agrees
             )
             for link in links
             if (tie := known.get(link.key))

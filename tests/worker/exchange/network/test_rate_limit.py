@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.network.rate_limit import WINDOW, FairShare, Meter, TokenBucket
+from barnraise.exchange.network.rate_limit import METER_WINDOW, FairShare, Meter, TokenBucket
 
 
 @given(
@@ -65,7 +65,7 @@ def test_a_meter_tells_the_bytes_a_second_of_the_last_while():
     for tenth in range(1000):
         meter.update(100 * tenth, tenth / 10)
     assert meter.rate == pytest.approx(1000, rel=0.1)
-    for tenth in range(1000, 1000 + int(20 * WINDOW)):
+    for tenth in range(1000, 1000 + int(20 * METER_WINDOW)):
         meter.update(100_000, tenth / 10)
     assert meter.rate == 0.0
 

@@ -12,7 +12,7 @@ from iroh import iroh_ffi
 from barnraise.errors import MessageError
 from barnraise.exchange.network.framing import pack, unpack
 from barnraise.exchange.network.iroh_transport import IrohTransport
-from barnraise.exchange.network.memory_transport import WINDOW, MemoryNetwork
+from barnraise.exchange.network.memory_transport import SEND_WINDOW, MemoryNetwork
 from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol import messages
 from barnraise.protocol.messages import MAX_FRAME, Peer
@@ -103,7 +103,7 @@ async def test_nobody_there_is_a_closed_channel_and_not_a_crash():
     (a,) = await started("memory", 1)
     with pytest.raises(ChannelClosedError):
         await a.connect(Peer(key=IDENTITIES[1].key, addresses=["memory:x"]))
-    a = IrohTransport(IDENTITIES[0].secret, "127.0.0.1", patience=1.0)
+    a = IrohTransport(IDENTITIES[0].secret, "127.0.0.1", dial_timeout=1.0)
     await a.start()
     try:
         # there is an address, and another key behind it than the one that is dialled
@@ -120,7 +120,7 @@ async def test_an_over_long_frame_is_refused_before_it_is_read():
     a, b = await started("iroh")
     try:
         dialled, accepted = await joined(a, b)
-        await dialled._out.write_all((MAX_FRAME + 1).to_bytes(4, "big"))
+        await dialled.send_stream.write_all((MAX_FRAME + 1).to_bytes(4, "big"))
         with pytest.raises(ChannelClosedError, match=str(MAX_FRAME + 1)):
             await asyncio.wait_for(accepted.receive(), 10)
         with pytest.raises(ChannelClosedError, match="at most"):
@@ -146,7 +146,7 @@ def test_frames_arrive_whole_however_the_stream_is_cut(sizes, cuts):
             for cut in itertools.cycle(cuts):
                 if at >= len(stream):
                     break
-                await dialled._out.write_all(stream[at : at + cut])
+                await dialled.send_stream.write_all(stream[at : at + cut])
                 at += cut
             assert [await asyncio.wait_for(accepted.receive(), 10) for _ in frames] == frames
             assert accepted.bytes_received == len(stream) + len(b"hello") + 4
@@ -161,8 +161,8 @@ async def test_a_stream_that_ends_within_a_frame_is_a_closed_channel():
     a, b = await started("iroh")
     try:
         dialled, accepted = await joined(a, b)
-        await dialled._out.write_all((10).to_bytes(4, "big") + b"half")
-        await dialled._out.finish()
+        await dialled.send_stream.write_all((10).to_bytes(4, "big") + b"half")
+        await dialled.send_stream.finish()
         with pytest.raises(ChannelClosedError, match="sends no more"):
             await asyncio.wait_for(accepted.receive(), 10)
     finally:
@@ -227,7 +227,7 @@ async def test_a_sender_waits_while_nobody_drains():
     dialled, accepted = await joined(a, b)
     sending = asyncio.create_task(_send(dialled, [b"x" * MAX_FRAME] * 10))
     await asyncio.sleep(0.1)
-    assert dialled.bytes_sent <= WINDOW + 10
+    assert dialled.bytes_sent <= SEND_WINDOW + 10
     for _ in range(10):
         await accepted.receive()
     await sending

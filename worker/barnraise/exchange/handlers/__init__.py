@@ -1,0 +1,1 @@
+"""One handler for each thing that peers exchange: updates, verdicts, snapshots, blobs."""

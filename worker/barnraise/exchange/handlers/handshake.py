@@ -107,5 +107,5 @@ class Handshake:
     def stays(self, old: Connection, new: Connection) -> bool:
         """Whether `old` stays and `new` goes. A newer connection takes over, as its peer may have restarted; of two
         that were dialled from both sides at once both sides keep the one of the smaller key."""
-        at_once = new.since - old.since < TOGETHER and old.dialled != new.dialled
+        at_once = new.connected_at - old.connected_at < TOGETHER and old.dialled != new.dialled
         return at_once and old.dialled == (self._transport.key < new.key)

@@ -1,0 +1,1 @@
+"""Frames between peers: transports, connections and rate limits."""

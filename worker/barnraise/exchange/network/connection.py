@@ -1,15 +1,19 @@
-"""One connected peer: what waits to be sent to it, and who it has shown itself to be.
+"""Keep what waits to be sent to one connected peer, and who that peer has proven to be.
 
-Each link has its own writers, so a slow peer holds up nobody else: one for messages, which never wait behind more than
-one piece of payload, and one for payloads, which takes its turn among all links where the line is capped. What waits is
-bounded: small messages in a short queue, a State that is composed when it can go out, and updates and blobs as names,
-whose bytes are read from their files piece by piece as the channel drains.
+Each connection has two writers of its own, so that a slow peer holds up nobody else. One sends
+messages, which never wait behind more than one piece of payload. The other sends payloads and,
+where the uplink is capped, shares it fairly with all other connections. Everything that waits is
+bounded: small messages in a short queue, a `State` that is composed only when it can go out, and
+updates and blobs by name, whose bytes are read from their files piece by piece as the channel
+drains.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from barnraise.exchange.network.framing import pack
 from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket
@@ -19,79 +23,130 @@ from barnraise.protocol.types import Message
 
 log = logging.getLogger("barnraise.exchange")
 
-MESSAGES = 8192  # small messages that may wait for one peer
-NAMES = 4096  # updates and blobs that may
-PIECE_BYTES = 1 << 17  # payload bytes a frame carries here: a State is never stuck behind more
-HEARD = (1000.0, 5000.0)  # frames a second that are taken from one peer, and how many at once
-TAKEN = (float(128 << 20), float(256 << 20))  # …and bytes
+MAX_QUEUED_MESSAGES = 8192  # small messages that may wait for one peer
+MAX_QUEUED_TRANSFERS = 4096  # updates, and blobs, that may wait for one peer
+PIECE_BYTES = 1 << 17  # payload bytes in one frame; a State waits behind at most one frame
+FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and in one burst
+BYTE_LIMIT = (float(128 << 20), float(256 << 20))  # bytes accepted: per second, and in one burst
 
 Frames = Iterator[bytes]
 
 
+@dataclass(frozen=True)
+class FrameSources:
+    """Provide what a connection's writers send.
+
+    Attributes:
+        compose_state: Returns our State for this peer, or None when there is none to send.
+        open_update: Returns the frames of (author, seq, whole).
+        open_blob: Returns the frames of (digest, offset).
+        uplink: The share of the uplink that payloads wait for.
+    """
+
+    compose_state: Callable[[], State | None]
+    open_update: Callable[[str, int, bool], Frames]
+    open_blob: Callable[[str, int], Frames]
+    uplink: FairShare
+
+
 class Connection:
-    def __init__(self, channel: Channel, hello: Hello, ticket: Ticket, dialled: bool, since: float):
-        self.channel, self.hello, self.ticket = channel, hello, ticket
-        self.dialled, self.since = dialled, since  # by us; loop time
+    """Hold one peer's channel, its send queues and its rates."""
+
+    def __init__(
+        self, channel: Channel, hello: Hello, ticket: Ticket, dialled: bool, connected_at: float
+    ) -> None:
+        """Wrap a channel after the handshake.
+
+        Args:
+            channel: The open channel.
+            hello: The peer's Hello, already checked.
+            ticket: The ticket in it.
+            dialled: Whether this machine dialled the peer.
+            connected_at: Event loop time of the handshake, in seconds.
+        """
+        self.channel = channel
+        self.hello = hello
+        self.ticket = ticket
+        self.dialled = dialled
+        self.connected_at = connected_at
         self.key = channel.peer
-        self.up, self.down = Meter(), Meter()
-        self._limits = TokenBucket(*HEARD), TokenBucket(*TAKEN)
+        self.sent_meter = Meter()
+        self.received_meter = Meter()
+        self._frame_limit = TokenBucket(*FRAME_LIMIT)
+        self._byte_limit = TokenBucket(*BYTE_LIMIT)
         self._messages: deque[Message] = deque()
         self._state_due = False
         self._updates: deque[tuple[str, int, bool]] = deque()
         self._blobs: deque[tuple[str, int]] = deque()
-        self._said, self._payload = asyncio.Event(), asyncio.Event()  # something waits
-        self._line = asyncio.Lock()  # one frame at a time
+        self._message_waits = asyncio.Event()
+        self._payload_waits = asyncio.Event()
+        self._write_lock = asyncio.Lock()  # one frame at a time
+
+    def renew_introduction(self, hello: Hello, ticket: Ticket) -> None:
+        """Replace the peer's Hello and ticket by newer ones, already checked."""
+        self.hello = hello
+        self.ticket = ticket
 
     def send_message(self, message: Message) -> None:
-        """Queues a small message."""
-        if len(self._messages) >= MESSAGES:
+        """Queue a small message; close the connection when the peer has stopped reading."""
+        if len(self._messages) >= MAX_QUEUED_MESSAGES:
             log.warning("dropped %s: it does not read what it is sent", self.key[:8])
             self.channel.close("you do not read what you are sent")
         else:
             self._messages.append(message)
-        self._said.set()
+        self._message_waits.set()
 
     def schedule_state(self) -> None:
-        """Has our State sent, composed once it can go out: a peer that reads slowly gets fewer, not older ones."""
+        """Send our State as soon as the channel takes it.
+
+        It is composed only then, so that a peer that reads slowly gets fewer States and not older
+        ones.
+        """
         self._state_due = True
-        self._said.set()
+        self._message_waits.set()
 
     def send_update(self, author: str, seq: int, whole: bool = True) -> None:
-        """Queues an update, or its header alone. When too many wait it is let go: the peer will ask."""
-        if (author, seq, whole) not in self._updates and len(self._updates) < NAMES:
+        """Queue an update, or only its header.
+
+        It is dropped when too many wait: the peer will ask for it.
+        """
+        if (author, seq, whole) not in self._updates and len(self._updates) < MAX_QUEUED_TRANSFERS:
             self._updates.append((author, seq, whole))
-            self._payload.set()
+            self._payload_waits.set()
 
     def send_blob(self, digest: str, offset: int) -> None:
-        """Queues a blob, from an offset on."""
-        if (digest, offset) not in self._blobs and len(self._blobs) < NAMES:
+        """Queue a blob from `offset` on; drop it when too many wait."""
+        if (digest, offset) not in self._blobs and len(self._blobs) < MAX_QUEUED_TRANSFERS:
             self._blobs.append((digest, offset))
-            self._payload.set()
+            self._payload_waits.set()
 
     async def receive(self) -> bytes:
-        """The next frame, no sooner than this peer may send one. Raises ChannelClosed."""
+        """Return the next frame, no sooner than this peer's rate limit allows.
+
+        Raises:
+            ChannelClosedError: When the connection has ended.
+        """
         frame = await self.channel.receive()
         now = asyncio.get_running_loop().time()
-        frames, size = self._limits
-        if wait := max(frames.consume(1, now), size.consume(len(frame), now)):
-            await asyncio.sleep(wait)
+        delay = max(self._frame_limit.consume(1, now), self._byte_limit.consume(len(frame), now))
+        if delay:
+            await asyncio.sleep(delay)
         return frame
 
-    def measure(self, now: float) -> None:
-        self.up.update(self.channel.bytes_sent, now)
-        self.down.update(self.channel.bytes_received, now)
+    def update_meters(self, now: float) -> None:
+        """Record the bytes sent and received so far, at event loop time `now`."""
+        self.sent_meter.update(self.channel.bytes_sent, now)
+        self.received_meter.update(self.channel.bytes_received, now)
 
-    async def write(
-        self,
-        state: Callable[[], State | None],
-        update: Callable[[str, int, bool], Frames],
-        blob: Callable[[str, int], Frames],
-        turns: FairShare,
-    ) -> None:
-        """Sends what waits, for ever. Raises ChannelClosed."""
+    async def run_writers(self, sources: FrameSources) -> None:
+        """Send what waits, until cancelled.
+
+        Raises:
+            ChannelClosedError: When the connection has ended.
+        """
         writers = [
-            asyncio.create_task(self._speak(state)),
-            asyncio.create_task(self._carry(update, blob, turns)),
+            asyncio.create_task(self._write_messages(sources.compose_state)),
+            asyncio.create_task(self._write_payloads(sources)),
         ]
         try:
             await asyncio.gather(*writers)
@@ -99,41 +154,60 @@ class Connection:
             for writer in writers:
                 writer.cancel()
 
-    async def _speak(self, state: Callable[[], State | None]) -> None:
+    async def _write_messages(self, compose_state: Callable[[], State | None]) -> None:
         while True:
             while self._messages:
                 await self._send(pack(self._messages.popleft()))
             if self._state_due:
                 self._state_due = False
-                if told := state():
-                    await self._send(pack(told))
+                state = compose_state()
+                if state is not None:
+                    await self._send(pack(state))
                 continue
-            self._said.clear()
-            await self._said.wait()
+            self._message_waits.clear()
+            await self._message_waits.wait()
 
-    async def _carry(self, update, blob, turns: FairShare) -> None:
-        """Updates and blobs by turns, a piece at a time."""
-        streams: dict[str, Frames | None] = {"update": None, "blob": None}
-        waiting = {"update": (self._updates, update), "blob": (self._blobs, blob)}
-        kinds = ["update", "blob"]
+    async def _write_payloads(self, sources: FrameSources) -> None:
+        """Send updates and blobs alternately, one piece at a time."""
+        transfers = [
+            _Transfers(self._updates, sources.open_update),
+            _Transfers(self._blobs, sources.open_blob),
+        ]
         while True:
-            kinds.reverse()
-            for kind in kinds:
-                queue, opened = waiting[kind]
-                if streams[kind] is None and queue:
-                    streams[kind] = opened(*queue.popleft())
-                if (stream := streams[kind]) is not None:
-                    if (frame := next(stream, None)) is None:
-                        streams[kind] = None
-                    else:
-                        await turns.wait_for_turn(len(frame))
-                        with turns.measure_sending(len(frame)):
-                            await self._send(frame)
-                    break
-            else:
-                self._payload.clear()
-                await self._payload.wait()
+            transfers.reverse()
+            waiting = next((each for each in transfers if each.is_waiting()), None)
+            if waiting is None:
+                self._payload_waits.clear()
+                await self._payload_waits.wait()
+                continue
+            frame = waiting.next_frame()
+            if frame is not None:
+                await sources.uplink.wait_for_turn(len(frame))
+                with sources.uplink.measure_sending(len(frame)):
+                    await self._send(frame)
 
     async def _send(self, frame: bytes) -> None:
-        async with self._line:
+        async with self._write_lock:
             await self.channel.send(frame)
+
+
+class _Transfers:
+    """Read the frames of queued updates, or of queued blobs, one transfer after the other."""
+
+    def __init__(self, queue: deque[Any], open_frames: Callable[..., Frames]) -> None:
+        self._queue = queue  # arguments of `open_frames`
+        self._open_frames = open_frames
+        self._frames: Frames | None = None
+
+    def is_waiting(self) -> bool:
+        """Return whether a transfer is in progress or queued."""
+        return self._frames is not None or bool(self._queue)
+
+    def next_frame(self) -> bytes | None:
+        """Return the next frame; None when the transfer in progress has ended."""
+        if self._frames is None:
+            self._frames = self._open_frames(*self._queue.popleft())
+        frame = next(self._frames, None)
+        if frame is None:
+            self._frames = None
+        return frame

@@ -1,4 +1,7 @@
-"""One frame: a 4-byte big-endian header length, the header (a peer message as JSON), then raw payload."""
+"""Encode and decode frames. Pure.
+
+A frame is a 4-byte big-endian header length, the header (a message as JSON), then raw payload.
+"""
 
 from typing import Annotated
 
@@ -16,7 +19,10 @@ peer_message: TypeAdapter = TypeAdapter(
 
 
 def pack(message: Message, payload: bytes = b"") -> bytes:
-    """One of our own messages as a frame. It fits: every list and payload in it is bounded where it is made."""
+    """Encode one of our own messages as a frame.
+
+    It always fits: every list and payload is bounded where the message is built.
+    """
     header = message.model_dump_json(exclude_none=True).encode()
     frame = len(header).to_bytes(LENGTH, "big") + header + payload
     assert len(header) <= MAX_HEADER and len(frame) <= MAX_FRAME, (
@@ -26,7 +32,14 @@ def pack(message: Message, payload: bytes = b"") -> bytes:
 
 
 def unpack(frame: bytes) -> tuple[Message, memoryview]:
-    """(message, payload) of a frame from elsewhere. Raises MessageError for anything that is not one."""
+    """Decode a frame that a peer sent.
+
+    Returns:
+        The message, and a view of its payload in `frame`.
+
+    Raises:
+        MessageError: When the frame is not one of the protocol.
+    """
     if not LENGTH <= len(frame) <= MAX_FRAME:
         raise MessageError(f"a frame of {len(frame)} bytes; {LENGTH} to {MAX_FRAME} are allowed")
     length = int.from_bytes(frame[:LENGTH], "big")
@@ -34,7 +47,7 @@ def unpack(frame: bytes) -> tuple[Message, memoryview]:
         raise MessageError(f"a frame of {len(frame)} bytes says its header has {length}")
     try:
         message = peer_message.validate_json(frame[LENGTH : LENGTH + length])
-    except ValidationError as error:  # its own text is a paragraph
+    except ValidationError as error:  # pydantic's own text is a paragraph: use its first finding
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise MessageError(

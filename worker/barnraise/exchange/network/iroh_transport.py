@@ -1,4 +1,4 @@
-"""Channels over QUIC, with iroh: peers are dialled by their Ed25519 key.
+"""Carry frames over QUIC with iroh: peers are dialled by their Ed25519 key.
 
 A frame on the wire is preceded by its length (4 bytes, big-endian).
 """
@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 import iroh
 from iroh import iroh_ffi
@@ -17,50 +19,67 @@ from barnraise.protocol.messages import MAX_FRAME, Peer
 log = logging.getLogger("barnraise.exchange")
 
 ALPN = b"barnraise/peer/1"
-_PREFIX = 4  # bytes of the length before each frame
-_AHEAD = (
-    1 << 13
-)  # bytes read at once: small frames come several in one call of iroh's, which cost more than they do
-_HANDSHAKE = 15.0  # seconds a connection may take to stand
-_WAITING = 64  # accepted channels nobody has asked for yet
+_LENGTH_BYTES = 4  # the length before each frame
+# Small frames are read several at once: a call into iroh costs more than copying this many bytes.
+_READ_AHEAD_BYTES = 1 << 13
+_HANDSHAKE_TIMEOUT = 15.0  # seconds until an incoming connection must be established
+_MAX_UNACCEPTED = 64  # incoming channels that wait for `accept`
 
 
-def _write(self, value) -> None:
-    """iroh 1.2.0's generated binding copies byte by byte in Python (3 MB/s); this is the same copy in one call."""
+def _write_in_one_copy(self: Any, value: bytes) -> None:
+    """Append bytes to iroh's buffer in one copy.
+
+    The binding that iroh 1.2.0 generates copies byte by byte in Python (3 MB/s).
+    """
     data = bytes(value)
     with self._reserve(len(data)):
         ctypes.memmove(ctypes.addressof(self.rbuf.data.contents) + self.rbuf.len, data, len(data))
 
 
-# A test fails when a newer iroh makes this needless.
-iroh_ffi._UniffiRustBufferBuilder.write = _write
+# A test in test_transport.py fails when a newer iroh makes this replacement needless.
+iroh_ffi._UniffiRustBufferBuilder.write = _write_in_one_copy
 
 
 class IrohTransport:
-    """QUIC dialled by Ed25519 key. Relays are off: peers reach each other directly or through third peers."""
+    """Dial and accept QUIC connections by Ed25519 key.
 
-    def __init__(self, secret: bytes, host: str = "0.0.0.0", port: int = 0, patience: float = 10.0):
-        """`secret` is the machine's Ed25519 secret. `host` 127.0.0.1 keeps to this machine; port 0 takes a free one.
-        `patience`: seconds a dialled peer has to answer (left alone, iroh tries for 30)."""
-        self._secret, self._host, self._port, self._patience = secret, host, port, patience
+    Relays are off: peers reach each other directly, and updates reach the others through a third
+    peer.
+    """
+
+    def __init__(
+        self, secret: bytes, host: str = "0.0.0.0", port: int = 0, dial_timeout: float = 10.0
+    ) -> None:
+        """Prepare an endpoint; `start` makes it listen.
+
+        Args:
+            secret: The machine's Ed25519 secret key, 32 bytes.
+            host: The address to listen on; 127.0.0.1 accepts only peers on this machine.
+            port: The UDP port; 0 chooses a free one.
+            dial_timeout: Seconds in which a dialled peer must answer (iroh's own limit is 30).
+        """
+        self._secret = secret
+        self._host = host
+        self._port = port
+        self._dial_timeout = dial_timeout
         self._endpoint: iroh.Endpoint | None = None
-        self._opened: asyncio.Queue[_IrohChannel] = asyncio.Queue(_WAITING)
+        self._incoming: asyncio.Queue[IrohChannel] = asyncio.Queue(_MAX_UNACCEPTED)
         self._tasks: set[asyncio.Task] = set()
         self.key = str(iroh.SecretKey.from_bytes(secret).public())
 
     async def start(self) -> None:
-        at = f"{self._host}:{self._port}"
-        both = (
-            [at, "[::1]:0"] if self._host == "127.0.0.1" else [at]
-        )  # unasked, iroh would listen on all of IPv6
+        """Listen; see `Transport.start`."""
+        address = f"{self._host}:{self._port}"
+        # Without an IPv6 address of ours iroh would listen on all of them.
+        addresses = [address, "[::1]:0"] if self._host == "127.0.0.1" else [address]
         try:
-            self._endpoint = await self._bind(both)
+            self._endpoint = await self._bind(addresses)
         except iroh.IrohError:
-            try:  # a machine without IPv6, or the port is taken
-                self._endpoint = await self._bind([at])
+            try:  # this machine may have no IPv6; or the port is in use
+                self._endpoint = await self._bind([address])
             except iroh.IrohError as error:
-                raise OSError(f"cannot listen on {at}: {_said(error)}") from None
-        self._spawn(self._listen())
+                raise OSError(f"cannot listen on {address}: {_reason(error)}") from None
+        self._spawn(self._accept_connections(self._endpoint))
 
     async def _bind(self, addresses: list[str]) -> iroh.Endpoint:
         builder = iroh.EndpointBuilder()
@@ -73,47 +92,51 @@ class IrohTransport:
         return await builder.bind()
 
     def addresses(self) -> list[str]:
+        """Return up to eight host:port pairs at which this machine listens."""
         return self._endpoint.addr().direct_addresses()[:8] if self._endpoint else []
 
     async def connect(self, peer: Peer) -> Channel:
+        """Dial a peer; see `Transport.connect`."""
         assert self._endpoint is not None
         try:
-            where = iroh.EndpointAddr(
+            address = iroh.EndpointAddr(
                 iroh.EndpointId.from_string(peer.key), None, list(peer.addresses)
             )
-            async with asyncio.timeout(self._patience):
-                connection = await self._endpoint.connect(where, ALPN)
-                return _IrohChannel(connection, await connection.open_bi())
+            async with asyncio.timeout(self._dial_timeout):
+                connection = await self._endpoint.connect(address, ALPN)
+                return IrohChannel(connection, await connection.open_bi())
         except (iroh.IrohError, TimeoutError) as error:
-            raise ChannelClosedError(f"no answer from {peer.key[:8]}: {_said(error)}") from None
+            raise ChannelClosedError(f"no answer from {peer.key[:8]}: {_reason(error)}") from None
 
     async def accept(self) -> Channel:
-        return await self._opened.get()
+        """Return the next channel that another peer opened."""
+        return await self._incoming.get()
 
-    async def _listen(self) -> None:
-        while (incoming := await self._endpoint.accept_next()) is not None:
-            self._spawn(self._welcome(incoming))
+    async def _accept_connections(self, endpoint: iroh.Endpoint) -> None:
+        while (incoming := await endpoint.accept_next()) is not None:
+            self._spawn(self._accept_connection(incoming))
 
-    async def _welcome(self, incoming: iroh.Incoming) -> None:
-        """One handshake; a slow or silent dialler keeps nobody else waiting."""
+    async def _accept_connection(self, incoming: iroh.Incoming) -> None:
+        """Finish one QUIC handshake, in a task of its own so that a slow dialler delays nobody."""
         try:
-            async with asyncio.timeout(_HANDSHAKE):
+            async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
                 connection = await (await incoming.accept()).connect()
-                channel = _IrohChannel(connection, await connection.accept_bi())
+                channel = IrohChannel(connection, await connection.accept_bi())
         except (iroh.IrohError, TimeoutError) as error:
-            log.info("a connection did not come to stand: %s", _said(error))
+            log.info("an incoming connection was not established: %s", _reason(error))
             return
-        if self._opened.full():
+        if self._incoming.full():
             channel.close("too many connections at once")
         else:
-            self._opened.put_nowait(channel)
+            self._incoming.put_nowait(channel)
 
-    def _spawn(self, work) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
+        """Stop listening and close every channel."""
         if self._endpoint is None:
             return
         for task in list(self._tasks):
@@ -122,57 +145,75 @@ class IrohTransport:
         await self._endpoint.close()
 
 
-class _IrohChannel:
-    def __init__(self, connection: iroh.Connection, stream: iroh.BiStream):
+class IrohChannel:
+    """Carry frames over one bidirectional QUIC stream."""
+
+    def __init__(self, connection: iroh.Connection, stream: iroh.BiStream) -> None:
+        """Use `stream`, the connection's only one."""
         self._connection = connection
-        self._in, self._out = stream.recv(), stream.send()
-        self._ahead = b""  # read, and not yet received
+        self._receive_stream = stream.recv()
+        self.send_stream = stream.send()
+        self._read_ahead = b""  # read from the stream and not returned yet
         self.peer = str(connection.remote_id())
-        self.bytes_sent = self.bytes_received = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
 
     async def send(self, frame: bytes) -> None:
+        """Send a frame; see `Channel.send`."""
         assert len(frame) <= MAX_FRAME
         try:
-            await self._out.write_all(len(frame).to_bytes(_PREFIX, "big") + frame)
+            await self.send_stream.write_all(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
         except iroh.IrohError as error:
-            raise ChannelClosedError(self._why(error)) from None
-        self.bytes_sent += _PREFIX + len(frame)
+            raise ChannelClosedError(self._close_reason(error)) from None
+        self.bytes_sent += _LENGTH_BYTES + len(frame)
 
     async def receive(self) -> bytes:
+        """Return the next frame; see `Channel.receive`."""
         try:
-            length = int.from_bytes(await self._take(_PREFIX), "big")
+            length = int.from_bytes(await self._read(_LENGTH_BYTES), "big")
             if length > MAX_FRAME:
                 self.close(f"a frame of {length} bytes; at most {MAX_FRAME} are allowed")
                 log.warning("dropped %s: it announced a frame of %d bytes", self.peer[:8], length)
                 raise ChannelClosedError(f"it announced a frame of {length} bytes")
-            frame = await self._take(length)
+            frame = await self._read(length)
         except iroh.IrohError as error:
-            raise ChannelClosedError(self._why(error)) from None
-        self.bytes_received += _PREFIX + length
+            raise ChannelClosedError(self._close_reason(error)) from None
+        self.bytes_received += _LENGTH_BYTES + length
         return frame
 
-    async def _take(self, size: int) -> bytes:
-        """The next so many bytes of the stream. Raises IrohError, and ChannelClosed where it ends before."""
-        while (missing := size - len(self._ahead)) > 0:
-            more = await (
-                self._in.read_exact(missing) if missing > _AHEAD else self._in.read(_AHEAD)
-            )
-            if not more:
+    async def _read(self, size: int) -> bytes:
+        """Return the next `size` bytes of the stream.
+
+        Raises:
+            iroh.IrohError: When the connection failed.
+            ChannelClosedError: When the stream ended before.
+        """
+        while (missing := size - len(self._read_ahead)) > 0:
+            if missing > _READ_AHEAD_BYTES:
+                data = await self._receive_stream.read_exact(missing)
+            else:
+                data = await self._receive_stream.read(_READ_AHEAD_BYTES)
+            if not data:
                 raise ChannelClosedError(self._connection.close_reason() or "it sends no more")
-            self._ahead += more
-        taken, self._ahead = self._ahead[:size], self._ahead[size:]
-        return taken
+            self._read_ahead += data
+        data = self._read_ahead[:size]
+        self._read_ahead = self._read_ahead[size:]
+        return data
 
     def close(self, reason: str) -> None:
+        """End the channel; see `Channel.close`."""
         with contextlib.suppress(iroh.IrohError):  # it may be closed already
             self._connection.close(0, reason.encode()[:200])
 
-    def _why(self, error: iroh.IrohError) -> str:
-        return self._connection.close_reason() or _said(error)
+    def _close_reason(self, error: iroh.IrohError) -> str:
+        return self._connection.close_reason() or _reason(error)
 
 
-def _said(error: Exception) -> str:
-    """The cause: iroh's text ends with it, after where in its own source each layer met it."""
+def _reason(error: Exception) -> str:
+    """Return an error's cause in one line.
+
+    The last line of iroh's text is the cause; those before it name the layers of its source.
+    """
     if not isinstance(error, iroh.IrohError):
         return "it took too long"
     return error.message().strip().rpartition("\n")[2].strip()

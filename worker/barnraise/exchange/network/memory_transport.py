@@ -1,7 +1,9 @@
-"""A network in memory: `transport.Transport` without sockets, with bandwidth, delay, loss and partitions.
+"""Connect peers in memory: a test double of `transport.Transport`.
 
-Like QUIC it delivers whole frames in order: a lost frame is sent again and comes late. Transports may live on the event
-loops of different threads, as workers do. Everything is bounded: a sender waits while its peer does not drain.
+No product code uses it. It simulates bandwidth, delay, loss and partitions. Like QUIC it delivers
+whole frames in order: a lost frame is sent again and arrives late. Transports may run on the event
+loops of different threads, as workers do. Everything is bounded: a sender waits while its peer does
+not drain.
 """
 
 import asyncio
@@ -10,173 +12,243 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol.messages import MAX_FRAME, Peer
 
-WINDOW = 4 * MAX_FRAME  # bytes under way to a peer that has not taken them
-RESEND = 0.2  # seconds by which a lost frame is late
+SEND_WINDOW = 4 * MAX_FRAME  # bytes in flight to a peer that has not received them
+RESEND_DELAY = 0.2  # seconds by which a lost frame arrives late
 
 
 @dataclass
 class MemoryNetwork:
-    """Who can reach whom, and how fast. `bandwidth` in bytes/s a channel (`uplinks`: of what one machine sends, by its
-    key), `delay` in seconds, `loss` of frames."""
+    """Decide which peers reach each other, and how fast.
+
+    Attributes:
+        bandwidth: Bytes per second of each channel.
+        delay: Seconds that each frame takes.
+        loss: Probability that a frame is lost and sent again.
+        seed: Of the random losses.
+        uplinks: Bytes per second of each channel of one peer, by its key, in place of `bandwidth`.
+    """
 
     bandwidth: float = float("inf")
     delay: float = 0.0
     loss: float = 0.0
     seed: int = 0
     uplinks: dict[str, float] = field(default_factory=dict)
-    _machines: dict[str, "MemoryTransport"] = field(default_factory=dict)
+    _transports: dict[str, "MemoryTransport"] = field(default_factory=dict)
     _islands: list[frozenset[str]] = field(default_factory=list)
     _channels: set["MemoryChannel"] = field(default_factory=set)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def __post_init__(self):
-        self.chance = random.Random(self.seed)
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
 
     def transport(self, key: str) -> "MemoryTransport":
+        """Return a transport for the peer with this key."""
         return MemoryTransport(self, key)
 
     def partition(self, *islands: set[str]) -> None:
-        """Machines of different islands lose each other; those in none reach everybody."""
+        """Separate the peers of different islands; a peer in none reaches all."""
         with self._lock:
             self._islands = [frozenset(island) for island in islands]
-            cut = [c for c in self._channels if not self.reachable(c.owner.key, c.peer)]
-        for channel in cut:
+            separated = [c for c in self._channels if not self.can_reach(c.owner.key, c.peer)]
+        for channel in separated:
             channel.close("the network is cut")
 
     def heal(self) -> None:
+        """End the partition."""
         with self._lock:
             self._islands = []
 
-    def reachable(self, one: str, other: str) -> bool:
-        homes = [
+    def can_reach(self, one: str, other: str) -> bool:
+        """Return whether two peers, by key, are in one island or in none."""
+        islands = [
             next((i for i, island in enumerate(self._islands) if key in island), None)
             for key in (one, other)
         ]
-        return None in homes or homes[0] == homes[1]
+        return None in islands or islands[0] == islands[1]
+
+    def attach(self, transport: "MemoryTransport") -> None:
+        """Add a transport that has begun to listen.
+
+        Raises:
+            OSError: When its key is on this network already.
+        """
+        with self._lock:
+            if transport.key in self._transports:
+                raise OSError(f"{transport.key[:8]} is on this network already")
+            self._transports[transport.key] = transport
+
+    def detach(self, transport: "MemoryTransport") -> None:
+        """Remove a transport and close its channels."""
+        with self._lock:
+            self._transports.pop(transport.key, None)
+            channels = [c for c in self._channels if c.owner is transport]
+        for channel in channels:
+            channel.close("the machine left")
+
+    def open_channel(self, dialler: "MemoryTransport", key: str) -> "MemoryChannel":
+        """Return the dialler's end of a new channel to the peer with this key.
+
+        Raises:
+            ChannelClosedError: When there is no such peer, or a partition separates them.
+        """
+        with self._lock:
+            listener = self._transports.get(key)
+            if listener is None or not self.can_reach(dialler.key, key):
+                raise ChannelClosedError(f"no answer from {key[:8]}")
+            near_end = MemoryChannel(dialler, key)
+            far_end = MemoryChannel(listener, dialler.key)
+            near_end.connect_to(far_end)
+            far_end.connect_to(near_end)
+            self._channels |= {near_end, far_end}
+        listener.offer(far_end)
+        return near_end
+
+    def forget_channel(self, *ends: "MemoryChannel") -> None:
+        """Remove a channel that is being closed."""
+        with self._lock:
+            self._channels -= set(ends)
 
 
 class MemoryTransport:
-    def __init__(self, network: MemoryNetwork, key: str):
-        self.network, self.key = network, key
+    """Open and accept channels on a `MemoryNetwork`; a test double of `transport.Transport`."""
+
+    def __init__(self, network: MemoryNetwork, key: str) -> None:
+        """Prepare a transport; `start` makes it listen."""
+        self.network = network
+        self.key = key
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._opened: asyncio.Queue[MemoryChannel] = asyncio.Queue()
+        self._incoming: asyncio.Queue[MemoryChannel] = asyncio.Queue()
 
     async def start(self) -> None:
+        """Listen on the running event loop."""
         self.loop = asyncio.get_running_loop()
-        with self.network._lock:
-            if self.key in self.network._machines:
-                raise OSError(f"{self.key[:8]} is on this network already")
-            self.network._machines[self.key] = self
+        self.network.attach(self)
 
     def addresses(self) -> list[str]:
+        """Return one made-up address."""
         return [f"memory:{self.key[:16]}"]
 
     async def connect(self, peer: Peer) -> "MemoryChannel":
+        """Dial a peer; see `Transport.connect`."""
         await asyncio.sleep(2 * self.network.delay)
-        with self.network._lock:
-            other = self.network._machines.get(peer.key)
-            if other is None or not self.network.reachable(self.key, peer.key):
-                raise ChannelClosedError(f"no answer from {peer.key[:8]}")
-            here, there = MemoryChannel(self, peer.key), MemoryChannel(other, self.key)
-            here.other, there.other = there, here
-            self.network._channels |= {here, there}
-        _tell(other.loop, other._opened.put_nowait, there)
-        return here
+        return self.network.open_channel(self, peer.key)
+
+    def offer(self, channel: "MemoryChannel") -> None:
+        """Pass an incoming channel to `accept`. Safe to call from any thread."""
+        _call_on_loop(self.loop, self._incoming.put_nowait, channel)
 
     async def accept(self) -> "MemoryChannel":
-        return await self._opened.get()
+        """Return the next channel that another peer opened."""
+        return await self._incoming.get()
 
     async def close(self) -> None:
-        with self.network._lock:
-            self.network._machines.pop(self.key, None)
-            mine = [c for c in self.network._channels if c.owner is self]
-        for channel in mine:
-            channel.close("the machine left")
+        """Stop listening and close every channel."""
+        self.network.detach(self)
 
 
 class MemoryChannel:
-    """One end. Its state belongs to its owner's loop; the other end only sends calls there."""
+    """Carry frames between two peers in memory; this is one end.
 
-    def __init__(self, owner: MemoryTransport, peer: str):
-        self.owner, self.peer = owner, peer
-        self.other: MemoryChannel = self  # set by connect
-        self.bytes_sent = self.bytes_received = 0
-        self.closed: str | None = None
-        self._coming: deque[bytes] = deque()  # on the line
-        self._frames: deque[bytes] = deque()
-        self._under_way = 0  # bytes sent and not yet taken by the other side
+    Its state belongs to its owner's event loop: the other end only schedules calls there.
+    """
+
+    def __init__(self, owner: MemoryTransport, peer: str) -> None:
+        """Create an end that belongs to `owner`; `connect_to` joins it with the other."""
+        self.owner = owner
+        self.peer = peer
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._other: MemoryChannel = self
+        self._closed: str | None = None  # the reason
+        self._in_transit: deque[bytes] = deque()  # frames that have not arrived
+        self._arrived: deque[bytes] = deque()
+        self._unreceived_bytes = 0  # sent, and not yet received by the other side
         self._changed = asyncio.Event()
-        self._free_at = self._due = (
-            0.0  # loop times: when the line is free, when the last frame arrives
-        )
+        self._line_free_at = 0.0  # loop time at which the last frame has left
+        self._last_due = 0.0  # loop time at which the last frame arrives
+
+    def connect_to(self, other: "MemoryChannel") -> None:
+        """Set the other end."""
+        self._other = other
 
     async def send(self, frame: bytes) -> None:
+        """Send a frame; see `Channel.send`."""
         assert len(frame) <= MAX_FRAME
-        network, loop = self.owner.network, asyncio.get_running_loop()
-        await self._until(lambda: self._under_way + len(frame) <= WINDOW)
-        if self.closed:
-            raise ChannelClosedError(self.closed)
-        self._under_way += len(frame)
-        speed = network.uplinks.get(self.owner.key, network.bandwidth)
-        self._free_at = max(self._free_at, loop.time()) + len(frame) / speed
-        late = RESEND if network.chance.random() < network.loss else 0.0
-        self._due = max(self._due, self._free_at + network.delay + late)
-        _tell(self.other.owner.loop, self.other._expect, self._due, frame)
+        network = self.owner.network
+        loop = asyncio.get_running_loop()
+        await self._until(lambda: self._unreceived_bytes + len(frame) <= SEND_WINDOW)
+        if self._closed:
+            raise ChannelClosedError(self._closed)
+        self._unreceived_bytes += len(frame)
+        bandwidth = network.uplinks.get(self.owner.key, network.bandwidth)
+        self._line_free_at = max(self._line_free_at, loop.time()) + len(frame) / bandwidth
+        resend_delay = RESEND_DELAY if network.random.random() < network.loss else 0.0
+        due = self._line_free_at + network.delay + resend_delay
+        self._last_due = max(self._last_due, due)
+        _call_on_loop(self._other.owner.loop, self._other._expect, self._last_due, frame)
         self.bytes_sent += len(frame)
-        await asyncio.sleep(max(0.0, self._free_at - loop.time()))
+        await asyncio.sleep(max(0.0, self._line_free_at - loop.time()))
 
     async def receive(self) -> bytes:
-        await self._until(lambda: bool(self._frames))
-        if not self._frames:
-            raise ChannelClosedError(self.closed)
-        frame = self._frames.popleft()
+        """Return the next frame; see `Channel.receive`."""
+        await self._until(lambda: bool(self._arrived))
+        if not self._arrived:
+            raise ChannelClosedError(self._closed)
+        frame = self._arrived.popleft()
         self.bytes_received += len(frame)
-        _tell(self.other.owner.loop, self.other._taken, len(frame))
+        _call_on_loop(self._other.owner.loop, self._other._on_received, len(frame))
         return frame
 
     async def _until(self, ready: Callable[[], bool]) -> None:
-        while not ready() and not self.closed:
+        while not ready() and not self._closed:
             self._changed.clear()
             await self._changed.wait()
 
     def _expect(self, due: float, frame: bytes) -> None:
-        """Timers of one moment fire in any order: the frames keep theirs here."""
-        self._coming.append(frame)
+        """Deliver `frame` at loop time `due`, in order: timers of one moment fire in any order."""
+        self._in_transit.append(frame)
         asyncio.get_running_loop().call_at(due, self._arrive)
 
     def _arrive(self) -> None:
-        if self._coming:
-            self._frames.append(self._coming.popleft())
+        if self._in_transit:
+            self._arrived.append(self._in_transit.popleft())
             self._changed.set()
 
-    def _taken(self, size: int) -> None:
-        self._under_way -= size
+    def _on_received(self, size: int) -> None:
+        self._unreceived_bytes -= size
         self._changed.set()
 
     def close(self, reason: str) -> None:
-        """Both ends close: this one now, the other once what is under way has come. Safe from any thread."""
-        with self.owner.network._lock:
-            self.owner.network._channels -= {self, self.other}
-        _tell(self.owner.loop, self._shut, reason)
-        other = self.other
-        _tell(
+        """Close this end now, and the other once the frames in transit have arrived.
+
+        Safe to call from any thread.
+        """
+        other = self._other
+        self.owner.network.forget_channel(self, other)
+        _call_on_loop(self.owner.loop, self._shut, reason)
+        _call_on_loop(
             other.owner.loop,
-            lambda: other.owner.loop.call_at(self._due, other._shut, f"closed by peer: {reason}"),
+            lambda: asyncio.get_running_loop().call_at(
+                self._last_due, other._shut, f"closed by peer: {reason}"
+            ),
         )
 
     def _shut(self, reason: str) -> None:
-        self._frames.extend(self._coming)
-        self._coming.clear()
-        self.closed = self.closed or reason
+        self._arrived.extend(self._in_transit)
+        self._in_transit.clear()
+        self._closed = self._closed or reason
         self._changed.set()
 
 
-def _tell(loop: asyncio.AbstractEventLoop | None, call: Callable, *values) -> None:
-    """Runs a call on a loop of any thread; a loop that has ended has nobody left to care."""
+def _call_on_loop(
+    loop: asyncio.AbstractEventLoop | None, call: Callable[..., Any], *values: object
+) -> None:
+    """Schedule a call on an event loop of any thread; do nothing when the loop has ended."""
     assert loop is not None
     try:
         loop.call_soon_threadsafe(call, *values)

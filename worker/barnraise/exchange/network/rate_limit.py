@@ -1,4 +1,7 @@
-"""How much may pass, and how much does: token buckets, turns at a shared line, and meters. The time is an argument."""
+"""Limit and measure rates: token buckets, a fairly shared uplink, and meters.
+
+Times are arguments, in seconds on a monotonic clock, except where a class waits on the event loop.
+"""
 
 import asyncio
 import math
@@ -6,96 +9,115 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-WINDOW = 10.0  # seconds that a meter looks back
-GRAIN = 0.5  # …in steps of
-MEMORY = 60.0  # seconds of sending over which a line's measure fades
-LEAST = 0.05  # …and how many make one
+METER_WINDOW = 10.0  # seconds over which a meter averages
+METER_STEP = 0.5  # seconds between two samples of a meter
+CAPACITY_MEMORY = 60.0  # seconds of sending after which a capacity measurement has faded to 1/e
+MIN_MEASURED_SECONDS = 0.05  # seconds of sending before a capacity is reported
 
 
 class TokenBucket:
-    """`rate` a second on average, `burst` of them at once. Who takes more than there is waits until it is paid."""
+    """Allow `rate` units per second on average and `burst` units at once."""
 
-    def __init__(self, rate: float, burst: float):
-        self.rate, self.burst = rate, burst
-        self._level, self._at = burst, -math.inf
+    def __init__(self, rate: float, burst: float) -> None:
+        """Start with a full bucket; an infinite `rate` never limits."""
+        self.rate = rate
+        self._burst = burst
+        self._level = burst
+        self._filled_at = -math.inf
 
     def consume(self, amount: float, now: float) -> float:
-        """Takes `amount` and says how many seconds to wait before the next; 0 while the bucket is not overdrawn."""
+        """Consume `amount` units, also when the bucket holds fewer.
+
+        Returns:
+            Seconds to wait before consuming again; 0 while the bucket is not overdrawn.
+        """
         if math.isinf(self.rate):
             return 0.0
-        grown = (
-            self._level + max(0.0, now - self._at) * self.rate
-            if math.isfinite(self._at)
-            else self.burst
-        )
-        self._level, self._at = min(self.burst, grown) - amount, now
+        if math.isfinite(self._filled_at):
+            level = self._level + max(0.0, now - self._filled_at) * self.rate
+        else:
+            level = self._burst
+        self._level = min(self._burst, level) - amount
+        self._filled_at = now
         return max(0.0, -self._level / self.rate)
 
 
 class FairShare:
-    """One line that many senders share, `rate` bytes/s at most: who waits is served in the order in which it came. A
-    link waits once at a time, so that peers take turns and none starves another. What the line carries while somebody
-    has something to send is measured."""
+    """Share one uplink among many senders and measure its capacity.
 
-    def __init__(self, rate: float = math.inf):
+    Senders are served in the order in which they began to wait. A connection waits for one frame at
+    a time, so that peers alternate and none starves another.
+    """
+
+    def __init__(self, rate: float = math.inf) -> None:
+        """Limit the uplink to `rate` bytes per second; inf sets no limit."""
         self._bucket = TokenBucket(rate, 0.0)
-        self._line = asyncio.Lock()  # first come, first served
-        self._sending, self._marked = 0, 0.0  # how many; until when that has been counted
-        self._bytes = self._seconds = 0.0  # while somebody was, fading
+        self._lock = asyncio.Lock()  # asyncio's locks serve in order of arrival
+        self._senders = 0
+        self._measured_until = 0.0  # event loop time up to which the seconds of sending are counted
+        self._bytes = 0.0  # sent while somebody was sending, fading
+        self._seconds = 0.0  # of those bytes, fading
 
     @property
     def rate(self) -> float:
+        """The limit, in bytes per second."""
         return self._bucket.rate
 
-    @rate.setter
-    def rate(self, rate: float) -> None:
+    def limit(self, rate: float) -> None:
+        """Set the limit, in bytes per second. Safe to call from another thread."""
         self._bucket.rate = rate
 
     @property
     def measured_rate(self) -> float:
-        """Bytes/s that the line has carried when there was something to carry; 0 before there was enough of it."""
-        return self._bytes / self._seconds if self._seconds > LEAST else 0.0
+        """The capacity: bytes per second while somebody was sending; 0 before enough was sent."""
+        return self._bytes / self._seconds if self._seconds > MIN_MEASURED_SECONDS else 0.0
 
     async def wait_for_turn(self, size: int) -> None:
-        """Returns when `size` bytes have had their time on the line."""
+        """Wait until `size` bytes have had their time on the uplink."""
         if math.isinf(self.rate):
             return
-        async with self._line:
+        async with self._lock:
             await asyncio.sleep(self._bucket.consume(size, asyncio.get_running_loop().time()))
 
     @contextmanager
     def measure_sending(self, size: int) -> Iterator[None]:
-        """Around the sending of so many bytes."""
+        """Count the time inside the block as time in which `size` bytes were sent."""
         clock = asyncio.get_running_loop().time
-        if not self._sending:
-            self._marked = clock()
-        self._sending += 1
+        if not self._senders:
+            self._measured_until = clock()
+        self._senders += 1
         try:
             yield
         finally:
-            self._sending -= 1
+            self._senders -= 1
             now = clock()
-            passed, self._marked = now - self._marked, now
-            fade = math.exp(-passed / MEMORY)
-            self._bytes, self._seconds = self._bytes * fade + size, self._seconds * fade + passed
+            seconds = now - self._measured_until
+            fade = math.exp(-seconds / CAPACITY_MEMORY)
+            self._measured_until = now
+            self._bytes = self._bytes * fade + size
+            self._seconds = self._seconds * fade + seconds
 
 
 class Meter:
-    """Bytes/s over the last WINDOW seconds, of a count that only grows."""
+    """Measure the rate at which a count of bytes grows, over the last METER_WINDOW seconds."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        """Start without a sample."""
+        self._samples: deque[tuple[float, int]] = deque()
 
     def update(self, total: int, now: float) -> None:
-        if self._seen and now < self._seen[-1][0] + GRAIN:
+        """Record that the count was `total` at time `now`."""
+        if self._samples and now < self._samples[-1][0] + METER_STEP:
             return
-        self._seen.append((now, total))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW:
-            self._seen.popleft()
+        self._samples.append((now, total))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - METER_WINDOW:
+            self._samples.popleft()
 
     @property
     def rate(self) -> float:
-        if len(self._seen) < 2:
+        """Bytes per second."""
+        if len(self._samples) < 2:
             return 0.0
-        (first, then), (last, now) = self._seen[0], self._seen[-1]
-        return (now - then) / (last - first)
+        first_time, first_total = self._samples[0]
+        last_time, last_total = self._samples[-1]
+        return (last_total - first_total) / (last_time - first_time)

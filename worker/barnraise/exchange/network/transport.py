@@ -1,7 +1,8 @@
-"""Define what the exchange needs of a network: channels of frames between peers that know each other by key.
+"""Define what the exchange needs of a network: channels of frames between peers.
 
-A channel carries whole frames of at most `MAX_FRAME` bytes, in order, to a peer whose key the transport's handshake has
-proven. `iroh_transport.IrohTransport` implements it over QUIC, `memory_transport.MemoryTransport` for tests.
+A channel carries whole frames of at most `MAX_FRAME` bytes, in order, to a peer whose key the
+transport's handshake has proven. `iroh_transport.IrohTransport` implements this over QUIC,
+`memory_transport.MemoryTransport` for tests.
 """
 
 from typing import Protocol
@@ -10,36 +11,64 @@ from barnraise.protocol.messages import Peer
 
 
 class ChannelClosedError(ConnectionError):
-    """The other side is gone; the message says why, as far as it is known."""
+    """The other side is gone; the message says why, as far as that is known."""
 
 
 class Channel(Protocol):
+    """Carry frames to and from one peer."""
+
     peer: str  # the other side's key, proven
     bytes_sent: int
     bytes_received: int
 
     async def send(self, frame: bytes) -> None:
-        """Returns once the frame is on its way; waits while the other side does not drain. Raises ChannelClosed."""
+        """Return once the frame is on its way; wait while the other side does not drain.
+
+        Raises:
+            ChannelClosedError: When the channel has ended.
+        """
 
     async def receive(self) -> bytes:
-        """The next frame. Raises ChannelClosed."""
+        """Return the next frame.
 
-    def close(self, reason: str) -> None: ...
+        Raises:
+            ChannelClosedError: When the channel has ended.
+        """
+        ...
+
+    def close(self, reason: str) -> None:
+        """End the channel; the other side is given the reason. Safe to call twice."""
+        ...
 
 
 class Transport(Protocol):
-    key: str
+    """Open channels to peers and accept theirs."""
+
+    key: str  # this machine's own
 
     async def start(self) -> None:
-        """Begins to listen, on the event loop that all later calls come from. Raises OSError."""
+        """Listen. All later calls come from the event loop of this one.
+
+        Raises:
+            OSError: When the transport cannot listen.
+        """
 
     def addresses(self) -> list[str]:
-        """host:port at which others may reach this machine."""
+        """Return the host:port pairs at which others may reach this machine."""
+        ...
 
     async def connect(self, peer: Peer) -> Channel:
-        """Dials. Raises ChannelClosed when nobody with that key answers."""
+        """Dial a peer.
+
+        Raises:
+            ChannelClosedError: When no peer with that key answers.
+        """
+        ...
 
     async def accept(self) -> Channel:
-        """The next channel that somebody else opened."""
+        """Return the next channel that another peer opened."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Stop listening and close every channel."""
+        ...
