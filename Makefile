@@ -6,7 +6,7 @@ TOKENS ?=
 MIRRORS ?=
 QUICK ?=
 
-.PHONY: setup demo test audit bench-swap bench-swap-cuda bench-site study-exchange study-exchange-cuda drill-exchange drill-mirrors bench-mirrors lint clean
+.PHONY: setup demo test test-fast test-all audit bench-swap bench-swap-cuda bench-site study-exchange study-exchange-cuda drill-exchange drill-mirrors bench-mirrors lint clean
 
 setup: .venv/.installed frontend/dist/.built
 
@@ -27,13 +27,19 @@ frontend/dist/.built: .venv/.installed $(FRONTEND)
 demo: setup
 	@$(if $(MIRRORS),BARNRAISE_STATE=.state/mirrors-$(MIRRORS) BARNRAISE_NAME="Mirror 1") $(BIN)/python manage.py demo $(if $(MIRRORS),--mirrors $(MIRRORS)) $(if $(TOKENS),--tokens $(TOKENS))
 
-# Property tests try the same cases each time here; plain pytest tries others each time.
+# Everything but what is marked slow: 10 minutes on two cores. The last lines list the time of each suite.
 test: setup
 	@$(BIN)/python tests/helpers/chromium.py
-	@$(BIN)/python frontend/build.py --test
-	$(BIN)/ruff check --quiet .
-	$(BIN)/python -m pytest --hypothesis-profile=ci -n auto --maxprocesses 4 tests/worker
-	$(BIN)/python -m pytest --hypothesis-profile=ci --ignore tests/worker
+	@$(BIN)/python tests/helpers/run_suites.py default
+
+# Unit and contract tests: 3 minutes on two cores.
+test-fast: setup
+	@$(BIN)/python tests/helpers/run_suites.py fast
+
+# With long drills, exhaustive properties and thousands of API requests: 45 minutes on two cores.
+test-all: setup
+	@$(BIN)/python tests/helpers/chromium.py
+	@$(BIN)/python tests/helpers/run_suites.py all
 
 # The swap engine against its targets, 40 minutes; QUICK=1: 5 minutes. Leave the machine alone meanwhile.
 bench-swap: .venv/.installed

@@ -1,13 +1,16 @@
-"""One temporary state folder for the whole session, never the repository's own.
+"""Give each test process a temporary state folder with an embedded Postgres and Valkey of its own.
 
-Settings are read before any test, so the servers' addresses are reserved here; the servers themselves start with the
-first test that wants a database. Processes that tests start inherit the addresses from the environment.
+Django's settings are read before any test runs, so the servers' addresses are reserved here; the
+servers themselves start with the first test that needs a database. Processes that tests start inherit
+the addresses from the environment. Under pytest-xdist each worker process therefore has its own
+database, Valkey and ports.
 """
 
 import os
 import shutil
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,48 +21,91 @@ STATE = Path(tempfile.mkdtemp(prefix="barnraise-tests-"))
 STATE.chmod(0o755)  # an embedded Postgres runs as a user of its own where tests run as root
 os.environ["BARNRAISE_STATE"] = str(STATE)
 
-from coordinator.lib import embedded_servers  # noqa: E402  (the state folder must be named first)
+from coordinator.lib import embedded_servers  # noqa: E402  (reads BARNRAISE_STATE when imported)
 
 os.environ["DATABASE_URL"], os.environ["REDIS_URL"] = embedded_servers.reserve(STATE)
 os.environ["DJANGO_SETTINGS_MODULE"] = "coordinator.settings"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 django.setup()
 
+# Suites whose tests start servers, browsers or swarms of workers: not part of `make test-fast`.
+INTEGRATION_FOLDERS = {"browser", "swarm"}
+# Fixtures that start a whole site in processes of its own.
+INTEGRATION_FIXTURES = {"site", "live_server", "sites", "pair"}
 
-def pytest_unconfigure(config):
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let xdist's worker processes start without this process's addresses.
+
+    pytest-django reads the settings of a process that inherits DJANGO_SETTINGS_MODULE before this
+    file is imported there, and would find the databases of the controlling process.
+    """
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        for name in ("DJANGO_SETTINGS_MODULE", "DATABASE_URL", "REDIS_URL", "BARNRAISE_STATE"):
+            os.environ.pop(name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark integration tests, and keep tests that share one live site in one xdist worker."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if folder in INTEGRATION_FOLDERS or fixtures & INTEGRATION_FIXTURES:
+            item.add_marker(pytest.mark.integration)
+        if "site" in fixtures or folder == "browser":
+            item.add_marker(pytest.mark.xdist_group("site"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many tests each suite ran and how long they took, summed over processes."""
+    seconds: dict[str, float] = defaultdict(float)
+    tests: dict[str, int] = defaultdict(int)
+    for outcome in ("passed", "failed", "error", ""):
+        for report in terminalreporter.stats.get(outcome, []):
+            if not isinstance(report, pytest.TestReport):
+                continue
+            suite = "/".join(report.nodeid.split("::")[0].split("/")[1:3]).removesuffix(".py")
+            seconds[suite] += report.duration
+            tests[suite] += report.when == "call"
+    terminalreporter.section("seconds of each suite, summed over processes", sep="-")
+    for suite, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        terminalreporter.write_line(f"{suite:32} {tests[suite]:5} tests {spent:8.1f} s")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop this process's servers and remove its folder."""
     embedded_servers.stop(STATE, force=True)
     shutil.rmtree(STATE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
-def torch_threads() -> Iterator[None]:
-    """What one test does to torch's threads is not the next one's."""
+def restore_torch_threads() -> Iterator[None]:
+    """Give each test the usual number of torch threads, whatever the test before it set."""
     yield
-    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != (
-        usual := int(os.environ["OMP_NUM_THREADS"])
-    ):
+    usual = int(os.environ["OMP_NUM_THREADS"])
+    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != usual:
         torch.set_num_threads(usual)
 
 
 @pytest.fixture(scope="session")
 def state() -> Path:
-    """The session's state folder, with its servers running at DATABASE_URL and REDIS_URL."""
-    found = embedded_servers.start(STATE, durable=False)
-    assert found == (os.environ["DATABASE_URL"], os.environ["REDIS_URL"])
+    """Return this process's state folder, with its servers running at DATABASE_URL and REDIS_URL."""
+    started = embedded_servers.start(STATE, durable=False)
+    assert started == (os.environ["DATABASE_URL"], os.environ["REDIS_URL"])
     return STATE
 
 
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(state, django_db_modify_db_settings):
-    """Before Django makes its test database, there must be a server to make it in."""
+    """Start the database server before Django makes its test database in it."""
 
 
 @pytest.fixture(scope="session")
 def site(state, tmp_path_factory):
-    """A live site in processes of its own, on databases of its own, with an organiser called Ida (see live_site)."""
+    """Run a live site in processes and databases of its own, with an organiser called Ida."""
     from helpers.live_site import Site
 
-    ours = Site(tmp_path_factory.mktemp("site"))
-    ours.open()
-    yield ours
-    ours.family.stop()
+    live_site = Site(tmp_path_factory.mktemp("site"))
+    live_site.open()
+    yield live_site
+    live_site.family.stop()
