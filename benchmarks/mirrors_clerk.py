@@ -27,19 +27,19 @@ from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Enrolment, Machine, User
 from coordinator.celery import app as tasks
 from coordinator.eventlog import hlc, ingest, writer
-from coordinator.eventlog.event import NOTHING, Event, read
-from coordinator.eventlog.models import LogEvent, Origin, Proof, Subject
+from coordinator.eventlog.event import NO_DIGEST, Event, open_event
+from coordinator.eventlog.models import Aggregate, ForkProof, LogEvent, Origin
 from coordinator.eventlog.projection import state_hash
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 from coordinator.replication import mirror_list
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry.models import Credit
 from coordinator.tokens.models import Token
 
-EXPECTED = (Refused, DatabaseError, redis.exceptions.RedisError, httpx.HTTPError, CommandError, BarnraiseError,
+EXPECTED = (UserError, DatabaseError, redis.exceptions.RedisError, httpx.HTTPError, CommandError, BarnraiseError,
             ObjectDoesNotExist, LookupError, ValueError)  # fmt: skip
 OWNER = "owner@drill.example.org"
 SCOPES = ["runs:read", "runs:write"]
@@ -168,7 +168,7 @@ class Clerk:
 
     def lacks(self, digests: list[str]) -> dict:
         """Which of these are not here, accepted and worked out."""
-        stale = Subject.objects.filter(stale=True)
+        stale = Aggregate.objects.filter(stale=True)
         held = LogEvent.objects.filter(digest__in=digests, accepted=True, understood=True).exclude(
             subject__in=stale.values("name")
         )
@@ -195,15 +195,15 @@ class Clerk:
         }
 
     def state(self) -> dict:
-        return {"state": state_hash(), "off": writer.clock_off()}
+        return {"state": state_hash(), "off": writer.clock_offset()}
 
     def stamped(self) -> dict:
         """Seconds by which this mirror's last event is stamped ahead of `at`, seconds since 1970 of whoever asks."""
         origin = Origin.objects.get(ours=True)
         return {
-            "hlc": hlc.seconds(origin.head_hlc),
+            "hlc": hlc.to_seconds(origin.head_hlc),
             "clock": time.time(),
-            "off": writer.clock_off(),
+            "off": writer.clock_offset(),
         }
 
     def celery(self) -> dict:
@@ -225,18 +225,20 @@ class Clerk:
     def hear(self, signed: list[dict]) -> dict:
         """As a pull hands over what came: checked against the mirrors of the list, whole or not at all."""
         events = [Signed.model_validate(each) for each in signed]
-        keys = mirror_list.believed(read(events[0]).origin) if len(signed) else frozenset()
-        told = ingest.receive(events, keys=keys)
+        keys = (
+            mirror_list.trusted_keys(open_event(events[0]).origin) if len(signed) else frozenset()
+        )
+        told = ingest.ingest_events(events, keys=keys)
         return {
             "stored": told.stored,
-            "refused": list(told.refused.values()),
+            "refused": list(told.rejected.values()),
             "forked": told.forked,
         }
 
     def altered(self, signed: dict) -> dict:
         """Another word in it, under the same signature; never opened here."""
-        told = ingest.receive([Signed.model_validate(signed)])
-        return {"stored": told.stored, "refused": list(told.refused.values())}
+        told = ingest.ingest_events([Signed.model_validate(signed)])
+        return {"stored": told.stored, "refused": list(told.rejected.values())}
 
     def forge(self) -> dict:
         """A log by a key that no list names."""
@@ -256,7 +258,7 @@ class Clerk:
         }
 
     def proofs(self) -> dict:
-        return {"origins": list(Proof.objects.values_list("origin_id", flat=True))}
+        return {"origins": list(ForkProof.objects.values_list("origin_id", flat=True))}
 
 
 def _log(
@@ -276,8 +278,8 @@ def _log(
         if not made:
             said = ("origin.begin", f"origin:{origin}", {"name": "a drill's", "after": None})
         event = Event(
-            id=str(uuid7()), origin=origin, seq=len(made) + 1, prev=digest(made[-1].body) if made else NOTHING,
-            hlc=hlc.stamp(read(made[-1]).hlc if made else 0, time.time()), type=said[0], subject=said[1],
+            id=str(uuid7()), origin=origin, seq=len(made) + 1, prev=digest(made[-1].body) if made else NO_DIGEST,
+            hlc=hlc.next_stamp(open_event(made[-1]).hlc if made else 0, time.time()), type=said[0], aggregate=said[1],
             payload=said[2],
         )  # fmt: skip
         made.append(key.sign("event", event))

@@ -16,8 +16,8 @@ from barnraise.protocol.signing import digest
 from coordinator.accounts.models import Machine
 from coordinator.credit.replicated import credits
 from coordinator.eventlog import hlc, ingest, projection, writer
-from coordinator.eventlog.event import NOTHING, Event
-from coordinator.eventlog.models import LogEvent, Origin, Particulars, Subject, Tally
+from coordinator.eventlog.event import NO_DIGEST, Event
+from coordinator.eventlog.models import Aggregate, LogEvent, LogState, Origin, PrivateData
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Credit
@@ -44,7 +44,7 @@ def standing() -> dict[str, Any]:
     ours = Origin.objects.filter(ours=True).first()
     return {
         "state": projection.state_hash(), "events": LogEvent.objects.count(), "origin": ours.pk if ours else None,
-        "waiting": Subject.objects.filter(stored=False).count(),
+        "waiting": Aggregate.objects.filter(stored=False).count(),
     }  # fmt: skip
 
 
@@ -52,25 +52,25 @@ class Writing:
     """Appends to this site's own log as it would, a thousand events at once, without a row: those are folded later."""
 
     def __init__(self) -> None:
-        self.ours, self.hlc = Origin.objects.get(ours=True), Tally.objects.get().hlc
+        self.ours, self.hlc = Origin.objects.get(ours=True), LogState.objects.get().hlc
         self.events: list[LogEvent] = []
-        self.kept: list[Particulars] = []
+        self.kept: list[PrivateData] = []
 
     def keep(self, subject: str, said: dict[str, Any]) -> str:
-        body, salt = projection.canonical(said), uuid7().hex
+        body, salt = projection.canonical_json(said), uuid7().hex
         self.kept.append(
-            Particulars(digest=digest(salt + body), subject=subject, salt=salt, body=body)
+            PrivateData(digest=digest(salt + body), subject=subject, salt=salt, body=body)
         )
         return self.kept[-1].digest
 
     def tell(self, type: str, which: object, said: dict[str, Any]) -> None:
-        self.hlc = hlc.stamp(self.hlc, time.time())
+        self.hlc = hlc.next_stamp(self.hlc, time.time())
         event = Event(
             id=str(uuid7()), origin=self.ours.pk, seq=self.ours.head_seq + 1, prev=self.ours.head_digest, hlc=self.hlc,
-            type=type, subject=f"{type.partition('.')[0]}:{which}", payload=said,
+            type=type, aggregate=f"{type.partition('.')[0]}:{which}", payload=said,
         )  # fmt: skip
         made = LogEvent(
-            **writer.line(event, site_identity.identity().sign("event", event), True)._asdict()
+            **writer.build_row(event, site_identity.identity().sign("event", event), True)._asdict()
         )
         self.ours.head_seq, self.ours.head_digest, self.ours.head_hlc = (
             made.seq,
@@ -83,11 +83,11 @@ class Writing:
 
     def flush(self) -> None:
         with transaction.atomic():
-            Particulars.objects.bulk_create(self.kept)
+            PrivateData.objects.bulk_create(self.kept)
             LogEvent.objects.bulk_create(self.events)
             projection.mark_stale({event.subject for event in self.events})
             self.ours.save()
-            Tally.objects.update(hlc=self.hlc)
+            LogState.objects.update(hlc=self.hlc)
         self.events, self.kept = [], []
 
 
@@ -113,7 +113,7 @@ def fill(events: int) -> dict[str, Any]:
             n += 1
     writing.flush()
     began = time.monotonic()
-    ingest.settle()
+    ingest.project_pending()
     return {"events": LogEvent.objects.count(), "seconds": time.monotonic() - began}
 
 
@@ -167,7 +167,7 @@ def growth() -> dict[str, Any]:
         tokens=0, witness=witness,
     )  # fmt: skip
     for n in range(1, TELLS + 1):
-        head = messages.Update(run=str(run.pk), peer=key.key, incarnation=LIFE, seq=10 * n, previous=NOTHING,
+        head = messages.Update(run=str(run.pk), peer=key.key, incarnation=LIFE, seq=10 * n, previous=NO_DIGEST,
                            tokens=60_000, total=600_000 * n, fragments=[])  # fmt: skip
         said = key.sign("update", head).model_dump()
         Credit.objects.filter(pk=row.pk).update(last=10 * n, tokens=600_000 * n, head=said)

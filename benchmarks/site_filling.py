@@ -140,7 +140,7 @@ def _past() -> None:
             "INSERT INTO notify_notification (id, person_id, kind, key, title, text, url, created, shown, email_tries)"
             " SELECT uuidv7(), id, 'run.started', 'filled', 'A run started', '', '/', now(), true, 0"
             " FROM accounts_user",
-            "INSERT INTO audit_entry (id, at, action, subject_kind, subject_id, subject_name, detail, request_id)"
+            "INSERT INTO audit_auditentry (id, at, action, subject_kind, subject_id, subject_name, detail, request_id)"
             " SELECT uuidv7(), now(), 'machine.enrol', 'machine', id::text, hostname, '{}', ''"
             " FROM accounts_machine",
             "VACUUM ANALYZE",

@@ -34,7 +34,7 @@ def pages(url: str, rounds: int) -> dict[str, list[float]]:
         "/": None, "/runs/": None, "/runs/{slug}/": None, "/credit/": None, "/credit/?by=teams": None,
         f"/volunteers/{volunteer.pk}/": None, "/machines/": volunteer, "/notifications/": volunteer,
         "/account/": volunteer, "/runs/new/": staff, "/admin/": staff, "/admin/accounts/machine/": staff,
-        "/admin/audit/entry/": staff,
+        "/admin/audit/auditentry/": staff,
     }  # fmt: skip
     found: dict[str, list[float]] = {}
     for path, user in asked.items():

@@ -43,7 +43,7 @@ class Task(celery.Task):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         asked = getattr(self.request, REQUEST, None) or (self.request.headers or {}).get(REQUEST)
         from coordinator.eventlog.writer import (
-            Held,  # models are there once Celery has set Django up
+            RestorePendingError,  # models are there once Celery has set Django up
         )
 
         request_id.enter(asked or str(self.request.id or ""))
@@ -55,7 +55,7 @@ class Task(celery.Task):
         except celery.exceptions.Retry:
             ended = "retried"
             raise
-        except Held as error:
+        except RestorePendingError as error:
             ended = "held"
             log.warning("%s did nothing: %s", self.name, error.sentence)
             return None

@@ -234,7 +234,7 @@ CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:Schedule"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 1800)
 CELERY_BEAT_SCHEDULE = {
-    "mirrors": {"task": "mirrors.pull", "schedule": 5.0, "options": {"expires": 5}},
+    "mirrors": {"task": "replication.pull", "schedule": 5.0, "options": {"expires": 5}},
     "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},
     "gather": {"task": "telemetry.gather", "schedule": 2.0, "options": {"expires": 2}},
     "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},

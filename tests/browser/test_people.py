@@ -155,7 +155,7 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     check_page(page, "admin-ban", not_ours=DIALOG)
     dialog.get_by_role("button", name="Ban").click()
     expect(page.get_by_text("Mallory is banned")).to_be_visible()
-    page.goto("/admin/audit/entry/?q=Mallory")
+    page.goto("/admin/audit/auditentry/?q=Mallory")
     expect(page.get_by_text("user.ban").first).to_be_visible()
     banned = page.context.browser.new_context(base_url=site.url).new_page()
     banned.goto("/accounts/login/")

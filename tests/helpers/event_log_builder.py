@@ -8,7 +8,7 @@ from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.types import Message, Short
 from coordinator.eventlog import hlc, ingest, projection
-from coordinator.eventlog.event import NOTHING, Event
+from coordinator.eventlog.event import NO_DIGEST, Event
 from coordinator.eventlog.models import LogEvent
 
 
@@ -35,15 +35,15 @@ class OtherMirror:
         return signed
 
     def sign(self, type: str, which: object, payload: dict, **changed) -> Signed:
-        self.hlc = hlc.stamp(self.hlc, changed.pop("at", time.time()))
+        self.hlc = hlc.next_stamp(self.hlc, changed.pop("at", time.time()))
         fields = {
             "id": str(uuid7()),
             "origin": self.origin,
             "seq": len(self.events) + 1,
-            "prev": digest(self.events[-1].body) if self.events else NOTHING,
+            "prev": digest(self.events[-1].body) if self.events else NO_DIGEST,
             "hlc": self.hlc,
             "type": type,
-            "subject": f"{type.partition('.')[0]}:{which}",
+            "aggregate": f"{type.partition('.')[0]}:{which}",
             "payload": payload,
         }
         return self.identity.sign("event", Event(**{**fields, **changed}))
@@ -61,7 +61,7 @@ def here(log: OtherMirror) -> int:
 def refused(*signed: Signed, **more) -> str:
     """Why what a mirror said is refused; nothing of it is here."""
     before = LogEvent.objects.count(), projection.state_hash()
-    told = ingest.receive(signed, **more)
+    told = ingest.ingest_events(signed, **more)
     assert (LogEvent.objects.count(), projection.state_hash()) == before
-    assert told.stored == 0 and len(told.refused) == 1
-    return next(iter(told.refused.values()))
+    assert told.stored == 0 and len(told.rejected) == 1
+    return next(iter(told.rejected.values()))

@@ -16,7 +16,14 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Message
 from coordinator.lib import site_identity
 from coordinator.replication import pull as pull_module
-from coordinator.replication.protocol import Head, Heads, Heard, LogPart, Pair, Proofs
+from coordinator.replication.protocol import (
+    Acknowledgement,
+    ForkEvidence,
+    ForkEvidenceList,
+    LogHead,
+    LogHeads,
+    LogPart,
+)
 
 Answer = bytes | Iterable[bytes]
 
@@ -29,7 +36,7 @@ class SmallMirror:
     def __init__(self, log: OtherMirror, context: ssl.SSLContext | None = None):
         self.log, self.identity = log, log.identity
         self.lists: list[SignedList] = []
-        self.proofs: list[Pair] = []
+        self.proofs: list[ForkEvidence] = []
         self.protocols, self.ahead, self.asked, self.most = [1], 0.0, [], 100
         self.routes: dict[str, Callable] = {
             "GET /mirror": lambda query, who: MirrorView(
@@ -40,8 +47,8 @@ class SmallMirror:
                 lists=[each for each in self.lists if read(each).version > int(query["after"])]
             ),
             f"GET /mirrors/logs/{log.origin}": self.page,
-            "GET /mirrors/proofs": lambda query, who: Proofs(proofs=self.proofs),
-            "POST /mirrors/nudge": lambda query, who: Heard(),
+            "GET /mirrors/fork-evidence": lambda query, who: ForkEvidenceList(proofs=self.proofs),
+            "POST /mirrors/change-notice": lambda query, who: Acknowledgement(),
         }
         ours = self
 
@@ -78,15 +85,15 @@ class SmallMirror:
     def listed(self) -> Listed:
         return Listed(key=self.identity.key, url=self.url, name="the small one", admitted=1.0)
 
-    def heads(self, who: str, **changed) -> Heads:
+    def heads(self, who: str, **changed) -> LogHeads:
         last = self.log.events[-1]
         fields = {
             "protocols": self.protocols, "mirror": self.identity.key, "to": who, "time": time.time() + self.ahead,
             "mirrors": max((read(each).version for each in self.lists), default=0), "proofs": len(self.proofs),
             "state": "0" * 64,
-            "heads": {self.log.origin: Head(seq=len(self.log.events), digest=digest(last.body))},
+            "heads": {self.log.origin: LogHead(seq=len(self.log.events), digest=digest(last.body))},
         }  # fmt: skip
-        return Heads(**{**fields, **changed})
+        return LogHeads(**{**fields, **changed})
 
     def page(self, query: dict[str, str], who: str) -> LogPart:
         after = int(query["after"])
@@ -128,5 +135,5 @@ def ourselves(**fields) -> Listed:
     )
 
 
-def pull(small: SmallMirror) -> pull_module.Pulled:
-    return pull_module.pull(small.listed)
+def pull(small: SmallMirror) -> pull_module.PullResult:
+    return pull_module.pull_from(small.listed)

@@ -18,7 +18,7 @@ from barnraise.protocol import messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Enrolment, Invitation, Machine, Team, User
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import Origin
 from coordinator.fleet import join
 from coordinator.fleet.lifecycle_facts import advance
@@ -207,7 +207,7 @@ def create_examples() -> str:
     names = {
         "run": run.slug, "over": over.slug, "draft": waiting.slug, "bid": bid.token, "run_id": run.pk,
         "machine": places[0][0].pk, "ida": ida.pk, "jonas": jonas.pk, "team": team.slug, "team_id": team.pk,
-        "token": token, "hook": hook.pk, "said": said.pk, "code": code, "entry": Entry.objects.first().pk,
+        "token": token, "hook": hook.pk, "said": said.pk, "code": code, "entry": AuditEntry.objects.first().pk,
         "off": signing.dumps(str(ida.pk), salt=UNSUBSCRIBE), "membership": members[0].pk,
         "verdict": verdict.pk,
         "log": Origin.objects.get(ours=True).pk,

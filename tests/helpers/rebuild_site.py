@@ -10,16 +10,16 @@ from allauth.mfa.models import Authenticator
 from barnraise.protocol.messages import Signed
 from coordinator.accounts.models import Machine, Team, TeamMember, User
 from coordinator.eventlog import ingest, private_data, projection, writer
-from coordinator.eventlog.event import read
+from coordinator.eventlog.event import open_event
 from coordinator.eventlog.models import (
-    Claim,
-    Clock,
+    Aggregate,
+    ForkProof,
     LogEvent,
+    LogState,
     Origin,
-    Particulars,
-    Proof,
-    Subject,
-    Tally,
+    PeerClock,
+    PrivateData,
+    UniquenessClaim,
 )
 from coordinator.fleet.models import Rest, Verdict
 from coordinator.runs.models import Run
@@ -51,7 +51,7 @@ SHARED = (
     Holding,
     Credit,
 )
-LOG = (Proof, LogEvent, Origin, Subject, Claim, Particulars, Tally, Clock)
+LOG = (ForkProof, LogEvent, Origin, Aggregate, UniquenessClaim, PrivateData, LogState, PeerClock)
 
 
 def rows() -> dict[str, list[dict]]:
@@ -71,11 +71,15 @@ def rows() -> dict[str, list[dict]]:
 
 def logs() -> list[Signed]:
     """Every event held here, each log in order."""
-    return [each for origin in Origin.objects.order_by("pk") for each in writer.serve(origin.pk, 0)]
+    return [
+        each
+        for origin in Origin.objects.order_by("pk")
+        for each in writer.read_events(origin.pk, 0)
+    ]
 
 
-def everything() -> list[private_data.Kept]:
-    return private_data.serve(list(Particulars.objects.values_list("pk", flat=True)))
+def everything() -> list[private_data.PrivateRecord]:
+    return private_data.export(list(PrivateData.objects.values_list("pk", flat=True)))
 
 
 def empty() -> None:
@@ -83,34 +87,34 @@ def empty() -> None:
         model.objects.all().delete()
 
 
-def at_once(events: Iterable[Signed], kept: list[private_data.Kept]) -> tuple[dict, str]:
+def at_once(events: Iterable[Signed], kept: list[private_data.PrivateRecord]) -> tuple[dict, str]:
     """(rows, state hash) of a new mirror: everything comes first, and then all rows are written together."""
     empty()
-    told = ingest.receive(list(events), later=True)
-    assert not told.refused, told.refused
-    ingest.settle(later=True)
-    private_data.take(kept, later=True)
-    ingest.settle()
+    told = ingest.ingest_events(list(events), later=True)
+    assert not told.rejected, told.rejected
+    ingest.project_pending(later=True)
+    private_data.ingest(kept, later=True)
+    ingest.project_pending()
     return rows(), projection.state_hash()
 
 
 def rebuilt(
-    events: Iterable[Signed], kept: list[private_data.Kept], seed: int = 0
+    events: Iterable[Signed], kept: list[private_data.PrivateRecord], seed: int = 0
 ) -> tuple[dict, str]:
     """(rows, state hash) of an empty site that took these in, the logs interleaved somehow."""
     empty()
     chance, by_origin = Random(seed), defaultdict(list)
     for event in events:
-        by_origin[read(event).origin].append(event)
+        by_origin[open_event(event).origin].append(event)
     while by_origin:
         origin = chance.choice(sorted(by_origin))
         some = chance.randint(1, 4)
-        told = ingest.receive(by_origin[origin][:some])
-        assert not told.refused, told.refused
+        told = ingest.ingest_events(by_origin[origin][:some])
+        assert not told.rejected, told.rejected
         by_origin[origin] = by_origin[origin][some:]
         if not by_origin[origin]:
             del by_origin[origin]
         if chance.random() < 0.5:
-            private_data.take(kept)
-    private_data.take(kept)
+            private_data.ingest(kept)
+    private_data.ingest(kept)
     return rows(), projection.state_hash()

@@ -65,18 +65,18 @@ class Volunteer:
 @pytest.fixture(autouse=True)
 def another_moment():
     """What one test looked up is not what the next one sees."""
-    from coordinator.lib.ttl_cache import Memo
+    from coordinator.lib.ttl_cache import TtlCache
 
-    Memo.forget()
+    TtlCache.clear_all()
 
 
 @pytest.fixture
 def valkey(state):
     """An empty Valkey; the live site of the browser's tests has a database of its own beside it."""
-    from coordinator.telemetry import report_queue
+    from coordinator.lib.valkey import valkey_client
 
-    report_queue.client().flushdb()
-    return report_queue.client()
+    valkey_client().flushdb()
+    return valkey_client()
 
 
 @pytest.fixture
@@ -261,16 +261,16 @@ def shelf(monkeypatch):
     monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
 
     def fold(facts):
-        return {"text": facts[-1].said.text}
+        return {"text": facts[-1].payload.text}
 
     def store(which, known):
         if known and known["text"] == "wait" and "other" not in rows:
-            raise registry.Waits("note:other")
+            raise registry.DependencyMissingError("note:other")
         rows.pop(which, None)
         if known:
             rows[which] = known["text"]
 
-    registry.register(registry.Kind("note", {"say": Said}, fold, store))
+    registry.register(registry.AggregateType("note", {"say": Said}, fold, store))
     return rows
 
 
@@ -279,7 +279,7 @@ def small(log):
     """The mirror that keeps this log, over HTTP; the list in force names it and us."""
     made = SmallMirror(log)
     first = signed_list(1, ourselves(), made.listed)
-    mirror_list.take([first], vouched=first.digest)
+    mirror_list.ingest_lists([first], vouched=first.digest)
     yield made
     made.close()
 

@@ -20,6 +20,7 @@ from barnraise.protocol import enums
 from coordinator.celery import app
 from coordinator.fleet.models import Membership
 from coordinator.lib.beat_scheduler import Schedule
+from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.models import BUCKET, Point, Rollup
 
@@ -92,7 +93,7 @@ def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_mi
         "reports": total,
         "tokens": total * 1000,
     }
-    wait(lambda: not report_queue.client().exists(report_queue.PENDING))
+    wait(lambda: not valkey_client().exists(report_queue.PENDING))
 
     def status() -> enums.Status:
         run.refresh_from_db()

@@ -15,8 +15,8 @@ from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
 from coordinator.api.routes import api
-from coordinator.audit.models import Entry
-from coordinator.eventlog.models import Origin, Proof
+from coordinator.audit.models import AuditEntry
+from coordinator.eventlog.models import ForkProof, Origin
 from coordinator.fleet.verdicts import Charge, Verdict
 from coordinator.lib import site_identity
 from coordinator.notify.models import Webhook
@@ -184,11 +184,11 @@ TABLE = {
     "GET /api/v1/mirrors/list": ALL,
     "GET /api/v1/mirrors/heads": API,
     "GET /api/v1/mirrors/logs/00000000000000000000000000000000": API,
-    "GET /api/v1/mirrors/proofs": API,
-    "POST /api/v1/mirrors/particulars {{}}": API,
-    "POST /api/v1/mirrors/nudge {{}}": API,
+    "GET /api/v1/mirrors/fork-evidence": API,
+    "POST /api/v1/mirrors/private-data {{}}": API,
+    "POST /api/v1/mirrors/change-notice {{}}": API,
     "POST /api/v1/mirrors/news {{}}": API,
-    "POST /api/v1/mirrors/spent {{}}": API,
+    "POST /api/v1/mirrors/used-codes {{}}": API,
     "POST /api/v1/enrolments": "422 422 422 422 422",
     "GET /api/v1/enrolments/{code}": ALL,
     "GET /api/v1/runs": API,
@@ -232,7 +232,7 @@ for where, actions in DECISIONS.items():
 for action in ("make_staff", "unmake_staff"):  # answered with a refusal: only superusers may
     TABLE[f"POST /admin/accounts/user/{{person}}/{action}/ {SAID}"] = "login login login login done"
 LOOKED = {  # model → a row of it
-    "audit/entry": "{entry}",
+    "audit/auditentry": "{entry}",
     "accounts/user": "{person}",
     "accounts/machine": "{machine}",
     "accounts/enrolment": "{code}",
@@ -242,8 +242,8 @@ LOOKED = {  # model → a row of it
     "fleet/membership": "{membership}",
     "fleet/verdict": "{verdict}",
     "staff/announcement": "{said}",
-    "mirrors/origin": "{origin}",
-    "mirrors/proof": "{proof}",
+    "eventlog/origin": "{origin}",
+    "eventlog/forkproof": "{proof}",
 }
 HIDDEN = {
     "admin/r/<path:content_type_id>/<path:object_id>/"
@@ -300,7 +300,7 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     link = runs.Invitation.make(run, actor=owner)
     log = Origin.objects.get()
     signed = {"key": log.key, "body": "{}", "signature": "0" * 128}
-    proof = Proof.objects.create(origin=log, seq=1, first=signed, second=signed)
+    proof = ForkProof.objects.create(origin=log, seq=1, first=signed, second=signed)
     personal, _ = Token.make(owner, "script", ["runs:read"], 30)
 
     names = {
@@ -309,7 +309,7 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
         "run": run.slug, "run_id": run.pk, "machine": machine.machine.pk, "team": team.slug, "team_id": team.pk,
         "invitation": invitation.pk, "token": token, "place": team.members.get(person=people["guest"]).pk,
         "code": Enrolment.open(asked).code, "hook": hook.pk, "said": said.pk, "person": people["guest"].pk,
-        "off": signing.dumps(str(owner.pk), salt=UNSUBSCRIBE), "entry": Entry.objects.first().pk,
+        "off": signing.dumps(str(owner.pk), salt=UNSUBSCRIBE), "entry": AuditEntry.objects.first().pk,
         "membership": run.memberships.get().pk, "rules": SiteRules.objects.get().pk,
     }  # fmt: skip
     unlaunched = draft(owner, name="Dawn draft")

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from barnraise.protocol.signing import digest
 from coordinator.accounts.models import Machine, User
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
 from coordinator.notify.models import Notification
 from coordinator.runs.models import Run
@@ -20,7 +20,7 @@ from coordinator.telemetry.rollup import drain
 pytestmark = pytest.mark.django_db
 BIG = {
     "accounts_machine", "accounts_user", "fleet_membership", "telemetry_point", "telemetry_rollup", "telemetry_credit",
-    "telemetry_receipt", "notify_notification", "audit_entry", "telemetry_holding",
+    "telemetry_receipt", "notify_notification", "audit_auditentry", "telemetry_holding",
 }  # fmt: skip
 RUNS, MACHINES = 200, 6_000
 
@@ -50,8 +50,9 @@ def crowd(person, launched):
     Notification.objects.bulk_create(
         Notification(person=p, kind="run.started", key="one", title="A run started") for p in people
     )
-    Entry.objects.bulk_create(
-        Entry(action="machine.enrolled", subject_kind="machine", subject_id=m.pk) for m in machines
+    AuditEntry.objects.bulk_create(
+        AuditEntry(action="machine.enrolled", subject_kind="machine", subject_id=m.pk)
+        for m in machines
     )
     with connection.cursor() as cursor:
         cursor.execute(
@@ -131,7 +132,7 @@ def test_no_page_reads_a_whole_table_or_asks_more_because_there_is_more(crowd, v
     assert not found, json.dumps(found, indent=2)
 
 
-LISTS = ("accounts/user", "accounts/machine", "runs/run", "fleet/membership", "audit/entry")
+LISTS = ("accounts/user", "accounts/machine", "runs/run", "fleet/membership", "audit/auditentry")
 
 
 def test_no_list_of_the_admin_reads_a_whole_table_but_to_count_it(crowd, person, valkey):

@@ -46,5 +46,5 @@ class AccountAdapter(DefaultAccountAdapter):
         if not (what := credential_sync.lacking(user)):
             return None
         clear_login(request)
-        told = {"what": what, "others": mirror_list.others()}
+        told = {"what": what, "others": mirror_list.other_mirrors()}
         return render(request, "account/account_not_synchronised.html", told, status=503)

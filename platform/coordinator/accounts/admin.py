@@ -14,7 +14,7 @@ from unfold.enums import ActionVariant
 
 from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import Enrolment, SiteRules, Team, User
-from coordinator.audit.admin_actions import Looked, ReasonForm, asks
+from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, dialog_options
 
 for app in ("django.contrib.auth", "allauth.account", "allauth.mfa", "allauth.usersessions"):
     import_module(f"{app}.admin")  # registers what the next line takes out again
@@ -43,12 +43,14 @@ def grants(name: str, right: str, given: bool, title: str, follows: str):
 
     grant.__name__ = name  # its address
     return action(
-        description=title.removesuffix(" any more"), permissions=DECIDE, dialog=asks(title, follows)
+        description=title.removesuffix(" any more"),
+        permissions=DECIDE,
+        dialog=dialog_options(title, follows),
     )(grant)
 
 
 @admin.register(User)
-class UserAdmin(Looked):
+class UserAdmin(ReadOnlyAdmin):
     list_display = ["email", "name", "is_staff", "organiser", "is_active", "date_joined"]
     list_filter = ["is_staff", "organiser", "is_active", ("banned", admin.EmptyFieldListFilter)]
     search_fields = ["email", "name", "=id"]
@@ -73,7 +75,7 @@ class UserAdmin(Looked):
         description="Ban",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks(
+        dialog=dialog_options(
             "Ban", "They cannot sign in, and all their machines are revoked for good.", ReasonForm
         ),
     )
@@ -90,7 +92,7 @@ class UserAdmin(Looked):
     @action(
         description="Lift the ban",
         permissions=DECIDE,
-        dialog=asks(
+        dialog=dialog_options(
             "Lift the ban", "They may sign in again. Their machines enrol anew, with new keys."
         ),
     )
@@ -107,7 +109,7 @@ class UserAdmin(Looked):
         description="Delete the account",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks(
+        dialog=dialog_options(
             "Delete the account",
             "As if they had done it themselves: what is personal goes, for good.",
         ),
@@ -119,14 +121,14 @@ class UserAdmin(Looked):
 
 
 @admin.register(Enrolment)
-class EnrolmentAdmin(Looked):
+class EnrolmentAdmin(ReadOnlyAdmin):
     list_display = ["code", "decision", "decided_by", "created", "expires"]
     list_filter = ["decision"]
     list_select_related = ["decided_by"]
 
 
 @admin.register(Team)
-class TeamAdmin(Looked):
+class TeamAdmin(ReadOnlyAdmin):
     list_display = ["name", "size", "created"]
     search_fields = ["name", "slug", "people__email", "people__name"]
     fields = ["name", "id", "slug", "created", "who"]
@@ -147,7 +149,9 @@ class TeamAdmin(Looked):
         description="Disband",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks("Disband", "The team is no more. Its people and machines stay.", ReasonForm),
+        dialog=dialog_options(
+            "Disband", "The team is no more. Its people and machines stay.", ReasonForm
+        ),
     )
     def disband(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         reason = form.cleaned_data["reason"]

@@ -11,6 +11,11 @@ class Accounts(AppConfig):
         from coordinator.accounts.replicated import credentials, machines, people, teams
         from coordinator.eventlog import registry
 
-        registry.register(people.KIND, credentials.KIND, machines.KIND, teams.KIND)
+        registry.register(
+            people.AGGREGATE_TYPE,
+            credentials.AGGREGATE_TYPE,
+            machines.AGGREGATE_TYPE,
+            teams.AGGREGATE_TYPE,
+        )
         auth_audit.listen()
         opening.listen()

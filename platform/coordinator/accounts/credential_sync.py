@@ -19,8 +19,8 @@ from coordinator.accounts.machines import printable
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
 from coordinator.eventlog import writer as mirrors
-from coordinator.eventlog.models import Particulars
-from coordinator.eventlog.projection import current
+from coordinator.eventlog.models import PrivateData
+from coordinator.eventlog.projection import current_state
 
 STRONG = (
     Authenticator.Type.TOTP,
@@ -80,7 +80,7 @@ def _teller(tell: Any) -> Any:
 def tell_addresses(person: UUID, gone: EmailAddress | None = None) -> None:
     """All of a person's addresses as they are now, where that is news. While another mirror's word on them has not
     come, what is here is less than they have, and says nothing."""
-    with mirrors.change():
+    with mirrors.log_transaction():
         known = _known(person)
         if not _exists(person) or _missing([known["addresses"]] if known["addresses"] else []):
             return
@@ -91,7 +91,7 @@ def tell_addresses(person: UUID, gone: EmailAddress | None = None) -> None:
         )
         if not known["addresses"] and not rows:
             return
-        about = private_data.keep(f"access:{person}", {"addresses": list(rows)})
+        about = private_data.store(f"access:{person}", {"addresses": list(rows)})
         if about != known["addresses"]:
             mirrors.record("access.addresses", person, {"about": about})
 
@@ -99,7 +99,7 @@ def tell_addresses(person: UUID, gone: EmailAddress | None = None) -> None:
 def tell_factors(person: UUID, gone: Authenticator | None = None) -> None:
     """Second factors that came or have another name, the one that went, and recovery codes that were used. One that has
     merely no row here was not removed: it may not have come, or make no sense to this version."""
-    with mirrors.change():
+    with mirrors.log_transaction():
         if not _exists(person):
             return
         known = _known(person)
@@ -111,7 +111,7 @@ def tell_factors(person: UUID, gone: Authenticator | None = None) -> None:
         if gone and gone.data.get("id") in known["factors"]:
             mirrors.record("access.remove", person, {"factors": [gone.data["id"]]})
         for name, row in sorted(here.items()):
-            about = private_data.keep(f"access:{person}", said(row))
+            about = private_data.store(f"access:{person}", said(row))
             if known["factors"].get(name, [None, None])[1] != about:
                 mirrors.record(
                     "access.add", person, {"factor": name, "type": row.type, "about": about}
@@ -142,7 +142,7 @@ def used_codes(row: Authenticator) -> set[int]:
 
 def lacking(person: User) -> str:
     """What the log says they have and has not come here: while that is so they are not let in. "" for nothing."""
-    known = current(f"access:{person.pk}")
+    known = current_state(f"access:{person.pk}")
     if known is None:
         return ""
     if known["addresses"] and _missing([known["addresses"]]):
@@ -158,10 +158,10 @@ def _exists(person: UUID) -> bool:
 
 
 def _known(person: UUID) -> dict[str, Any]:
-    return current(f"access:{person}") or NOTHING
+    return current_state(f"access:{person}") or NOTHING
 
 
 def _missing(digests: list[str]) -> set[str]:
     return {*digests} - {
-        *Particulars.objects.filter(pk__in=digests).exclude(body="").values_list("pk", flat=True)
+        *PrivateData.objects.filter(pk__in=digests).exclude(body="").values_list("pk", flat=True)
     }

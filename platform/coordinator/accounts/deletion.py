@@ -16,9 +16,9 @@ from django.utils import timezone
 from coordinator.accounts.credential_sync import untold
 from coordinator.accounts.machines import NOTHING
 from coordinator.accounts.models import Enrolment, Invitation, User
-from coordinator.audit.log import forget, record
+from coordinator.audit.log import anonymise, record
 from coordinator.eventlog import writer as mirrors
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 
 leaving = (
     Signal()
@@ -27,12 +27,12 @@ leaving = (
 
 def leave(person: User, actor: User) -> None:
     """For good. Runs under way pass into the staff's hands; machines are revoked, and their peers hear of that. Raises
-    Refused."""
+    UserError."""
     if person.left:
         return
     if actor != person and person.is_staff and not actor.is_superuser:
-        raise Refused("only a superuser deletes the account of somebody of the staff")
-    with mirrors.change():
+        raise UserError("only a superuser deletes the account of somebody of the staff")
+    with mirrors.log_transaction():
         for team in list(person.teams.all()):
             team.part(person, actor)
         for machine in list(person.machines.all()):
@@ -46,7 +46,7 @@ def leave(person: User, actor: User) -> None:
 
 
 def erase(person: User, left: datetime) -> None:
-    """What is personal goes, here; also when they left at another mirror. Within `mirrors.change`."""
+    """What is personal goes, here; also when they left at another mirror. Within `writer.log_transaction`."""
     addresses = [
         person.email,
         *EmailAddress.objects.filter(user=person).values_list("email", flat=True),
@@ -64,7 +64,7 @@ def erase(person: User, left: datetime) -> None:
     Enrolment.objects.filter(decided_by=person).delete()
     Enrolment.objects.filter(key__in=[machine.key for machine in machines]).delete()
     person.machines.update(**NOTHING)
-    forget(person, *machines)
+    anonymise(person, *machines)
     person.user_permissions.clear()
     person.set_unusable_password()
     User.objects.filter(pk=person.pk).update(

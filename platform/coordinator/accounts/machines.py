@@ -13,7 +13,7 @@ from barnraise.protocol import messages
 from coordinator.audit.log import record
 from coordinator.eventlog import private_data
 from coordinator.eventlog import writer as mirrors
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 
 CODE_ALPHABET = "BCDFGHJKLMNPQRSTVWXZ23456789"  # no vowels, nothing that looks like something else
 CODE_MINUTES = 15
@@ -73,14 +73,14 @@ class Machine(models.Model):
         """However a machine becomes somebody's, other mirrors hear of it."""
         if not self._state.adding:
             return super().save(*args, **kwargs)
-        with mirrors.change():
+        with mirrors.log_transaction():
             super().save(*args, **kwargs)
             mirrors.record("machine.enrol", self.key, self.told)
 
     @property
     def told(self) -> dict:
-        """To other mirrors; within `mirrors.change`."""
-        about = private_data.keep(
+        """To other mirrors; within `writer.log_transaction`."""
+        about = private_data.store(
             f"machine:{self.key}", {field: getattr(self, field) for field in NOTHING}
         )
         return {"about": about, "id": self.pk, "owner": self.owner_id, "enrolled": self.enrolled}
@@ -92,7 +92,7 @@ class Machine(models.Model):
     def rename(self, name: str, *, actor=None) -> None:
         """What people see it called. "" goes back to its key. It keeps this name when it enrols again."""
         name = " ".join(printable(name).split())[:100]
-        with mirrors.change():
+        with mirrors.log_transaction():
             Machine.objects.filter(pk=self.pk).update(hostname=name)
             self.refresh_from_db()
             mirrors.record("machine.about", self.key, {"about": self.told["about"]})
@@ -100,7 +100,7 @@ class Machine(models.Model):
 
     def revoke(self, *, actor=None, reason: str = "") -> bool:
         """From now on the site refuses it, and its peers hear of that. False when it was revoked before."""
-        with mirrors.change():
+        with mirrors.log_transaction():
             still, now = Machine.objects.filter(pk=self.pk, revoked=None), timezone.now()
             changed = still.update(revoked=now, revoked_reason=reason[:300]) == 1
             if changed:
@@ -172,19 +172,19 @@ class Enrolment(models.Model):
         return "expired" if expired else str(self.decision)
 
     def approve(self, user) -> Machine:
-        """The machine is this person's from now on. Raises Refused."""
+        """The machine is this person's from now on. Raises UserError."""
         about = messages.Machine.model_validate(self.about).model_dump()
-        with mirrors.change():
+        with mirrors.log_transaction():
             self._decide(self.Decision.APPROVED, user)
             machine, created = Machine.objects.select_for_update().get_or_create(
                 key=self.key, defaults={"owner": user, **about}
             )
             if machine.revoked:
-                raise Refused(
+                raise UserError(
                     "this machine's key was revoked; give the machine a new key and enrol it again"
                 )
             if machine.owner_id != user.pk:
-                raise Refused(
+                raise UserError(
                     "this machine belongs to somebody else here; give it a key of its own"
                 )
             if not created:
@@ -198,7 +198,7 @@ class Enrolment(models.Model):
         return machine
 
     def refuse(self, user=None) -> None:
-        """Raises Refused when it was decided before."""
+        """Raises UserError when it was decided before."""
         with transaction.atomic():
             self._decide(self.Decision.REFUSED, user)
             record("machine.turn_away", self, actor=user)
@@ -210,7 +210,7 @@ class Enrolment(models.Model):
         )
         if open_still.update(decision=decision, decided_by=user) != 1:
             self.refresh_from_db()
-            raise Refused(
+            raise UserError(
                 f"this code is {self.status}; run `barnraise login` on the machine for a new one"
             )
 

@@ -30,7 +30,7 @@ class Once(BaseAuthenticateForm):
 
     def clean_code(self) -> str:
         code = super().clean_code()
-        if self.authenticator.type == Authenticator.Type.TOTP and not one_time_codes.once(
+        if self.authenticator.type == Authenticator.Type.TOTP and not one_time_codes.use_once(
             mark(self.authenticator, code)
         ):
             raise forms.ValidationError(

@@ -17,11 +17,19 @@ from coordinator.accounts.teams import Invitation, Team, TeamMember
 from coordinator.audit.log import record
 from coordinator.eventlog import private_data
 from coordinator.eventlog import writer as mirrors
-from coordinator.eventlog.projection import current
-from coordinator.lib.exceptions import Refused
+from coordinator.eventlog.projection import current_state
+from coordinator.lib.exceptions import UserError
 
 __all__ = [
-    "Enrolment", "Invitation", "Machine", "Refused", "SiteRules", "Team", "TeamMember", "User", "machine_name",
+    "Enrolment",
+    "Invitation",
+    "Machine",
+    "SiteRules",
+    "Team",
+    "TeamMember",
+    "User",
+    "UserError",
+    "machine_name",
     "shown_name",
 ]  # fmt: skip
 
@@ -84,7 +92,7 @@ class User(AbstractBaseUser, PermissionsMixin):
         fields = kwargs.get("update_fields")
         if fields is not None and not {*fields} & {"name", "email", "password"}:
             return super().save(*args, **kwargs)
-        with mirrors.change():
+        with mirrors.log_transaction():
             fresh = self._state.adding
             super().save(*args, **kwargs)
             if fresh:
@@ -93,16 +101,16 @@ class User(AbstractBaseUser, PermissionsMixin):
                 self.tell()
 
     def tell(self) -> None:
-        """Name, address and password as they are now, where that is news; within `mirrors.change`."""
-        known = current(f"person:{self.pk}")
+        """Name, address and password as they are now, where that is news; within `writer.log_transaction`."""
+        known = current_state(f"person:{self.pk}")
         if known and not self.left and known["about"] != (about := self.told["about"]):
             mirrors.record("person.about", self.pk, {"about": about})
 
     @property
     def told(self) -> dict:
-        """To other mirrors; within `mirrors.change`."""
+        """To other mirrors; within `writer.log_transaction`."""
         kept = {"name": self.name, "email": self.email, "password": self.password}
-        about = private_data.keep(f"person:{self.pk}", kept)
+        about = private_data.store(f"person:{self.pk}", kept)
         return {
             "about": about,
             "joined": self.date_joined,
@@ -147,7 +155,7 @@ class User(AbstractBaseUser, PermissionsMixin):
     def rename(self, name: str) -> bool:
         """By the person alone: nobody else names people."""
         name = " ".join(printable(name).split())[:60]
-        with mirrors.change():
+        with mirrors.log_transaction():
             changed = User.objects.filter(pk=self.pk).exclude(name=name).update(name=name) == 1
             self.name = name
             if changed:
@@ -156,13 +164,13 @@ class User(AbstractBaseUser, PermissionsMixin):
         return changed
 
     def grant(self, right: str, actor, given: bool = True) -> bool:
-        """`right`: "organiser" or "is_staff". False when it was so before. Raises Refused."""
+        """`right`: "organiser" or "is_staff". False when it was so before. Raises UserError."""
         assert right in ("organiser", "is_staff")
         if right == "is_staff" and not actor.is_superuser:
-            raise Refused("only a superuser makes people staff, or takes that from them")
+            raise UserError("only a superuser makes people staff, or takes that from them")
         if right == "is_staff" and self == actor:
-            raise Refused("nobody takes that from themselves: ask another superuser")
-        with mirrors.change():
+            raise UserError("nobody takes that from themselves: ask another superuser")
+        with mirrors.log_transaction():
             changed = (
                 User.objects.filter(pk=self.pk, **{right: not given}).update(**{right: given}) == 1
             )
@@ -176,10 +184,10 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     def ban(self, actor, reason: str) -> bool:
         """Out at once: sessions end, and their machines are revoked for good. False when they were banned before.
-        Raises Refused."""
+        Raises UserError."""
         if self == actor or (self.is_staff and not actor.is_superuser):
-            raise Refused("nobody bans themselves, and only a superuser bans staff")
-        with mirrors.change():
+            raise UserError("nobody bans themselves, and only a superuser bans staff")
+        with mirrors.log_transaction():
             still, now = User.objects.filter(pk=self.pk, banned=None, left=None), timezone.now()
             if still.update(is_active=False, banned=now, ban_reason=reason[:300]) != 1:
                 return False
@@ -192,14 +200,14 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     def unban(self, actor) -> bool:
         """They may log in again; revoked keys stay revoked, and machines enrol with new ones."""
-        with mirrors.change():
+        with mirrors.log_transaction():
             banned = User.objects.filter(pk=self.pk, banned__isnull=False, left=None)
             changed = banned.update(is_active=True, banned=None, ban_reason="") == 1
             if changed:
                 mirrors.record(
                     "person.unban",
                     self.pk,
-                    {"lifts": (current(f"person:{self.pk}") or {}).get("bans", [])},
+                    {"lifts": (current_state(f"person:{self.pk}") or {}).get("bans", [])},
                 )
                 record("user.unban", self, actor=actor)
         self.refresh_from_db()

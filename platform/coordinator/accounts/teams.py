@@ -12,10 +12,10 @@ from django.utils.text import slugify
 from uuid6 import uuid7
 
 from coordinator.audit.log import record
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.eventlog import writer as mirrors
-from coordinator.eventlog.projection import current
-from coordinator.lib.exceptions import Refused
+from coordinator.eventlog.projection import current_state
+from coordinator.lib.exceptions import UserError
 
 MOST_TEAMS = 20  # a person may be in
 MOST_INVITATIONS = 20  # a person may send in a day: the site is nobody's spam cannon
@@ -44,36 +44,36 @@ class Team(models.Model):
 
     @classmethod
     def found(cls, name: str, actor) -> "Team":
-        """A team with one member, who leads it. Raises Refused."""
+        """A team with one member, who leads it. Raises UserError."""
         name, pk = named(name), uuid7()
         slug = slugify(name)[:60] or "team"
         if slug in PAGES or cls.objects.filter(slug=slug).exists():
             slug = f"{slug}-{pk.hex[-8:]}"
         if actor.team_places.count() >= MOST_TEAMS:
-            raise Refused(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
+            raise UserError(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
         try:
-            with mirrors.change():
+            with mirrors.log_transaction():
                 team = cls.objects.create(id=pk, slug=slug, name=name)
                 first = team.members.create(person=actor, leads=True)
                 founded = {"name": name, "slug": slug, "created": team.created, **first.told}
                 mirrors.record("team.found", pk, founded)
                 record("team.found", team, actor=actor)
         except IntegrityError:
-            raise Refused(f"there is a team called {name} already: choose another name") from None
+            raise UserError(f"there is a team called {name} already: choose another name") from None
         return team
 
     def rename(self, name: str, actor) -> None:
-        """The address stays: others may have it. Raises Refused."""
+        """The address stays: others may have it. Raises UserError."""
         name, before = named(name), self.name
         try:
-            with mirrors.change():
+            with mirrors.log_transaction():
                 Team.objects.filter(pk=self.pk).update(name=name)
                 self.name = name
                 mirrors.record("team.rename", self.pk, {"name": name})
                 record("team.rename", self, actor=actor, before=before)
         except IntegrityError:
             self.name = before
-            raise Refused(f"there is a team called {name} already: choose another name") from None
+            raise UserError(f"there is a team called {name} already: choose another name") from None
 
     def may_lead(self, person) -> bool:
         """Rename it, invite, remove."""
@@ -83,10 +83,10 @@ class Team(models.Model):
         )
 
     def admit(self, person, actor) -> bool:
-        """False when the person is in it already. Raises Refused."""
+        """False when the person is in it already. Raises UserError."""
         if person.team_places.count() >= MOST_TEAMS:
-            raise Refused(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
-        with mirrors.change():
+            raise UserError(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
+        with mirrors.log_transaction():
             member, fresh = TeamMember.objects.get_or_create(team=self, person=person)
             if fresh:
                 mirrors.record("team.join", self.pk, member.told)
@@ -96,7 +96,7 @@ class Team(models.Model):
     def part(self, person, actor) -> bool:
         """The person leaves, or is sent away. The last to lead hands on to who has been here longest; a team that
         nobody is in is no more. False when the person was not in it."""
-        with mirrors.change():  # two who leave at once take turns
+        with mirrors.log_transaction():  # two who leave at once take turns
             places = self._places(person)
             if not self.members.filter(person=person).delete()[0]:
                 return False
@@ -114,7 +114,7 @@ class Team(models.Model):
         return True
 
     def promote(self, person, actor) -> bool:
-        with mirrors.change():
+        with mirrors.log_transaction():
             changed = self.members.filter(person=person, leads=False).update(leads=True) == 1
             if changed:
                 mirrors.record("team.promote", self.pk, {"places": self._places(person)})
@@ -122,7 +122,7 @@ class Team(models.Model):
         return changed
 
     def disband(self, actor, reason: str = "") -> None:
-        with mirrors.change():
+        with mirrors.log_transaction():
             record("team.disband", self, actor=actor, reason=reason)
             pk = self.pk
             self.delete()
@@ -130,7 +130,7 @@ class Team(models.Model):
 
     def _places(self, person) -> list[str]:
         """Those by which this person is in it: one, or more where mirrors let them in at the same time."""
-        members = (current(f"team:{self.pk}") or {}).get("members", [])
+        members = (current_state(f"team:{self.pk}") or {}).get("members", [])
         return [
             place
             for member in members
@@ -192,15 +192,17 @@ class Invitation(models.Model):
     @classmethod
     def send(cls, team: Team, email: str, actor) -> tuple["Invitation", str]:
         """(the invitation, the secret of its link). A newer one to the same address replaces an older. Raises
-        Refused."""
+        UserError."""
         today = timezone.now() - timedelta(
             days=1
         )  # counted in the log: an answered invitation leaves no row here
         if (
-            Entry.objects.filter(action="team.invite", actor=actor, at__gt=today).count()
+            AuditEntry.objects.filter(action="team.invite", actor=actor, at__gt=today).count()
             >= MOST_INVITATIONS
         ):
-            raise Refused(f"you have sent {MOST_INVITATIONS} invitations today: send more tomorrow")
+            raise UserError(
+                f"you have sent {MOST_INVITATIONS} invitations today: send more tomorrow"
+            )
         token = secrets.token_urlsafe(32)
         with transaction.atomic():
             team.invitations.filter(email__iexact=email).delete()
@@ -222,10 +224,10 @@ class Invitation(models.Model):
         return found.select_related("team", "by").first()
 
     def accept(self, person) -> None:
-        """Raises Refused."""
-        with mirrors.change():
+        """Raises UserError."""
+        with mirrors.log_transaction():
             if not Invitation.objects.filter(pk=self.pk, expires__gt=timezone.now()).delete()[0]:
-                raise Refused(
+                raise UserError(
                     "this invitation was used or withdrawn meanwhile: ask for another one"
                 )
             self.team.admit(person, person)
@@ -238,10 +240,10 @@ class Invitation(models.Model):
 
 
 def named(name: str) -> str:
-    """As it is kept. Raises Refused."""
+    """As it is kept. Raises UserError."""
     name = " ".join("".join(c for c in name if c.isprintable() or c.isspace()).split())
     if not 1 <= len(name) <= 60:
-        raise Refused("give the team a name of 1 to 60 characters")
+        raise UserError("give the team a name of 1 to 60 characters")
     return name
 
 

@@ -13,7 +13,7 @@ from allauth.mfa.webauthn import views as passkeys
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import include, path
 
-from coordinator.eventlog.writer import change
+from coordinator.eventlog.writer import log_transaction
 
 View = Callable[..., HttpResponseBase]
 
@@ -25,7 +25,7 @@ def whole(view: View) -> View:
     def together(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
         if request.method != "POST":
             return view(request, *args, **named)
-        with change():
+        with log_transaction():
             return view(request, *args, **named)
 
     return together

@@ -12,8 +12,8 @@ from barnraise.protocol.signing import check_request
 from coordinator.accounts.models import Machine
 from coordinator.fleet.report_queries import signer
 from coordinator.lib import site_identity
+from coordinator.lib.valkey import valkey_client
 from coordinator.replication import mirror_list
-from coordinator.telemetry import report_queue
 from coordinator.tokens.models import Token
 
 SCHEME, BEARER = "Barnraise ", "Bearer "
@@ -60,7 +60,7 @@ def authenticate_machine(request: HttpRequest) -> Machine:
 def authenticate_mirror(request: HttpRequest) -> str:
     """The key of the mirror of the list that signed this request, once. Raises Refusal."""
     key, jti = _signer(request, "your mirror's key")
-    found = mirror_list.newest()
+    found = mirror_list.newest_list()
     if found is None:
         raise ApiError(403, "this site is no mirror of others: it has no mirror list")
     listed = found.named(key)
@@ -95,14 +95,14 @@ def _spend(key: str, jti: str, machine: Machine | None = None) -> None:
         8
     )  # tells a retry of our own, over a connection that broke, from a replay
     counter = _counter(f"machine:{machine.pk}", MACHINE_REQUESTS_SECONDS) if machine else ""
-    with report_queue.client().pipeline(transaction=False) as pipe:
+    with valkey_client().pipeline(transaction=False) as pipe:
         pipe.set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS)
         if counter:
             pipe.incr(counter).expire(counter, MACHINE_REQUESTS_SECONDS)
         before, *count = pipe.execute()
     if before not in (None, ours):
         if counter:
-            report_queue.client().decr(counter)
+            valkey_client().decr(counter)
         raise ApiError(401, "this request was made before; sign each one afresh")
     if count and count[0] > MAX_MACHINE_REQUESTS:
         raise _too_many("this machine", MACHINE_REQUESTS_SECONDS)
@@ -152,7 +152,7 @@ def enforce_rate_limit(
     counter = _counter(
         f"{what}:{token.pk if token else request.META.get('REMOTE_ADDR', '')}", seconds
     )
-    with report_queue.client().pipeline() as pipe:
+    with valkey_client().pipeline() as pipe:
         count, _ = pipe.incr(counter).expire(counter, seconds).execute()
     if count > most:
         raise _too_many("this token" if token else "your address", seconds)

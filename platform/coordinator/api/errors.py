@@ -10,7 +10,7 @@ from ninja.errors import HttpError, ValidationError
 from barnraise.errors import SpecError
 from coordinator.api.authentication import ApiError
 from coordinator.lib import site_identity
-from coordinator.ops.error_pages import outage, problem
+from coordinator.ops.error_pages import outage_message, problem_response
 
 GONE = (OperationalError, InterfaceError, redis.exceptions.RedisError)
 
@@ -20,20 +20,21 @@ def install_error_handlers(api: NinjaAPI) -> None:
     api.add_exception_handler(ValidationError, _invalid)
     api.add_exception_handler(SpecError, _senseless)
     api.add_exception_handler(
-        HttpError, lambda request, error: problem(error.status_code, _sentence(error))
+        HttpError, lambda request, error: problem_response(error.status_code, _sentence(error))
     )
     api.add_exception_handler(
-        Http404, lambda request, error: problem(404, "there is nothing at this address")
+        Http404, lambda request, error: problem_response(404, "there is nothing at this address")
     )
     api.add_exception_handler(
-        RequestDataTooBig, lambda request, error: problem(413, "send less than 1 MiB at once")
+        RequestDataTooBig,
+        lambda request, error: problem_response(413, "send less than 1 MiB at once"),
     )
     for kind in GONE:
         api.add_exception_handler(kind, _gone)
 
 
 def _refusal(request: HttpRequest, error: ApiError) -> HttpResponse:
-    return problem(
+    return problem_response(
         error.status,
         error.sentence,
         error.fields,
@@ -48,17 +49,17 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
         where = found["loc"][2:] if found["loc"][0] == "body" else found["loc"][1:]
         fields.setdefault(".".join(str(part) for part in where) or "body", found["msg"])
     first = next(iter(fields.items()), ("body", "is malformed"))
-    return problem(422, f"{first[0]}: {first[1]}", fields)
+    return problem_response(422, f"{first[0]}: {first[1]}", fields)
 
 
 def _senseless(request: HttpRequest, error: SpecError) -> HttpResponse:
     """What a run itself refuses, at the fields it is about."""
-    return problem(422, str(error), error.problems)
+    return problem_response(422, str(error), error.problems)
 
 
 def _gone(request: HttpRequest, error: Exception) -> HttpResponse:
-    if sentence := outage(error):
-        return problem(503, sentence)
+    if sentence := outage_message(error):
+        return problem_response(503, sentence)
     raise error  # our own mistake
 
 

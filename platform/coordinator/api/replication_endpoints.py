@@ -11,7 +11,7 @@ from barnraise.protocol.mirror_list import Lists
 from coordinator.api.authentication import ApiError, authenticate_mirror, enforce_rate_limit
 from coordinator.api.ninja_api import api, responses
 from coordinator.eventlog import truncate
-from coordinator.eventlog.writer import serve
+from coordinator.eventlog.writer import read_events
 from coordinator.lib import site_identity
 from coordinator.replication import encryption, mirror_list, one_time_codes, pull, tasks
 from coordinator.replication import protocol as between
@@ -26,13 +26,13 @@ Number = Annotated[int, Query(ge=0, lt=1 << 53)]
 def get_mirror_list(request: HttpRequest, after: Number = 0):
     """The newest mirror list, and what leads to it from the version that the asker holds."""
     enforce_rate_limit(request, "lists", 600, 60)
-    return Lists(lists=mirror_list.told(after))
+    return Lists(lists=mirror_list.lists_since(after))
 
 
 @api.get("/mirrors/heads", response=responses(Signed), auth=authenticate_mirror, tags=["Mirrors"])
 def get_log_heads(request: HttpRequest):
     """How far this mirror has come in every log it holds, signed for the mirror that asks."""
-    return site_identity.identity().sign("heads", pull.our_words(request.auth))
+    return site_identity.identity().sign("heads", pull.local_heads(request.auth))
 
 
 @api.get(
@@ -45,11 +45,11 @@ def get_log(
     request: HttpRequest,
     origin: Annotated[str, Path(pattern=ORIGIN)],
     after: Number = 0,
-    most: Annotated[int, Query(ge=1, le=between.PAGE)] = between.PAGE,
+    most: Annotated[int, Query(ge=1, le=between.PAGE_EVENTS)] = between.PAGE_EVENTS,
 ):
     """A log's events from number `after` + 1 on, of whatever mirror it is."""
     page, size = [], 0
-    found = serve(origin, after, most)
+    found = read_events(origin, after, most)
     for event in found:
         size += len(event.body.encode())
         if page and size > between.PAGE_BYTES:
@@ -59,29 +59,29 @@ def get_log(
 
 
 @api.get(
-    "/mirrors/proofs",
-    response=responses(between.Proofs),
+    "/mirrors/fork-evidence",
+    response=responses(between.ForkEvidenceList),
     auth=authenticate_mirror,
     tags=["Mirrors"],
 )
 def get_fork_proofs(request: HttpRequest):
     """Of each log that signed two events with one number, both."""
-    pairs = truncate.proofs()[-100:]
-    return between.Proofs(
-        proofs=[between.Pair(first=first, second=second) for first, second in pairs]
+    pairs = truncate.list_fork_proofs()[-100:]
+    return between.ForkEvidenceList(
+        proofs=[between.ForkEvidence(first=first, second=second) for first, second in pairs]
     )
 
 
 @api.post(
-    "/mirrors/particulars",
-    response=responses(between.Sealed),
+    "/mirrors/private-data",
+    response=responses(between.EncryptedPrivateData),
     auth=authenticate_mirror,
     tags=["Mirrors"],
 )
-def post_private_data_request(request: HttpRequest, wants: between.Wants):
+def post_private_data_request(request: HttpRequest, wants: between.PrivateDataRequest):
     """Personal data that events name by digest, sealed to a key that goes with the request."""
     try:
-        return encryption.sealed(wants)
+        return encryption.encrypt_private_data(wants)
     except MessageError as error:
         raise ApiError(422, str(error), {"key": str(error)}) from None
 
@@ -93,21 +93,27 @@ def post_telemetry_request(request: HttpRequest, wanted: Wanted):
 
 
 @api.post(
-    "/mirrors/nudge", response=responses(between.Heard), auth=authenticate_mirror, tags=["Mirrors"]
+    "/mirrors/change-notice",
+    response=responses(between.Acknowledgement),
+    auth=authenticate_mirror,
+    tags=["Mirrors"],
 )
-def post_nudge(request: HttpRequest, said: between.Nudge):
+def post_nudge(request: HttpRequest, said: between.ChangeNotice):
     """The mirror that signed this has something new."""
     enforce_rate_limit(request, "nudges", 600, 60)
-    tasks.nudged(request.auth)
-    return between.Heard()
+    tasks.schedule_pull(request.auth)
+    return between.Acknowledgement()
 
 
 @api.post(
-    "/mirrors/spent", response=responses(between.Heard), auth=authenticate_mirror, tags=["Mirrors"]
+    "/mirrors/used-codes",
+    response=responses(between.Acknowledgement),
+    auth=authenticate_mirror,
+    tags=["Mirrors"],
 )
-def post_used_codes(request: HttpRequest, said: between.Spent):
+def post_used_codes(request: HttpRequest, said: between.UsedCodes):
     """What works once was used at the mirror that signed this."""
     enforce_rate_limit(request, "spent", 6000, 60)
     for mark in said.marks:
-        one_time_codes.note(mark)
-    return between.Heard()
+        one_time_codes.mark_used(mark)
+    return between.Acknowledgement()

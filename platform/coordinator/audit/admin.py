@@ -9,8 +9,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
-from coordinator.audit.admin_actions import Looked
-from coordinator.audit.models import Entry
+from coordinator.audit.admin_actions import ReadOnlyAdmin
+from coordinator.audit.models import AuditEntry
 
 KINDS_SECONDS = 300  # that the list of kinds is as good as new: finding it reads the whole log
 
@@ -29,11 +29,13 @@ class KindFilter(admin.SimpleListFilter):
 
     @staticmethod
     def _kinds() -> list[str]:
-        return sorted(Entry.objects.order_by().values_list("subject_kind", flat=True).distinct())
+        return sorted(
+            AuditEntry.objects.order_by().values_list("subject_kind", flat=True).distinct()
+        )
 
 
-@admin.register(Entry)
-class EntryAdmin(Looked):
+@admin.register(AuditEntry)
+class EntryAdmin(ReadOnlyAdmin):
     list_display = ["at", "action", "subject", "who", "short_detail"]
     list_filter = [KindFilter, "at"]
     search_fields = [
@@ -66,17 +68,17 @@ class EntryAdmin(Looked):
         )
 
     @admin.display(description="subject")
-    def subject(self, entry: Entry) -> str:
+    def subject(self, entry: AuditEntry) -> str:
         return f"{entry.subject_kind} {entry.subject_name or entry.subject_id}"
 
     @admin.display(description="by")
-    def who(self, entry: Entry) -> str:
+    def who(self, entry: AuditEntry) -> str:
         return str(entry.actor or entry.machine or "the site")
 
     @admin.display(description="detail")
-    def short_detail(self, entry: Entry) -> str:
+    def short_detail(self, entry: AuditEntry) -> str:
         return ", ".join(f"{name}: {value}" for name, value in entry.detail.items())[:200]
 
     @admin.display(description="detail")
-    def whole_detail(self, entry: Entry) -> str:
+    def whole_detail(self, entry: AuditEntry) -> str:
         return format_html("<pre>{}</pre>", json.dumps(entry.detail, indent=2, ensure_ascii=False))

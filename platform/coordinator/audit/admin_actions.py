@@ -11,7 +11,7 @@ from unfold.admin import ModelAdmin
 from unfold.forms import BaseDialogForm
 from unfold.widgets import UnfoldAdminTextareaWidget
 
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 
 
 class ReasonForm(BaseDialogForm):
@@ -24,7 +24,7 @@ class ReasonForm(BaseDialogForm):
     )
 
 
-def asks(
+def dialog_options(
     title: str, description: str, form: type[BaseDialogForm] = BaseDialogForm, submit: str = ""
 ) -> dict[str, Any]:
     """A dialog for unfold's `action`."""
@@ -36,7 +36,7 @@ def asks(
     }
 
 
-class Looked(ModelAdmin):
+class ReadOnlyAdmin(ModelAdmin):
     """Looked at in full; changed by decisions alone."""
 
     list_per_page = 25
@@ -75,17 +75,17 @@ class Looked(ModelAdmin):
             changed = act(found) is not False
             level, text = (messages.SUCCESS, done) if changed else (messages.WARNING, otherwise)
             self.message_user(request, text.format(name=name), level)
-        except Refused as error:
+        except UserError as error:
             self.message_user(request, error.sentence, messages.ERROR)
         place = f"admin:{self.opts.app_label}_{self.opts.model_name}"
         still = self.model._default_manager.filter(pk=found.pk).exists()
-        return back(
+        return redirect_after(
             request,
             reverse(f"{place}_change", args=[pk]) if still else reverse(f"{place}_changelist"),
         )
 
 
-def back(request: HttpRequest, url: str) -> HttpResponse:
+def redirect_after(request: HttpRequest, url: str) -> HttpResponse:
     """htmx follows a header out of its dialog; everybody else a redirect."""
     if request.headers.get("HX-Request") == "true":
         return HttpResponse(headers={"HX-Redirect": url})

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.db import models
 
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.lib import request_id
 
 LONGEST = 1000  # characters of one text in a detail; what people type elsewhere is shorter
@@ -12,12 +12,12 @@ LONGEST = 1000  # characters of one text in a detail; what people type elsewhere
 
 def record(
     action: str, subject: models.Model, *, actor: Any = None, machine: Any = None, **detail: Any
-) -> Entry:
+) -> AuditEntry:
     """Notes that `actor` (a user; nobody logged in counts as None) or `machine` did `action` to `subject`.
 
     Call it inside the transaction that makes the change, so that both are there or neither. `detail` is whatever JSON
     can hold, and times and UUIDs; never an address or a secret: staff read it, and it outlives people."""
-    return Entry.objects.create(
+    return AuditEntry.objects.create(
         action=action,
         subject_kind=subject._meta.model_name,
         subject_id=str(subject.pk),
@@ -29,12 +29,12 @@ def record(
     )
 
 
-def forget(*subjects: models.Model) -> int:
+def anonymise(*subjects: models.Model) -> int:
     """Takes names and details out of what was noted about these: that something happened stays, to whom does not."""
     found = models.Q(pk=None)
     for subject in subjects:
         found |= models.Q(subject_kind=subject._meta.model_name, subject_id=str(subject.pk))
-    return Entry.objects.filter(found).update(subject_name="", detail={})
+    return AuditEntry.objects.filter(found).update(subject_name="", detail={})
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from django.utils import timezone
 from uuid6 import uuid7
 
 
-class Entry(models.Model):
+class AuditEntry(models.Model):
     """Somebody (a person, a machine, or the site itself when both are None) did `action` to a subject.
 
     `action` is a dotted word such as "run.pause". The subject is named by value, not by a foreign key, so that the

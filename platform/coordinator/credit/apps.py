@@ -9,4 +9,4 @@ class Credit(AppConfig):
         from coordinator.credit.replicated import credits
         from coordinator.eventlog import registry
 
-        registry.register(credits.KIND)
+        registry.register(credits.AGGREGATE_TYPE)

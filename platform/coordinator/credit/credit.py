@@ -110,7 +110,7 @@ def note(heard: list[tuple[Membership, Sequence[messages.Testimony]]]) -> None:
         known[row["run"], row["machine"], row["incarnation"]] = row["end"], row["sum"]
         lives[row["run"], row["machine"]] += row["sum"]
     most = {run.pk: run.spec.max_tokens_per_update for run in runs.values()}
-    several = mirror_list.named()[0] > 0
+    several = mirror_list.current_version()[0] > 0
     fresh: dict[tuple, Credit] = {}
     for (run, _, author), (member, head, told) in sorted(
         newest.items(), key=lambda item: (item[0][2], item[1][1].seq)

@@ -11,7 +11,7 @@ from django.conf import settings
 from coordinator.demo.mirrors import Mirror, listing, one_state
 from coordinator.demo.processes import free_port
 from coordinator.replication import mirror_list
-from coordinator.replication.models import List
+from coordinator.replication.models import MirrorListVersion
 
 SETTLING = 30.0  # seconds until all say the same, once nothing changes any more
 
@@ -48,10 +48,10 @@ class Several:
 
     def start(self, wait: Wait) -> None:
         """This site, whose tables are there; then the others, each by its own `mirror join`."""
-        held = mirror_list.newest()
+        held = mirror_list.newest_list()
         if (fresh := listing(self.folder, self.all, held)) is not None:
             mirror_list.publish(fresh, first=held is None)
-        self._list.write_text(List.objects.latest("version").signed.model_dump_json())
+        self._list.write_text(MirrorListVersion.objects.latest("version").signed.model_dump_json())
         self.first.start()
         for each in self.others:
             wait(each.raised, f"{each.name}, which takes over what the first one knows")

@@ -6,13 +6,13 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 
-from coordinator.audit.admin_actions import Looked
-from coordinator.eventlog.models import Origin, Proof
+from coordinator.audit.admin_actions import ReadOnlyAdmin
+from coordinator.eventlog.models import ForkProof, Origin
 from coordinator.eventlog.projection import state_hash
 
 
 @admin.register(Origin)
-class OriginAdmin(Looked):
+class OriginAdmin(ReadOnlyAdmin):
     list_display = ["id", "short_key", "ours", "head_seq", "cut_seq", "proven", "known"]
     list_filter = ["ours", ("cut_seq", admin.EmptyFieldListFilter)]
     search_fields = ["=id", "key"]
@@ -46,18 +46,18 @@ class OriginAdmin(Looked):
         return format_html("<pre>{}</pre>", "\n".join(told))
 
 
-@admin.register(Proof)
-class ProofAdmin(Looked):
+@admin.register(ForkProof)
+class ProofAdmin(ReadOnlyAdmin):
     list_display = ["origin", "seq", "found"]
     list_select_related = ["origin"]
     fields = ["origin", "seq", "found", "one", "other"]
 
     @admin.display(description="it signed")
-    def one(self, proof: Proof) -> str:
+    def one(self, proof: ForkProof) -> str:
         return _shown(proof.first)
 
     @admin.display(description="and it signed")
-    def other(self, proof: Proof) -> str:
+    def other(self, proof: ForkProof) -> str:
         return _shown(proof.second)
 
 

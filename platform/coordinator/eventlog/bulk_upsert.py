@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from django.db import connection, models
 
 
-def put(rows: Sequence[models.Model], update: Sequence[str] = ()) -> None:
+def bulk_upsert(rows: Sequence[models.Model], update: Sequence[str] = ()) -> None:
     """All columns of these, by primary key; of one that is there, the columns `update` are overwritten. As one JSON
     text: `bulk_create` quotes each field of each row by itself, which takes it twice as long in all."""
     if not rows:

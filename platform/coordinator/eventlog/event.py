@@ -10,12 +10,12 @@ from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import opened
 from barnraise.protocol.types import Digest, Id, Message
 
-LONGEST = 100_000  # characters of an event's text
-NOTHING = "0" * 64  # what stands before the first
+MAX_EVENT_CHARS = 100_000  # characters of an event's text
+NO_DIGEST = "0" * 64  # what stands before the first
 
 OriginId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-Type = Annotated[str, Field(pattern=r"^[a-z]{1,20}\.[a-z_]{1,30}$")]
-SubjectName = Annotated[str, Field(pattern=r"^[a-z]{1,20}:[0-9A-Za-z.:_-]{1,180}$")]
+EventTypeName = Annotated[str, Field(pattern=r"^[a-z]{1,20}\.[a-z_]{1,30}$")]
+AggregateName = Annotated[str, Field(pattern=r"^[a-z]{1,20}:[0-9A-Za-z.:_-]{1,180}$")]
 
 
 class Event(Message):
@@ -27,28 +27,30 @@ class Event(Message):
     seq: int = Field(ge=1, lt=1 << 53)
     prev: Digest
     hlc: int = Field(ge=0, lt=1 << 63)
-    type: Type
-    subject: SubjectName
+    type: EventTypeName
+    aggregate: AggregateName
     payload: dict[str, Any] = Field(max_length=100)
 
     @model_validator(mode="after")
-    def of_one_kind(self) -> "Event":
-        if self.kind != self.subject.partition(":")[0]:
+    def check_one_aggregate_type(self) -> "Event":
+        if self.aggregate_type != self.aggregate.partition(":")[0]:
             raise ValueError("type and subject are of two kinds")
         return self
 
     @property
-    def kind(self) -> str:
+    def aggregate_type(self) -> str:
         return self.type.partition(".")[0]
 
 
-def read(signed: Signed) -> Event:
+def open_event(signed: Signed) -> Event:
     """The event inside, once its signature holds. Raises MessageError."""
-    if len(signed.body) > LONGEST:
-        raise MessageError(f"an event by {signed.key[:8]} is longer than {LONGEST:,} characters")
+    if len(signed.body) > MAX_EVENT_CHARS:
+        raise MessageError(
+            f"an event by {signed.key[:8]} is longer than {MAX_EVENT_CHARS:,} characters"
+        )
     return opened(signed, "event", Event)
 
 
-def read_all(signed: Sequence[Signed]) -> list[Event]:
+def open_events(signed: Sequence[Signed]) -> list[Event]:
     """Raises MessageError with the first that is no event."""
-    return [read(each) for each in signed]
+    return [open_event(each) for each in signed]

@@ -6,30 +6,30 @@ later ones higher, so that causes sort before effects even where clocks disagree
 
 from collections.abc import Sequence
 
-APART = 60.0  # seconds that a clock may be from the others'
-AHEAD = 120.0  # …and that a stamp may be ahead of ours, before it has to wait
-COUNTER = 16  # bits
+MAX_CLOCK_ERROR = 60.0  # seconds that a clock may be from the others'
+MAX_STAMP_LEAD = 120.0  # …and that a stamp may be ahead of ours, before it has to wait
+COUNTER_BITS = 16  # bits
 
 
-def stamp(last: int, now: float) -> int:
+def next_stamp(last: int, now: float) -> int:
     """The next stamp after `last`, at `now` seconds since 1970. A counter that is full runs over into the time."""
-    return max(last + 1, int(now * 1000) << COUNTER)
+    return max(last + 1, int(now * 1000) << COUNTER_BITS)
 
 
-def seconds(hlc: int) -> float:
+def to_seconds(hlc: int) -> float:
     """Since 1970."""
-    return (hlc >> COUNTER) / 1000
+    return (hlc >> COUNTER_BITS) / 1000
 
 
-def correction(offsets: Sequence[float]) -> float:
+def clock_correction(offsets: Sequence[float]) -> float:
     """Seconds to add to this machine's clock, from how far the others' are ahead of it. 0 while it is within APART of
     their median; of two in the middle the nearer counts, so that one wrong clock of two moves nobody. With fewer than
     two others nobody can tell who is wrong."""
-    median = middle(offsets)
-    return median if len(offsets) > 1 and abs(median) > APART else 0.0
+    median = median_offset(offsets)
+    return median if len(offsets) > 1 and abs(median) > MAX_CLOCK_ERROR else 0.0
 
 
-def middle(offsets: Sequence[float]) -> float:
+def median_offset(offsets: Sequence[float]) -> float:
     """Their median; 0 without any."""
     if not offsets:
         return 0.0
@@ -37,6 +37,6 @@ def middle(offsets: Sequence[float]) -> float:
     return min(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2], key=abs)
 
 
-def is_ahead(hlc: int, now: float) -> bool:
+def is_too_far_ahead(hlc: int, now: float) -> bool:
     """Whether a stamp is so far in the future that taking it over would spoil this clock too."""
-    return seconds(hlc) > now + AHEAD
+    return to_seconds(hlc) > now + MAX_STAMP_LEAD

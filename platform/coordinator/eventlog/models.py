@@ -4,15 +4,15 @@ from django.db import models
 from django.utils import timezone
 
 from barnraise.protocol.messages import Signed
-from coordinator.eventlog.event import NOTHING, Event
+from coordinator.eventlog.event import NO_DIGEST, Event
 
 
-class Tally(models.Model):
+class LogState(models.Model):
     """One row: the sum of all subjects' digests, and the highest stamp seen. Who changes what mirrors share locks it
-    first (`log.change`), so that all such changes stand in one line and none waits for another crosswise."""
+    first (`writer.log_transaction`), so that all such changes stand in one line and none waits for another crosswise."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    total = models.CharField(max_length=64, default=NOTHING)
+    total = models.CharField(max_length=64, default=NO_DIGEST)
     hlc = models.BigIntegerField(default=0)
 
     def __str__(self) -> str:
@@ -25,7 +25,7 @@ class Origin(models.Model):
     id = models.CharField(max_length=32, primary_key=True)
     key = models.CharField(max_length=64, db_index=True)
     head_seq = models.BigIntegerField(default=0)
-    head_digest = models.CharField(max_length=64, default=NOTHING)
+    head_digest = models.CharField(max_length=64, default=NO_DIGEST)
     head_hlc = models.BigIntegerField(default=0)
     ours = models.BooleanField(default=False)
     cut_seq = models.BigIntegerField(null=True)
@@ -87,7 +87,7 @@ class LogEvent(models.Model):
         return Signed(key=self.key, body=self.body, signature=self.signature)
 
 
-class Subject(models.Model):
+class Aggregate(models.Model):
     """What the accepted events say of one thing: canonical JSON, "" where there is no such thing (any more). `stale`:
     it has events that `state` was not folded from; `stored`: the rows say what `state` says, else they wait for another
     subject's."""
@@ -117,7 +117,7 @@ class Subject(models.Model):
         return self.name
 
 
-class Claim(models.Model):
+class UniquenessClaim(models.Model):
     """A subject wants a word that only one may have, such as a run its slug. Who claimed it first has it: by (hlc, id)
     of the event that did."""
 
@@ -138,7 +138,7 @@ class Claim(models.Model):
         return f"{self.subject} claims {self.word}"
 
 
-class Particulars(models.Model):
+class PrivateData(models.Model):
     """What must be forgettable, and so is in no event: those name it by `digest`, BLAKE3 of `salt` and `body`. Without
     a body it is wanted here, and not yet come. It goes when no state names it any more."""
 
@@ -157,7 +157,7 @@ class Particulars(models.Model):
         return f"particulars of {self.subject}"
 
 
-class Proof(models.Model):
+class ForkProof(models.Model):
     """Two events that one origin signed with one number."""
 
     origin = models.ForeignKey(Origin, on_delete=models.CASCADE, related_name="proofs")
@@ -174,7 +174,7 @@ class Proof(models.Model):
         return f"{self.origin} signed two events {self.seq}"
 
 
-class Clock(models.Model):
+class PeerClock(models.Model):
     """How far another mirror's clock was ahead of ours when it last signed its time. `steady`: this machine's seconds
     since it started, by a clock that nobody sets, and `boot`, which start that was; "" where no system says so."""
 

@@ -6,21 +6,21 @@ from pydantic import Field
 
 from barnraise.protocol.types import Message, Words
 from coordinator.eventlog.event import OriginId
-from coordinator.eventlog.registry import Fact, Kind, State
+from coordinator.eventlog.registry import AggregateType, Fact, State
 
 
-class Begin(Message):
+class LogStarted(Message):
     name: Words = Field(max_length=100)
     after: OriginId | None = None
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
     """A log has one first event; its chain sees to that."""
-    return {"name": facts[0].said.name, "after": facts[0].said.after}
+    return {"name": facts[0].payload.name, "after": facts[0].payload.after}
 
 
 def store(which: str, state: State | None) -> None:
     """Its row is the log's own, and is there before any of its events is folded."""
 
 
-KIND = Kind("origin", {"begin": Begin}, fold, store)
+AGGREGATE_TYPE = AggregateType("origin", {"begin": LogStarted}, fold, store)

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from barnraise.protocol.types import Message
 
 State = dict[str, Any]  # JSON
-Told = tuple[str, str, dict[str, Any]]  # (type, subject, payload)
+EventDraft = tuple[str, str, dict[str, Any]]  # (type, subject, payload)
 
 
 @dataclass(frozen=True)
@@ -22,41 +22,43 @@ class Fact:
     hlc: int
     id: UUID
     digest: str
-    what: str
-    said: Any  # of the shape that the kind names
+    action: str
+    payload: Any  # of the shape that the kind names
 
     @property
-    def place(self) -> tuple[int, UUID, str]:
+    def order_key(self) -> tuple[int, UUID, str]:
         return self.hlc, self.id, self.digest
 
 
-class Waits(Exception):
+class DependencyMissingError(Exception):
     """A row cannot be written before another subject's is there."""
 
 
-Words = dict[str, tuple[str, int, str]]  # space → (word, hlc, id of the event that claimed it)
+UniqueValues = dict[
+    str, tuple[str, int, str]
+]  # space → (word, hlc, id of the event that claimed it)
 
 
-def nothing() -> Iterable[Told]:
+def no_existing_events() -> Iterable[EventDraft]:
     return ()
 
 
-def no_words(state: State) -> Words:
+def no_unique_values(state: State) -> UniqueValues:
     return {}
 
 
-def no_needs(state: State) -> list[str]:
+def no_private_data(state: State) -> list[str]:
     return []
 
 
-def none_at_once(states: dict[str, State]) -> set[str]:
+def no_batch(states: dict[str, State]) -> set[str]:
     return set()
 
 
 @dataclass(frozen=True)
-class Kind:
+class AggregateType:
     """`shapes`: what → its payload. `fold`: facts of one subject, sorted → its state, None where there is none; pure,
-    and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises Waits
+    and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises DependencyMissingError
     before it writes, and returns names of subjects that the rows would refer to, and do without while those have none.
     `words`: of a state, those that only one subject may have. `needs`: digests of its particulars. `existing`: events
     that say what rows say, for a site that is older than its log. `together`: of states by name, those that nothing
@@ -64,37 +66,37 @@ class Kind:
     `store` would: a new mirror has a hundred thousand of them."""
 
     name: str
-    shapes: Mapping[str, type[Message]]
+    payload_types: Mapping[str, type[Message]]
     fold: Callable[[Sequence[Fact]], State | None]
     store: Callable[[str, State | None], list[str] | None]
-    words: Callable[[State], Words] = no_words
-    needs: Callable[[State], list[str]] = no_needs
-    existing: Callable[[], Iterable[Told]] = nothing
-    together: Callable[[dict[str, State]], set[str]] = none_at_once
+    unique_values: Callable[[State], UniqueValues] = no_unique_values
+    private_digests: Callable[[State], list[str]] = no_private_data
+    existing_events: Callable[[], Iterable[EventDraft]] = no_existing_events
+    store_batch: Callable[[dict[str, State]], set[str]] = no_batch
 
     @property
-    def types(self) -> list[str]:
-        return [f"{self.name}.{what}" for what in self.shapes]
+    def event_types(self) -> list[str]:
+        return [f"{self.name}.{what}" for what in self.payload_types]
 
 
-_kinds: dict[str, Kind] = {}
+_kinds: dict[str, AggregateType] = {}
 
 
-def register(*kinds: Kind) -> None:
+def register(*kinds: AggregateType) -> None:
     _kinds.update({kind.name: kind for kind in kinds})
 
 
-def registered() -> dict[str, Kind]:
+def aggregate_types() -> dict[str, AggregateType]:
     """In the order of the apps: what others refer to comes first."""
     return dict(_kinds)
 
 
-def types() -> list[str]:
+def event_types() -> list[str]:
     """All types of events that this version understands."""
-    return [type for kind in _kinds.values() for type in kind.types]
+    return [type for kind in _kinds.values() for type in kind.event_types]
 
 
-class Entry(NamedTuple):
+class StoredEvent(NamedTuple):
     """Of an event what folds need: there are a hundred thousand at times."""
 
     digest: str
@@ -104,14 +106,14 @@ class Entry(NamedTuple):
     body: str
 
 
-def fact(event: Entry) -> Fact | None:
+def decode_fact(event: StoredEvent) -> Fact | None:
     """None where this version does not understand it."""
     kind, _, what = event.type.partition(".")
     known = _kinds.get(kind)
-    if known is None or what not in known.shapes:
+    if known is None or what not in known.payload_types:
         return None
     try:
-        said = known.shapes[what].model_validate(
+        said = known.payload_types[what].model_validate(
             from_json(event.body)["payload"]
         )  # an event it was when it came
     except ValidationError:

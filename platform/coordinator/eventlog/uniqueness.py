@@ -11,38 +11,43 @@ from collections.abc import Collection
 from django.db.models import Q
 
 from coordinator.eventlog import registry
-from coordinator.eventlog.models import Claim, Subject
+from coordinator.eventlog.models import Aggregate, UniquenessClaim
 
 
-def has(subject: str, space: str, word: str) -> bool:
+def owns_value(subject: str, space: str, word: str) -> bool:
     """Whether the word is this subject's."""
-    first = Claim.objects.filter(space=space, word=word).values_list("subject", flat=True).first()
+    first = (
+        UniquenessClaim.objects.filter(space=space, word=word)
+        .values_list("subject", flat=True)
+        .first()
+    )
     return first in (subject, None)
 
 
-def evicted(subject: str) -> None:
+def mark_for_rewrite(subject: str) -> None:
     """Its row had a word that is another's, and was given the one that no other has: it is written anew."""
-    Subject.objects.filter(pk=subject).update(stored=False)
+    Aggregate.objects.filter(pk=subject).update(stored=False)
 
 
-def settle(changed: Collection[Subject]) -> list[Subject]:
+def update_claims(changed: Collection[Aggregate]) -> list[Aggregate]:
     """Claims as the new states make them. Returns the other subjects whose words may thereby be others."""
-    wanted: dict[tuple[str, str], Claim] = {}
+    wanted: dict[tuple[str, str], UniquenessClaim] = {}
     concerned = []
     for subject in changed:
-        kind = registry.registered()[subject.name.partition(":")[0]]
-        if kind.words is registry.no_words:
+        kind = registry.aggregate_types()[subject.name.partition(":")[0]]
+        if kind.unique_values is registry.no_unique_values:
             continue
         concerned.append(subject.name)
-        words = kind.words(json.loads(subject.state)) if subject.state else {}
+        words = kind.unique_values(json.loads(subject.state)) if subject.state else {}
         for space, (word, hlc, uuid) in words.items():
-            wanted[subject.name, space] = Claim(
+            wanted[subject.name, space] = UniquenessClaim(
                 subject=subject.name, space=space, word=word, hlc=hlc, uuid=uuid
             )
     if not concerned:
         return []
     before = {
-        (each.subject, each.space): each for each in Claim.objects.filter(subject__in=concerned)
+        (each.subject, each.space): each
+        for each in UniquenessClaim.objects.filter(subject__in=concerned)
     }
     touched: dict[str, set[str]] = defaultdict(set)
     for place in before.keys() | wanted.keys():
@@ -55,12 +60,14 @@ def settle(changed: Collection[Subject]) -> list[Subject]:
             touched[place[1]] |= {claim.word for claim in (old, new) if claim}
     if not touched:
         return []
-    Claim.objects.filter(subject__in=concerned).delete()
-    Claim.objects.bulk_create(wanted.values())
+    UniquenessClaim.objects.filter(subject__in=concerned).delete()
+    UniquenessClaim.objects.bulk_create(wanted.values())
     said = Q(pk=None)
     for space, words in touched.items():
         said |= Q(space=space, word__in=words)
     others = (
-        Claim.objects.filter(said).exclude(subject__in=concerned).values_list("subject", flat=True)
+        UniquenessClaim.objects.filter(said)
+        .exclude(subject__in=concerned)
+        .values_list("subject", flat=True)
     )
-    return list(Subject.objects.filter(pk__in=list(others)))
+    return list(Aggregate.objects.filter(pk__in=list(others)))

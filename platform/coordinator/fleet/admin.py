@@ -17,7 +17,7 @@ from unfold.widgets import (
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import Machine
-from coordinator.audit.admin_actions import Looked, ReasonForm, asks
+from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, dialog_options
 from coordinator.fleet.models import Membership, Verdict
 from coordinator.fleet.verdicts import UNDER_WAY, Charge, problems, single_updates
 
@@ -98,7 +98,7 @@ class VerdictForm(BaseDialogForm):
 
 
 @admin.register(Machine)
-class MachineAdmin(Looked):
+class MachineAdmin(ReadOnlyAdmin):
     list_display = ["name", "owner", "system", "accelerator", "enrolled", "last_seen", "revoked"]
     list_filter = [("revoked", admin.EmptyFieldListFilter)]
     ordering = ["-id"]  # as they were enrolled
@@ -110,7 +110,7 @@ class MachineAdmin(Looked):
         description="Ban this machine",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks(
+        dialog=dialog_options(
             "Ban this machine",
             "Its tickets die: this site and its peers refuse it, for good.",
             BanForm,
@@ -132,7 +132,7 @@ class MachineAdmin(Looked):
 
 
 @admin.register(Membership)
-class MembershipAdmin(Looked):
+class MembershipAdmin(ReadOnlyAdmin):
     list_display = ["machine", "run", "activity", "last_seen", "tokens", "mark"]
     list_filter = ["activity"]
     search_fields = ["machine__hostname", "machine__key", "run__name", "run__slug"]
@@ -143,7 +143,7 @@ class MembershipAdmin(Looked):
         description="Take updates out",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks(
+        dialog=dialog_options(
             "Take updates out",
             "On every machine of the run, for good. Its own is not banned.",
             VerdictForm,
@@ -167,7 +167,7 @@ class MembershipAdmin(Looked):
 
 
 @admin.register(Verdict)
-class VerdictAdmin(Looked):
+class VerdictAdmin(ReadOnlyAdmin):
     list_display = ["run", "given", "by", "proven", "short_digest"]
     search_fields = ["run__name", "run__slug", "=digest"]
     list_select_related = ["run", "by"]

@@ -12,4 +12,4 @@ class Fleet(AppConfig):
         from coordinator.fleet.replicated import machine_pauses, verdicts
 
         leaving.connect(forget, dispatch_uid="fleet forget")
-        registry.register(machine_pauses.KIND, verdicts.KIND)
+        registry.register(machine_pauses.AGGREGATE_TYPE, verdicts.AGGREGATE_TYPE)

@@ -34,7 +34,7 @@ class Rest(models.Model):
     @classmethod
     def begin(cls, machine: Machine, *, actor=None) -> bool:
         """False when it rests already, or was revoked."""
-        with mirrors.change():
+        with mirrors.log_transaction():
             if not Machine.objects.select_for_update().filter(pk=machine.pk, revoked=None).exists():
                 return False
             rest, begun = cls.objects.get_or_create(machine=machine, defaults={"by": actor})
@@ -46,7 +46,7 @@ class Rest(models.Model):
     @classmethod
     def end(cls, machine: Machine, *, actor=None) -> bool:
         """False when it does not rest."""
-        with mirrors.change():
+        with mirrors.log_transaction():
             ended = cls.objects.filter(machine=machine).delete()[0] == 1
             if ended:
                 mirrors.record("rest.end", machine.key, {})

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from barnraise.protocol import messages
 from coordinator.fleet.models import Membership
-from coordinator.lib.ttl_cache import Memo
+from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
 
 SECONDS = 1.0  # that an answer may be old
@@ -23,7 +23,7 @@ class Common:
     peers: tuple[messages.Peer, ...]
 
 
-_known: Memo[UUID, Common] = Memo(SECONDS)  # by run
+_known: TtlCache[UUID, Common] = TtlCache(SECONDS)  # by run
 
 
 def common(run: Run, *, fresh: bool = False) -> Common:

@@ -95,7 +95,7 @@ class Verdict(models.Model):
     ) -> "Verdict":
         """Signed by this mirror, and noted. Raises SpecError, with a sentence for each field ("run", "author", "first",
         "updates", "reason") that makes no sense."""
-        with mirrors.change():
+        with mirrors.log_transaction():
             run = Run.objects.select_for_update(of=("self",)).get(pk=run.pk)
             if found := problems(run, charges):
                 raise SpecError(found)

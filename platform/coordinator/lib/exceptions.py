@@ -1,7 +1,7 @@
 """What a person is told when something cannot be."""
 
 
-class Refused(Exception):
+class UserError(Exception):
     """A person asked for what cannot be; the text says why, as a sentence without its capital and full stop."""
 
     @property

@@ -24,7 +24,7 @@ EMBEDDED = (  # networks whose addresses carry an IPv4 address that somebody els
 )
 
 
-class Unsafe(ValueError):
+class UnsafeUrlError(ValueError):
     """This site will not call that; the text says why, as a sentence without its capital and full stop."""
 
 
@@ -42,38 +42,38 @@ class Target:
         return self.parts._replace(netloc=f"{host}:{port(self.parts)}").geturl()
 
 
-def looked_at(url: str) -> SplitResult:
-    """What can be said of a URL without asking anybody. Raises Unsafe."""
+def check_url(url: str) -> SplitResult:
+    """What can be said of a URL without asking anybody. Raises UnsafeUrlError."""
     try:
         parts = urlsplit(url.strip())
         parts.port  # noqa: B018  (it raises here or nowhere)
     except ValueError:
-        raise Unsafe("this is not a URL") from None
+        raise UnsafeUrlError("this is not a URL") from None
     within = bool(settings.OUTSIDE_NETWORKS)
     if parts.scheme != "https" and not (within and parts.scheme == "http"):
-        raise Unsafe("the URL must begin with https://")
+        raise UnsafeUrlError("the URL must begin with https://")
     if not parts.hostname or parts.username or parts.password:
-        raise Unsafe("the URL must name a host, and no user or password")
+        raise UnsafeUrlError("the URL must name a host, and no user or password")
     if port(parts) not in PORTS and not within:
-        raise Unsafe("the URL must use port 443 or 8443")
+        raise UnsafeUrlError("the URL must use port 443 or 8443")
     return parts
 
 
-def resolved(url: str) -> Target:
-    """Raises Unsafe when any address of its host is private, or there is none."""
-    parts = looked_at(url)
+def resolve_target(url: str) -> Target:
+    """Raises UnsafeUrlError when any address of its host is private, or there is none."""
+    parts = check_url(url)
     try:
         found = socket.getaddrinfo(parts.hostname, port(parts), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise Unsafe(f"no address is known for {parts.hostname}") from None
+        raise UnsafeUrlError(f"no address is known for {parts.hostname}") from None
     addresses = [str(info[4][0]).partition("%")[0] for info in found]
-    if inside := [address for address in addresses if not public(address)]:
+    if inside := [address for address in addresses if not is_public(address)]:
         at = "" if inside[0] == parts.hostname else f"at {inside[0]}, which is "
-        raise Unsafe(f"{parts.hostname} is {at}not a public address")
+        raise UnsafeUrlError(f"{parts.hostname} is {at}not a public address")
     return Target(parts, addresses[0])
 
 
-def public(address: str) -> bool:
+def is_public(address: str) -> bool:
     """Whether anybody on the internet reaches it, or the settings say that it may be called all the same."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped:
@@ -89,11 +89,11 @@ def public(address: str) -> bool:
 
 
 async def post(url: str, body: bytes, headers: dict[str, str]) -> int:
-    """The answer's status. Raises Unsafe, httpx.HTTPError or TimeoutError; in any case within SECONDS."""
+    """The answer's status. Raises UnsafeUrlError, httpx.HTTPError or TimeoutError; in any case within SECONDS."""
     async with asyncio.timeout(
         SECONDS
     ):  # of all of it: a server that answers a byte at a time gains nothing
-        target = await asyncio.to_thread(resolved, url)
+        target = await asyncio.to_thread(resolve_target, url)
         named = {**headers, "Host": target.parts.netloc}
         async with httpx.AsyncClient(
             timeout=SECONDS, follow_redirects=False, trust_env=False

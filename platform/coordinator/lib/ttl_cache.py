@@ -9,15 +9,15 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Memo(Generic[Key, Value]):
+class TtlCache(Generic[Key, Value]):
     """Answers by key, each good for `seconds`; of `most` at a time."""
 
-    every: WeakSet["Memo"] = WeakSet()
+    every: WeakSet["TtlCache"] = WeakSet()
 
     def __init__(self, seconds: float, most: int = 1000):
         self.seconds, self.most = seconds, most
         self._known: dict[Key, tuple[float, Value]] = {}
-        Memo.every.add(self)
+        TtlCache.every.add(self)
 
     def get(self, key: Key, find: Callable[[], Value], *, fresh: bool = False) -> Value:
         """What `find` said of this key. `fresh`: what it says now."""
@@ -30,12 +30,12 @@ class Memo(Generic[Key, Value]):
         self._known[key] = time.monotonic() + self.seconds, found
         return found
 
-    def drop(self, key: Key) -> None:
+    def invalidate(self, key: Key) -> None:
         """It has changed."""
         self._known.pop(key, None)
 
     @classmethod
-    def forget(cls) -> None:
+    def clear_all(cls) -> None:
         """All of them all they know."""
         for memo in cls.every:
             memo._known.clear()

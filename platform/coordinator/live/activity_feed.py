@@ -6,7 +6,7 @@ from typing import Any
 from django.core.cache import cache
 
 from barnraise.protocol.enums import Activity
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationType
@@ -66,7 +66,9 @@ def _event(name: object, at: float, kind: str, who: str, what: str) -> dict[str,
 
 
 def _decided(run: Run) -> Iterator[dict[str, Any]]:
-    found = Entry.objects.filter(subject_kind="run", subject_id=str(run.pk), action__in=DECISIONS)
+    found = AuditEntry.objects.filter(
+        subject_kind="run", subject_id=str(run.pk), action__in=DECISIONS
+    )
     for entry in found.select_related("actor", "machine")[:SHOWN]:
         what = DECISIONS[entry.action].format_map({"tokens": 0} | entry.detail)
         if reason := entry.detail.get("reason"):
@@ -75,7 +77,7 @@ def _decided(run: Run) -> Iterator[dict[str, Any]]:
         yield _event(entry.pk, entry.at.timestamp(), kind, _who(run, entry), what)
 
 
-def _who(run: Run, entry: Entry) -> str:
+def _who(run: Run, entry: AuditEntry) -> str:
     """Staff decide as the site, and are not named."""
     if entry.machine:
         return entry.machine.name

@@ -18,6 +18,7 @@ from channels.db import database_sync_to_async
 from channels.layers import get_channel_layer
 from django.db import DatabaseError
 
+from coordinator.lib.valkey import valkey_client
 from coordinator.live.run_snapshot import (
     RunSnapshot,
     build_delta,
@@ -83,17 +84,17 @@ class Broadcaster:
         return json.dumps(news, separators=(",", ":"))
 
     def release_lock(self) -> None:
-        report_queue.client().eval(_RELEASE, 1, lock_key(self.run), self.token)
+        valkey_client().eval(_RELEASE, 1, lock_key(self.run), self.token)
 
     def _acquire_lock(self) -> bool:
-        valkey, key = report_queue.client(), lock_key(self.run)
+        valkey, key = valkey_client(), lock_key(self.run)
         if valkey.eval(_RENEW, 1, key, self.token, LOCK_MILLISECONDS):
             return True
         self.last_snapshot = None  # the lock was lost meanwhile, whoever gets it now
         return bool(valkey.set(key, self.token, nx=True, px=LOCK_MILLISECONDS))
 
     def _next_number(self, fresh: bool) -> int:
-        with report_queue.client().pipeline(transaction=True) as pipe:
+        with valkey_client().pipeline(transaction=True) as pipe:
             pipe.set(sequence_key(self.run), int(time.time() * 1000), nx=True)
             pipe.incrby(sequence_key(self.run), 2 if fresh else 1)
             return pipe.execute()[-1]

@@ -12,7 +12,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest
 
 from coordinator.lib import site_identity
-from coordinator.lib.ttl_cache import Memo
+from coordinator.lib.ttl_cache import TtlCache
 from coordinator.replication import mirror_list
 
 SECONDS = 5.0  # that what the list says may be old
@@ -50,7 +50,7 @@ class MirrorSite:
         }
 
 
-_known: Memo[None, tuple[MirrorSite, ...]] = Memo(SECONDS)
+_known: TtlCache[None, tuple[MirrorSite, ...]] = TtlCache(SECONDS)
 
 
 def mirror_sites() -> tuple[MirrorSite, ...]:
@@ -59,7 +59,7 @@ def mirror_sites() -> tuple[MirrorSite, ...]:
 
 
 def _listed() -> tuple[MirrorSite, ...]:
-    found, own = mirror_list.newest(), site_identity.identity().key
+    found, own = mirror_list.newest_list(), site_identity.identity().key
     live = [
         MirrorSite(each.name, each.url.rstrip("/"), each.key == own)
         for each in (found.live if found else ())

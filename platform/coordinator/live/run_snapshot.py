@@ -17,6 +17,7 @@ from typing import Any
 from django.conf import settings
 from django.core.cache import cache
 
+from coordinator.lib.valkey import valkey_client
 from coordinator.live.activity_feed import collect_activity
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue, run_table
@@ -91,7 +92,7 @@ def lock_key(run: object) -> str:
 
 def build_snapshot(run: Run) -> dict[str, Any]:
     """The number is read first: whatever the deltas up to it said is in what is read after."""
-    number = int(report_queue.client().get(sequence_key(run.pk)) or 0)
+    number = int(valkey_client().get(sequence_key(run.pk)) or 0)
     return RunSnapshot.capture(run).to_message(number) | _past(run)
 
 
@@ -162,7 +163,7 @@ def _past(run: Run) -> dict[str, list[list[float]]]:
     if past is None:
         past = history(run)
         cache.set(key, past, HISTORY_SECONDS)
-    tail = report_queue.client().xrevrange(report_queue.points_key(run.pk), count=NEWEST)
+    tail = valkey_client().xrevrange(report_queue.points_key(run.pk), count=NEWEST)
     newest = [json.loads(fields["point"]) for _, fields in reversed(tail)]
     fresh = {kind: loss_series(newest, kind) for kind in ("train", "validation")} | {
         "clock": token_clock(newest)

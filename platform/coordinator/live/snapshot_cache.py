@@ -9,9 +9,9 @@ import json
 import threading
 from collections import defaultdict
 
+from coordinator.lib.valkey import valkey_client
 from coordinator.live.run_snapshot import build_snapshot, load_snapshot, lock_key, sequence_key
 from coordinator.runs.models import Run
-from coordinator.telemetry import report_queue
 
 MOST = 16  # runs of which a process keeps the last one
 
@@ -25,7 +25,7 @@ class SnapshotCache:
 
     def get(self, run: Run) -> bytes:
         name = str(run.pk)
-        number, spoken_for = report_queue.client().mget(sequence_key(name), lock_key(name))
+        number, spoken_for = valkey_client().mget(sequence_key(name), lock_key(name))
         if not spoken_for:
             return encode_json(build_snapshot(run))
         with self._making[name]:

@@ -12,4 +12,4 @@ class NotifyConfig(AppConfig):
         from coordinator.notify.replicated import preferences, webhooks
 
         leaving.connect(forget, dispatch_uid="notify forget")
-        registry.register(webhooks.KIND, preferences.KIND)
+        registry.register(webhooks.AGGREGATE_TYPE, preferences.AGGREGATE_TYPE)

@@ -3,7 +3,7 @@
 from django import forms
 
 from coordinator.lib import safe_http
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 from coordinator.notify.models import NotificationPreference, Webhook
 from coordinator.notify.notification_types import NotificationType
 
@@ -76,8 +76,8 @@ class WebhookForm(forms.Form):
         """None when it cannot be, which is then said at the field."""
         try:
             return Webhook.add(person, self.cleaned_data["url"], self.cleaned_data["kinds"])
-        except safe_http.Unsafe as error:
+        except safe_http.UnsafeUrlError as error:
             self.add_error("url", f"{str(error)[:1].upper()}{str(error)[1:]}.")
-        except Refused as error:
+        except UserError as error:
             self.add_error(None, error.sentence)
         return None

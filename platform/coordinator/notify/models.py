@@ -13,7 +13,7 @@ from coordinator.audit.log import record
 from coordinator.eventlog import private_data
 from coordinator.eventlog import writer as mirrors
 from coordinator.lib import safe_http
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.replication import leases
 
@@ -64,7 +64,7 @@ class NotificationPreference(models.Model):
         wanted = {
             name: value for name, value in (("site", site), ("email", email)) if value is not None
         }
-        with mirrors.change():
+        with mirrors.log_transaction():
             before = cls.for_person(person)[NotificationType(kind).value]
             made, _ = cls.objects.update_or_create(person=person, kind=before.kind, defaults=wanted)
             for where in wanted:
@@ -123,7 +123,7 @@ class Notification(models.Model):
     @property
     def lease_name(self) -> str:
         """The letter about it, the same at every mirror that finds what it is about."""
-        return leases.name("letter", self.person_id, self.key)
+        return leases.lease_name("letter", self.person_id, self.key)
 
     @classmethod
     def create_once(cls, news: NotificationDraft) -> "Notification | None":
@@ -179,14 +179,14 @@ class Webhook(models.Model):
 
     @classmethod
     def add(cls, person, url: str, kinds: list[str]) -> "Webhook":
-        """Raises Refused, or outside.Unsafe."""
+        """Raises UserError, or safe_http.UnsafeUrlError."""
         if not person.may_create_runs:
-            raise Refused("webhooks are for organisers")
+            raise UserError("webhooks are for organisers")
         if person.webhooks.count() >= MAX_WEBHOOKS:
-            raise Refused(f"nobody has more than {MAX_WEBHOOKS} webhooks: remove one first")
-        safe_http.resolved(url)
+            raise UserError(f"nobody has more than {MAX_WEBHOOKS} webhooks: remove one first")
+        safe_http.resolve_target(url)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        with mirrors.change():
+        with mirrors.log_transaction():
             made = cls.objects.create(
                 person=person, url=url.strip(), secret=secret, kinds=list(kinds)
             )
@@ -196,9 +196,9 @@ class Webhook(models.Model):
 
     @property
     def as_event(self) -> dict:
-        """To other mirrors; within `mirrors.change`."""
+        """To other mirrors; within `writer.log_transaction`."""
         kept = {"url": self.url, "secret": self.secret, "kinds": self.kinds}
-        about = private_data.keep(f"webhook:{self.pk}", kept)
+        about = private_data.store(f"webhook:{self.pk}", kept)
         return {
             "person": self.person_id,
             "created": self.created,
@@ -209,7 +209,7 @@ class Webhook(models.Model):
     def set_types(self, kinds: list[str]) -> bool:
         """Of what it hears from now on; what was owed before still comes. False when it was so before."""
         wanted = [kind.value for kind in NotificationType if kind.value in kinds]
-        with mirrors.change():
+        with mirrors.log_transaction():
             changed = (
                 Webhook.objects.filter(pk=self.pk).exclude(kinds=wanted).update(kinds=wanted) == 1
             )
@@ -221,14 +221,14 @@ class Webhook(models.Model):
         return changed
 
     def remove(self) -> None:
-        with mirrors.change():
+        with mirrors.log_transaction():
             record("webhook.remove", self, actor=self.person)
             mirrors.record("webhook.remove", self.pk, {})
             self.delete()
 
     def set_active(self, on: bool) -> None:
         """Off: nothing more is sent; what was owed is dropped."""
-        with mirrors.change():
+        with mirrors.log_transaction():
             changed = (
                 Webhook.objects.filter(pk=self.pk, active=not on).update(active=on, failures=0) == 1
             )
@@ -295,7 +295,7 @@ class Delivery(models.Model):
     @property
     def lease_name(self) -> str | None:
         """The same at every mirror that finds what it is about; None for a test, which is this mirror's."""
-        return leases.name("call", self.webhook_id, self.notice.key) if self.notice else None
+        return leases.lease_name("call", self.webhook_id, self.notice.key) if self.notice else None
 
     @property
     def message_id(self) -> str:

@@ -22,11 +22,11 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 
 from coordinator.lib import safe_http
+from coordinator.lib.valkey import valkey_client
 from coordinator.notify.detectors import detect_all
 from coordinator.notify.models import Delivery, Notification, next_attempt
 from coordinator.replication import leases
-from coordinator.replication.lease_election import Turn
-from coordinator.telemetry import report_queue
+from coordinator.replication.lease_election import LeaseDecision
 
 log = logging.getLogger("coordinator.notify")
 
@@ -55,7 +55,7 @@ def sweep() -> int:
 
 def reporting_since() -> datetime:
     """Since when sweeps, and with them reports, come without a break. A site that was down takes nobody for quiet."""
-    valkey, now = report_queue.client(), time.time()
+    valkey, now = valkey_client(), time.time()
     if not valkey.set(HEARING, 1, ex=BREAK, get=True):
         valkey.set(SINCE, now)
     return datetime.fromtimestamp(float(valkey.get(SINCE) or now), UTC)
@@ -99,7 +99,7 @@ def send_emails() -> int:
                 )
             break  # the others would wait for the same server
         Notification.objects.filter(pk__in=ids).update(email_due=None, emailed=timezone.now())
-        leases.done(*(notice.lease_name for notice in mine))
+        leases.mark_done(*(notice.lease_name for notice in mine))
         sent += 1
     return sent
 
@@ -114,7 +114,7 @@ def build_email(person, notices: list[Notification]) -> EmailMessage:
         "unsubscribe_url": off,
     }
     title = notices[0].title if len(notices) == 1 else f"{len(notices)} things happened"
-    name = leases.name(*sorted(notice.lease_name for notice in notices))[:32]
+    name = leases.lease_name(*sorted(notice.lease_name for notice in notices))[:32]
     headers = {
         "Message-ID": f"<{name}@letters.barnraise>",
         "List-Unsubscribe": f"<{off}>",
@@ -151,7 +151,7 @@ def deliver_webhooks() -> int:
         if fine:
             row.update(due=None, delivered=timezone.now())
             if delivery.lease_name:
-                leases.done(delivery.lease_name)
+                leases.mark_done(delivery.lease_name)
         else:
             row.update(due=next_attempt(delivery.tries + 1))
     return sum(fine for fine, _ in answers)
@@ -171,7 +171,7 @@ async def deliver(delivery: Delivery) -> tuple[bool, str]:
         return 200 <= status < 300, str(status)
     except TimeoutError:
         return False, "no answer in time"
-    except (safe_http.Unsafe, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+    except (safe_http.UnsafeUrlError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         return False, str(error) or type(error).__name__
 
 
@@ -206,11 +206,11 @@ def _claim(rows: QuerySet, row, due: str, tries: str) -> bool:
 def _take_turn(rows: QuerySet, row, duty: str, since: datetime, due: str) -> bool:
     """Whether it falls to this mirror, of all that know of it. What another does is looked at again soon; what was done
     is not."""
-    turn = leases.claim(duty, since)
-    if turn is Turn.MINE:
+    turn = leases.acquire(duty, since)
+    if turn is LeaseDecision.HELD:
         return True
     tries = "email_tries" if due == "email_due" else "tries"
-    over = turn is Turn.DONE or timezone.now() - since > GIVEN_UP
+    over = turn is LeaseDecision.DONE or timezone.now() - since > GIVEN_UP
     again = None if over else timezone.now() + LOOK
     rows.filter(pk=row.pk).update(**{due: again, tries: getattr(row, tries)})
     return False

@@ -9,7 +9,7 @@ from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 
 from barnraise.protocol.messages import Problem, Signed
-from coordinator.eventlog.writer import Held
+from coordinator.eventlog.writer import RestorePendingError
 
 VALKEY_GONE = (
     redis.exceptions.ConnectionError,  # also: still loading
@@ -19,18 +19,19 @@ VALKEY_GONE = (
 )
 
 
-def cut(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def problem(
+def problem_response(
     status: int, error: str, fields: dict[str, str] | None = None, time: Signed | None = None
 ) -> HttpResponse:
     """A refusal with a sentence, in the API's one shape."""
     short = {
-        cut(name, 100): cut(sentence, 100) for name, sentence in list((fields or {}).items())[:100]
+        shorten(name, 100): shorten(sentence, 100)
+        for name, sentence in list((fields or {}).items())[:100]
     }
-    body = Problem(error=cut(error, 1000), fields=short, time=time).model_dump_json()
+    body = Problem(error=shorten(error, 1000), fields=short, time=time).model_dump_json()
     response = HttpResponse(body, status=status, content_type="application/json")
     if status == 401:
         response["WWW-Authenticate"] = "Barnraise"
@@ -39,10 +40,10 @@ def problem(
     return response
 
 
-def outage(error: BaseException | None) -> str:
+def outage_message(error: BaseException | None) -> str:
     """The sentence for a database or Valkey that is gone, or a log that waits; "" when the error is something else."""
     while error is not None:
-        if isinstance(error, Held):
+        if isinstance(error, RestorePendingError):
             return error.sentence
         if isinstance(error, OperationalError | InterfaceError):
             return "The site's database does not answer just now. Nothing was changed; try again in a moment."
@@ -52,9 +53,9 @@ def outage(error: BaseException | None) -> str:
     return ""
 
 
-def answer(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
+def error_response(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
     if request.path.startswith("/api/"):
-        return problem(status, sentence)
+        return problem_response(status, sentence)
     try:
         page = render_to_string(f"{status}.html", {"sentence": sentence})
     except TemplateDoesNotExist:
@@ -63,17 +64,17 @@ def answer(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return answer(
+    return error_response(
         request, 400, "This request makes no sense to the site. Go back and try it another way."
     )
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return answer(request, 403, str(exception) or "This is not yours to do.")
+    return error_response(request, 403, str(exception) or "This is not yours to do.")
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return answer(request, 404, "There is nothing at this address.")
+    return error_response(request, 404, "There is nothing at this address.")
 
 
 def nothing(request: HttpRequest, **named: str) -> HttpResponse:
@@ -82,9 +83,9 @@ def nothing(request: HttpRequest, **named: str) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    if sentence := outage(sys.exc_info()[1]):
-        return answer(request, 503, sentence)
-    return answer(
+    if sentence := outage_message(sys.exc_info()[1]):
+        return error_response(request, 503, sentence)
+    return error_response(
         request, 500, "The site made a mistake. It has been noted; try again in a moment."
     )
 
@@ -103,7 +104,7 @@ class ApiShape:
         plain = not response.headers.get("Content-Type", "").startswith("application/json")
         if request.path.startswith("/api/") and response.status_code >= 400 and plain:
             allowed = response.headers.get("Allow")
-            shaped = problem(
+            shaped = problem_response(
                 response.status_code, f"use {allowed} here" if allowed else response.reason_phrase
             )
             if allowed:

@@ -18,8 +18,8 @@ from django.views.decorators.http import require_safe
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import state_hash
 from coordinator.lib import counters, site_identity
+from coordinator.lib.valkey import valkey_client
 from coordinator.replication import pull
-from coordinator.telemetry import report_queue
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
 
@@ -65,9 +65,9 @@ def status(request: HttpRequest) -> JsonResponse:
     """Mirrors with one state hash say the same of everything."""
     heads = {
         origin: {"seq": seq, "digest": last}
-        for origin, (seq, last) in sorted(writer.heads().items())
+        for origin, (seq, last) in sorted(writer.log_heads().items())
     }
-    said = {"state": state_hash(), "heads": heads, "mirrors": pull.compared()}
+    said = {"state": state_hash(), "heads": heads, "mirrors": pull.peer_summaries()}
     return JsonResponse({**site_identity.view().model_dump(), **said})
 
 
@@ -82,7 +82,7 @@ def _database() -> str:
 
 def _valkey() -> str:
     try:
-        report_queue.client().ping()
+        valkey_client().ping()
     except redis.exceptions.RedisError:
         return "does not answer"
     return "ok"

@@ -21,9 +21,9 @@ class ReadOnly:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         if self._free or request.method in SAFE or request.path.startswith(BETWEEN):
             return self.get_response(request)
-        self._free = not writer.held()
+        self._free = not writer.is_restore_pending()
         return (
             self.get_response(request)
             if self._free
-            else error_pages.answer(request, 503, writer.Held.sentence)
+            else error_pages.error_response(request, 503, writer.RestorePendingError.sentence)
         )

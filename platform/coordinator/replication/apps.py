@@ -10,7 +10,9 @@ class Replication(AppConfig):
         from coordinator.eventlog import origin, registry
         from coordinator.replication import leases, volunteer_salt
 
-        registry.register(origin.KIND, leases.KIND, volunteer_salt.KIND)
+        registry.register(
+            origin.AGGREGATE_TYPE, leases.AGGREGATE_TYPE, volunteer_salt.AGGREGATE_TYPE
+        )
         post_migrate.connect(adopt, dispatch_uid="replication adopt")
 
 
@@ -28,5 +30,5 @@ def adopt(sender, **rest) -> None:
     if not executor.migration_plan(
         executor.loader.graph.leaf_nodes()
     ):  # all tables are as this version knows them
-        writer.adopt()
-        ingest.settle()
+        writer.record_existing_rows()
+        ingest.project_pending()

@@ -14,21 +14,21 @@ from barnraise.errors import MessageError
 from barnraise.protocol.messages import MirrorView, Problem, ServerTime, Signed
 from barnraise.protocol.mirror_list import Listed
 from barnraise.protocol.signing import opened
-from coordinator.eventlog.private_data import Kept
+from coordinator.eventlog.private_data import PrivateRecord
 from coordinator.lib import site_identity
-from coordinator.replication.encryption import Lock
+from coordinator.replication.encryption import RequestKey
 from coordinator.replication.protocol import (
-    PAGE,
-    SPOKEN,
-    Heads,
-    Heard,
+    PAGE_EVENTS,
+    PROTOCOLS,
+    Acknowledgement,
+    ChangeNotice,
+    EncryptedPrivateData,
+    ForkEvidenceList,
     Lists,
+    LogHeads,
     LogPart,
-    Nudge,
-    Proofs,
-    Sealed,
-    Spent,
-    Wants,
+    PrivateDataRequest,
+    UsedCodes,
 )
 
 MAX_ANSWER = 16 << 20  # bytes; a page of events comes nowhere near it
@@ -37,17 +37,17 @@ KNOCK = 1.5  # …and for one who was silent to say that it is there again
 S = TypeVar("S", bound=BaseModel)
 
 
-class Unheard(Exception):
+class PeerError(Exception):
     """No answer that can be used. `sentence` names the mirror and why; nothing was taken from it. `silent`: there was
     no answer at all, or that its database is away and one shall ask again in a moment."""
 
     def __init__(self, sentence: str, silent: bool = False):
-        self.sentence, self.silent = sentence, silent
+        self.sentence, self.unreachable = sentence, silent
         super().__init__(sentence)
 
 
-class Peer:
-    """Raises Unheard from every method. Requests are addressed to `key`, and by `ahead` in the other's time, learnt
+class MirrorClient:
+    """Raises PeerError from every method. Requests are addressed to `key`, and by `ahead` in the other's time, learnt
     from a signed 401."""
 
     def __init__(self, url: str, key: str = "", name: str = ""):
@@ -58,66 +58,71 @@ class Peer:
         )
 
     @classmethod
-    def of(cls, listed: Listed) -> "Peer":
+    def for_listed(cls, listed: Listed) -> "MirrorClient":
         return cls(listed.url, listed.key, listed.name)
 
-    def __enter__(self) -> "Peer":
+    def __enter__(self) -> "MirrorClient":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def meet(self) -> MirrorView:
+    def fetch_view(self) -> MirrorView:
         """Who answers there."""
-        view = self.ask("GET", "/mirror", None, MirrorView)
+        view = self.request("GET", "/mirror", None, MirrorView)
         if self.key and view.key != self.key:
-            raise Unheard(
+            raise PeerError(
                 f"{self.name} is the mirror {view.key[:8]}, and the list says {self.key[:8]}"
             )
         return view
 
-    def heads(self) -> Heads:
+    def fetch_heads(self) -> LogHeads:
         """How far it has come, signed by its key and for us."""
-        signed = self.ask("GET", "/mirrors/heads", None, Signed)
+        signed = self.request("GET", "/mirrors/heads", None, Signed)
         try:
-            found = opened(signed, "heads", Heads, self.key)
+            found = opened(signed, "heads", LogHeads, self.key)
         except MessageError as error:
-            raise Unheard(f"{self.name}: {error}") from None
+            raise PeerError(f"{self.name}: {error}") from None
         if (found.mirror, found.to) != (self.key, site_identity.identity().key):
-            raise Unheard(f"{self.name} answered with heads that are not for this site")
-        if not set(found.protocols) & set(SPOKEN):
-            ours = ", ".join(map(str, SPOKEN))
-            raise Unheard(
+            raise PeerError(f"{self.name} answered with heads that are not for this site")
+        if not set(found.protocols) & set(PROTOCOLS):
+            ours = ", ".join(map(str, PROTOCOLS))
+            raise PeerError(
                 f"{self.name} speaks the protocols {found.protocols} between mirrors, and this site {ours}"
             )
         return found
 
-    def lists(self, after: int) -> Lists:
-        return self.ask("GET", f"/mirrors/list?after={after}", None, Lists)
+    def fetch_lists(self, after: int) -> Lists:
+        return self.request("GET", f"/mirrors/list?after={after}", None, Lists)
 
-    def events(self, origin: str, after: int, most: int = PAGE) -> LogPart:
-        return self.ask("GET", f"/mirrors/logs/{origin}?after={after}&most={most}", None, LogPart)
+    def fetch_events(self, origin: str, after: int, most: int = PAGE_EVENTS) -> LogPart:
+        return self.request(
+            "GET", f"/mirrors/logs/{origin}?after={after}&most={most}", None, LogPart
+        )
 
-    def proofs(self) -> Proofs:
-        return self.ask("GET", "/mirrors/proofs", None, Proofs)
+    def fetch_fork_evidence(self) -> ForkEvidenceList:
+        return self.request("GET", "/mirrors/fork-evidence", None, ForkEvidenceList)
 
-    def particulars(self, digests: list[str]) -> list[Kept]:
-        lock = Lock()
-        answer = self.ask(
-            "POST", "/mirrors/particulars", Wants(digests=digests, key=lock.key), Sealed
+    def fetch_private_data(self, digests: list[str]) -> list[PrivateRecord]:
+        lock = RequestKey()
+        answer = self.request(
+            "POST",
+            "/mirrors/private-data",
+            PrivateDataRequest(digests=digests, key=lock.key),
+            EncryptedPrivateData,
         )
         try:
-            return lock.open(answer)
+            return lock.decrypt(answer)
         except MessageError as error:
-            raise Unheard(f"{self.name}: {error}") from None
+            raise PeerError(f"{self.name}: {error}") from None
 
-    def nudge(self) -> None:
-        self.ask("POST", "/mirrors/nudge", Nudge(), Heard)
+    def send_change_notice(self) -> None:
+        self.request("POST", "/mirrors/change-notice", ChangeNotice(), Acknowledgement)
 
-    def spent(self, marks: list[str]) -> None:
-        self.ask("POST", "/mirrors/spent", Spent(marks=marks), Heard)
+    def send_used_codes(self, marks: list[str]) -> None:
+        self.request("POST", "/mirrors/used-codes", UsedCodes(marks=marks), Acknowledgement)
 
-    def ask(
+    def request(
         self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True
     ) -> S:
         """What it answers to one request, which must be of this shape."""
@@ -141,12 +146,12 @@ class Peer:
                 if answer[:1] == b"{" and not answer.rstrip().endswith(b"}")
                 else ""
             )
-            raise Unheard(
+            raise PeerError(
                 f"{self.name} answered {status} with something that no mirror says{cut}"
             ) from None
         if status == 401 and again and problem.time and self._learn_time(problem.time):
-            return self.ask(method, path, message, shape, again=False)
-        raise Unheard(f"{self.name} refuses: {problem.error}", silent=status == 503)
+            return self.request(method, path, message, shape, again=False)
+        raise PeerError(f"{self.name} refuses: {problem.error}", silent=status == 503)
 
     def _exchange(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
@@ -159,15 +164,15 @@ class Peer:
                 for piece in response.iter_bytes():
                     answer += piece
                     if len(answer) > MAX_ANSWER:
-                        raise Unheard(
+                        raise PeerError(
                             f"{self.name} sent more than {MAX_ANSWER:,} bytes and was cut off"
                         )
                     if time.monotonic() > until:
-                        raise Unheard(
+                        raise PeerError(
                             f"{self.name} takes more than {WHOLE:g} seconds for one answer and was cut off"
                         )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unheard(
+            raise PeerError(
                 f"{self.name} does not answer ({error or type(error).__name__})", silent=True
             ) from None
         return response.status_code, bytes(answer)
@@ -187,7 +192,7 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def awake(silent: Sequence[Listed]) -> list[Listed]:
+def find_reachable(silent: Sequence[Listed]) -> list[Listed]:
     """Which of these are there again: all are asked at once who they are, so that it costs no more than a moment."""
     if not silent:
         return []

@@ -11,47 +11,55 @@ from pydantic import ValidationError
 
 from barnraise.errors import MessageError
 from coordinator.eventlog import private_data
-from coordinator.replication.protocol import PAGE_BYTES, Particular, Particulars, Sealed, Wants
+from coordinator.replication.protocol import (
+    PAGE_BYTES,
+    EncryptedPrivateData,
+    PrivateDataRequest,
+    PrivateItem,
+    PrivateItems,
+)
 
 CONTEXT = "barnraise 2026 particulars between mirrors"
 
 
-class Lock:
+class RequestKey:
     """One question's key. `key` goes with it; `open` reads the answer."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.key = self._private.public_key().public_bytes_raw().hex()
 
-    def open(self, sealed: Sealed) -> list[private_data.Kept]:
+    def decrypt(self, sealed: EncryptedPrivateData) -> list[private_data.PrivateRecord]:
         """Raises MessageError for what was not sealed for this question."""
         try:
             cipher = _cipher(self._private, sealed.key, self.key, sealed.key)
             text = cipher.decrypt(bytes.fromhex(sealed.nonce), bytes.fromhex(sealed.text), None)
-            found = Particulars.model_validate_json(text).particulars
+            found = PrivateItems.model_validate_json(text).particulars
         except (InvalidTag, ValueError, ValidationError):
             raise MessageError(
                 "what was sealed cannot be opened: it was made for another question"
             ) from None
-        return [private_data.Kept(each.digest, each.salt, each.body) for each in found]
+        return [private_data.PrivateRecord(each.digest, each.salt, each.body) for each in found]
 
 
-def sealed(wants: Wants) -> Sealed:
+def encrypt_private_data(wants: PrivateDataRequest) -> EncryptedPrivateData:
     """What is here of what was asked for, as much as one answer holds."""
     some, size = [], 0
-    for each in private_data.serve(wants.digests):
+    for each in private_data.export(wants.digests):
         size += len(each.body.encode())
         if some and size > PAGE_BYTES:
             break
-        some.append(Particular(digest=each.digest, salt=each.salt, body=each.body))
+        some.append(PrivateItem(digest=each.digest, salt=each.salt, body=each.body))
     private, nonce = X25519PrivateKey.generate(), secrets.token_bytes(12)
     key = private.public_key().public_bytes_raw().hex()
-    text = Particulars(particulars=some).model_dump_json().encode()
+    text = PrivateItems(particulars=some).model_dump_json().encode()
     try:
         cipher = _cipher(private, wants.key, wants.key, key)
     except ValueError:
         raise MessageError("the key to seal for is none") from None
-    return Sealed(key=key, nonce=nonce.hex(), text=cipher.encrypt(nonce, text, None).hex())
+    return EncryptedPrivateData(
+        key=key, nonce=nonce.hex(), text=cipher.encrypt(nonce, text, None).hex()
+    )
 
 
 def _cipher(private: X25519PrivateKey, other: str, asking: str, answering: str) -> ChaCha20Poly1305:

@@ -13,43 +13,53 @@ from enum import Enum
 
 from blake3 import blake3
 
-DEAD = 60.0  # seconds unheard after which a mirror counts as dead
-TURN = 60.0  # seconds after which one that does not do its duty (it may not know of it) makes room for the next
-ALONE = 300.0  # seconds that a mirror waits which hears no other: it may be the one that is cut off
+PEER_TIMEOUT = 60.0  # seconds unheard after which a mirror counts as dead
+CANDIDATE_TIMEOUT = 60.0  # seconds after which one that does not do its duty (it may not know of it) makes room for the next
+ISOLATION_WAIT = (
+    300.0  # seconds that a mirror waits which hears no other: it may be the one that is cut off
+)
 
 
-class Turn(Enum):
+class LeaseDecision(Enum):
     DONE = "somebody did it"
-    MINE = "ours since before"
-    TAKE = "ours from now on"
-    LATER = "somebody else's, as long as nothing changes"
+    HELD = "ours since before"
+    ACQUIRE = "ours from now on"
+    WAIT = "somebody else's, as long as nothing changes"
 
 
 @dataclass(frozen=True)
-class Taken:
+class LeaseState:
     """What the log says of a duty. `epoch` 0: nobody has taken it."""
 
     epoch: int = 0
-    by: str = ""
+    holder: str = ""
     done: bool = False
 
 
-def ranked(duty: str, mirrors: Collection[str]) -> list[str]:
+def rank_candidates(duty: str, mirrors: Collection[str]) -> list[str]:
     """Keys, the one whose duty it is first. Without one of them the order of the others is the same."""
     return sorted(mirrors, key=lambda key: blake3(f"{duty}\0{key}".encode()).digest())
 
 
-def turn(duty: str, taken: Taken, me: str, unheard: Mapping[str, float], age: float) -> Turn:
+def decide(
+    duty: str, taken: LeaseState, me: str, unheard: Mapping[str, float], age: float
+) -> LeaseDecision:
     """`unheard`: of each other mirror of the list, seconds since it was last heard of; `age`: seconds since this mirror
     knows of the duty."""
     if taken.done:
-        return Turn.DONE
-    if taken.by == me:
-        return Turn.MINE
-    live = {key for key, ago in unheard.items() if ago < DEAD}
-    if taken.by in live:
-        return Turn.LATER
-    died = min((ago - DEAD for key, ago in unheard.items() if key not in live), default=math.inf)
+        return LeaseDecision.DONE
+    if taken.holder == me:
+        return LeaseDecision.HELD
+    live = {key for key, ago in unheard.items() if ago < PEER_TIMEOUT}
+    if taken.holder in live:
+        return LeaseDecision.WAIT
+    died = min(
+        (ago - PEER_TIMEOUT for key, ago in unheard.items() if key not in live), default=math.inf
+    )
     waited = min(age, died)  # since when the mirrors that are alive are these
-    before = ranked(duty, {me, *live}).index(me) * TURN
-    return Turn.TAKE if waited >= before + (ALONE if unheard and not live else 0.0) else Turn.LATER
+    before = rank_candidates(duty, {me, *live}).index(me) * CANDIDATE_TIMEOUT
+    return (
+        LeaseDecision.ACQUIRE
+        if waited >= before + (ISOLATION_WAIT if unheard and not live else 0.0)
+        else LeaseDecision.WAIT
+    )

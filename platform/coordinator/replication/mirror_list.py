@@ -9,38 +9,38 @@ from barnraise.errors import ListError
 from barnraise.protocol.mirror_list import Listed, MirrorList, SignedList, chain_after, read, taken
 from coordinator.audit.log import record as audit
 from coordinator.eventlog.models import Origin
-from coordinator.eventlog.truncate import cut
+from coordinator.eventlog.truncate import truncate_log
 from coordinator.lib import site_identity
-from coordinator.lib.exceptions import Refused
-from coordinator.lib.ttl_cache import Memo
-from coordinator.replication.models import List
-from coordinator.replication.volunteer_salt import give
+from coordinator.lib.exceptions import UserError
+from coordinator.lib.ttl_cache import TtlCache
+from coordinator.replication.models import MirrorListVersion
+from coordinator.replication.volunteer_salt import ensure_salt
 
 NEWEST, SECONDS = "newest", 2.0
-_named: Memo[str, tuple[int, str | None]] = Memo(
+_named: TtlCache[str, tuple[int, str | None]] = TtlCache(
     SECONDS
 )  # what every directive names, without a query each
 
 
-def chain() -> list[SignedList]:
-    return [each.signed for each in List.objects.all()]
+def signed_chain() -> list[SignedList]:
+    return [each.signed for each in MirrorListVersion.objects.all()]
 
 
-def newest() -> MirrorList | None:
-    last = List.objects.last()
+def newest_list() -> MirrorList | None:
+    last = MirrorListVersion.objects.last()
     return read(last.signed) if last else None
 
 
-def others() -> list[Listed]:
+def other_mirrors() -> list[Listed]:
     """The mirrors of the list that are not this one."""
-    found, own = newest(), site_identity.identity().key
+    found, own = newest_list(), site_identity.identity().key
     return [each for each in found.live if each.key != own] if found else []
 
 
-def told(after: int) -> list[SignedList]:
+def lists_since(after: int) -> list[SignedList]:
     """What somebody who holds version `after` is told: those that changed the roots since, and the newest."""
     kept: list[SignedList] = []
-    for signed in chain():
+    for signed in signed_chain():
         kept = (
             [*kept, signed]
             if len(kept) < 2 or _turned(kept[-2], kept[-1])
@@ -54,36 +54,36 @@ def _turned(before: SignedList, after: SignedList) -> bool:
     return (set(one.roots), one.threshold) != (set(other.roots), other.threshold)
 
 
-def named() -> tuple[int, str | None]:
+def current_version() -> tuple[int, str | None]:
     """(version, digest) of the newest, for directives; (0, None) without one. Another process may have a newer one by
     now: this one hears of it within SECONDS."""
     return _named.get(NEWEST, _newest)
 
 
 def _newest() -> tuple[int, str | None]:
-    last = List.objects.last()
+    last = MirrorListVersion.objects.last()
     return (last.version, last.signed.digest) if last else (0, None)
 
 
-def take(lists: Sequence[SignedList], vouched: str = "", now: float | None = None) -> bool:
+def ingest_lists(lists: Sequence[SignedList], vouched: str = "", now: float | None = None) -> bool:
     """Holds what was told from now on, and withdraws what expelled mirrors said past their last number. False: it says
     nothing new. `vouched`: of the first list, the digest by which a person here knows it. Raises ListError with the
     reason for what is refused; then nothing changes."""
     with transaction.atomic():
-        held = list(List.objects.select_for_update())
+        held = list(MirrorListVersion.objects.select_for_update())
         before = [each.signed for each in held]
         after = taken(before, lists, time.time() if now is None else now, vouched)
         fresh = [each for each in after if each not in before]
         for signed in fresh:
-            List.objects.create(
+            MirrorListVersion.objects.create(
                 version=read(signed).version, body=signed.body, signatures=signed.signatures
             )
         if fresh:
             _expel(read(fresh[-1]))
             if site_identity.identity().key in {each.key for each in read(fresh[-1]).live}:
-                give()
-            transaction.on_commit(lambda: _named.drop(NEWEST))
-            _named.drop(NEWEST)
+                ensure_salt()
+            transaction.on_commit(lambda: _named.invalidate(NEWEST))
+            _named.invalidate(NEWEST)
         return bool(fresh)
 
 
@@ -98,14 +98,14 @@ def _expel(found: MirrorList) -> None:
             Origin.objects.get_or_create(
                 id=origin, defaults={"key": each.key}
             )  # it may come later, up to there
-            cut(origin, last, why)
+            truncate_log(origin, last, why)
         for origin in Origin.objects.filter(key=each.key).exclude(id__in=each.expelled.last):
-            cut(origin.pk, 0, why)
+            truncate_log(origin.pk, 0, why)
 
 
-def believed(origin: str) -> frozenset[str]:
+def trusted_keys(origin: str) -> frozenset[str]:
     """Whose events may be in this log: mirrors of the list, and of the expelled those whose log it names."""
-    found = newest()
+    found = newest_list()
     if found is None:
         return frozenset()
     return frozenset(
@@ -114,15 +114,15 @@ def believed(origin: str) -> frozenset[str]:
 
 
 def publish(signed: SignedList, *, first: bool = False) -> MirrorList:
-    """A person here takes a list, signed by enough roots: the first one on their own word. Raises Refused."""
+    """A person here takes a list, signed by enough roots: the first one on their own word. Raises UserError."""
     try:
-        if first and List.objects.exists():
+        if first and MirrorListVersion.objects.exists():
             raise ListError("there is a mirror list here already")
-        if not take([signed], signed.digest if first else ""):
+        if not ingest_lists([signed], signed.digest if first else ""):
             raise ListError("this very list is held already")
     except ListError as error:
-        raise Refused(str(error)) from None
-    last = List.objects.last()
+        raise UserError(str(error)) from None
+    last = MirrorListVersion.objects.last()
     assert last is not None
     found = read(last.signed)
     audit("mirrors.list", last, version=found.version, mirrors=len(found.live), roots=found.roots)

@@ -6,7 +6,7 @@ from django.utils import timezone
 from barnraise.protocol.mirror_list import SignedList
 
 
-class List(models.Model):
+class MirrorListVersion(models.Model):
     """One version, exactly as it was signed. They stay: who was away for long needs those that changed the roots."""
 
     version = models.BigIntegerField(primary_key=True)
@@ -26,7 +26,7 @@ class List(models.Model):
         return SignedList(body=self.body, signatures=self.signatures)
 
 
-class Standing(models.Model):
+class PeerStatus(models.Model):
     """What we last heard of another mirror. `why`: what was wrong with the last try; "" where nothing was."""
 
     key = models.CharField(max_length=64, primary_key=True)

@@ -10,24 +10,24 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from coordinator.replication import mirror_list
-from coordinator.replication.tasks import tell_spent
+from coordinator.replication.tasks import send_used_codes
 
 log = logging.getLogger("coordinator.replication")
 KEPT = 300  # seconds: longer than any code works
 
 
-def once(mark: str) -> bool:
+def use_once(mark: str) -> bool:
     """False when it was used before, here or at a mirror that told us. Else nobody uses it after this."""
-    if not note(mark):
+    if not mark_used(mark):
         return False
     try:
-        if mirror_list.named()[0]:
-            tell_spent.delay([mark])
+        if mirror_list.current_version()[0]:
+            send_used_codes.delay([mark])
     except (OperationalError, RedisError) as error:
         log.warning("nobody is told what was used here: %s", error)
     return True
 
 
-def note(mark: str) -> bool:
+def mark_used(mark: str) -> bool:
     """Whether that is news."""
     return cache.add(f"spent:{mark}", 1, KEPT)

@@ -9,8 +9,8 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TypeVar
 
-from coordinator.eventlog.event import Event, read_all
-from coordinator.replication.client import Peer
+from coordinator.eventlog.event import Event, open_events
+from coordinator.replication.client import MirrorClient
 from coordinator.replication.protocol import LogPart
 
 AHEAD = 4  # pages fetched and not yet kept
@@ -19,35 +19,39 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Page:
+class LogPage:
     """`read`: its events, once each one's signature holds. Raises MessageError."""
 
     part: LogPart
-    read: Callable[[], list[Event]]
+    open_events: Callable[[], list[Event]]
 
 
 @contextmanager
-def reader() -> Iterator[Executor]:
+def signature_checker() -> Iterator[Executor]:
     """A process that checks signatures, for a whole log: each holds the interpreter for a sixth of a millisecond."""
     with ProcessPoolExecutor(1, get_context("spawn")) as crew:
         yield crew
 
 
-def pages(peer: Peer, origin: str, after: int, crew: Executor | None = None) -> Iterator[Page]:
-    """From number `after` + 1 to the end that the other shows; `crew` reads them. Raises Unheard."""
+def fetch_pages(
+    peer: MirrorClient, origin: str, after: int, crew: Executor | None = None
+) -> Iterator[LogPage]:
+    """From number `after` + 1 to the end that the other shows; `crew` reads them. Raises PeerError."""
     more = True
     while more:
-        part = peer.events(origin, after)
-        yield Page(
+        part = peer.fetch_events(origin, after)
+        yield LogPage(
             part,
-            crew.submit(read_all, part.events).result if crew else partial(read_all, part.events),
+            crew.submit(open_events, part.events).result
+            if crew
+            else partial(open_events, part.events),
         )
         after += len(part.events)  # numbers without a hole, or it is refused
         more = part.more and bool(part.events)
 
 
 @contextmanager
-def ahead(source: Iterator[T]) -> Iterator[Iterator[T]]:
+def prefetched(source: Iterator[T]) -> Iterator[Iterator[T]]:
     """The same, made by a thread as far ahead as AHEAD. Who leaves early waits for no more than is being made."""
     with ThreadPoolExecutor(1) as line:
         coming = deque(line.submit(next, source, END) for _ in range(AHEAD))

@@ -11,20 +11,20 @@ from pydantic import Field
 
 from barnraise.protocol.types import Digest, Message
 from coordinator.eventlog import private_data
-from coordinator.eventlog.projection import current
-from coordinator.eventlog.registry import Fact, Kind, State, Told
-from coordinator.eventlog.writer import change, held, record
+from coordinator.eventlog.projection import current_state
+from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State
+from coordinator.eventlog.writer import is_restore_pending, log_transaction, record
 from coordinator.lib import site_identity
-from coordinator.replication.models import List
+from coordinator.replication.models import MirrorListVersion
 
-WHICH = "volunteers"
+SALT_NAME = "volunteers"
 
 
-class Give(Message):
+class SaltCreated(Message):
     about: Digest
 
 
-class Salt(Message):
+class VolunteerSalt(Message):
     """Particulars."""
 
     salt: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -32,7 +32,7 @@ class Salt(Message):
 
 def fold(facts: Sequence[Fact]) -> State | None:
     """The first that was given, if two mirrors gave one: it is the likelier to be in tickets already."""
-    return {"about": facts[0].said.about}
+    return {"about": facts[0].payload.about}
 
 
 def store(which: str, state: State | None) -> None:
@@ -43,32 +43,38 @@ def needs(state: State) -> list[str]:
     return [state["about"]]
 
 
-def existing() -> Iterable[Told]:
-    if List.objects.exists():
+def existing() -> Iterable[EventDraft]:
+    if MirrorListVersion.objects.exists():
         yield (
-            "salt.give",
-            WHICH,
-            {"about": private_data.keep(f"salt:{WHICH}", {"salt": site_identity.salt().hex()})},
+            "salt.create",
+            SALT_NAME,
+            {
+                "about": private_data.store(
+                    f"salt:{SALT_NAME}", {"salt": site_identity.salt().hex()}
+                )
+            },
         )
 
 
-def give() -> None:
+def ensure_salt() -> None:
     """Ours, where the log names none yet."""
-    if held():
+    if is_restore_pending():
         return
-    with change():
-        if current(f"salt:{WHICH}") is None:
+    with log_transaction():
+        if current_state(f"salt:{SALT_NAME}") is None:
             for type, which, said in existing():
                 record(type, which, said)
 
 
-def volunteer(person: object) -> str:
+def volunteer_pseudonym(person: object) -> str:
     """64 hex digits that tell people apart to peers, and name nobody to who lacks the mirrors' secret."""
-    state = current(f"salt:{WHICH}")
-    told = private_data.look(state["about"], Salt) if state else None
+    state = current_state(f"salt:{SALT_NAME}")
+    told = private_data.load(state["about"], VolunteerSalt) if state else None
     return blake3(
         str(person).encode(), key=bytes.fromhex(told["salt"]) if told else site_identity.salt()
     ).hexdigest()
 
 
-KIND = Kind("salt", {"give": Give}, fold, store, needs=needs, existing=existing)
+AGGREGATE_TYPE = AggregateType(
+    "salt", {"create": SaltCreated}, fold, store, private_digests=needs, existing_events=existing
+)

@@ -8,7 +8,7 @@ from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 from unfold.widgets import UnfoldAdminIntegerFieldWidget
 
-from coordinator.audit.admin_actions import Looked, asks
+from coordinator.audit.admin_actions import ReadOnlyAdmin, dialog_options
 from coordinator.runs.models import MOST_TOKENS, Run
 
 DECIDE = ["decide"]
@@ -31,7 +31,7 @@ class TokensForm(BaseDialogForm):
 
 
 @admin.register(Run)
-class RunAdmin(Looked):
+class RunAdmin(ReadOnlyAdmin):
     list_display = ["name", "owner", "status", "ledger_tokens", "created"]
     list_filter = ["status"]
     search_fields = ["name", "slug", "owner__email", "owner__name", "=id"]
@@ -42,19 +42,23 @@ class RunAdmin(Looked):
     @action(
         description="Pause",
         permissions=DECIDE,
-        dialog=asks("Pause", "Workers keep their state and take no steps."),
+        dialog=dialog_options("Pause", "Workers keep their state and take no steps."),
     )
     def pause(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self._control(request, object_id, "pause")
 
-    @action(description="Resume", permissions=DECIDE, dialog=asks("Resume", "Training goes on."))
+    @action(
+        description="Resume",
+        permissions=DECIDE,
+        dialog=dialog_options("Resume", "Training goes on."),
+    )
     def resume(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self._control(request, object_id, "resume")
 
     @action(
         description="Extend the budget",
         permissions=DECIDE,
-        dialog=asks(
+        dialog=dialog_options(
             "Extend the budget",
             "While it is under way and has tokens left. Its rules stay: the rest is trained at the last rate.",
             TokensForm,
@@ -73,7 +77,7 @@ class RunAdmin(Looked):
         description="Finish now",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks(
+        dialog=dialog_options(
             "Finish now", "Whatever the budget says, for good. Workers settle and keep the model."
         ),
     )
@@ -84,7 +88,7 @@ class RunAdmin(Looked):
         description="Cancel the run",
         permissions=DECIDE,
         variant=ActionVariant.DANGER,
-        dialog=asks("Cancel the run", "For good. Workers stop."),
+        dialog=dialog_options("Cancel the run", "For good. Workers stop."),
     )
     def cancel(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self._control(request, object_id, "cancel")

@@ -12,4 +12,4 @@ class Runs(AppConfig):
         from coordinator.runs.replicated import runs
 
         leaving.connect(forget, dispatch_uid="runs forget")
-        registry.register(runs.KIND)
+        registry.register(runs.AGGREGATE_TYPE)

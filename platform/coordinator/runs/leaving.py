@@ -7,7 +7,7 @@ from coordinator.runs.models import Guest, Invitation, Run
 
 def forget(sender, person, **rest) -> None:
     drafts = Run.objects.filter(owner=person, spec_text="")
-    audit.forget(*drafts)
+    audit.anonymise(*drafts)
     gone = [draft.pk for draft in drafts]
     drafts.delete()
     for pk in gone:

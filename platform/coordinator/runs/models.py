@@ -18,7 +18,7 @@ from barnraise.spec import RunSpec, Start, problems
 from coordinator.audit.log import record
 from coordinator.eventlog import writer as mirrors
 from coordinator.lib import site_identity
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 from coordinator.runs import lifecycle
 from coordinator.runs.invitations import Guest as Guest
 from coordinator.runs.invitations import Invitation as Invitation
@@ -212,7 +212,7 @@ class Run(models.Model):
             "quorum": quorum,
         }
         fields |= terms.columns() | {"id": pk, "owner": owner, "parent": parent}
-        with mirrors.change():
+        with mirrors.log_transaction():
             try:
                 with transaction.atomic():
                     made = cls.objects.create(slug=slug, **fields)
@@ -279,18 +279,18 @@ class Run(models.Model):
 
     def extend(self, tokens: int, *, actor=None) -> None:
         """So many tokens more than it had. The spec stays as it is: workers hear of it with their next directive, and
-        train on at the rate where the schedule ends. Raises Refused, with the sentence of `inextensible`."""
+        train on at the rate where the schedule ends. Raises UserError, with the sentence of `inextensible`."""
         if sentence := self.inextensible(tokens):
-            raise Refused(sentence)
+            raise UserError(sentence)
         under_way = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
         unchanged = Q(
             status__in=under_way,
             extra_tokens=self.extra_tokens,
             ledger_tokens__lt=self.token_budget,
         )
-        with mirrors.change():
+        with mirrors.log_transaction():
             if not self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
-                raise Refused(
+                raise UserError(
                     self.inextensible(tokens) or "Somebody else extended it just now: look again."
                 )
             mirrors.record("run.extend", self.pk, {"tokens": tokens})
@@ -375,7 +375,7 @@ class Run(models.Model):
 
     def _decide(self, action: str, condition: Q, *, actor=None, machine=None, **fields) -> bool:
         """A change that another mirror has to know of: made, told and noted together, or not at all."""
-        with mirrors.change():
+        with mirrors.log_transaction():
             if changed := self._change(condition, **fields):
                 run_events.tell(self, action)
                 record(f"run.{action}", self, actor=actor, machine=machine)

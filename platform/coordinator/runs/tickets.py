@@ -25,7 +25,7 @@ def ticket(run: Run, machine: Machine, now: float | None = None) -> messages.Sig
             run=str(run.pk),
             peer=machine.key,
             machine=str(machine.pk),
-            volunteer=volunteer_salt.volunteer(machine.owner_id),
+            volunteer=volunteer_salt.volunteer_pseudonym(machine.owner_id),
             roles=[enums.Role.WORKER],
             issued=now,
             expires=now + TICKET_SECONDS,
@@ -38,7 +38,7 @@ def directive(
     run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, rests: bool = False
 ) -> messages.Signed:
     """`rests`: its owner wants this one machine to take no steps. What ends a run ends it for this one too."""
-    version, listed = mirror_list.named()
+    version, listed = mirror_list.current_version()
     return site_identity.identity().sign(
         "directive",
         messages.Directive(

@@ -5,7 +5,7 @@ from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
 from unfold.decorators import action
 
-from coordinator.audit.admin_actions import Looked, asks
+from coordinator.audit.admin_actions import ReadOnlyAdmin, dialog_options
 from coordinator.staff.models import Announcement
 
 
@@ -17,10 +17,10 @@ class AnnouncementAdmin(ModelAdmin):
     list_select_related = ["by"]
     actions_detail = ["withdraw"]
     has_delete_permission = (
-        Looked.has_delete_permission
+        ReadOnlyAdmin.has_delete_permission
     )  # withdrawn, not deleted: what was said was said
-    has_decide_permission = Looked.has_decide_permission
-    decide = Looked.decide
+    has_decide_permission = ReadOnlyAdmin.has_decide_permission
+    decide = ReadOnlyAdmin.decide
 
     def save_model(self, request: HttpRequest, obj: Announcement, form, change: bool) -> None:
         obj.publish(request.user)
@@ -28,7 +28,7 @@ class AnnouncementAdmin(ModelAdmin):
     @action(
         description="Withdraw",
         permissions=["decide"],
-        dialog=asks("Withdraw", "It is shown no more."),
+        dialog=dialog_options("Withdraw", "It is shown no more."),
     )
     def withdraw(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self.decide(

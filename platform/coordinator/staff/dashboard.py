@@ -13,7 +13,8 @@ from django.utils import timezone
 from barnraise.protocol.enums import Status
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
-from coordinator.lib.ttl_cache import Memo
+from coordinator.lib.ttl_cache import TtlCache
+from coordinator.lib.valkey import valkey_client
 from coordinator.notify.models import Delivery, Notification
 from coordinator.runs.models import Run
 from coordinator.staff import recent_errors
@@ -22,7 +23,7 @@ from coordinator.telemetry import report_queue
 BUSY = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
 LISTED = 12  # runs
 CELERY_QUEUE = "celery"
-counts_cache: Memo[None, dict[str, Any]] = Memo(
+counts_cache: TtlCache[None, dict[str, Any]] = TtlCache(
     5.0
 )  # as often as the page asks: every machine and person is counted
 
@@ -87,7 +88,7 @@ def _runs() -> list[dict[str, Any]]:
 
 
 def _queues() -> dict[str, Any]:
-    valkey = report_queue.client()
+    valkey = valkey_client()
     with valkey.pipeline(transaction=False) as pipe:
         pipe.llen(report_queue.PENDING).lindex(report_queue.PENDING, 0).llen(CELERY_QUEUE).info(
             "memory"

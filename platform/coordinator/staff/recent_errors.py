@@ -7,17 +7,11 @@ import time
 import redis.exceptions
 
 from coordinator.lib import request_id
+from coordinator.lib.valkey import valkey_client
 
 KEY = "errors:recent"
 KEPT = 200
 LONGEST = 500  # characters of one message
-
-
-def valkey_client():
-    """Late: logging is set up before Django has its models."""
-    from coordinator.telemetry import report_queue
-
-    return report_queue.client()
 
 
 class RecentErrorsHandler(logging.Handler):

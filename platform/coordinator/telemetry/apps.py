@@ -9,4 +9,4 @@ class Telemetry(AppConfig):
         from coordinator.eventlog import registry
         from coordinator.telemetry.replicated import checkpoints
 
-        registry.register(checkpoints.KIND)
+        registry.register(checkpoints.AGGREGATE_TYPE)

@@ -191,7 +191,7 @@ def forget(run: Run) -> int:
     )
     gone = 0
     for checkpoint in alone:
-        with mirrors.change():
+        with mirrors.log_transaction():
             place, told = checkpoint.place, checkpoint.told
             gone += checkpoint.delete()[0]
             if told:

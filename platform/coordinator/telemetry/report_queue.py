@@ -13,34 +13,18 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 
-import redis
-from django.conf import settings
-from redis.backoff import NoBackoff
 from redis.commands.core import Script
-from redis.retry import Retry
 
 from barnraise.protocol.messages import Testimony
 from barnraise.protocol.reports import Report
 from coordinator.fleet.models import Membership
+from coordinator.lib.valkey import valkey_client
 
 PENDING = "reports:pending"
 PENDING_MOST = 20_000  # entries; past this the site is too far behind to take more
 POINTS_KEPT = 5_000  # a run
 READ = 16  # runs whose rows a process keeps as it read them last
 KEPT_SECONDS = 7 * 86_400  # live copies of a run nobody reports from any more
-
-
-@lru_cache(maxsize=1)
-def client() -> redis.Redis:
-    return redis.Redis.from_url(
-        settings.REDIS_URL,
-        decode_responses=True,
-        socket_timeout=5,
-        socket_connect_timeout=2,
-        retry=Retry(
-            NoBackoff(), 1
-        ),  # once, for a connection that a restart cut; whoever asks should not wait for more
-    )
 
 
 def workers_key(run: object) -> str:
@@ -86,7 +70,7 @@ def ingest(
 
 @lru_cache(maxsize=1)
 def _take() -> Script:
-    return client().register_script(_TAKE)
+    return valkey_client().register_script(_TAKE)
 
 
 # One trip for a post: whether the queue has room, the entry, the machine's row unless a newer one is shown, its points.
@@ -106,7 +90,7 @@ return 1
 def show(run: object, machine: object, point: dict) -> None:
     """One {kind, tokens, loss, at} that another mirror tells of, to watchers here."""
     key = points_key(run)
-    with client().pipeline(transaction=False) as pipe:
+    with valkey_client().pipeline(transaction=False) as pipe:
         pipe.xadd(
             key,
             {"point": json.dumps({"machine": str(machine), **point})},
@@ -134,7 +118,7 @@ _read: dict[
 def rows(run: object) -> dict[str, dict]:
     """Machine id → its newest live numbers, which nobody may change: a run of thousands is looked at once a second, and
     only what changed since is read anew."""
-    told, before = client().hgetall(workers_key(run)), _read.pop(str(run), {})
+    told, before = valkey_client().hgetall(workers_key(run)), _read.pop(str(run), {})
     now = {
         machine: kept
         if (kept := before.get(machine)) and kept[0] == row
@@ -149,17 +133,17 @@ def rows(run: object) -> dict[str, dict]:
 
 def heard(run: object, machine: object) -> int:
     """The number of a machine's newest report; 0 before the first, or once Valkey has forgotten."""
-    row = client().hget(workers_key(run), str(machine))
+    row = valkey_client().hget(workers_key(run), str(machine))
     return json.loads(row)["seq"] if row else 0
 
 
 def cursor(run: object) -> str:
     """Where the stream of points ends now."""
-    last = client().xrevrange(points_key(run), count=1)
+    last = valkey_client().xrevrange(points_key(run), count=1)
     return last[0][0] if last else "0-0"
 
 
 def points_since(run: object, after: str, most: int = 2000) -> tuple[list[dict], str]:
     """Points past a cursor, oldest first, each {machine, kind, tokens, loss, at}; and the cursor past them."""
-    found = client().xrange(points_key(run), min=f"({after}", count=most)
+    found = valkey_client().xrange(points_key(run), min=f"({after}", count=most)
     return [json.loads(fields["point"]) for _, fields in found], found[-1][0] if found else after

@@ -26,10 +26,11 @@ from coordinator.credit import credit
 from coordinator.fleet.models import Membership
 from coordinator.fleet.verdicts import lived
 from coordinator.lib import counters
+from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import checkpoints, events
 from coordinator.telemetry.models import BUCKET, WIDTHS, Point, Receipt
 from coordinator.telemetry.remote.change_stamp import moment
-from coordinator.telemetry.report_queue import PENDING, client
+from coordinator.telemetry.report_queue import PENDING
 
 log = logging.getLogger("coordinator.telemetry")
 
@@ -51,10 +52,10 @@ def drain(*, wait: bool = False) -> int:
     """Moves what is queued into Postgres; how many entries that were. While another process does it: 0, or `wait`."""
     moved = 0
     with _alone(wait) as mine:
-        while mine and (raw := client().lrange(PENDING, 0, ENTRIES - 1)):
+        while mine and (raw := valkey_client().lrange(PENDING, 0, ENTRIES - 1)):
             with transaction.atomic():
                 _store_all(raw)
-            with client().pipeline(transaction=False) as pipe:
+            with valkey_client().pipeline(transaction=False) as pipe:
                 for text in raw:
                     pipe.lrem(
                         PENDING, 1, text

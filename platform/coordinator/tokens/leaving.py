@@ -1,10 +1,10 @@
 """Who leaves leaves no key behind."""
 
-from coordinator.audit.log import forget
+from coordinator.audit.log import anonymise
 from coordinator.tokens.models import Token
 
 
 def forget_tokens(sender, person, **rest) -> None:
     tokens = Token.objects.filter(user=person)
-    forget(*tokens)
+    anonymise(*tokens)
     tokens.delete()

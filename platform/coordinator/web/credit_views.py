@@ -8,11 +8,11 @@ from django.views.decorators.http import require_safe
 
 from coordinator.accounts.models import User
 from coordinator.credit import credit
-from coordinator.lib.ttl_cache import Memo
+from coordinator.lib.ttl_cache import TtlCache
 
 BY = {"people": "People", "teams": "Teams", "machines": "Machines", "runs": "Runs"}
 PERIODS = {"week": "7 days", "month": "30 days", "year": "A year", "all": "All time"}
-leaders_cache: Memo[tuple[str, str], list[credit.Place]] = Memo(
+leaders_cache: TtlCache[tuple[str, str], list[credit.Place]] = TtlCache(
     30.0
 )  # a sum over everybody's credit is of no one moment
 

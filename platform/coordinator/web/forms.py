@@ -9,7 +9,7 @@ from django import forms
 
 from barnraise.errors import SpecError
 from barnraise.spec import AUTO, PRESETS, RunSpec, preset
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 from coordinator.runs.join_policy import Terms
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
@@ -128,7 +128,7 @@ class ExtendForm(ProblemForm):
         """False when it changed meanwhile, which is then said at the field."""
         try:
             self.run.extend(self.cleaned_data["tokens"], actor=actor)
-        except Refused as error:
+        except UserError as error:
             self.add_error("tokens", error.sentence)
             return False
         return True

@@ -10,7 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.protocol import messages as messages_module
-from coordinator.accounts.models import Enrolment, Machine, Refused
+from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.fleet.machine_state import Rest, measured
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
@@ -107,7 +107,7 @@ def decide_enrolment(request: HttpRequest, code: str) -> HttpResponse:
                 found.approve(request.user)
             else:
                 found.refuse(request.user)
-        except Refused as error:
+        except UserError as error:
             refusal = f"{str(error)[:1].upper()}{str(error)[1:]}."
     about = messages_module.Machine.model_validate(found.about)
     context = {"enrolment": found, "about": about, "refusal": refusal, "runs": []}

@@ -12,13 +12,13 @@ from coordinator.replication import comparison, mirror_list
 
 @require_safe
 def show_mirrors(request: HttpRequest) -> HttpResponse:
-    rows, found = comparison.rows(), mirror_list.newest()
+    rows, found = comparison.compare_mirrors(), mirror_list.newest_list()
     context = {
         "rows": rows,
         "live": [row for row in rows if not row.listed.expelled],
         "list": found,
         "expires": found and datetime.fromtimestamp(found.expires, UTC),
         "state": state_hash(),
-        "heads": comparison.heads(rows) if request.user.is_staff else (),
+        "heads": comparison.compare_logs(rows) if request.user.is_staff else (),
     }
     return render(request, "mirrors.html", context)

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from coordinator.accounts import emails
 from coordinator.accounts.forms import InviteForm, TeamForm
-from coordinator.accounts.models import Invitation, Refused, Team
+from coordinator.accounts.models import Invitation, Team, UserError
 
 LISTED = 200  # teams on one page
 
@@ -36,7 +36,7 @@ def create_team(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             return redirect(Team.found(form.cleaned_data["name"], request.user))
-        except Refused as error:
+        except UserError as error:
             form.add_error("name", error.sentence)
     return render(request, "team_new.html", {"form": form}, status=422 if form.is_bound else 200)
 
@@ -55,7 +55,7 @@ def rename_team(request: HttpRequest, slug: str) -> HttpResponse:
         try:
             team.rename(form.cleaned_data["name"], request.user)
             return redirect(team)
-        except Refused as error:
+        except UserError as error:
             form.add_error("name", error.sentence)
     return _render_team(request, team, rename=form)
 
@@ -69,7 +69,7 @@ def invite_member(request: HttpRequest, slug: str) -> HttpResponse:
     if form.is_valid():
         try:
             made, token = Invitation.send(team, form.cleaned_data["email"], request.user)
-        except Refused as error:
+        except UserError as error:
             form.add_error("email", error.sentence)
         else:
             emails.invitation(made, request.build_absolute_uri(f"/teams/invitations/{token}/"))
@@ -126,7 +126,7 @@ def answer_invitation(request: HttpRequest, token: str) -> HttpResponse:
             found.withdraw(request.user)
             messages.success(request, "The invitation is gone.")
             return redirect("teams")
-        except Refused as error:
+        except UserError as error:
             refusal = error.sentence
     return render(
         request,

@@ -22,8 +22,8 @@ from coordinator.accounts import credential_sync, mfa_forms
 from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import User
 from coordinator.eventlog import ingest, private_data, projection
-from coordinator.eventlog.models import LogEvent, Particulars, Subject
-from coordinator.eventlog.writer import adopt, change, record
+from coordinator.eventlog.models import Aggregate, LogEvent, PrivateData
+from coordinator.eventlog.writer import log_transaction, record, record_existing_rows
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list, one_time_codes
 
@@ -63,7 +63,7 @@ def is_in(client: Client) -> bool:
     return "_auth_user_id" in client.session
 
 
-def elsewhere(*, without: str = "") -> list[private_data.Kept]:
+def elsewhere(*, without: str = "") -> list[private_data.PrivateRecord]:
     """This site becomes another one, which has all that the log says, and of particulars those without that word in
     them. Returns the rest."""
     events, kept = logs(), everything()
@@ -108,15 +108,15 @@ def test_a_code_of_an_app_that_was_used_at_another_mirror_is_used_here(ada, secr
     there = Identity(b"m" * 32)
     ours = listed(site_identity.identity(), "https://here.example.org")
     first = signed_list(1, ours, listed(there, "https://there.example.org"))
-    mirror_list.take([first], vouched=first.digest)
+    mirror_list.ingest_lists([first], vouched=first.digest)
     body = f'{{"marks":["{mfa_forms.mark(row, code(secret))}"]}}'.encode()
-    path = "/api/v1/mirrors/spent"
+    path = "/api/v1/mirrors/used-codes"
     token = there.request_token(site_identity.identity().key, "POST", path, body, time.time())
     told = {"content_type": "application/json", "headers": {"Authorization": f"Barnraise {token}"}}
     assert Client().post(path, body, **told).status_code == 200
     assert not is_in(sign_in(code(secret))[0])
     assert is_in(sign_in(code(secret, 1))[0])
-    assert not one_time_codes.note(mfa_forms.mark(row, code(secret, 1))), (
+    assert not one_time_codes.mark_used(mfa_forms.mark(row, code(secret, 1))), (
         "others would hear of this one"
     )
 
@@ -130,7 +130,7 @@ def test_nobody_is_let_in_where_their_second_factor_has_not_come(ada, secret):
         and b"second factor has not come" in answer.content
         and not is_in(client)
     )
-    private_data.take(late)
+    private_data.ingest(late)
     assert sign_in()[1]["Location"].startswith("/accounts/2fa/authenticate/")
     assert is_in(sign_in(code(secret))[0])
 
@@ -144,7 +144,7 @@ def test_nobody_is_let_in_or_asked_to_verify_where_their_addresses_have_not_come
         and not is_in(client)
     )
     assert not EmailAddress.objects.exists(), "none is made up meanwhile"
-    private_data.take(late)
+    private_data.ingest(late)
     assert is_in(sign_in()[0])
 
 
@@ -154,9 +154,9 @@ def test_a_second_factor_that_was_removed_at_one_mirror_is_removed_at_all(ada, s
     after = logs()
     rebuilt(*before)
     assert sign_in()[1]["Location"].startswith("/accounts/2fa/")
-    ingest.receive(after)
+    ingest.ingest_events(after)
     assert not Authenticator.objects.exists() and is_in(sign_in()[0])
-    assert not Particulars.objects.filter(body__contains=secret).exists()
+    assert not PrivateData.objects.filter(body__contains=secret).exists()
 
 
 def test_an_app_in_the_place_of_another_counts_alone(ada, secret):
@@ -167,9 +167,9 @@ def test_an_app_in_the_place_of_another_counts_alone(ada, secret):
     after, kept = logs(), everything()
     cache.clear()
     rebuilt(*before)
-    ingest.receive(after)
+    ingest.ingest_events(after)
     assert sign_in()[1].status_code == 503, "the old one no more, and the new one not yet"
-    private_data.take(kept)
+    private_data.ingest(kept)
     assert not is_in(sign_in(code(secret))[0]) and is_in(sign_in(code(fresh))[0])
 
 
@@ -180,40 +180,40 @@ def test_addresses_and_their_verification_are_the_last_word(ada):
     second.set_as_primary()
     after, kept = logs(), everything()
     rebuilt(*before)
-    ingest.receive(after)
-    private_data.take(kept)
+    ingest.ingest_events(after)
+    private_data.ingest(kept)
     rows = EmailAddress.objects.order_by("email").values_list("email", "verified", "primary")
     assert list(rows) == [("ada@example.org", True, False), ("countess@example.org", True, True)]
     assert User.objects.get(pk=ada.pk).email == "countess@example.org"
 
 
 def test_a_site_that_is_older_than_this_tells_what_it_holds(ada, secret):
-    known = projection.current(f"access:{ada.pk}")
+    known = projection.current_state(f"access:{ada.pk}")
     LogEvent.objects.all().delete()
-    Subject.objects.all().delete()
-    Particulars.objects.all().delete()
+    Aggregate.objects.all().delete()
+    PrivateData.objects.all().delete()
     for row in Authenticator.objects.all():
         Authenticator.objects.filter(pk=row.pk).update(
             data={k: v for k, v in row.data.items() if k != "id"}
         )
-    adopt()
-    told = projection.current(f"access:{ada.pk}")
+    record_existing_rows()
+    told = projection.current_state(f"access:{ada.pk}")
     assert sorted(kind for kind, _ in told["factors"].values()) == sorted(
         kind for kind, _ in known["factors"].values()
     )
-    assert is_in(sign_in(code(secret))[0]) and projection.current(f"access:{ada.pk}") == told, (
-        "and nothing of it twice"
-    )
+    assert (
+        is_in(sign_in(code(secret))[0]) and projection.current_state(f"access:{ada.pk}") == told
+    ), "and nothing of it twice"
 
 
 def test_no_secret_is_in_any_event_and_nothing_stays_of_who_leaves(ada, secret):
     seed = Authenticator.objects.get(type="recovery_codes").data["seed"]
-    kept = "".join(Particulars.objects.values_list("body", flat=True))
+    kept = "".join(PrivateData.objects.values_list("body", flat=True))
     assert secret in kept and seed in kept
     said = "".join(
         [
             *LogEvent.objects.values_list("body", flat=True),
-            *Subject.objects.values_list("state", flat=True),
+            *Aggregate.objects.values_list("state", flat=True),
         ]
     )
     assert secret not in said and seed not in said and "ada@" not in said
@@ -222,19 +222,22 @@ def test_no_secret_is_in_any_event_and_nothing_stays_of_who_leaves(ada, secret):
     after = logs()
     for _ in ("here", "elsewhere"):
         assert not Authenticator.objects.exists() and not EmailAddress.objects.exists()
-        assert not Particulars.objects.exists() and projection.current(f"access:{ada.pk}") is None
+        assert (
+            not PrivateData.objects.exists()
+            and projection.current_state(f"access:{ada.pk}") is None
+        )
         empty()
         rebuilt(*before)
-        ingest.receive(after)
+        ingest.ingest_events(after)
 
 
 def test_what_cannot_be_a_second_factor_is_not_taken_over_and_lets_nobody_in(ada):
-    with change():
+    with log_transaction():
         for kind, odd in (
             ("totp", {"secret": "A"}),
             ("webauthn", {"name": "x", "credential": {"response": {}}}),
         ):
-            about = private_data.keep(f"access:{ada.pk}", {"created": 1.0, **odd})
+            about = private_data.store(f"access:{ada.pk}", {"created": 1.0, **odd})
             factor = f"00000000-0000-7000-8000-00000000000{len(kind)}"
             record("access.add", ada.pk, {"factor": factor, "type": kind, "about": about})
     elsewhere()

@@ -10,8 +10,8 @@ from django.utils import timezone
 from helpers.pages import text as page
 
 from coordinator.accounts import tasks, teams
-from coordinator.accounts.models import Invitation, Refused, Team
-from coordinator.audit.models import Entry
+from coordinator.accounts.models import Invitation, Team, UserError
+from coordinator.audit.models import AuditEntry
 
 pytestmark = pytest.mark.django_db
 
@@ -163,7 +163,9 @@ def test_the_last_to_lead_hands_on_and_an_empty_team_is_no_more(signed_in, valke
     client.post(f"/teams/{team.slug}/leave/")
     assert not Team.objects.exists()
     actions = list(
-        Entry.objects.filter(subject_kind="team").order_by("id").values_list("action", flat=True)
+        AuditEntry.objects.filter(subject_kind="team")
+        .order_by("id")
+        .values_list("action", flat=True)
     )
     assert actions == [
         "team.found", "team.join", "team.join", "team.leave", "team.promote", "team.remove", "team.leave",
@@ -175,7 +177,7 @@ def test_nobody_is_in_more_teams_than_they_can_count(signed_in, valkey):
     _, ada = signed_in()
     for n in range(teams.MOST_TEAMS):
         Team.found(f"Team {n}", ada)
-    with pytest.raises(Refused, match="leave one first"):
+    with pytest.raises(UserError, match="leave one first"):
         Team.found("One more", ada)
 
 

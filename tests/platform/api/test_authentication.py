@@ -135,11 +135,11 @@ TABLE = [
         [401, 403, 403, 403, 403],
     ),  # mirrors' alone: see test_answering
     ("GET", f"/mirrors/logs/{'0' * 32}", None, [401, 403, 403, 403, 403]),
-    ("GET", "/mirrors/proofs", None, [401, 403, 403, 403, 403]),
-    ("POST", "/mirrors/particulars", None, [401, 403, 403, 403, 403]),
-    ("POST", "/mirrors/nudge", None, [401, 403, 403, 403, 403]),
+    ("GET", "/mirrors/fork-evidence", None, [401, 403, 403, 403, 403]),
+    ("POST", "/mirrors/private-data", None, [401, 403, 403, 403, 403]),
+    ("POST", "/mirrors/change-notice", None, [401, 403, 403, 403, 403]),
     ("POST", "/mirrors/news", None, [401, 403, 403, 403, 403]),
-    ("POST", "/mirrors/spent", None, [401, 403, 403, 403, 403]),
+    ("POST", "/mirrors/used-codes", None, [401, 403, 403, 403, 403]),
 ]
 
 

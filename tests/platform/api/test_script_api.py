@@ -12,7 +12,7 @@ from django.utils import timezone
 from barnraise.protocol import messages
 from coordinator.accounts.site_settings import SiteRules
 from coordinator.api import authentication, run_endpoints
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.fleet.machine_state import Measured, Rest
 from coordinator.runs.invitations import Invitation
 from coordinator.runs.models import Run
@@ -64,7 +64,7 @@ def test_a_token_says_whose_it_is_and_its_text_is_nowhere_in_the_database(script
     told = ada.ask("GET", "/me").json()
     assert told["scopes"] == ["runs:read"] and told["token"] == "script"
     kept = json.dumps(list(Token.objects.values()), default=str) + json.dumps(
-        list(Entry.objects.values()), default=str
+        list(AuditEntry.objects.values()), default=str
     )
     assert ada.text.startswith(BEGINS) and len(ada.text) > 40 and ada.text not in kept
     assert Token.objects.get().last_used
@@ -261,7 +261,7 @@ def test_a_script_creates_launches_pauses_and_archives_a_run(script, launched):
     assert again.status_code == 409 and "cannot launch" in problem(again).error
     assert ada.ask("POST", f"/runs/{run.slug}/actions/cancel").json()["status"] == "cancelled"
     assert ada.ask("POST", f"/runs/{run.slug}/actions/archive").json()["archived"]
-    assert Entry.objects.filter(subject_id=str(run.pk), actor=ada.token.user).count() == 4
+    assert AuditEntry.objects.filter(subject_id=str(run.pk), actor=ada.token.user).count() == 4
 
 
 @pytest.mark.parametrize(

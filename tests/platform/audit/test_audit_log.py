@@ -7,8 +7,8 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from coordinator.audit.log import forget, record
-from coordinator.audit.models import Entry
+from coordinator.audit.log import anonymise, record
+from coordinator.audit.models import AuditEntry
 from coordinator.audit.tasks import retain
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,7 @@ def test_a_decision_is_noted_with_who_did_what_to_what(person, draft):
     run = draft(ada, name="Evening shift")
     at, other = timezone.now(), uuid.uuid4()
     record("run.tested", run, actor=ada, before="draft", when=at, other=other)
-    entry = Entry.objects.get(action="run.tested")
+    entry = AuditEntry.objects.get(action="run.tested")
     assert (entry.subject_kind, entry.subject_id, entry.subject_name) == (
         "run",
         str(run.pk),
@@ -39,14 +39,14 @@ def test_nobody_logged_in_is_nobody(person, rf):
     from django.contrib.auth.models import AnonymousUser
 
     record("user.tested", person(), actor=AnonymousUser())
-    assert Entry.objects.get(action="user.tested").actor is None
+    assert AuditEntry.objects.get(action="user.tested").actor is None
 
 
 def test_a_hostile_name_is_kept_as_far_as_postgres_can(person, draft):
     run = draft(person(), name="A run")
     run.name = "\0<b>" + "x" * 5000
     record("run.tested", run, why="\0" * 3 + "y" * 5000, list=["\0", {"\0": "\0"}])
-    entry = Entry.objects.get(action="run.tested")
+    entry = AuditEntry.objects.get(action="run.tested")
     assert entry.subject_name.startswith("<b>x") and len(entry.subject_name) == 200
     assert entry.detail["why"] == "y" * 1000 and entry.detail["list"] == ["", {"": ""}]
 
@@ -56,7 +56,7 @@ def test_what_was_done_outlives_its_subject_and_its_actor(person):
     record("user.tested", bob, actor=ada, reason="spam")
     ada.delete()
     bob.delete()
-    entry = Entry.objects.get(action="user.tested")
+    entry = AuditEntry.objects.get(action="user.tested")
     assert entry.actor is None and entry.subject_name == "Bob"
 
 
@@ -64,12 +64,12 @@ def test_what_is_forgotten_keeps_only_that_it_happened(person):
     bob, eve = person("bob@example.org", name="Bob"), person("eve@example.org", name="Eve")
     record("user.tested", bob, reason="spam")
     record("user.tested", eve)
-    assert forget(bob) == 1
-    assert list(Entry.objects.order_by("id").values_list("subject_name", "detail")) == [
+    assert anonymise(bob) == 1
+    assert list(AuditEntry.objects.order_by("id").values_list("subject_name", "detail")) == [
         ("", {}),
         ("Eve", {}),
     ]
-    assert forget() == 0
+    assert anonymise() == 0
 
 
 def test_a_request_has_one_name_in_its_answer_and_in_the_log(client, valkey, person):
@@ -83,18 +83,18 @@ def test_a_request_has_one_name_in_its_answer_and_in_the_log(client, valkey, per
 def test_staff_search_the_log_and_cannot_change_it(staff, person, draft):
     run = draft(person(), name="Evening shift")
     record("run.tested", run, reason="<script>alert(1)</script>")
-    entry = Entry.objects.get(action="run.tested")
-    page = staff.get("/admin/audit/entry/", {"q": "Evening"}).content.decode()
+    entry = AuditEntry.objects.get(action="run.tested")
+    page = staff.get("/admin/audit/auditentry/", {"q": "Evening"}).content.decode()
     assert "run.tested" in page and "<script>alert(1)" not in page
     assert (
         "run.tested"
-        not in staff.get("/admin/audit/entry/", {"q": "nothing of the kind"}).content.decode()
+        not in staff.get("/admin/audit/auditentry/", {"q": "nothing of the kind"}).content.decode()
     )
-    one = f"/admin/audit/entry/{entry.pk}/"
+    one = f"/admin/audit/auditentry/{entry.pk}/"
     assert "&lt;script&gt;alert(1)" in staff.get(f"{one}change/").content.decode()
     assert staff.post(f"{one}change/", {"action": "other"}).status_code == 403
     assert staff.post(f"{one}delete/", {"post": "yes"}).status_code == 403
-    assert staff.get("/admin/audit/entry/add/").status_code == 403
+    assert staff.get("/admin/audit/auditentry/add/").status_code == 403
 
 
 def test_entries_go_once_they_are_as_old_as_the_setting_says_and_not_a_day_sooner(person, settings):
@@ -102,9 +102,9 @@ def test_entries_go_once_they_are_as_old_as_the_setting_says_and_not_a_day_soone
     ages = [0, 30, 729, 731, 4000]
     for days in ages:
         entry = record("user.tested", ada, days=days)
-        Entry.objects.filter(pk=entry.pk).update(at=timezone.now() - timedelta(days=days))
+        AuditEntry.objects.filter(pk=entry.pk).update(at=timezone.now() - timedelta(days=days))
     settings.AUDIT_DAYS = 0
-    assert retain() == 0 and Entry.objects.count() == 5, "0: for good"
+    assert retain() == 0 and AuditEntry.objects.count() == 5, "0: for good"
     settings.AUDIT_DAYS = 730
     assert retain() == 2 and retain() == 0, "twice is no more than once"
-    assert sorted(entry.detail["days"] for entry in Entry.objects.all()) == [0, 30, 729]
+    assert sorted(entry.detail["days"] for entry in AuditEntry.objects.all()) == [0, 30, 729]

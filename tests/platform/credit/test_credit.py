@@ -111,7 +111,7 @@ def test_where_a_site_is_one_of_several_a_machine_that_reports_to_another_gets_i
 ):
     run, ada, _, bob = barn
     here = listed(site_identity.identity(), "https://here.example.org")
-    mirror_list.take([first := signed_list(1, here)], vouched=first.digest)
+    mirror_list.ingest_lists([first := signed_list(1, here)], vouched=first.digest)
     says(run, bob, 0, (ada, 2, 2000))
     assert tokens(ada) == 2000, "its signed header says so"
 

@@ -16,7 +16,7 @@ from coordinator.credit import credit
 from coordinator.credit.replicated.credits import Untold, remaining
 from coordinator.eventlog import ingest, projection
 from coordinator.eventlog.models import LogEvent
-from coordinator.eventlog.truncate import cut
+from coordinator.eventlog.truncate import truncate_log
 from coordinator.telemetry import tasks
 from coordinator.telemetry.models import Credit
 
@@ -77,8 +77,8 @@ class Mirrors:
         self.other.tell(
             "credit.receipt", f"{self.run.pk}:{self.author.identity.key}:{self.life}", said
         )
-        told = ingest.receive(self.other.events[-2:])
-        assert not told.refused
+        told = ingest.ingest_events(self.other.events[-2:])
+        assert not told.rejected
         self.most, self.told = max(self.most, last), max(self.told, last)
 
     def tell(self) -> int:
@@ -136,7 +136,7 @@ def test_what_a_mirror_that_lied_had_told_is_heard_again(mirrors):
     mirrors.hears_elsewhere(1, 6)
     mirrors.hears(8)
     mirrors.tell()
-    cut(mirrors.other.origin, 1, "it lied")
+    truncate_log(mirrors.other.origin, 1, "it lied")
     assert mirrors.shown() == up_to(8) - up_to(6)
     mirrors.hears(9)
     assert mirrors.tell() == 1 and mirrors.shown() == up_to(9)
@@ -154,7 +154,7 @@ def test_receipts_of_nothing_count_for_nothing_and_hold_up_nobody(mirrors):
         mirrors.other.tell(
             "credit.receipt", f"{place}:{life}", said | {"tokens": 7, "witness": None, "total": 7}
         )
-    assert not ingest.receive(mirrors.other.events).refused
+    assert not ingest.ingest_events(mirrors.other.events).rejected
     assert (
         mirrors.shown() == up_to(4)
         and not Credit.objects.exclude(incarnation=mirrors.life).exists()

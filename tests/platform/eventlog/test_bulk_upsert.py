@@ -8,8 +8,8 @@ from django.db import DatabaseError
 from hypothesis import HealthCheck, given, settings
 
 from coordinator.accounts.models import Machine, User
-from coordinator.eventlog.bulk_upsert import put
-from coordinator.eventlog.models import Subject
+from coordinator.eventlog.bulk_upsert import bulk_upsert
+from coordinator.eventlog.models import Aggregate
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 NAMES = st.text(
@@ -26,14 +26,14 @@ NAMES = st.text(
     st.sets(st.sampled_from(["state", "stale"])),
 )
 def test_whatever_text_is_put_is_there_as_django_would_write_it(rows, update):
-    Subject.objects.all().delete()
-    before = [Subject(name=name, state="before", lacks=name) for name in sorted(rows)[::2]]
-    Subject.objects.bulk_create(before)
-    put(
-        [Subject(name=name, state=text, stale=stale) for name, (text, stale) in rows.items()],
+    Aggregate.objects.all().delete()
+    before = [Aggregate(name=name, state="before", lacks=name) for name in sorted(rows)[::2]]
+    Aggregate.objects.bulk_create(before)
+    bulk_upsert(
+        [Aggregate(name=name, state=text, stale=stale) for name, (text, stale) in rows.items()],
         update=sorted(update),
     )
-    found = {each.name: (each.state, each.stale, each.lacks) for each in Subject.objects.all()}
+    found = {each.name: (each.state, each.stale, each.lacks) for each in Aggregate.objects.all()}
     for name, (text, stale) in rows.items():
         if name in sorted(rows)[::2]:
             assert found.pop(name) == (
@@ -59,16 +59,18 @@ def test_numbers_times_and_what_is_missing_come_back_as_they_were():
         enrolled=at,
         revoked=None,
     )
-    put([made])
+    bulk_upsert([made])
     found = Machine.objects.get()
     for field in Machine._meta.concrete_fields:
         assert getattr(found, field.attname) == getattr(made, field.attname), field.name
-    put([Machine(id=made.id, key="b" * 64, owner=ada, enrolled=at, revoked=at)], update=["revoked"])
+    bulk_upsert(
+        [Machine(id=made.id, key="b" * 64, owner=ada, enrolled=at, revoked=at)], update=["revoked"]
+    )
     found.refresh_from_db()
     assert (found.key, found.revoked) == ("a" * 64, at)
 
 
 def test_what_does_not_fit_leaves_nothing(transactional_db):
     with pytest.raises(DatabaseError):
-        put([Subject(name="fits"), Subject(name="n" * 211)])
-    assert not Subject.objects.exists()
+        bulk_upsert([Aggregate(name="fits"), Aggregate(name="n" * 211)])
+    assert not Aggregate.objects.exists()

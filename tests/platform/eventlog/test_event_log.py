@@ -13,8 +13,8 @@ from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
 from coordinator.eventlog import ingest, projection, registry, truncate, writer
-from coordinator.eventlog.event import LONGEST, NOTHING, read
-from coordinator.eventlog.models import LogEvent, Origin, Proof, Subject
+from coordinator.eventlog.event import MAX_EVENT_CHARS, NO_DIGEST, open_event
+from coordinator.eventlog.models import Aggregate, ForkProof, LogEvent, Origin
 from coordinator.lib import site_identity
 
 # ---- our own --------------------------------------------------------------------------------------------------------
@@ -25,22 +25,22 @@ def test_what_is_recorded_is_numbered_chained_signed_and_folded(db, shelf):
     second = writer.record("note.say", "note:a", {"text": "two"})
     origin = Origin.objects.get()
     assert (origin.key, origin.ours, origin.head_seq) == (site_identity.identity().key, True, 3)
-    begun, *told = writer.serve(origin.pk, 0)
-    assert read(begun).type == "origin.begin" and read(begun).prev == NOTHING
-    assert [read(each).seq for each in told] == [2, 3]
-    assert read(told[1]).prev == digest(told[0].body) == first.digest
+    begun, *told = writer.read_events(origin.pk, 0)
+    assert open_event(begun).type == "origin.begin" and open_event(begun).prev == NO_DIGEST
+    assert [open_event(each).seq for each in told] == [2, 3]
+    assert open_event(told[1]).prev == digest(told[0].body) == first.digest
     assert second.hlc > first.hlc
-    assert projection.current("note:a") == {"text": "two"}
-    assert writer.heads() == {origin.pk: (3, second.digest)}
+    assert projection.current_state("note:a") == {"text": "two"}
+    assert writer.log_heads() == {origin.pk: (3, second.digest)}
 
 
 def test_a_change_that_is_undone_leaves_no_event_and_no_gap(db, shelf):
     writer.record("note.say", "a", {"text": "one"})
-    before = writer.heads(), projection.state_hash()
-    with pytest.raises(ZeroDivisionError), writer.change():
+    before = writer.log_heads(), projection.state_hash()
+    with pytest.raises(ZeroDivisionError), writer.log_transaction():
         writer.record("note.say", "a", {"text": "two"})
         raise ZeroDivisionError
-    assert (writer.heads(), projection.state_hash()) == before
+    assert (writer.log_heads(), projection.state_hash()) == before
     writer.record("note.say", "a", {"text": "three"})
     assert [seq for (seq,) in LogEvent.objects.values_list("seq")] == [1, 2, 3]
 
@@ -74,7 +74,7 @@ def test_who_record_at_the_same_moment_get_numbers_one_after_the_other(shelf):
 
 
 def hash_from_nothing() -> str:
-    total = sum(projection.weight(each.name, each.state) for each in Subject.objects.all())
+    total = sum(projection.state_term(each.name, each.state) for each in Aggregate.objects.all())
     return f"{total % projection.MODULUS:064x}"
 
 
@@ -84,15 +84,15 @@ def hash_from_nothing() -> str:
 def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, shelf):
     other = OtherMirror()
     other.tell("note.say", "a", {"text": "from afar"})
-    told = ingest.receive(other.events)
-    assert (told.stored, told.refused, told.forked) == (2, {}, [])
+    told = ingest.ingest_events(other.events)
+    assert (told.stored, told.rejected, told.forked) == (2, {}, [])
     assert shelf == {"a": "from afar"}
-    assert writer.serve(other.origin, 0) == other.events
-    assert writer.serve(other.origin, 1) == other.events[1:]
-    assert ingest.receive(other.events).stored == 0  # twice says no more than once
+    assert writer.read_events(other.origin, 0) == other.events
+    assert writer.read_events(other.origin, 1) == other.events[1:]
+    assert ingest.ingest_events(other.events).stored == 0  # twice says no more than once
     ours = writer.record("note.say", "a", {"text": "here"})
-    assert ours.hlc > read(other.events[-1]).hlc
-    assert projection.current("note:a") == {"text": "here"}
+    assert ours.hlc > open_event(other.events[-1]).hlc
+    assert projection.current_state("note:a") == {"text": "here"}
 
 
 def test_the_state_hash_is_that_of_whoever_took_the_same_events(db, shelf):
@@ -100,17 +100,17 @@ def test_the_state_hash_is_that_of_whoever_took_the_same_events(db, shelf):
     for n in range(5):
         one.tell("note.say", f"{n % 2}", {"text": f"one {n}"})
         other.tell("note.say", f"{n % 3}", {"text": f"other {n}"})
-    ingest.receive(one.events)
-    ingest.receive(other.events)
+    ingest.ingest_events(one.events)
+    ingest.ingest_events(other.events)
     first = projection.state_hash()
-    assert first == hash_from_nothing() != NOTHING
+    assert first == hash_from_nothing() != NO_DIGEST
     rows = dict(shelf)
-    for model in (Proof, LogEvent, Origin, Subject, writer.Tally):
+    for model in (ForkProof, LogEvent, Origin, Aggregate, writer.LogState):
         model.objects.all().delete()
     shelf.clear()
     for n in range(6):
-        ingest.receive([other.events[n]])
-        ingest.receive([one.events[n]])
+        ingest.ingest_events([other.events[n]])
+        ingest.ingest_events([one.events[n]])
     assert (projection.state_hash(), shelf) == (first, rows)
 
 
@@ -118,7 +118,7 @@ def test_a_log_with_a_hole_is_refused_whole(db, shelf):
     other = OtherMirror()
     for n in range(4):
         other.tell("note.say", "a", {"text": str(n)})
-    ingest.receive(other.events[:2])
+    ingest.ingest_events(other.events[:2])
     said = refused(other.events[2], other.events[4])
     assert (
         said
@@ -132,7 +132,7 @@ def test_a_log_with_a_hole_is_refused_whole(db, shelf):
 
 def test_what_does_not_follow_what_is_here_is_refused(db, shelf):
     other = OtherMirror()
-    ingest.receive(other.events)
+    ingest.ingest_events(other.events)
     wrong = other.sign("note.say", "a", {"text": "x"}, prev="1" * 64)
     assert "does not follow the event 1 that is here" in refused(wrong)
     early = other.sign("note.say", "a", {"text": "x"}, hlc=1)
@@ -149,7 +149,7 @@ def test_what_is_altered_forged_or_from_a_stranger_is_refused(db, shelf):
         update={"body": other.events[1].body.replace("true", "lies")}
     )
     assert "its signature does not match" in refused(other.events[0], altered)
-    ingest.receive(other.events)
+    ingest.ingest_events(other.events)
     forged = thief.sign(
         "note.say",
         "a",
@@ -161,17 +161,18 @@ def test_what_is_altered_forged_or_from_a_stranger_is_refused(db, shelf):
     assert f"is signed by {thief.identity.key[:8]}" in refused(forged)
     assert "is no mirror of the list" in refused(*thief.events, keys={other.identity.key})
     huge = other.identity.sign(
-        "event", read(other.events[1]).model_copy(update={"payload": {"x": "y" * LONGEST}})
+        "event",
+        open_event(other.events[1]).model_copy(update={"payload": {"x": "y" * MAX_EVENT_CHARS}}),
     )
     assert "longer than 100,000 characters" in refused(huge)
     with pytest.raises(MessageError, match="malformed"):
-        read(of_two_kinds(other))
+        open_event(of_two_kinds(other))
 
 
 def of_two_kinds(other: OtherMirror) -> Signed:
     """An event about a subject of another kind than its own."""
     return other.identity.sign(
-        "event", read(other.events[1]).model_copy(update={"subject": "run:a"})
+        "event", open_event(other.events[1]).model_copy(update={"aggregate": "run:a"})
     )
 
 
@@ -180,66 +181,66 @@ def test_one_origins_fault_costs_the_others_nothing(db, shelf):
     good.tell("note.say", "a", {"text": "good"})
     bad.tell("note.say", "b", {"text": "1"})
     bad.tell("note.say", "b", {"text": "2"})
-    told = ingest.receive([*good.events, bad.events[0], bad.events[2]])
-    assert told.stored == 2 and list(told.refused) == [bad.origin] and shelf == {"a": "good"}
+    told = ingest.ingest_events([*good.events, bad.events[0], bad.events[2]])
+    assert told.stored == 2 and list(told.rejected) == [bad.origin] and shelf == {"a": "good"}
 
 
 def test_an_unknown_kind_is_kept_and_means_something_after_the_upgrade(db, shelf):
     other = OtherMirror()
     other.tell("song.sing", "a", {"text": "la"})
     other.tell("note.say", "a", {"text": "one"})
-    assert ingest.receive(other.events).stored == 3
+    assert ingest.ingest_events(other.events).stored == 3
     before = projection.state_hash()
     assert LogEvent.objects.get(understood=False).type == "song.sing"
-    assert writer.serve(other.origin, 1) == other.events[1:]  # passed on all the same
+    assert writer.read_events(other.origin, 1) == other.events[1:]  # passed on all the same
     sung = {}
     registry.register(
-        registry.Kind(
-            "song", {"sing": Said}, lambda facts: {"text": facts[-1].said.text}, sung.__setitem__
+        registry.AggregateType(
+            "song", {"sing": Said}, lambda facts: {"text": facts[-1].payload.text}, sung.__setitem__
         )
     )
-    assert ingest.settle() == 1
-    assert sung == {"a": {"text": "la"}} and projection.state_hash() not in (before, NOTHING)
-    assert not LogEvent.objects.filter(understood=False).exists() and ingest.settle() == 0
+    assert ingest.project_pending() == 1
+    assert sung == {"a": {"text": "la"}} and projection.state_hash() not in (before, NO_DIGEST)
+    assert not LogEvent.objects.filter(understood=False).exists() and ingest.project_pending() == 0
 
 
 def stale() -> set[str]:
-    return set(Subject.objects.filter(stale=True).values_list("name", flat=True))
+    return set(Aggregate.objects.filter(stale=True).values_list("name", flat=True))
 
 
 def test_what_was_kept_before_a_crash_is_folded_after_it(db, shelf):
     other = OtherMirror()
     other.tell("note.say", "a", {"text": "one"})
     other.tell("song.sing", "b", {"text": "la"})
-    ingest.receive(other.events, later=True)
+    ingest.ingest_events(other.events, later=True)
     assert shelf == {} and stale() == {"note:a", f"origin:{other.origin}"}
-    assert ingest.settle() == 2 and shelf == {"a": "one"} and not stale()
+    assert ingest.project_pending() == 2 and shelf == {"a": "one"} and not stale()
     other.tell("note.say", "a", {"text": "one"})  # nothing new, and folded all the same
-    ingest.receive(other.events[3:], later=True)
+    ingest.ingest_events(other.events[3:], later=True)
     before = projection.state_hash()
     assert stale() == {"note:a"}
-    assert ingest.settle() == 0 and projection.state_hash() == before and not stale()
+    assert ingest.project_pending() == 0 and projection.state_hash() == before and not stale()
 
 
 def test_what_is_folded_for_a_change_made_here_waits_no_more(db, shelf):
     other = OtherMirror()
     other.tell("note.say", "a", {"text": "one"})
-    ingest.receive(other.events, later=True)
+    ingest.ingest_events(other.events, later=True)
     writer.record("note.say", "a", {"text": "two"})
-    assert projection.current("note:a") == {"text": "two"}
+    assert projection.current_state("note:a") == {"text": "two"}
     assert "note:a" not in stale()
 
 
 def test_a_row_that_needs_another_waits_for_it(db, shelf):
     other = OtherMirror()
     other.tell("note.say", "a", {"text": "wait"})
-    ingest.receive(other.events)
-    assert shelf == {} and Subject.objects.get(stored=False).name == "note:a"
+    ingest.ingest_events(other.events)
+    assert shelf == {} and Aggregate.objects.get(stored=False).name == "note:a"
     other.tell("note.say", "other", {"text": "here"})
-    ingest.receive(other.events)
+    ingest.ingest_events(other.events)
     assert (
         shelf == {"a": "wait", "other": "here"}
-        and not Subject.objects.filter(stored=False).exists()
+        and not Aggregate.objects.filter(stored=False).exists()
     )
 
 
@@ -253,18 +254,18 @@ def test_two_events_with_one_number_are_kept_as_proof_and_undo_what_came_of_them
     other = liar.sign("note.say", "a", {"text": "to you this"})
     liar.tell("note.say", "a", {"text": "to me that"})
     liar.tell("note.say", "b", {"text": "and more"})
-    ingest.receive(liar.events)
+    ingest.ingest_events(liar.events)
     assert shelf == {"a": "to me that", "b": "and more"}
-    told = ingest.receive([*before_fork, other])
+    told = ingest.ingest_events([*before_fork, other])
     assert told.forked == [liar.origin]
-    proof = Proof.objects.get()
+    proof = ForkProof.objects.get()
     assert proof.seq == 3 and {proof.first["body"], proof.second["body"]} == {
         liar.events[2].body,
         other.body,
     }
     assert shelf == {"a": "one"}
-    assert writer.serve(liar.origin, 0) == before_fork
-    assert writer.heads()[liar.origin] == (2, digest(before_fork[-1].body))
+    assert writer.read_events(liar.origin, 0) == before_fork
+    assert writer.log_heads()[liar.origin] == (2, digest(before_fork[-1].body))
     assert projection.state_hash() == hash_from_nothing()
     more = liar.tell("note.say", "a", {"text": "go on"})
     assert "ends with event 2: it signed two events with the number 3" in refused(more)
@@ -274,34 +275,34 @@ def test_a_proof_convinces_who_has_seen_only_one_side_or_none(db, shelf):
     liar = OtherMirror()
     other = liar.sign("note.say", "a", {"text": "to you this"})
     mine = liar.tell("note.say", "a", {"text": "to me that"})
-    with pytest.raises(ingest.Refused, match="no mirror of the list"):
-        truncate.believe(mine, other, keys={"a" * 64})
-    assert truncate.believe(mine, other, keys={liar.identity.key})
-    assert not truncate.believe(mine, other)
+    with pytest.raises(ingest.UserError, match="no mirror of the list"):
+        truncate.accept_fork_proof(mine, other, keys={"a" * 64})
+    assert truncate.accept_fork_proof(mine, other, keys={liar.identity.key})
+    assert not truncate.accept_fork_proof(mine, other)
     assert "ends with event 1" in refused(*liar.events)
-    assert ingest.receive(liar.events[:1]).stored == 1
-    assert truncate.proofs() == [(mine, other)]
-    with pytest.raises(ingest.Refused, match="not two events of one origin"):
-        truncate.believe(mine, mine)
-    with pytest.raises(ingest.Refused, match="signature does not match"):
-        truncate.believe(mine, other.model_copy(update={"body": other.body + " "}))
+    assert ingest.ingest_events(liar.events[:1]).stored == 1
+    assert truncate.list_fork_proofs() == [(mine, other)]
+    with pytest.raises(ingest.UserError, match="not two events of one origin"):
+        truncate.accept_fork_proof(mine, mine)
+    with pytest.raises(ingest.UserError, match="signature does not match"):
+        truncate.accept_fork_proof(mine, other.model_copy(update={"body": other.body + " "}))
 
 
 def test_an_expulsion_names_the_last_event_that_counts(db, shelf):
     other = OtherMirror()
     for n in range(4):
         other.tell("note.say", "a", {"text": str(n)})
-    ingest.receive(other.events[:3])
+    ingest.ingest_events(other.events[:3])
     short = projection.state_hash()
-    ingest.receive(other.events)
-    assert truncate.cut(other.origin, 3, "expelled by list 7") == 2
+    ingest.ingest_events(other.events)
+    assert truncate.truncate_log(other.origin, 3, "expelled by list 7") == 2
     assert (shelf, projection.state_hash()) == ({"a": "1"}, short)
-    assert truncate.cut(other.origin, 4, "later") == 0
+    assert truncate.truncate_log(other.origin, 4, "later") == 0
     assert "ends with event 3: expelled by list 7" in refused(
         other.tell("note.say", "a", {"text": "x"})
     )
-    with pytest.raises(ingest.Refused, match="no log 00000000 is known here"):
-        truncate.cut("0" * 32, 1, "")
+    with pytest.raises(ingest.UserError, match="no log 00000000 is known here"):
+        truncate.truncate_log("0" * 32, 1, "")
 
 
 def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, shelf):
@@ -312,18 +313,18 @@ def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, shelf):
     twin.identity, twin.origin, twin.events = (
         site_identity.identity(),
         mine.pk,
-        writer.serve(mine.pk, 0),
+        writer.read_events(mine.pk, 0),
     )
     twin.hlc = mine.head_hlc
     lost = twin.tell("note.say", "a", {"text": "lost in the crash"})
-    ingest.receive([lost])  # its own log, pulled back from others, goes on
-    assert projection.current("note:a") == {"text": "lost in the crash"}
+    ingest.ingest_events([lost])  # its own log, pulled back from others, goes on
+    assert projection.current_state("note:a") == {"text": "lost in the crash"}
     assert writer.record("note.say", "a", {"text": "new"}).seq == 4
     twin.tell("note.say", "a", {"text": "and this too was out in the world"})
-    assert ingest.receive(twin.events).forked == [mine.pk]
+    assert ingest.ingest_events(twin.events).forked == [mine.pk]
     again = writer.record("note.say", "a", {"text": "newer"})
     assert again.origin_id != mine.pk and again.seq == 2
-    begun = read(writer.serve(again.origin_id, 0)[0])
+    begun = open_event(writer.read_events(again.origin_id, 0)[0])
     assert begun.payload["after"] == mine.pk
 
 
@@ -342,7 +343,7 @@ def test_staff_cut_a_log_and_rebuild_by_hand(db, shelf, capsys):
     other = OtherMirror()
     other.tell("note.say", "a", {"text": "one"})
     other.tell("note.say", "a", {"text": "two"})
-    ingest.receive(other.events)
+    ingest.ingest_events(other.events)
     call_command("eventlog", "cut", other.origin, "2", "it lies")
     assert shelf == {"a": "one"}
     shelf.clear()
@@ -360,6 +361,6 @@ def test_staff_cut_a_log_and_rebuild_by_hand(db, shelf, capsys):
 
 
 def test_every_table_of_the_log_is_bounded(db):
-    for model in (Origin, LogEvent, Subject):
+    for model in (Origin, LogEvent, Aggregate):
         for column in model._meta.concrete_fields:
             assert column.max_length or not isinstance(column, models.CharField)

@@ -18,8 +18,8 @@ FAR = 3600.0
 def test_stamps_only_grow_and_follow_the_clock(times):
     last = 0
     for now in times:
-        after = hlc.stamp(last, now)
-        assert after > last and hlc.seconds(after) >= now - 0.002
+        after = hlc.next_stamp(last, now)
+        assert after > last and hlc.to_seconds(after) >= now - 0.002
         last = after
 
 
@@ -36,23 +36,23 @@ def test_stamps_only_grow_and_follow_the_clock(times):
     ],
 )
 def test_a_clock_is_corrected_when_it_is_far_from_most_others(offsets, seconds):
-    assert hlc.correction(offsets) == seconds
+    assert hlc.clock_correction(offsets) == seconds
 
 
 def test_a_mirror_whose_clock_is_an_hour_wrong_stamps_with_the_others_time_and_says_so(
     db, shelf, caplog
 ):
     right = time.time() - FAR
-    writer.note_clock("1" * 64, right)
-    writer.note_clock("2" * 64, right + 1)
+    writer.record_peer_clock("1" * 64, right)
+    writer.record_peer_clock("2" * 64, right + 1)
     with caplog.at_level(logging.ERROR):
         made = writer.record("note.say", "a", {"text": "x"})
-    assert abs(hlc.seconds(made.hlc) - right) < 5
+    assert abs(hlc.to_seconds(made.hlc) - right) < 5
     assert (
         "+3599 s from the other mirrors'" in caplog.text
         or "+3600 s from the other mirrors'" in caplog.text
     )
-    assert writer.clock_off() == pytest.approx(FAR, abs=5)
+    assert writer.clock_offset() == pytest.approx(FAR, abs=5)
 
 
 def test_a_clock_that_is_set_wrong_in_between_spoils_not_even_the_next_event(
@@ -60,18 +60,18 @@ def test_a_clock_that_is_set_wrong_in_between_spoils_not_even_the_next_event(
 ):
     right = time.time()
     for key in ("1", "2"):
-        writer.note_clock(key * 64, right)
+        writer.record_peer_clock(key * 64, right)
     set_wrong = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + FAR})
     monkeypatch.setattr(writer, "time", set_wrong)
     made = writer.record("note.say", "a", {"text": "x"})
-    assert abs(hlc.seconds(made.hlc) - right) < 5
+    assert abs(hlc.to_seconds(made.hlc) - right) < 5
 
 
 def test_an_event_from_the_far_future_waits_until_then(db, shelf):
     other = OtherMirror()
-    ingest.receive(other.events)
+    ingest.ingest_events(other.events)
     soon = other.tell("note.say", "a", {"text": "x"}, at=time.time() + FAR)
     assert "ahead of this site's time: later" in refused(soon)
-    writer.note_clock("1" * 64, time.time() + FAR)
-    writer.note_clock("2" * 64, time.time() + FAR)  # it was this clock that was wrong
-    assert ingest.receive([soon]).stored == 1
+    writer.record_peer_clock("1" * 64, time.time() + FAR)
+    writer.record_peer_clock("2" * 64, time.time() + FAR)  # it was this clock that was wrong
+    assert ingest.ingest_events([soon]).stored == 1

@@ -22,9 +22,9 @@ DIGESTS = st.sampled_from([digest(str(n)) for n in range(4)])
 
 def fact(kind: str, n: int, time: int, what: str, said: dict) -> Fact:
     """The n-th of a history, stamped at `time`: several may bear one stamp, and then the id decides."""
-    shape = registry.registered()[kind].shapes[what].model_validate(said)
+    shape = registry.aggregate_types()[kind].payload_types[what].model_validate(said)
     return Fact(
-        time << hlc.COUNTER, UUID(int=n << 64 | 7 << 76 | 2 << 62), digest(str(n)), what, shape
+        time << hlc.COUNTER_BITS, UUID(int=n << 64 | 7 << 76 | 2 << 62), digest(str(n)), what, shape
     )
 
 
@@ -41,7 +41,7 @@ def histories(kind: str, what: dict[str, st.SearchStrategy]) -> st.SearchStrateg
 def folded(kind: str, facts: list[Fact]):
     """As `state.folded` does, of facts as they came in."""
     known = {each.digest: each for each in facts}.values()
-    return registry.registered()[kind].fold(sorted(known, key=lambda each: each.place))
+    return registry.aggregate_types()[kind].fold(sorted(known, key=lambda each: each.order_key))
 
 
 def one_state(kind: str, facts: list[Fact], seed: int) -> None:
@@ -190,8 +190,8 @@ receipt = st.builds(
 def test_receipts_add_up_to_the_union_of_their_ranges(facts, seed):
     one_state("credit", facts, seed)
     days = folded("credit", facts)["days"].values()
-    covered = {seq for each in facts for seq in range(each.said.first, each.said.last + 1)}
-    most = max(each.said.tokens / (each.said.last - each.said.first + 1) for each in facts)
+    covered = {seq for each in facts for seq in range(each.payload.first, each.payload.last + 1)}
+    most = max(each.payload.tokens / (each.payload.last - each.payload.first + 1) for each in facts)
     assert sum(day["tokens"] for day in days) <= most * len(covered)
     assert max(day["last"] for day in days) == max(covered)
 
@@ -208,7 +208,7 @@ def test_receipts_add_up_to_the_union_of_their_ranges(facts, seed):
     )
 )
 def test_where_all_witnesses_agree_no_token_is_lost_or_counted_twice(facts):
-    covered = {seq for each in facts for seq in range(each.said.first, each.said.last + 1)}
+    covered = {seq for each in facts for seq in range(each.payload.first, each.payload.last + 1)}
     assert sum(day["tokens"] for day in folded("credit", facts)["days"].values()) == 7 * len(
         covered
     )
@@ -237,7 +237,7 @@ def up_to(seq: int) -> int:
     )
 )
 def test_ranges_that_overlap_in_part_count_to_the_token_where_the_author_signed_its_totals(facts):
-    covered = {seq for each in facts for seq in range(each.said.first, each.said.last + 1)}
+    covered = {seq for each in facts for seq in range(each.payload.first, each.payload.last + 1)}
     right = sum(up_to(seq) - up_to(seq - 1) for seq in covered)
     assert sum(day["tokens"] for day in folded("credit", facts)["days"].values()) == right
 
@@ -266,10 +266,10 @@ ACCESS = histories(
                            st.lists(st.integers(0, 9), max_size=3)),
     },
 )  # fmt: skip
-DUTY = histories(
-    "duty",
+LEASE = histories(
+    "lease",
     {
-        "take": st.builds(
+        "acquire": st.builds(
             lambda mirror, epoch: {"mirror": mirror, "epoch": epoch}, DIGESTS, st.integers(1, 4)
         ),
         "done": DIGESTS.map(lambda mirror: {"mirror": mirror}),
@@ -311,7 +311,7 @@ VERDICT = histories(
             st.tuples(st.just("rest"), REST),
             st.tuples(st.just("verdict"), VERDICT),
             st.tuples(st.just("access"), ACCESS),
-            st.tuples(st.just("duty"), DUTY),
+            st.tuples(st.just("lease"), LEASE),
             st.tuples(st.just("wish"), WISH),
             st.tuples(st.just("webhook"), WEBHOOK),
         ]

@@ -15,9 +15,9 @@ from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import Enrolment, Machine, Team, User
 from coordinator.credit import credit
 from coordinator.eventlog import ingest, private_data, projection
-from coordinator.eventlog.models import LogEvent, Particulars, Subject
-from coordinator.eventlog.truncate import cut
-from coordinator.eventlog.writer import adopt
+from coordinator.eventlog.models import Aggregate, LogEvent, PrivateData
+from coordinator.eventlog.truncate import truncate_log
+from coordinator.eventlog.writer import record_existing_rows
 from coordinator.fleet.models import Rest, Verdict
 from coordinator.fleet.verdicts import Charge
 from coordinator.runs.join_policy import Terms
@@ -35,14 +35,14 @@ def proven():
     def prove(*types: str) -> dict:
         said = set(LogEvent.objects.values_list("type", flat=True))
         assert said >= set(types), f"nothing told of {set(types) - said}"
-        assert not Subject.objects.filter(stored=False).exists()
+        assert not Aggregate.objects.filter(stored=False).exists()
         here, known, kept, events = rows(), projection.state_hash(), everything(), logs()
         for seed in range(2):
             there, found = rebuilt(events, kept, seed)
             assert there == here
             assert found == known
         assert at_once(events, kept) == (here, known)
-        assert not Subject.objects.filter(stored=False).exists()
+        assert not Aggregate.objects.filter(stored=False).exists()
         return here
 
     return prove
@@ -85,14 +85,14 @@ def test_who_left_is_nobody_elsewhere_too(person, volunteer, draft, proven):
     elsewhere = logs(), everything()
     leave(ada, ada)
     proven("person.leave", "team.part", "team.promote", "run.forget", "machine.about")
-    assert not Particulars.objects.filter(body__contains="Lovelace").exists()
+    assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
     events = logs()
     rebuilt(*elsewhere)  # a mirror that knew her, and hears that she left
     assert (
         User.objects.get(pk=ada.pk).name == "Ada Lovelace"
         and Run.objects.get().name == "Secret plans"
     )
-    ingest.receive(events)
+    ingest.ingest_events(events)
     gone = User.objects.get(pk=ada.pk)
     assert (
         gone.name == ""
@@ -101,7 +101,7 @@ def test_who_left_is_nobody_elsewhere_too(person, volunteer, draft, proven):
         and not gone.is_active
     )
     assert not Run.objects.exists() and Machine.objects.get().hostname == ""
-    assert not Particulars.objects.filter(body__contains="Lovelace").exists()
+    assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
 
 
 def test_nothing_personal_is_in_any_event(person, volunteer, draft):
@@ -111,7 +111,7 @@ def test_nothing_personal_is_in_any_event(person, volunteer, draft):
     run.edit("Secret planes", run.spec, actor=ada)
     ada.ban(person("r@example.org", is_superuser=True, is_staff=True), "for Ada's own good")
     said = "".join(LogEvent.objects.values_list("body", flat=True)) + "".join(
-        Subject.objects.values_list("state", flat=True)
+        Aggregate.objects.values_list("state", flat=True)
     )
     for secret in ("ada@", "Ada", "attic", "ecret", ada.password, "good"):
         assert secret not in said
@@ -239,8 +239,8 @@ def test_two_mirrors_that_gave_one_slug_away_agree_who_keeps_it(person, draft):
     rebuilt(events, kept)
     second = draft(User.objects.get(), "Barn")
     assert second.slug == "barn"
-    ingest.receive(theirs)
-    private_data.take(more)
+    ingest.ingest_events(theirs)
+    private_data.ingest(more)
     slugs = {run.pk: run.slug for run in Run.objects.all()}
     assert slugs == {first.pk: "barn", second.pk: f"barn-{second.pk.hex[-8:]}"}
     third = draft(User.objects.get(), "Barn")
@@ -366,7 +366,7 @@ def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
             "witness": bob.identity.key,
         }
         other.tell("credit.receipt", place, said)
-    ingest.receive(other.events)
+    ingest.ingest_events(other.events)
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens) == (1, 12, 1200)
     assert tasks.tell() == 0
@@ -381,12 +381,12 @@ def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
     ada = person(name="Ada")
     events, kept = logs(), everything()
     rebuilt(events, [])
-    [wanted] = private_data.wanted()
+    [wanted] = private_data.missing_digests()
     assert User.objects.get(pk=ada.pk).name == ""
     wrong = [replace(kept[0], body="{}"), replace(kept[0], digest="1" * 64)]
-    assert private_data.take(wrong) == 0 and private_data.wanted() == [wanted]
-    assert private_data.take(kept) == 1 and User.objects.get(pk=ada.pk).name == "Ada"
-    assert private_data.wanted() == [] and private_data.take(kept) == 0
+    assert private_data.ingest(wrong) == 0 and private_data.missing_digests() == [wanted]
+    assert private_data.ingest(kept) == 1 and User.objects.get(pk=ada.pk).name == "Ada"
+    assert private_data.missing_digests() == [] and private_data.ingest(kept) == 0
     other = OtherMirror()
     evil = json.dumps({"name": "x", "email": "x", "password": "y", "is_superuser": True})
     about = digest("0" * 32 + evil)
@@ -397,8 +397,8 @@ def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
         "is_staff": False,
     }
     other.tell("person.join", "01890000-0000-7000-8000-000000000001", said)
-    ingest.receive(other.events)
-    assert private_data.take([private_data.Kept(about, "0" * 32, evil)]) == 1
+    ingest.ingest_events(other.events)
+    assert private_data.ingest([private_data.PrivateRecord(about, "0" * 32, evil)]) == 1
     assert not User.objects.get(pk="01890000-0000-7000-8000-000000000001").is_superuser
 
 
@@ -410,10 +410,10 @@ def test_hostile_texts_reach_no_row(person):
         about = digest("0" * 32 + body)
         who = {"about": about, "joined": "2026-01-01T00:00:00Z"}
         other.tell("person.join", f"01890000-0000-7000-8000-00000000000{n}", who)
-        ingest.receive(other.events)
-        private_data.take([private_data.Kept(about, "0" * 32, body)])
+        ingest.ingest_events(other.events)
+        private_data.ingest([private_data.PrivateRecord(about, "0" * 32, body)])
     assert {row["name"] for row in rows()["User"]} == {""} and User.objects.count() == 4
-    assert not Subject.objects.filter(stored=False).exists()
+    assert not Aggregate.objects.filter(stored=False).exists()
 
 
 def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched, proven):
@@ -426,7 +426,7 @@ def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched,
     before = rows()
     for model in LOG:
         model.objects.all().delete()
-    assert adopt() > 5 and adopt() == 0
+    assert record_existing_rows() > 5 and record_existing_rows() == 0
     assert proven("run.create", "run.becomes", "team.join") == before
 
 
@@ -435,8 +435,8 @@ def test_what_an_expelled_mirror_said_is_undone_in_rows(person, draft):
     before = rows(), projection.state_hash()
     other = OtherMirror()
     other.tell("person.ban", ada.pk, {"at": ada.date_joined.isoformat()})
-    ingest.receive(other.events)
+    ingest.ingest_events(other.events)
     assert not User.objects.get().is_active
-    cut(other.origin, 1, "expelled")
+    truncate_log(other.origin, 1, "expelled")
     assert rows() == before[0]
     assert re.fullmatch("[0-9a-f]{64}", projection.state_hash())

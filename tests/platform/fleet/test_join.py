@@ -10,7 +10,7 @@ from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import CoordinatorError
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity, check_ticket, digest, opened
-from coordinator.accounts.models import Enrolment, Machine, Refused
+from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.fleet import run_broadcast
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
@@ -88,11 +88,11 @@ def test_a_code_is_decided_once_and_not_after_it_expired(person):
     code = open_code(Identity(b"\x05" * 32))
     code.refuse(ada)
     assert code.status == "refused"
-    with pytest.raises(Refused, match="refused"):
+    with pytest.raises(UserError, match="refused"):
         code.approve(ada)
     late = open_code(Identity(b"\x06" * 32))
     Enrolment.objects.filter(pk=late.pk).update(expires=timezone.now() - timedelta(seconds=1))
-    with pytest.raises(Refused, match="expired"):
+    with pytest.raises(UserError, match="expired"):
         late.approve(ada)
     assert not Machine.objects.exists()
 
@@ -113,11 +113,11 @@ def test_nobody_takes_over_anothers_machine_and_a_revoked_key_stays_revoked(pers
     ada, bob, identity = person(), person("bob@example.org"), Identity(b"\x05" * 32)
     machine = open_code(identity).approve(ada)
     code = open_code(identity)
-    with pytest.raises(Refused, match="somebody else"):
+    with pytest.raises(UserError, match="somebody else"):
         code.approve(bob)
     assert code.status == "pending" and Machine.objects.get().owner == ada
     machine.revoke()
-    with pytest.raises(Refused, match="revoked"):
+    with pytest.raises(UserError, match="revoked"):
         code.approve(ada)
 
 

@@ -12,7 +12,7 @@ from helpers.rebuild_site import everything, logs, rebuilt, rows
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity, opened
 from coordinator.accounts.models import Enrolment, Machine
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.eventlog import ingest, private_data, registry
 from coordinator.fleet.machine_state import Measured, Rest
 from coordinator.fleet.models import Membership
@@ -75,11 +75,11 @@ def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volun
         and Rest.end(ada.machine)
         and not Rest.end(ada.machine)
     )
-    assert list(Entry.objects.order_by("id").values_list("action", flat=True)) == [
+    assert list(AuditEntry.objects.order_by("id").values_list("action", flat=True)) == [
         "machine.pause",
         "machine.resume",
     ]
-    assert Entry.objects.earliest("id").actor == ada.machine.owner
+    assert AuditEntry.objects.earliest("id").actor == ada.machine.owner
     ada.machine.revoke()
     assert not Rest.begin(ada.machine)
 
@@ -257,15 +257,15 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
     there, events, kept = rows(), logs(), everything()
     late = [each for each in kept if "unheard" in each.body]
     rebuilt(*before)
-    alone, known = [], registry.registered()["machine"]
+    alone, known = [], registry.aggregate_types()["machine"]
     noted = replace(
         known, store=lambda which, state: alone.append(which) or known.store(which, state)
     )
     monkeypatch.setitem(registry._kinds, "machine", noted)
-    ingest.receive(events, later=True)
-    ingest.settle(later=True)
-    private_data.take([each for each in kept if each not in late], later=True)
-    ingest.settle()
+    ingest.ingest_events(events, later=True)
+    ingest.project_pending(later=True)
+    private_data.ingest([each for each in kept if each not in late], later=True)
+    ingest.project_pending()
     assert set(alone) == {shed.key}, "the others were written together"
     names = dict(Machine.objects.values_list("key", "hostname"))
     assert names == {
@@ -275,7 +275,7 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
         sold.key: "pc-4",
     }
     assert Machine.objects.get(key=sold.key).revoked
-    private_data.take(late)
+    private_data.ingest(late)
     assert rows() == there
 
 
@@ -291,5 +291,5 @@ def test_a_mirror_that_gives_a_machines_number_to_other_keys_takes_nothing_of_it
             {"about": about, "id": str(mine.pk), "owner": str(ada.pk), "enrolled": enrolled},
         )
     before = Machine.objects.values().get()
-    ingest.receive(other.events)
+    ingest.ingest_events(other.events)
     assert Machine.objects.values().get(key=mine.key) == before

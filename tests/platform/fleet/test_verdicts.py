@@ -11,7 +11,7 @@ from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import believed
 from barnraise.protocol import messages
 from coordinator.accounts.models import Machine
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.fleet import verdicts
 from coordinator.fleet.report_queries import part
 from coordinator.fleet.verdicts import Charge, Verdict, author_of, lived, lives, single_updates
@@ -48,7 +48,7 @@ def replied(machine, run, report, heeds=()) -> messages.ReportReply:
 def wrong(run, *charges, reason="") -> dict[str, str]:
     with pytest.raises(SpecError) as raised:
         Verdict.give(run, charges, reason)
-    assert not Entry.objects.filter(action="run.verdict").exists()
+    assert not AuditEntry.objects.filter(action="run.verdict").exists()
     return raised.value.problems
 
 
@@ -59,7 +59,7 @@ def test_a_verdict_is_believed_by_the_exchange_noted_and_sent_until_it_is_heeded
     found = believed(made.ruling, rules)
     author = f"{bob.identity.key}.{LIFE}"
     assert found.limits == {author: 2} and list(found.rulings) == [made.digest]
-    entry = Entry.objects.get(action="run.verdict")
+    entry = AuditEntry.objects.get(action="run.verdict")
     assert (
         entry.detail["after"] == {author: 2}
         and entry.detail["reason"] == "noise"
@@ -256,7 +256,7 @@ def test_staff_ban_a_machine_in_mid_run_and_take_out_what_it_did(world, client, 
     assert bob.machine.revoked and Verdict.objects.get().said.after == {
         f"{bob.identity.key}.{LIFE}": 2
     }
-    actions = Entry.objects.order_by("id").values_list("action", flat=True)
+    actions = AuditEntry.objects.order_by("id").values_list("action", flat=True)
     assert list(actions)[-2:] == ["machine.revoke", "run.verdict"]
     assert client.post(path, said | {"first": ""}).status_code == 302, (
         "banned before; the rest comes out as well"

@@ -78,7 +78,7 @@ def test_a_site_that_was_kept_comes_back_whole_on_a_new_machine(
     elsewhere()
     call_command("restore", kept, stdout=said)
     found = rows()
-    assert found.pop("mirrors_origin") != before.pop("mirrors_origin"), (
+    assert found.pop("eventlog_origin") != before.pop("eventlog_origin"), (
         "its log goes on as a new one"
     )
     assert found == before and len(before) > 30

@@ -2,11 +2,11 @@
 
 import time
 
-from coordinator.lib.ttl_cache import Memo
+from coordinator.lib.ttl_cache import TtlCache
 
 
 def test_an_answer_is_good_for_its_time_and_no_longer():
-    memo: Memo[str, float] = Memo(0.05)
+    memo: TtlCache[str, float] = TtlCache(0.05)
     first = memo.get("a", time.monotonic)
     assert memo.get("a", time.monotonic) == first
     assert memo.get("b", time.monotonic) != first, "another key is another answer"
@@ -14,17 +14,17 @@ def test_an_answer_is_good_for_its_time_and_no_longer():
     time.sleep(0.06)
     again = memo.get("a", time.monotonic)
     assert again >= first + 0.05
-    memo.drop("a")
+    memo.invalidate("a")
     assert memo.get("a", time.monotonic) > again
     kept = memo.get("b", time.monotonic)
-    memo.drop("a")
+    memo.invalidate("a")
     assert memo.get("b", time.monotonic) == kept, "only that one"
-    Memo.forget()
+    TtlCache.clear_all()
     assert memo.get("b", time.monotonic) > kept
 
 
 def test_it_keeps_so_many_and_never_what_could_not_be_found():
-    memo: Memo[int, int] = Memo(60.0, most=3)
+    memo: TtlCache[int, int] = TtlCache(60.0, most=3)
     for key in range(100):
         memo.get(key, lambda key=key: key)
     assert len(memo._known) <= 3

@@ -13,7 +13,7 @@ from helpers.websocket_client import SECONDS, WatcherSocket
 from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity
 from coordinator.lib import site_identity
-from coordinator.lib.ttl_cache import Memo
+from coordinator.lib.ttl_cache import TtlCache
 from coordinator.live.cross_site import MirrorSite
 from coordinator.replication import mirror_list
 
@@ -27,7 +27,7 @@ def mirrors(transactional_db):
     ours = listed(site_identity.identity(), "https://a.example.org", "A")
     other = listed(Identity(b"b" * 32), f"{B}:443", "The <b>other</b>")
     first = signed_list(1, ours, other)
-    mirror_list.take([first], vouched=first.digest)
+    mirror_list.ingest_lists([first], vouched=first.digest)
     return ours, other
 
 
@@ -118,8 +118,8 @@ async def test_an_expelled_mirrors_pages_reach_nothing_any_more(person, launched
     run, _ = await sync_to_async(launched)(owner)
     ours, other = mirrors
     gone = other.model_copy(update={"expelled": Expulsion(at=2.0)})
-    await sync_to_async(mirror_list.take)([signed_list(2, ours, gone)])
-    Memo.forget()
+    await sync_to_async(mirror_list.ingest_lists)([signed_list(2, ours, gone)])
+    TtlCache.clear_all()
     assert (await WatcherSocket(run.pk, origin=B).connect())["type"] == "websocket.close"
     page = await sync_to_async(Client().get)(f"/runs/{run.slug}/")
     assert policy(page) == "'self'"

@@ -12,12 +12,13 @@ from helpers.websocket_client import SECONDS, WatcherSocket
 
 from barnraise.protocol import reports
 from barnraise.protocol.signing import digest
+from coordinator.lib.valkey import valkey_client
 from coordinator.live import broadcaster as live
 from coordinator.live import run_snapshot
 from coordinator.live.broadcaster import Broadcaster
 from coordinator.live.run_snapshot import COLUMNS, RunSnapshot, build_delta, loss_series
 from coordinator.live.snapshot_cache import SnapshotCache
-from coordinator.telemetry import report_queue, run_table
+from coordinator.telemetry import run_table
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -110,7 +111,7 @@ async def test_a_new_speaker_leaves_a_gap_and_a_snapshot_closes_it(training):
         await sync_to_async(before.next_delta)()
     )  # said just before it died; not every watcher heard it
     assert lost["seq"] == said["seq"] + 1 and lost["train"]
-    await sync_to_async(report_queue.client().delete)(live.lock_key(run.pk))
+    await sync_to_async(valkey_client().delete)(live.lock_key(run.pk))
 
     after = Broadcaster(str(run.pk))
     fresh = json.loads(await sync_to_async(after.next_delta)())
@@ -173,12 +174,10 @@ def test_one_process_speaks_and_another_takes_over_when_it_falls_silent(training
     monkeypatch.setattr(live, "LOCK_MILLISECONDS", 300)
     one, two = Broadcaster(str(run.pk)), Broadcaster(str(run.pk))
     assert one.next_delta() and two.next_delta() is None
-    wait_until(lambda: not report_queue.client().exists(live.lock_key(run.pk)))
+    wait_until(lambda: not valkey_client().exists(live.lock_key(run.pk)))
     assert two.next_delta() and one.next_delta() is None
     one.release_lock()
-    assert report_queue.client().get(live.lock_key(run.pk)) == two.token, (
-        "only the holder can release"
-    )
+    assert valkey_client().get(live.lock_key(run.pk)) == two.token, "only the holder can release"
     two.release_lock()
     assert one.next_delta()
 
@@ -187,7 +186,7 @@ def test_numbers_go_on_rising_after_valkey_forgot_them(training):
     run, _, _ = training
     one = Broadcaster(str(run.pk))
     before = json.loads(one.next_delta())["seq"]
-    report_queue.client().flushall()
+    valkey_client().flushall()
     assert json.loads(one.next_delta())["seq"] > before
 
 
@@ -322,9 +321,9 @@ async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_sp
     )
     assert heard_by[0] == heard_by[1]
     await one.leave()
-    assert await sync_to_async(report_queue.client().exists)(live.lock_key(run.pk))
+    assert await sync_to_async(valkey_client().exists)(live.lock_key(run.pk))
     await two.leave()
-    assert not await sync_to_async(report_queue.client().exists)(live.lock_key(run.pk))
+    assert not await sync_to_async(valkey_client().exists)(live.lock_key(run.pk))
     assert str(run.pk) not in live.watchers._rooms
 
 

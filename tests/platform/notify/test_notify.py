@@ -17,7 +17,7 @@ from helpers.pages import text as page
 
 from barnraise.protocol import enums, messages
 from coordinator.accounts.models import SiteRules
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
 from coordinator.lib import safe_http
 from coordinator.notify import models, tasks
@@ -345,7 +345,7 @@ def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
     assert (
         not Webhook.objects.get().active and not Delivery.objects.filter(due__isnull=False).exists()
     )
-    assert Entry.objects.filter(action="webhook.off").exists()
+    assert AuditEntry.objects.filter(action="webhook.off").exists()
 
 
 @pytest.mark.parametrize(
@@ -371,8 +371,8 @@ def test_a_webhook_that_fails_is_tried_again_later_and_given_up_in_the_end(
     ],
 )
 def test_what_lies_within_is_never_called_and_the_form_says_why(signed_in, valkey, url, said):
-    with pytest.raises(safe_http.Unsafe, match=said):
-        safe_http.resolved(url)
+    with pytest.raises(safe_http.UnsafeUrlError, match=said):
+        safe_http.resolve_target(url)
     client, _ = signed_in()
     answer = client.post("/notifications/webhooks/", {"url": url, "kinds": ["run.started"]})
     assert (
@@ -384,13 +384,13 @@ def test_what_lies_within_is_never_called_and_the_form_says_why(signed_in, valke
 
 async def test_a_name_that_leads_within_by_the_time_of_the_call_is_not_called_either(settings):
     settings.OUTSIDE_NETWORKS = []
-    with pytest.raises(safe_http.Unsafe):
+    with pytest.raises(safe_http.UnsafeUrlError):
         await safe_http.post("https://localhost/", b"", {})
 
 
 def test_public_addresses_are_public():
     for address in ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"):
-        assert safe_http.public(address)
+        assert safe_http.is_public(address)
 
 
 def test_of_what_a_webhook_hears_may_be_changed_and_none_at_all_is_refused_at_the_field(
@@ -406,9 +406,11 @@ def test_of_what_a_webhook_hears_may_be_changed_and_none_at_all_is_refused_at_th
     assert one.kinds == ["run.started", "run.finished"] and two.kinds == list(
         NotificationType.values
     )
-    assert Entry.objects.get(action="webhook.listen").detail == {"kinds": one.kinds}
+    assert AuditEntry.objects.get(action="webhook.listen").detail == {"kinds": one.kinds}
     client.post(at, {"kinds": one.kinds})
-    assert Entry.objects.filter(action="webhook.listen").count() == 1, "the same again is no change"
+    assert AuditEntry.objects.filter(action="webhook.listen").count() == 1, (
+        "the same again is no change"
+    )
     for wrong, sentence in (
         ({}, "Choose at least one"),
         ({"kinds": ["run.exploded"]}, "run.exploded"),

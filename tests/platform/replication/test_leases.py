@@ -16,14 +16,22 @@ from hypothesis import strategies as st
 
 from coordinator.eventlog import ingest
 from coordinator.eventlog.models import LogEvent
-from coordinator.eventlog.projection import current
+from coordinator.eventlog.projection import current_state
 from coordinator.lib import site_identity
 from coordinator.notify import tasks
 from coordinator.notify.models import Delivery, Notification, NotificationPreference, Webhook
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.replication import leases, mirror_list
-from coordinator.replication.lease_election import ALONE, DEAD, TURN, Taken, Turn, ranked, turn
-from coordinator.replication.models import Standing
+from coordinator.replication.lease_election import (
+    CANDIDATE_TIMEOUT,
+    ISOLATION_WAIT,
+    PEER_TIMEOUT,
+    LeaseDecision,
+    LeaseState,
+    decide,
+    rank_candidates,
+)
+from coordinator.replication.models import PeerStatus
 
 KEYS = [f"{n:064x}" for n in range(6)]
 MIRRORS = st.sets(st.sampled_from(KEYS), min_size=1)
@@ -40,8 +48,12 @@ def asked(
     **taken,
 ):
     """`dead`: of those, seconds since they were last heard."""
-    return turn(
-        duty, Taken(**taken), me, {key: (dead or {}).get(key, 1.0) for key in there - {me}}, age
+    return decide(
+        duty,
+        LeaseState(**taken),
+        me,
+        {key: (dead or {}).get(key, 1.0) for key in there - {me}},
+        age,
     )
 
 
@@ -50,28 +62,31 @@ def asked(
 
 @given(DUTIES, MIRRORS)
 def test_of_mirrors_that_see_each_other_one_takes_a_fresh_duty(duty, there):
-    takes = [me for me in there if asked(duty, me, there) is Turn.TAKE]
-    assert takes == [ranked(duty, there)[0]]
+    takes = [me for me in there if asked(duty, me, there) is LeaseDecision.ACQUIRE]
+    assert takes == [rank_candidates(duty, there)[0]]
 
 
 @given(DUTIES, MIRRORS, st.data())
 def test_a_mirror_that_was_not_chosen_may_go_without_anything_else_changing(duty, there, data):
     other = data.draw(st.sampled_from(sorted(there)))
-    assert [key for key in ranked(duty, there) if key != other] == ranked(duty, there - {other})
+    assert [key for key in rank_candidates(duty, there) if key != other] == rank_candidates(
+        duty, there - {other}
+    )
 
 
 @given(DUTIES, st.sets(st.sampled_from(KEYS), min_size=3), st.booleans(), st.floats(0, 5000))
 def test_when_the_chosen_one_dies_one_other_takes_over(duty, there, had_taken, since):
-    first, second, *others = ranked(duty, there)
-    taken = {"epoch": 1, "by": first} if had_taken else {}
+    first, second, *others = rank_candidates(duty, there)
+    taken = {"epoch": 1, "holder": first} if had_taken else {}
     for me in (second, *others):
-        assert asked(duty, me, there, dead={first: DEAD - 1}, age=1, **taken) is Turn.LATER, (
-            "it may live yet"
-        )
-    dead = {first: DEAD + 0.1}
-    assert asked(duty, second, there, dead=dead, age=since + 1, **taken) is Turn.TAKE
+        assert (
+            asked(duty, me, there, dead={first: PEER_TIMEOUT - 1}, age=1, **taken)
+            is LeaseDecision.WAIT
+        ), "it may live yet"
+    dead = {first: PEER_TIMEOUT + 0.1}
+    assert asked(duty, second, there, dead=dead, age=since + 1, **taken) is LeaseDecision.ACQUIRE
     for me in others:
-        assert asked(duty, me, there, dead=dead, age=since + 1, **taken) is Turn.LATER, (
+        assert asked(duty, me, there, dead=dead, age=since + 1, **taken) is LeaseDecision.WAIT, (
             "one of them, not all at once"
         )
 
@@ -81,28 +96,37 @@ def test_what_is_done_nobody_does_and_what_another_has_taken_stays_theirs_while_
     duty, there, age, by, epoch
 ):
     for me in there:
-        assert asked(duty, me, there, age=age, epoch=epoch, by=by, done=True) is Turn.DONE
-        found = asked(duty, me, there, age=age, epoch=epoch, by=by)
-        assert found is Turn.MINE if me == by else found is Turn.LATER or by not in there
+        assert (
+            asked(duty, me, there, age=age, epoch=epoch, holder=by, done=True) is LeaseDecision.DONE
+        )
+        found = asked(duty, me, there, age=age, epoch=epoch, holder=by)
+        assert (
+            found is LeaseDecision.HELD
+            if me == by
+            else found is LeaseDecision.WAIT or by not in there
+        )
 
 
 @given(DUTIES, MIRRORS)
 def test_one_that_does_not_do_its_duty_makes_room_for_the_next(duty, there):
-    for place, me in enumerate(ranked(duty, there)):
-        assert asked(duty, me, there, age=place * TURN) is Turn.TAKE
-        assert place == 0 or asked(duty, me, there, age=place * TURN - 1) is Turn.LATER
+    for place, me in enumerate(rank_candidates(duty, there)):
+        assert asked(duty, me, there, age=place * CANDIDATE_TIMEOUT) is LeaseDecision.ACQUIRE
+        assert (
+            place == 0
+            or asked(duty, me, there, age=place * CANDIDATE_TIMEOUT - 1) is LeaseDecision.WAIT
+        )
 
 
 @given(DUTIES, st.sets(st.sampled_from(KEYS), min_size=2))
 def test_a_mirror_that_hears_no_other_waits_for_it_may_be_the_one_that_is_cut_off(duty, there):
     me = min(there)
-    dead = dict.fromkeys(there, DEAD + ALONE - 1)
-    assert asked(duty, me, there, dead=dead, age=1e6) is Turn.LATER
-    dead = dict.fromkeys(there, DEAD + ALONE)
-    assert asked(duty, me, there, dead=dead, age=1e6) is Turn.TAKE
+    dead = dict.fromkeys(there, PEER_TIMEOUT + ISOLATION_WAIT - 1)
+    assert asked(duty, me, there, dead=dead, age=1e6) is LeaseDecision.WAIT
+    dead = dict.fromkeys(there, PEER_TIMEOUT + ISOLATION_WAIT)
+    assert asked(duty, me, there, dead=dead, age=1e6) is LeaseDecision.ACQUIRE
     never = dict.fromkeys(there, math.inf)
-    assert asked(duty, me, there, dead=never, age=ALONE - 1) is Turn.LATER
-    assert asked(duty, me, there, dead=never, age=ALONE) is Turn.TAKE
+    assert asked(duty, me, there, dead=never, age=ISOLATION_WAIT - 1) is LeaseDecision.WAIT
+    assert asked(duty, me, there, dead=never, age=ISOLATION_WAIT) is LeaseDecision.ACQUIRE
 
 
 # ---- with rows -----------------------------------------------------------------------------------------------------
@@ -114,7 +138,7 @@ def other():
     made = SmallMirror(OtherMirror())
     ours = listed(site_identity.identity(), "https://here.example.org")
     first = signed_list(1, ours, made.listed)
-    mirror_list.take([first], vouched=first.digest)
+    mirror_list.ingest_lists([first], vouched=first.digest)
     heard(made, 0)
     yield made
     made.close()
@@ -122,16 +146,18 @@ def other():
 
 def heard(other: SmallMirror, seconds_ago: float) -> None:
     at = timezone.now() - timedelta(seconds=seconds_ago)
-    Standing.objects.update_or_create(pk=other.listed.key, defaults={"heard": at})
+    PeerStatus.objects.update_or_create(pk=other.listed.key, defaults={"heard": at})
 
 
 def notice(person, other: SmallMirror, whose: str) -> Notification:
     """One whose letter is first `whose`: "ours" or "theirs"."""
     keys = {"ours": site_identity.identity().key, "theirs": other.listed.key}
     for n in range(100):
-        duty = leases.name("letter", person.pk, f"key {n}")
-        if ranked(duty, keys.values())[0] == keys[whose]:
-            made = Notification.create_once(NotificationDraft(person, NotificationType.RUN_STARTED, f"key {n}", "It started"))
+        duty = leases.lease_name("letter", person.pk, f"key {n}")
+        if rank_candidates(duty, keys.values())[0] == keys[whose]:
+            made = Notification.create_once(
+                NotificationDraft(person, NotificationType.RUN_STARTED, f"key {n}", "It started")
+            )
             assert made and made.lease_name == duty
             return made
     raise AssertionError("a hundred in a row")
@@ -148,15 +174,15 @@ def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
     ada = person()
     mine, theirs = notice(ada, other, "ours"), notice(ada, other, "theirs")
     assert tasks.send_emails() == 1 and len(mail.outbox) == 1
-    assert current(f"duty:{mine.lease_name}") == {
+    assert current_state(f"lease:{mine.lease_name}") == {
         "epoch": 1,
-        "by": site_identity.identity().key,
+        "holder": site_identity.identity().key,
         "done": True,
     }
     for row in Notification.objects.filter(pk=theirs.pk):
         assert row.email_due and row.email_tries == 0 and row.emailed is None
-    other.log.tell("duty.done", theirs.lease_name, {"mirror": other.listed.key})
-    ingest.receive(other.log.events)
+    other.log.tell("lease.done", theirs.lease_name, {"mirror": other.listed.key})
+    ingest.ingest_events(other.log.events)
     due()
     assert tasks.send_emails() == 0 and len(mail.outbox) == 1
     assert not Notification.objects.filter(email_due__isnull=False).exists()
@@ -168,25 +194,27 @@ def test_when_the_mirror_whose_turn_it_is_dies_another_sends_the_letter_in_a_hig
     person, other
 ):
     theirs = notice(person(), other, "theirs")
-    other.log.tell("duty.take", theirs.lease_name, {"mirror": other.listed.key, "epoch": 1})
-    ingest.receive(other.log.events)
+    other.log.tell("lease.acquire", theirs.lease_name, {"mirror": other.listed.key, "epoch": 1})
+    ingest.ingest_events(other.log.events)
     assert tasks.send_emails() == 0
-    heard(other, DEAD + ALONE + 1)
+    heard(other, PEER_TIMEOUT + ISOLATION_WAIT + 1)
     due()
     assert tasks.send_emails() == 0, "it was owed a moment ago: a mirror that is alone waits"
-    Notification.objects.update(created=timezone.now() - timedelta(seconds=ALONE + 1))
+    Notification.objects.update(created=timezone.now() - timedelta(seconds=ISOLATION_WAIT + 1))
     due()
     assert tasks.send_emails() == 1
-    state = current(f"duty:{theirs.lease_name}")
-    assert state == {"epoch": 2, "by": site_identity.identity().key, "done": True}
-    returned = Taken(**state)
+    state = current_state(f"lease:{theirs.lease_name}")
+    assert state == {"epoch": 2, "holder": site_identity.identity().key, "done": True}
+    returned = LeaseState(**state)
     assert (
-        turn(theirs.lease_name, returned, other.listed.key, {site_identity.identity().key: 0.0}, 1e6)
-        is Turn.DONE
+        decide(
+            theirs.lease_name, returned, other.listed.key, {site_identity.identity().key: 0.0}, 1e6
+        )
+        is LeaseDecision.DONE
     )
     (letter,) = mail.outbox
     first, _ = letter.extra_headers["Message-ID"][1:].split("@")
-    assert first == leases.name(theirs.lease_name)[:32], (
+    assert first == leases.lease_name(theirs.lease_name)[:32], (
         "and had it sent it too, a mail program would know them as one"
     )
 
@@ -197,9 +225,9 @@ def test_a_mirror_whose_epoch_was_passed_does_not_try_its_letter_again(person, o
     mine = notice(person(), other, "ours")
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
-    assert tasks.send_emails() == 0 and current(f"duty:{mine.lease_name}")["epoch"] == 1
-    other.log.tell("duty.take", mine.lease_name, {"mirror": other.listed.key, "epoch": 2})
-    ingest.receive(other.log.events)
+    assert tasks.send_emails() == 0 and current_state(f"lease:{mine.lease_name}")["epoch"] == 1
+    other.log.tell("lease.acquire", mine.lease_name, {"mirror": other.listed.key, "epoch": 2})
+    ingest.ingest_events(other.log.events)
     settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
     due()
     assert tasks.send_emails() == 0 and mail.outbox == []
@@ -208,7 +236,9 @@ def test_a_mirror_whose_epoch_was_passed_does_not_try_its_letter_again(person, o
 @pytest.mark.django_db
 @pytest.mark.usefixtures("valkey")
 def test_a_site_without_others_notes_nothing_in_its_log(person):
-    Notification.create_once(NotificationDraft(person(), NotificationType.RUN_STARTED, "one", "It started"))
+    Notification.create_once(
+        NotificationDraft(person(), NotificationType.RUN_STARTED, "one", "It started")
+    )
     assert tasks.send_emails() == 1
     assert not LogEvent.objects.filter(type__startswith="duty.").exists()
 
@@ -245,6 +275,11 @@ def test_webhooks_and_what_somebody_wants_to_hear_are_the_same_elsewhere(person)
     assert (choice.kind, choice.site, choice.email) == (NotificationType.RUN_STALLED, True, False)
     hook.refresh_from_db()
     hook.set_active(False)
-    one = Notification.create_once(NotificationDraft(ada, NotificationType.RUN_STARTED, "one", "It started"))
-    assert hook.create_delivery(one, {}).message_id == f"msg_{leases.name('call', hook.pk, 'one')[:32]}"
+    one = Notification.create_once(
+        NotificationDraft(ada, NotificationType.RUN_STARTED, "one", "It started")
+    )
+    assert (
+        hook.create_delivery(one, {}).message_id
+        == f"msg_{leases.lease_name('call', hook.pk, 'one')[:32]}"
+    )
     assert json.dumps(Delivery.objects.get().body)

@@ -10,7 +10,7 @@ from barnraise.protocol.signing import Identity
 from coordinator.eventlog.models import LogEvent
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
-from coordinator.replication.models import List
+from coordinator.replication.models import MirrorListVersion
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
@@ -32,7 +32,7 @@ def roots(tmp_path) -> list[str]:
 def begun(tmp_path, roots) -> str:
     file = str(tmp_path / "list.json")
     run(
-        "mirrors", "begin", "--url", "https://here.example.org", "--name", "here", "--to", file, "--threshold", "2",
+        "mirror_list", "begin", "--url", "https://here.example.org", "--name", "here", "--to", file, "--threshold", "2",
         *(word for root in roots for word in ("--root", root)),
     )  # fmt: skip
     return file
@@ -48,7 +48,7 @@ def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tm
     assert "list 1 is in force" in run("mirror_list", "publish", file, "--first")
     second = str(tmp_path / "second.json")
     run(
-        "mirrors",
+        "mirror_list",
         "add",
         "--key",
         STRANGER.key,
@@ -65,7 +65,7 @@ def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tm
     for name in ("root0", "root1"):
         run("mirror_list", "sign", second, "--key", str(tmp_path / name))
     run("mirror_list", "publish", second)
-    found = mirror_list.newest()
+    found = mirror_list.newest_list()
     assert found.version == 2 and found.named(STRANGER.key).expelled.last == {"a" * 32: 4}
     assert "(expelled" in run("mirror_list", "show")
     with pytest.raises(CommandError, match="held already"):
@@ -107,9 +107,9 @@ def test_a_new_mirror_begins_from_any_one_other(log):
     small.lists = [first]
     with pytest.raises(CommandError, match="Nothing was taken"):
         run("replication", "join", small.url, "--list", "0" * 64)
-    assert not List.objects.exists() and not LogEvent.objects.exists()
+    assert not MirrorListVersion.objects.exists() and not LogEvent.objects.exists()
     assert "10 events in 1 logs" in run("replication", "join", small.url, "--list", first.digest)
-    assert here(log) == 10 and mirror_list.newest().version == 1
+    assert here(log) == 10 and mirror_list.newest_list().version == 1
     assert "state " in run("replication", "pull")
     small.close()
 
@@ -120,7 +120,7 @@ def test_who_is_not_of_the_list_cannot_begin_from_it_and_hears_how_to_be(log):
     with pytest.raises(CommandError, match=f"--key {site_identity.identity().key}"):
         run("replication", "join", small.url, "--list", small.lists[0].digest)
     small.lists = []
-    List.objects.all().delete()
+    MirrorListVersion.objects.all().delete()
     with pytest.raises(CommandError, match="has no mirror list"):
         run("replication", "join", small.url)
     small.close()

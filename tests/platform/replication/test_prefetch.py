@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import MessageError
-from coordinator.eventlog.event import read
-from coordinator.replication.client import Unheard
-from coordinator.replication.prefetch import AHEAD, ahead, pages, reader
+from coordinator.eventlog.event import open_event
+from coordinator.replication.client import PeerError
+from coordinator.replication.prefetch import AHEAD, fetch_pages, prefetched, signature_checker
 from coordinator.replication.protocol import LogPart
 
 
@@ -25,7 +25,7 @@ class Shelf:
     def events(self, origin: str, after: int) -> LogPart:
         assert origin == self.log.origin
         if len(self.asked) == self.breaks:
-            raise Unheard("silent")
+            raise PeerError("silent")
         self.asked.append(after)
         left = self.log.events[after:]
         return LogPart(events=left[:2], more=len(left) > 2)
@@ -44,14 +44,17 @@ def seqs(found) -> list[int]:
 
 
 def test_a_log_comes_whole_whoever_reads_it(log):
-    with ThreadPoolExecutor(1) as crew, ahead(pages(Shelf(log), log.origin, 0, crew)) as found:
+    with (
+        ThreadPoolExecutor(1) as crew,
+        prefetched(fetch_pages(Shelf(log), log.origin, 0, crew)) as found,
+    ):
         assert seqs(found) == [1, 2, 3, 4, 5, 6, 7]
-    with ahead(pages(shelf := Shelf(log), log.origin, 3)) as found:
+    with prefetched(fetch_pages(shelf := Shelf(log), log.origin, 3)) as found:
         assert seqs(found) == [4, 5, 6, 7]
     assert shelf.asked == [3, 5]
-    with ahead(pages(Shelf(log), log.origin, 7)) as found:
+    with prefetched(fetch_pages(Shelf(log), log.origin, 7)) as found:
         [page] = found
-        assert page.part.events == [] and page.read() == []
+        assert page.part.events == [] and page.open_events() == []
 
 
 def test_a_process_reads_as_we_do_and_says_what_is_wrong(log):
@@ -59,17 +62,25 @@ def test_a_process_reads_as_we_do_and_says_what_is_wrong(log):
     altered = log.events[4].model_copy(update={"body": log.events[4].body.replace('"3"', '"4"')})
     assert altered != log.events[4]
     log.events[4] = altered
-    with reader() as crew, ahead(pages(Shelf(log), log.origin, 0, crew)) as found:
+    with (
+        signature_checker() as crew,
+        prefetched(fetch_pages(Shelf(log), log.origin, 0, crew)) as found,
+    ):
         first, second, third, fourth = found
-        assert [*first.read(), *second.read()] == [read(each) for each in log.events[:4]]
+        assert [*first.open_events(), *second.open_events()] == [
+            open_event(each) for each in log.events[:4]
+        ]
         with pytest.raises(MessageError, match="its signature does not match"):
-            third.read()
-        assert [event.seq for event in fourth.read()] == [7]
+            third.open_events()
+        assert [event.seq for event in fourth.open_events()] == [7]
 
 
 def test_silence_comes_after_the_pages_that_came_before_it(log):
     came = []
-    with pytest.raises(Unheard), ahead(pages(Shelf(log, breaks=2), log.origin, 0)) as found:
+    with (
+        pytest.raises(PeerError),
+        prefetched(fetch_pages(Shelf(log, breaks=2), log.origin, 0)) as found,
+    ):
         for page in found:
             came.append(page.part.events[0])
     assert came == [log.events[0], log.events[2]]
@@ -84,7 +95,7 @@ def test_who_leaves_early_has_what_was_made_in_its_order(length, taken):
             made.append(n)
             yield n
 
-    with ahead(source()) as found:
+    with prefetched(source()) as found:
         got = [n for _, n in zip(range(taken), found, strict=False)]
     assert got == list(range(min(length, taken)))
     assert made == list(range(len(made))) and len(made) <= min(length, taken + AHEAD + 1)
@@ -98,7 +109,7 @@ def test_it_goes_no_further_ahead_than_it_may():
             made.append(n)
             yield n
 
-    with ahead(source()) as found:
+    with prefetched(source()) as found:
         waits_for(lambda: len(made) == AHEAD)
         assert not gate.wait(0.1) and len(made) == AHEAD
         assert next(found) == 0

@@ -18,13 +18,13 @@ from barnraise.errors import ListError
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import Expulsion, Lists
 from barnraise.protocol.signing import Identity, digest
-from coordinator.eventlog.models import Clock, LogEvent, Origin, Proof
+from coordinator.eventlog.models import ForkProof, LogEvent, Origin, PeerClock
 from coordinator.eventlog.projection import state_hash
 from coordinator.lib import site_identity
 from coordinator.replication import client, mirror_list, tasks
 from coordinator.replication import pull as pull_module
-from coordinator.replication.models import List, Standing
-from coordinator.replication.protocol import LogPart, Pair
+from coordinator.replication.models import MirrorListVersion, PeerStatus
+from coordinator.replication.protocol import ForkEvidence, LogPart
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
@@ -44,17 +44,19 @@ def test_another_mirrors_log_comes_here_page_by_page_and_once(small, log):
     small.most = 3
     assert pull(small).stored == 10 and here(log) == 10
     before = len(small.asked)
-    assert pull(small) == pull_module.Pulled() and small.asked[before:] == ["GET /mirrors/heads"]
+    assert pull(small) == pull_module.PullResult() and small.asked[before:] == [
+        "GET /mirrors/heads"
+    ]
     log.tell("weather.seen", 1, {"rain": 0})
     assert pull(small).stored == 1
-    standing = Standing.objects.get(pk=small.identity.key)
+    standing = PeerStatus.objects.get(pk=small.identity.key)
     assert standing.why == "" and standing.heard is not None
 
 
 def test_its_clock_is_noted_by_what_it_signed(small):
     small.ahead = 3600.0
     pull(small)
-    assert Clock.objects.get(pk=small.identity.key).ahead == pytest.approx(3600, abs=5)
+    assert PeerClock.objects.get(pk=small.identity.key).ahead == pytest.approx(3600, abs=5)
 
 
 def test_a_mirror_that_speaks_the_protocol_before_or_after_too_is_understood_and_others_are_not(
@@ -69,10 +71,10 @@ def test_a_mirror_that_speaks_the_protocol_before_or_after_too_is_understood_and
 def test_a_proof_that_another_mirror_keeps_is_believed_here_and_its_log_ends_there(small, log):
     pull(small)
     second = log.sign("weather.seen", 4, {"rain": 99}, seq=5, prev=digest(log.events[3].body))
-    small.proofs = [Pair(first=log.events[4], second=second)]
+    small.proofs = [ForkEvidence(first=log.events[4], second=second)]
     pull(small)
     assert (
-        Proof.objects.get().seq == 5
+        ForkProof.objects.get().seq == 5
         and LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 4
     )
 
@@ -83,18 +85,18 @@ def test_a_mirror_that_shows_another_event_of_a_number_than_before_has_proved_it
         "weather.seen", 8, {"rain": 99}, seq=10, prev=digest(log.events[8].body)
     )
     pull(small)
-    assert Proof.objects.get().seq == 10
+    assert ForkProof.objects.get().seq == 10
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 9
 
 
 def test_a_nudge_goes_to_the_others_once_for_many_changes(small, valkey, settings):
-    tasks.nudge()
-    assert small.asked == ["POST /mirrors/nudge"]
+    tasks.notify_mirrors()
+    assert small.asked == ["POST /mirrors/change-notice"]
     sent = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.nudge, "apply_async", lambda **options: sent.append(options))
+        patch.setattr(tasks.notify_mirrors, "apply_async", lambda **options: sent.append(options))
         for _ in range(5):
-            tasks.changed()
+            tasks.schedule_notification()
     assert len(sent) == 1
 
 
@@ -210,10 +212,10 @@ def test_a_mirror_that_answers_with_something_else_is_named_and_changes_nothing(
     small.routes[where] = lambda query, who: answer()
     told = pull(small)
     assert sentence in told.refused[0] and told.refused[0].startswith("the small one")
-    assert here(log) == 0 and Standing.objects.get().why == told.refused[0][:300]
+    assert here(log) == 0 and PeerStatus.objects.get().why == told.refused[0][:300]
     small.routes[where] = right
     monkeypatch.undo()
-    assert pull(small).stored == 10 and Standing.objects.get().why == ""
+    assert pull(small).stored == 10 and PeerStatus.objects.get().why == ""
 
 
 def test_a_mirror_that_is_gone_is_named(small, log):
@@ -226,10 +228,13 @@ def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_he
 ):
     key, right = small.identity.key, small.routes["GET /mirrors/heads"]
     small.routes["GET /mirrors/heads"] = lambda query, who: (502, b"<html>")
-    assert pull_module.pull_all()[key].refused
-    assert pull_module.pull_all() == {}, "not at once again: other tasks wait behind it"
-    standing = Standing.objects.get()
-    waits = [pull_module.wait(Standing(key=key, failures=n)).total_seconds() for n in (1, 4, 100)]
+    assert pull_module.pull_from_all()[key].refused
+    assert pull_module.pull_from_all() == {}, "not at once again: other tasks wait behind it"
+    standing = PeerStatus.objects.get()
+    waits = [
+        pull_module.retry_delay(PeerStatus(key=key, failures=n)).total_seconds()
+        for n in (1, 4, 100)
+    ]
     assert (
         standing.failures == 1
         and 2.5 <= waits[0] <= 5
@@ -237,9 +242,9 @@ def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_he
         and 60 <= waits[2] <= 120
     )
     small.routes["GET /mirrors/heads"] = right
-    tasks.pull(key)
-    assert here(log) == 10 and Standing.objects.get().failures == 0
-    assert pull_module.pull_all() == {key: pull_module.Pulled()}
+    tasks.pull_task(key)
+    assert here(log) == 10 and PeerStatus.objects.get().failures == 0
+    assert pull_module.pull_from_all() == {key: pull_module.PullResult()}
 
 
 def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(
@@ -251,15 +256,15 @@ def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(
     small.routes |= dict.fromkeys(
         ("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, silent())
     )
-    assert "does not answer" in pull_module.pull_all()[small.identity.key].refused[0]
-    assert pull_module.pull_all() == {}, "it does not open"
+    assert "does not answer" in pull_module.pull_from_all()[small.identity.key].refused[0]
+    assert pull_module.pull_from_all() == {}, "it does not open"
     asked = len(small.asked)
-    tasks.nudge()
-    assert "POST /mirrors/nudge" not in small.asked[asked:], "nobody waits for it"
+    tasks.notify_mirrors()
+    assert "POST /mirrors/change-notice" not in small.asked[asked:], "nobody waits for it"
     small.routes = right
-    assert pull_module.pull_all()[small.identity.key].stored == 10
-    tasks.nudge()
-    assert small.asked[-1] == "POST /mirrors/nudge"
+    assert pull_module.pull_from_all()[small.identity.key].stored == 10
+    tasks.notify_mirrors()
+    assert small.asked[-1] == "POST /mirrors/change-notice"
 
 
 def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, log, monkeypatch):
@@ -269,9 +274,9 @@ def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, 
         503,
         b'{"error": "the database is away"}',
     )
-    assert "the database is away" in pull_module.pull_all()[key].refused[0]
+    assert "the database is away" in pull_module.pull_from_all()[key].refused[0]
     small.routes["GET /mirrors/heads"] = right
-    assert pull_module.pull_all()[key].stored == 10
+    assert pull_module.pull_from_all()[key].stored == 10
 
 
 def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
@@ -282,9 +287,9 @@ def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
         "LOCATION": "redis://127.0.0.1:1/0",
     }
     settings.CACHES = {"default": away}
-    tasks.changed()
-    assert mirror_list.named()[0] == 1
-    assert mirror_list.take([signed_list(2, ourselves(), small.listed)])
+    tasks.schedule_notification()
+    assert mirror_list.current_version()[0] == 1
+    assert mirror_list.ingest_lists([signed_list(2, ourselves(), small.listed)])
 
 
 def test_heads_by_another_key_or_for_another_site_are_refused(small):
@@ -319,7 +324,7 @@ def certificate(folder, host: str) -> ssl.SSLContext:
 def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
     small = SmallMirror(log, certificate(tmp_path, "elsewhere.example.org"))
     first = signed_list(1, ourselves(), small.listed)
-    mirror_list.take([first], vouched=first.digest)
+    mirror_list.ingest_lists([first], vouched=first.digest)
     assert "certificate verify failed" in pull(small).refused[0] and here(log) == 0
     small.close()
 
@@ -334,14 +339,14 @@ def test_a_newer_list_comes_with_a_pull_and_withdraws_what_an_expelled_mirror_sa
     )
     small.lists = [signed_list(2, ourselves(), gone)]
     pull(small)
-    assert mirror_list.newest().version == 2 and mirror_list.others() == []
+    assert mirror_list.newest_list().version == 2 and mirror_list.other_mirrors() == []
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
     assert "it lied" in Origin.objects.get(pk=log.origin).why
 
 
 def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
     pull(small)
-    mirror_list.take(
+    mirror_list.ingest_lists(
         [
             signed_list(
                 2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)})
@@ -349,7 +354,7 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
         ]
     )
     assert not LogEvent.objects.filter(origin=log.origin, accepted=True).exists()
-    assert mirror_list.believed(log.origin) == {site_identity.identity().key}
+    assert mirror_list.trusted_keys(log.origin) == {site_identity.identity().key}
 
 
 @pytest.mark.parametrize(
@@ -375,10 +380,10 @@ def test_a_list_that_does_not_hold_is_refused_by_a_sentence_and_the_log_comes_al
     )
     found = pull(small)
     assert sentence in found.refused[0] and found.stored == 10
-    assert [each.version for each in List.objects.all()] == [1]
+    assert [each.version for each in MirrorListVersion.objects.all()] == [1]
 
 
 def test_a_downgrade_is_refused(small):
-    mirror_list.take([signed_list(3, ourselves(), small.listed)])
+    mirror_list.ingest_lists([signed_list(3, ourselves(), small.listed)])
     with pytest.raises(ListError, match="older than 3"):
-        mirror_list.take([signed_list(2, ourselves(), small.listed)])
+        mirror_list.ingest_lists([signed_list(2, ourselves(), small.listed)])

@@ -11,11 +11,16 @@ from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import Expulsion, Lists
 from barnraise.protocol.signing import Identity, digest, opened
 from coordinator.eventlog import private_data
-from coordinator.eventlog.models import Particulars
+from coordinator.eventlog.models import PrivateData
 from coordinator.lib import site_identity
 from coordinator.replication import encryption, mirror_list, tasks
-from coordinator.replication.models import List
-from coordinator.replication.protocol import Heads, LogPart, Sealed, Wants
+from coordinator.replication.models import MirrorListVersion
+from coordinator.replication.protocol import (
+    EncryptedPrivateData,
+    LogHeads,
+    LogPart,
+    PrivateDataRequest,
+)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 STRANGER = Identity(b"x" * 32)
@@ -41,7 +46,7 @@ def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, 
     heads = opened(
         messages.Signed.model_validate_json(answer.content),
         "heads",
-        Heads,
+        LogHeads,
         site_identity.identity().key,
     )
     assert (
@@ -82,8 +87,8 @@ def test_who_is_not_of_the_list_was_expelled_or_says_a_thing_twice_is_refused(sm
     assert (
         "made before" in asks(small.identity, "GET", "/mirrors/heads", token=token).json()["error"]
     )
-    assert asks(small.identity, "GET", "/mirrors/proofs", token=token).status_code == 401
-    mirror_list.take(
+    assert asks(small.identity, "GET", "/mirrors/fork-evidence", token=token).status_code == 401
+    mirror_list.ingest_lists(
         [
             signed_list(
                 2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)})
@@ -100,7 +105,7 @@ def test_without_a_list_no_mirror_is_known():
 
 def test_anybody_gets_the_list_and_what_leads_to_it(small):
     second = signed_list(2, ourselves(), small.listed)
-    mirror_list.take([second])
+    mirror_list.ingest_lists([second])
     told = Lists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
     assert told.lists == [second]
     assert (
@@ -112,26 +117,29 @@ def test_a_machine_hears_of_the_newest_list_with_every_directive(small, person, 
     _, machine = launched(person(organiser=True))
     reply = machine.join(_)
     directive = messages.Directive.model_validate_json(reply.directive.body)
-    assert (directive.mirrors, directive.listed) == (1, List.objects.get().signed.digest)
+    assert (directive.mirrors, directive.listed) == (
+        1,
+        MirrorListVersion.objects.get().signed.digest,
+    )
 
 
 def test_personal_data_goes_out_sealed_to_the_one_question(small):
-    Particulars.objects.create(
+    PrivateData.objects.create(
         digest=digest("s" * 32 + "{}"), subject="person:x", salt="s" * 32, body="{}"
     )
-    lock, other = encryption.Lock(), encryption.Lock()
-    wants = Wants(digests=[digest("s" * 32 + "{}")], key=lock.key)
-    answer = asks(small.identity, "POST", "/mirrors/particulars", wants)
-    sealed = Sealed.model_validate_json(answer.content)
-    assert lock.open(sealed) == [private_data.Kept(wants.digests[0], "s" * 32, "{}")]
+    lock, other = encryption.RequestKey(), encryption.RequestKey()
+    wants = PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=lock.key)
+    answer = asks(small.identity, "POST", "/mirrors/private-data", wants)
+    sealed = EncryptedPrivateData.model_validate_json(answer.content)
+    assert lock.decrypt(sealed) == [private_data.PrivateRecord(wants.digests[0], "s" * 32, "{}")]
     with pytest.raises(Exception, match="cannot be opened"):
-        other.open(sealed)
+        other.decrypt(sealed)
     assert (
         asks(
             small.identity,
             "POST",
-            "/mirrors/particulars",
-            Wants(digests=wants.digests, key="0" * 64),
+            "/mirrors/private-data",
+            PrivateDataRequest(digests=wants.digests, key="0" * 64),
         ).status_code
         == 422
     )
@@ -139,12 +147,14 @@ def test_personal_data_goes_out_sealed_to_the_one_question(small):
 
 def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(small, monkeypatch):
     pulled = []
-    monkeypatch.setattr(tasks.pull, "delay", pulled.append)
+    monkeypatch.setattr(tasks.pull_task, "delay", pulled.append)
     for begun in range(2):
         for _ in range(3):
             assert (
-                asks(small.identity, "POST", "/mirrors/nudge", messages.Bye(reason="")).status_code
+                asks(
+                    small.identity, "POST", "/mirrors/change-notice", messages.Bye(reason="")
+                ).status_code
                 == 200
             )
         assert pulled == [small.identity.key] * (begun + 1)
-        tasks.pull(small.identity.key)
+        tasks.pull_task(small.identity.key)

@@ -14,12 +14,12 @@ from barnraise.protocol.messages import JoinReply, Ticket
 from barnraise.protocol.signing import Identity, digest, opened
 from coordinator.accounts.models import User
 from coordinator.eventlog import ingest, private_data, writer
-from coordinator.eventlog.event import read
-from coordinator.eventlog.models import LogEvent, Origin, Subject, Tally
-from coordinator.eventlog.projection import current, state_hash
+from coordinator.eventlog.event import open_event
+from coordinator.eventlog.models import Aggregate, LogEvent, LogState, Origin
+from coordinator.eventlog.projection import current_state, state_hash
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list, pull, volunteer_salt
-from coordinator.replication.protocol import Head, LogPart
+from coordinator.replication.protocol import LogHead, LogPart
 from coordinator.telemetry import tasks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
@@ -32,19 +32,19 @@ def other():
     first = signed_list(
         1, listed(site_identity.identity(), "https://here.example.org"), made.listed
     )
-    mirror_list.take([first], vouched=first.digest)
+    mirror_list.ingest_lists([first], vouched=first.digest)
     yield made
     made.close()
 
 
 def keep(other: SmallMirror, kept: list) -> None:
     """From now on it serves these events of ours."""
-    origin, last = read(kept[0]).origin, kept[-1]
+    origin, last = open_event(kept[0]).origin, kept[-1]
     heads = other.heads
 
     def both(who: str):
         told = heads(who)
-        ours = Head(seq=len(kept), digest=digest(last.body))
+        ours = LogHead(seq=len(kept), digest=digest(last.body))
         return told.model_copy(update={"heads": {**told.heads, origin: ours}})
 
     other.routes["GET /mirrors/heads"] = lambda query, who: other.identity.sign("heads", both(who))
@@ -58,7 +58,7 @@ def restored(other, person):
     """Ada was banned after the backup; the other mirror knows. Returns (Ada, the log as it was)."""
     ada, root = person(), person("root@example.org", is_staff=True)
     backup = LogEvent.objects.count()
-    said, total = Subject.objects.get(pk=f"person:{ada.pk}").state, state_hash()
+    said, total = Aggregate.objects.get(pk=f"person:{ada.pk}").state, state_hash()
     ada.ban(root, "spam")
     kept = [each for each in logs() if each.key == site_identity.identity().key]
     keep(other, kept)
@@ -67,8 +67,8 @@ def restored(other, person):
     last = LogEvent.objects.order_by("seq")[backup - 1]
     LogEvent.objects.filter(seq__gt=last.seq).delete()
     Origin.objects.update(ours=False, head_seq=last.seq, head_digest=last.digest, head_hlc=last.hlc)
-    Subject.objects.filter(pk=f"person:{ada.pk}").update(state=said)
-    Tally.objects.update(total=total)
+    Aggregate.objects.filter(pk=f"person:{ada.pk}").update(state=said)
+    LogState.objects.update(total=total)
     User.objects.filter(pk=ada.pk).update(is_active=True, banned=None)
     return ada, kept
 
@@ -79,22 +79,25 @@ def test_a_restored_site_is_read_only_until_another_mirror_gave_back_its_own_log
     ada, _ = restored
     client = Client()
     client.force_login(ada)
-    assert writer.held() and client.get("/runs/").status_code == 200
+    assert writer.is_restore_pending() and client.get("/runs/").status_code == 200
     before = LogEvent.objects.count()
     answer = client.post("/account/", {"name": "Ada again"})
     assert answer.status_code == 503 and b"restored from a backup" in answer.content
     answer = client.post("/api/v1/runs", "{}", content_type="application/json")
     assert answer.status_code == 503 and "restored from a backup" in answer.json()["error"]
-    with pytest.raises(writer.Held):
+    with pytest.raises(writer.RestorePendingError):
         ada.rename("Ada again")
     assert tasks.tell.apply().get() in (0, None)
     assert LogEvent.objects.count() == before
 
-    done = pull.pull(mirror_list.others()[0])
-    assert not writer.held() and not done.refused
+    done = pull.pull_from(mirror_list.other_mirrors()[0])
+    assert not writer.is_restore_pending() and not done.refused
     assert User.objects.get(pk=ada.pk).banned, "before anything was decided here"
     ours = Origin.objects.get(ours=True)
-    assert current(f"origin:{ours.pk}")["after"] == Origin.objects.get(key=ours.key, ours=False).pk
+    assert (
+        current_state(f"origin:{ours.pk}")["after"]
+        == Origin.objects.get(key=ours.key, ours=False).pk
+    )
     assert User.objects.get(email="root@example.org").rename("Root")
     assert ours.events.count() >= 2
 
@@ -104,18 +107,21 @@ def test_a_restored_site_goes_on_waiting_where_the_end_of_its_log_does_not_come_
 ):
     _, kept = restored
     keep(other, [*kept[:-1], kept[-1].model_copy(update={"signature": "0" * 128})])
-    done = pull.pull(mirror_list.others()[0])
-    assert done.refused and writer.held()
+    done = pull.pull_from(mirror_list.other_mirrors()[0])
+    assert done.refused and writer.is_restore_pending()
     other.close()
-    assert "does not answer" in pull.pull(mirror_list.others()[0]).refused[0] and writer.held()
+    assert (
+        "does not answer" in pull.pull_from(mirror_list.other_mirrors()[0]).refused[0]
+        and writer.is_restore_pending()
+    )
 
 
 def test_its_operator_lets_it_go_on_where_no_other_can_be_reached(restored, other, capsys):
     ada, kept = restored
     call_command("eventlog", "resume")
-    assert "a new log" in capsys.readouterr().out and not writer.held()
+    assert "a new log" in capsys.readouterr().out and not writer.is_restore_pending()
     assert ada.rename("Ada again")
-    ingest.receive(kept)  # later it comes all the same
+    ingest.ingest_events(kept)  # later it comes all the same
     assert User.objects.get(pk=ada.pk).banned
     call_command("eventlog", "resume")
     assert "does not wait" in capsys.readouterr().out
@@ -124,7 +130,7 @@ def test_its_operator_lets_it_go_on_where_no_other_can_be_reached(restored, othe
 def test_a_restored_site_that_stands_alone_waits_for_nobody(person):
     person()
     Origin.objects.update(ours=False)
-    assert not writer.held() and person("bob@example.org").rename("Bob")
+    assert not writer.is_restore_pending() and person("bob@example.org").rename("Bob")
 
 
 # ---- one volunteer ---------------------------------------------------------------------------------------------------
@@ -143,10 +149,10 @@ def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(
     theirs = volunteer(person("bob@example.org"), 3)
     said = signed_for(first.join(run))
     assert signed_for(second.join(run)) == said != signed_for(theirs.join(run))
-    own = volunteer_salt.volunteer(ada.pk)
+    own = volunteer_salt.volunteer_pseudonym(ada.pk)
     assert own == said
     kept = everything()
-    state = current("salt:volunteers")
+    state = current_state("salt:volunteers")
     body = next(each.body for each in kept if each.digest == state["about"])
     assert site_identity.salt().hex() in body
     told = "".join(LogEvent.objects.values_list("body", flat=True))
@@ -155,17 +161,17 @@ def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(
 
 def test_a_site_that_comes_later_goes_by_the_first_ones_salt_as_soon_as_it_has_it(other, person):
     ada = person()
-    before = volunteer_salt.volunteer(ada.pk)
+    before = volunteer_salt.volunteer_pseudonym(ada.pk)
     made = OtherMirror(78)
-    kept = private_data.Kept("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
+    kept = private_data.PrivateRecord("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
     about = digest(kept.salt + kept.body)
     early = time.time() - 1000
     made.events, made.hlc = [], 0
     made.tell("origin.begin", made.origin, {"name": "elder", "after": None}, at=early)
-    made.tell("salt.give", "volunteers", {"about": about}, at=early)
-    assert not ingest.receive(made.events).refused
-    assert volunteer_salt.volunteer(ada.pk) == before, "until it has come"
-    private_data.take([private_data.Kept(about, kept.salt, kept.body)])
-    after = volunteer_salt.volunteer(ada.pk)
-    assert after != before and after == volunteer_salt.volunteer(str(ada.pk))
+    made.tell("salt.create", "volunteers", {"about": about}, at=early)
+    assert not ingest.ingest_events(made.events).rejected
+    assert volunteer_salt.volunteer_pseudonym(ada.pk) == before, "until it has come"
+    private_data.ingest([private_data.PrivateRecord(about, kept.salt, kept.body)])
+    after = volunteer_salt.volunteer_pseudonym(ada.pk)
+    assert after != before and after == volunteer_salt.volunteer_pseudonym(str(ada.pk))
     assert Identity(b"q" * 32).key not in after

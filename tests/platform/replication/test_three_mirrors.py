@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 
 from barnraise.protocol.signing import digest
 from coordinator.eventlog import private_data, projection
-from coordinator.eventlog.event import read
+from coordinator.eventlog.event import open_event
 from coordinator.runs.spec_form import spec_from_fields
 
 WHO = [f"01890000-0000-7000-8000-{n:012x}" for n in range(3)]
 AT = "2026-01-01T00:00:00.000001Z"
 
 
-def happenings(chance: Random) -> tuple[list[OtherMirror], list[private_data.Kept]]:
+def happenings(chance: Random) -> tuple[list[OtherMirror], list[private_data.PrivateRecord]]:
     """Three mirrors that hear nothing of each other do things to the same people, teams, machines and runs."""
     mirrors, kept = [OtherMirror(n) for n in (1, 2, 3)], []
     spec = spec_from_fields({"seed": 1})
     clock = time.time() - 1000
 
     def keep(**said) -> str:
-        body = projection.canonical(said)
-        kept.append(private_data.Kept(digest("0" * 32 + body), "0" * 32, body))
+        body = projection.canonical_json(said)
+        kept.append(private_data.PrivateRecord(digest("0" * 32 + body), "0" * 32, body))
         return kept[-1].digest
 
     def written(version: int) -> dict:
@@ -77,7 +77,7 @@ def happenings(chance: Random) -> tuple[list[OtherMirror], list[private_data.Kep
         clock += chance.random()
         made = mirror.tell(type, which, said, at=clock)
         if type == "person.ban":
-            bans.append(read(made).id)
+            bans.append(open_event(made).id)
     return mirrors, kept
 
 

@@ -8,7 +8,7 @@ from helpers.pages import field_error
 
 from barnraise.protocol import enums, messages, reports
 from barnraise.spec import RunSpec, Start
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.runs.join_policy import Terms
 from coordinator.runs.models import Run
 from coordinator.telemetry.rollup import drain
@@ -85,7 +85,7 @@ def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched):
     run.cancel(actor=run.owner)
     run.archive(actor=run.owner)
     found = list(
-        Entry.objects.filter(subject_kind="run")
+        AuditEntry.objects.filter(subject_kind="run")
         .order_by("id")
         .values_list("action", "actor", "machine")
     )

@@ -9,7 +9,7 @@ from django.test import Client
 
 from barnraise.protocol import enums, messages
 from coordinator.accounts.models import Machine, SiteRules, Team
-from coordinator.audit.models import Entry
+from coordinator.audit.models import AuditEntry
 from coordinator.lib import embedded_servers
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
@@ -53,9 +53,9 @@ def test_staff_pause_resume_and_finish_a_run(staff, person, launched):
     assert "Finished" in decide(staff, "runs/run", "finish", run.pk)
     run.refresh_from_db()
     assert run.state is enums.Status.FINISHED
-    noted = Entry.objects.filter(subject_id=str(run.pk), actor__email="root@example.org").order_by(
-        "id"
-    )
+    noted = AuditEntry.objects.filter(
+        subject_id=str(run.pk), actor__email="root@example.org"
+    ).order_by("id")
     assert list(noted.values_list("action", flat=True)) == ["run.pause", "run.resume", "run.finish"]
 
 
@@ -71,7 +71,7 @@ def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, n
     assert (
         messages.Directive.model_validate_json(answer.directive.body).token_budget == before + 5000
     )
-    assert Entry.objects.get(action="run.extend").detail == {"tokens": 5000}
+    assert AuditEntry.objects.get(action="run.extend").detail == {"tokens": 5000}
     run.note_ledger(run.token_budget)
     page = staff.post(
         f"/admin/runs/run/{run.pk}/extend/", {"_form_submitted": "1", "tokens": "5000"}
@@ -82,9 +82,9 @@ def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, n
 
 
 def test_staff_read_how_long_the_audit_log_is_kept(staff, settings):
-    assert b"kept for 730 days" in staff.get("/admin/audit/entry/").content
+    assert b"kept for 730 days" in staff.get("/admin/audit/auditentry/").content
     settings.AUDIT_DAYS = 0
-    assert b"kept for good" in staff.get("/admin/audit/entry/").content
+    assert b"kept for good" in staff.get("/admin/audit/auditentry/").content
 
 
 def test_staff_ban_a_machine_and_say_why(staff, person, volunteer):
@@ -100,7 +100,7 @@ def test_staff_ban_a_machine_and_say_why(staff, person, volunteer):
     )
     assert Machine.objects.get().revoked and Machine.objects.get().revoked_reason == "mines coins"
     assert "before" in decide(staff, "accounts/machine", "revoke", machine.pk, reason="again")
-    entry = Entry.objects.get(action="machine.revoke")
+    entry = AuditEntry.objects.get(action="machine.revoke")
     assert entry.detail == {"reason": "mines coins"} and entry.actor.email == "root@example.org"
 
 
@@ -138,12 +138,12 @@ def test_staff_change_the_sites_rules_and_disband_a_team(staff, person):
     rules = SiteRules.objects.get()
     staff.post(f"/admin/accounts/siterules/{rules.pk}/change/", {"organisers": "granted"})
     assert SiteRules.current().organisers == "granted"
-    assert Entry.objects.get(action="site.rules").detail == {
+    assert AuditEntry.objects.get(action="site.rules").detail == {
         "before": "everybody",
         "after": "granted",
     }
     assert "disbanded" in decide(staff, "accounts/team", "disband", team.pk, reason="a rude name")
-    assert not Team.objects.exists() and Entry.objects.filter(action="team.disband").exists()
+    assert not Team.objects.exists() and AuditEntry.objects.filter(action="team.disband").exists()
 
 
 def test_staff_announce_and_withdraw(staff, valkey):
@@ -160,7 +160,7 @@ def test_staff_announce_and_withdraw(staff, valkey):
     assert "Withdrawn" in decide(staff, "staff/announcement", "withdraw", said.pk)
     assert "Power cut" not in Client().get("/").content.decode()
     actions = (
-        Entry.objects.filter(subject_kind="announcement")
+        AuditEntry.objects.filter(subject_kind="announcement")
         .order_by("id")
         .values_list("action", flat=True)
     )
@@ -200,7 +200,7 @@ def test_every_admin_page_opens(staff, person, launched):
         "accounts/user/",
         "accounts/team/",
         "accounts/siterules/",
-        "audit/entry/",
+        "audit/auditentry/",
         "staff/announcement/",
         "staff/announcement/add/",
         f"accounts/user/{run.owner.pk}/change/",

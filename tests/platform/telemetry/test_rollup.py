@@ -16,6 +16,7 @@ from barnraise.protocol import messages
 from coordinator.fleet.lifecycle_facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.lib import embedded_servers
+from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import report_queue, run_table
 from coordinator.telemetry.history import SERIES, history
 from coordinator.telemetry.models import WIDTHS, Point, Receipt, Rollup
@@ -293,7 +294,7 @@ def test_the_table_shows_the_newest_numbers_before_postgres_has_them(person, lau
         100_000,
     )
     drain()
-    report_queue.client().flushall()
+    valkey_client().flushall()
     [stored] = run_table.workers(run)
     assert stored == row | {"last_seen": stored["last_seen"]}
     [later] = run_table.workers(run, now=time.time() + 60)
@@ -313,7 +314,7 @@ def test_a_machines_last_plan_stays_with_the_time_measured_under_it(
     ada.report(run, numbers(1, plan=plan, step_seconds=5.1))
     assert told() == (plan.model_dump(), 5.1), "before Postgres has it"
     drain()
-    report_queue.client().flushall()
+    valkey_client().flushall()
     assert told() == (plan.model_dump(), 5.1), "after the site forgot what it heard"
     ada.report(run, numbers(2, step_seconds=9.0))
     assert told() == (plan.model_dump(), 5.1), "a report without a plan changes nothing"

@@ -14,7 +14,7 @@ from barnraise.protocol.mirror_list import Expulsion
 from barnraise.protocol.signing import Identity
 from coordinator.lib import site_identity
 from coordinator.replication import comparison, mirror_list, pull
-from coordinator.replication.models import Standing
+from coordinator.replication.models import PeerStatus
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -28,7 +28,7 @@ def other():
     gone = listed(Identity(b"g" * 32), "https://gone.example.org", "Gone", expelled=expelled)
     ours = listed(site_identity.identity(), "https://here.example.org", "Here")
     first = signed_list(3, gone, made.listed, silent, ours)
-    mirror_list.take([first], vouched=first.digest)
+    mirror_list.ingest_lists([first], vouched=first.digest)
     yield made
     made.close()
 
@@ -40,15 +40,15 @@ def page(client: Client) -> str:
 
 
 def words() -> dict[str, str]:
-    return {row.listed.name: row.word for row in comparison.rows()}
+    return {row.listed.name: row.status for row in comparison.compare_mirrors()}
 
 
 def test_a_site_without_a_list_says_that_it_stands_alone():
-    assert "This one stands alone" in page(Client()) and comparison.rows() == []
+    assert "This one stands alone" in page(Client()) and comparison.compare_mirrors() == []
 
 
 def test_each_mirror_of_the_list_is_there_with_what_it_last_said(other):
-    small = mirror_list.others()[0]
+    small = mirror_list.other_mirrors()[0]
     assert list(words()) == ["Here", "the small one", "Silent <b>one</b>", "Gone"]
     assert words() == {
         "Here": "here",
@@ -56,34 +56,34 @@ def test_each_mirror_of_the_list_is_there_with_what_it_last_said(other):
         "Silent <b>one</b>": "never",
         "Gone": "expelled",
     }
-    pull.pull(small)
+    pull.pull_from(small)
     assert words()["the small one"] == "apart", "it says 0 of its state"
-    since = Standing.objects.get(pk=small.key).apart
-    pull.pull(small)
-    assert Standing.objects.get(pk=small.key).apart == since, "since then, and not since now"
-    Standing.objects.update(state=comparison.state_hash())
+    since = PeerStatus.objects.get(pk=small.key).apart
+    pull.pull_from(small)
+    assert PeerStatus.objects.get(pk=small.key).apart == since, "since then, and not since now"
+    PeerStatus.objects.update(state=comparison.state_hash())
     assert words()["the small one"] == "same"
-    Standing.objects.update(heard=timezone.now() - timedelta(minutes=5))
+    PeerStatus.objects.update(heard=timezone.now() - timedelta(minutes=5))
     assert words()["the small one"] == "quiet"
 
 
 def test_two_that_have_come_to_one_state_are_apart_no_longer(other):
-    small = mirror_list.others()[0]
-    pull.pull(small)
-    assert Standing.objects.get(pk=small.key).apart
+    small = mirror_list.other_mirrors()[0]
+    pull.pull_from(small)
+    assert PeerStatus.objects.get(pk=small.key).apart
     state = comparison.state_hash()
     other.routes["GET /mirrors/heads"] = lambda query, who: other.identity.sign(
         "heads", other.heads(who, state=state)
     )
-    pull.pull(small)
-    assert Standing.objects.get(pk=small.key).apart is None
+    pull.pull_from(small)
+    assert PeerStatus.objects.get(pk=small.key).apart is None
 
 
 def test_visitors_see_who_there_is_and_the_staff_see_logs_clocks_and_faults(other, person):
-    small = mirror_list.others()[0]
+    small = mirror_list.other_mirrors()[0]
     other.ahead = 30.0
-    pull.pull(small)
-    Standing.objects.update(
+    pull.pull_from(small)
+    PeerStatus.objects.update(
         why="the small one takes more than 20 seconds for one answer and was cut off"
     )
     seen = page(Client())

@@ -11,8 +11,8 @@ from barnraise.errors import SpecError
 from barnraise.protocol import messages
 from coordinator.accounts.models import Team
 from coordinator.accounts.site_settings import SiteRules
-from coordinator.audit.models import Entry
-from coordinator.lib.exceptions import Refused
+from coordinator.audit.models import AuditEntry
+from coordinator.lib.exceptions import UserError
 from coordinator.runs.invitations import Guest, Invitation
 from coordinator.runs.join_policy import Access, Terms
 from coordinator.runs.models import Run
@@ -124,7 +124,9 @@ def test_a_run_by_invitation_takes_its_owners_machines_and_those_of_who_accepted
     assert guest.post(link).status_code == 302 and guest.post(link).status_code == 302
     assert Guest.objects.get().user == bob
     assert join(machine, run).status_code == 200
-    assert [e.action for e in Entry.objects.filter(action__contains="invit").order_by("id")] == [
+    assert [
+        e.action for e in AuditEntry.objects.filter(action__contains="invit").order_by("id")
+    ] == [
         "run.invite",
         "run.accept_invitation",
     ]
@@ -385,7 +387,7 @@ def test_two_that_extend_a_run_at_the_same_moment_do_not_undo_each_other(person,
     run, _ = launched(person())
     other = Run.objects.get(pk=run.pk)
     run.extend(1000)
-    with pytest.raises(Refused, match="look again"):
+    with pytest.raises(UserError, match="look again"):
         other.extend(500)
     other.extend(500)
     assert Run.objects.get(pk=run.pk).extra_tokens == 1500

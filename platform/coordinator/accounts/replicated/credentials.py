@@ -17,7 +17,13 @@ from barnraise.protocol.types import Digest, Id, Message, Time, Words
 from coordinator.accounts import credential_sync
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
+from coordinator.eventlog.registry import (
+    AggregateType,
+    DependencyMissingError,
+    EventDraft,
+    Fact,
+    State,
+)
 
 TOTP, CODES, PASSKEY = (
     Authenticator.Type.TOTP,
@@ -77,18 +83,20 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """Of addresses the last word counts. A factor that was removed anywhere is removed for good, whoever added or named
     it at the same time; of two apps, and of two sheets of recovery codes, the last. A code that was used anywhere is
     used. Whoever leaves leaves nothing."""
-    if not facts or any(fact.what == "forget" for fact in facts):
+    if not facts or any(fact.action == "forget" for fact in facts):
         return None
-    removed = {factor for fact in facts if fact.what == "remove" for factor in fact.said.factors}
+    removed = {
+        factor for fact in facts if fact.action == "remove" for factor in fact.payload.factors
+    }
     addresses, factors, spent = None, {}, {}
     for fact in facts:
-        if fact.what == "addresses":
-            addresses = fact.said.about
-        elif fact.what == "add" and fact.said.factor not in removed:
-            factors.pop(fact.said.factor, None)
-            factors[fact.said.factor] = [fact.said.type, fact.said.about]
-        elif fact.what == "spend":
-            spent.setdefault(fact.said.factor, set()).update(fact.said.codes)
+        if fact.action == "addresses":
+            addresses = fact.payload.about
+        elif fact.action == "add" and fact.payload.factor not in removed:
+            factors.pop(fact.payload.factor, None)
+            factors[fact.payload.factor] = [fact.payload.type, fact.payload.about]
+        elif fact.action == "spend":
+            spent.setdefault(fact.payload.factor, set()).update(fact.payload.codes)
     for kind in ONE:
         for earlier in [name for name, (type, _) in factors.items() if type == kind][:-1]:
             del factors[earlier]
@@ -106,13 +114,13 @@ def needs(state: State) -> list[str]:
 def store(which: str, state: State | None) -> None:
     """What has not come yet leaves the rows as they are; a factor that the log names no more goes at once."""
     if state is not None and not User.objects.filter(pk=which).exists():
-        raise Waits(f"person:{which}")
+        raise DependencyMissingError(f"person:{which}")
     with credential_sync.untold():
         if state is None or User.objects.filter(pk=which, left__isnull=False).exists():
             EmailAddress.objects.filter(user=which).delete()
             Authenticator.objects.filter(user=which).delete()
             return
-        if (lists := private_data.look(state["addresses"], Lists)) is not None:
+        if (lists := private_data.load(state["addresses"], Lists)) is not None:
             _store_addresses(which, lists["addresses"])
         _store_factors(which, state)
 
@@ -136,7 +144,7 @@ def _store_factors(which: str, state: State) -> None:
     if stale:
         Authenticator.objects.filter(pk__in=stale).delete()
     for name, (kind, about) in state["factors"].items():
-        secret = private_data.look(about, Secret)
+        secret = private_data.load(about, Secret)
         if secret is None or not _sound(kind, secret):
             continue
         row, created = rows.get(name), datetime.fromtimestamp(secret.pop("created"), UTC)
@@ -159,7 +167,7 @@ def _store_factors(which: str, state: State) -> None:
 
 def together(states: dict[str, State]) -> set[str]:
     """Of people who are here and have nothing yet: those with addresses that nobody else has, and no second factor."""
-    lists = private_data.looks(
+    lists = private_data.load_many(
         [state["addresses"] for state in states.values() if state["addresses"]], Lists
     )
     plain = {which: lists[state["addresses"]]["addresses"] for which, state in states.items()
@@ -198,7 +206,7 @@ def _sound(kind: str, secret: dict) -> bool:
         return False
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for person in User.objects.filter(left=None):
         rows = (
             EmailAddress.objects.filter(user=person)
@@ -216,8 +224,16 @@ def existing() -> Iterable[Told]:
 
 
 def _keep(person: User, said: dict) -> str:
-    return private_data.keep(f"access:{person.pk}", said)
+    return private_data.store(f"access:{person.pk}", said)
 
 
 shapes = {"addresses": Addresses, "add": Add, "remove": Remove, "spend": Spend, "forget": Forget}
-KIND = Kind("access", shapes, fold, store, needs=needs, existing=existing, together=together)
+AGGREGATE_TYPE = AggregateType(
+    "access",
+    shapes,
+    fold,
+    store,
+    private_digests=needs,
+    existing_events=existing,
+    store_batch=together,
+)

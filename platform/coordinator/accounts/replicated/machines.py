@@ -13,8 +13,14 @@ from barnraise.protocol.types import Count, Digest, Id, Message, Words
 from coordinator.accounts.machines import NOTHING
 from coordinator.accounts.models import Machine, User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.bulk_upsert import put
-from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
+from coordinator.eventlog.bulk_upsert import bulk_upsert
+from coordinator.eventlog.registry import (
+    AggregateType,
+    DependencyMissingError,
+    EventDraft,
+    Fact,
+    State,
+)
 
 
 class Enrol(Message):
@@ -48,12 +54,12 @@ class Revoke(Message):
 def fold(facts: Sequence[Fact]) -> State | None:
     """A key that was enrolled at two mirrors at once is whose the lowest (hlc, id) says: its signatures cannot be two
     people's. Revoked once is revoked for good: the machine may be in other hands, and a new key costs nothing."""
-    enrolled = [fact.said for fact in facts if fact.what == "enrol"]
+    enrolled = [fact.payload for fact in facts if fact.action == "enrol"]
     if not enrolled:
         return None
-    revoked = next((fact.said.at.isoformat() for fact in facts if fact.what == "revoke"), None)
+    revoked = next((fact.payload.at.isoformat() for fact in facts if fact.action == "revoke"), None)
     first = enrolled[0]
-    about = [fact.said.about for fact in facts if fact.what == "about"] or [first.about]
+    about = [fact.payload.about for fact in facts if fact.action == "about"] or [first.about]
     return {
         "id": first.id,
         "owner": first.owner,
@@ -74,8 +80,8 @@ def store(which: str, state: State | None) -> None:
         found.filter(revoked=None).update(revoked=datetime.fromtimestamp(0).astimezone())
         return
     if not User.objects.filter(pk=state["owner"]).exists():
-        raise Waits(f"person:{state['owner']}")
-    fields = _fields(state, private_data.look(state["about"], What))
+        raise DependencyMissingError(f"person:{state['owner']}")
+    fields = _fields(state, private_data.load(state["about"], What))
     known = found.first()
     if known and str(known.pk) != state["id"]:
         known = _renumbered(known, state["id"])
@@ -96,7 +102,7 @@ def _fields(state: State, about: dict | None) -> dict:
 def together(states: dict[str, State]) -> set[str]:
     """Of people who are here, those that are not, or are and keep their number. One that is here and whose particulars
     are not keeps what it was called."""
-    abouts = private_data.looks(
+    abouts = private_data.load_many(
         [state["about"] for state in states.values() if state["about"]], What
     )
     owners = User.objects.filter(pk__in={state["owner"] for state in states.values()})
@@ -113,7 +119,7 @@ def together(states: dict[str, State]) -> set[str]:
         if which not in numbers or (numbers[which] == number and (about or not state["about"])):
             rows[which] = Machine(id=number, key=which, **_fields(state, about))
     told = ["owner_id", "enrolled", "revoked", *NOTHING]
-    put(list(rows.values()), update=told)
+    bulk_upsert(list(rows.values()), update=told)
     return set(rows)
 
 
@@ -131,7 +137,7 @@ def _renumbered(machine: Machine, pk: str) -> Machine:
     return Machine.objects.get(key=key)
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for machine in Machine.objects.all().iterator():
         yield "machine.enrol", machine.key, machine.told
         if machine.revoked:
@@ -139,4 +145,12 @@ def existing() -> Iterable[Told]:
 
 
 shapes = {"enrol": Enrol, "about": About, "revoke": Revoke}
-KIND = Kind("machine", shapes, fold, store, needs=needs, existing=existing, together=together)
+AGGREGATE_TYPE = AggregateType(
+    "machine",
+    shapes,
+    fold,
+    store,
+    private_digests=needs,
+    existing_events=existing,
+    store_batch=together,
+)

@@ -15,8 +15,8 @@ from barnraise.protocol.types import Digest, Id, Message, Words
 from coordinator.accounts import deletion
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.bulk_upsert import put
-from coordinator.eventlog.registry import Fact, Kind, State, Told
+from coordinator.eventlog.bulk_upsert import bulk_upsert
+from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State
 
 RIGHTS = ("organiser", "is_staff")
 
@@ -58,21 +58,21 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """Of a right the last word counts, by (hlc, id): whoever decides knows what was decided before. A ban counts until
     an unban *names* it: whoever lifted one ban did not know of another that was given at the same time elsewhere, and
     to keep somebody out too long is mended sooner than to let them in. Leaving is for good, and takes every right."""
-    joins = [fact.said for fact in facts if fact.what == "join"]
+    joins = [fact.payload for fact in facts if fact.action == "join"]
     if not joins:
         return None
     rights = {right: getattr(joins[0], right) for right in RIGHTS}
-    rights |= {fact.said.right: fact.said.given for fact in facts if fact.what == "grant"}
-    lifted = {ban for fact in facts if fact.what == "unban" for ban in fact.said.lifts}
-    bans = [fact for fact in facts if fact.what == "ban" and str(fact.id) not in lifted]
-    left = next((fact.said.at.isoformat() for fact in facts if fact.what == "leave"), None)
-    about = [fact.said.about for fact in facts if fact.what == "about"] or [joins[0].about]
+    rights |= {fact.payload.right: fact.payload.given for fact in facts if fact.action == "grant"}
+    lifted = {ban for fact in facts if fact.action == "unban" for ban in fact.payload.lifts}
+    bans = [fact for fact in facts if fact.action == "ban" and str(fact.id) not in lifted]
+    left = next((fact.payload.at.isoformat() for fact in facts if fact.action == "leave"), None)
+    about = [fact.payload.about for fact in facts if fact.action == "about"] or [joins[0].about]
     return {
         "about": None if left else about[-1],
         "joined": joins[0].joined.isoformat(),
         **(dict.fromkeys(RIGHTS, False) if left else rights),
         "bans": [str(ban.id) for ban in bans],
-        "banned": bans[0].said.at.isoformat() if bans else None,
+        "banned": bans[0].payload.at.isoformat() if bans else None,
         "left": left,
     }
 
@@ -85,7 +85,7 @@ def store(which: str, state: State | None) -> None:
     if state is None:
         found.update(is_active=False)
         return
-    left, fields = state["left"], _fields(state, private_data.look(state["about"], Who))
+    left, fields = state["left"], _fields(state, private_data.load(state["about"], Who))
     if (
         "email" in fields
         and User.objects.filter(email__iexact=fields["email"]).exclude(pk=which).exists()
@@ -119,7 +119,7 @@ def _fields(state: State, about: dict | None) -> dict:
 
 def together(states: dict[str, State]) -> set[str]:
     """Who is not here, has not left, and has an address that nobody else has."""
-    abouts = private_data.looks(
+    abouts = private_data.load_many(
         [state["about"] for state in states.values() if state["about"]], Who
     )
     known = set(map(str, User.objects.filter(pk__in=states).values_list("pk", flat=True)))
@@ -139,11 +139,11 @@ def together(states: dict[str, State]) -> set[str]:
         ):
             continue
         rows[which] = User(pk=which, **_fields(state, about))
-    put(list(rows.values()))
+    bulk_upsert(list(rows.values()))
     return set(rows)
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for person in User.objects.all().iterator():
         yield "person.join", str(person.pk), person.told
         if person.banned:
@@ -156,8 +156,8 @@ def needs(state: State) -> list[str]:
     return [state["about"]] if state["about"] else []
 
 
-KIND = Kind(
+AGGREGATE_TYPE = AggregateType(
     "person",
     {"join": Join, "about": About, "grant": Grant, "ban": At, "unban": Unban, "leave": At},
-    fold, store, needs=needs, existing=existing, together=together,
+    fold, store, private_digests=needs, existing_events=existing, store_batch=together,
 )  # fmt: skip

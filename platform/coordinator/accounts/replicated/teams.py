@@ -10,8 +10,14 @@ from pydantic import AwareDatetime, Field
 from barnraise.protocol.types import Id, Message, Words
 from coordinator.accounts.models import Team, TeamMember, User
 from coordinator.eventlog import uniqueness
-from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
-from coordinator.eventlog.registry import Words as Claimed
+from coordinator.eventlog.registry import (
+    AggregateType,
+    DependencyMissingError,
+    EventDraft,
+    Fact,
+    State,
+)
+from coordinator.eventlog.registry import UniqueValues as Claimed
 
 
 class Join(Message):
@@ -43,26 +49,28 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """Who parts gives up the places that are *named*: whoever joined again elsewhere meanwhile stays. Of two places of
     one person the earlier counts. A team that nobody is in is no more, and one that nobody leads is led by whoever has
     been in it longest: mirrors that each let one of the last two go agree without asking. The last name counts."""
-    founded = next((fact for fact in facts if fact.what == "found"), None)
-    if founded is None or any(fact.what == "disband" for fact in facts):
+    founded = next((fact for fact in facts if fact.action == "found"), None)
+    if founded is None or any(fact.action == "disband" for fact in facts):
         return None
-    given_up = {place for fact in facts if fact.what == "part" for place in fact.said.places}
-    promoted = {place for fact in facts if fact.what == "promote" for place in fact.said.places}
+    given_up = {place for fact in facts if fact.action == "part" for place in fact.payload.places}
+    promoted = {
+        place for fact in facts if fact.action == "promote" for place in fact.payload.places
+    }
     people: dict[str, list[Join]] = {}
     for fact in facts:
-        if fact.what in ("found", "join") and fact.said.place not in given_up:
-            people.setdefault(fact.said.person, []).append(fact.said)
+        if fact.action in ("found", "join") and fact.payload.place not in given_up:
+            people.setdefault(fact.payload.person, []).append(fact.payload)
     if not people:
         return None
     members = [_member(sorted(places, key=_since), promoted) for places in people.values()]
     members.sort(key=lambda member: (member["joined"], member["places"]))
     members[0]["leads"] |= not any(member["leads"] for member in members)
-    named = [fact for fact in facts if fact.what == "rename"] or [founded]
+    named = [fact for fact in facts if fact.action == "rename"] or [founded]
     return {
-        "slug": founded.said.slug,
+        "slug": founded.payload.slug,
         "founded": [founded.hlc, str(founded.id)],
-        "created": founded.said.created.isoformat(),
-        "name": named[-1].said.name,
+        "created": founded.payload.created.isoformat(),
+        "name": named[-1].payload.name,
         "named": [named[-1].hlc, str(named[-1].id)],
         "members": members,
     }
@@ -97,19 +105,19 @@ def store(which: str, state: State | None) -> None:
     people = {member["person"] for member in state["members"]}
     known = User.objects.filter(pk__in=people).values_list("pk", flat=True)
     if missing := people - set(map(str, known)):
-        raise Waits(f"person:{min(missing)}")
+        raise DependencyMissingError(f"person:{min(missing)}")
     subject, tail = f"team:{which}", UUID(which).hex[-8:]
     slug, name = state["slug"], state["name"]
-    if not uniqueness.has(subject, "team.slug", slug):
+    if not uniqueness.owns_value(subject, "team.slug", slug):
         slug = f"{slug[:70]}-{tail}"
-    if not uniqueness.has(subject, "team.name", name.lower()):
+    if not uniqueness.owns_value(subject, "team.name", name.lower()):
         name = f"{name[:49]} ({tail})"
     for other in Team.objects.filter(Q(slug=slug) | Q(name__iexact=name)).exclude(pk=which):
         end = other.pk.hex[-8:]
         Team.objects.filter(pk=other.pk).update(
             slug=f"{other.slug[:70]}-{end}", name=f"{other.name[:49]} ({end})"
         )
-        uniqueness.evicted(f"team:{other.pk}")
+        uniqueness.mark_for_rewrite(f"team:{other.pk}")
     fields = {"slug": slug, "name": name, "created": datetime.fromisoformat(state["created"])}
     if not Team.objects.filter(pk=which).update(**fields):
         Team.objects.bulk_create([Team(pk=which, **fields)])
@@ -131,7 +139,7 @@ def store(which: str, state: State | None) -> None:
     )  # fmt: skip
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for team in Team.objects.prefetch_related("members").iterator(chunk_size=200):
         if not team.members.all():
             continue
@@ -142,8 +150,8 @@ def existing() -> Iterable[Told]:
             yield "team.join", str(team.pk), member.told
 
 
-KIND = Kind(
+AGGREGATE_TYPE = AggregateType(
     "team",
     {"found": Found, "join": Join, "rename": Rename, "part": Places, "promote": Places, "disband": Disband},
-    fold, store, words, existing=existing,
+    fold, store, words, existing_events=existing,
 )  # fmt: skip

@@ -13,9 +13,9 @@ from barnraise.protocol import messages
 from barnraise.protocol.types import Count, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.eventlog import writer
-from coordinator.eventlog.bulk_upsert import put
-from coordinator.eventlog.projection import current
-from coordinator.eventlog.registry import Fact, Kind, State, Waits
+from coordinator.eventlog.bulk_upsert import bulk_upsert
+from coordinator.eventlog.projection import current_state
+from coordinator.eventlog.registry import AggregateType, DependencyMissingError, Fact, State
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Credit
 
@@ -39,7 +39,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
     laid along each other by (first, longest, fewest tokens), and of each only what the ones before it leave open
     counts: by what the author signed at both ends of that, or else by its share of updates. No update counts twice,
     whoever told of it and how often, and none for more than was signed."""
-    told = {_placed(fact.said) for fact in facts}
+    told = {_placed(fact.payload) for fact in facts}
     days: dict[str, dict[str, Any]] = {}
     reach, before, counted = (
         0,
@@ -73,7 +73,7 @@ def store(which: str, state: State | None) -> None:
     run, key, incarnation = which.split(":")
     machine = Machine.objects.filter(key=key).first()
     if machine is None or not Run.objects.filter(pk=run).exists():
-        raise Waits(f"machine:{key}" if machine is None else f"run:{run}")
+        raise DependencyMissingError(f"machine:{key}" if machine is None else f"run:{run}")
     _write(run, machine, incarnation, state["days"] if state else {})
 
 
@@ -190,7 +190,7 @@ def together(states: dict[str, State]) -> set[str]:
                     **place, **told, **{name: said[name] for name in ("first", "last", "tokens")}
                 )
             )
-    put(rows)
+    bulk_upsert(rows)
     return done
 
 
@@ -222,11 +222,11 @@ def tell() -> int:
         quiet.values_list("run", "machine__key", "incarnation").distinct()[:2000]
     ):
         which = f"{run}:{key}:{incarnation}"
-        with writer.change():
+        with writer.log_transaction():
             rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation)
             told += _tell(which, list(rows.order_by("day").select_for_update(of=("self",))))
             store(
-                which, current(f"credit:{which}")
+                which, current_state(f"credit:{which}")
             )  # which may be less, where others told of the same
     return told
 
@@ -253,4 +253,4 @@ def _signed(row: Credit) -> int | None:
     return head.total if head and head.seq == row.last else None
 
 
-KIND = Kind("credit", {"receipt": Receipt}, fold, store, together=together)
+AGGREGATE_TYPE = AggregateType("credit", {"receipt": Receipt}, fold, store, store_batch=together)

@@ -7,7 +7,13 @@ from pydantic import AwareDatetime
 
 from barnraise.protocol.types import Id, Message
 from coordinator.accounts.models import Machine, User
-from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
+from coordinator.eventlog.registry import (
+    AggregateType,
+    DependencyMissingError,
+    EventDraft,
+    Fact,
+    State,
+)
 from coordinator.fleet.models import Rest
 
 
@@ -23,7 +29,11 @@ class End(Message):
 def fold(facts: Sequence[Fact]) -> State | None:
     """The last word counts: to rest or not is its owner's whim, and either is undone at once."""
     said = facts[-1]
-    return None if said.what == "end" else {"since": said.said.at.isoformat(), "by": said.said.by}
+    return (
+        None
+        if said.action == "end"
+        else {"since": said.payload.at.isoformat(), "by": said.payload.by}
+    )
 
 
 def store(which: str, state: State | None) -> None:
@@ -32,15 +42,17 @@ def store(which: str, state: State | None) -> None:
         return
     machine = Machine.objects.filter(key=which).first()
     if machine is None:
-        raise Waits(f"machine:{which}")
+        raise DependencyMissingError(f"machine:{which}")
     by = User.objects.filter(pk=state["by"]).first() if state["by"] else None
     fields = {"since": datetime.fromisoformat(state["since"]), "by": by}
     Rest.objects.update_or_create(machine=machine, defaults=fields)
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for rest in Rest.objects.select_related("machine").iterator():
         yield "rest.begin", rest.machine.key, rest.told
 
 
-KIND = Kind("rest", {"begin": Begin, "end": End}, fold, store, existing=existing)
+AGGREGATE_TYPE = AggregateType(
+    "rest", {"begin": Begin, "end": End}, fold, store, existing_events=existing
+)

@@ -13,7 +13,13 @@ from barnraise.protocol.types import Id, Key, Message, Signature
 from barnraise.protocol.verdicts import BODY
 from barnraise.protocol.verdicts import Verdict as Said
 from coordinator.accounts.models import User
-from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
+from coordinator.eventlog.registry import (
+    AggregateType,
+    DependencyMissingError,
+    EventDraft,
+    Fact,
+    State,
+)
 from coordinator.fleet.models import Verdict
 from coordinator.runs.models import Run
 
@@ -31,8 +37,8 @@ class Give(Message):
 def fold(facts: Sequence[Fact]) -> State | None:
     """Signatures add up: each mirror that agrees gives the same text with its own, and none is ever taken back. A
     verdict cannot be undone either: machines have subtracted what it names."""
-    first = facts[0].said
-    given = [fact.said for fact in reversed(facts) if fact.said.body == first.body]
+    first = facts[0].payload
+    given = [fact.payload for fact in reversed(facts) if fact.payload.body == first.body]
     return {
         "id": first.id,
         "body": first.body,
@@ -54,7 +60,7 @@ def store(which: str, state: State | None) -> None:
         return
     run = Run.objects.filter(pk=run_id).first()
     if run is None:
-        raise Waits(f"run:{run_id}")
+        raise DependencyMissingError(f"run:{run_id}")
     by = (
         User.objects.filter(pk=state["by"]).values_list("pk", flat=True).first()
         if state["by"]
@@ -90,9 +96,9 @@ def _holds(key: str, state: State) -> bool:
     return True
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for verdict in Verdict.objects.order_by("pk").iterator():
         yield "verdict.give", verdict.place, verdict.told
 
 
-KIND = Kind("verdict", {"give": Give}, fold, store, existing=existing)
+AGGREGATE_TYPE = AggregateType("verdict", {"give": Give}, fold, store, existing_events=existing)

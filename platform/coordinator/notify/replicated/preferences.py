@@ -8,8 +8,8 @@ from pydantic import Field
 
 from barnraise.protocol.types import Message
 from coordinator.accounts.models import User
-from coordinator.eventlog.registry import Fact, State, Told, Waits
-from coordinator.eventlog.registry import Kind as Shared
+from coordinator.eventlog.registry import AggregateType as Shared
+from coordinator.eventlog.registry import DependencyMissingError, EventDraft, Fact, State
 from coordinator.notify.models import NotificationPreference
 from coordinator.notify.notification_types import NotificationType
 
@@ -28,11 +28,11 @@ class ForgetPreferences(Message):
 
 def fold(facts: Sequence[Fact]) -> State | None:
     """Each choice by itself: the last word."""
-    if any(fact.what == "forget" for fact in facts):
+    if any(fact.action == "forget" for fact in facts):
         return None
     wanted: State = {}
     for fact in facts:
-        wanted.setdefault(fact.said.kind, {})[fact.said.where] = fact.said.wanted
+        wanted.setdefault(fact.payload.kind, {})[fact.payload.where] = fact.payload.wanted
     return wanted or None
 
 
@@ -42,7 +42,7 @@ def store(which: str, state: State | None) -> None:
         NotificationPreference.objects.filter(person=which).delete()
         return
     if not User.objects.filter(pk=which).exists():
-        raise Waits(f"person:{which}")
+        raise DependencyMissingError(f"person:{which}")
     known = {
         kind: {"site": True, "email": True} | said
         for kind, said in state.items()
@@ -55,12 +55,16 @@ def store(which: str, state: State | None) -> None:
     )  # fmt: skip
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for choice in NotificationPreference.objects.all():
         for where in PLACES:
             yield "wish.choose", str(choice.person_id), choice.as_event(where)
 
 
-KIND = Shared(
-    "wish", {"choose": SetPreference, "forget": ForgetPreferences}, fold, store, existing=existing
+AGGREGATE_TYPE = Shared(
+    "wish",
+    {"choose": SetPreference, "forget": ForgetPreferences},
+    fold,
+    store,
+    existing_events=existing,
 )

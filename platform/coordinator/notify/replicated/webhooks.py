@@ -8,7 +8,13 @@ from pydantic import AwareDatetime, Field
 from barnraise.protocol.types import Digest, Id, Message
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
+from coordinator.eventlog.registry import (
+    AggregateType,
+    DependencyMissingError,
+    EventDraft,
+    Fact,
+    State,
+)
 from coordinator.notify.models import Webhook
 
 
@@ -33,9 +39,9 @@ class RemoveWebhook(Message):
 
 def fold(facts: Sequence[Fact]) -> State | None:
     """The last word, until it is removed: that is for good."""
-    if any(fact.what == "remove" for fact in facts):
+    if any(fact.action == "remove" for fact in facts):
         return None
-    said = next((fact.said for fact in reversed(facts) if fact.what == "set"), None)
+    said = next((fact.payload for fact in reversed(facts) if fact.action == "set"), None)
     return said and said.model_dump(mode="json")
 
 
@@ -48,8 +54,8 @@ def store(which: str, state: State | None) -> None:
         Webhook.objects.filter(pk=which).delete()
         return
     if not User.objects.filter(pk=state["person"]).exists():
-        raise Waits(f"person:{state['person']}")
-    about = private_data.look(state["about"], WebhookDetails)
+        raise DependencyMissingError(f"person:{state['person']}")
+    about = private_data.load(state["about"], WebhookDetails)
     if about is None:
         return
     created = SetWebhook.model_validate(state).created
@@ -61,16 +67,16 @@ def store(which: str, state: State | None) -> None:
         found.get().cancel_deliveries()
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for hook in Webhook.objects.all():
         yield "webhook.set", str(hook.pk), hook.as_event
 
 
-KIND = Kind(
+AGGREGATE_TYPE = AggregateType(
     "webhook",
     {"set": SetWebhook, "remove": RemoveWebhook},
     fold,
     store,
-    needs=needs,
-    existing=existing,
+    private_digests=needs,
+    existing_events=existing,
 )

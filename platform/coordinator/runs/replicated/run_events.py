@@ -14,7 +14,7 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Message, Words
 from barnraise.spec import RunSpec
 from coordinator.eventlog import private_data, writer
-from coordinator.eventlog.projection import current
+from coordinator.eventlog.projection import current_state
 
 Said = tuple[str, dict[str, Any]]  # (type, payload)
 BURST = 400_000  # bytes that a packed manifest may become
@@ -35,8 +35,8 @@ class Written(Message):
 
 
 def tell(run: Any, action: str) -> None:
-    """Records what `action` made of this run, whose row says so already; within `log.change`."""
-    known = current(f"run:{run.pk}") or {}
+    """Records what `action` made of this run, whose row says so already; within `writer.log_transaction`."""
+    known = current_state(f"run:{run.pk}") or {}
     writer.record(f"run.{EVENTS[action]}", run.pk, SAID[EVENTS[action]](run, known))
 
 
@@ -55,9 +55,9 @@ def created(run: Any) -> dict[str, Any]:
 
 def settings(run: Any, known: dict) -> dict[str, Any]:
     fresh = secrets.token_hex(8) if known else run.pk.hex[-16:]
-    before = private_data.look(known.get("about"), Written)
+    before = private_data.load(known.get("about"), Written)
     text = known["text"] if before and prepared(before["draft"]) == prepared(run.draft) else fresh
-    about = private_data.keep(
+    about = private_data.store(
         f"run:{run.pk}", {"slug": run.slug, "name": run.name, "draft": run.draft}
     )
     return {"version": known.get("version", -1) + 1, "about": about, "text": text}

@@ -16,8 +16,14 @@ from barnraise.protocol.types import Digest, Id, Message, Words
 from barnraise.spec import RunSpec
 from coordinator.accounts.models import Team, User
 from coordinator.eventlog import private_data, uniqueness
-from coordinator.eventlog.registry import Fact, Kind, State, Told, Waits
-from coordinator.eventlog.registry import Words as Claimed
+from coordinator.eventlog.registry import (
+    AggregateType,
+    DependencyMissingError,
+    EventDraft,
+    Fact,
+    State,
+)
+from coordinator.eventlog.registry import UniqueValues as Claimed
 from coordinator.runs.join_policy import MOST_BYTES
 from coordinator.runs.models import MOST_TOKENS, Run
 from coordinator.runs.replicated import run_events
@@ -113,16 +119,16 @@ def fold(facts: Sequence[Fact]) -> State | None:
       over is over in every epoch: machines agreed on final weights. Finished beats cancelled: the weights are safe.
     * Budget extensions add up: each was granted.
     * What is archived goes by the last word. A draft that went with its owner is gone for good."""
-    made = next((fact for fact in facts if fact.what == "create"), None)
-    if made is None or any(fact.what == "forget" for fact in facts):
+    made = next((fact for fact in facts if fact.action == "create"), None)
+    if made is None or any(fact.action == "forget" for fact in facts):
         return None
-    create: Create = made.said
+    create: Create = made.payload
     settings: Settings = _newest(
-        made, create.settings, [fact for fact in facts if fact.what == "edit"]
+        made, create.settings, [fact for fact in facts if fact.action == "edit"]
     )
-    terms: Terms = _newest(made, create.terms, [fact for fact in facts if fact.what == "arrange"])
-    launch = next((fact.said for fact in facts if fact.what == "launch"), None)
-    archived = [fact.said.at for fact in facts if fact.what == "archive"]
+    terms: Terms = _newest(made, create.terms, [fact for fact in facts if fact.action == "arrange"])
+    launch = next((fact.payload for fact in facts if fact.action == "launch"), None)
+    archived = [fact.payload.at for fact in facts if fact.action == "archive"]
     return {
         "word": create.word,
         "born": [made.hlc, str(made.id)],
@@ -134,20 +140,22 @@ def fold(facts: Sequence[Fact]) -> State | None:
         **settings.model_dump(),
         "terms": terms.model_dump(),
         "manifest": _manifest(
-            [fact.said for fact in facts if fact.what == "manifest"], settings, launch
+            [fact.payload for fact in facts if fact.action == "manifest"], settings, launch
         ),
-        "requested": any(fact.what == "request" for fact in facts),
+        "requested": any(fact.action == "request" for fact in facts),
         "launch": launch and launch.model_dump(mode="json"),
-        **_life([fact.said for fact in facts if fact.what == "becomes"], launch),
-        "extra": min(MOST_TOKENS, sum(fact.said.tokens for fact in facts if fact.what == "extend")),
+        **_life([fact.payload for fact in facts if fact.action == "becomes"], launch),
+        "extra": min(
+            MOST_TOKENS, sum(fact.payload.tokens for fact in facts if fact.action == "extend")
+        ),
         "archived": archived[-1].isoformat() if archived and archived[-1] else None,
     }
 
 
 def _newest(made: Fact, first: Any, changes: list[Fact]) -> Any:
     said = [
-        (first.version, made.place, first),
-        *((fact.said.version, fact.place, fact.said) for fact in changes),
+        (first.version, made.order_key, first),
+        *((fact.payload.version, fact.order_key, fact.payload) for fact in changes),
     ]
     return max(said, key=lambda each: each[:2])[2]
 
@@ -190,21 +198,21 @@ def store(which: str, state: State | None) -> list[str] | None:
         Run.objects.filter(pk=which).delete()
         return None
     if not User.objects.filter(pk=state["owner"]).exists():
-        raise Waits(f"person:{state['owner']}")
+        raise DependencyMissingError(f"person:{state['owner']}")
     terms, launch, about = (
         state["terms"],
         state["launch"],
-        private_data.look(state["about"], run_events.Written),
+        private_data.load(state["about"], run_events.Written),
     )
     if about is None and launch is None:
-        raise Waits("its particulars")
+        raise DependencyMissingError("its particulars")
     about = (about or {"draft": json.loads(launch["spec"])}) | (launch or {})
     slug, spec = about["slug"], launch["spec"] if launch else ""
-    if not uniqueness.has(f"run:{which}", "run.slug", state["word"]):
+    if not uniqueness.owns_value(f"run:{which}", "run.slug", state["word"]):
         slug = f"{slug[:91]}-{UUID(which).hex[-8:]}"
     for other in Run.objects.filter(slug=slug).exclude(pk=which):
         Run.objects.filter(pk=other.pk).update(slug=f"{other.slug[:91]}-{other.pk.hex[-8:]}")
-        uniqueness.evicted(f"run:{other.pk}")
+        uniqueness.mark_for_rewrite(f"run:{other.pk}")
     lacks: list[str] = []
     team = terms["team"] if terms["access"] == "team" else None
     fields = {
@@ -242,12 +250,12 @@ def _known(lacks: list[str], kind: str, model: Any, pk: str | None) -> str | Non
     return None
 
 
-def existing() -> Iterable[Told]:
+def existing() -> Iterable[EventDraft]:
     for run in Run.objects.order_by("created", "pk").iterator():
         yield from ((type, str(run.pk), said) for type, said in run_events.whole(run))
 
 
-KIND = Kind(
+AGGREGATE_TYPE = AggregateType(
     "run",
     {
         "create": Create, "edit": Settings, "arrange": Terms, "request": Nothing, "manifest": Manifest,

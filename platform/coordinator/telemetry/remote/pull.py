@@ -13,8 +13,8 @@ from barnraise.protocol.signing import digest, opened
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
-from coordinator.replication.client import Peer, Unheard
-from coordinator.replication.models import Standing
+from coordinator.replication.client import MirrorClient, PeerError
+from coordinator.replication.models import PeerStatus
 from coordinator.telemetry.events import Event
 from coordinator.telemetry.remote import ingest
 from coordinator.telemetry.remote.cursor import Ear
@@ -27,10 +27,10 @@ PAGES = 20  # taken of one mirror in one go: a new site has much to hear
 
 def gather() -> int:
     """From every other mirror what is new there. How many rows came."""
-    others = mirror_list.others()
+    others = mirror_list.other_mirrors()
     forget({each.key for each in others})
     gone = set(
-        Standing.objects.filter(failures__gt=0).values_list("key", flat=True)
+        PeerStatus.objects.filter(failures__gt=0).values_list("key", flat=True)
     )  # their logs cannot be had either
     return sum(listen(each) for each in others if each.key not in gone)
 
@@ -52,7 +52,7 @@ def listen(listed: Listed) -> int:
         return 0
     said: dict[str, object] = {}
     try:
-        with Peer.of(listed) as peer:
+        with MirrorClient.for_listed(listed) as peer:
             for _ in range(PAGES):
                 after = ear.places
                 taken = ingest.take(listed.key, after, ask(peer, after))
@@ -62,7 +62,7 @@ def listen(listed: Listed) -> int:
                     break
                 ear.refresh_from_db()
         said = {"heard": timezone.now(), "failures": 0}
-    except Unheard as error:
+    except PeerError as error:
         why, said = error.sentence[:300], {"failures": min(100, ear.failures + 1)}
     Ear.objects.filter(pk=listed.key).update(tried=timezone.now(), why=why, **said)
     if why and why != ear.why:
@@ -70,19 +70,19 @@ def listen(listed: Listed) -> int:
     return came
 
 
-def ask(peer: Peer, after: Places) -> News:
-    """What it has past a place. Raises Unheard."""
+def ask(peer: MirrorClient, after: Places) -> News:
+    """What it has past a place. Raises PeerError."""
     wanted = Wanted(after=after, nonce=secrets.token_hex(16))
-    page = peer.ask("POST", "/mirrors/news", wanted, Bulletin)
+    page = peer.request("POST", "/mirrors/news", wanted, Bulletin)
     try:
         word = opened(page.word, "news", Word, peer.key)
         news = News.model_validate_json(page.text)
     except MessageError as error:
-        raise Unheard(f"{peer.name}: {error}") from None
+        raise PeerError(f"{peer.name}: {error}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:60] or "it"
-        raise Unheard(
+        raise PeerError(
             f"{peer.name}: its news is malformed: {where}: {first['msg'][:100]}"
         ) from None
     if word != Word(
@@ -91,5 +91,5 @@ def ask(peer: Peer, after: Places) -> News:
         nonce=wanted.nonce,
         digest=digest(page.text),
     ):
-        raise Unheard(f"{peer.name} answered with news that is not for this request")
+        raise PeerError(f"{peer.name} answered with news that is not for this request")
     return news

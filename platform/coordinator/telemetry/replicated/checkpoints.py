@@ -10,8 +10,8 @@ from pydantic import AwareDatetime, Field
 from barnraise.protocol.types import Count, Id, Key, Message
 from coordinator.accounts.models import Machine
 from coordinator.eventlog import writer
-from coordinator.eventlog.projection import current
-from coordinator.eventlog.registry import Fact, Kind, State, Waits
+from coordinator.eventlog.projection import current_state
+from coordinator.eventlog.registry import AggregateType, DependencyMissingError, Fact, State
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, Holding
 
@@ -38,12 +38,12 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """What was said of one digest at one vector cannot differ but by a lie: the first announcement counts. Holders add
     up, each with the earliest time. A checkpoint that a mirror forgot, because only one machine ever spoke of it, is
     gone until a second one does."""
-    first = next((fact.said for fact in facts if fact.what == "announce"), None)
+    first = next((fact.payload for fact in facts if fact.action == "announce"), None)
     holders: dict[str, datetime] = {}
     for fact in facts:
-        for key, at in fact.said.holders.items() if fact.what == "hold" else ():
+        for key, at in fact.payload.holders.items() if fact.action == "hold" else ():
             holders[key] = min(at, holders.get(key, at))
-    if first is None or (len(holders) < 2 and any(fact.what == "forget" for fact in facts)):
+    if first is None or (len(holders) < 2 and any(fact.action == "forget" for fact in facts)):
         return None
     return first.model_dump(mode="json", exclude={"announced"}) | {
         "announced": first.announced.isoformat(),
@@ -58,7 +58,7 @@ def store(which: str, state: State | None) -> list[str] | None:
         found.delete()
         return None
     if not Run.objects.filter(pk=run).exists():
-        raise Waits(f"run:{run}")
+        raise DependencyMissingError(f"run:{run}")
     fields = {name: state[name] for name in ("tokens", "checksum", "size")}
     fields["announced"] = datetime.fromisoformat(state["announced"])
     if not found.update(**fields):
@@ -84,7 +84,7 @@ def tell() -> int:
     told = 0
     quiet = Q(told=False) | Q(holdings__told=False)
     for checkpoint in Checkpoint.objects.filter(quiet).distinct().order_by("pk")[:1000]:
-        with writer.change():
+        with writer.log_transaction():
             for what, said in _news(checkpoint):
                 writer.record(f"checkpoint.{what}", checkpoint.place, said)
                 told += 1
@@ -92,7 +92,7 @@ def tell() -> int:
 
 
 def _news(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
-    known = current(f"checkpoint:{checkpoint.place}")
+    known = current_state(f"checkpoint:{checkpoint.place}")
     if known is None:
         kept = {
             name: getattr(checkpoint, name)
@@ -112,4 +112,6 @@ def _news(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
         yield "hold", {"holders": {key: fresh[key] for key in keys[start : start + HOLDERS]}}
 
 
-KIND = Kind("checkpoint", {"announce": Announce, "hold": Hold, "forget": Forget}, fold, store)
+AGGREGATE_TYPE = AggregateType(
+    "checkpoint", {"announce": Announce, "hold": Hold, "forget": Forget}, fold, store
+)

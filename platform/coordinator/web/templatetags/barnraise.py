@@ -64,7 +64,7 @@ def frontend_assets() -> SafeString:
 @register.simple_tag
 def other_mirrors() -> list[Listed]:
     """Of the list; none where there is no list."""
-    return mirror_list.others() if mirror_list.named()[0] else []
+    return mirror_list.other_mirrors() if mirror_list.current_version()[0] else []
 
 
 @register.simple_tag(takes_context=True)

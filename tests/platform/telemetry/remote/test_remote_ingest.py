@@ -10,6 +10,7 @@ from helpers.remote_telemetry import OTHER, elsewhere, frame, page, report, told
 from coordinator.eventlog.models import LogEvent
 from coordinator.fleet.lifecycle_facts import facts
 from coordinator.fleet.models import Membership
+from coordinator.lib.valkey import valkey_client
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.telemetry import history, report_queue, run_table
 from coordinator.telemetry.models import Event, Point, Rollup
@@ -149,7 +150,7 @@ def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, 
     Membership.objects.filter(machine=ada.machine).update(
         heard=timezone.now() - timedelta(minutes=1)
     )
-    report_queue.client().delete(report_queue.workers_key(run.pk))
+    valkey_client().delete(report_queue.workers_key(run.pk))
     told(page(elsewhere(run, ada), frames=[frame(age=1.0)]))
     picture = RunSnapshot.capture(run)
     assert (picture.run["workers_known"], picture.run["rate"]) == (2, 1000.0)

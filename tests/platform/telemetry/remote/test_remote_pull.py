@@ -20,7 +20,7 @@ from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.replication import pull as replication_pull
-from coordinator.replication.models import Standing
+from coordinator.replication.models import PeerStatus
 from coordinator.telemetry import history, report_queue
 from coordinator.telemetry.models import Ear, Event, Point
 from coordinator.telemetry.remote import export, ingest, pull
@@ -158,7 +158,7 @@ def test_what_is_not_another_mirrors_word_for_us_is_refused_with_a_sentence(
 
 
 def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(small):
-    Standing.objects.create(key=small.identity.key, failures=1)
+    PeerStatus.objects.create(key=small.identity.key, failures=1)
     assert pull.gather() == 0 and small.asked == []
 
 
@@ -171,8 +171,8 @@ def test_a_clock_that_was_an_hour_ahead_and_is_put_right_makes_nobody_wait_for_t
     later = timezone.now() + timedelta(hours=1)
     Ear.objects.create(key=small.identity.key, tried=later, failures=failures)
     assert pull.gather() == 1
-    Standing.objects.create(key=small.identity.key, tried=later, failures=3)
-    assert replication_pull.pull_all()[small.identity.key].refused == []
+    PeerStatus.objects.create(key=small.identity.key, tried=later, failures=3)
+    assert replication_pull.pull_from_all()[small.identity.key].refused == []
 
 
 def test_an_expelled_mirrors_rows_go(small, busy):
@@ -185,7 +185,7 @@ def test_an_expelled_mirrors_rows_go(small, busy):
     ours = Listed(
         key=site_identity.identity().key, url="https://here.example.org", name="here", admitted=1.0
     )
-    mirror_list.take([signed_list(2, ours, gone)])
+    mirror_list.ingest_lists([signed_list(2, ours, gone)])
     pull.gather()
     assert not Membership.everywhere.exclude(mirror="").exists() and not Ear.objects.exists()
     assert not Event.objects.filter(mirror=small.identity.key).exists() and Event.objects.exists()

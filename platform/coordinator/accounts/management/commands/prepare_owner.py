@@ -26,7 +26,7 @@ class Command(BaseCommand):
             validate_email(email)
         except ValidationError:
             raise CommandError(f"'{email}' is not an e-mail address") from None
-        with mirrors.change():
+        with mirrors.log_transaction():
             user = User.objects.filter(email__iexact=email).first() or User.objects.create_user(
                 email, password
             )

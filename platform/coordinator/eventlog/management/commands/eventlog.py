@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from coordinator.eventlog import ingest, projection, truncate, writer
 from coordinator.eventlog.models import Origin
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 
 
 class Command(BaseCommand):
@@ -24,18 +24,18 @@ class Command(BaseCommand):
 
     def handle(self, *, does: str, **options) -> None:
         if does == "adopt":
-            self.stdout.write(f"{writer.adopt():,} events")
+            self.stdout.write(f"{writer.record_existing_rows():,} events")
         elif does == "rebuild":
-            ingest.settle()
+            ingest.project_pending()
             self.stdout.write(f"{projection.rebuild():,} subjects changed")
         elif does == "resume":
-            waited = writer.held()
+            waited = writer.is_restore_pending()
             writer.resume()
             self.stdout.write("a new log" if waited else "this site does not wait for anybody")
         elif does == "cut":
             try:
-                withdrawn = truncate.cut(options["origin"], options["seq"], options["why"])
-            except Refused as error:
+                withdrawn = truncate.truncate_log(options["origin"], options["seq"], options["why"])
+            except UserError as error:
                 raise CommandError(error.sentence) from None
             self.stdout.write(f"{withdrawn:,} events withdrawn")
         for origin in Origin.objects.all():

@@ -27,7 +27,7 @@ from barnraise.protocol.mirror_list import (
 )
 from barnraise.protocol.signing import Identity
 from coordinator.lib import site_identity
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 
 DAYS = 180  # a list counts for so long, if nothing else is said
 
@@ -89,7 +89,7 @@ class Command(BaseCommand):
         act: Callable[..., None] = getattr(self, verb)
         try:
             act(**options)
-        except (ListError, Refused, OSError) as error:
+        except (ListError, UserError, OSError) as error:
             raise CommandError(str(error)) from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
@@ -179,9 +179,9 @@ class Command(BaseCommand):
 
     def show(self, file: Path | None, **_: Any) -> None:
         from coordinator.eventlog.models import Origin
-        from coordinator.replication.models import List
+        from coordinator.replication.models import MirrorListVersion
 
-        signed = _load(file) if file else getattr(List.objects.last(), "signed", None)
+        signed = _load(file) if file else getattr(MirrorListVersion.objects.last(), "signed", None)
         if signed is None:
             raise CommandError("there is no mirror list here: begin one")
         self._tell(signed)
@@ -212,7 +212,7 @@ def _next(proposal: Path) -> MirrorList:
     """The list that a proposal changes further, or the one in force here, a version on."""
     from coordinator.replication import mirror_list
 
-    held = mirror_list.newest()
+    held = mirror_list.newest_list()
     if proposal.exists():
         found = read(_load(proposal))
         if held is None or found.version > held.version:

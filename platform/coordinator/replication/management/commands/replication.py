@@ -7,7 +7,7 @@ from django.db import connection
 
 from barnraise.protocol.mirror_list import MirrorList
 from coordinator.eventlog.projection import state_hash
-from coordinator.lib.exceptions import Refused
+from coordinator.lib.exceptions import UserError
 from coordinator.replication import bootstrap, pull
 
 
@@ -30,7 +30,7 @@ class Command(BaseCommand):
     def handle(self, *, verb: str, **options: Any) -> None:
         if verb == "join":
             self.join(**options)
-        for key, done in pull.pull_all(patient=False).items():
+        for key, done in pull.pull_from_all(patient=False).items():
             self.stdout.write(
                 f"{key[:8]}: {done.stored} events" + "".join(f"\n  {each}" for each in done.refused)
             )
@@ -56,7 +56,7 @@ class Command(BaseCommand):
             cursor.execute("SET synchronous_commit = off")
         try:
             done = bootstrap.join(url, sure, self.stdout.write)
-        except Refused as error:
+        except UserError as error:
             raise CommandError(error.sentence) from None
         for sentence in done.refused:
             self.stderr.write(sentence)

@@ -17,5 +17,5 @@ class Command(BaseCommand):
         try:
             for path in backup.backup(folder):
                 self.stdout.write(f"{path}  {path.stat().st_size:,} bytes")
-        except (backup.Unkept, OSError) as error:
+        except (backup.BackupError, OSError) as error:
             raise CommandError(str(error)) from None

@@ -17,7 +17,7 @@ class Command(BaseCommand):
     def handle(self, *, folder: Path, **options) -> None:
         try:
             backup.restore(folder)
-        except (backup.Unkept, OSError) as error:
+        except (backup.BackupError, OSError) as error:
             raise CommandError(str(error)) from None
         self.stdout.write(
             "The site is back as it was kept. Now: manage.py migrate; docs/operate.md says what else."
