@@ -34,7 +34,7 @@ from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import Ruling
+from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.text import shards
 
@@ -97,7 +97,7 @@ class Drill:
     def rounds(self, machines: list[Machine], count: int, seconds: float = 300.0) -> None:
         """Each trains so many rounds more; one that is said in turns has several updates."""
         goals = {
-            m.name: m.status["step"] + count * m.status["trade"]["round_steps"] for m in machines
+            m.name: m.status["step"] + count * m.status["exchange"]["round_steps"] for m in machines
         }
         self.until(
             lambda: all(m.status["step"] >= goals[m.name] for m in machines),
@@ -321,8 +321,10 @@ class Drill:
         with four[0].ledger() as ledger:
             verdict = judged(ledger, RUN, {author: good}, {}, self.spec.verdict_horizon, "noise")
         signed = MIRROR.sign("verdict", verdict)
-        ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
-        write_atomically(four[0].folder / VERDICT_FOLDER / "ruling.json", ruling.model_dump_json().encode())
+        ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
+        write_atomically(
+            four[0].folder / VERDICT_FOLDER / "ruling.json", ruling.model_dump_json().encode()
+        )
 
         def out() -> bool:
             return all(

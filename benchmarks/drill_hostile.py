@@ -43,7 +43,9 @@ class Attacker:
         return messages.Update(**(fields | changed))
 
     def signed(self, **changed: object) -> bytes:
-        return pack(messages.Push(header=self.identity.sign("update", self.update(**changed))))
+        return pack(
+            messages.UpdatePush(header=self.identity.sign("update", self.update(**changed)))
+        )
 
     def attacks(self) -> dict[str, list[bytes]]:
         honest = json.loads(self.sample.body)
@@ -53,10 +55,10 @@ class Attacker:
         unsigned = self.sample.model_copy(update={"signature": "0" * 128})
         nan = b'{"type":"state","vector":{},"rate":NaN}'
         bad = json.loads(self.identity.sign("update", self.update()).model_dump_json())
-        part = pack(messages.Part(digest="a" * 64, offset=0, total=20), b"x" * 20)
+        part = pack(messages.BlobPart(digest="a" * 64, offset=0, total=20), b"x" * 20)
         return {
-            "altered": [pack(messages.Push(header=altered))],
-            "unsigned": [pack(messages.Push(header=unsigned))],
+            "altered": [pack(messages.UpdatePush(header=altered))],
+            "unsigned": [pack(messages.UpdatePush(header=unsigned))],
             "of another run": [self.signed(run=OTHER)],
             "of too many tokens": [
                 self.signed(tokens=self.spec.max_tokens_per_update + 1, total=1 << 40)
@@ -92,7 +94,7 @@ class Attacker:
     async def _greeted(self, transport: IrohTransport) -> Channel:
         channel = await transport.connect(self.victim)
         hello = messages.Hello(
-            protocols=[messages.PROTOCOL], version="0.1.0", run=RUN, spec=digest(self.spec.to_json()),
+            protocols=[messages.PROTOCOL_VERSION], version="0.1.0", run=RUN, spec=digest(self.spec.to_json()),
             incarnation="b" * 16, ticket=ticket(self.identity.key, "hostile"), addresses=[],
         )  # fmt: skip
         await channel.send(pack(hello))
@@ -117,7 +119,7 @@ class Attacker:
         """An honest update again and again: nobody's fault, and of no effect. The connection stays."""
         channel = await self._greeted(transport)
         try:
-            await _send(channel, [pack(messages.Push(header=self.sample))] * 200)
+            await _send(channel, [pack(messages.UpdatePush(header=self.sample))] * 200)
             end = time.monotonic() + 3
             while time.monotonic() < end:
                 async with asyncio.timeout(WAIT):

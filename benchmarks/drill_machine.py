@@ -97,7 +97,7 @@ class Machine:
             mine = [update for _, update in ledger.since({}) if update.peer == self.key]
         tokens, said = (
             sum(update.tokens for update in mine),
-            sum(len(update.said) for update in mine),
+            sum(len(update.payload_parts) for update in mine),
         )
         spec = self.world.spec
         return tokens / (spec.recipe.step_sequences * spec.model.context), said / len(

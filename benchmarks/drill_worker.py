@@ -29,8 +29,9 @@ from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.protocol.enums import Role, Status
-from barnraise.protocol.messages import Directive, Manifest, Peer, Signed, Ticket
+from barnraise.protocol.coordinator_messages import Directive, TextManifest
+from barnraise.protocol.enums import Role, RunStatus
+from barnraise.protocol.messages import Peer, Signed, Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
 from barnraise.state_dir import Home
@@ -94,7 +95,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
     coordinator = Coordinator(NOBODY, home.identity, MIRROR.key)
     real = coordinator.now
     coordinator.now = lambda: real() + setup.clock
-    key, status = home.identity.key, Status.FINISHED if setup.finished else Status.TRAINING
+    key, status = home.identity.key, RunStatus.FINISHED if setup.finished else RunStatus.TRAINING
     place = Place(
         run=RUN,
         name="a drill",
@@ -103,7 +104,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
         coordinator=coordinator,
         spec=spec,
         spec_digest=digest(spec.to_json()),
-        manifest=Manifest.model_validate_json(signed.body),
+        manifest=TextManifest.model_validate_json(signed.body),
         ticket=ticket(key, home.path.name),
         directive=Directive(
             run=RUN, machine=RUN, status=status, report_every=1.0, issued=time.time()

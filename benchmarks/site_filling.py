@@ -10,7 +10,7 @@ from django.db import connection
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.protocol import enums, messages
+from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.lifecycle_facts import advance
@@ -60,15 +60,16 @@ def launched(name: str, report_every: float) -> Run:
     spec = spec_from_fields({"recipe.token_budget": 10**13, "seed": 7})
     run = Run.create(owner, name, spec, report_every=report_every)
     shards = {
-        part: [messages.Shard(digest=digest(part), tokens=10**6)] for part in ("train", "held_out")
+        part: [coordinator_messages.Shard(digest=digest(part), tokens=10**6)]
+        for part in ("train", "held_out")
     }
-    told = messages.Manifest(
+    told = coordinator_messages.TextManifest(
         run=str(run.pk), vocabulary=spec.model.vocabulary, tokenizer=digest("t"), **shards
     )
     run.launch(actor=owner)
     assert run.accept_manifest(identity("owner", 0).sign("manifest", told))
     advance(run)
-    Run.objects.filter(pk=run.pk).update(status=enums.Status.TRAINING, started=timezone.now())
+    Run.objects.filter(pk=run.pk).update(status=enums.RunStatus.TRAINING, started=timezone.now())
     run.refresh_from_db()
     return run
 
@@ -100,7 +101,7 @@ def runs(like: Run, many: int, machines: int) -> list[Run]:
     fields = {f.attname: getattr(like, f.attname) for f in Run._meta.concrete_fields}
     made = []
     for n in range(many):
-        status = enums.Status.FINISHED if n % 10 == 0 else enums.Status.TRAINING
+        status = enums.RunStatus.FINISHED if n % 10 == 0 else enums.RunStatus.TRAINING
         own = {"id": uuid7(), "slug": f"run-{n}", "name": f"Run {n}", "status": status, "ledger_tokens": 10**9 + n,
                "started": timezone.now() - timedelta(days=2)}  # fmt: skip
         made.append(Run(**fields | own))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from site_filling import Hand
 
-from barnraise.protocol import enums, messages, reports
+from barnraise.protocol import coordinator_messages, enums, messages, reports
 from barnraise.protocol.signing import digest
 from coordinator.runs.models import Run
 
@@ -24,8 +24,8 @@ PLAN = reports.PlanView(
     binding="compute", predicted_seconds=5.4, disk_written_per_day=0,
     sentence="12 layers on the device; its arithmetic is what limits.",
 )  # fmt: skip
-TRADE = reports.TradeView(
-    round_steps=20, form="top64x2", density=0.015625, bits=0.234375, sent_rate=105000.5, received_rate=210000.0,
+EXCHANGE = reports.ExchangeView(
+    round_steps=20, scheme="top64x2", density=0.015625, bits_per_parameter=0.234375, sent_rate=105000.5, received_rate=210000.0,
     uplink_rate=1250000.0, lag=1,
 )  # fmt: skip
 
@@ -70,13 +70,13 @@ class Worker:
         return reports.Report(
             seq=self.seq, at=time.time(), version="0.1", activity=enums.Activity.TRAINING, incarnation="a" * 16,
             addresses=["192.0.2.7:41000"], step=self.seq, tokens=told, ledger_tokens=told * 2000, rate=500.0 + self.seq,
-            points=[reports.Point(kind="train", tokens=told * 2000, loss=5.0)], updates_sent=self.seq,
+            points=[reports.LossPoint(kind="train", tokens=told * 2000, loss=5.0)], updates_sent=self.seq,
             updates_received=self.seq * 1999, peers=8, peer_bytes_sent=told, peer_bytes_received=told,
             vector=digest(f"{self.hand.machine} {self.seq}"), anchor=digest("a"), plan=PLAN, step_seconds=5.1,
-            trade=TRADE,
+            exchange=EXCHANGE,
         )  # fmt: skip
 
-    def testimonies(self) -> list[messages.Testimony]:
+    def testimonies(self) -> list[coordinator_messages.Attestation]:
         """Of two others, now and then as workers do."""
         if time.monotonic() < self.witnesses_at:
             return []
@@ -96,23 +96,25 @@ class Worker:
             self.head = self.hand.identity.sign("update", said)
         return self.head
 
-    def testimony(self, head: messages.Signed) -> messages.Testimony:
+    def testimony(self, head: messages.Signed) -> coordinator_messages.Attestation:
         author = f"{head.key}.{'a' * 16}"
-        said = messages.Witness(run=str(self.run.pk), author=author, head=digest(head.body))
+        said = coordinator_messages.AttestationStatement(
+            run=str(self.run.pk), author=author, head=digest(head.body)
+        )
         word = self.hand.identity.sign("witness", said)
-        return messages.Testimony(
-            head=messages.SignedHeader(**head.model_dump()),
-            witness=messages.SignedWord(**word.model_dump()),
+        return coordinator_messages.Attestation(
+            head=coordinator_messages.SignedHeader(**head.model_dump()),
+            statement=coordinator_messages.SignedStatement(**word.model_dump()),
         )
 
     async def post(self) -> None:
         path = f"/api/v1/runs/{self.run.slug}/reports"
         body = (
-            messages.Reports(reports=self.kept[:20], witnessed=self.testimonies())
+            coordinator_messages.Reports(reports=self.kept[:20], attestations=self.testimonies())
             .model_dump_json()
             .encode()
         )
-        token = self.hand.identity.request_token(self.mirror, "POST", path, body, time.time())
+        token = self.hand.identity.sign_request(self.mirror, "POST", path, body, time.time())
         head = (
             f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nAuthorization: Barnraise {token}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"

@@ -15,7 +15,7 @@ from torch import Tensor
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.ledger.anchor import initial
 from barnraise.models import gpt2 as gpt
-from barnraise.protocol.messages import Manifest
+from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import ModelSpec, Recipe, TextSpec
 from barnraise.swap.adamw import AdamWStep, learning_rate_scale
 from barnraise.text import shards
@@ -81,7 +81,7 @@ def prepare_text() -> None:
 
 @cache
 def text() -> shards.Text:
-    manifest = Manifest.model_validate_json((FOLDER / "manifest.json").read_text())
+    manifest = TextManifest.model_validate_json((FOLDER / "manifest.json").read_text())
     return shards.Text(manifest, lambda digest: FOLDER / digest)
 
 

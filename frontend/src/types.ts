@@ -43,19 +43,19 @@ export interface Worker {
   peers: number;
   behind: number;
   /** How it trades its updates; null until it has published one. */
-  trade: Trade | null;
+  exchange: Exchange | null;
   /** Whether it holds the weights that most machines with the same updates hold; null while there is nothing to compare. */
   agrees: boolean | null;
 }
 
-export interface Trade {
+export interface Exchange {
   round_steps: number;
   /** Of its updates: "dense4", "top64x2". */
-  form: string;
+  scheme: string;
   /** The part of all values that an update says. */
   density: number;
   /** A parameter, all told. */
-  bits: number;
+  bits_per_parameter: number;
   /** Bytes a second. */
   sent_rate: number;
   received_rate: number;

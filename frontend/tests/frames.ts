@@ -5,7 +5,7 @@ import type { Delta, Event, Plan, Snapshot, Worker } from "../src/types";
 export function worker(id: string, tokens = 0): Worker {
   return {
     id, name: id, person: "Ada", activity: "training", alive: true, last_seen: 100, version: "0.1", tokens, rate: 10,
-    step: 1, step_seconds: null, updates_sent: 1, updates_received: 2, peers: 2, behind: 0, trade: null, agrees: null,
+    step: 1, step_seconds: null, updates_sent: 1, updates_received: 2, peers: 2, behind: 0, exchange: null, agrees: null,
   };
 }
 

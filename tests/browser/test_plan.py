@@ -10,11 +10,11 @@ from helpers.screenshots import check_page
 from playwright.sync_api import Page, expect
 
 from barnraise.coordinator_client.client import Coordinator
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import Identity
 
 GOLDEN = paths.GOLDEN / "reports.json"
-REPORT = messages.Reports.model_validate_json(GOLDEN.read_text()).reports[0]
+REPORT = coordinator_messages.Reports.model_validate_json(GOLDEN.read_text()).reports[0]
 GPU = {
     "device": "NVIDIA GeForce RTX 4090 Laptop GPU", "device_bytes": 12 << 30, "host_bytes": 48 << 30,
     "disk_bytes": 120 << 30, "predicted_seconds": 41.0, "binding": "optimizer", "clipping": "layer",
@@ -28,11 +28,13 @@ class Teller:
     def __init__(self, site, page: Page, run: str, name: str):
         self.coordinator = Coordinator(site.url, Identity(os.urandom(32)))
         self.coordinator.meet()
-        page.goto(self.coordinator.enrol(messages.Machine(hostname=name)).url)
+        page.goto(
+            self.coordinator.enrol(coordinator_messages.MachineDescription(hostname=name)).url
+        )
         page.get_by_role("button", name="Approve").click()
         expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
         joined = self.coordinator.join(run, [])
-        self.run, self.slug, self.seq = joined.run.id, joined.run.slug, joined.mark
+        self.run, self.slug, self.seq = joined.run.id, joined.run.slug, joined.acknowledged
 
     def tell(self, **changed) -> None:
         self.seq += 1
@@ -55,7 +57,7 @@ def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_mea
     laptop, tower, workshop = (
         Teller(site, page, run, name) for name in ("laptop", "tower", "workshop")
     )
-    laptop.tell(plan=None, step_seconds=None, trade=None)
+    laptop.tell(plan=None, step_seconds=None, exchange=None)
     tower.tell(plan=REPORT.plan.model_copy(update=GPU), step_seconds=50.0, anchor="c" * 64)
     workshop.tell()
     page.goto(f"/runs/{workshop.slug}/")

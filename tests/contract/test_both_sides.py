@@ -11,7 +11,7 @@ from django.test import Client
 
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity
 
@@ -78,22 +78,39 @@ def coordinator():
 
 
 def test_the_worker_reads_every_answer_of_a_site(coordinator):
-    assert coordinator.meet() == messages.MirrorView.model_validate_json(golden("mirror_view"))
-    machine = messages.EnrolmentRequest.model_validate_json(golden("enrolment_request")).machine
-    assert coordinator.enrol(machine) == messages.Enrolment.model_validate_json(golden("enrolment"))
+    assert coordinator.meet() == coordinator_messages.MirrorView.model_validate_json(
+        golden("mirror_view")
+    )
+    machine = coordinator_messages.EnrolmentRequest.model_validate_json(
+        golden("enrolment_request")
+    ).machine
+    assert coordinator.enrol(machine) == coordinator_messages.Enrolment.model_validate_json(
+        golden("enrolment")
+    )
     assert coordinator.enrolment("BCDF-GHJK").status == "approved"
-    assert coordinator.runs() == messages.RunPage.model_validate_json(golden("run_page"))
-    assert coordinator.run("first-barn") == messages.RunView.model_validate_json(golden("run_view"))
-    assert coordinator.join(RUN, []) == messages.JoinReply.model_validate_json(golden("join_reply"))
+    assert coordinator.runs() == coordinator_messages.RunPage.model_validate_json(
+        golden("run_page")
+    )
+    assert coordinator.run("first-barn") == coordinator_messages.RunView.model_validate_json(
+        golden("run_view")
+    )
+    assert coordinator.join(RUN, []) == coordinator_messages.JoinReply.model_validate_json(
+        golden("join_reply")
+    )
     assert (
-        coordinator.manifest(RUN, messages.Manifest.model_validate_json(golden("manifest"))).slug
+        coordinator.manifest(
+            RUN, coordinator_messages.TextManifest.model_validate_json(golden("text_manifest"))
+        ).slug
         == "first-barn"
     )
-    reports = messages.Reports.model_validate_json(golden("reports"))
+    reports = coordinator_messages.Reports.model_validate_json(golden("reports"))
     assert (
-        coordinator.report(RUN, list(reports.reports), reports.heeds, reports.witnessed).mark == 3
+        coordinator.report(
+            RUN, list(reports.reports), reports.applied_verdicts, reports.attestations
+        ).acknowledged
+        == 3
     )
-    assert coordinator.listen(RUN).mark == 3
+    assert coordinator.listen(RUN).acknowledged == 3
     assert json.loads(Handler.asked["POST", f"/runs/{RUN}/reports"]) == json.loads(
         golden("reports")
     )
@@ -133,7 +150,7 @@ def test_the_site_reads_every_request_of_a_worker(db, state, path, name, status)
     person = User.objects.create_user("ada@example.org", "wooden-barn-9")
     Machine.objects.create(key=AUTHOR.key, owner=person)
     body = golden(name)
-    token = AUTHOR.request_token(
+    token = AUTHOR.sign_request(
         site_identity.identity().key, "POST", f"/api/v1{path}", body, time.time()
     )
     answer = Client().generic(
@@ -144,7 +161,7 @@ def test_the_site_reads_every_request_of_a_worker(db, state, path, name, status)
         headers={"Authorization": f"Barnraise {token}"},
     )
     assert answer.status_code == status, answer.content
-    problem = messages.Problem.model_validate_json(answer.content)
+    problem = coordinator_messages.Problem.model_validate_json(answer.content)
     assert not {"body", "version", "reports.0", "key"} & set(problem.fields)
 
 

@@ -14,10 +14,10 @@ from pydantic.fields import FieldInfo
 from barnraise.errors import MessageError
 from barnraise.exchange.ledger import verdicts
 from barnraise.exchange.network import framing
+from barnraise.protocol import coordinator_messages, reports
 from barnraise.protocol import messages as messages_module
-from barnraise.protocol import reports
 from barnraise.protocol import types as types_module
-from barnraise.protocol.signing import Identity, check_ticket, opened
+from barnraise.protocol.signing import Identity, check_ticket, open_signed
 from barnraise.spec import PRESETS, preset
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,11 +27,22 @@ AUTHOR, MIRROR = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
 def messages() -> dict[str, type[types_module.Message]]:
     """Every message type that can stand alone, by the name of its golden file."""
     inner = {
-        reports.CheckpointView, messages_module.FragmentUpdate, reports.HardwareView, messages_module.Shard, messages_module.Peer, reports.PlanView, reports.Point,
-        reports.Report, messages_module.RunLine, messages_module.SignedHeader, messages_module.SignedWord, reports.TradeView,
-    }  # fmt: skip
+        reports.CheckpointView,
+        messages_module.FragmentUpdate,
+        reports.HardwareView,
+        coordinator_messages.Shard,
+        messages_module.Peer,
+        reports.PlanView,
+        reports.LossPoint,
+        reports.Report,
+        coordinator_messages.RunSummary,
+        coordinator_messages.SignedHeader,
+        coordinator_messages.SignedStatement,
+        reports.ExchangeView,
+    }
     parts = {types_module.Message, *inner}
-    named = [*vars(messages_module).values(), *vars(verdicts).values()]
+    modules = (messages_module, coordinator_messages, verdicts)
+    named = [value for module in modules for value in vars(module).values()]
     found = [
         t
         for t in named
@@ -76,7 +87,7 @@ def test_peers_tell_their_messages_apart_by_type(name):
 def test_golden_signatures_hold():
     """Ed25519 is deterministic: if what a signature covers ever changes, these fail."""
     signed = messages_module.Signed.model_validate_json(golden("signed"))
-    assert opened(
+    assert open_signed(
         signed, "update", messages_module.Update, AUTHOR.key
     ) == messages_module.Update.model_validate_json(golden("update"))
     hello = messages_module.Hello.model_validate_json(golden("hello"))
@@ -95,15 +106,15 @@ def test_golden_signatures_hold():
 def test_a_signature_is_for_one_kind_and_one_text():
     signed = messages_module.Signed.model_validate_json(golden("signed"))
     with pytest.raises(MessageError, match="signature does not match"):
-        opened(signed, "ticket", messages_module.Update)
+        open_signed(signed, "ticket", messages_module.Update)
     with pytest.raises(MessageError, match="signature does not match"):
-        opened(
+        open_signed(
             signed.model_copy(update={"body": signed.body.replace("10240", "10241")}),
             "update",
             messages_module.Update,
         )
     with pytest.raises(MessageError, match="not by"):
-        opened(signed, "update", messages_module.Update, MIRROR.key)
+        open_signed(signed, "update", messages_module.Update, MIRROR.key)
 
 
 # ---- the site is out of the data path ----------------------------------------------------------------------------
@@ -159,7 +170,7 @@ def longest(kind: object, constraints: list[object], path: str) -> int:
     raise AssertionError(f"{path}: a {kind} has no place on the wire")
 
 
-@pytest.mark.parametrize("message", messages_module.API_MESSAGES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("message", coordinator_messages.API_MESSAGES, ids=lambda m: m.__name__)
 def test_no_message_of_the_api_can_carry_weights_updates_or_text(message):
     """By its types: no bytes, nothing unbounded, texts that are hex, names or what was signed, and all told less than
     one dense 8-bit update of the smallest model. (A thin one is shorter than the longest spec: types keep it out.)"""

@@ -6,7 +6,7 @@ from uuid6 import uuid7
 
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest
-from barnraise.protocol.types import Message, Short
+from barnraise.protocol.types import Message, ShortText
 from coordinator.eventlog import hlc, ingest, projection
 from coordinator.eventlog.event import NO_DIGEST, Event
 from coordinator.eventlog.models import LogEvent
@@ -15,7 +15,7 @@ from coordinator.eventlog.models import LogEvent
 class Said(Message):
     """What a note says."""
 
-    text: Short
+    text: ShortText
 
 
 class OtherMirror:

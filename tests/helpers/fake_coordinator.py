@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pydantic import BaseModel
 
 from barnraise.errors import MessageError
-from barnraise.protocol.enums import Status
-from barnraise.protocol.messages import (
+from barnraise.protocol.coordinator_messages import (
     Directive,
     MirrorView,
     Problem,
@@ -18,8 +17,9 @@ from barnraise.protocol.messages import (
     Reports,
     ServerTime,
 )
+from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.signing import Identity, check_request, digest
-from barnraise.protocol.verdicts import Ruling
+from barnraise.protocol.verdicts import SignedVerdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
 MACHINE = "01890000-0000-7000-8000-00000000000a"
@@ -32,12 +32,12 @@ class FakeCoordinator:
 
     def __init__(self, identity: Identity | None = None, run: str = RUN):
         self.identity = identity or Identity(b"s" * 32)
-        self.rulings: list[Ruling] = []
+        self.rulings: list[SignedVerdict] = []
         self.heeds: list[str] = []
         self.ahead, self.mark, self.failing = 0.0, 0, None
         self.reports: dict[int, BaseModel] = {}
         self.asked: list[str] = []
-        self.directive = dict(run=run, machine=MACHINE, status=Status.TRAINING, report_every=0.2)
+        self.directive = dict(run=run, machine=MACHINE, status=RunStatus.TRAINING, report_every=0.2)
         self.issued: float | None = None
         self.routes: dict[str, Callable] = {
             "GET /mirror": lambda body: MirrorView(
@@ -117,8 +117,10 @@ class FakeCoordinator:
         if self.failing:
             return self.failing[0], Problem(error=self.failing[1])
         sent = Reports.model_validate(json.loads(body))
-        self.heeds = sent.heeds
+        self.heeds = sent.applied_verdicts
         for report in sent.reports:
             self.reports[report.seq] = report
-        rulings = [each for each in self.rulings if digest(each.body) not in sent.heeds]
-        return ReportReply(mark=self.mark, directive=self.signed_directive(), rulings=rulings[:2])
+        rulings = [each for each in self.rulings if digest(each.body) not in sent.applied_verdicts]
+        return ReportReply(
+            acknowledged=self.mark, directive=self.signed_directive(), verdicts=rulings[:2]
+        )

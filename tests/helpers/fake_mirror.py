@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 import jwt
 from helpers.event_log_builder import OtherMirror
 
-from barnraise.protocol.messages import MirrorView
-from barnraise.protocol.mirror_list import Listed, Lists, SignedList, read
+from barnraise.protocol.coordinator_messages import MirrorView
+from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists, SignedMirrorList, parse_list
 from barnraise.protocol.signing import digest
 from barnraise.protocol.types import Message
 from coordinator.lib import site_identity
@@ -35,7 +35,7 @@ class SmallMirror:
 
     def __init__(self, log: OtherMirror, context: ssl.SSLContext | None = None):
         self.log, self.identity = log, log.identity
-        self.lists: list[SignedList] = []
+        self.lists: list[SignedMirrorList] = []
         self.proofs: list[ForkEvidence] = []
         self.protocols, self.ahead, self.asked, self.most = [1], 0.0, [], 100
         self.routes: dict[str, Callable] = {
@@ -43,8 +43,10 @@ class SmallMirror:
                 key=self.identity.key, name="small", protocols=[1], time=time.time()
             ),
             "GET /mirrors/heads": lambda query, who: self.identity.sign("heads", self.heads(who)),
-            "GET /mirrors/list": lambda query, who: Lists(
-                lists=[each for each in self.lists if read(each).version > int(query["after"])]
+            "GET /mirrors/list": lambda query, who: MirrorLists(
+                lists=[
+                    each for each in self.lists if parse_list(each).version > int(query["after"])
+                ]
             ),
             f"GET /mirrors/logs/{log.origin}": self.page,
             "GET /mirrors/fork-evidence": lambda query, who: ForkEvidenceList(proofs=self.proofs),
@@ -82,14 +84,14 @@ class SmallMirror:
         serve.start()
 
     @property
-    def listed(self) -> Listed:
-        return Listed(key=self.identity.key, url=self.url, name="the small one", admitted=1.0)
+    def listed(self) -> MirrorEntry:
+        return MirrorEntry(key=self.identity.key, url=self.url, name="the small one", admitted=1.0)
 
     def heads(self, who: str, **changed) -> LogHeads:
         last = self.log.events[-1]
         fields = {
             "protocols": self.protocols, "mirror": self.identity.key, "to": who, "time": time.time() + self.ahead,
-            "mirrors": max((read(each).version for each in self.lists), default=0), "proofs": len(self.proofs),
+            "mirrors": max((parse_list(each).version for each in self.lists), default=0), "proofs": len(self.proofs),
             "state": "0" * 64,
             "heads": {self.log.origin: LogHead(seq=len(self.log.events), digest=digest(last.body))},
         }  # fmt: skip
@@ -124,9 +126,9 @@ class SmallMirror:
         self._server.server_close()
 
 
-def ourselves(**fields) -> Listed:
+def ourselves(**fields) -> MirrorEntry:
     """This site, as a list names it."""
-    return Listed(
+    return MirrorEntry(
         key=site_identity.identity().key,
         url="https://here.example.org",
         name="here",

@@ -15,9 +15,9 @@ import psycopg
 from helpers.paths import ROOT
 
 from barnraise.coordinator_client.client import Coordinator
+from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
-from barnraise.protocol.messages import Reports
-from barnraise.protocol.reports import Point, Report
+from barnraise.protocol.reports import LossPoint, Report
 from barnraise.protocol.signing import Identity
 from coordinator.demo.processes import Family, free_port
 
@@ -188,7 +188,7 @@ class Machine:
 
     def report(self, number: int, **said) -> Report:
         plausible = Reports.model_validate_json(GOLDEN.read_text()).reports[0]
-        point = Point(kind="train", tokens=number * 1000, loss=5.0 - number / 10)
+        point = LossPoint(kind="train", tokens=number * 1000, loss=5.0 - number / 10)
         told = {
             "seq": number, "at": time.time(), "tokens": number * 500, "ledger_tokens": number * 1000, "rate": 250.0,
             "points": [point], "checkpoint": None, "anchor": None, "activity": Activity.TRAINING,

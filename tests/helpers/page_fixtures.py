@@ -14,7 +14,7 @@ from django.core import signing
 from django.db import transaction
 from helpers.paths import GOLDEN
 
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages, messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Enrolment, Invitation, Machine, Team, User
@@ -35,8 +35,10 @@ from coordinator.staff.models import Announcement
 from coordinator.telemetry import rollup
 from coordinator.tokens.models import Token
 
-REPORT = messages.Reports.model_validate_json((GOLDEN / "reports.json").read_text()).reports[0]
-HARDWARE = messages.JoinRequest.model_validate_json(
+REPORT = coordinator_messages.Reports.model_validate_json(
+    (GOLDEN / "reports.json").read_text()
+).reports[0]
+HARDWARE = coordinator_messages.JoinRequest.model_validate_json(
     (GOLDEN / "join_request.json").read_text()
 ).hardware
 HOSTILE = "Jonas <b>Weber</b> \u202eof the mill 🪵"
@@ -57,10 +59,10 @@ def create_machine(owner: User, name: str, seed: int) -> tuple[Machine, Identity
 def create_launched_run(owner: User, name: str, signer: Identity, **fields: str) -> runs.Run:
     run = runs.Run.create(owner, name, spec_from_fields(fields), report_every=EVERY)
     shard = {
-        "train": [messages.Shard(digest=digest("a"), tokens=9_000)],
-        "held_out": [messages.Shard(digest=digest("b"), tokens=900)],
+        "train": [coordinator_messages.Shard(digest=digest("a"), tokens=9_000)],
+        "held_out": [coordinator_messages.Shard(digest=digest("b"), tokens=900)],
     }
-    told = messages.Manifest(
+    told = coordinator_messages.TextManifest(
         run=str(run.pk), vocabulary=run.spec.model.vocabulary, tokenizer=digest("t"), **shard
     )
     run.launch(actor=owner)
@@ -80,14 +82,14 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
     for n in range(1, 145):
         at, ledger = TODAY - DAY + n * EVERY - dice.random(), n * TOKENS
         points = [
-            reports_module.Point(
+            reports_module.LossPoint(
                 kind="train", tokens=ledger - k * TOKENS // 4, loss=noisy_loss(ledger)
             )
             for k in (3, 2, 1, 0)
         ]
         if n % 12 == 0:
             points.append(
-                reports_module.Point(
+                reports_module.LossPoint(
                     kind="validation", tokens=ledger, loss=noisy_loss(ledger) + 0.1
                 )
             )
@@ -103,7 +105,9 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
     rollup.store({member.pk: (reports, [], TODAY)})
 
 
-def attest(run: runs.Run, author: Identity, witness: Identity, total: int) -> messages.Testimony:
+def attest(
+    run: runs.Run, author: Identity, witness: Identity, total: int
+) -> coordinator_messages.Attestation:
     """That `witness` has applied what `author` did: `total` tokens."""
     update = messages.Update(
         run=str(run.pk), peer=author.key, incarnation=REPORT.incarnation, seq=144, previous="0" * 64, tokens=60_000,
@@ -111,11 +115,14 @@ def attest(run: runs.Run, author: Identity, witness: Identity, total: int) -> me
     )  # fmt: skip
     head = author.sign("update", update)
     word = witness.sign(
-        "witness", messages.Witness(run=str(run.pk), author=update.author, head=digest(head.body))
+        "attestation",
+        coordinator_messages.AttestationStatement(
+            run=str(run.pk), author=update.author, head=digest(head.body)
+        ),
     )
-    return messages.Testimony(
-        head=messages.SignedHeader(**head.model_dump()),
-        witness=messages.SignedWord(**word.model_dump()),
+    return coordinator_messages.Attestation(
+        head=coordinator_messages.SignedHeader(**head.model_dump()),
+        statement=coordinator_messages.SignedStatement(**word.model_dump()),
     )
 
 
@@ -145,7 +152,9 @@ def create_examples() -> str:
         ida, "Dawn over the <i>long</i> barn 🌾", signer, **{"recipe.token_budget": "12000000"}
     )
     run.arrange(Terms(Access.INVITATION, 8 * 10**9, 0, NOTES, None), actor=ida)
-    asked = messages.JoinRequest(version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE)
+    asked = coordinator_messages.JoinRequest(
+        version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE
+    )
     members = [join.join(run, each, asked) for each, _ in places]
     advance(run)
     shares = (0.4, 0.3, 0.2, 0.1)
@@ -190,7 +199,7 @@ def create_examples() -> str:
     create_notifications(ida)
     said = Announcement(text="The power is off tonight from 22:00.")
     said.publish(ida)
-    about = messages.Machine(
+    about = coordinator_messages.MachineDescription(
         hostname="attic-pc",
         system="Windows 11",
         processor="Core i5",
@@ -199,7 +208,7 @@ def create_examples() -> str:
     )
     key = Identity(b"w" * 32).key
     code = Enrolment.open(
-        messages.EnrolmentRequest(
+        coordinator_messages.EnrolmentRequest(
             mirror=site_identity.identity().key, key=key, machine=about, issued=0
         )
     ).code

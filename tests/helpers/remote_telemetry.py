@@ -7,11 +7,11 @@ from coordinator.telemetry.remote.protocol import Frame, News, Places
 from coordinator.telemetry.rollup import drain
 
 OTHER = "b" * 64
-TRADE = reports_module.TradeView(
+EXCHANGE = reports_module.ExchangeView(
     round_steps=10,
-    form="dense4",
+    scheme="dense4",
     density=1.0,
-    bits=4.0,
+    bits_per_parameter=4.0,
     sent_rate=1e3,
     received_rate=1e3,
     uplink_rate=0.0,
@@ -31,7 +31,7 @@ def frame(**said) -> Frame:
         "of": 0, "age": 1.0, "latest": 9, "mark": 9, "activity": "training", "version": "0.1",
         "incarnation": "a" * 16, "step": 90, "tokens": 9000, "ledger_tokens": 9000, "rate": 700.0, "updates_sent": 9,
         "updates_received": 0, "peers": 0, "vector": "c" * 64, "anchor": None, "safe": False, "step_seconds": None,
-        "trade": None,
+        "exchange": None,
     }  # fmt: skip
     return Frame(**{**plausible, **said})
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.network.connection import PIECE_BYTES
-from barnraise.protocol.messages import Peer, State
+from barnraise.protocol.messages import Peer, PeerState
 
 HEADER = (
     4000  # bytes of an update's header with its author's ticket, of a model of fourteen fragments
@@ -27,8 +27,8 @@ def author_of(number: int, life: int = 1) -> str:
     return f"{key_of(number)}.{life:016x}"
 
 
-def said(vector: dict[str, int], **more) -> State:
-    return State(**({"vector": vector, "rate": 1.0} | more))
+def said(vector: dict[str, int], **more) -> PeerState:
+    return PeerState(**({"vector": vector, "rate": 1.0} | more))
 
 
 def met(number: int, *others: int) -> Gossip:
@@ -120,7 +120,7 @@ class Simulation:
                 case g.TellState(to):
                     if state := me.tell(to, self.now):
                         self.sent["state"] += 1
-                        told = len(state.vector) + len(state.gone) + len(state.spare)
+                        told = len(state.vector) + len(state.pruned) + len(state.declined)
                         self.post(key, to, MESSAGE + ENTRY * told, self._told, key, to, state)
                 case g.TellPeers(to, peers):
                     told = [peer for peer in peers if peer.key != to]
@@ -152,7 +152,7 @@ class Simulation:
             call(*values)
             self.act(target)
 
-    def _told(self, source: str, to: str, state: State) -> None:
+    def _told(self, source: str, to: str, state: PeerState) -> None:
         me = self.machines[to]
         me.told_state(source, state, self.now)
         for (author, seq), began in list(self._pushing[to, source].items()):

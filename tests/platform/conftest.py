@@ -10,9 +10,9 @@ from helpers.event_log_builder import OtherMirror, Said
 from helpers.fake_mirror import SmallMirror, ourselves
 from helpers.mirror_lists import signed_list
 from helpers.paths import GOLDEN
-from helpers.remote_telemetry import TRADE, report
+from helpers.remote_telemetry import EXCHANGE, report
 
-from barnraise.protocol import enums, messages, types
+from barnraise.protocol import coordinator_messages, enums, types
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
 from coordinator.eventlog import registry
@@ -32,7 +32,7 @@ class Volunteer:
         path = "/api/v1" + path
         body = b"" if message is None else message.model_dump_json().encode()
         body = changed.get("sent", body)
-        token = changed.get("token") or self.identity.request_token(
+        token = changed.get("token") or self.identity.sign_request(
             changed.get("audience", self.mirror_key),
             changed.get("method", method),
             changed.get("path", path),
@@ -47,18 +47,20 @@ class Volunteer:
             headers={"Authorization": f"Barnraise {token}"},
         )
         if answer.status_code >= 400:
-            messages.Problem.model_validate_json(answer.content)  # always, and never anything else
+            coordinator_messages.Problem.model_validate_json(
+                answer.content
+            )  # always, and never anything else
         return answer
 
-    def join(self, run) -> messages.JoinReply:
-        asked = messages.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
+    def join(self, run) -> coordinator_messages.JoinReply:
+        asked = coordinator_messages.JoinRequest(version="0.1", addresses=["127.0.0.1:4000"])
         answer = self.ask("POST", f"/runs/{run.slug}/join", asked)
         assert answer.status_code == 200, answer.content
-        return messages.JoinReply.model_validate_json(answer.content)
+        return coordinator_messages.JoinReply.model_validate_json(answer.content)
 
     def report(self, run, *reports: reports_module.Report):
         return self.ask(
-            "POST", f"/runs/{run.slug}/reports", messages.Reports(reports=list(reports))
+            "POST", f"/runs/{run.slug}/reports", coordinator_messages.Reports(reports=list(reports))
         )
 
 
@@ -139,10 +141,10 @@ def draft(db):
 def manifest():
     """A manifest that fits a run, or would but for the fields given."""
 
-    def make(run, /, **changed) -> messages.Manifest:
+    def make(run, /, **changed) -> coordinator_messages.TextManifest:
         shards = {
-            "train": [messages.Shard(digest=digest("a"), tokens=9_000)],
-            "held_out": [messages.Shard(digest=digest("b"), tokens=900)],
+            "train": [coordinator_messages.Shard(digest=digest("a"), tokens=9_000)],
+            "held_out": [coordinator_messages.Shard(digest=digest("b"), tokens=900)],
         }
         fields = {
             "run": str(run.pk),
@@ -150,7 +152,7 @@ def manifest():
             "tokenizer": digest("t"),
             **shards,
         }
-        return messages.Manifest(**{**fields, **changed})
+        return coordinator_messages.TextManifest(**{**fields, **changed})
 
     return make
 
@@ -171,7 +173,7 @@ def launched(draft, manifest, volunteer):
 
         run.refresh_from_db()
         advance(run)
-        assert run.state is enums.Status.TRAINING
+        assert run.state is enums.RunStatus.TRAINING
         return run, first
 
     return make
@@ -181,7 +183,9 @@ def launched(draft, manifest, volunteer):
 def plan() -> reports_module.PlanView:
     """What a machine may decide, as the golden report tells it."""
     return (
-        messages.Reports.model_validate_json((GOLDEN / "reports.json").read_text()).reports[0].plan
+        coordinator_messages.Reports.model_validate_json((GOLDEN / "reports.json").read_text())
+        .reports[0]
+        .plan
     )
 
 
@@ -207,7 +211,7 @@ def numbers():
             "peer_bytes_sent": seq * 100,
             "peer_bytes_received": 0,
             "vector": digest(json.dumps(seq)),
-            "points": [reports_module.Point(kind="train", tokens=seq * 1000, loss=5.0)],
+            "points": [reports_module.LossPoint(kind="train", tokens=seq * 1000, loss=5.0)],
         }
         return reports_module.Report(**{**fields, **changed})
 
@@ -217,7 +221,7 @@ def numbers():
 @pytest.fixture
 def golden_hardware() -> reports_module.HardwareView:
     """A PC with a 12 GB GPU, as the golden request to join tells it."""
-    return messages.JoinRequest.model_validate_json(
+    return coordinator_messages.JoinRequest.model_validate_json(
         (GOLDEN / "join_request.json").read_text()
     ).hardware
 
@@ -292,9 +296,11 @@ def busy(person, launched, volunteer, numbers, plan):
     bob.join(run)
     same = {"vector": digest("vector"), "anchor": digest("weights")}
     for seq in (1, 2, 3):
-        point = reports_module.Point(kind="validation", tokens=seq * 1000, loss=4.0)
+        point = reports_module.LossPoint(kind="validation", tokens=seq * 1000, loss=4.0)
         report(
-            ada, run, numbers(seq, plan=plan, step_seconds=5.0, trade=TRADE, points=[point], **same)
+            ada,
+            run,
+            numbers(seq, plan=plan, step_seconds=5.0, exchange=EXCHANGE, points=[point], **same),
         )
         report(bob, run, numbers(seq, rate=300.0, ledger_tokens=seq * 1000, **same))
     return run, ada, bob

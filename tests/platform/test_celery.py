@@ -95,11 +95,11 @@ def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_mi
     }
     wait(lambda: not valkey_client().exists(report_queue.PENDING))
 
-    def status() -> enums.Status:
+    def status() -> enums.RunStatus:
         run.refresh_from_db()
         return run.state
 
-    wait(lambda: status() is enums.Status.TRAINING and run.ledger_tokens == total * 1000)
+    wait(lambda: status() is enums.RunStatus.TRAINING and run.ledger_tokens == total * 1000)
 
 
 def test_a_worker_that_lost_valkey_asks_every_second_for_good():

@@ -121,7 +121,7 @@ def test_a_new_folder_numbers_past_reports_that_are_still_being_stored(
     monkeypatch.setattr(
         "coordinator.api.worker_endpoints.drain", lambda wait: 0
     )  # it did not get its turn in time
-    assert ada.join(run).mark == 3
+    assert ada.join(run).acknowledged == 3
 
 
 @pytest.mark.django_db

@@ -10,7 +10,7 @@ from django.test import Client
 from helpers import paths
 
 from barnraise.errors import SpecError
-from barnraise.protocol import messages, reports
+from barnraise.protocol import coordinator_messages, reports
 from barnraise.protocol.signing import Identity
 from barnraise.spec import RunSpec, preset
 from coordinator.accounts.models import Enrolment
@@ -78,7 +78,9 @@ def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan, mo
     run, _ = launched(quiet.machine.owner, seed=2)
     quiet.join(run)
     honest = json.loads(
-        messages.Reports(reports=[numbers(1, plan=plan, step_seconds=5.0)]).model_dump_json()
+        coordinator_messages.Reports(
+            reports=[numbers(1, plan=plan, step_seconds=5.0)]
+        ).model_dump_json()
     )
     report = honest["reports"][0]
     for place in (report, report["points"][0], report["plan"]):
@@ -105,8 +107,10 @@ def test_a_body_that_is_nothing_is_refused(quiet, launched, sent, path):
 
 
 def test_what_a_machine_says_of_itself_cannot_hide_or_turn_text_around(quiet):
-    about = messages.Machine(hostname="pc\0‮\x1b[31m 🛖", processor="\0", cores=4)
-    asked = messages.EnrolmentRequest(
+    about = coordinator_messages.MachineDescription(
+        hostname="pc\0‮\x1b[31m 🛖", processor="\0", cores=4
+    )
+    asked = coordinator_messages.EnrolmentRequest(
         mirror=quiet.mirror_key, key=quiet.identity.key, machine=about, issued=time.time()
     )
     answer = quiet.ask("POST", "/enrolments", quiet.identity.sign("enrolment", asked))
@@ -128,7 +132,9 @@ def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(
 ):
     run, ada = launched(person())
     ada.report(run, *(numbers(seq) for seq in range(1, 41)))
-    ada.report(run, numbers(41, points=[reports.Point(kind="train", tokens=2**63 - 1, loss=1.0)]))
+    ada.report(
+        run, numbers(41, points=[reports.LossPoint(kind="train", tokens=2**63 - 1, loss=1.0)])
+    )
     drain()
     assert [tokens for tokens, _ in history(run)["train"]] == [seq * 1000 for seq in range(1, 41)]
     assert max(point["tokens"] for point in report_queue.points_since(run.pk, "0-0")[0]) == 40_000
@@ -147,8 +153,11 @@ def test_a_spec_with_numbers_beyond_all_bounds_is_refused_by_name(part, name):
 
 
 def test_a_code_that_another_person_decided_says_nothing_of_their_machine(person, client):
-    asked = messages.EnrolmentRequest(
-        mirror="0" * 64, key="a" * 64, machine=messages.Machine(hostname="adas-laptop"), issued=1.0
+    asked = coordinator_messages.EnrolmentRequest(
+        mirror="0" * 64,
+        key="a" * 64,
+        machine=coordinator_messages.MachineDescription(hostname="adas-laptop"),
+        issued=1.0,
     )
     code = Enrolment.open(asked)
     code.approve(person())

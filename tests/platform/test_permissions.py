@@ -11,7 +11,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import get_resolver, resolve
 
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
 from coordinator.api.routes import api
@@ -288,8 +288,8 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     team.admit(people["guest"], owner)
     invitation, token = Invitation.send(team, "somebody@example.org", owner)
     key = Identity(b"w" * 32).key
-    about = messages.Machine(hostname="attic-pc")
-    asked = messages.EnrolmentRequest(
+    about = coordinator_messages.MachineDescription(hostname="attic-pc")
+    asked = coordinator_messages.EnrolmentRequest(
         mirror=site_identity.identity().key, key=key, machine=about, issued=0
     )
     hook = Webhook.objects.create(

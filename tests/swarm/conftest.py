@@ -17,8 +17,9 @@ from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.exchange.network.memory_transport import MemoryNetwork
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.protocol.enums import Role, Status
-from barnraise.protocol.messages import Directive, Manifest, Peer, Ticket
+from barnraise.protocol.coordinator_messages import Directive, TextManifest
+from barnraise.protocol.enums import Role, RunStatus
+from barnraise.protocol.messages import Peer, Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.state_dir import Folder, Home
@@ -37,7 +38,7 @@ MACHINE = Hardware(  # nothing is measured here: a plan's arithmetic is tested e
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory) -> tuple[Path, Manifest]:
+def text(tmp_path_factory) -> tuple[Path, TextManifest]:
     """The standard library's source by bytes, prepared once."""
     blobs = Blobs(tmp_path_factory.mktemp("text"))
     return blobs.folder, shards.prepare(
@@ -79,7 +80,7 @@ class Swarm:
     def __init__(
         self,
         folder: Path,
-        text: tuple[Path, Manifest],
+        text: tuple[Path, TextManifest],
         recipe: Recipe,
         model: ModelSpec | None = None,
     ):
@@ -135,7 +136,7 @@ class Swarm:
             manifest=self.manifest,
             ticket=MIRROR.sign("ticket", ticket),
             directive=Directive(
-                run=RUN, machine=machine, status=Status.TRAINING, report_every=0.5, issued=now
+                run=RUN, machine=machine, status=RunStatus.TRAINING, report_every=0.5, issued=now
             ),
             mark=0,
             peers=tuple(Peer(key=k, addresses=[f"memory:{k[:16]}"]) for k in known),

@@ -82,9 +82,9 @@ from conftest import Swarm
 from test_disk import DEEP
 from barnraise.planning.limits import Limits
 from barnraise.spec import Recipe
-from barnraise.protocol.messages import Manifest
+from barnraise.protocol.coordinator_messages import TextManifest
 folder, text, manifest, limits, recipe = sys.argv[1:]
-run = Swarm(Path(folder), (Path(text), Manifest.model_validate_json(manifest)), Recipe(**json.loads(recipe)), DEEP)
+run = Swarm(Path(folder), (Path(text), TextManifest.model_validate_json(manifest)), Recipe(**json.loads(recipe)), DEEP)
 run.start("ada", limits=Limits(**json.loads(limits))).thread.join()
 """
 

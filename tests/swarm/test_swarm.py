@@ -52,9 +52,11 @@ def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, sh
     )
     with closing(Ledger(trio[0].worker.place.folder.path)) as ledger:
         updates = [update for _, update in ledger.since({})]
-    assert any(len(update.said) < len(update.fragments) for update in updates), "none was a turn"
+    assert any(len(update.payload_parts) < len(update.fragments) for update in updates), (
+        "none was a turn"
+    )
     for author in {update.author for update in updates}:
-        said = [len(update.said) for update in updates if update.author == author]
+        said = [len(update.payload_parts) for update in updates if update.author == author]
         assert said[-1] == len(updates[0].fragments), "the last says all that is left"
 
 
@@ -182,9 +184,14 @@ def test_a_joiner_warms_its_optimizer_up(swarm):
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
     late = run.start("late", knows=["ada"])
-    run.until(lambda: hasattr(late.worker, "engine") and late.worker.engine.progress.optimizer_steps > 0)
+    run.until(
+        lambda: hasattr(late.worker, "engine") and late.worker.engine.progress.optimizer_steps > 0
+    )
     progress = late.worker.engine.progress
-    assert progress.optimizer_steps + progress.warmup_steps_left >= WARMUP_STEPS and progress.warmup_steps_left < WARMUP_STEPS
+    assert (
+        progress.optimizer_steps + progress.warmup_steps_left >= WARMUP_STEPS
+        and progress.warmup_steps_left < WARMUP_STEPS
+    )
     assert ada.worker.engine.progress.warmup_steps_left == 0
     for volunteer in (late, ada):
         volunteer.leave()

@@ -18,9 +18,9 @@ from barnraise.exchange.ledger import anchor_scrub as audit_module
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.planning.limits import Limits
-from barnraise.protocol.messages import ReportReply
+from barnraise.protocol.coordinator_messages import ReportReply
 from barnraise.protocol.signing import Identity, digest
-from barnraise.protocol.verdicts import Ruling, Verdict
+from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec
 
 OWNER = MIRROR = Identity(b"m" * 32)  # the swarm's
@@ -63,7 +63,7 @@ def poisons(engine) -> None:
 def sentence(volunteer, made) -> None:
     """What `barnraise verdict` does beside a running worker."""
     signed = OWNER.sign("verdict", made)
-    ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
+    ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
     path = volunteer.worker.place.folder.path / VERDICT_FOLDER / f"{digest(signed.body)}.json"
     write_atomically(path, ruling.model_dump_json().encode())
 
@@ -134,11 +134,11 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
         run.until(lambda: all(v.status.get("updates_received", 0) > 3 for v in (ada, ben)))
         author = ben.worker.exchange.author
 
-        def ruled(by=MIRROR, about=run.manifest.run, text=lambda body: body) -> Ruling:
+        def ruled(by=MIRROR, about=run.manifest.run, text=lambda body: body) -> SignedVerdict:
             signed = by.sign(
                 "verdict", Verdict(run=about, after={author: 1}, reason="noise", issued=1.0)
             )
-            return Ruling(body=text(signed.body), signatures={signed.key: signed.signature})
+            return SignedVerdict(body=text(signed.body), signatures={signed.key: signed.signature})
 
         strangers = Identity(b"x" * 32)
         wrong = {
@@ -182,7 +182,9 @@ def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_report
         ada = run.start("ada", knows=["ben", "cleo"], site=site.url)
         ben, cleo = (run.start(name, knows=["ada", "ben", "cleo"]) for name in ("ben", "cleo"))
         site.directive["machine"] = ada.worker.place.machine
-        site.routes[route] = lambda body: ReportReply(mark=0, directive=site.signed_directive())
+        site.routes[route] = lambda body: ReportReply(
+            acknowledged=0, directive=site.signed_directive()
+        )
 
         def linked(one, other) -> bool:
             return other.worker.key in {each.key for each in one.worker.exchange.stats.neighbours}

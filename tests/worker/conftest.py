@@ -17,7 +17,7 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.memory_transport import MemoryNetwork
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import Identity
-from barnraise.protocol.verdicts import Ruling, Verdict
+from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec, RunSpec
 from barnraise.swap.engine import Engine
 
@@ -122,13 +122,15 @@ class World:
 
     def ruling(
         self, after=None, updates=None, by: tuple[Identity, ...] = (), run: str = RUN
-    ) -> Ruling:
+    ) -> SignedVerdict:
         """A verdict, by the owner if nobody else is named."""
         verdict = Verdict(
             run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0
         )
         signed = [one.sign("verdict", verdict) for one in by or (self.owner,)]
-        return Ruling(body=signed[0].body, signatures={each.key: each.signature for each in signed})
+        return SignedVerdict(
+            body=signed[0].body, signatures={each.key: each.signature for each in signed}
+        )
 
     def sum(self, machine: Machine, keep: Callable[[str, int], bool]) -> str:
         """The digest of the initial weights and those updates in a machine's files that `keep` takes."""

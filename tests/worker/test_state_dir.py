@@ -6,7 +6,7 @@ import os
 import pytest
 
 from barnraise.errors import StateError
-from barnraise.protocol.messages import MirrorView
+from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.state_dir import Folder, Home, Membership
 
 RUN = "01890000-0000-7000-8000-000000000001"

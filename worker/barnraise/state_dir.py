@@ -22,9 +22,9 @@ from pydantic import ValidationError
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.planning.limits import Limits
-from barnraise.protocol.messages import MirrorView
+from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.signing import Identity
-from barnraise.protocol.types import Id, Key, Message
+from barnraise.protocol.types import Id, Message, PublicKey
 
 log = logging.getLogger("barnraise")
 
@@ -45,7 +45,7 @@ class Label(Message):
 
     format: int
     run: Id
-    key: Key
+    key: PublicKey
     spec: str = ""
     incarnation: str
 
@@ -55,7 +55,7 @@ class Home:
         """Raises StateError when the key in it is damaged."""
         self.path = path
         try:
-            self.identity = Identity.load(path / "key")
+            self.identity = Identity.load_or_create(path / "key")
         except ValueError:
             raise StateError(
                 f"{path / 'key'} is damaged: remove it and run `barnraise login URL` again"

@@ -16,8 +16,8 @@ const COLUMNS: readonly [name: string, text: (worker: Worker, now: number, alive
   ["tokens", (w) => count(w.tokens)],
   ["rate", (w) => (w.alive ? whole(w.rate) : "–")],
   ["reach", (w, _now, alive) => reach(w, alive)],
-  ["line", (w) => (w.alive ? line(w.trade) : "–")],
-  ["lag", (w) => (w.alive && w.trade ? whole(w.trade.lag) : "–")],
+  ["line", (w) => (w.alive ? line(w.exchange) : "–")],
+  ["lag", (w) => (w.alive && w.exchange ? whole(w.exchange.lag) : "–")],
   ["weights", weights],
 ];
 

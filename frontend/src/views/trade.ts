@@ -1,17 +1,17 @@
 // How one machine trades its updates, in a few words.
 
 import { bits, percent, speed, whole } from "../format";
-import type { Trade, Worker } from "../types";
+import type { Exchange, Worker } from "../types";
 
-function round(trade: Trade | null): string {
-  return trade ? `${whole(trade.round_steps)} ${trade.round_steps === 1 ? "step" : "steps"}` : "–";
+function round(exchange: Exchange | null): string {
+  return exchange ? `${whole(exchange.round_steps)} ${exchange.round_steps === 1 ? "step" : "steps"}` : "–";
 }
 
 /** "120 kB/s · 64 %", of what its line carries. */
-export function line(trade: Trade | null): string {
-  if (!trade) return "–";
-  const share = trade.uplink_rate > 0 ? ` · ${percent(trade.sent_rate / trade.uplink_rate)}` : "";
-  return speed(trade.sent_rate) + share;
+export function line(exchange: Exchange | null): string {
+  if (!exchange) return "–";
+  const share = exchange.uplink_rate > 0 ? ` · ${percent(exchange.sent_rate / exchange.uplink_rate)}` : "";
+  return speed(exchange.sent_rate) + share;
 }
 
 /** How a machine reaches the others that are there: "Direct" to all of them, to some with the rest relayed by those, or
@@ -29,12 +29,12 @@ export function weights(worker: Worker): string {
 
 /** By the name of the place that shows each. */
 export function tradeFacts(worker: Worker): Record<string, string> {
-  const { trade } = worker;
+  const { exchange } = worker;
   return {
-    round: round(trade),
-    update: trade ? `${share(trade.density)} of the values, ${bits(trade.bits)} a parameter` : "–",
-    uplink: trade && trade.uplink_rate > 0 ? speed(trade.uplink_rate) : "–",
-    traffic: trade ? `${speed(trade.sent_rate)} sent, ${speed(trade.received_rate)} received` : "–",
+    round: round(exchange),
+    update: exchange ? `${share(exchange.density)} of the values, ${bits(exchange.bits_per_parameter)} a parameter` : "–",
+    uplink: exchange && exchange.uplink_rate > 0 ? speed(exchange.uplink_rate) : "–",
+    traffic: exchange ? `${speed(exchange.sent_rate)} sent, ${speed(exchange.received_rate)} received` : "–",
     updates: `${whole(worker.updates_sent)} sent, ${whole(worker.updates_received)} received`,
     peers: whole(worker.peers),
     version: worker.version || "–",

@@ -9,7 +9,7 @@ from django.db import IntegrityError, models, transaction
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages
 from coordinator.audit.log import record
 from coordinator.eventlog import private_data
 from coordinator.eventlog import writer as mirrors
@@ -136,7 +136,7 @@ class Enrolment(models.Model):
         return self.code
 
     @classmethod
-    def open(cls, request: messages.EnrolmentRequest) -> "Enrolment":
+    def open(cls, request: coordinator_messages.EnrolmentRequest) -> "Enrolment":
         """A fresh code for this key; an older one that nobody decided on is void."""
         now = timezone.now()
         with transaction.atomic():
@@ -173,7 +173,7 @@ class Enrolment(models.Model):
 
     def approve(self, user) -> Machine:
         """The machine is this person's from now on. Raises UserError."""
-        about = messages.Machine.model_validate(self.about).model_dump()
+        about = coordinator_messages.MachineDescription.model_validate(self.about).model_dump()
         with mirrors.log_transaction():
             self._decide(self.Decision.APPROVED, user)
             machine, created = Machine.objects.select_for_update().get_or_create(

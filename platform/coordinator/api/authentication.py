@@ -63,7 +63,7 @@ def authenticate_mirror(request: HttpRequest) -> str:
     found = mirror_list.newest_list()
     if found is None:
         raise ApiError(403, "this site is no mirror of others: it has no mirror list")
-    listed = found.named(key)
+    listed = found.find(key)
     if listed is None:
         enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
         raise ApiError(401, f"the key {key[:8]}… is no mirror of list {found.version}")

@@ -1,17 +1,21 @@
 """Whether a manifest is this run's text."""
 
 from barnraise.errors import MessageError
-from barnraise.protocol import messages
-from barnraise.protocol.signing import opened
+from barnraise.protocol import coordinator_messages, messages
+from barnraise.protocol.signing import open_signed
 from coordinator.accounts.models import Machine
 from coordinator.api.authentication import ApiError
 from coordinator.runs.models import Run
 
 
-def check_manifest(run: Run, machine: Machine, signed: messages.Signed) -> messages.Manifest:
+def check_manifest(
+    run: Run, machine: Machine, signed: messages.Signed
+) -> coordinator_messages.TextManifest:
     """Raises Refusal, with a sentence for each field that does not fit the run."""
     try:
-        manifest = opened(signed, "manifest", messages.Manifest, key=machine.key)
+        manifest = open_signed(
+            signed, "manifest", coordinator_messages.TextManifest, key=machine.key
+        )
     except MessageError as error:
         raise ApiError(422, str(error), {"signature": str(error)}) from None
     spec, found = run.spec, {}

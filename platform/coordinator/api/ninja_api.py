@@ -4,7 +4,7 @@ from typing import Any
 
 from ninja import NinjaAPI
 
-from barnraise.protocol.messages import Problem
+from barnraise.protocol.coordinator_messages import Problem
 from coordinator.api.errors import install_error_handlers
 
 REFUSALS = frozenset({400, 401, 403, 404, 409, 413, 422, 429, 503})

@@ -7,7 +7,7 @@ from ninja import Path, Query
 
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.mirror_list import Lists
+from barnraise.protocol.mirror_list import MirrorLists
 from coordinator.api.authentication import ApiError, authenticate_mirror, enforce_rate_limit
 from coordinator.api.ninja_api import api, responses
 from coordinator.eventlog import truncate
@@ -22,11 +22,11 @@ ORIGIN = r"^[0-9a-f]{32}$"
 Number = Annotated[int, Query(ge=0, lt=1 << 53)]
 
 
-@api.get("/mirrors/list", response=responses(Lists), tags=["Mirrors"])
+@api.get("/mirrors/list", response=responses(MirrorLists), tags=["Mirrors"])
 def get_mirror_list(request: HttpRequest, after: Number = 0):
     """The newest mirror list, and what leads to it from the version that the asker holds."""
     enforce_rate_limit(request, "lists", 600, 60)
-    return Lists(lists=mirror_list.lists_since(after))
+    return MirrorLists(lists=mirror_list.lists_since(after))
 
 
 @api.get("/mirrors/heads", response=responses(Signed), auth=authenticate_mirror, tags=["Mirrors"])

@@ -7,7 +7,7 @@ from uuid import UUID
 from ninja import Field, Schema
 
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.types import Words
+from barnraise.protocol.types import PlainText
 from barnraise.spec import PRESETS
 
 Text = Annotated[str, Field(max_length=200)]
@@ -169,7 +169,7 @@ class VerdictIn(Schema):
         {}, max_length=200,
         description="Single ones, each with the tokens it claims; with 0 those stay in the run's count",
     )  # fmt: skip
-    reason: Words = Field("", max_length=100, description="For everybody to read")
+    reason: PlainText = Field("", max_length=100, description="For everybody to read")
 
     model_config = example(author="attic-pc", first=17, reason="noise")
 
@@ -204,7 +204,7 @@ class CreditOut(Schema):
         description='The author\'s signed header of the last update (kind "update")'
     )
     witness: Signed | None = Field(
-        description='The witness\'s signed word that it has applied it (kind "witness")'
+        description='The witness\'s signed word that it has applied it (kind "attestation")'
     )
 
     model_config = example(
@@ -223,7 +223,7 @@ class CreditPage(Schema):
 
 
 class InvitationIn(Schema):
-    note: Words = Field("", max_length=80, description="Whom it is for; only you see it")
+    note: PlainText = Field("", max_length=80, description="Whom it is for; only you see it")
 
     model_config = example(note="the chess club")
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 from django.http import HttpRequest
 
 from barnraise.errors import MessageError
-from barnraise.protocol import enums, messages, types
-from barnraise.protocol.signing import check_testimony, opened
+from barnraise.protocol import coordinator_messages, enums, messages, types
+from barnraise.protocol.signing import check_attestation, open_signed
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.api.authentication import (
     ApiError,
@@ -35,18 +35,18 @@ ENROLMENT_SLACK = 600  # seconds a machine's clock may differ when it enrols
 POLL_EVERY = 1.0
 
 
-@api.get("/mirror", response=responses(messages.MirrorView), tags=["Workers"])
+@api.get("/mirror", response=responses(coordinator_messages.MirrorView), tags=["Workers"])
 def get_mirror(request: HttpRequest):
     """Who this coordinator is."""
     return site_identity.view()
 
 
-@api.post("/enrolments", response=responses(messages.Enrolment), tags=["Workers"])
+@api.post("/enrolments", response=responses(coordinator_messages.Enrolment), tags=["Workers"])
 def request_enrolment(request: HttpRequest, signed: messages.Signed):
     """A code for a machine's key, signed by that key; a person approves it in the browser."""
     enforce_rate_limit(request, "enrolments", 60, 600)
     try:
-        asked = opened(signed, "enrolment", messages.EnrolmentRequest)
+        asked = open_signed(signed, "enrolment", coordinator_messages.EnrolmentRequest)
     except MessageError as error:
         raise ApiError(422, str(error), {"signature": str(error)}) from None
     if asked.key != signed.key:
@@ -67,19 +67,21 @@ def request_enrolment(request: HttpRequest, signed: messages.Signed):
         )
     enrolment = Enrolment.open(asked)
     url = request.build_absolute_uri(f"/machines/enrol/{enrolment.code}/")
-    return messages.Enrolment(
+    return coordinator_messages.Enrolment(
         code=enrolment.code, url=url, expires=enrolment.expires_epoch, poll_every=POLL_EVERY
     )
 
 
-@api.get("/enrolments/{code}", response=responses(messages.EnrolmentStatus), tags=["Workers"])
+@api.get(
+    "/enrolments/{code}", response=responses(coordinator_messages.EnrolmentStatus), tags=["Workers"]
+)
 def get_enrolment(request: HttpRequest, code: str):
     """What became of a code."""
     enrolment = Enrolment.find(code)
     if enrolment is None:
         raise ApiError(404, "there is no such code; run `barnraise login` for a new one")
     machine = enrolment.machine
-    return messages.EnrolmentStatus(
+    return coordinator_messages.EnrolmentStatus(
         status=enrolment.status,
         machine=str(machine.pk) if machine else None,
         person=machine.owner.shown_name if machine else "",
@@ -88,7 +90,7 @@ def get_enrolment(request: HttpRequest, code: str):
 
 @api.get(
     "/runs",
-    response=responses(messages.RunPage),
+    response=responses(coordinator_messages.RunPage),
     auth=machine_or_token_auth("runs:read"),
     tags=["Runs"],
 )
@@ -100,12 +102,12 @@ def list_runs(request: HttpRequest, after: types.Id | None = None):
         found = found.filter(pk__lt=after)
     page = list(found.order_by("-pk")[: PAGE + 1])
     following = str(page[PAGE - 1].pk) if len(page) > PAGE else None
-    return messages.RunPage(runs=[run.view() for run in page[:PAGE]], next=following)
+    return coordinator_messages.RunPage(runs=[run.view() for run in page[:PAGE]], next=following)
 
 
 @api.get(
     "/runs/{name}",
-    response=responses(messages.RunView),
+    response=responses(coordinator_messages.RunView),
     auth=machine_or_token_auth("runs:read"),
     tags=["Runs"],
 )
@@ -116,14 +118,14 @@ def get_run(request: HttpRequest, name: str):
 
 @api.post(
     "/runs/{name}/join",
-    response=responses(messages.JoinReply),
+    response=responses(coordinator_messages.JoinReply),
     auth=authenticate_machine,
     tags=["Workers"],
 )
-def join_run(request: HttpRequest, name: str, asked: messages.JoinRequest):
+def join_run(request: HttpRequest, name: str, asked: coordinator_messages.JoinRequest):
     """A place in a run: a ticket for its peers (none while it is a draft), and whom to try first."""
     run = get_visible_run(request, name)
-    if run.state is enums.Status.CANCELLED:  # of a finished one the weights may be fetched
+    if run.state is enums.RunStatus.CANCELLED:  # of a finished one the weights may be fetched
         raise ApiError(409, f"the run {run.name} is {run.status}; nobody can join it any more")
     if sentence := refusal(run, requesting_machine(request), asked.hardware):
         Notification.create_once(draft_refusal(requesting_machine(request), run, sentence))
@@ -133,13 +135,13 @@ def join_run(request: HttpRequest, name: str, asked: messages.JoinRequest):
     )  # first: a goodbye that is still on its way must not come after the new arrival
     membership = join(run, requesting_machine(request), asked)
     common(run, fresh=True)
-    return messages.JoinReply(
+    return coordinator_messages.JoinReply(
         run=membership.run.view(),  # as the ticket sees it: it may have been launched meanwhile
         ticket=fresh_ticket(membership, always=True),
         directive=directive(membership),
         peers=hints(membership),
         # A machine with a new folder numbers its reports past all that were heard, on their way or not.
-        mark=max(
+        acknowledged=max(
             membership.mark,
             membership.latest,
             report_queue.heard(run.pk, requesting_machine(request).pk),
@@ -149,7 +151,7 @@ def join_run(request: HttpRequest, name: str, asked: messages.JoinRequest):
 
 @api.post(
     "/runs/{name}/manifest",
-    response=responses(messages.RunView),
+    response=responses(coordinator_messages.RunView),
     auth=authenticate_machine,
     tags=["Workers"],
 )
@@ -163,7 +165,7 @@ def post_manifest(request: HttpRequest, name: str, signed: messages.Signed):
         not run.accept_manifest(signed, machine=requesting_machine(request))
         and (run.manifest or {}).get("body") != signed.body
     ):
-        if run.manifest is None and run.state is enums.Status.DRAFT:
+        if run.manifest is None and run.state is enums.RunStatus.DRAFT:
             raise ApiError(409, f"the run {run.name} was edited meanwhile; prepare its text again")
         raise ApiError(
             409, f"the run {run.name} has its text already; it cannot be changed any more"
@@ -174,11 +176,11 @@ def post_manifest(request: HttpRequest, name: str, signed: messages.Signed):
 
 @api.post(
     "/runs/{name}/reports",
-    response=responses(messages.ReportReply),
+    response=responses(coordinator_messages.ReportReply),
     auth=authenticate_machine,
     tags=["Workers"],
 )
-def post_reports(request: HttpRequest, name: str, sent: messages.Reports):
+def post_reports(request: HttpRequest, name: str, sent: coordinator_messages.Reports):
     """Numbers in, a directive out. `mark`: everything up to this report is safe in the database."""
     membership = require_membership(request, name)
     numbers = [report.seq for report in sent.reports]
@@ -186,37 +188,41 @@ def post_reports(request: HttpRequest, name: str, sent: messages.Reports):
         raise ApiError(
             422, "reports must come in the order of their numbers", {"reports": "seq must ascend"}
         )
-    for told in sent.witnessed:
+    for told in sent.attestations:
         try:
-            check_testimony(told, str(membership.run_id), requesting_machine(request).key)
+            check_attestation(told, str(membership.run_id), requesting_machine(request).key)
         except MessageError as error:
-            raise ApiError(422, str(error), {"witnessed": str(error)}) from None
+            raise ApiError(422, str(error), {"attestations": str(error)}) from None
     try:
-        report_queue.ingest(membership, sent.reports, sent.witnessed)
+        report_queue.ingest(membership, sent.reports, sent.attestations)
     except report_queue.Behind:
         raise ApiError(
             503, "the site is behind with its reports; keep yours and try again in a minute"
         ) from None
     moved(membership, list(sent.reports[-1].addresses))
-    return messages.ReportReply(
-        mark=membership.mark,
+    return coordinator_messages.ReportReply(
+        acknowledged=membership.mark,
         directive=directive(membership),
         ticket=fresh_ticket(membership),
         peers=hints(membership),
-        rulings=Verdict.unheard(membership.run_id, sent.heeds) if membership.judged else [],
+        verdicts=Verdict.unheard(membership.run_id, sent.applied_verdicts)
+        if membership.judged
+        else [],
     )
 
 
 @api.get(
     "/runs/{name}/directive",
-    response=responses(messages.ReportReply),
+    response=responses(coordinator_messages.ReportReply),
     auth=authenticate_machine,
     tags=["Workers"],
 )
 def get_directive(request: HttpRequest, name: str):
     """What a report would be answered, without one: a revocation must not wait where reports are rare."""
     membership = require_membership(request, name)
-    return messages.ReportReply(mark=membership.mark, directive=directive(membership))
+    return coordinator_messages.ReportReply(
+        acknowledged=membership.mark, directive=directive(membership)
+    )
 
 
 def requesting_machine(request: HttpRequest) -> Machine:

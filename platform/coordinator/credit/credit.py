@@ -17,7 +17,7 @@ from django.db.models import Max, Sum
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages, messages
 from coordinator.accounts.models import Machine, Team, User
 from coordinator.fleet.models import Membership
 from coordinator.replication import mirror_list
@@ -74,11 +74,11 @@ class Credit(models.Model):
         return f"{self.tokens:,} tokens of {self.machine}"
 
 
-def note(heard: list[tuple[Membership, Sequence[messages.Testimony]]]) -> None:
+def note(heard: list[tuple[Membership, Sequence[coordinator_messages.Attestation]]]) -> None:
     """What these machines witness of others', whose signatures were checked; within the caller's transaction. Four
     statements at most."""
     newest: dict[
-        tuple, tuple[Membership, messages.Update, messages.Testimony]
+        tuple, tuple[Membership, messages.Update, coordinator_messages.Attestation]
     ] = {}  # (run, author) → who has seen most of it
     for member, told in heard:
         for each in told:
@@ -132,7 +132,7 @@ def note(heard: list[tuple[Membership, Sequence[messages.Testimony]]]) -> None:
                        first=last + 1, tokens=0),
             )  # fmt: skip
             row.last, row.tokens, row.witness_id = head.seq, row.tokens + tokens, member.machine_id
-            row.head, row.said = told.head.model_dump(), told.witness.model_dump()
+            row.head, row.said = told.head.model_dump(), told.statement.model_dump()
             known[run, machine, incarnation] = head.seq, total + tokens
             lives[run, machine] += tokens
     _extend(list(fresh.values()))

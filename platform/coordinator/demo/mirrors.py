@@ -9,7 +9,13 @@ from typing import Any
 import httpx
 from django.conf import settings
 
-from barnraise.protocol.mirror_list import Listed, MirrorList, SignedList, signed_by, written
+from barnraise.protocol.mirror_list import (
+    MirrorEntry,
+    MirrorList,
+    SignedMirrorList,
+    add_signature,
+    unsigned_list,
+)
 from barnraise.protocol.signing import Identity
 from coordinator.demo import servers
 from coordinator.demo.processes import Family
@@ -45,7 +51,7 @@ class Mirror:
             tuple(through),
         )
         self.url = f"http://{host}:{port}"
-        self.key = Identity.load(folder / "mirror.key").key
+        self.key = Identity.load_or_create(folder / "mirror.key").key
         self.family = Family(folder / "logs")
         self.environment = {
             "BARNRAISE_STATE": str(folder),
@@ -57,8 +63,8 @@ class Mirror:
         }
 
     @property
-    def listed(self) -> Listed:
-        return Listed(key=self.key, url=self.url, name=self.name, admitted=time.time())
+    def listed(self) -> MirrorEntry:
+        return MirrorEntry(key=self.key, url=self.url, name=self.name, admitted=time.time())
 
     # ---- its processes
 
@@ -155,10 +161,10 @@ def one_state(mirrors: Sequence[Mirror]) -> str | None:
 
 def listing(
     folder: Path, mirrors: Sequence[Mirror], before: MirrorList | None = None
-) -> SignedList | None:
+) -> SignedMirrorList | None:
     """The list that names these mirrors where they are now, signed by the one root whose key is kept in `folder`; None
     where `before` says so already. What `before` names besides stays in it: a list drops no mirror."""
-    root = Identity.load(folder / ROOT)
+    root = Identity.load_or_create(folder / ROOT)
     known = {each.key: each for each in before.mirrors} if before else {}
     named = {
         each.key: known.get(each.key, each.listed).model_copy(update={"url": each.url})
@@ -173,4 +179,4 @@ def listing(
         roots=[root.key],
         mirrors=list({**known, **named}.values()),
     )
-    return signed_by(root, written(found))
+    return add_signature(root, unsigned_list(found))

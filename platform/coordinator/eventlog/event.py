@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.signing import opened
+from barnraise.protocol.signing import open_signed
 from barnraise.protocol.types import Digest, Id, Message
 
 MAX_EVENT_CHARS = 100_000  # characters of an event's text
@@ -48,7 +48,7 @@ def open_event(signed: Signed) -> Event:
         raise MessageError(
             f"an event by {signed.key[:8]} is longer than {MAX_EVENT_CHARS:,} characters"
         )
-    return opened(signed, "event", Event)
+    return open_signed(signed, "event", Event)
 
 
 def open_events(signed: Sequence[Signed]) -> list[Event]:

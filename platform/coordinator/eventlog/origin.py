@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from barnraise.protocol.types import Message, Words
+from barnraise.protocol.types import Message, PlainText
 from coordinator.eventlog.event import OriginId
 from coordinator.eventlog.registry import AggregateType, Fact, State
 
 
 class LogStarted(Message):
-    name: Words = Field(max_length=100)
+    name: PlainText = Field(max_length=100)
     after: OriginId | None = None
 
 

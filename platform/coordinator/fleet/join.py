@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from barnraise.protocol import enums, messages, reports
+from barnraise.protocol import coordinator_messages, enums, messages, reports
 from coordinator.accounts.models import Machine
 from coordinator.fleet.machine_state import Measured, rests
 from coordinator.fleet.models import Membership
@@ -15,7 +15,7 @@ from coordinator.runs.models import Run
 SOLD_AS = 0.9  # of what a PC is sold with, its programs see so much at the least
 
 
-def join(run: Run, machine: Machine, request: messages.JoinRequest) -> Membership:
+def join(run: Run, machine: Machine, request: coordinator_messages.JoinRequest) -> Membership:
     """The machine's membership, its addresses brought up to date. Who may join is the caller's to check."""
     if request.hardware:
         Measured.note(machine, request.hardware)
@@ -78,7 +78,7 @@ def fresh_ticket(membership: Membership, *, always: bool = False) -> messages.Si
     )
     if (
         not membership.run.spec_text
-        or membership.run.state is enums.Status.CANCELLED
+        or membership.run.state is enums.RunStatus.CANCELLED
         or not (always or nears_end)
     ):
         return None
@@ -97,7 +97,7 @@ def prepares(membership: Membership) -> bool:
     """Whether this machine should build the text: one of the owner's at a time, while the run is a draft without it."""
     run = membership.run
     if (
-        run.state is not enums.Status.DRAFT
+        run.state is not enums.RunStatus.DRAFT
         or run.manifest is not None
         or membership.machine.owner_id != run.owner_id
     ):

@@ -58,7 +58,7 @@ class Here(models.Manager.from_queryset(MembershipQuery)):
 class Membership(models.Model):
     """Numbers are from the machine's latest report that reached Postgres; `mark` is the highest report number up to
     which Postgres holds everything; `plan` is the last it told, a `wire.PlanView`, and `step_seconds` belongs to it;
-    `trade` the last `wire.TradeView`.
+    `exchange` the last `ExchangeView`.
 
     Where another mirror tells of it (`mirror`, its key) the row says what was reported *there*, and stands apart from
     ours: `objects` are ours alone, `everywhere` are all, and `newest` chooses."""
@@ -93,7 +93,7 @@ class Membership(models.Model):
     anchor = models.CharField(max_length=64, blank=True)
     plan = models.JSONField(null=True)
     step_seconds = models.FloatField(null=True)
-    trade = models.JSONField(null=True)
+    exchange = models.JSONField(null=True)
     safe = models.DateTimeField(null=True)  # when it said that it holds the final checkpoint whole
     mark = models.BigIntegerField(default=0)
     latest = models.BigIntegerField(default=0)  # the highest report number whose numbers these are

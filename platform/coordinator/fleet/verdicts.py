@@ -17,13 +17,13 @@ from uuid6 import uuid7
 from barnraise.errors import SpecError
 from barnraise.protocol import enums, verdicts
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import AUTHORS, RULINGS, SINGLES
+from barnraise.protocol.verdicts import MAX_AUTHORS, MAX_SINGLE_UPDATES, MAX_VERDICTS
 from coordinator.audit.log import record
 from coordinator.eventlog import writer as mirrors
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 
-UNDER_WAY = (enums.Status.RECRUITING, enums.Status.TRAINING, enums.Status.PAUSED)
+UNDER_WAY = (enums.RunStatus.RECRUITING, enums.RunStatus.TRAINING, enums.RunStatus.PAUSED)
 LAST = (1 << 53) - 1  # the highest number of an update
 AUTHOR = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}")
 
@@ -85,9 +85,9 @@ class Verdict(models.Model):
         }
 
     @property
-    def ruling(self) -> verdicts.Ruling:
+    def ruling(self) -> verdicts.SignedVerdict:
         """As machines take it."""
-        return verdicts.Ruling(body=self.body, signatures=self.signatures)
+        return verdicts.SignedVerdict(body=self.body, signatures=self.signatures)
 
     @classmethod
     def give(
@@ -131,7 +131,7 @@ class Verdict(models.Model):
         return made
 
     @classmethod
-    def unheard(cls, run: object, heeds: list[str], most: int = 2) -> list[verdicts.Ruling]:
+    def unheard(cls, run: object, heeds: list[str], most: int = 2) -> list[verdicts.SignedVerdict]:
         """Of a run's (by its id), some that a machine which heeds those digests has not heard of."""
         found = (
             cls.objects.filter(run=run, proven=True).exclude(digest__in=heeds).order_by("pk")[:most]
@@ -148,12 +148,12 @@ def problems(run: Run, charges: Sequence[Charge]) -> dict[str, str]:
         found["run"] = (
             f"the rules of {run.name} do not list this site: its machines would not believe it"
         )
-    elif run.verdicts.count() >= RULINGS:
+    elif run.verdicts.count() >= MAX_VERDICTS:
         found["run"] = (
-            f"{run.name} has its {RULINGS} verdicts: go on from a checkpoint, as a new run"
+            f"{run.name} has its {MAX_VERDICTS} verdicts: go on from a checkpoint, as a new run"
         )
-    if not 1 <= len(charges) <= AUTHORS:
-        found["author"] = f"name 1 to {AUTHORS} machines"
+    if not 1 <= len(charges) <= MAX_AUTHORS:
+        found["author"] = f"name 1 to {MAX_AUTHORS} machines"
     for each in charges if not found else ():
         found |= _senseless(run, each)
     return found
@@ -172,8 +172,10 @@ def _senseless(run: Run, charge: Charge) -> dict[str, str]:
         return {"first": "say from which update on, or name single ones"}
     if charge.first is not None and not 1 <= charge.first <= LAST:
         return {"first": "updates are numbered from 1"}
-    if len(charge.updates) > SINGLES or not all(1 <= seq <= LAST for seq in charge.updates):
-        return {"updates": f"name at most {SINGLES}, each a number from 1"}
+    if len(charge.updates) > MAX_SINGLE_UPDATES or not all(
+        1 <= seq <= LAST for seq in charge.updates
+    ):
+        return {"updates": f"name at most {MAX_SINGLE_UPDATES}, each a number from 1"}
     most = run.spec.max_tokens_per_update
     if not all(0 <= tokens <= most for tokens in charge.updates.values()):
         return {"updates": f"an update of this run has {most:,} tokens at most"}

@@ -7,7 +7,8 @@ from blake3 import blake3
 from django.conf import settings
 from filelock import FileLock
 
-from barnraise.protocol.messages import PROTOCOL, MirrorView, ServerTime, Signed
+from barnraise.protocol.coordinator_messages import MirrorView, ServerTime
+from barnraise.protocol.messages import PROTOCOL_VERSION, Signed
 from barnraise.protocol.signing import Identity
 
 
@@ -17,12 +18,15 @@ def identity() -> Identity:
     with FileLock(
         settings.STATE_DIR / "mirror.lock"
     ):  # site and tasks start at once, and must not make a key each
-        return Identity.load(settings.STATE_DIR / "mirror.key")
+        return Identity.load_or_create(settings.STATE_DIR / "mirror.key")
 
 
 def view() -> MirrorView:
     return MirrorView(
-        key=identity().key, name=settings.MIRROR_NAME, protocols=[PROTOCOL], time=time.time()
+        key=identity().key,
+        name=settings.MIRROR_NAME,
+        protocols=[PROTOCOL_VERSION],
+        time=time.time(),
     )
 
 

@@ -62,7 +62,7 @@ def _listed() -> tuple[MirrorSite, ...]:
     found, own = mirror_list.newest_list(), site_identity.identity().key
     live = [
         MirrorSite(each.name, each.url.rstrip("/"), each.key == own)
-        for each in (found.live if found else ())
+        for each in (found.active if found else ())
     ]
     return (
         tuple(sorted(live, key=lambda site: not site.is_own))

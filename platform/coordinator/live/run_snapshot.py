@@ -24,7 +24,7 @@ from coordinator.telemetry import report_queue, run_table
 from coordinator.telemetry.history import history
 
 COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", "tokens", "rate", "step",
-           "step_seconds", "updates_sent", "updates_received", "peers", "behind", "trade",
+           "step_seconds", "updates_sent", "updates_received", "peers", "behind", "exchange",
            "agrees")  # fmt: skip
 RATE_EVERY = 5  # seconds between two live points of tokens/s
 HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
 
-from barnraise.protocol.enums import Activity, Status
+from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
 from coordinator.notify.models import Notification
@@ -23,7 +23,7 @@ WORKING = [
     Activity.PAUSED,
     Activity.FINISHING,
 ]
-OVER = [Status.FINISHED, Status.CANCELLED]
+OVER = [RunStatus.FINISHED, RunStatus.CANCELLED]
 
 
 def detect_all(since: datetime, now: datetime | None = None) -> Iterator[NotificationDraft]:
@@ -52,7 +52,7 @@ def detect_started(now: datetime) -> Iterator[NotificationDraft]:
 def detect_finished(now: datetime) -> Iterator[NotificationDraft]:
     runs = Run.objects.filter(finished__gt=now - LOOK_BACK, status__in=OVER).exclude(spec_text="")
     for run in _not_yet_notified(runs, NotificationType.RUN_FINISHED):
-        word = "is finished" if run.state is Status.FINISHED else "was cancelled"
+        word = "is finished" if run.state is RunStatus.FINISHED else "was cancelled"
         text = "The model is on every machine that trained it: `barnraise export` writes it out."
         for person in find_recipients(run):
             yield draft_for_run(
@@ -60,12 +60,14 @@ def detect_finished(now: datetime) -> Iterator[NotificationDraft]:
                 person,
                 NotificationType.RUN_FINISHED,
                 f"{run.name} {word}",
-                text if run.state is Status.FINISHED else "",
+                text if run.state is RunStatus.FINISHED else "",
             )
 
 
 def detect_stalled(now: datetime, since: datetime) -> Iterator[NotificationDraft]:
-    runs = Run.objects.filter(status=Status.TRAINING).annotate(heard=Max("memberships__last_seen"))
+    runs = Run.objects.filter(status=RunStatus.TRAINING).annotate(
+        heard=Max("memberships__last_seen")
+    )
     for run in runs.filter(heard__lt=now - STALLED_AFTER, heard__gt=now - LOOK_BACK).select_related(
         "owner"
     ):
@@ -86,7 +88,7 @@ def detect_quiet(now: datetime, since: datetime) -> Iterator[NotificationDraft]:
         return
     silent = Q(last_seen__lt=now - QUIET_AFTER, last_seen__gt=now - LOOK_BACK, activity__in=WORKING)
     here = Membership.objects.filter(
-        run__status__in=[Status.TRAINING, Status.RECRUITING], machine__revoked=None
+        run__status__in=[RunStatus.TRAINING, RunStatus.RECRUITING], machine__revoked=None
     )
     machines = here.filter(silent).values("machine")
     for machine in (

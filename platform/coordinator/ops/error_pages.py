@@ -8,7 +8,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 
-from barnraise.protocol.messages import Problem, Signed
+from barnraise.protocol.coordinator_messages import Problem
+from barnraise.protocol.messages import Signed
 from coordinator.eventlog.writer import RestorePendingError
 
 VALKEY_GONE = (

@@ -4,7 +4,7 @@ stopped: what was taken is whole."""
 from collections.abc import Callable
 
 from barnraise.errors import ListError
-from barnraise.protocol.mirror_list import MirrorList, read
+from barnraise.protocol.mirror_list import MirrorList, parse_list
 from coordinator.eventlog import ingest
 from coordinator.eventlog.writer import resume
 from coordinator.lib import site_identity
@@ -26,7 +26,7 @@ def join(
         _believe(url, told, sure)
         found = mirror_list.newest_list()
         assert found is not None
-        listed, own = found.named(view.key), found.named(site_identity.identity().key)
+        listed, own = found.find(view.key), found.find(site_identity.identity().key)
         if listed is None or listed.expelled:
             raise UserError(
                 f"{url} is the mirror {view.key[:8]}, which is not of list {found.version}"
@@ -66,7 +66,7 @@ def _believe(url: str, told: list, sure: Callable[[MirrorList, str], bool]) -> N
             mirror_list.ingest_lists(told)
             return
         digest = told[-1].digest
-        if not sure(read(told[-1]), digest):
+        if not sure(parse_list(told[-1]), digest):
             raise UserError("nothing was taken")
         mirror_list.ingest_lists(told, vouched=digest)
     except ListError as error:

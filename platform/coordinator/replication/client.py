@@ -11,9 +11,10 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.protocol.messages import MirrorView, Problem, ServerTime, Signed
-from barnraise.protocol.mirror_list import Listed
-from barnraise.protocol.signing import opened
+from barnraise.protocol.coordinator_messages import MirrorView, Problem, ServerTime
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.mirror_list import MirrorEntry
+from barnraise.protocol.signing import open_signed
 from coordinator.eventlog.private_data import PrivateRecord
 from coordinator.lib import site_identity
 from coordinator.replication.encryption import RequestKey
@@ -24,9 +25,9 @@ from coordinator.replication.protocol import (
     ChangeNotice,
     EncryptedPrivateData,
     ForkEvidenceList,
-    Lists,
     LogHeads,
     LogPart,
+    MirrorLists,
     PrivateDataRequest,
     UsedCodes,
 )
@@ -58,7 +59,7 @@ class MirrorClient:
         )
 
     @classmethod
-    def for_listed(cls, listed: Listed) -> "MirrorClient":
+    def for_listed(cls, listed: MirrorEntry) -> "MirrorClient":
         return cls(listed.url, listed.key, listed.name)
 
     def __enter__(self) -> "MirrorClient":
@@ -80,7 +81,7 @@ class MirrorClient:
         """How far it has come, signed by its key and for us."""
         signed = self.request("GET", "/mirrors/heads", None, Signed)
         try:
-            found = opened(signed, "heads", LogHeads, self.key)
+            found = open_signed(signed, "heads", LogHeads, self.key)
         except MessageError as error:
             raise PeerError(f"{self.name}: {error}") from None
         if (found.mirror, found.to) != (self.key, site_identity.identity().key):
@@ -92,8 +93,8 @@ class MirrorClient:
             )
         return found
 
-    def fetch_lists(self, after: int) -> Lists:
-        return self.request("GET", f"/mirrors/list?after={after}", None, Lists)
+    def fetch_lists(self, after: int) -> MirrorLists:
+        return self.request("GET", f"/mirrors/list?after={after}", None, MirrorLists)
 
     def fetch_events(self, origin: str, after: int, most: int = PAGE_EVENTS) -> LogPart:
         return self.request(
@@ -133,7 +134,7 @@ class MirrorClient:
         headers = {"Content-Type": "application/json"} if body else {}
         if self.key:
             now = time.time() + self._ahead
-            token = site_identity.identity().request_token(self.key, method, whole, body, now)
+            token = site_identity.identity().sign_request(self.key, method, whole, body, now)
             headers["Authorization"] = f"Barnraise {token}"
         status, answer = self._exchange(method, whole, body, headers)
         try:
@@ -179,7 +180,7 @@ class MirrorClient:
 
     def _learn_time(self, signed: Signed) -> bool:
         try:
-            told = opened(signed, "time", ServerTime, self.key)
+            told = open_signed(signed, "time", ServerTime, self.key)
         except MessageError:
             return False
         before, self._ahead = self._ahead, told.time - time.time()
@@ -192,7 +193,7 @@ def _trusted() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def find_reachable(silent: Sequence[Listed]) -> list[Listed]:
+def find_reachable(silent: Sequence[MirrorEntry]) -> list[MirrorEntry]:
     """Which of these are there again: all are asked at once who they are, so that it costs no more than a moment."""
     if not silent:
         return []
@@ -202,7 +203,7 @@ def find_reachable(silent: Sequence[Listed]) -> list[Listed]:
         ]
 
 
-def _is_there(listed: Listed) -> bool:
+def _is_there(listed: MirrorEntry) -> bool:
     try:
         url = f"{listed.url.rstrip('/')}/api/v1/mirror"
         return httpx.get(url, timeout=KNOCK, verify=_trusted()).status_code == 200

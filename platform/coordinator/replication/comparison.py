@@ -6,7 +6,7 @@ from datetime import datetime
 
 from django.utils import timezone
 
-from barnraise.protocol.mirror_list import Listed
+from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.eventlog import writer as writer_module
 from coordinator.eventlog.models import Origin, PeerClock
 from coordinator.eventlog.projection import state_hash
@@ -22,7 +22,7 @@ class MirrorComparison:
     """One mirror. `same`: whether it had come to our state when it was last heard, None where that is not known;
     `apart`: since when not. `why`: what was wrong with the last try. `ahead`: of its clock before ours, in seconds."""
 
-    listed: Listed
+    listed: MirrorEntry
     is_local: bool
     last_seen: datetime | None
     state_hash: str

@@ -9,7 +9,7 @@ from django.utils import timezone
 from pydantic import Field
 
 from barnraise.protocol.signing import digest
-from barnraise.protocol.types import Key, Message
+from barnraise.protocol.types import Message, PublicKey
 from coordinator.eventlog.projection import current_state
 from coordinator.eventlog.registry import AggregateType, Fact, State
 from coordinator.eventlog.writer import log_transaction, record
@@ -20,12 +20,12 @@ from coordinator.replication.models import PeerStatus
 
 
 class LeaseAcquired(Message):
-    mirror: Key
+    mirror: PublicKey
     epoch: int = Field(ge=1, lt=1 << 31)
 
 
 class LeaseDone(Message):
-    mirror: Key
+    mirror: PublicKey
 
 
 def fold(facts: Sequence[Fact]) -> State | None:

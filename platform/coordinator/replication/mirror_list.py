@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from django.db import transaction
 
 from barnraise.errors import ListError
-from barnraise.protocol.mirror_list import Listed, MirrorList, SignedList, chain_after, read, taken
+from barnraise.protocol.mirror_list import (
+    MirrorEntry,
+    MirrorList,
+    SignedMirrorList,
+    lists_after,
+    merge_chain,
+    parse_list,
+)
 from coordinator.audit.log import record as audit
 from coordinator.eventlog.models import Origin
 from coordinator.eventlog.truncate import truncate_log
@@ -22,35 +29,35 @@ _named: TtlCache[str, tuple[int, str | None]] = TtlCache(
 )  # what every directive names, without a query each
 
 
-def signed_chain() -> list[SignedList]:
+def signed_chain() -> list[SignedMirrorList]:
     return [each.signed for each in MirrorListVersion.objects.all()]
 
 
 def newest_list() -> MirrorList | None:
     last = MirrorListVersion.objects.last()
-    return read(last.signed) if last else None
+    return parse_list(last.signed) if last else None
 
 
-def other_mirrors() -> list[Listed]:
+def other_mirrors() -> list[MirrorEntry]:
     """The mirrors of the list that are not this one."""
     found, own = newest_list(), site_identity.identity().key
-    return [each for each in found.live if each.key != own] if found else []
+    return [each for each in found.active if each.key != own] if found else []
 
 
-def lists_since(after: int) -> list[SignedList]:
+def lists_since(after: int) -> list[SignedMirrorList]:
     """What somebody who holds version `after` is told: those that changed the roots since, and the newest."""
-    kept: list[SignedList] = []
+    kept: list[SignedMirrorList] = []
     for signed in signed_chain():
         kept = (
             [*kept, signed]
             if len(kept) < 2 or _turned(kept[-2], kept[-1])
             else [*kept[:-1], signed]
         )
-    return chain_after(kept, after)
+    return lists_after(kept, after)
 
 
-def _turned(before: SignedList, after: SignedList) -> bool:
-    one, other = read(before), read(after)
+def _turned(before: SignedMirrorList, after: SignedMirrorList) -> bool:
+    one, other = parse_list(before), parse_list(after)
     return (set(one.roots), one.threshold) != (set(other.roots), other.threshold)
 
 
@@ -65,22 +72,24 @@ def _newest() -> tuple[int, str | None]:
     return (last.version, last.signed.digest) if last else (0, None)
 
 
-def ingest_lists(lists: Sequence[SignedList], vouched: str = "", now: float | None = None) -> bool:
+def ingest_lists(
+    lists: Sequence[SignedMirrorList], vouched: str = "", now: float | None = None
+) -> bool:
     """Holds what was told from now on, and withdraws what expelled mirrors said past their last number. False: it says
     nothing new. `vouched`: of the first list, the digest by which a person here knows it. Raises ListError with the
     reason for what is refused; then nothing changes."""
     with transaction.atomic():
         held = list(MirrorListVersion.objects.select_for_update())
         before = [each.signed for each in held]
-        after = taken(before, lists, time.time() if now is None else now, vouched)
+        after = merge_chain(before, lists, time.time() if now is None else now, vouched)
         fresh = [each for each in after if each not in before]
         for signed in fresh:
             MirrorListVersion.objects.create(
-                version=read(signed).version, body=signed.body, signatures=signed.signatures
+                version=parse_list(signed).version, body=signed.body, signatures=signed.signatures
             )
         if fresh:
-            _expel(read(fresh[-1]))
-            if site_identity.identity().key in {each.key for each in read(fresh[-1]).live}:
+            _expel(parse_list(fresh[-1]))
+            if site_identity.identity().key in {each.key for each in parse_list(fresh[-1]).active}:
                 ensure_salt()
             transaction.on_commit(lambda: _named.invalidate(NEWEST))
             _named.invalidate(NEWEST)
@@ -113,7 +122,7 @@ def trusted_keys(origin: str) -> frozenset[str]:
     )
 
 
-def publish(signed: SignedList, *, first: bool = False) -> MirrorList:
+def publish(signed: SignedMirrorList, *, first: bool = False) -> MirrorList:
     """A person here takes a list, signed by enough roots: the first one on their own word. Raises UserError."""
     try:
         if first and MirrorListVersion.objects.exists():
@@ -124,6 +133,6 @@ def publish(signed: SignedList, *, first: bool = False) -> MirrorList:
         raise UserError(str(error)) from None
     last = MirrorListVersion.objects.last()
     assert last is not None
-    found = read(last.signed)
-    audit("mirrors.list", last, version=found.version, mirrors=len(found.live), roots=found.roots)
+    found = parse_list(last.signed)
+    audit("mirrors.list", last, version=found.version, mirrors=len(found.active), roots=found.roots)
     return found

@@ -3,7 +3,7 @@
 from django.db import models
 from django.utils import timezone
 
-from barnraise.protocol.mirror_list import SignedList
+from barnraise.protocol.mirror_list import SignedMirrorList
 
 
 class MirrorListVersion(models.Model):
@@ -22,8 +22,8 @@ class MirrorListVersion(models.Model):
         return f"mirror list {self.version}"
 
     @property
-    def signed(self) -> SignedList:
-        return SignedList(body=self.body, signatures=self.signatures)
+    def signed(self) -> SignedMirrorList:
+        return SignedMirrorList(body=self.body, signatures=self.signatures)
 
 
 class PeerStatus(models.Model):

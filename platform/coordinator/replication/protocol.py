@@ -5,8 +5,8 @@ from typing import Annotated
 from pydantic import Field
 
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.mirror_list import Lists as Lists
-from barnraise.protocol.types import Count, Digest, Key, Message, Time
+from barnraise.protocol.mirror_list import MirrorLists as MirrorLists
+from barnraise.protocol.types import Count, Digest, Message, PublicKey, UnixTime
 from coordinator.eventlog.event import OriginId
 
 PROTOCOL = 1  # mirrors state N and N-1, so that they can be brought up to date one by one
@@ -28,9 +28,9 @@ class LogHeads(Message):
     """How far a mirror has come (signed, kind "heads"). `to`: who asked, so that nobody passes it on as fresh."""
 
     protocols: list[int] = Field(max_length=4)
-    mirror: Key
-    to: Key
-    time: Time
+    mirror: PublicKey
+    to: PublicKey
+    time: UnixTime
     mirrors: Count  # the version of its list
     proofs: Count  # how many it keeps
     state: Digest  # of what follows from all it has accepted
@@ -59,13 +59,13 @@ class PrivateDataRequest(Message):
     """Personal data by digest, to be sealed to this X25519 key, drawn for this one request."""
 
     digests: list[Digest] = Field(min_length=1, max_length=MAX_PRIVATE_ITEMS)
-    key: Key
+    key: PublicKey
 
 
 class EncryptedPrivateData(Message):
     """`text` (hex): ChaCha20-Poly1305 under what both X25519 keys share; inside is `Particular`s, as JSON."""
 
-    key: Key
+    key: PublicKey
     nonce: str = Field(pattern=r"^[0-9a-f]{24}$")
     text: str = Field(pattern=r"^([0-9a-f]{2})*$", max_length=6 << 20)
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.utils import timezone
 
 from barnraise.errors import ListError
-from barnraise.protocol.mirror_list import Listed
+from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.eventlog import ingest, private_data, projection, truncate
 from coordinator.eventlog.models import ForkProof, LogEvent, Origin
 from coordinator.eventlog.writer import (
@@ -67,7 +67,7 @@ def retry_delay(standing: PeerStatus) -> timedelta:
     return timedelta(seconds=longest * random.uniform(0.5, 1.0))
 
 
-def pull_from(listed: Listed) -> PullResult:
+def pull_from(listed: MirrorEntry) -> PullResult:
     """One round with one mirror; what was wrong with it is noted, and logged when it is news."""
     done, now = PullResult(), timezone.now()
     said: dict[str, object] = {}

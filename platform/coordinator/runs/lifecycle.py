@@ -13,16 +13,19 @@ CANCELLED   the owner gave it up.
 
 from dataclasses import dataclass
 
-from barnraise.protocol.enums import Status
+from barnraise.protocol.enums import RunStatus
 
-CONTROLS: dict[str, tuple[frozenset[Status], Status]] = {
-    "pause": (frozenset({Status.TRAINING}), Status.PAUSED),
-    "resume": (frozenset({Status.PAUSED}), Status.TRAINING),
+CONTROLS: dict[str, tuple[frozenset[RunStatus], RunStatus]] = {
+    "pause": (frozenset({RunStatus.TRAINING}), RunStatus.PAUSED),
+    "resume": (frozenset({RunStatus.PAUSED}), RunStatus.TRAINING),
     "cancel": (
-        frozenset({Status.DRAFT, Status.RECRUITING, Status.TRAINING, Status.PAUSED}),
-        Status.CANCELLED,
+        frozenset({RunStatus.DRAFT, RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED}),
+        RunStatus.CANCELLED,
     ),
-    "finish": (frozenset({Status.RECRUITING, Status.TRAINING, Status.PAUSED}), Status.FINISHED),
+    "finish": (
+        frozenset({RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED}),
+        RunStatus.FINISHED,
+    ),
 }  # what a person may do: from which statuses, to which
 OTHER_PEOPLE = 2  # of whom each must hold the final checkpoint, where the run ever had so many
 
@@ -42,18 +45,18 @@ class Facts:
     others_ever: int = 0  # …who ever contributed
 
 
-def tick(status: Status, facts: Facts) -> Status:
+def tick(status: RunStatus, facts: Facts) -> RunStatus:
     """The status that follows: at most one step, and the same one for the same arguments."""
-    if status is Status.DRAFT and facts.launch_requested and facts.manifest:
-        return Status.RECRUITING
-    if status is Status.RECRUITING and facts.alive >= max(1, facts.quorum):
-        return Status.TRAINING
+    if status is RunStatus.DRAFT and facts.launch_requested and facts.manifest:
+        return RunStatus.RECRUITING
+    if status is RunStatus.RECRUITING and facts.alive >= max(1, facts.quorum):
+        return RunStatus.TRAINING
     if (
-        status is Status.TRAINING
+        status is RunStatus.TRAINING
         and facts.ledger_tokens >= facts.token_budget
         and not missing(facts)
     ):
-        return Status.FINISHED
+        return RunStatus.FINISHED
     return status
 
 
@@ -72,14 +75,14 @@ def missing(facts: Facts) -> str:
     )
 
 
-def waiting(status: Status, facts: Facts) -> str:
+def waiting(status: RunStatus, facts: Facts) -> str:
     """What the run waits for, as a sentence for its page; "" when for nothing."""
-    if status is Status.DRAFT and facts.launch_requested:
+    if status is RunStatus.DRAFT and facts.launch_requested:
         return "Waiting for one of the owner's machines to prepare the text."
-    if status is Status.RECRUITING:
+    if status is RunStatus.RECRUITING:
         return f"Waiting for machines: {facts.alive} of {max(1, facts.quorum)} are here."
-    if status is Status.TRAINING and facts.ledger_tokens >= facts.token_budget:
+    if status is RunStatus.TRAINING and facts.ledger_tokens >= facts.token_budget:
         return missing(facts)
-    if status is Status.TRAINING and not facts.alive:
+    if status is RunStatus.TRAINING and not facts.alive:
         return "No machine is reporting. Those that hold a ticket go on by themselves and will report again."
     return ""

@@ -12,7 +12,7 @@ from django.utils.text import slugify
 from uuid6 import uuid7
 
 from barnraise.errors import SpecError
-from barnraise.protocol import enums, messages
+from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.signing import digest
 from barnraise.spec import RunSpec, Start, problems
 from coordinator.audit.log import record
@@ -27,7 +27,7 @@ from coordinator.runs.lifecycle import Facts
 from coordinator.runs.querysets import ID, RunQuery
 from coordinator.runs.replicated import run_events
 
-Status = enums.Status
+Status = enums.RunStatus
 MOST_TOKENS = 10**15  # as a spec's budget
 PAGES = ("new", "estimate")  # addresses beside the runs' own
 
@@ -122,10 +122,10 @@ class Run(models.Model):
     def is_over(self) -> bool:
         return self.state in (Status.FINISHED, Status.CANCELLED)
 
-    def view(self) -> messages.RunView:
+    def view(self) -> coordinator_messages.RunView:
         signed = messages.Signed.model_validate(self.manifest) if self.manifest else None
         spec = self.spec_text or RunSpec.to_json(self.spec)
-        return messages.RunView(
+        return coordinator_messages.RunView(
             id=str(self.pk),
             slug=self.slug,
             name=self.name,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from barnraise.protocol import enums, messages
+from barnraise.protocol import coordinator_messages, enums, messages
 from coordinator.accounts.models import Machine
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list, volunteer_salt
@@ -12,8 +12,8 @@ from coordinator.runs.models import Run
 TICKET_SECONDS = 24 * 3600
 RENEW_SECONDS = 12 * 3600  # a ticket with less than this left is replaced in the next reply
 RESTED = (
-    enums.Status.RECRUITING,
-    enums.Status.TRAINING,
+    enums.RunStatus.RECRUITING,
+    enums.RunStatus.TRAINING,
 )  # where a machine would take steps, or soon
 
 
@@ -41,16 +41,16 @@ def directive(
     version, listed = mirror_list.current_version()
     return site_identity.identity().sign(
         "directive",
-        messages.Directive(
+        coordinator_messages.Directive(
             run=str(run.pk),
             machine=str(machine.pk),
-            status=enums.Status.PAUSED if rests and run.state in RESTED else run.state,
+            status=enums.RunStatus.PAUSED if rests and run.state in RESTED else run.state,
             revoked=list(revoked),
             prepare=prepare,
             report_every=run.report_every,
             token_budget=run.token_budget if run.extra_tokens else None,
-            mirrors=version,
-            listed=listed,
+            mirror_list_version=version,
+            mirror_list_digest=listed,
             issued=time.time(),
         ),
     )

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
-from barnraise.protocol.enums import Status
+from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import Machine, User
 from coordinator.fleet.models import Membership
 from coordinator.lib.ttl_cache import TtlCache
@@ -20,7 +20,7 @@ from coordinator.runs.models import Run
 from coordinator.staff import recent_errors
 from coordinator.telemetry import report_queue
 
-BUSY = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
+BUSY = [RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED]
 LISTED = 12  # runs
 CELERY_QUEUE = "celery"
 counts_cache: TtlCache[None, dict[str, Any]] = TtlCache(
@@ -52,7 +52,7 @@ def _counts() -> dict[str, Any]:
     by_status = dict(Run.objects.values_list("status").annotate(Count("pk")))
     alive = Membership.objects.alive()
     return {
-        "runs": {status.value: by_status.get(status.value, 0) for status in Status},
+        "runs": {status.value: by_status.get(status.value, 0) for status in RunStatus},
         "machines": Machine.objects.filter(revoked=None).count(),
         "alive": alive.values("machine").distinct().count(),
         "rate": alive.aggregate(rate=Sum("rate"))["rate"] or 0.0,

@@ -12,7 +12,7 @@ from django.db import models, transaction
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages, messages
 from barnraise.protocol import reports as reports_module
 from barnraise.spec import Start
 from coordinator.accounts.models import Machine
@@ -57,7 +57,7 @@ class Checkpoint(models.Model):
     @property
     def start(self) -> Start:
         """For a run that begins here."""
-        manifest = messages.Manifest.model_validate_json(
+        manifest = coordinator_messages.TextManifest.model_validate_json(
             messages.Signed.model_validate(self.run.manifest).body
         )
         return Start(str(self.run_id), self.digest, self.tokens, manifest.tokenizer or "")

@@ -7,7 +7,7 @@ from django.db import models
 from django.utils import timezone
 from uuid6 import uuid7
 
-from barnraise.protocol.enums import Activity, Status
+from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.protocol.reports import Report
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
@@ -76,13 +76,13 @@ def told(
     return found
 
 
-def turn(before: str, after: str, run: Status) -> Event.Kind | None:
+def turn(before: str, after: str, run: RunStatus) -> Event.Kind | None:
     """What it is called that a machine went from one activity to another, while its run was in this state."""
     if before == after:
         return None
     if before in AWAY and after in HERE:
         return Event.Kind.JOINED
-    if after == Activity.PAUSED and run is Status.TRAINING:
+    if after == Activity.PAUSED and run is RunStatus.TRAINING:
         return Event.Kind.PAUSED
     if before == Activity.PAUSED and after == Activity.TRAINING:
         return Event.Kind.RESUMED

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from redis.commands.core import Script
 
-from barnraise.protocol.messages import Testimony
+from barnraise.protocol.coordinator_messages import Attestation
 from barnraise.protocol.reports import Report
 from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
@@ -40,7 +40,7 @@ class Behind(Exception):
 
 
 def ingest(
-    membership: Membership, reports: list[Report], witnessed: Sequence[Testimony] = ()
+    membership: Membership, reports: list[Report], witnessed: Sequence[Attestation] = ()
 ) -> None:
     """Queues what Postgres does not hold, and shows it to watchers. `reports` ascend by seq, and the testimonies were
     checked. Raises Behind."""
@@ -54,7 +54,7 @@ def ingest(
         "membership": str(membership.pk),
         "received": now,
         "reports": [r.model_dump(mode="json") for r in fresh],
-        "witnessed": [told.model_dump(mode="json") for told in witnessed],
+        "attestations": [told.model_dump(mode="json") for told in witnessed],
     }
     points = [
         {"machine": machine, **point.model_dump(), "at": min(report.at, now)}
@@ -106,7 +106,7 @@ def _row(report: Report, now: float) -> dict:
     kept = ("seq", "activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received",
             "peers", "vector", "anchor")  # fmt: skip
     told = {"plan", "step_seconds"} if report.plan else set()  # without one, what is stored stands
-    told |= {"trade"} if report.trade else set()
+    told |= {"exchange"} if report.exchange else set()
     return {**report.model_dump(mode="json", include=told.union(kept)), "last_seen": now}
 
 

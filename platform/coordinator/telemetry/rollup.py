@@ -19,8 +19,8 @@ from django.db import DataError, IntegrityError, connection, transaction
 from django.utils import timezone
 from pydantic import ValidationError
 
+from barnraise.protocol.coordinator_messages import Attestation
 from barnraise.protocol.enums import Activity
-from barnraise.protocol.messages import Testimony
 from barnraise.protocol.reports import Report
 from coordinator.credit import credit
 from coordinator.fleet.models import Membership
@@ -87,19 +87,19 @@ def _try_lock() -> bool:
 
 
 # membership → its reports of a batch, what it witnessed, and when the last of them came
-Sent = dict[UUID, tuple[list[Report], list[Testimony], float]]
+Sent = dict[UUID, tuple[list[Report], list[Attestation], float]]
 
 
 def _store_all(raw: list[str]) -> None:
     reports: dict[UUID, list[Report]] = defaultdict(list)
-    witnessed: dict[UUID, list[Testimony]] = defaultdict(list)
+    witnessed: dict[UUID, list[Attestation]] = defaultdict(list)
     received: dict[UUID, float] = {}
     for text in raw:
         try:
             entry = json.loads(text)
             pk, when = UUID(entry["membership"]), float(entry["received"])
             parsed = [Report.model_validate(r) for r in entry["reports"]]
-            told = [Testimony.model_validate(t) for t in entry.get("witnessed", ())]
+            told = [Attestation.model_validate(t) for t in entry.get("attestations", ())]
         except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
             log.error(
                 "an entry of the queue is unreadable and was dropped: %.200s: %.200s", error, text
@@ -151,7 +151,7 @@ def store(sent: Sent) -> None:
     receipts: list[Receipt] = []
     happened: list[events.Event] = []
     heard: list[tuple[Membership, list[Report]]] = []
-    testified: list[tuple[Membership, list[Testimony]]] = []
+    testified: list[tuple[Membership, list[Attestation]]] = []
     for member in members:
         reports, told, received = sent[member.pk]
         fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held[member.pk]}
@@ -244,8 +244,8 @@ def _add_rollups(
             plan = report.plan.model_dump()
             member.planned = member.planned if plan == member.plan else changed
             member.plan, member.step_seconds = plan, report.step_seconds
-        if report.trade:
-            member.trade = report.trade.model_dump()
+        if report.exchange:
+            member.exchange = report.exchange.model_dump()
         member.lives = lived(member.lives, report.incarnation, report.updates_sent)
         member.anchor, member.addresses, member.latest = (
             report.anchor or "",

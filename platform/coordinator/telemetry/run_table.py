@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import FloatField, Func, TextField
 from django.db.models.functions import Cast
 
-from barnraise.protocol.enums import Status
+from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import machine_name, shown_name
 from coordinator.fleet.lifecycle_facts import KNOWING, facts
 from coordinator.fleet.models import Membership, is_alive
@@ -33,13 +33,13 @@ WHO = (Cast("pk", TextField()), "mirror", Cast("machine", TextField()), Seconds(
        "latest", "machine__revoked", "machine__key", "machine__hostname", Cast("machine__owner", TextField()),
        "machine__owner__name", "machine__owner__left")  # fmt: skip
 KEPT = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received", "peers",
-        "vector", "anchor", "plan", "step_seconds", "trade")  # fmt: skip
+        "vector", "anchor", "plan", "step_seconds", "exchange")  # fmt: skip
 
 
 def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     """One row a machine, wherever it reports: id, name, person, activity, alive, last_seen, version, tokens, rate
     (tokens/s; 0 when gone), step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind (tokens),
-    plan and trade (a `wire.PlanView`, a `wire.TradeView`, or None), agrees (see `agreement`, of this machine); and
+    plan and exchange (a `PlanView`, an `ExchangeView`, or None), agrees (see `agreement`, of this machine); and
     vector, anchor. Of what several mirrors know of a machine its newest report counts."""
     now = time.time() if now is None else now
     live = report_queue.rows(run.pk)
@@ -109,14 +109,14 @@ def _newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
 
 def _is_whole(row: dict[str, Any] | None, latest: int) -> bool:
     """Whether a live row says all that Postgres would, and nothing older."""
-    return row is not None and row["seq"] >= latest and "plan" in row and "trade" in row
+    return row is not None and row["seq"] >= latest and "plan" in row and "exchange" in row
 
 
 def summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The run's own line; `rows` as `workers` gave them. Times in seconds since 1970."""
     tokens, alive = max(run.ledger_tokens, _ledger(rows)), sum(row["alive"] for row in rows)
     goes_on = (
-        run.state is Status.TRAINING and alive and tokens < run.token_budget
+        run.state is RunStatus.TRAINING and alive and tokens < run.token_budget
     )  # what is waited for takes a query
     return {
         "id": str(run.pk),

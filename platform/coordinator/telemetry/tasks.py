@@ -8,7 +8,7 @@ from django.core.cache import cache
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from barnraise.protocol.enums import Status
+from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import Enrolment, Invitation
 from coordinator.credit.replicated import credits
 from coordinator.fleet.lifecycle_facts import advance
@@ -46,11 +46,11 @@ def tick() -> int:
     changed = 0
     since = timezone.now() - (LONGER if cache.add("telemetry:looked", 1, LONGER_EVERY) else LATELY)
     complete = Q(
-        status=Status.DRAFT, launch_requested=True, manifest__isnull=False
+        status=RunStatus.DRAFT, launch_requested=True, manifest__isnull=False
     )  # other drafts wait for people
     lately = Membership.everywhere.filter(run=OuterRef("pk"), last_seen__gt=since)
     heard = Q(Exists(lately)) | Q(owner__is_active=False)
-    under_way = Q(status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED])
+    under_way = Q(status__in=[RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED])
     for run in Run.objects.filter(complete | under_way & heard).select_related("owner"):
         before = run.status
         if advance(run):

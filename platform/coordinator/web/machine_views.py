@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from barnraise.protocol import messages as messages_module
+from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.fleet.machine_state import Rest, measured
 from coordinator.fleet.models import Membership
@@ -109,7 +109,7 @@ def decide_enrolment(request: HttpRequest, code: str) -> HttpResponse:
                 found.refuse(request.user)
         except UserError as error:
             refusal = f"{str(error)[:1].upper()}{str(error)[1:]}."
-    about = messages_module.Machine.model_validate(found.about)
+    about = coordinator_messages.MachineDescription.model_validate(found.about)
     context = {"enrolment": found, "about": about, "refusal": refusal, "runs": []}
     if found.status == "approved" and not refusal:
         context["runs"] = Run.objects.visible_to(request.user).filter(status__in=UNFINISHED)[:3]

@@ -31,7 +31,9 @@ CONTROLS = {
 }
 ORGANISERS = "Only organisers create runs here: ask the staff to make you one."
 UNFINISHED = [
-    s.value for s in enums.Status if s not in (enums.Status.FINISHED, enums.Status.CANCELLED)
+    s.value
+    for s in enums.RunStatus
+    if s not in (enums.RunStatus.FINISHED, enums.RunStatus.CANCELLED)
 ]
 
 

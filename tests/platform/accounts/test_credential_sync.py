@@ -111,7 +111,7 @@ def test_a_code_of_an_app_that_was_used_at_another_mirror_is_used_here(ada, secr
     mirror_list.ingest_lists([first], vouched=first.digest)
     body = f'{{"marks":["{mfa_forms.mark(row, code(secret))}"]}}'.encode()
     path = "/api/v1/mirrors/used-codes"
-    token = there.request_token(site_identity.identity().key, "POST", path, body, time.time())
+    token = there.sign_request(site_identity.identity().key, "POST", path, body, time.time())
     told = {"content_type": "application/json", "headers": {"Authorization": f"Barnraise {token}"}}
     assert Client().post(path, body, **told).status_code == 200
     assert not is_in(sign_in(code(secret))[0])

@@ -94,7 +94,9 @@ def test_an_invitation_is_declined_withdrawn_or_runs_out(signed_in, post, valkey
     assert bob.get(link).status_code == 404
 
     link = invited(leader, team, post)
-    leader.post(f"/teams/{team.slug}/withdraw-invitation/", {"id": str(Invitation.objects.get().pk)})
+    leader.post(
+        f"/teams/{team.slug}/withdraw-invitation/", {"id": str(Invitation.objects.get().pk)}
+    )
     assert bob.get(link).status_code == 404
 
     old = invited(leader, team, post)

@@ -8,21 +8,21 @@ from django.test import Client
 
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import CoordinatorError
-from barnraise.protocol import messages
-from barnraise.protocol.signing import Identity, opened
+from barnraise.protocol import coordinator_messages
+from barnraise.protocol.signing import Identity, open_signed
 from coordinator.api import authentication
 from coordinator.lib import embedded_servers, site_identity
 
 pytestmark = pytest.mark.django_db
 
 
-def problem(answer) -> messages.Problem:
-    return messages.Problem.model_validate_json(answer.content)
+def problem(answer) -> coordinator_messages.Problem:
+    return coordinator_messages.Problem.model_validate_json(answer.content)
 
 
 def test_a_signed_request_is_heard_once(person, volunteer):
     ada = volunteer(person())
-    token = ada.identity.request_token(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
+    token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
     assert ada.ask("GET", "/runs", token=token).status_code == 200
     again = ada.ask("GET", "/runs", token=token)
     assert again.status_code == 401 and "made before" in problem(again).error
@@ -33,7 +33,7 @@ def test_who_replays_a_machines_request_does_not_keep_the_machine_out(
 ):
     monkeypatch.setattr(authentication, "MAX_MACHINE_REQUESTS", 3)
     ada = volunteer(person())
-    token = ada.identity.request_token(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
+    token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
     answers = [ada.ask("GET", "/runs", token=token).status_code for _ in range(8)]
     assert answers == [200] + [401] * 7
     assert [ada.ask("GET", "/runs").status_code for _ in range(3)] == [200, 200, 429]
@@ -56,16 +56,21 @@ def test_who_replays_a_machines_request_does_not_keep_the_machine_out(
 def test_a_signature_for_anything_else_is_refused_and_told_the_time(person, volunteer, changed):
     answer = volunteer(person()).ask("GET", "/runs", **changed)
     assert answer.status_code == 401
-    told = opened(
-        problem(answer).time, "time", messages.ServerTime, key=site_identity.identity().key
+    told = open_signed(
+        problem(answer).time,
+        "time",
+        coordinator_messages.ServerTime,
+        key=site_identity.identity().key,
     )
     assert abs(told.time - time.time()) < 5
 
 
 def test_a_body_changed_on_the_way_is_refused(person, launched, numbers):
     run, ada = launched(person())
-    sent = messages.Reports(reports=[numbers(1)])
-    forged = messages.Reports(reports=[numbers(1, tokens=10**9)]).model_dump_json().encode()
+    sent = coordinator_messages.Reports(reports=[numbers(1)])
+    forged = (
+        coordinator_messages.Reports(reports=[numbers(1, tokens=10**9)]).model_dump_json().encode()
+    )
     answer = ada.ask(
         "POST", f"/runs/{run.slug}/reports", sent, sent=forged, body=sent.model_dump_json().encode()
     )
@@ -161,8 +166,8 @@ def test_each_route_knows_who_may(
     for who in (None, stranger, revoked, another, owner):
         message = {
             None: None,
-            "join": messages.JoinRequest(version="1", addresses=[]),
-            "reports": messages.Reports(reports=[numbers(1)]),
+            "join": coordinator_messages.JoinRequest(version="1", addresses=[]),
+            "reports": coordinator_messages.Reports(reports=[numbers(1)]),
             "manifest": (who or owner).identity.sign("manifest", manifest(about, vocabulary=2048)),
         }[body]
         if who:

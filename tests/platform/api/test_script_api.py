@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages
 from coordinator.accounts.site_settings import SiteRules
 from coordinator.api import authentication, run_endpoints
 from coordinator.audit.models import AuditEntry
@@ -40,7 +40,9 @@ class Script:
             method, f"/api/v1{path}", sent, content_type="application/json", headers=headers
         )
         if answer.status_code >= 400:
-            messages.Problem.model_validate_json(answer.content)  # always, and never anything else
+            coordinator_messages.Problem.model_validate_json(
+                answer.content
+            )  # always, and never anything else
         return answer
 
 
@@ -52,8 +54,8 @@ def script(person, valkey):
     return make
 
 
-def problem(answer) -> messages.Problem:
-    return messages.Problem.model_validate_json(answer.content)
+def problem(answer) -> coordinator_messages.Problem:
+    return coordinator_messages.Problem.model_validate_json(answer.content)
 
 
 # ---- tokens --------------------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ def test_a_machines_signature_opens_no_scripts_door_and_a_token_no_workers(
     run, machine = launched(person("owner@example.org"))
     assert machine.ask("GET", "/me").status_code == 401
     assert machine.ask("POST", f"/runs/{run.slug}/actions/pause").status_code == 401
-    sent = messages.Reports(reports=[numbers(1)]).model_dump(mode="json")
+    sent = coordinator_messages.Reports(reports=[numbers(1)]).model_dump(mode="json")
     assert script(run.owner).ask("POST", f"/runs/{run.slug}/reports", sent).status_code == 401
 
 

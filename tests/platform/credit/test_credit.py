@@ -10,8 +10,8 @@ from helpers.attestations import LIFE, NEXT, witness_of
 from helpers.mirror_lists import listed, signed_list
 from hypothesis import HealthCheck, given, settings
 
-from barnraise.protocol import messages
-from barnraise.protocol.signing import check_testimony
+from barnraise.protocol import coordinator_messages
+from barnraise.protocol.signing import check_attestation
 from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import Team
 from coordinator.credit import credit
@@ -37,7 +37,9 @@ def barn(person, launched, volunteer):
 
 def posted(machine, run, report, seen):
     return machine.ask(
-        "POST", f"/runs/{run.slug}/reports", messages.Reports(reports=[report], witnessed=seen)
+        "POST",
+        f"/runs/{run.slug}/reports",
+        coordinator_messages.Reports(reports=[report], attestations=seen),
     )
 
 
@@ -78,8 +80,8 @@ def test_what_another_person_took_in_counts_once_whoever_says_it_and_however_oft
     says(run, carl, 0, (ada, 3, 3000))
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens, row.witness) == (1, 3, 3000, carl.machine)
-    kept = messages.Testimony(head=row.head, witness=row.said)
-    update = check_testimony(kept, str(run.pk), carl.identity.key)
+    kept = coordinator_messages.Attestation(head=row.head, statement=row.said)
+    update = check_attestation(kept, str(run.pk), carl.identity.key)
     assert (update.peer, update.seq, update.total) == (ada.identity.key, 3, 3000), (
         "what anybody can check"
     )
@@ -160,7 +162,7 @@ def test_a_testimony_whose_signatures_do_not_hold_is_refused_with_its_report(bar
     good = witness_of(bob, run, ada, 2, 2000)
     spoilt = {
         "word": lambda: good.model_copy(
-            update={"witness": good.witness.model_copy(update={"signature": "0" * 128})}
+            update={"statement": good.statement.model_copy(update={"signature": "0" * 128})}
         ),
         "head": lambda: good.model_copy(
             update={"head": good.head.model_copy(update={"body": good.head.body + " "})}
@@ -176,7 +178,8 @@ def test_a_testimony_whose_signatures_do_not_hold_is_refused_with_its_report(bar
     answer = posted(bob, run, numbers(1), [spoilt])
     assert (
         answer.status_code == 422
-        and "witnessed" in messages.Problem.model_validate_json(answer.content).fields
+        and "attestations"
+        in coordinator_messages.Problem.model_validate_json(answer.content).fields
     )
     drain()
     assert not Credit.objects.exists() and run.memberships.get(machine=bob.machine).mark == 0
@@ -217,8 +220,10 @@ def test_whatever_is_witnessed_in_whatever_order_every_range_is_proven_and_none_
         (row.machine_id, row.incarnation): (row.first, row.last, row.tokens) for row in rows
     } == {place: (1, seq, 100 * seq) for place, seq in best.items()}
     for row in rows:
-        update = check_testimony(
-            messages.Testimony(head=row.head, witness=row.said), str(run.pk), row.witness.key
+        update = check_attestation(
+            coordinator_messages.Attestation(head=row.head, statement=row.said),
+            str(run.pk),
+            row.witness.key,
         )
         assert (update.author, update.seq) == (f"{row.machine.key}.{row.incarnation}", row.last)
         assert row.witness.owner_id != row.machine.owner_id
@@ -240,8 +245,8 @@ def test_ranges_are_shown_with_both_signatures(barn, says, person):
         (other.identity.key, 1, 1, 1000), (ada.identity.key, 1, 3, 3000)
     ]  # fmt: skip
     for row in page["items"]:
-        told = messages.Testimony(head=row["head"], witness=row["witness"])
-        assert check_testimony(told, row["run"], bob.identity.key).seq == row["last"]
+        told = coordinator_messages.Attestation(head=row["head"], statement=row["witness"])
+        assert check_attestation(told, row["run"], bob.identity.key).seq == row["last"]
 
 
 def test_leaderboards_rank_people_teams_machines_and_runs(

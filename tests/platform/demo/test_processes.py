@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from barnraise.protocol.mirror_list import read
+from barnraise.protocol.mirror_list import parse_list
 from coordinator.demo.mirrors import CELERY, Mirror, listing, one_state
 from coordinator.demo.processes import Family, free_port
 
@@ -94,11 +94,11 @@ def test_a_demo_of_no_mirrors_or_of_too_many_is_refused_with_a_sentence(mirrors)
 def test_mirrors_that_moved_to_other_ports_get_a_newer_list_and_others_none(tmp_path):
     first, second = (Mirror(tmp_path / name, name, 9000 + n) for n, name in enumerate("ab"))
     made = listing(tmp_path, [first, second])
-    before = read(made)
+    before = parse_list(made)
     assert before.version == 1 and len(made.signatures) == 1
     assert listing(tmp_path, [first, second], before) is None, "it says so already"
     moved = Mirror(tmp_path / "b", "b", 9100)
-    after = read(listing(tmp_path, [first, moved], before))
+    after = parse_list(listing(tmp_path, [first, moved], before))
     assert after.version == 2 and after.roots == before.roots
     assert [each.url for each in after.mirrors] == [first.url, moved.url]
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.event_log_builder import OtherMirror
 from helpers.rebuild_site import LOG, at_once, everything, logs, rebuilt, rows
 
-from barnraise.protocol import messages, reports
+from barnraise.protocol import coordinator_messages, reports
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.deletion import leave
 from coordinator.accounts.models import Enrolment, Machine, Team, User
@@ -130,7 +130,7 @@ def test_machines_are_the_same_elsewhere(person, volunteer, proven):
 
 
 def test_a_machine_that_enrolled_through_a_code_is_the_same_elsewhere(person, proven):
-    about = messages.Machine(
+    about = coordinator_messages.MachineDescription(
         hostname="barn",
         system="Linux",
         processor="x",
@@ -138,7 +138,7 @@ def test_a_machine_that_enrolled_through_a_code_is_the_same_elsewhere(person, pr
         memory_bytes=1 << 33,
         accelerator="",
     )
-    request = messages.EnrolmentRequest(
+    request = coordinator_messages.EnrolmentRequest(
         key=Identity(b"7" * 32).key, machine=about, mirror="a" * 64, issued=0
     )
     ada = person()

@@ -8,15 +8,17 @@ from django.utils import timezone
 
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import CoordinatorError
-from barnraise.protocol import enums, messages
-from barnraise.protocol.signing import Identity, check_ticket, digest, opened
+from barnraise.protocol import coordinator_messages, enums, messages
+from barnraise.protocol.signing import Identity, check_ticket, digest, open_signed
 from coordinator.accounts.models import Enrolment, Machine, UserError
 from coordinator.fleet import run_broadcast
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
 
 pytestmark = pytest.mark.django_db
-ABOUT = messages.Machine(hostname="barn-pc", system="Linux", cores=8, memory_bytes=1 << 34)
+ABOUT = coordinator_messages.MachineDescription(
+    hostname="barn-pc", system="Linux", cores=8, memory_bytes=1 << 34
+)
 
 
 def open_code(identity: Identity, **changed) -> Enrolment:
@@ -26,7 +28,7 @@ def open_code(identity: Identity, **changed) -> Enrolment:
         "machine": ABOUT,
         "issued": time.time(),
     }
-    return Enrolment.open(messages.EnrolmentRequest(**{**fields, **changed}))
+    return Enrolment.open(coordinator_messages.EnrolmentRequest(**{**fields, **changed}))
 
 
 @pytest.mark.django_db(transaction=True)
@@ -63,7 +65,9 @@ def test_an_enrolment_for_another_mirror_key_or_time_is_refused(client, valkey, 
         "machine": ABOUT,
         "issued": time.time(),
     }
-    signed = identity.sign("enrolment", messages.EnrolmentRequest(**{**fields, **changed}))
+    signed = identity.sign(
+        "enrolment", coordinator_messages.EnrolmentRequest(**{**fields, **changed})
+    )
     answer = client.post(
         "/api/v1/enrolments", signed.model_dump_json(), content_type="application/json"
     )
@@ -73,7 +77,7 @@ def test_an_enrolment_for_another_mirror_key_or_time_is_refused(client, valkey, 
 
 def test_an_enrolment_with_anothers_signature_is_refused(client, valkey):
     identity, thief = Identity(b"\x05" * 32), Identity(b"\x06" * 32)
-    request = messages.EnrolmentRequest(
+    request = coordinator_messages.EnrolmentRequest(
         mirror=site_identity.identity().key, key=identity.key, machine=ABOUT, issued=time.time()
     )
     forged = thief.sign("enrolment", request).model_copy(update={"key": identity.key})
@@ -129,7 +133,9 @@ def test_one_address_cannot_open_codes_without_end(client, valkey):
         "machine": ABOUT,
         "issued": time.time(),
     }
-    body = identity.sign("enrolment", messages.EnrolmentRequest(**fields)).model_dump_json()
+    body = identity.sign(
+        "enrolment", coordinator_messages.EnrolmentRequest(**fields)
+    ).model_dump_json()
     found = {
         client.post("/api/v1/enrolments", body, content_type="application/json").status_code
         for _ in range(61)
@@ -141,18 +147,21 @@ def test_the_owners_machine_is_told_to_prepare_a_draft(person, draft, volunteer,
     run = draft(person())
     ada = volunteer(run.owner)
     reply = ada.join(run)
-    told = opened(
-        reply.directive, "directive", messages.Directive, key=site_identity.identity().key
+    told = open_signed(
+        reply.directive,
+        "directive",
+        coordinator_messages.Directive,
+        key=site_identity.identity().key,
     )
-    assert reply.ticket is None and told.prepare and told.status is enums.Status.DRAFT
+    assert reply.ticket is None and told.prepare and told.status is enums.RunStatus.DRAFT
     run.launch()
     answer = ada.ask(
         "POST", f"/runs/{run.pk}/manifest", ada.identity.sign("manifest", manifest(run))
     )
-    view = messages.RunView.model_validate_json(answer.content)
-    assert view.status is enums.Status.RECRUITING
+    view = coordinator_messages.RunView.model_validate_json(answer.content)
+    assert view.status is enums.RunStatus.RECRUITING
     reply = ada.join(run)
-    told = opened(reply.directive, "directive", messages.Directive)
+    told = open_signed(reply.directive, "directive", coordinator_messages.Directive)
     assert not told.prepare and reply.ticket
 
 
@@ -162,7 +171,7 @@ def test_the_owners_machine_is_told_to_prepare_a_draft(person, draft, volunteer,
         ({"vocabulary": 300}, "vocabulary"),
         ({"tokenizer": None}, "tokenizer"),
         ({"run": "01234567-89ab-7def-8123-456789abcdef"}, "run"),
-        ({"held_out": [messages.Shard(digest=digest("x"), tokens=3)]}, "held_out"),
+        ({"held_out": [coordinator_messages.Shard(digest=digest("x"), tokens=3)]}, "held_out"),
     ],
 )
 def test_a_manifest_that_does_not_fit_the_run_is_refused_at_its_field(
@@ -174,7 +183,7 @@ def test_a_manifest_that_does_not_fit_the_run_is_refused_at_its_field(
     answer = ada.ask("POST", f"/runs/{run.slug}/manifest", signed)
     assert (
         answer.status_code == 422
-        and field in messages.Problem.model_validate_json(answer.content).fields
+        and field in coordinator_messages.Problem.model_validate_json(answer.content).fields
     )
     run.refresh_from_db()
     assert run.manifest is None
@@ -201,7 +210,9 @@ def test_a_join_gives_a_ticket_that_peers_believe_and_whom_to_try(person, launch
         orphaned=False,
     )
     assert ticket.expires - ticket.issued == 24 * 3600
-    assert ticket.volunteer != opened(first.join(run).ticket, "ticket", messages.Ticket).volunteer
+    assert (
+        ticket.volunteer != open_signed(first.join(run).ticket, "ticket", messages.Ticket).volunteer
+    )
     assert [peer.key for peer in reply.peers] == [first.identity.key]
     assert reply.run.spec == run.spec_text
 
@@ -209,18 +220,24 @@ def test_a_join_gives_a_ticket_that_peers_believe_and_whom_to_try(person, launch
 def test_two_machines_of_one_person_are_one_volunteer(person, launched, volunteer):
     run, first = launched(person())
     second = volunteer(run.owner, 2)
-    tickets = [opened(each.join(run).ticket, "ticket", messages.Ticket) for each in (first, second)]
+    tickets = [
+        open_signed(each.join(run).ticket, "ticket", messages.Ticket) for each in (first, second)
+    ]
     assert tickets[0].volunteer == tickets[1].volunteer and tickets[0].peer != tickets[1].peer
     assert str(run.owner.pk) not in tickets[0].model_dump_json()
 
 
 def test_a_ticket_is_renewed_in_a_reply_when_it_nears_its_end(person, launched, numbers):
     run, ada = launched(person())
-    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
+    reply = coordinator_messages.ReportReply.model_validate_json(
+        ada.report(run, numbers(1)).content
+    )
     assert reply.ticket is None
     Membership.objects.update(ticket_expires=timezone.now() + timedelta(hours=11))
-    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(2)).content)
-    assert opened(reply.ticket, "ticket", messages.Ticket).expires > time.time() + 23 * 3600
+    reply = coordinator_messages.ReportReply.model_validate_json(
+        ada.report(run, numbers(2)).content
+    )
+    assert open_signed(reply.ticket, "ticket", messages.Ticket).expires > time.time() + 23 * 3600
 
 
 def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, volunteer, numbers):
@@ -230,8 +247,12 @@ def test_a_revoked_machine_is_out_and_its_peers_hear_of_it(person, launched, vol
     bob.machine.revoke()
     assert bob.report(run, numbers(1)).status_code == 403
     time.sleep(run_broadcast.SECONDS)
-    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
-    assert opened(reply.directive, "directive", messages.Directive).revoked == [bob.identity.key]
+    reply = coordinator_messages.ReportReply.model_validate_json(
+        ada.report(run, numbers(1)).content
+    )
+    assert open_signed(reply.directive, "directive", coordinator_messages.Directive).revoked == [
+        bob.identity.key
+    ]
     assert reply.peers == []
 
 
@@ -281,7 +302,9 @@ def test_nobody_joins_what_is_over(person, launched, volunteer):
     run.cancel()
     bob = volunteer(person("bob@example.org"), 2)
     answer = bob.ask(
-        "POST", f"/runs/{run.slug}/join", messages.JoinRequest(version="1", addresses=[])
+        "POST",
+        f"/runs/{run.slug}/join",
+        coordinator_messages.JoinRequest(version="1", addresses=[]),
     )
     assert answer.status_code == 409 and b"cancelled" in answer.content
 
@@ -291,7 +314,7 @@ def test_runs_come_five_a_page_newest_first(person, draft, volunteer):
     made = [draft(owner, f"run {i}") for i in range(12)]
     ada, seen, after = volunteer(owner), [], None
     for _ in range(3):
-        page = messages.RunPage.model_validate_json(
+        page = coordinator_messages.RunPage.model_validate_json(
             ada.ask("GET", "/runs" + (f"?after={after}" if after else "")).content
         )
         seen += [run.id for run in page.runs]

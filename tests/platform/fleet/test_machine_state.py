@@ -9,8 +9,8 @@ from django.test import Client
 from helpers.event_log_builder import OtherMirror
 from helpers.rebuild_site import everything, logs, rebuilt, rows
 
-from barnraise.protocol import enums, messages
-from barnraise.protocol.signing import Identity, opened
+from barnraise.protocol import coordinator_messages, enums
+from barnraise.protocol.signing import Identity, open_signed
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog import ingest, private_data, registry
@@ -32,11 +32,14 @@ def signed_in(person):
     return make
 
 
-def told(answer) -> messages.Directive:
+def told(answer) -> coordinator_messages.Directive:
     """What a machine reads in the reply to its report."""
-    reply = messages.ReportReply.model_validate_json(answer.content)
-    return opened(
-        reply.directive, "directive", messages.Directive, key=site_identity.identity().key
+    reply = coordinator_messages.ReportReply.model_validate_json(answer.content)
+    return open_signed(
+        reply.directive,
+        "directive",
+        coordinator_messages.Directive,
+        key=site_identity.identity().key,
     )
 
 
@@ -51,10 +54,10 @@ def test_a_machine_paused_on_the_site_hears_it_with_its_next_report_and_the_othe
     bob.join(run)
     page = signed_in(bob.machine.owner)
     assert page.post(f"/machines/{bob.machine.pk}/pause/").status_code == 302
-    assert told(bob.report(run, numbers(1))).status is enums.Status.PAUSED
-    assert told(ada.report(run, numbers(1))).status is enums.Status.TRAINING
+    assert told(bob.report(run, numbers(1))).status is enums.RunStatus.PAUSED
+    assert told(ada.report(run, numbers(1))).status is enums.RunStatus.TRAINING
     assert page.post(f"/machines/{bob.machine.pk}/resume/").status_code == 302
-    assert told(bob.report(run, numbers(2))).status is enums.Status.TRAINING
+    assert told(bob.report(run, numbers(2))).status is enums.RunStatus.TRAINING
 
 
 def test_a_paused_machine_that_joins_again_is_paused_there_too_and_still_hears_of_the_end(
@@ -63,9 +66,12 @@ def test_a_paused_machine_that_joins_again_is_paused_there_too_and_still_hears_o
     run, ada = launched(person())
     assert Rest.begin(ada.machine, actor=run.owner) and not Rest.begin(ada.machine)
     reply = ada.join(run)
-    assert opened(reply.directive, "directive", messages.Directive).status is enums.Status.PAUSED
+    assert (
+        open_signed(reply.directive, "directive", coordinator_messages.Directive).status
+        is enums.RunStatus.PAUSED
+    )
     run.finish()
-    assert told(ada.report(run, numbers(1))).status is enums.Status.FINISHED
+    assert told(ada.report(run, numbers(1))).status is enums.RunStatus.FINISHED
 
 
 def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volunteer):
@@ -102,7 +108,7 @@ def test_the_pages_show_hardware_the_last_report_and_what_it_does(
     person, launched, numbers, signed_in, golden_hardware, plan
 ):
     run, ada = launched(person(name="Ada"))
-    asked = messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
+    asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
     assert ada.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 200
     ada.report(run, numbers(1, rate=1234.0, plan=plan))
     drain()
@@ -145,8 +151,8 @@ def test_a_machine_is_renamed_and_keeps_the_name_when_it_enrols_again(person, vo
     assert (
         b"&lt;b&gt;attic" in page.get(where).content and b"<b>attic" not in page.get(where).content
     )
-    about = messages.Machine(hostname="pc-1", cores=4)
-    asked = messages.EnrolmentRequest(
+    about = coordinator_messages.MachineDescription(hostname="pc-1", cores=4)
+    asked = coordinator_messages.EnrolmentRequest(
         mirror=ada.mirror_key, key=ada.identity.key, machine=about, issued=time.time()
     )
     Enrolment.open(asked).approve(ada.machine.owner)
@@ -182,7 +188,7 @@ def test_a_link_pauses_nobody(person, volunteer, signed_in):
 
 def test_what_a_machine_measured_is_what_the_planner_gets(person, launched, golden_hardware):
     run, ada = launched(person())
-    asked = messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
+    asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
     ada.ask("POST", f"/runs/{run.slug}/join", asked)
     found = Measured.objects.get(machine=ada.machine).hardware
     assert (
@@ -216,7 +222,7 @@ def test_a_senseless_measurement_is_refused_at_its_field(
     assert answer.status_code == 422
     assert any(
         f"hardware.{name}" in field
-        for field in messages.Problem.model_validate_json(answer.content).fields
+        for field in coordinator_messages.Problem.model_validate_json(answer.content).fields
     )
     assert not Measured.objects.exists() and Membership.objects.filter(run=run).count() == 1
 
@@ -228,10 +234,10 @@ def test_a_request_heard_here_is_refused_at_another_mirror_and_one_for_another_i
     person, volunteer, monkeypatch
 ):
     ada = volunteer(person())
-    token = ada.identity.request_token(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
+    token = ada.identity.sign_request(ada.mirror_key, "GET", "/api/v1/runs", b"", time.time())
     assert ada.ask("GET", "/runs", token=token).status_code == 200
     other = Identity(b"\x77" * 32)
-    theirs = ada.identity.request_token(other.key, "GET", "/api/v1/runs", b"", time.time())
+    theirs = ada.identity.sign_request(other.key, "GET", "/api/v1/runs", b"", time.time())
     assert ada.ask("GET", "/runs", token=theirs).status_code == 401
     monkeypatch.setattr(
         site_identity, "identity", lambda: other

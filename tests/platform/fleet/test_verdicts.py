@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from barnraise.errors import SpecError
 from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import believed
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Machine
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet import verdicts
@@ -38,9 +38,9 @@ def charge(machine, first: int | None = 3, **more) -> Charge:
     return Charge(f"{machine.identity.key}.{LIFE}", first, **more)
 
 
-def replied(machine, run, report, heeds=()) -> messages.ReportReply:
-    sent = messages.Reports(reports=[report], heeds=list(heeds))
-    return messages.ReportReply.model_validate_json(
+def replied(machine, run, report, heeds=()) -> coordinator_messages.ReportReply:
+    sent = coordinator_messages.Reports(reports=[report], applied_verdicts=list(heeds))
+    return coordinator_messages.ReportReply.model_validate_json(
         machine.ask("POST", f"/runs/{run.slug}/reports", sent).content
     )
 
@@ -65,12 +65,12 @@ def test_a_verdict_is_believed_by_the_exchange_noted_and_sent_until_it_is_heeded
         and entry.detail["reason"] == "noise"
         and entry.actor == run.owner
     )
-    assert replied(ada, run, numbers(5)).rulings == [made.ruling]
-    assert replied(ada, run, numbers(6)).rulings == [made.ruling], (
+    assert replied(ada, run, numbers(5)).verdicts == [made.ruling]
+    assert replied(ada, run, numbers(6)).verdicts == [made.ruling], (
         "it has not said that it heeds it"
     )
-    assert replied(ada, run, numbers(7), [made.digest]).rulings == []
-    assert replied(bob, run, numbers(5), ["0" * 64]).rulings == [made.ruling]
+    assert replied(ada, run, numbers(7), [made.digest]).verdicts == []
+    assert replied(bob, run, numbers(5), ["0" * 64]).verdicts == [made.ruling]
 
 
 def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbers):
@@ -79,7 +79,7 @@ def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbers):
     heeds: list[str] = []
     for seq in (5, 6, 7):
         heeds += [
-            verdicts.digest(each.body) for each in replied(ada, run, numbers(seq), heeds).rulings
+            verdicts.digest(each.body) for each in replied(ada, run, numbers(seq), heeds).verdicts
         ]
     assert heeds == [each.digest for each in made]
 
@@ -152,7 +152,7 @@ def test_a_run_that_is_a_draft_or_over_takes_none_and_no_more_than_a_run_may_hav
 ):
     run, _, bob = world
     assert "is draft" in wrong(draft(run.owner), charge(bob))["run"]
-    monkeypatch.setattr(verdicts, "RULINGS", 0)
+    monkeypatch.setattr(verdicts, "MAX_VERDICTS", 0)
     assert "has its 0 verdicts" in wrong(run, charge(bob))["run"]
     run.cancel()
     assert "is cancelled" in wrong(run, charge(bob))["run"]
@@ -163,7 +163,7 @@ def test_who_asks_for_more_mirrors_waits_for_their_signatures(world, numbers, mo
     spec = json.loads(run.spec_text) | {"threshold": 2, "roots": [*run.spec.roots, "0" * 64]}
     Run.objects.filter(pk=run.pk).update(spec_text=json.dumps(spec))
     made = Verdict.give(run, [charge(bob)])
-    assert not made.proven and replied(ada, run, numbers(5)).rulings == []
+    assert not made.proven and replied(ada, run, numbers(5)).verdicts == []
 
 
 # ---- whose ---------------------------------------------------------------------------------------------------------

@@ -116,7 +116,9 @@ def test_the_table_of_settings_is_what_the_code_says():
     from coordinator.staff.management.commands import settings_table
 
     text = OPERATE.read_text()
-    assert settings_table.insert_table(text) == text, "manage.py settings_table --write docs/operate.md"
+    assert settings_table.insert_table(text) == text, (
+        "manage.py settings_table --write docs/operate.md"
+    )
 
 
 def test_every_variable_that_the_site_reads_is_in_the_table():

@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 from helpers.pages import text as page
 
-from barnraise.protocol import enums, messages
+from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import SiteRules
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
@@ -186,7 +186,7 @@ def test_a_place_refused_is_told_once_a_day(person, launched, volunteer):
     Run.objects.update(access="invitation")
     bob = volunteer(person("bob@example.org"), 2)
     for _ in range(3):
-        asked = messages.JoinRequest(version="1", addresses=[])
+        asked = coordinator_messages.JoinRequest(version="1", addresses=[])
         assert bob.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 403
     notice = Notification.objects.get(person=bob.machine.owner)
     assert "refused a place in Guests only" in notice.title and "invited" in notice.text

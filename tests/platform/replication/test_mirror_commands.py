@@ -66,7 +66,7 @@ def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tm
         run("mirror_list", "sign", second, "--key", str(tmp_path / name))
     run("mirror_list", "publish", second)
     found = mirror_list.newest_list()
-    assert found.version == 2 and found.named(STRANGER.key).expelled.last == {"a" * 32: 4}
+    assert found.version == 2 and found.find(STRANGER.key).expelled.last == {"a" * 32: 4}
     assert "(expelled" in run("mirror_list", "show")
     with pytest.raises(CommandError, match="held already"):
         run("mirror_list", "publish", second)

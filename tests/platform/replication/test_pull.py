@@ -16,7 +16,7 @@ from helpers.mirror_lists import signed_list
 
 from barnraise.errors import ListError
 from barnraise.protocol import messages
-from barnraise.protocol.mirror_list import Expulsion, Lists
+from barnraise.protocol.mirror_list import Expulsion, MirrorLists
 from barnraise.protocol.signing import Identity, digest
 from coordinator.eventlog.models import ForkProof, LogEvent, Origin, PeerClock
 from coordinator.eventlog.projection import state_hash
@@ -374,7 +374,7 @@ def test_a_list_that_does_not_hold_is_refused_by_a_sentence_and_the_log_comes_al
 ):
     wrong = told(small)
     small.lists = [wrong]
-    small.routes["GET /mirrors/list"] = lambda query, who: Lists(lists=[wrong])
+    small.routes["GET /mirrors/list"] = lambda query, who: MirrorLists(lists=[wrong])
     small.routes["GET /mirrors/heads"] = lambda query, who: small.identity.sign(
         "heads", small.heads(who, mirrors=7)
     )

@@ -7,9 +7,9 @@ from django.test import Client
 from helpers.fake_mirror import ourselves, pull
 from helpers.mirror_lists import signed_list
 
-from barnraise.protocol import messages
-from barnraise.protocol.mirror_list import Expulsion, Lists
-from barnraise.protocol.signing import Identity, digest, opened
+from barnraise.protocol import coordinator_messages, messages
+from barnraise.protocol.mirror_list import Expulsion, MirrorLists
+from barnraise.protocol.signing import Identity, digest, open_signed
 from coordinator.eventlog import private_data
 from coordinator.eventlog.models import PrivateData
 from coordinator.lib import site_identity
@@ -28,7 +28,7 @@ STRANGER = Identity(b"x" * 32)
 
 def asks(identity: Identity, method: str, path: str, message=None, **changed):
     path, body = "/api/v1" + path, b"" if message is None else message.model_dump_json().encode()
-    token = changed.get("token") or identity.request_token(
+    token = changed.get("token") or identity.sign_request(
         site_identity.identity().key, method, path, body, time.time()
     )
     return Client().generic(
@@ -43,7 +43,7 @@ def asks(identity: Identity, method: str, path: str, message=None, **changed):
 def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, log):
     pull(small)
     answer = asks(small.identity, "GET", "/mirrors/heads")
-    heads = opened(
+    heads = open_signed(
         messages.Signed.model_validate_json(answer.content),
         "heads",
         LogHeads,
@@ -80,7 +80,7 @@ def test_a_page_that_makes_no_sense_is_refused(small, log, query):
 def test_who_is_not_of_the_list_was_expelled_or_says_a_thing_twice_is_refused(small):
     assert Client().get("/api/v1/mirrors/heads").status_code == 401
     assert "is no mirror of list 1" in asks(STRANGER, "GET", "/mirrors/heads").json()["error"]
-    token = small.identity.request_token(
+    token = small.identity.sign_request(
         site_identity.identity().key, "GET", "/api/v1/mirrors/heads", b"", time.time()
     )
     assert asks(small.identity, "GET", "/mirrors/heads", token=token).status_code == 200
@@ -106,18 +106,19 @@ def test_without_a_list_no_mirror_is_known():
 def test_anybody_gets_the_list_and_what_leads_to_it(small):
     second = signed_list(2, ourselves(), small.listed)
     mirror_list.ingest_lists([second])
-    told = Lists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
+    told = MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
     assert told.lists == [second]
     assert (
-        Lists.model_validate_json(Client().get("/api/v1/mirrors/list?after=2").content).lists == []
+        MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=2").content).lists
+        == []
     )
 
 
 def test_a_machine_hears_of_the_newest_list_with_every_directive(small, person, launched):
     _, machine = launched(person(organiser=True))
     reply = machine.join(_)
-    directive = messages.Directive.model_validate_json(reply.directive.body)
-    assert (directive.mirrors, directive.listed) == (
+    directive = coordinator_messages.Directive.model_validate_json(reply.directive.body)
+    assert (directive.mirror_list_version, directive.mirror_list_digest) == (
         1,
         MirrorListVersion.objects.get().signed.digest,
     )
@@ -152,7 +153,7 @@ def test_a_nudge_makes_a_pull_and_so_do_many_until_it_begins(small, monkeypatch)
         for _ in range(3):
             assert (
                 asks(
-                    small.identity, "POST", "/mirrors/change-notice", messages.Bye(reason="")
+                    small.identity, "POST", "/mirrors/change-notice", messages.Disconnect(reason="")
                 ).status_code
                 == 200
             )

@@ -10,8 +10,9 @@ from helpers.fake_mirror import SmallMirror
 from helpers.mirror_lists import listed, signed_list
 from helpers.rebuild_site import everything, logs
 
-from barnraise.protocol.messages import JoinReply, Ticket
-from barnraise.protocol.signing import Identity, digest, opened
+from barnraise.protocol.coordinator_messages import JoinReply
+from barnraise.protocol.messages import Ticket
+from barnraise.protocol.signing import Identity, digest, open_signed
 from coordinator.accounts.models import User
 from coordinator.eventlog import ingest, private_data, writer
 from coordinator.eventlog.event import open_event
@@ -137,7 +138,7 @@ def test_a_restored_site_that_stands_alone_waits_for_nobody(person):
 
 
 def signed_for(reply: JoinReply) -> str:
-    return opened(reply.ticket, "ticket", Ticket).volunteer
+    return open_signed(reply.ticket, "ticket", Ticket).volunteer
 
 
 def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(

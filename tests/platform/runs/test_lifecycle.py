@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.protocol.enums import Status
+from barnraise.protocol.enums import RunStatus
 from coordinator.runs.lifecycle import CONTROLS, Facts, missing, tick, waiting
 
 small = st.integers(0, 4)
@@ -20,24 +20,24 @@ facts = st.builds(
     others_safe=small,
     others_ever=small,
 )
-ORDER = [Status.DRAFT, Status.RECRUITING, Status.TRAINING, Status.FINISHED]
+ORDER = [RunStatus.DRAFT, RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.FINISHED]
 
 
-@given(st.sampled_from(Status), facts)
+@given(st.sampled_from(RunStatus), facts)
 def test_a_tick_moves_at_most_one_step_forward_and_says_the_same_twice(status, known):
     after = tick(status, known)
     assert after == tick(status, known)
     assert after is status or ORDER.index(after) == ORDER.index(status) + 1
 
 
-@given(st.sampled_from([Status.PAUSED, Status.FINISHED, Status.CANCELLED]), facts)
+@given(st.sampled_from([RunStatus.PAUSED, RunStatus.FINISHED, RunStatus.CANCELLED]), facts)
 def test_what_a_person_decided_no_tick_changes(status, known):
     assert tick(status, known) is status
 
 
 @given(facts)
 def test_a_run_finishes_only_with_its_budget_spent_and_its_model_safe(known):
-    if tick(Status.TRAINING, known) is Status.FINISHED:
+    if tick(RunStatus.TRAINING, known) is RunStatus.FINISHED:
         assert known.ledger_tokens >= known.token_budget
         assert known.owner_safe
         assert known.others_safe >= min(2, known.others_ever)
@@ -47,7 +47,7 @@ def test_a_run_finishes_only_with_its_budget_spent_and_its_model_safe(known):
 
 @given(facts)
 def test_ticks_come_to_rest(known):
-    status = Status.DRAFT
+    status = RunStatus.DRAFT
     for _ in range(4):
         status = tick(status, known)
     assert tick(status, known) is status
@@ -56,8 +56,8 @@ def test_ticks_come_to_rest(known):
 @given(facts, st.integers(0, 5))
 def test_one_more_safe_copy_never_holds_a_run_back(known, more):
     better = replace(known, others_safe=known.others_safe + more, owner_safe=True)
-    if tick(Status.TRAINING, known) is Status.FINISHED:
-        assert tick(Status.TRAINING, better) is Status.FINISHED
+    if tick(RunStatus.TRAINING, known) is RunStatus.FINISHED:
+        assert tick(RunStatus.TRAINING, better) is RunStatus.FINISHED
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_one_more_safe_copy_never_holds_a_run_back(known, more):
 def test_the_warning_names_who_must_still_confirm(known, sentence):
     assert sentence in missing(known)
     assert missing(known) == waiting(
-        Status.TRAINING, replace(known, ledger_tokens=5, token_budget=5, alive=1)
+        RunStatus.TRAINING, replace(known, ledger_tokens=5, token_budget=5, alive=1)
     )
 
 
 def test_only_what_is_over_has_no_way_on():
-    for status in Status:
+    for status in RunStatus:
         ways = [action for action, (allowed, _) in CONTROLS.items() if status in allowed]
-        assert bool(ways) == (status not in (Status.FINISHED, Status.CANCELLED))
+        assert bool(ways) == (status not in (RunStatus.FINISHED, RunStatus.CANCELLED))

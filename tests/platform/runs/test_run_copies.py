@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 from helpers.pages import field_error
 
-from barnraise.protocol import enums, messages, reports
+from barnraise.protocol import coordinator_messages, enums, reports
 from barnraise.spec import RunSpec, Start
 from coordinator.audit.models import AuditEntry
 from coordinator.runs.join_policy import Terms
@@ -26,7 +26,7 @@ def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launc
     copy = Run.objects.get(owner=bob)
     assert answer["Location"] == f"/runs/{copy.slug}/edit/" and copy.name == "A run (copy)"
     assert (copy.state, copy.parent, copy.terms, copy.manifest) == (
-        enums.Status.DRAFT,
+        enums.RunStatus.DRAFT,
         run,
         run.terms,
         None,
@@ -134,13 +134,13 @@ def test_a_run_begins_at_anothers_checkpoint_once_a_machine_of_its_owner_has_the
     made.launch()
     count = made.spec.model.layers + 2
 
-    def post(**changed) -> messages.Problem | None:
+    def post(**changed) -> coordinator_messages.Problem | None:
         signed = ada.identity.sign("manifest", manifest(made, **changed))
         answer = ada.ask("POST", f"/runs/{made.slug}/manifest", signed)
         return (
             None
             if answer.status_code == 200
-            else messages.Problem.model_validate_json(answer.content)
+            else coordinator_messages.Problem.model_validate_json(answer.content)
         )
 
     assert list(post(tokenizer=tokenizer).fields) == ["start"]
@@ -193,4 +193,6 @@ def test_a_manifest_of_a_run_from_its_seed_names_no_weights(person, draft, manif
     ada = volunteer(run.owner)
     signed = ada.identity.sign("manifest", manifest(run, start=["4" * 64]))
     answer = ada.ask("POST", f"/runs/{run.slug}/manifest", signed)
-    assert list(messages.Problem.model_validate_json(answer.content).fields) == ["start"]
+    assert list(coordinator_messages.Problem.model_validate_json(answer.content).fields) == [
+        "start"
+    ]

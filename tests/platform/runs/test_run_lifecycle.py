@@ -6,8 +6,8 @@ import pytest
 from django.core.cache import cache
 from django.utils import timezone
 
-from barnraise.protocol import enums, messages
-from barnraise.protocol.signing import digest, opened
+from barnraise.protocol import coordinator_messages, enums
+from barnraise.protocol.signing import digest, open_signed
 from coordinator.fleet.lifecycle_facts import facts
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
@@ -29,7 +29,7 @@ def test_one_machine_that_lies_about_the_ledger_does_not_move_it(
     drain()
     tick()
     run.refresh_from_db()
-    assert run.ledger_tokens == 5000 and run.state is enums.Status.TRAINING
+    assert run.ledger_tokens == 5000 and run.state is enums.RunStatus.TRAINING
 
 
 def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
@@ -50,9 +50,14 @@ def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
     drain()
     assert tick() == 1 and tick() == 0
     run.refresh_from_db()
-    assert run.state is enums.Status.FINISHED and run.finished
-    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(3)).content)
-    assert opened(reply.directive, "directive", messages.Directive).status is enums.Status.FINISHED
+    assert run.state is enums.RunStatus.FINISHED and run.finished
+    reply = coordinator_messages.ReportReply.model_validate_json(
+        ada.report(run, numbers(3)).content
+    )
+    assert (
+        open_signed(reply.directive, "directive", coordinator_messages.Directive).status
+        is enums.RunStatus.FINISHED
+    )
 
 
 def test_what_was_long_on_its_way_is_seen_within_minutes(person, launched, numbers, valkey):
@@ -67,7 +72,7 @@ def test_what_was_long_on_its_way_is_seen_within_minutes(person, launched, numbe
     valkey.delete(cache.make_key("telemetry:looked"))  # as it goes by itself after five minutes
     assert tick() == 1
     run.refresh_from_db()
-    assert run.state is enums.Status.FINISHED
+    assert run.state is enums.RunStatus.FINISHED
 
 
 def test_a_revoked_machine_counts_for_nothing(person, launched, numbers, volunteer):
@@ -104,7 +109,7 @@ def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
     ada.join(run)
     tick()
     run.refresh_from_db()
-    assert run.state is enums.Status.RECRUITING
+    assert run.state is enums.RunStatus.RECRUITING
     assert "1 of 2" in run_table.summary(run, run_table.workers(run))["waiting"]
     bob.join(run)
     assert tick() == 1
@@ -113,8 +118,13 @@ def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
 def test_a_workers_directive_follows_the_admins_pause(person, launched, numbers):
     run, ada = launched(person())
     run.pause()
-    reply = messages.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
-    assert opened(reply.directive, "directive", messages.Directive).status is enums.Status.PAUSED
+    reply = coordinator_messages.ReportReply.model_validate_json(
+        ada.report(run, numbers(1)).content
+    )
+    assert (
+        open_signed(reply.directive, "directive", coordinator_messages.Directive).status
+        is enums.RunStatus.PAUSED
+    )
 
 
 def test_tidying_forgets_only_codes_long_expired(person):
@@ -123,8 +133,11 @@ def test_tidying_forgets_only_codes_long_expired(person):
 
     def code(seed: int, hours: float) -> Enrolment:
         identity = Identity(bytes([seed]) * 32)
-        asked = messages.EnrolmentRequest(
-            mirror=digest("m"), key=identity.key, machine=messages.Machine(), issued=0
+        asked = coordinator_messages.EnrolmentRequest(
+            mirror=digest("m"),
+            key=identity.key,
+            machine=coordinator_messages.MachineDescription(),
+            issued=0,
         )
         made = Enrolment.open(asked)
         Enrolment.objects.filter(pk=made.pk).update(expires=timezone.now() - timedelta(hours=hours))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barnraise.errors import SpecError
-from barnraise.protocol import enums, messages
+from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.signing import digest
 from barnraise.spec import PRESETS, RunSpec, preset
 from coordinator.accounts.models import User
@@ -19,7 +19,7 @@ from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 
-Status = enums.Status
+Status = enums.RunStatus
 
 
 def test_a_launched_run_leaves_draft_only_once_its_text_is_there(
@@ -53,14 +53,16 @@ def test_who_joins_again_while_the_run_is_launched_is_told_of_one_run(
 
     def read_before_the_launch(*asked):
         found = named(*asked)
-        found.spec_text, found.manifest, found.status = "", None, enums.Status.DRAFT
+        found.spec_text, found.manifest, found.status = "", None, enums.RunStatus.DRAFT
         return found
 
     monkeypatch.setattr(worker_endpoints, "get_visible_run", read_before_the_launch)
     answer = ada.ask(
-        "POST", f"/runs/{run.slug}/join", messages.JoinRequest(addresses=[], version="1")
+        "POST",
+        f"/runs/{run.slug}/join",
+        coordinator_messages.JoinRequest(addresses=[], version="1"),
     )
-    reply = messages.JoinReply.model_validate_json(answer.content)
+    reply = coordinator_messages.JoinReply.model_validate_json(answer.content)
     assert reply.ticket and reply.run.manifest
     assert digest(reply.run.manifest.body) == RunSpec.from_json(reply.run.spec).manifest
 

@@ -7,7 +7,7 @@ import pytest
 from allauth.account.models import EmailAddress
 from django.test import Client
 
-from barnraise.protocol import enums, messages
+from barnraise.protocol import coordinator_messages, enums
 from coordinator.accounts.models import Machine, SiteRules, Team
 from coordinator.audit.models import AuditEntry
 from coordinator.lib import embedded_servers
@@ -46,13 +46,13 @@ def test_staff_pause_resume_and_finish_a_run(staff, person, launched):
     run, _ = launched(person())
     assert "Paused" in act(staff, "runs/run", "pause_all", run.pk)
     run.refresh_from_db()
-    assert run.state is enums.Status.PAUSED
+    assert run.state is enums.RunStatus.PAUSED
     assert "nothing to pause" in act(staff, "runs/run", "pause_all", run.pk)
     assert "Resumed" in decide(staff, "runs/run", "resume", run.pk)
     assert "Nothing to resume" in decide(staff, "runs/run", "resume", run.pk)
     assert "Finished" in decide(staff, "runs/run", "finish", run.pk)
     run.refresh_from_db()
-    assert run.state is enums.Status.FINISHED
+    assert run.state is enums.RunStatus.FINISHED
     noted = AuditEntry.objects.filter(
         subject_id=str(run.pk), actor__email="root@example.org"
     ).order_by("id")
@@ -67,9 +67,12 @@ def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, n
     assert "5,000 tokens more" in decide(staff, "runs/run", "extend", run.pk, tokens="5000")
     run.refresh_from_db()
     assert run.token_budget == before + 5000 and run.spec_text == spec, "its rules never change"
-    answer = messages.ReportReply.model_validate_json(ada.report(run, numbers(1)).content)
+    answer = coordinator_messages.ReportReply.model_validate_json(
+        ada.report(run, numbers(1)).content
+    )
     assert (
-        messages.Directive.model_validate_json(answer.directive.body).token_budget == before + 5000
+        coordinator_messages.Directive.model_validate_json(answer.directive.body).token_budget
+        == before + 5000
     )
     assert AuditEntry.objects.get(action="run.extend").detail == {"tokens": 5000}
     run.note_ledger(run.token_budget)
@@ -226,7 +229,7 @@ def test_the_admin_writes_nothing_past_the_models_methods(staff, person, launche
     }
     assert staff.post(f"/admin/runs/run/{run.pk}/change/", fields).status_code == 403
     run.refresh_from_db()
-    assert run.name == "A run" and run.state is enums.Status.TRAINING and run.ledger_tokens == 0
+    assert run.name == "A run" and run.state is enums.RunStatus.TRAINING and run.ledger_tokens == 0
     for path, pk in (("accounts/user", run.owner_id), ("accounts/machine", ada.machine.pk)):
         assert (
             staff.post(f"/admin/{path}/{pk}/change/", {"email": "x@example.org"}).status_code == 403
@@ -243,7 +246,7 @@ def test_nobody_but_staff_enters_the_admin(client, person, launched, email):
         answer = method("/admin/runs/run/", {"action": "finish", "_selected_action": str(run.pk)})
         assert answer.status_code in (302, 403)
     run.refresh_from_db()
-    assert run.state is enums.Status.TRAINING
+    assert run.state is enums.RunStatus.TRAINING
 
 
 def test_people_log_in_by_address_and_password_in_any_case(client, person, valkey):

@@ -4,7 +4,7 @@ import pytest
 from django.test import Client
 
 from barnraise.protocol import reports
-from barnraise.protocol.enums import Activity, Status
+from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.live.activity_feed import collect_activity
 from coordinator.live.run_snapshot import RunSnapshot, build_delta
 from coordinator.telemetry import run_table
@@ -17,23 +17,25 @@ KINDS = Event.Kind
 
 
 def told(run) -> list[str]:
-    return [f"{event['who']} {event['what']}" for event in collect_activity(run, run_table.workers(run))]
+    return [
+        f"{event['who']} {event['what']}" for event in collect_activity(run, run_table.workers(run))
+    ]
 
 
 @pytest.mark.parametrize(
     "before, after, run, kind",
     [
-        ("joining", "training", Status.TRAINING, KINDS.JOINED),
-        ("preparing", "paused", Status.PAUSED, KINDS.JOINED),
-        ("left", "finishing", Status.TRAINING, KINDS.JOINED),
-        ("training", "paused", Status.TRAINING, KINDS.PAUSED),
-        ("training", "paused", Status.PAUSED, None),  # they all do; the run says so itself
-        ("paused", "training", Status.TRAINING, KINDS.RESUMED),
-        ("training", "left", Status.TRAINING, KINDS.LEFT),
-        ("finishing", "finished", Status.FINISHED, KINDS.FINISHED),
-        ("training", "finishing", Status.TRAINING, None),
-        ("training", "training", Status.TRAINING, None),
-        ("left", "joining", Status.TRAINING, None),
+        ("joining", "training", RunStatus.TRAINING, KINDS.JOINED),
+        ("preparing", "paused", RunStatus.PAUSED, KINDS.JOINED),
+        ("left", "finishing", RunStatus.TRAINING, KINDS.JOINED),
+        ("training", "paused", RunStatus.TRAINING, KINDS.PAUSED),
+        ("training", "paused", RunStatus.PAUSED, None),  # they all do; the run says so itself
+        ("paused", "training", RunStatus.TRAINING, KINDS.RESUMED),
+        ("training", "left", RunStatus.TRAINING, KINDS.LEFT),
+        ("finishing", "finished", RunStatus.FINISHED, KINDS.FINISHED),
+        ("training", "finishing", RunStatus.TRAINING, None),
+        ("training", "training", RunStatus.TRAINING, None),
+        ("left", "joining", RunStatus.TRAINING, None),
     ],
 )
 def test_a_turn_of_a_machine_has_a_name(before, after, run, kind):
@@ -136,7 +138,9 @@ def test_each_machines_own_losses_are_there_for_who_asks(person, launched, numbe
     run, first = launched(person())
     second = volunteer(run.owner, 2)
     second.join(run)
-    points = [reports.Point(kind="train", tokens=n * 100, loss=5.0 - n / 100) for n in range(1, 5)]
+    points = [
+        reports.LossPoint(kind="train", tokens=n * 100, loss=5.0 - n / 100) for n in range(1, 5)
+    ]
     first.report(run, numbers(1, points=points, tokens=4000))
     second.report(run, numbers(1, points=points[:2], tokens=2000))
     drain(wait=True)

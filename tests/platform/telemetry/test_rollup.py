@@ -12,7 +12,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages
 from coordinator.fleet.lifecycle_facts import advance
 from coordinator.fleet.models import Membership
 from coordinator.lib import embedded_servers
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 
 def mark_of(answer) -> int:
     assert answer.status_code == 200, answer.content
-    return messages.ReportReply.model_validate_json(answer.content).mark
+    return coordinator_messages.ReportReply.model_validate_json(answer.content).acknowledged
 
 
 def counted(member: Membership) -> dict[str, int]:
@@ -225,7 +225,7 @@ def test_a_full_queue_asks_machines_to_keep_their_reports(
 def test_a_new_folder_numbers_its_reports_past_those_on_their_way(person, launched, numbers):
     run, ada = launched(person())
     ada.report(run, numbers(1), numbers(2))
-    assert ada.join(run).mark == 2
+    assert ada.join(run).acknowledged == 2
     ada.report(run, numbers(3, tokens=10, incarnation="b" * 16))
     drain()
     member = Membership.objects.get(run=run)

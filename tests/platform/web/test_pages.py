@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from helpers.pages import field_error, text
 
-from barnraise.protocol import enums, messages
+from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, Machine, Team
 from coordinator.lib import site_identity
@@ -25,9 +25,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("built")]
 def waiting(db) -> Enrolment:
     """A machine that waits for its code to be approved."""
     key = Identity(b"w" * 32).key
-    machine = messages.Machine(hostname="attic-pc", system="Linux", cores=4, memory_bytes=8 << 30)
+    machine = coordinator_messages.MachineDescription(
+        hostname="attic-pc", system="Linux", cores=4, memory_bytes=8 << 30
+    )
     return Enrolment.open(
-        messages.EnrolmentRequest(
+        coordinator_messages.EnrolmentRequest(
             mirror=site_identity.identity().key, key=key, machine=machine, issued=time.time()
         )
     )
@@ -72,7 +74,7 @@ def test_a_launched_run_is_everybodys_to_see_and_its_owners_to_control(person, s
     assert stranger.post(f"/runs/{run.slug}/pause/").status_code == 403
     assert Client().post(f"/runs/{run.slug}/pause/").status_code == 302
     run.refresh_from_db()
-    assert run.state is enums.Status.TRAINING
+    assert run.state is enums.RunStatus.TRAINING
 
 
 def test_the_owner_launches_pauses_resumes_and_cancels(signed_in, launched, draft):

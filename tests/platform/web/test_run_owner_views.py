@@ -8,7 +8,7 @@ from django.test import Client
 from helpers.pages import field_error
 
 from barnraise.errors import SpecError
-from barnraise.protocol import messages
+from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Team
 from coordinator.accounts.site_settings import SiteRules
 from coordinator.audit.models import AuditEntry
@@ -24,12 +24,14 @@ INVITED = Terms(access=Access.INVITATION)
 
 def join(volunteer, run, **said):
     return volunteer.ask(
-        "POST", f"/runs/{run.slug}/join", messages.JoinRequest(version="1", addresses=[], **said)
+        "POST",
+        f"/runs/{run.slug}/join",
+        coordinator_messages.JoinRequest(version="1", addresses=[], **said),
     )
 
 
 def sentence(answer) -> str:
-    return messages.Problem.model_validate_json(answer.content).error
+    return coordinator_messages.Problem.model_validate_json(answer.content).error
 
 
 # ---- the text ------------------------------------------------------------------------------------------------------
@@ -364,9 +366,12 @@ def test_an_owner_extends_a_run_while_tokens_are_left_and_is_told_at_the_field_w
     assert client.post(at, {"tokens": "5,000"}).status_code == 302
     run.refresh_from_db()
     assert run.token_budget == before + 5000
-    reply = messages.ReportReply.model_validate_json(machine.report(run, numbers(1)).content)
+    reply = coordinator_messages.ReportReply.model_validate_json(
+        machine.report(run, numbers(1)).content
+    )
     assert (
-        messages.Directive.model_validate_json(reply.directive.body).token_budget == before + 5000
+        coordinator_messages.Directive.model_validate_json(reply.directive.body).token_budget
+        == before + 5000
     )
     run.note_ledger(run.token_budget)
     spent = client.post(at, {"tokens": "5000"})

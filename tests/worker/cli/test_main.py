@@ -21,17 +21,17 @@ from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import believed
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.protocol.messages import (
+from barnraise.protocol.coordinator_messages import (
     Enrolment,
     EnrolmentStatus,
     JoinReply,
     MirrorView,
     Problem,
     RunView,
-    Update,
 )
+from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import Ruling
+from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import Folder, Home, Membership
 from barnraise.training.join import JOINED
@@ -243,8 +243,8 @@ def test_status_tells_of_each_peer_and_reads_what_older_versions_wrote(tmp_path)
         "updates_received": 4, "peers": 2, "ledger_tokens": 50, "token_budget": 100,
     }  # fmt: skip
     now = {
-        "trade": {
-            "round_steps": 12, "form": "dense4", "density": 1.0, "bits": 4.01, "sent_rate": 50_000.0,
+        "exchange": {
+            "round_steps": 12, "scheme": "dense4", "density": 1.0, "bits_per_parameter": 4.01, "sent_rate": 50_000.0,
             "received_rate": 1_500_000.0, "uplink_rate": 200_000.0, "lag": 3,
         },
         "neighbours": [
@@ -301,7 +301,7 @@ def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_b
     assert done.returncode == 0 and "Signed." in done.stdout, done
     (left,) = (folder.path / VERDICT_FOLDER).glob("*.json")
     rules = Rules.of(spec, RUN, frozenset(spec.roots))
-    assert believed(Ruling.model_validate_json(left.read_bytes()), rules).limits == {
+    assert believed(SignedVerdict.model_validate_json(left.read_bytes()), rules).limits == {
         update.author: 1
     }
     fails(

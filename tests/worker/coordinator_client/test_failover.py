@@ -17,9 +17,16 @@ from barnraise.coordinator_client import failover as mirrored_module
 from barnraise.coordinator_client.failover import KEPT, Choice, Mirrored
 from barnraise.coordinator_client.reporter import Numbers, Reporter, Spool
 from barnraise.errors import CoordinatorError, CoordinatorGone
-from barnraise.protocol.enums import Activity, Status
-from barnraise.protocol.messages import Directive, JoinReply, MirrorView, Peer, Problem, RunView
-from barnraise.protocol.mirror_list import Expulsion, Lists, ranked, read
+from barnraise.protocol.coordinator_messages import (
+    Directive,
+    JoinReply,
+    MirrorView,
+    Problem,
+    RunView,
+)
+from barnraise.protocol.enums import Activity, RunStatus
+from barnraise.protocol.messages import Peer
+from barnraise.protocol.mirror_list import Expulsion, MirrorLists, parse_list, rank_mirrors
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import Home, Membership
@@ -35,8 +42,8 @@ class Mirror(Small):
         self.lists, self.joined = [], []
         self.routes[f"POST /runs/{RUN}/join"] = self.take
         for after in range(4):
-            self.routes[f"GET /mirrors/list?after={after}"] = lambda body, after=after: Lists(
-                lists=[each for each in self.lists if read(each).version > after]
+            self.routes[f"GET /mirrors/list?after={after}"] = lambda body, after=after: MirrorLists(
+                lists=[each for each in self.lists if parse_list(each).version > after]
             )
 
     def take(self, body: bytes):
@@ -44,13 +51,13 @@ class Mirror(Small):
             return self.failing[0], Problem(error=self.failing[1])
         self.joined.append(json.loads(body))
         spec = RunSpec(ModelSpec(2, 32, 2, 32, 256), TextSpec(tokenizer="bytes")).to_json()
-        run = RunView(id=RUN, slug="a-run", name="A run", status=Status.TRAINING, spec=spec)
+        run = RunView(id=RUN, slug="a-run", name="A run", status=RunStatus.TRAINING, spec=spec)
         peers = [Peer(key=self.identity.key, addresses=["127.0.0.1:1"])]
         return JoinReply(run=run, ticket=None, directive=self.signed_directive(), peers=peers)
 
     def names(self, signed) -> None:
         self.lists = [signed]
-        self.directive |= {"mirrors": read(signed).version, "listed": digest(signed.body)}
+        self.directive |= {"mirrors": parse_list(signed).version, "listed": digest(signed.body)}
 
     @property
     def listed(self):
@@ -72,7 +79,7 @@ def home(tmp_path) -> Home:
 def mirrors(home):
     """Three of one list, in the order in which this machine prefers them; it is enrolled at the last."""
     made = [Mirror(n) for n in (1, 2, 3)]
-    order = [each.key for each in ranked(home.identity.key, [m.listed for m in made])]
+    order = [each.key for each in rank_mirrors(home.identity.key, [m.listed for m in made])]
     made.sort(key=lambda mirror: order.index(mirror.identity.key))
     signed = signed_list(1, *(m.listed for m in made))
     for mirror in made:
@@ -94,7 +101,9 @@ def client(home, mirrors):
 @pytest.fixture
 def reporter(home, client, tmp_path):
     """Reports five times a second, to whichever of them."""
-    first = Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, report_every=0.2, issued=0)
+    first = Directive(
+        run=RUN, machine=MACHINE, status=RunStatus.TRAINING, report_every=0.2, issued=0
+    )
     client.join(RUN, [])
     made = Reporter(client, RUN, MACHINE, first, Spool(tmp_path / "spool.sqlite"))
     made.note(Numbers(activity=Activity.TRAINING, addresses=("127.0.0.1:4000",)))
@@ -107,7 +116,12 @@ def test_a_machine_learns_of_all_mirrors_from_its_own_and_reports_to_the_one_it_
     home, mirrors, reporter
 ):
     waits_for(lambda: mirrors[0].reports)
-    assert read(Lists.model_validate_json((home.path / KEPT).read_bytes()).lists[-1]).version == 1
+    assert (
+        parse_list(
+            MirrorLists.model_validate_json((home.path / KEPT).read_bytes()).lists[-1]
+        ).version
+        == 1
+    )
     assert Mirrored.known(home).turn() == mirrors[0].identity.key, "after a restart, too"
 
 
@@ -169,8 +183,8 @@ def test_a_directive_of_the_next_mirror_counts_though_the_last_ones_clock_was_ah
     mirrors[0].issued = 9e9
     waits_for(lambda: reporter.directive.issued == 9e9)
     mirrors[0].close()
-    mirrors[1].directive |= {"status": Status.PAUSED}
-    waits_for(lambda: reporter.directive.status is Status.PAUSED)
+    mirrors[1].directive |= {"status": RunStatus.PAUSED}
+    waits_for(lambda: reporter.directive.status is RunStatus.PAUSED)
 
 
 def test_a_newer_list_that_any_mirror_has_is_taken_and_who_was_expelled_is_left(
@@ -239,7 +253,7 @@ def test_a_damaged_list_on_disk_costs_nothing_but_asking_again(home, mirrors, ke
 
 def test_a_list_of_another_site_than_the_one_a_machine_is_enrolled_at_is_not_gone_by(home, mirrors):
     other = signed_list(1, listed(Identity(b"z" * 32), "https://elsewhere.example.org"))
-    (home.path / KEPT).write_bytes(Lists(lists=[other]).model_dump_json().encode())
+    (home.path / KEPT).write_bytes(MirrorLists(lists=[other]).model_dump_json().encode())
     client = Mirrored.known(home)
     assert client.turn() == mirrors[2].identity.key
     client.close()

@@ -15,10 +15,10 @@ from barnraise.coordinator_client import reporter as report_module
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.coordinator_client.reporter import SLOWEST, Numbers, Reporter, Spool, backoff
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
-from barnraise.protocol.enums import Activity, Status
-from barnraise.protocol.messages import Directive, Problem, ReportReply, Reports
-from barnraise.protocol.reports import Point, Report  # fmt: skip
-from barnraise.protocol.signing import Identity, opened
+from barnraise.protocol.coordinator_messages import Directive, Problem, ReportReply, Reports
+from barnraise.protocol.enums import Activity, RunStatus
+from barnraise.protocol.reports import LossPoint, Report  # fmt: skip
+from barnraise.protocol.signing import Identity, open_signed
 from barnraise.spec import RunSpec, preset
 from barnraise.training.status import budget
 
@@ -121,7 +121,7 @@ def start(small, tmp_path):
         identity = Identity(b"w" * 32)
         client = Coordinator(small.url, identity, small.identity.key, clock)
         first = Directive(
-            run=RUN, machine=MACHINE, status=Status.TRAINING, report_every=0.2, issued=0
+            run=RUN, machine=MACHINE, status=RunStatus.TRAINING, report_every=0.2, issued=0
         )
         reporter = Reporter(
             client, RUN, MACHINE, first, Spool(tmp_path / f"spool{next(numbers)}.sqlite")
@@ -149,7 +149,7 @@ def test_nothing_is_lost_while_the_coordinator_is_away_and_each_interval_has_its
             Numbers(
                 activity=Activity.TRAINING,
                 step=n,
-                points=(Point(kind="train", tokens=n, loss=1.0),),
+                points=(LossPoint(kind="train", tokens=n, loss=1.0),),
             )
         )
         time.sleep(0.3)
@@ -199,17 +199,17 @@ def test_an_answer_that_may_change_does_not_end_it(small, start, status):
 
 def test_an_older_directive_a_strangers_and_another_machines_are_ignored(small, start):
     small.issued = 1000.0
-    small.directive["status"] = Status.PAUSED
+    small.directive["status"] = RunStatus.PAUSED
     reporter = start()
-    waits_for(lambda: reporter.directive.status is Status.PAUSED)
-    small.directive["status"], small.issued = Status.CANCELLED, 999.0
+    waits_for(lambda: reporter.directive.status is RunStatus.PAUSED)
+    small.directive["status"], small.issued = RunStatus.CANCELLED, 999.0
     seen = len(small.reports)
     waits_for(lambda: len(small.reports) > seen + 2)
-    assert reporter.directive.status is Status.PAUSED
+    assert reporter.directive.status is RunStatus.PAUSED
     small.directive["machine"], small.issued = RUN, 2000.0
     seen = len(small.reports)
     waits_for(lambda: len(small.reports) > seen + 2)
-    assert reporter.directive.status is Status.PAUSED
+    assert reporter.directive.status is RunStatus.PAUSED
     mine, small.directive["machine"], small.signed_directive = (
         small.identity,
         MACHINE,
@@ -218,7 +218,7 @@ def test_an_older_directive_a_strangers_and_another_machines_are_ignored(small, 
     forged = Identity(b"x" * 32).sign("directive", Directive(**small.directive, issued=3000.0))
     seen = len(small.reports)
     waits_for(lambda: len(small.reports) > seen + 2)
-    assert reporter.directive.status is Status.PAUSED and mine.key == small.identity.key
+    assert reporter.directive.status is RunStatus.PAUSED and mine.key == small.identity.key
 
 
 def test_the_last_numbers_are_delivered_on_the_way_out(small, start):
@@ -268,7 +268,7 @@ def test_a_full_disk_costs_reports_and_not_the_thread(small, start):
 
 
 def test_a_reporter_that_was_never_started_can_be_stopped(small, tmp_path):
-    first = Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, issued=0)
+    first = Directive(run=RUN, machine=MACHINE, status=RunStatus.TRAINING, issued=0)
     Reporter(
         Coordinator(small.url, Identity(b"w" * 32)),
         RUN,
@@ -318,7 +318,7 @@ def test_a_budget_only_grows_past_the_specs():
     own = spec.recipe.token_budget
     for told, expected in ((None, own), (own + 5, own + 5), (1, own)):
         said = Directive(
-            run=RUN, machine=MACHINE, status=Status.TRAINING, token_budget=told, issued=0
+            run=RUN, machine=MACHINE, status=RunStatus.TRAINING, token_budget=told, issued=0
         )
         assert budget(spec, said) == expected
 
@@ -332,7 +332,7 @@ def test_where_reports_are_rare_what_the_coordinator_decides_is_heard_between_th
     monkeypatch.setattr(report_module, "LISTEN", 0.2)
     small.directive["report_every"] = 3600.0
     small.routes[f"GET /runs/{RUN}/directive"] = lambda body: ReportReply(
-        mark=0, directive=small.signed_directive()
+        acknowledged=0, directive=small.signed_directive()
     )
     reporter = start()
     waits_for(lambda: len(small.reports) == 1 and reporter.directive.report_every == 3600)
@@ -340,7 +340,7 @@ def test_where_reports_are_rare_what_the_coordinator_decides_is_heard_between_th
     waits_for(lambda: reporter.directive.revoked == ["a" * 64])
     assert (
         len(small.reports) == 1
-        and opened(reporter.signed_directive, "directive", Directive).revoked
+        and open_signed(reporter.signed_directive, "directive", Directive).revoked
     )
     small.routes[f"GET /runs/{RUN}/directive"] = lambda body: (
         403,

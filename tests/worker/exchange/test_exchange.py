@@ -226,7 +226,7 @@ def test_no_incarnation_is_renewed_on_a_mere_claim(world):
     a = world.machine(1).start()
     a.round(1)
     with stranger(world, a) as say:
-        say(messages.State(vector={a.exchange.author: 99}, rate=1.0))
+        say(messages.PeerState(vector={a.exchange.author: 99}, rate=1.0))
         time.sleep(0.5)
     assert a.exchange.author.endswith(a.incarnation)
 
@@ -236,7 +236,10 @@ def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(wor
     b.knows(a)
     waits_for(lambda: a.exchange.stats.peers == 1)
     events: list[str] = []
-    settle, send = blobs_module.move_into_place, type(next(iter(a.exchange._hub.links.values())).channel).send
+    settle, send = (
+        blobs_module.move_into_place,
+        type(next(iter(a.exchange._hub.links.values())).channel).send,
+    )
     append = type(a.ledger).append
 
     def settled(*paths):
@@ -376,7 +379,7 @@ def test_a_peer_that_does_not_read_holds_up_nobody_else(world):
     big = a.ledger.blobs.put(bytes(40_000_000))
     with stranger(world, a, reads=False) as say:
         for _ in range(3):
-            say(messages.Want(digest=big))
+            say(messages.BlobRequest(digest=big))
         b.knows(a)
         waits_for(lambda: a.exchange.stats.peers == 2)
         with within(10):

@@ -20,6 +20,7 @@ from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network import connection as link_module
 from barnraise.exchange.network.framing import pack
 from barnraise.exchange.network.transport import ChannelClosedError
+from barnraise.protocol import coordinator_messages
 from barnraise.protocol import messages as messages_module
 from barnraise.protocol.signing import Identity, digest
 
@@ -80,13 +81,13 @@ def test_a_peer_without_a_good_ticket_for_this_run_is_refused(world, caplog, cha
         (lambda w: b"\x00\x00\x00\x05{}", "header has 5"),
         (lambda w: b"\x7f\xff\xff\xff" + b"x" * 100, "says its header has"),
         (lambda w: b"garbage", "a frame"),
-        (lambda w: messages_module.Directives(directive=w.ticket("a" * 64)), "the directive by"),
-        (lambda w: messages_module.Push(header=header(w, STRANGER, sign_as="ticket")), "signature does not match"),
-        (lambda w: messages_module.Push(header=header(w, STRANGER, run=OTHER_RUN)), "is for run"),
-        (lambda w: messages_module.Push(header=header(w, STRANGER, peer="a" * 64)), "is signed by"),
-        (lambda w: messages_module.Push(header=header(w, STRANGER, tokens=1 << 40)), "claims"),
-        (lambda w: messages_module.Push(header=header(w, STRANGER, previous="1" * 64)), "does not continue"),
-        (lambda w: messages_module.Push(header=header(w, Identity(b"n" * 32))), "without a ticket"),
+        (lambda w: messages_module.DirectiveRelay(directive=w.ticket("a" * 64)), "the directive by"),
+        (lambda w: messages_module.UpdatePush(header=header(w, STRANGER, sign_as="ticket")), "signature does not match"),
+        (lambda w: messages_module.UpdatePush(header=header(w, STRANGER, run=OTHER_RUN)), "is for run"),
+        (lambda w: messages_module.UpdatePush(header=header(w, STRANGER, peer="a" * 64)), "is signed by"),
+        (lambda w: messages_module.UpdatePush(header=header(w, STRANGER, tokens=1 << 40)), "claims"),
+        (lambda w: messages_module.UpdatePush(header=header(w, STRANGER, previous="1" * 64)), "does not continue"),
+        (lambda w: messages_module.UpdatePush(header=header(w, Identity(b"n" * 32))), "without a ticket"),
         (lambda w: w.ruling(by=(STRANGER,)), "neither the run's owner nor one of its mirrors"),
         (lambda w: w.ruling(run=OTHER_RUN), "is for run"),
         (lambda w: Fork(one=header(w, STRANGER), other=header(w, STRANGER), ticket=w.ticket(STRANGER.key)), "not two"),
@@ -123,12 +124,14 @@ def test_an_altered_payload_ends_the_connection_and_changes_nothing(world, caplo
     a = world.machine(1).start()
     (first, _), *_ = noise(world)
     name = blake3(first).hexdigest()
-    part = pack(messages_module.Part(digest=name, offset=0, total=len(first)), b"\0" + first[1:])
+    part = pack(
+        messages_module.BlobPart(digest=name, offset=0, total=len(first)), b"\0" + first[1:]
+    )
     refused(
         world,
         a,
         caplog,
-        [messages_module.Push(header=header(world, STRANGER)), part],
+        [messages_module.UpdatePush(header=header(world, STRANGER)), part],
         "not what their digest says",
     )
 
@@ -136,12 +139,12 @@ def test_an_altered_payload_ends_the_connection_and_changes_nothing(world, caplo
 def test_a_payload_of_another_size_than_signed_is_refused(world, caplog):
     a = world.machine(1).start()
     name = blake3(noise(world)[0][0]).hexdigest()
-    part = pack(messages_module.Part(digest=name, offset=0, total=1 << 40), b"x")
+    part = pack(messages_module.BlobPart(digest=name, offset=0, total=1 << 40), b"x")
     refused(
         world,
         a,
         caplog,
-        [messages_module.Push(header=header(world, STRANGER)), part],
+        [messages_module.UpdatePush(header=header(world, STRANGER)), part],
         "its header says",
     )
 
@@ -151,20 +154,25 @@ def test_an_update_whose_integers_are_not_what_its_header_says_is_never_taken(wo
     sound = messages_module.Update.model_validate_json(header(world, STRANGER).body)
     lying = [part.model_copy(update={"sketch": "0" * 16}) for part in sound.fragments]
     parts = [
-        pack(messages_module.Part(digest=blake3(data).hexdigest(), offset=0, total=len(data)), data)
+        pack(
+            messages_module.BlobPart(digest=blake3(data).hexdigest(), offset=0, total=len(data)),
+            data,
+        )
         for data, _ in noise(world)
     ]
-    push = messages_module.Push(header=header(world, STRANGER, fragments=lying))
+    push = messages_module.UpdatePush(header=header(world, STRANGER, fragments=lying))
     refused(world, a, caplog, [push, *parts], "checksum")
 
 
 def test_a_stranger_with_a_good_ticket_and_sound_updates_is_welcome(world):
     a = world.machine(1).start()
     with stranger(world, a) as say:
-        say(messages_module.Push(header=header(world, STRANGER)))
+        say(messages_module.UpdatePush(header=header(world, STRANGER)))
         for data, _ in reversed(noise(world)):
             say(
-                messages_module.Part(digest=blake3(data).hexdigest(), offset=0, total=len(data)),
+                messages_module.BlobPart(
+                    digest=blake3(data).hexdigest(), offset=0, total=len(data)
+                ),
                 data,
             )
         waits_for(lambda: a.ledger.vector() == {f"{STRANGER.key}.{'9' * 16}": 1})
@@ -197,10 +205,14 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
     inbox = a.exchange._hub.inbox
     with stranger(world, a) as say:
         for life in range(20):
-            say(messages_module.Push(header=header(world, STRANGER, incarnation=f"{life:016x}")))
+            say(
+                messages_module.UpdatePush(
+                    header=header(world, STRANGER, incarnation=f"{life:016x}")
+                )
+            )
         data, _ = noise(world)[0]
         name = blake3(data).hexdigest()
-        say(messages_module.Part(digest=name, offset=0, total=len(data)), data[:-1])
+        say(messages_module.BlobPart(digest=name, offset=0, total=len(data)), data[:-1])
         waits_for(lambda: a.ledger.blobs.started(name))
         assert len(inbox._pending) == 3
         b = world.machine(2).start().knows(a)
@@ -208,7 +220,11 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
         world.agree(a, b)
         time.sleep(1.1)
         for life in range(20, 23):
-            say(messages_module.Push(header=header(world, STRANGER, incarnation=f"{life:016x}")))
+            say(
+                messages_module.UpdatePush(
+                    header=header(world, STRANGER, incarnation=f"{life:016x}")
+                )
+            )
         waits_for(lambda: {author[-2:] for author, _ in inbox._pending} == {"14", "15", "16"})
         inbox._cut(f"{STRANGER.key}.{20:016x}", "the test says so")
         assert a.ledger.blobs.started(name), "others still wait for it"
@@ -220,7 +236,7 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
 def test_pieces_nobody_asked_for_are_let_go_by(world):
     a = world.machine(1).start()
     with stranger(world, a) as say:
-        say(messages_module.Part(digest="a" * 64, offset=0, total=10), b"0123456789")
+        say(messages_module.BlobPart(digest="a" * 64, offset=0, total=10), b"0123456789")
         time.sleep(0.2)
         assert (
             a.exchange.stats.peers == 1
@@ -235,7 +251,7 @@ def test_a_revoked_peer_is_dropped_and_not_let_in_again_and_the_directive_travel
     c.knows(a, b)
     b.knows(a)
     waits_for(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))
-    directive = messages_module.Directive(
+    directive = coordinator_messages.Directive(
         run="01890000-0000-7000-8000-000000000001", machine="01890000-0000-7000-8000-000000000001",
         status="training", revoked=[c.identity.key], issued=time.time(),
     )  # fmt: skip
@@ -304,7 +320,7 @@ def test_a_flood_of_messages_slows_its_sender_down_and_nobody_else(world, monkey
 
         async def flood():
             for count in range(400):
-                await channel.send(pack(messages_module.State(vector={}, rate=count)))
+                await channel.send(pack(messages_module.PeerState(vector={}, rate=count)))
 
         run(flood())
         b.knows(a)

@@ -11,14 +11,14 @@ from barnraise.errors import ListError
 from barnraise.protocol import mirror_list
 from barnraise.protocol.mirror_list import (
     Expulsion,
-    Listed,
+    MirrorEntry,
     MirrorList,
-    SignedList,
-    chain_after,
-    ranked,
-    signed_by,
-    taken,
-    written,
+    SignedMirrorList,
+    add_signature,
+    lists_after,
+    merge_chain,
+    rank_mirrors,
+    unsigned_list,
 )
 from barnraise.protocol.signing import Identity
 
@@ -26,9 +26,9 @@ ROOTS = [Identity(bytes([n]) * 32) for n in range(1, 7)]
 NOW, YEAR = 1_800_000_000.0, 31_536_000.0
 
 
-def mirror(n: int, **fields) -> Listed:
+def mirror(n: int, **fields) -> MirrorEntry:
     key = Identity(bytes([100 + n]) * 32).key
-    return Listed(
+    return MirrorEntry(
         key=key, url=f"https://m{n}.example.org", name=f"Mirror {n}", admitted=NOW, **fields
     )
 
@@ -48,8 +48,8 @@ def made(
     said = MirrorList(
         version=version, expires=expires, threshold=threshold, roots=keys, mirrors=listed
     )
-    words = [ROOTS[n].sign("mirrors", said) for n in signers]
-    return written(said).model_copy(
+    words = [ROOTS[n].sign("mirror_list", said) for n in signers]
+    return unsigned_list(said).model_copy(
         update={"signatures": {word.key: word.signature for word in words}}
     )
 
@@ -57,40 +57,41 @@ def made(
 FIRST = made(1)
 
 
-def begun() -> list[SignedList]:
-    return taken([], [FIRST], NOW, FIRST.digest)
+def begun() -> list[SignedMirrorList]:
+    return merge_chain([], [FIRST], NOW, FIRST.digest)
 
 
-def refused(told: SignedList, held=None) -> str:
+def refused(told: SignedMirrorList, held=None) -> str:
     """The sentence; and what was held is held still."""
     held = begun() if held is None else held
     before = list(held)
     with pytest.raises(ListError) as found:
-        taken(held, [told], NOW)
+        merge_chain(held, [told], NOW)
     assert held == before
     return str(found.value)
 
 
 def test_a_newer_list_signed_by_enough_roots_takes_the_place_of_the_one_before():
-    chain = taken(begun(), [made(2, has=(1, 2, 3, 4))], NOW)
+    chain = merge_chain(begun(), [made(2, has=(1, 2, 3, 4))], NOW)
     assert (
-        mirror_list.read(chain[-1]).version == 2 and len(mirror_list.read(chain[-1]).mirrors) == 4
+        mirror_list.parse_list(chain[-1]).version == 2
+        and len(mirror_list.parse_list(chain[-1]).mirrors) == 4
     )
 
 
 def test_the_first_list_is_the_one_that_a_trusted_mirror_names():
     with pytest.raises(ListError, match="is not"):
-        taken([], [FIRST], NOW, "0" * 64)
+        merge_chain([], [FIRST], NOW, "0" * 64)
     alone = made(1, signers=(0,))
     with pytest.raises(ListError, match="signed by 1 of the roots"):
-        taken([], [alone], NOW, alone.digest)
-    assert taken([], [FIRST], NOW, FIRST.digest) == [FIRST]
+        merge_chain([], [alone], NOW, alone.digest)
+    assert merge_chain([], [FIRST], NOW, FIRST.digest) == [FIRST]
 
 
 def test_an_expired_list_is_refused_by_how_long_ago():
     assert refused(made(2, expires=NOW - 86400)) == "the mirror list 2 expired 1.0 days ago"
     with pytest.raises(ListError, match="expired"):
-        taken([], [made(1, expires=NOW)], NOW, made(1, expires=NOW).digest)
+        merge_chain([], [made(1, expires=NOW)], NOW, made(1, expires=NOW).digest)
 
 
 def test_a_list_with_too_few_signatures_is_refused_by_how_many():
@@ -110,13 +111,13 @@ def test_a_list_with_a_strangers_signature_or_a_false_one_is_refused_by_whose():
 def test_new_roots_need_the_old_ones_word_and_their_own():
     assert "of the roots of list 1" in refused(made(2, roots=(3, 4, 5), signers=(3, 4)))
     assert "of its own roots" in refused(made(2, roots=(3, 4, 5), signers=(0, 1, 3)))
-    chain = taken(begun(), [made(2, roots=(3, 4, 5), signers=(0, 1, 3, 4))], NOW)
+    chain = merge_chain(begun(), [made(2, roots=(3, 4, 5), signers=(0, 1, 3, 4))], NOW)
     assert "of the roots of list 2" in refused(made(3, signers=(0, 1)), chain)
     assert "stranger" in refused(made(3, roots=(3, 4, 5), signers=(0, 3, 4)), chain)
 
 
 def test_an_older_list_and_a_second_one_of_the_same_version_are_refused():
-    chain = taken(begun(), [made(3)], NOW)
+    chain = merge_chain(begun(), [made(3)], NOW)
     assert refused(made(2), chain) == "the mirror list 2 is older than 3, which is held already"
     assert refused(made(3, has=(1, 2)), chain).startswith("there are two different mirror lists 3")
 
@@ -128,10 +129,10 @@ def test_who_was_expelled_stays_in_the_list_and_comes_back_under_a_new_key_alone
             at=NOW, last={"a" * 32: 41}, reason="it signed two events with one number"
         ),
     )
-    chain = taken(begun(), [made(2, mirrors=[mirror(1), mirror(2), gone])], NOW)
+    chain = merge_chain(begun(), [made(2, mirrors=[mirror(1), mirror(2), gone])], NOW)
     assert (
-        mirror_list.read(chain[-1]).expelled == {gone.key}
-        and gone.key in mirror_list.read(chain[-1]).keys
+        mirror_list.parse_list(chain[-1]).expelled == {gone.key}
+        and gone.key in mirror_list.parse_list(chain[-1]).keys
     )
     assert "takes back" in refused(made(3), chain)
     assert "says nothing of the mirror" in refused(made(3, has=(1, 2)), chain)
@@ -153,7 +154,7 @@ def test_a_list_that_contradicts_itself_is_refused(changed, sentence):
 @pytest.mark.parametrize("body", ["", "{}", "[]", "<html>", '{"version": 0}', "é" * 9_000])
 def test_what_is_no_list_is_refused(body):
     with pytest.raises(ListError, match=r"malformed|more than 14,000 bytes"):
-        mirror_list.read(SignedList.model_construct(body=body, signatures={}))
+        mirror_list.parse_list(SignedMirrorList.model_construct(body=body, signatures={}))
 
 
 @pytest.mark.parametrize(
@@ -161,13 +162,13 @@ def test_what_is_no_list_is_refused(body):
 )
 def test_an_address_that_is_none_is_refused(url):
     with pytest.raises(ValueError, match="url"):
-        Listed(key="0" * 64, url=url, name="m", admitted=NOW)
+        MirrorEntry(key="0" * 64, url=url, name="m", admitted=NOW)
 
 
 # ---- chains, in whatever order
 
 
-def history(turns: list[bool]) -> list[SignedList]:
+def history(turns: list[bool]) -> list[SignedMirrorList]:
     """A list for each; True: it changes the roots."""
     found, which = [FIRST], 0
     for version, turn in enumerate(turns, start=2):
@@ -186,17 +187,17 @@ def test_whoever_hears_every_chain_in_whatever_order_ends_at_the_newest(turns, s
     whole, chains = history(turns), []
     held = begun()
     for signed in whole:
-        held = taken(held, [signed], NOW)
+        held = merge_chain(held, [signed], NOW)
         chains.append(held)
     order = chains * 2
     random.Random(seed).shuffle(order)
     mine = begun()
     for chain in order:
-        version = mirror_list.read(mine[-1]).version
-        told = [each for each in chain if mirror_list.read(each).version > version]
+        version = mirror_list.parse_list(mine[-1]).version
+        told = [each for each in chain if mirror_list.parse_list(each).version > version]
         if told:
-            mine = taken(mine, told, NOW)
-        assert mirror_list.read(mine[-1]).version >= version, "never back"
+            mine = merge_chain(mine, told, NOW)
+        assert mirror_list.parse_list(mine[-1]).version >= version, "never back"
     assert mine[-1] == whole[-1]
 
 
@@ -205,25 +206,25 @@ def test_whoever_was_away_is_led_to_the_newest_by_what_changed_the_roots_alone(t
     whole = history(turns)
     held = begun()
     for signed in whole:
-        held = taken(held, [signed], NOW)
+        held = merge_chain(held, [signed], NOW)
     away = [whole[min(start, len(turns))]]
-    told = chain_after(held, mirror_list.read(away[-1]).version)
-    assert not told or taken(away, told, NOW)[-1] == whole[-1]
+    told = lists_after(held, mirror_list.parse_list(away[-1]).version)
+    assert not told or merge_chain(away, told, NOW)[-1] == whole[-1]
     assert len(held) <= 2 + sum(turns), "of the others only the newest is kept"
 
 
 def test_expired_lists_on_the_way_lead_to_one_that_holds():
     turn = made(2, roots=(3, 4, 5), signers=(0, 1, 3, 4), expires=NOW - 5)
     newest = made(3, roots=(3, 4, 5), signers=(3, 4))
-    assert taken(begun(), [turn, newest], NOW)[-1] == newest
+    assert merge_chain(begun(), [turn, newest], NOW)[-1] == newest
     assert "expired" in refused(turn)
 
 
 def test_the_longest_chain_fits_into_one_frame():
     long = [mirror(n).model_copy(update={"name": '"' * 100}) for n in range(27)]
-    lists = [made(n, mirrors=long) for n in range(1, mirror_list.CHAIN + 1)]
+    lists = [made(n, mirrors=long) for n in range(1, mirror_list.MAX_LISTS_PER_MESSAGE + 1)]
     assert len(lists[0].body.encode()) > 9_000
-    assert len(mirror_list.Lists(lists=lists).model_dump_json()) < 1 << 18
+    assert len(mirror_list.MirrorLists(lists=lists).model_dump_json()) < 1 << 18
 
 
 # ---- who reports where
@@ -232,23 +233,23 @@ def test_the_longest_chain_fits_into_one_frame():
 @given(machines=st.integers(0, 2**32))
 def test_each_machine_has_an_order_of_its_own_and_keeps_it_when_a_mirror_goes(machines):
     listed = [mirror(n) for n in range(5)]
-    order = ranked(f"{machines:064x}", listed)
+    order = rank_mirrors(f"{machines:064x}", listed)
     assert sorted(order, key=lambda m: m.url) == sorted(listed, key=lambda m: m.url)
-    assert ranked(f"{machines:064x}", listed[::-1]) == order
-    without = ranked(f"{machines:064x}", [m for m in listed if m != order[2]])
+    assert rank_mirrors(f"{machines:064x}", listed[::-1]) == order
+    without = rank_mirrors(f"{machines:064x}", [m for m in listed if m != order[2]])
     assert without == [m for m in order if m != order[2]]
 
 
 def test_machines_spread_evenly_over_the_mirrors():
     listed = [mirror(n) for n in range(4)]
-    first = [ranked(Identity(n.to_bytes(32, "big")).key, listed)[0].key for n in range(400)]
+    first = [rank_mirrors(Identity(n.to_bytes(32, "big")).key, listed)[0].key for n in range(400)]
     counts = [len(list(group)) for _, group in itertools.groupby(sorted(first))]
     assert len(counts) == 4 and min(counts) > 60
 
 
 def test_only_a_list_as_this_version_writes_it_can_be_signed():
-    plain = written(mirror_list.read(FIRST))
-    assert signed_by(ROOTS[0], plain).signatures.keys() == {ROOTS[0].key}
-    later = SignedList(body=plain.body[:-1] + ',"colour":"red"}')
+    plain = unsigned_list(mirror_list.parse_list(FIRST))
+    assert add_signature(ROOTS[0], plain).signatures.keys() == {ROOTS[0].key}
+    later = SignedMirrorList(body=plain.body[:-1] + ',"colour":"red"}')
     with pytest.raises(ListError, match="another version"):
-        signed_by(ROOTS[0], later)
+        add_signature(ROOTS[0], later)

@@ -11,7 +11,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 
 from barnraise.errors import TextError
-from barnraise.protocol.messages import Manifest, Shard
+from barnraise.protocol.coordinator_messages import Shard, TextManifest
 from barnraise.spec import TextSpec
 from barnraise.text.shards import END, Text, documents, encode, prepare, split, train_tokenizer
 
@@ -32,7 +32,7 @@ class Folder:
 
 
 @pytest.fixture(scope="module")
-def stdlib(tmp_path_factory) -> tuple[Manifest, Folder]:
+def stdlib(tmp_path_factory) -> tuple[TextManifest, Folder]:
     folder = Folder(tmp_path_factory.mktemp("blobs"))
     return prepare(TextSpec(), 1024, RUN, folder.put), folder
 
@@ -44,7 +44,7 @@ def counted(folder: Folder, *lengths: int) -> Text:
         shards.append(Shard(digest=folder.put(tokens[:length].tobytes()), tokens=length))
         tokens = tokens[length:]
     return Text(
-        Manifest(run=RUN, vocabulary=65536, tokenizer=None, train=shards, held_out=shards),
+        TextManifest(run=RUN, vocabulary=65536, tokenizer=None, train=shards, held_out=shards),
         folder.locate,
     )
 

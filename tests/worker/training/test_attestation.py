@@ -6,9 +6,14 @@ import pytest
 from helpers.fake_coordinator import MACHINE, RUN
 
 from barnraise.errors import MessageError
-from barnraise.protocol import messages
-from barnraise.protocol.messages import Signed, SignedHeader, SignedWord, Update, Witness
-from barnraise.protocol.signing import Identity, check_testimony, digest
+from barnraise.protocol import coordinator_messages
+from barnraise.protocol.coordinator_messages import (
+    AttestationStatement,
+    SignedHeader,
+    SignedStatement,
+)
+from barnraise.protocol.messages import Signed, Update
+from barnraise.protocol.signing import Identity, check_attestation, digest
 from barnraise.training.attestation import Witnessing
 
 
@@ -33,17 +38,17 @@ def test_a_machine_testifies_to_what_is_new_of_others_some_at_a_time_and_anybody
         each.author: each for each in (*(head(author, 2) for author in authors), head(ours, 5))
     }
     first = witnessing.testimonies(heads)
-    assert [check_testimony(each, RUN, ours.key).peer for each in first] == [
+    assert [check_attestation(each, RUN, ours.key).peer for each in first] == [
         authors[2].key,
         authors[1].key,
     ]
     assert witnessing.testimonies(heads) == (), "a minute has to pass"
     second = witnessing.testimonies(heads, at_once=True)
-    assert [check_testimony(each, RUN).peer for each in second] == [authors[0].key]
+    assert [check_attestation(each, RUN).peer for each in second] == [authors[0].key]
     assert witnessing.testimonies(heads, at_once=True) == (), "nothing is new"
     heads[heads_of := next(iter(heads))] = head(authors[0], 3)
     assert [
-        check_testimony(each, RUN).seq for each in witnessing.testimonies(heads, at_once=True)
+        check_attestation(each, RUN).seq for each in witnessing.testimonies(heads, at_once=True)
     ] == [3], heads_of
 
 
@@ -73,13 +78,15 @@ def test_a_testimony_that_proves_something_else_is_refused(spoilt, said):
     signed = (Identity(spoilt["signer"] * 32) if "signer" in spoilt else author).sign(
         "update", update
     )
-    word = Witness(
+    word = AttestationStatement(
         run=spoilt.get("run", RUN),
         author=spoilt.get("author", update.author),
         head=spoilt.get("head", digest(signed.body)),
     )
     by = witness.sign("witness", word)
     head = signed.model_dump() | {"body": signed.body + spoilt.get("body", "")}
-    told = messages.Testimony(head=SignedHeader(**head), witness=SignedWord(**by.model_dump()))
+    told = coordinator_messages.Attestation(
+        head=SignedHeader(**head), statement=SignedStatement(**by.model_dump())
+    )
     with pytest.raises(MessageError, match=said):
-        check_testimony(told, RUN, (Identity(b"b" * 32) if "witness" in spoilt else witness).key)
+        check_attestation(told, RUN, (Identity(b"b" * 32) if "witness" in spoilt else witness).key)

@@ -15,17 +15,17 @@ from barnraise.errors import (
     StateError,
     TicketError,
 )
-from barnraise.protocol.enums import Role, Status
-from barnraise.protocol.messages import (
+from barnraise.protocol.coordinator_messages import (
     Directive,
     JoinReply,
-    Manifest,
     MirrorView,
     Problem,
     RunView,
     Shard,
-    Ticket,
+    TextManifest,
 )
+from barnraise.protocol.enums import Role, RunStatus
+from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import Home, Membership
@@ -43,7 +43,7 @@ class Site(Small):
         shard = [Shard(digest="1" * 64, tokens=1000)]
         self.manifest = OWNER.sign(
             "manifest",
-            Manifest(run=RUN, vocabulary=256, tokenizer=None, train=shard, held_out=shard),
+            TextManifest(run=RUN, vocabulary=256, tokenizer=None, train=shard, held_out=shard),
         )
         self.spec = dict(
             owner=OWNER.key, roots=(self.identity.key,), manifest=digest(self.manifest.body)
@@ -52,7 +52,7 @@ class Site(Small):
             run=RUN, peer=machine, machine=MACHINE, volunteer="0" * 64, roles=[Role.WORKER], issued=0, expires=9e9,
             mirror=self.identity.key,
         )  # fmt: skip
-        self.launched, self.status = True, Status.TRAINING
+        self.launched, self.status = True, RunStatus.TRAINING
         self.routes["GET /runs/a-run"] = lambda body: self.view()
         self.routes[f"POST /runs/{RUN}/join"] = lambda body: self.reply()
 
@@ -70,7 +70,11 @@ class Site(Small):
     def reply(self) -> JoinReply:
         ticket = self.identity.sign("ticket", Ticket(**self.ticket)) if self.launched else None
         return JoinReply(
-            run=self.view(), ticket=ticket, directive=self.signed_directive(), mark=7, peers=[]
+            run=self.view(),
+            ticket=ticket,
+            directive=self.signed_directive(),
+            acknowledged=7,
+            peers=[],
         )
 
 
@@ -113,7 +117,11 @@ def test_with_nobody_to_ask_a_machine_enters_by_what_its_folder_kept(home, site)
     with pytest.raises(CoordinatorGone, match="does not answer"):
         entered(home, "another-run")
     out = Directive(
-        run=RUN, machine=MACHINE, status=Status.TRAINING, revoked=[STRANGER.key], issued=time.time()
+        run=RUN,
+        machine=MACHINE,
+        status=RunStatus.TRAINING,
+        revoked=[STRANGER.key],
+        issued=time.time(),
     )
     (home.path / "runs" / RUN / DIRECTIVE).write_text(
         site.identity.sign("directive", out).model_dump_json()
@@ -173,7 +181,7 @@ def replaced(site: Site, **spec) -> None:
                 "signed_directive",
                 lambda: STRANGER.sign(
                     "directive",
-                    Directive(run=RUN, machine=MACHINE, status=Status.TRAINING, issued=0),
+                    Directive(run=RUN, machine=MACHINE, status=RunStatus.TRAINING, issued=0),
                 ),
             ),
             MessageError,
@@ -191,7 +199,7 @@ def test_what_does_not_hang_together_is_refused_and_nothing_is_pinned(home, site
 
 
 def test_a_run_that_has_ended_and_one_that_is_refused_are_a_sentence(home, site):
-    site.launched, site.status = False, Status.CANCELLED
+    site.launched, site.status = False, RunStatus.CANCELLED
     with pytest.raises(CoordinatorError, match="is cancelled: there is nothing to train"):
         entered(home)
     site.routes[f"POST /runs/{RUN}/join"] = lambda body: (

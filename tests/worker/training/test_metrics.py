@@ -6,7 +6,7 @@ import pytest
 from helpers import paths
 
 from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.protocol.messages import Reports
+from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.reports import PlanView
 from barnraise.spec import preset
 from barnraise.training.metrics import Progress

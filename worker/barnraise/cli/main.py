@@ -49,7 +49,7 @@ from barnraise.cli.plan import app as planning
 from barnraise.cli.verdict import app as judging
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import BarnraiseError, CoordinatorError, CoordinatorGone, StateError
-from barnraise.protocol.messages import EnrolmentStatus, Machine
+from barnraise.protocol.coordinator_messages import EnrolmentStatus, MachineDescription
 from barnraise.state_dir import Home, Membership
 
 app = typer.Typer(
@@ -303,8 +303,8 @@ def export(
 ) -> None:
     """Write this machine's last state of a run for Hugging Face's GPT-2 class."""
     from barnraise.exchange.ledger.blob_store import Blobs
-    from barnraise.protocol.messages import Manifest
-    from barnraise.protocol.signing import opened
+    from barnraise.protocol.coordinator_messages import TextManifest
+    from barnraise.protocol.signing import open_signed
     from barnraise.spec import RunSpec
     from barnraise.training.checkpoint import Checkpoint
     from barnraise.training.checkpoint import export as write
@@ -317,7 +317,7 @@ def export(
         raise StateError(f"this machine has never worked on '{run}'")
     folder_of_run = place.path / "runs" / kept.id
     model = RunSpec.from_json(kept.spec).model
-    tokenizer = opened(kept.manifest, "manifest", Manifest).tokenizer
+    tokenizer = open_signed(kept.manifest, "manifest", TextManifest).tokenizer
     blob = Blobs(folder_of_run / "blobs").path(tokenizer) if tokenizer else None
     if state_mark(folder_of_run / "state") is None:
         saved = Checkpoint(folder_of_run / "checkpoint").restore()
@@ -336,9 +336,9 @@ def export(
     out.print(f"Wrote the weights at {at:,} tokens to {folder}")
 
 
-def machine(name: str) -> Machine:
+def machine(name: str) -> MachineDescription:
     """What this machine says of itself when it enrols."""
-    return Machine(
+    return MachineDescription(
         hostname=(name or platform.node())[:100],
         system=f"{platform.system()} {platform.release()}"[:100],
         processor=(platform.processor() or platform.machine())[:100],
@@ -362,19 +362,19 @@ def line(status: dict[str, Any]) -> Line:
         (f"{status['activity']:<10}", "bold" if status["activity"] == "training" else "yellow"),
         f" step {status['step']:>6,}  loss {loss:>6}  {status['rate']:>8,.0f} tok/s  ",
         f"↑{status['updates_sent']:>4} ↓{status['updates_received']:>4}  {status['peers']} peers  ",
-        trading(status.get("trade")),  # a folder of an older version does not say
+        trading(status.get("exchange")),  # a folder of an older version does not say
         (f"{share:>4.0%}", "cyan"),
     )
 
 
-def trading(trade: dict[str, Any] | None) -> str:
+def trading(exchange: dict[str, Any] | None) -> str:
     """Rounds, what is said of an update, what goes over the line."""
-    if not trade:
+    if not exchange:
         return ""
-    up, uplink = trade["sent_rate"], trade["uplink_rate"]
+    up, uplink = exchange["sent_rate"], exchange["uplink_rate"]
     of_line = f" ({up / uplink:.0%} of the line)" if uplink > up > 0 else ""
-    lag = f"  {trade['lag']:,} behind" if trade["lag"] else ""
-    return f"{trade['round_steps']} steps a round, {trade['bits']:.3g} bits  {speed(up)} up{of_line}{lag}  "
+    lag = f"  {exchange['lag']:,} behind" if exchange["lag"] else ""
+    return f"{exchange['round_steps']} steps a round, {exchange['bits_per_parameter']:.3g} bits  {speed(up)} up{of_line}{lag}  "
 
 
 def neighbours(status: dict[str, Any]) -> Table:

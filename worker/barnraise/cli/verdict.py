@@ -14,7 +14,7 @@ from barnraise.cli.plan import HomeOption
 from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import Ruling, Verdict
+from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.state_dir import Home
 
 if TYPE_CHECKING:
@@ -66,8 +66,10 @@ def verdict(
         cuts = {author: after for author in _lives(ledger, peer, after)} if peer else {}
         made = judged(ledger, kept.id, cuts, _singles(update or []), spec.verdict_horizon, reason)
     signed = place.identity.sign("verdict", made)
-    ruling = Ruling(body=signed.body, signatures={signed.key: signed.signature})
-    write_atomically(folder / VERDICT_FOLDER / f"{digest(signed.body)}.json", ruling.model_dump_json().encode())
+    ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
+    write_atomically(
+        folder / VERDICT_FOLDER / f"{digest(signed.body)}.json", ruling.model_dump_json().encode()
+    )
     out.print(
         "Signed. This machine's worker hands it to the others: now if it runs, else when it is next started."
     )

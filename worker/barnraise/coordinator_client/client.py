@@ -10,14 +10,14 @@ from pydantic import ValidationError
 
 from barnraise import __version__
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError
-from barnraise.protocol.messages import (
+from barnraise.protocol.coordinator_messages import (
+    Attestation,
     Enrolment,
     EnrolmentRequest,
     EnrolmentStatus,
     JoinReply,
     JoinRequest,
-    Machine,
-    Manifest,
+    MachineDescription,
     MirrorView,
     Problem,
     ReportReply,
@@ -25,12 +25,12 @@ from barnraise.protocol.messages import (
     RunPage,
     RunView,
     ServerTime,
-    Signed,
-    Testimony,
+    TextManifest,
 )
-from barnraise.protocol.mirror_list import Lists, SignedList
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
 from barnraise.protocol.reports import HardwareView, Report
-from barnraise.protocol.signing import Identity, M, opened
+from barnraise.protocol.signing import Identity, M, open_signed
 from barnraise.protocol.types import Address, Message
 from barnraise.state_dir import Membership
 
@@ -77,11 +77,11 @@ class Coordinator:
         return False
 
     @property
-    def chain(self) -> list[SignedList]:
+    def chain(self) -> list[SignedMirrorList]:
         """The mirror lists held: none, where there is one coordinator alone."""
         return []
 
-    def heard(self, lists: Sequence[SignedList]) -> None:
+    def heard(self, lists: Sequence[SignedMirrorList]) -> None:
         """Nothing: what it told when it was met is all that is believed."""
 
     def now(self) -> float:
@@ -95,7 +95,7 @@ class Coordinator:
         self._ahead = view.time - self._clock()
         return view
 
-    def enrol(self, machine: Machine) -> Enrolment:
+    def enrol(self, machine: MachineDescription) -> Enrolment:
         request = EnrolmentRequest(
             mirror=self.mirror, key=self.identity.key, machine=machine, issued=self.now()
         )
@@ -117,7 +117,7 @@ class Coordinator:
         request = JoinRequest(version=__version__, addresses=addresses, hardware=hardware)
         return self._ask("POST", f"/runs/{run}/join", request, JoinReply)
 
-    def manifest(self, run: str, manifest: Manifest) -> RunView:
+    def manifest(self, run: str, manifest: TextManifest) -> RunView:
         return self._ask(
             "POST", f"/runs/{run}/manifest", self.identity.sign("manifest", manifest), RunView
         )
@@ -127,18 +127,18 @@ class Coordinator:
         run: str,
         reports: list[Report],
         heeds: Sequence[str] = (),
-        witnessed: Sequence[Testimony] = (),
+        witnessed: Sequence[Attestation] = (),
     ) -> ReportReply:
-        sent = Reports(reports=reports, heeds=list(heeds), witnessed=list(witnessed))
+        sent = Reports(reports=reports, applied_verdicts=list(heeds), attestations=list(witnessed))
         return self._ask("POST", f"/runs/{run}/reports", sent, ReportReply)
 
     def listen(self, run: str) -> ReportReply:
         """What a report would be answered, without one."""
         return self._ask("GET", f"/runs/{run}/directive", None, ReportReply)
 
-    def mirrors(self, after: int) -> Lists:
+    def mirrors(self, after: int) -> MirrorLists:
         """The mirror lists past this version that lead to the newest."""
-        return self._ask("GET", f"/mirrors/list?after={after}", None, Lists)
+        return self._ask("GET", f"/mirrors/list?after={after}", None, MirrorLists)
 
     def close(self) -> None:
         self._http.close()
@@ -155,7 +155,7 @@ class Coordinator:
         }  # the site logs it, so that one can find the other's line
         headers |= {"Content-Type": "application/json"} if body else {}
         if self.mirror:
-            token = self.identity.request_token(self.mirror, method, path, body, self.now())
+            token = self.identity.sign_request(self.mirror, method, path, body, self.now())
             headers["Authorization"] = f"Barnraise {token}"
         status, answer = self._exchange(method, path, body, headers)
         try:
@@ -200,7 +200,7 @@ class Coordinator:
     def _learn_time(self, signed: Signed) -> bool:
         """Whether the mirror's own signed time changes what we would sign."""
         try:
-            told = opened(signed, "time", ServerTime, self.mirror)
+            told = open_signed(signed, "time", ServerTime, self.mirror)
         except MessageError:
             return False
         before, self._ahead = self._ahead, told.time - self._clock()

@@ -20,28 +20,27 @@ from pydantic import ValidationError
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.durable_io import write_atomically
 from barnraise.errors import CoordinatorError, CoordinatorGone, ListError, MessageError
-from barnraise.protocol.messages import (
+from barnraise.protocol.coordinator_messages import (
+    Attestation,
     Directive,
     JoinReply,
-    Manifest,
-    Peer,
     ReportReply,
     RunView,
-    Signed,
-    Testimony,
+    TextManifest,
 )
+from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.mirror_list import (
-    CHAIN,
-    Listed,
-    Lists,
+    MAX_LISTS_PER_MESSAGE,
+    MirrorEntry,
     MirrorList,
-    SignedList,
-    ranked,
-    read,
-    taken,
+    MirrorLists,
+    SignedMirrorList,
+    merge_chain,
+    parse_list,
+    rank_mirrors,
 )
 from barnraise.protocol.reports import HardwareView, Report
-from barnraise.protocol.signing import Identity, opened
+from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Address
 from barnraise.state_dir import Home, Membership
 
@@ -66,8 +65,8 @@ class Choice:
         self._failures: dict[str, int] = {}  # in a row
         self._until: dict[str, float] = {}  # of those that are away: when to look after them
 
-    def listed(self, mirrors: Sequence[Listed]) -> None:
-        self.order = [each.key for each in ranked(self._machine, mirrors)]
+    def listed(self, mirrors: Sequence[MirrorEntry]) -> None:
+        self.order = [each.key for each in rank_mirrors(self._machine, mirrors)]
 
     def pick(self) -> str:
         """The first that is not away; where all are, the one to look after first."""
@@ -121,7 +120,7 @@ class Mirrored:
         """`path`: where the list is kept."""
         self.identity, self._path, self._clock = identity, path, clock
         mirror = membership.mirror
-        self._own = Listed.model_construct(
+        self._own = MirrorEntry.model_construct(
             key=mirror.key, url=membership.url, name=mirror.name, admitted=0.0
         )
         self._lock = threading.RLock()
@@ -189,7 +188,7 @@ class Mirrored:
         self._heed(reply.directive)
         return reply
 
-    def manifest(self, run: str, manifest: Manifest) -> RunView:
+    def manifest(self, run: str, manifest: TextManifest) -> RunView:
         return self._anywhere(lambda client: client.manifest(run, manifest))
 
     def report(
@@ -197,7 +196,7 @@ class Mirrored:
         run: str,
         reports: list[Report],
         heeds: Sequence[str] = (),
-        witnessed: Sequence[Testimony] = (),
+        witnessed: Sequence[Attestation] = (),
     ) -> ReportReply:
         hardware = self._whereabouts.get(run, Whereabouts()).hardware
         self._whereabouts[run] = Whereabouts(tuple(reports[-1].addresses), hardware)
@@ -229,13 +228,15 @@ class Mirrored:
 
     @property
     def newest(self) -> MirrorList | None:
-        return read(self.chain[-1]) if self.chain else None
+        return parse_list(self.chain[-1]) if self.chain else None
 
-    def heard(self, lists: Sequence[SignedList]) -> None:
+    def heard(self, lists: Sequence[SignedMirrorList]) -> None:
         """Takes what a mirror or a peer told, if it is newer and holds; else says why in the log."""
         with self._lock:
             try:
-                chain = taken(self.chain, lists, self.now(), self._vouched)[-CHAIN:]
+                chain = merge_chain(self.chain, lists, self.now(), self._vouched)[
+                    -MAX_LISTS_PER_MESSAGE:
+                ]
             except ListError as error:
                 log.warning("%s", error)
                 return
@@ -246,15 +247,17 @@ class Mirrored:
             self._now()
         log.info("the mirrors are now %s", ", ".join(each.url for each in self._live()))
         try:
-            write_atomically(self._path, Lists(lists=chain).model_dump_json(indent=1).encode())
+            write_atomically(
+                self._path, MirrorLists(lists=chain).model_dump_json(indent=1).encode()
+            )
         except OSError as error:
             log.error("the mirror list could not be kept: %s", error)
 
-    def _kept(self) -> list[SignedList]:
+    def _kept(self) -> list[SignedMirrorList]:
         """What lies on disk, where it is of the mirror that knows this machine."""
         try:
-            chain = Lists.model_validate_json(self._path.read_bytes()).lists
-            return chain if chain and self._own.key in read(chain[-1]).keys else []
+            chain = MirrorLists.model_validate_json(self._path.read_bytes()).lists
+            return chain if chain and self._own.key in parse_list(chain[-1]).keys else []
         except FileNotFoundError:
             return []
         except (ValidationError, ListError, OSError) as error:
@@ -263,9 +266,9 @@ class Mirrored:
             )
             return []
 
-    def _live(self) -> list[Listed]:
+    def _live(self) -> list[MirrorEntry]:
         newest = self.newest
-        return newest.live if newest else [self._own]
+        return newest.active if newest else [self._own]
 
     def _listed(self) -> None:
         """The list changed."""
@@ -281,13 +284,13 @@ class Mirrored:
     def _heed(self, signed: Signed) -> None:
         """A directive names the newest list that its mirror has."""
         try:
-            directive = opened(signed, "directive", Directive, self._current)
+            directive = open_signed(signed, "directive", Directive, self._current)
         except MessageError:
             return  # whoever acts on it says so aloud
         newest = self.newest
-        if directive.mirrors > (newest.version if newest else 0):
-            if newest is None and directive.listed:
-                self._vouched = directive.listed
+        if directive.mirror_list_version > (newest.version if newest else 0):
+            if newest is None and directive.mirror_list_digest:
+                self._vouched = directive.mirror_list_digest
             self._now()
 
     # ---- asking

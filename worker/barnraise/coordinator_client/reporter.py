@@ -16,11 +16,12 @@ from pathlib import Path
 from barnraise import __version__
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
+from barnraise.protocol.coordinator_messages import Attestation, Directive, ReportReply
 from barnraise.protocol.enums import Activity
-from barnraise.protocol.messages import Directive, Peer, ReportReply, Signed, Testimony
-from barnraise.protocol.reports import CheckpointView, PlanView, Point, Report, TradeView
-from barnraise.protocol.signing import opened
-from barnraise.protocol.verdicts import Ruling
+from barnraise.protocol.messages import Peer, Signed
+from barnraise.protocol.reports import CheckpointView, ExchangeView, LossPoint, PlanView, Report
+from barnraise.protocol.signing import open_signed
+from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.sqlite import transaction
 
 log = logging.getLogger("barnraise.coordinator_client.reporter")
@@ -59,9 +60,9 @@ class Numbers:
     anchor: str | None = None
     plan: PlanView | None = None
     step_seconds: float | None = None
-    trade: TradeView | None = None
+    exchange: ExchangeView | None = None
     checkpoint: CheckpointView | None = None
-    points: tuple[Point, ...] = field(default=(), compare=False)  # new ones only
+    points: tuple[LossPoint, ...] = field(default=(), compare=False)  # new ones only
 
 
 class Spool:
@@ -138,17 +139,17 @@ class Reporter:
         self.directive = directive
         self.refused: str | None = None
         self.heeds: tuple[str, ...] = ()
-        self.witnessed: tuple[Testimony, ...] = ()
+        self.witnessed: tuple[Attestation, ...] = ()
         self._coordinator, self._run, self._machine, self._spool = coordinator, run, machine, spool
         self._lock = threading.Lock()
         self._numbers = Numbers()
-        self._points: deque[Point] = deque(maxlen=4096)
+        self._points: deque[LossPoint] = deque(maxlen=4096)
         self.signed_directive: Signed | None = (
             None  # as it came: proof, for peers that cannot reach a coordinator
         )
         self._peers: list[Peer] = []
         self._ticket: Signed | None = None
-        self._rulings: list[Ruling] = []
+        self._rulings: list[SignedVerdict] = []
         self._posted = 0  # the last seq posted since this start; the mark lags behind it
         self._mark = 0
         self._told = coordinator.turn()  # the mirror that these two are about
@@ -187,7 +188,7 @@ class Reporter:
             taken, self._peers = self._peers, []
             return taken
 
-    def taken_rulings(self) -> list[Ruling]:
+    def taken_rulings(self) -> list[SignedVerdict]:
         """As they came: whoever heeds them looks at who signed them."""
         with self._lock:
             taken, self._rulings = self._rulings, []
@@ -290,16 +291,18 @@ class Reporter:
             reply = self._coordinator.report(self._run, batch, self.heeds, witnessed)
             self._heard = time.monotonic()
             self._take(reply)
-            if reply.mark > self._mark or reply.mark == self._spool.last:
-                self._mark, self._moved = reply.mark, self._heard
-            self._spool.drop(reply.mark)
+            if reply.acknowledged > self._mark or reply.acknowledged == self._spool.last:
+                self._mark, self._moved = reply.acknowledged, self._heard
+            self._spool.drop(reply.acknowledged)
             self._posted = batch[-1].seq
             if self._until and time.monotonic() > self._until:
                 return
 
     def _take(self, reply: ReportReply) -> None:
         try:
-            directive = opened(reply.directive, "directive", Directive, self._coordinator.mirror)
+            directive = open_signed(
+                reply.directive, "directive", Directive, self._coordinator.mirror
+            )
         except MessageError as error:
             log.error("%s", error)
             return
@@ -318,7 +321,7 @@ class Reporter:
         with self._lock:
             self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers
-            self._rulings = reply.rulings or self._rulings
+            self._rulings = reply.verdicts or self._rulings
 
 
 def backoff(every: float, failures: int) -> float:

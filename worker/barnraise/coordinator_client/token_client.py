@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from barnraise import __version__
 from barnraise.coordinator_client.client import MAX_ANSWER, SECONDS
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
-from barnraise.protocol.messages import Problem
+from barnraise.protocol.coordinator_messages import Problem
 from barnraise.state_dir import Home
 
 TOKEN, SITE = "BARNRAISE_TOKEN", "BARNRAISE_SITE"

@@ -41,9 +41,9 @@ from barnraise.exchange.server import PeerServer
 from barnraise.exchange.stats import ExchangeStats, collect_stats
 from barnraise.protocol.enums import Role
 from barnraise.protocol.messages import FragmentUpdate, Peer, Signed, Ticket, Update
-from barnraise.protocol.mirror_list import SignedList, read
-from barnraise.protocol.signing import Identity, digest, opened
-from barnraise.protocol.verdicts import Ruling
+from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
+from barnraise.protocol.signing import Identity, digest, open_signed
+from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")
@@ -85,7 +85,7 @@ class Exchange:
             recognised=self.on_own_update,
             cut=self._cut,
             archive=spec.verdict_horizon
-            if Role.ARCHIVE in opened(ticket, "ticket", Ticket).roles
+            if Role.ARCHIVE in open_signed(ticket, "ticket", Ticket).roles
             else None,
         )
         self._hub.inbox.refetch = lambda digest, size: self.fetch_blobs({digest: size}, REPAIR)
@@ -301,7 +301,7 @@ class Exchange:
     def stats(self) -> ExchangeStats:
         return collect_stats(self._hub, self._audit.findings, self._rhythm)
 
-    def apply_verdict(self, ruling: Ruling) -> None:
+    def apply_verdict(self, ruling: SignedVerdict) -> None:
         """Heeds a verdict, and hands it to the peers. Raises MessageError for one that proves nothing."""
         self._await(self._hub.court.take(ruling), None)
 
@@ -328,9 +328,9 @@ class Exchange:
         """These keys are out. `directive`: the signed proof, passed on to peers who cannot reach a coordinator."""
         self._tell(self._hub.revoke, frozenset(keys), directive)
 
-    def set_mirror_lists(self, lists: list[SignedList]) -> list[SignedList]:
+    def set_mirror_lists(self, lists: list[SignedMirrorList]) -> list[SignedMirrorList]:
         """The mirror lists this machine holds, for the peers. Returns those of the peers, where they are newer."""
-        register, version = self._hub.register, read(lists[-1]).version if lists else 0
+        register, version = self._hub.register, parse_list(lists[-1]).version if lists else 0
         if version > register.version:
             self._tell(register.know, lists)
         return register.chain if register.version > version else []

@@ -33,7 +33,7 @@ from barnraise.exchange.network.framing import unpack
 from barnraise.exchange.network.rate_limit import FairShare
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
 from barnraise.protocol import messages, types, verdicts
-from barnraise.protocol.mirror_list import Lists
+from barnraise.protocol.mirror_list import MirrorLists
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -181,7 +181,7 @@ class PeerServer:
         if directive and keys - self._proven:
             self._proven, self._directive = self._proven | keys, directive
             for link in self.links.values():
-                link.send_message(messages.Directives(directive=directive))
+                link.send_message(messages.DirectiveRelay(directive=directive))
 
     def frozen(self, frozen: Frozen, questions: list[Question]) -> None:
         """The loop copied its anchor for these questions."""
@@ -249,7 +249,7 @@ class PeerServer:
             self._spawn(self.disk(self.ledger.met.keep_peer, peer))
         self.gossip.linked(link.key, now)
         if self._directive:
-            link.send_message(messages.Directives(directive=self._directive))
+            link.send_message(messages.DirectiveRelay(directive=self._directive))
         log.info("connected to %s", link.key[:8])
         self.poke()
         return True
@@ -307,67 +307,67 @@ class PeerServer:
     async def _handle(self, link: Connection, message: types.Message, payload: memoryview) -> None:
         now = self._loop.time()
         match message:
-            case messages.State():
+            case messages.PeerState():
                 message = self.court.counting(message)
                 self.gossip.told_state(link.key, message, now)
                 self.court.compare(link.key, message)
                 self.register.answer(link.key, message, now)
-            case messages.Push():
+            case messages.UpdatePush():
                 update = await self.inbox.header(link.key, message, now)
                 if update and update.peer == self.transport.key:
                     self._recognised(update)
-            case messages.Part():
+            case messages.BlobPart():
                 await self._take(link, message, payload)
                 return  # nothing to decide
-            case messages.Ask():
+            case messages.UpdateRequest():
                 if not message.headers:
                     self.gossip.asked(link.key, message.author)
                 for seq in asked(self.ledger, message):
                     link.send_update(message.author, seq, not message.headers)
                 return
-            case messages.Want():
+            case messages.BlobRequest():
                 if any(blobs.has(message.digest) for blobs in (self.ledger.blobs, self.desk.cuts)):
                     link.send_blob(message.digest, message.offset)
                 else:
-                    link.send_message(messages.Missing(digest=message.digest))
+                    link.send_message(messages.BlobMissing(digest=message.digest))
                 return
-            case messages.Missing():
+            case messages.BlobMissing():
                 for author, seq in self.inbox.needing(message.digest):
                     self.gossip.failed(link.key, author, seq, now)
                 self.fetcher.missing(link.key, message.digest, now)
-            case messages.CutWant():
+            case messages.SnapshotRequest():
                 self.cuts.wanted(link.key, message.vector, now)
-            case messages.Cut():
+            case messages.SnapshotManifest():
                 self.cuts.came(link.key, message)
-            case messages.Peers():
+            case messages.PeerList():
                 self.gossip.circle.introduce(message.peers, now, vouched=False)
-            case messages.Directives():
+            case messages.DirectiveRelay():
                 self.revoke(self.door.directed(message.directive), message.directive)
-            case verdicts.Ruling() | Fork():
+            case verdicts.SignedVerdict() | Fork():
                 await self.court.take(message, link.key)
-            case Lists():
+            case MirrorLists():
                 self.register.heard(message)
             case messages.Hello():
                 link.renew_introduction(message, self.door.checked(link.key, message))
                 self.inbox.met(link.key, message.ticket)
-            case messages.Bye():
+            case messages.Disconnect():
                 self.gossip.parting(link.key, now)
                 raise ChannelClosedError(message.reason)
         self.poke()
 
-    async def _take(self, link: Connection, part: messages.Part, payload: memoryview) -> None:
+    async def _take(self, link: Connection, part: messages.BlobPart, payload: memoryview) -> None:
         if self.fetcher.wants(part.digest):
             await self.fetcher.take(link.key, part, payload)
         elif await self.inbox.part(link.key, part, payload, self._loop.time()):
             self.poke()
 
-    def _state(self, link: Connection) -> messages.State | None:
+    def _state(self, link: Connection) -> messages.PeerState | None:
         if (state := self.gossip.tell(link.key, self._loop.time())) is None:
             return None
         said = {
-            "verdicts": self.ledger.verdicts.digest,
-            "heads": self.ledger.summary,
-            "mirrors": self.register.version,
+            "verdicts_digest": self.ledger.verdicts.digest,
+            "heads_digest": self.ledger.summary,
+            "mirror_list_version": self.register.version,
         }
         return state.model_copy(update=said)
 
@@ -411,9 +411,9 @@ class PeerServer:
             case g.TellState():
                 link.schedule_state()
             case g.Goodbye():
-                link.send_message(messages.Bye(reason="this machine has enough links"))
+                link.send_message(messages.Disconnect(reason="this machine has enough links"))
             case g.TellPeers():
-                link.send_message(messages.Peers(peers=list(action.peers)))
+                link.send_message(messages.PeerList(peers=list(action.peers)))
             case g.PushUpdate():
                 link.send_update(action.author, action.seq)
             case g.AskFor():

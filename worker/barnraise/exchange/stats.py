@@ -6,7 +6,7 @@ from barnraise.exchange.compression.scheme import CHUNK
 from barnraise.exchange.ledger.anchor_scrub import Findings
 from barnraise.exchange.pacing.round_schedule import Rhythm
 from barnraise.exchange.server import PeerServer
-from barnraise.protocol.reports import TradeView
+from barnraise.protocol.reports import ExchangeView
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class ExchangeStats:
     damaged_fragment: str | None = None  # the fragment that is not
 
     @property
-    def summary(self) -> TradeView | None:
+    def summary(self) -> ExchangeView | None:
         if self.round_schedule is None:
             return None
         form = self.round_schedule.form
-        return TradeView(
-            round_steps=self.round_schedule.steps, form=str(form), density=form.kept / CHUNK, bits=form.bits_a_parameter,
+        return ExchangeView(
+            round_steps=self.round_schedule.steps, scheme=str(form), density=form.kept / CHUNK, bits_per_parameter=form.bits_a_parameter,
             sent_rate=self.sent_rate, received_rate=self.received_rate, uplink_rate=self.uplink_rate, lag=self.updates_behind,
         )  # fmt: skip
 
@@ -73,7 +73,11 @@ def collect_stats(hub: PeerServer, findings: Findings, rhythm: Rhythm | None) ->
         round_schedule=rhythm,
         neighbours=tuple(
             NeighbourStats(
-                link.key, _lag(vector, tie.vector), link.sent_meter.rate, link.received_meter.rate, tie.agrees
+                link.key,
+                _lag(vector, tie.vector),
+                link.sent_meter.rate,
+                link.received_meter.rate,
+                tie.agrees,
             )
             for link in links
             if (tie := known.get(link.key))

@@ -8,7 +8,7 @@ class Role(StrEnum):
     ARCHIVE = "archive"  # keeps updates for the verdict horizon
 
 
-class Status(StrEnum):
+class RunStatus(StrEnum):
     """Where a run is in its life. The coordinator decides; workers obey."""
 
     DRAFT = "draft"  # being written, or waiting for its text to be prepared

@@ -16,12 +16,20 @@ from pydantic import Field, ValidationError
 
 from barnraise.errors import ListError, MessageError
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.signing import Identity, digest, opened
-from barnraise.protocol.types import Count, Key, Message, Short, Signature, Time, Words
+from barnraise.protocol.signing import Identity, digest, open_signed
+from barnraise.protocol.types import (
+    Count,
+    Message,
+    PlainText,
+    PublicKey,
+    ShortText,
+    Signature,
+    UnixTime,
+)
 
-MIRRORS, ROOTS, LIVES = 32, 9, 8  # of one list; and logs of one mirror
-BODY = 14_000  # bytes of a list's text
-CHAIN = 6  # lists told at once: as JSON in JSON they fit a frame's header
+MAX_MIRRORS, MAX_ROOT_KEYS, MAX_LOGS_PER_MIRROR = 32, 9, 8  # of one list; and logs of one mirror
+MAX_LIST_BYTES = 14_000  # bytes of a list's text
+MAX_LISTS_PER_MESSAGE = 6  # lists told at once: as JSON in JSON they fit a frame's header
 
 Url = Annotated[
     str, Field(pattern=r"^https?://[0-9A-Za-z.:\[\]_-]{1,200}(/[0-9A-Za-z._~/-]{0,100})?$")
@@ -32,30 +40,30 @@ Origin = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # of a mirror's log
 class Expulsion(Message):
     """`last`: of each of the mirror's logs, the last event that is still believed; of one that is not named, none."""
 
-    at: Time
-    last: dict[Origin, Count] = Field(default={}, max_length=LIVES)
-    reason: Words = Field(default="", max_length=100)
+    at: UnixTime
+    last: dict[Origin, Count] = Field(default={}, max_length=MAX_LOGS_PER_MIRROR)
+    reason: PlainText = Field(default="", max_length=100)
 
 
-class Listed(Message):
+class MirrorEntry(Message):
     """A mirror: its key signs its tickets, its answers and its log."""
 
-    key: Key
+    key: PublicKey
     url: Url
-    name: Annotated[Short, Words]
-    admitted: Time
+    name: Annotated[ShortText, PlainText]
+    admitted: UnixTime
     expelled: Expulsion | None = None
 
 
 class MirrorList(Message):
     version: int = Field(ge=1, lt=1 << 53)
-    expires: Time
-    threshold: int = Field(ge=1, le=ROOTS)
-    roots: list[Key] = Field(min_length=1, max_length=ROOTS)
-    mirrors: list[Listed] = Field(min_length=1, max_length=MIRRORS)
+    expires: UnixTime
+    threshold: int = Field(ge=1, le=MAX_ROOT_KEYS)
+    roots: list[PublicKey] = Field(min_length=1, max_length=MAX_ROOT_KEYS)
+    mirrors: list[MirrorEntry] = Field(min_length=1, max_length=MAX_MIRRORS)
 
     @property
-    def live(self) -> list[Listed]:
+    def active(self) -> list[MirrorEntry]:
         """Those that were not expelled."""
         return [each for each in self.mirrors if each.expelled is None]
 
@@ -68,32 +76,34 @@ class MirrorList(Message):
     def expelled(self) -> frozenset[str]:
         return frozenset(each.key for each in self.mirrors if each.expelled)
 
-    def named(self, key: str) -> Listed | None:
+    def find(self, key: str) -> MirrorEntry | None:
         return next((each for each in self.mirrors if each.key == key), None)
 
 
-class SignedList(Message):
-    """A list's exact text, and who signed it (kind "mirrors")."""
+class SignedMirrorList(Message):
+    """A list's exact text, and who signed it (kind "mirror_list")."""
 
-    body: str = Field(max_length=BODY)
-    signatures: dict[Key, Signature] = Field(default={}, max_length=2 * ROOTS)
+    body: str = Field(max_length=MAX_LIST_BYTES)
+    signatures: dict[PublicKey, Signature] = Field(default={}, max_length=2 * MAX_ROOT_KEYS)
 
     @property
     def digest(self) -> str:
         return digest(self.body)
 
 
-class Lists(Message):
+class MirrorLists(Message):
     """A chain, oldest first, as mirrors answer it and as peers tell it to each other."""
 
-    type: Literal["mirrors"] = "mirrors"
-    lists: list[SignedList] = Field(max_length=CHAIN)
+    type: Literal["mirror_lists"] = "mirror_lists"
+    lists: list[SignedMirrorList] = Field(max_length=MAX_LISTS_PER_MESSAGE)
 
 
-def read(signed: SignedList) -> MirrorList:
+def parse_list(signed: SignedMirrorList) -> MirrorList:
     """What a list says, whoever signed it. Raises ListError for one that contradicts itself."""
-    if len(signed.body.encode()) > BODY:
-        raise ListError(f"a mirror list of more than {BODY:,} bytes is refused", forged=True)
+    if len(signed.body.encode()) > MAX_LIST_BYTES:
+        raise ListError(
+            f"a mirror list of more than {MAX_LIST_BYTES:,} bytes is refused", forged=True
+        )
     try:
         found = MirrorList.model_validate_json(signed.body)
     except ValidationError as error:
@@ -106,7 +116,7 @@ def read(signed: SignedList) -> MirrorList:
     for name, values in (
         ("root", found.roots),
         ("mirror", [each.key for each in found.mirrors]),
-        ("address", [each.url for each in found.live]),
+        ("address", [each.url for each in found.active]),
     ):
         if len(set(values)) < len(values):
             raise ListError(f"{what} names one {name} twice", forged=True)
@@ -114,27 +124,27 @@ def read(signed: SignedList) -> MirrorList:
         raise ListError(
             f"{what} asks for {found.threshold} of {len(found.roots)} roots", forged=True
         )
-    if not found.live:
+    if not found.active:
         raise ListError(f"{what} leaves no mirror", forged=True)
     return found
 
 
-def signed_by(root: Identity, signed: SignedList) -> SignedList:
+def add_signature(root: Identity, signed: SignedMirrorList) -> SignedMirrorList:
     """The list with this root's signature on it as well. Raises ListError where it is not one of its roots to sign."""
-    word = root.sign("mirrors", read(signed))
+    word = root.sign("mirror_list", parse_list(signed))
     if word.body != signed.body:  # an unknown field, say: what is signed is what was read
         raise ListError("this mirror list was written by another version, which has to sign it")
     return signed.model_copy(update={"signatures": {**signed.signatures, root.key: word.signature}})
 
 
-def written(found: MirrorList) -> SignedList:
+def unsigned_list(found: MirrorList) -> SignedMirrorList:
     """A list that nobody has signed yet."""
-    return SignedList(body=found.model_dump_json())
+    return SignedMirrorList(body=found.model_dump_json())
 
 
-def follows(signed: SignedList, before: MirrorList) -> MirrorList:
+def verify_successor(signed: SignedMirrorList, before: MirrorList) -> MirrorList:
     """The list that takes the place of `before`, expiry apart. Raises ListError with the reason why it does not."""
-    found = read(signed)
+    found = parse_list(signed)
     if found.version < before.version:
         raise ListError(
             f"the mirror list {found.version} is older than {before.version}, which is held already"
@@ -145,7 +155,7 @@ def follows(signed: SignedList, before: MirrorList) -> MirrorList:
         )
     _check_signatures(signed, found, before)
     for old in before.mirrors:
-        new = found.named(old.key)
+        new = found.find(old.key)
         if new is None:
             raise ListError(
                 f"the mirror list {found.version} says nothing of the mirror {old.key[:8]}",
@@ -159,37 +169,40 @@ def follows(signed: SignedList, before: MirrorList) -> MirrorList:
     return found
 
 
-def first(signed: SignedList, vouched: str) -> MirrorList:
+def verify_first(signed: SignedMirrorList, vouched: str) -> MirrorList:
     """The first list that anybody holds: its roots must have signed it, and somebody who is trusted already must have
     named its digest. Raises ListError."""
     if signed.digest != vouched:
         raise ListError(
             f"the mirror list {signed.digest[:8]} is not {vouched[:8]}, which this machine's mirror names"
         )
-    found = read(signed)
+    found = parse_list(signed)
     _check_signatures(signed, found, found)
     return found
 
 
-def taken(
-    held: Sequence[SignedList], told: Sequence[SignedList], now: float, vouched: str = ""
-) -> list[SignedList]:
+def merge_chain(
+    held: Sequence[SignedMirrorList],
+    told: Sequence[SignedMirrorList],
+    now: float,
+    vouched: str = "",
+) -> list[SignedMirrorList]:
     """The chain to hold once `told` was heard: `held` itself where it says nothing new. `vouched`: the digest by which
     the very first one is known. Raises ListError with the reason for what is refused; then nothing changes."""
     chain = list(held)
-    current = read(chain[-1]) if chain else None
+    current = parse_list(chain[-1]) if chain else None
     for signed in told:
         if any(signed.body == known.body for known in chain):
             continue
         if current is None:
             if told[-1].digest == vouched and signed is not told[-1]:
                 continue  # who begins needs nothing of what was before
-            found = first(signed, vouched)
-        elif signed is not told[-1] and read(signed).version <= current.version:
+            found = verify_first(signed, vouched)
+        elif signed is not told[-1] and parse_list(signed).version <= current.version:
             continue  # the way that others came
         else:
-            found = follows(signed, current)
-        keeps = len(chain) < 2 or _turns(read(chain[-2]), read(chain[-1]))
+            found = verify_successor(signed, current)
+        keeps = len(chain) < 2 or _turns(parse_list(chain[-2]), parse_list(chain[-1]))
         chain, current = [*(chain if keeps else chain[:-1]), signed], found
     if current is not None and chain != list(held) and now >= current.expires:
         raise ListError(
@@ -198,12 +211,12 @@ def taken(
     return chain
 
 
-def chain_after(chain: Sequence[SignedList], version: int) -> list[SignedList]:
+def lists_after(chain: Sequence[SignedMirrorList], version: int) -> list[SignedMirrorList]:
     """What somebody who holds `version` needs to be told, as much as is told at once."""
-    return [each for each in chain if read(each).version > version][:CHAIN]
+    return [each for each in chain if parse_list(each).version > version][:MAX_LISTS_PER_MESSAGE]
 
 
-def ranked(machine: str, mirrors: Sequence[Listed]) -> list[Listed]:
+def rank_mirrors(machine: str, mirrors: Sequence[MirrorEntry]) -> list[MirrorEntry]:
     """The mirrors in the order in which this machine prefers them: rendezvous hashing, so that machines spread evenly,
     and only those of a mirror that goes move."""
     return sorted(
@@ -216,7 +229,7 @@ def _turns(before: MirrorList, after: MirrorList) -> bool:
     return (set(before.roots), before.threshold) != (set(after.roots), after.threshold)
 
 
-def _check_signatures(signed: SignedList, found: MirrorList, before: MirrorList) -> None:
+def _check_signatures(signed: SignedMirrorList, found: MirrorList, before: MirrorList) -> None:
     what = f"the mirror list {found.version}"
     for key, signature in signed.signatures.items():
         if key not in before.roots and key not in found.roots:
@@ -225,7 +238,9 @@ def _check_signatures(signed: SignedList, found: MirrorList, before: MirrorList)
                 forged=True,
             )
         try:
-            opened(Signed(key=key, body=signed.body, signature=signature), "mirrors", MirrorList)
+            open_signed(
+                Signed(key=key, body=signed.body, signature=signature), "mirror_list", MirrorList
+            )
         except MessageError:
             raise ListError(
                 f"{what}: the signature of {key[:8]} does not match", forged=True

@@ -12,16 +12,16 @@ from barnraise.protocol.types import (
     Incarnation,
     Loss,
     Message,
+    PlainText,
     Rate,
     Seconds,
     Sketch,
-    Time,
+    UnixTime,
     Version,
-    Words,
 )
 
 
-class Point(Message):
+class LossPoint(Message):
     """One measured loss, in nats a token, when the ledger held so many tokens."""
 
     kind: Literal["train", "validation"]
@@ -32,7 +32,7 @@ class Point(Message):
 class PlanView(Message):
     """How a machine has decided to train, for people to read."""
 
-    device: Words = Field(max_length=80)
+    device: PlainText = Field(max_length=80)
     device_bytes: Count  # the plan's need of each tier
     host_bytes: Count
     disk_bytes: Count
@@ -43,21 +43,21 @@ class PlanView(Message):
     resident: int = Field(ge=0, le=100_000)  # layers whose training state stays in memory
     clipping: Literal["none", "exact", "layer"]
     crash_safety: Literal["exact", "restart", "round"]
-    binding: Words = Field(
+    binding: PlainText = Field(
         max_length=40
     )  # the resource that limits: "compute", "disk", "link", "optimizer"
     predicted_seconds: Seconds  # of one step
     disk_written_per_day: Count  # bytes
-    sentence: Words = Field(max_length=300)
+    sentence: PlainText = Field(max_length=300)
 
 
-class TradeView(Message):
+class ExchangeView(Message):
     """How a machine trades its updates, for people to read."""
 
     round_steps: int = Field(ge=1, le=1_000_000)  # of its rounds as they are now
-    form: Words = Field(max_length=20)  # of its updates: "dense4", "top64x2"
+    scheme: PlainText = Field(max_length=20)  # of its updates: "dense4", "top64x2"
     density: float = Field(gt=0, le=1)  # the part of all values that they say
-    bits: float = Field(gt=0, le=64)  # a parameter, all told
+    bits_per_parameter: float = Field(gt=0, le=64)  # a parameter, all told
     sent_rate: Rate  # bytes/s just now…
     received_rate: Rate
     uplink_rate: Rate  # …and what its line carries when there is something to carry, as measured; 0: not known yet
@@ -80,7 +80,7 @@ class Report(Message):
     """One machine's numbers over the seconds since its report before. Totals count from the state folder's birth."""
 
     seq: int = Field(ge=1, lt=1 << 53)
-    at: Time
+    at: UnixTime
     version: Version
     activity: Activity
     incarnation: Incarnation
@@ -89,7 +89,7 @@ class Report(Message):
     tokens: Count  # published by this machine, total
     ledger_tokens: Count  # by everybody, as far as this machine knows
     rate: Rate  # tokens/s
-    points: list[Point] = Field(default=[], max_length=64)
+    points: list[LossPoint] = Field(default=[], max_length=64)
     updates_sent: Count
     updates_received: Count
     peers: int = Field(ge=0, le=100_000)  # connected now
@@ -103,7 +103,7 @@ class Report(Message):
     step_seconds: Seconds | None = (
         None  # of one step as measured, trading apart; a mean over some twenty
     )
-    trade: TradeView | None = None
+    exchange: ExchangeView | None = None
     checkpoint: CheckpointView | None = (
         None  # the last it made: in every report, so that none is lost
     )
@@ -140,7 +140,7 @@ class HardwareView(Message):
     run would take here."""
 
     device: Literal["cpu", "cuda"]
-    name: Words = Field(max_length=80)
+    name: PlainText = Field(max_length=80)
     cores: int = Field(ge=1, le=100_000)
     memory: Count
     device_memory: Count

@@ -16,13 +16,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import MessageError, TicketError
-from barnraise.protocol.messages import Signed, Testimony, Ticket, Update, Witness
+from barnraise.protocol.coordinator_messages import Attestation, AttestationStatement
+from barnraise.protocol.messages import Signed, Ticket, Update
 from barnraise.protocol.types import Message
 
 REQUEST_SECONDS = 60  # a request's signature lives no longer
 CLAIMS = ("aud", "htm", "htu", "body", "iat", "exp", "jti")
-TICKET_SLACK = 2 * 3600  # clocks differ
-TICKET_ORPHAN = 14 * 86400  # …and this long past expiry while no mirror has answered for an hour
+TICKET_GRACE_SECONDS = 2 * 3600  # clocks differ
+ORPHANED_TICKET_GRACE_SECONDS = (
+    14 * 86400
+)  # …and this long past expiry while no mirror has answered for an hour
 
 M = TypeVar("M", bound=Message)
 
@@ -36,7 +39,7 @@ class Identity:
         self.key = self._private.public_key().public_bytes_raw().hex()
 
     @classmethod
-    def load(cls, path: Path) -> "Identity":
+    def load_or_create(cls, path: Path) -> "Identity":
         """The key kept in `path`, made on first use; readable by its owner alone."""
         if not path.exists():
             write_atomically(path, secrets.token_bytes(32), private=True)
@@ -48,7 +51,7 @@ class Identity:
             key=self.key, body=body, signature=self._private.sign(_covered(kind, body)).hex()
         )
 
-    def request_token(self, audience: str, method: str, path: str, body: bytes, now: float) -> str:
+    def sign_request(self, audience: str, method: str, path: str, body: bytes, now: float) -> str:
         """A JWT for one request: bound to the mirror, the method, the path and the body, spent once, ≤ 60 s old."""
         claims = {
             "aud": audience,
@@ -70,7 +73,7 @@ def _covered(kind: str, body: str) -> bytes:
     return f"barnraise/{kind}/v1\0{body}".encode()
 
 
-def opened(signed: Signed, kind: str, shape: type[M], key: str | None = None) -> M:
+def open_signed(signed: Signed, kind: str, shape: type[M], key: str | None = None) -> M:
     """The message inside, once its signature holds (by `key`, when one is named). Raises MessageError."""
     if key is not None and signed.key != key:
         raise MessageError(f"the {kind} is signed by {signed.key[:8]}, not by {key[:8]}")
@@ -99,7 +102,7 @@ def check_ticket(
 ) -> Ticket:
     """Whether `peer` may speak in `run` now. `orphaned`: no mirror has answered for an hour. Raises TicketError."""
     try:
-        ticket = opened(signed, "ticket", Ticket)
+        ticket = open_signed(signed, "ticket", Ticket)
     except MessageError as error:
         raise TicketError(str(error)) from None
     if signed.key not in mirrors or ticket.mirror != signed.key:
@@ -112,26 +115,28 @@ def check_ticket(
         raise TicketError(f"the ticket is for peer {ticket.peer[:8]}, and {peer[:8]} showed it")
     if peer in revoked:
         raise TicketError(f"peer {peer[:8]} was revoked")
-    if now > ticket.expires + (TICKET_ORPHAN if orphaned else TICKET_SLACK):
+    if now > ticket.expires + (ORPHANED_TICKET_GRACE_SECONDS if orphaned else TICKET_GRACE_SECONDS):
         raise TicketError(
             f"the ticket of {peer[:8]} expired {(now - ticket.expires) / 3600:.1f} hours ago"
         )
     return ticket
 
 
-def check_testimony(told: Testimony, run: str, witness: str | None = None) -> Update:
+def check_attestation(told: Attestation, run: str, witness: str | None = None) -> Update:
     """The author's update that a machine (`witness`, where one is named) says it has applied, with all before it, once
     both signatures hold and are about each other. Raises MessageError."""
     update, said = (
-        opened(told.head, "update", Update),
-        opened(told.witness, "witness", Witness, witness),
+        open_signed(told.head, "update", Update),
+        open_signed(told.statement, "attestation", AttestationStatement, witness),
     )
     if update.peer != told.head.key:
         raise MessageError(f"an update of {update.peer[:8]} is signed by {told.head.key[:8]}")
     if {update.run, said.run} != {run}:
-        raise MessageError(f"what {told.witness.key[:8]} witnesses is not all of run {run}")
+        raise MessageError(f"what {told.statement.key[:8]} witnesses is not all of run {run}")
     if (said.author, said.head) != (update.author, digest(told.head.body)):
-        raise MessageError(f"what {told.witness.key[:8]} witnesses is not the update it comes with")
+        raise MessageError(
+            f"what {told.statement.key[:8]} witnesses is not the update it comes with"
+        )
     return update
 
 

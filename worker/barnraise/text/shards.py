@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from barnraise.errors import TextError
-from barnraise.protocol.messages import Manifest, Shard
+from barnraise.protocol.coordinator_messages import Shard, TextManifest
 from barnraise.spec import TextSpec
 
 END = "<|endoftext|>"  # token 0 of a BPE: between two files. With bytes it is byte 0
@@ -45,7 +45,7 @@ def prepare(
     put: Callable[[bytes], str],
     found: list[bytes] | None = None,
     known: bytes | None = None,
-) -> Manifest:
+) -> TextManifest:
     """Builds the run's text of the documents `found`, else of the standard library, with the tokenizer's file `known`,
     where it is given, else one learnt from them. `put` keeps a blob and returns its BLAKE3 digest. Raises TextError."""
     training, held_out = split(
@@ -58,7 +58,7 @@ def prepare(
             if known is not None
             else train_tokenizer(training, vocabulary)
         )
-    return Manifest(
+    return TextManifest(
         run=run,
         vocabulary=vocabulary,
         tokenizer=put(known or tokenizer.to_str().encode()) if tokenizer else None,
@@ -175,7 +175,7 @@ class Text:
     """A run's tokens, memory-mapped. `locate` gives a blob's file by its digest. Raises TextError, naming the blob, for
     a shard that is not what the manifest says: its length, its digest, or a token outside the vocabulary."""
 
-    def __init__(self, manifest: Manifest, locate: Callable[[str], Path]):
+    def __init__(self, manifest: TextManifest, locate: Callable[[str], Path]):
         self.manifest = manifest
         self._train = _Stream(manifest.train, manifest.vocabulary, locate)
         self._held_out = _Stream(manifest.held_out, manifest.vocabulary, locate)

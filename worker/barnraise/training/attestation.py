@@ -4,7 +4,13 @@ import time
 from collections.abc import Mapping
 
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.protocol.messages import SignedHeader, SignedWord, Testimony, Update, Witness
+from barnraise.protocol.coordinator_messages import (
+    Attestation,
+    AttestationStatement,
+    SignedHeader,
+    SignedStatement,
+)
+from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import Identity, digest
 
 EVERY = 60.0  # seconds; a header of a large model is some kilobytes
@@ -19,7 +25,7 @@ class Witnessing:
 
     def testimonies(
         self, heads: Mapping[str, Update], at_once: bool = False
-    ) -> tuple[Testimony, ...]:
+    ) -> tuple[Attestation, ...]:
         """For some authors of what is in an anchor with these `heads`, where it is time to, or at once. What came after
         a verdict's single updates speaks for those as well: whoever counts tokens knows of the verdict."""
         now = time.monotonic()
@@ -36,12 +42,12 @@ class Witnessing:
             for each in sorted(fresh, key=lambda a: -fresh[a])[:AT_ONCE]
         )
 
-    def _testimony(self, head: Update) -> Testimony:
+    def _testimony(self, head: Update) -> Attestation:
         signed = self._ledger.header(head.author, head.seq)
         assert signed is not None, "an anchor holds what its ledger has"
         self._told[head.author] = head.total
-        said = Witness(run=self._run, author=head.author, head=digest(signed.body))
-        word = self._identity.sign("witness", said)
-        return Testimony(
-            head=SignedHeader(**signed.model_dump()), witness=SignedWord(**word.model_dump())
+        said = AttestationStatement(run=self._run, author=head.author, head=digest(signed.body))
+        word = self._identity.sign("attestation", said)
+        return Attestation(
+            head=SignedHeader(**signed.model_dump()), statement=SignedStatement(**word.model_dump())
         )

@@ -16,10 +16,11 @@ from barnraise.coordinator_client.client import Coordinator
 from barnraise.coordinator_client.failover import Mirrored
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
 from barnraise.exchange.ledger.blob_store import Blobs
-from barnraise.protocol.enums import Status
-from barnraise.protocol.messages import Directive, JoinReply, Manifest, Peer, RunView, Signed
+from barnraise.protocol.coordinator_messages import Directive, JoinReply, RunView, TextManifest
+from barnraise.protocol.enums import RunStatus
+from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView
-from barnraise.protocol.signing import M, check_ticket, digest, opened
+from barnraise.protocol.signing import M, check_ticket, digest, open_signed
 from barnraise.spec import RunSpec
 from barnraise.state_dir import Folder, Home
 from barnraise.text import shards, sources
@@ -43,7 +44,7 @@ class Place:
     coordinator: Coordinator | Mirrored
     spec: RunSpec
     spec_digest: str
-    manifest: Manifest
+    manifest: TextManifest
     ticket: Signed
     directive: Directive
     mark: int
@@ -137,11 +138,11 @@ def seed(home: Home, name: str, paths: Sequence[Path], weights: Weights | None =
         folder.close()
 
 
-def text_of(view: RunView) -> Manifest:
+def text_of(view: RunView) -> TextManifest:
     """What a run's text is, as its owner's machine signed it. Raises MessageError where nothing was prepared yet."""
     if view.manifest is None:
         raise MessageError(f"the text of '{view.name}' is not prepared yet")
-    return opened(view.manifest, "manifest", Manifest)
+    return open_signed(view.manifest, "manifest", TextManifest)
 
 
 def _join(
@@ -221,7 +222,7 @@ def _prepare(
 
 
 def _ended(reply: JoinReply) -> None:
-    if reply.run.status in (Status.FINISHED, Status.CANCELLED):
+    if reply.run.status in (RunStatus.FINISHED, RunStatus.CANCELLED):
         raise CoordinatorError(
             f"the run '{reply.run.name}' is {reply.run.status}: there is nothing to train"
         )
@@ -234,7 +235,7 @@ def _directed(reply: JoinReply, coordinator: Mirrored) -> Directive:
         raise MessageError(
             f"the directive is signed by {reply.directive.key[:8]}, not a mirror of this machine's"
         )
-    return opened(reply.directive, "directive", Directive)
+    return open_signed(reply.directive, "directive", Directive)
 
 
 def _mirrors(spec: RunSpec, coordinator: Mirrored) -> frozenset[str]:
@@ -249,7 +250,7 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: st
     spec = RunSpec.from_json(run.spec)
     if run.manifest is None or digest(run.manifest.body) != spec.manifest:
         raise MessageError(f"the manifest of run '{run.name}' is not the one its spec names")
-    manifest = opened(run.manifest, "manifest", Manifest, spec.owner)
+    manifest = open_signed(run.manifest, "manifest", TextManifest, spec.owner)
     if manifest.run != run.id:
         raise MessageError(f"the manifest of run '{run.name}' was made for another run")
     directive = _directed(reply, coordinator)
@@ -258,7 +259,7 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: st
             f"the coordinator's directive is for another machine or run than '{run.name}'"
         )
     mirrors = _mirrors(spec, coordinator)
-    if coordinator.lib.site_identity not in mirrors:
+    if coordinator.mirror not in mirrors:
         raise StateError(f"run '{run.name}' does not list {coordinator.url} among its mirrors")
     assert reply.ticket is not None
     me = coordinator.identity.key
@@ -283,6 +284,6 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: st
         manifest=manifest,
         ticket=reply.ticket,
         directive=directive,
-        mark=reply.mark,
+        mark=reply.acknowledged,
         peers=tuple(reply.peers),
     )

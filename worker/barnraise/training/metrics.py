@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from barnraise.coordinator_client.reporter import Numbers
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Update
-from barnraise.protocol.reports import CheckpointView, PlanView, Point, TradeView
+from barnraise.protocol.reports import CheckpointView, ExchangeView, LossPoint, PlanView
 from barnraise.protocol.signing import digest
 
 log = logging.getLogger("barnraise")
@@ -42,7 +42,7 @@ class Links(Protocol):
     neighbours: Sequence[Neighbour]
 
     @property
-    def summary(self) -> TradeView | None: ...
+    def summary(self) -> ExchangeView | None: ...
 
 
 class SharedWeights(Protocol):
@@ -79,7 +79,7 @@ class Progress:
         self.plan: PlanView | None = None
         self.step_seconds: float | None = None
         self._losses: list[float] = []  # since the last point
-        self._points: list[Point] = []  # since the reporter was last told
+        self._points: list[LossPoint] = []  # since the reporter was last told
         self._first: tuple[int, float] | None = None  # validation: (ledger tokens, loss)
         self._last: tuple[int, float] | None = None
         self._digests: tuple[str, str | None] = (
@@ -120,7 +120,7 @@ class Progress:
     def validated(self, ledger_tokens: int, loss: float) -> None:
         self._last = (ledger_tokens, loss)
         self._first = self._first or self._last
-        self._points.append(Point(kind="validation", tokens=ledger_tokens, loss=loss))
+        self._points.append(LossPoint(kind="validation", tokens=ledger_tokens, loss=loss))
 
     def checkpointed(self, anchor: SharedWeights, size: int) -> None:
         """The anchor as it stands is on disk, or is what the ledger leads to: `size` bytes, for others to compare with
@@ -177,7 +177,7 @@ class Progress:
             anchor=self._digests[1],
             plan=self.plan,
             step_seconds=self.step_seconds,
-            trade=links.summary,
+            exchange=links.summary,
             checkpoint=self._checkpoint,
             points=points,
         )
@@ -209,7 +209,7 @@ class Progress:
             "updates_received": numbers.updates_received,
             "peers": numbers.peers,
             "peer_bytes": numbers.peer_bytes_sent,
-            "trade": numbers.trade.model_dump() if numbers.trade else None,
+            "exchange": numbers.exchange.model_dump() if numbers.exchange else None,
             "neighbours": [
                 {
                     "key": each.key,
@@ -228,7 +228,7 @@ class Progress:
 
     def _point(self, ledger_tokens: int) -> None:
         mean = sum(self._losses) / len(self._losses)
-        self._points.append(Point(kind="train", tokens=ledger_tokens, loss=mean))
+        self._points.append(LossPoint(kind="train", tokens=ledger_tokens, loss=mean))
         self._losses, self._pointed = [], time.monotonic()
 
 

@@ -16,9 +16,9 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import believed
 from barnraise.planning.plan import Plan
-from barnraise.protocol.messages import Directive
+from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import Ruling
+from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
 from barnraise.training.attestation import Witnessing
 from barnraise.training.join import DIRECTIVE, Place
@@ -105,7 +105,7 @@ class Telling:
             self._rule(ruling)
         reporter.heeds = tuple(self._ledger.verdicts.rulings)
 
-    def _rule(self, ruling: Ruling) -> None:
+    def _rule(self, ruling: SignedVerdict) -> None:
         """A verdict in the coordinator's answer goes where `barnraise verdict` leaves those of the run's owner."""
         name, whole = digest(ruling.body), ruling.model_dump_json()
         if name in self._ledger.verdicts.rulings or digest(whole) in self._refused:

@@ -30,7 +30,7 @@ from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.render import plan_view
 from barnraise.planning.search import make_plan
-from barnraise.protocol.enums import Activity, Status
+from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.protocol.signing import Identity
 from barnraise.swap import executor
 from barnraise.swap.adamw import learning_rate_scale
@@ -215,7 +215,9 @@ class Worker:
     def over(self) -> bool:
         """The run has ended, or this machine's part in it has."""
         status = self.reporter.directive.status
-        return status in (Status.FINISHED, Status.CANCELLED) or self.reporter.refused is not None
+        return (
+            status in (RunStatus.FINISHED, RunStatus.CANCELLED) or self.reporter.refused is not None
+        )
 
     @property
     def spent(self) -> bool:
@@ -228,7 +230,7 @@ class Worker:
 
     def may_step(self) -> bool:
         """Waits while the run is paused, trading all the while. False when the round should end here and now."""
-        waits = (Status.PAUSED, Status.RECRUITING)
+        waits = (RunStatus.PAUSED, RunStatus.RECRUITING)
         while (worn := self.worn()) or (
             self.reporter.directive.status in waits and not self.reporter.refused
         ):
@@ -415,7 +417,7 @@ class Worker:
         """After the last round: until the others have what is ours and, when the run is finished, we what is theirs."""
         self.exchange.announce_completion()
         if self.leaving.is_set() or not (
-            self.spent or self.reporter.directive.status is Status.FINISHED
+            self.spent or self.reporter.directive.status is RunStatus.FINISHED
         ):
             self._trade_until(self.exchange.all_published_delivered, PARTING)
             self.progress.rest(Activity.LEFT)

@@ -13,7 +13,7 @@ from allauth.mfa.webauthn.internal.auth import parse_registration_response
 from django.core.exceptions import ValidationError
 from pydantic import Field
 
-from barnraise.protocol.types import Digest, Id, Message, Time, Words
+from barnraise.protocol.types import Digest, Id, Message, PlainText, UnixTime
 from coordinator.accounts import credential_sync
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
@@ -49,10 +49,10 @@ class Lists(Message):
 class Secret(Message):
     """Particulars of one factor; which fields depends on its type."""
 
-    created: Time
+    created: UnixTime
     secret: str = Field("", pattern=r"^[A-Z2-7]{0,64}=*$")
     seed: str = Field("", pattern=r"^[0-9a-f]{0,128}$")
-    name: Words = Field("", max_length=100)
+    name: PlainText = Field("", max_length=100)
     credential: dict[str, Any] = Field({}, max_length=20)
 
 

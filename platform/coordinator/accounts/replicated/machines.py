@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
-from barnraise.protocol.types import Count, Digest, Id, Message, Words
+from barnraise.protocol.types import Count, Digest, Id, Message, PlainText
 from coordinator.accounts.machines import NOTHING
 from coordinator.accounts.models import Machine, User
 from coordinator.eventlog import private_data
@@ -33,12 +33,12 @@ class Enrol(Message):
 class What(Message):
     """Particulars."""
 
-    hostname: Words = Field(max_length=100)
-    system: Words = Field(max_length=100)
-    processor: Words = Field(max_length=100)
+    hostname: PlainText = Field(max_length=100)
+    system: PlainText = Field(max_length=100)
+    processor: PlainText = Field(max_length=100)
     cores: int = Field(ge=0, lt=1 << 31)
     memory_bytes: Count
-    accelerator: Words = Field(max_length=100)
+    accelerator: PlainText = Field(max_length=100)
 
 
 class About(Message):

@@ -11,7 +11,7 @@ from django.contrib.auth.hashers import make_password
 from django.db.models.functions import Lower
 from pydantic import AwareDatetime, Field
 
-from barnraise.protocol.types import Digest, Id, Message, Words
+from barnraise.protocol.types import Digest, Id, Message, PlainText
 from coordinator.accounts import deletion
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
@@ -24,7 +24,7 @@ RIGHTS = ("organiser", "is_staff")
 class Who(Message):
     """Particulars."""
 
-    name: Words = Field(max_length=60)
+    name: PlainText = Field(max_length=60)
     email: str = Field(max_length=254, pattern=r"^[^@\s\x00-\x1f]+@[^@\s\x00-\x1f]+$")
     password: str = Field(max_length=128, pattern=r"^[\x21-\x7e]*$")
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
-from barnraise.protocol.types import Id, Message, Words
+from barnraise.protocol.types import Id, Message, PlainText
 from coordinator.accounts.models import Team, TeamMember, User
 from coordinator.eventlog import uniqueness
 from coordinator.eventlog.registry import (
@@ -28,13 +28,13 @@ class Join(Message):
 
 
 class Found(Join):
-    name: Words = Field(max_length=60)
+    name: PlainText = Field(max_length=60)
     slug: str = Field(pattern=r"^[0-9a-z_-]{1,80}$")
     created: AwareDatetime
 
 
 class Rename(Message):
-    name: Words = Field(max_length=60)
+    name: PlainText = Field(max_length=60)
 
 
 class Places(Message):

@@ -10,7 +10,7 @@ from pydantic import Field
 from uuid6 import uuid7
 
 from barnraise.protocol import messages
-from barnraise.protocol.types import Count, Key, Message
+from barnraise.protocol.types import Count, Message, PublicKey
 from coordinator.accounts.models import Machine
 from coordinator.eventlog import writer
 from coordinator.eventlog.bulk_upsert import bulk_upsert
@@ -30,7 +30,7 @@ class Receipt(Message):
     first: int = Field(ge=1, lt=1 << 53)
     last: int = Field(ge=1, lt=1 << 53)
     tokens: Count
-    witness: Key | None = None
+    witness: PublicKey | None = None
     total: Count | None = None
 
 

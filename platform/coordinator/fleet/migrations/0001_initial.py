@@ -114,7 +114,7 @@ class Migration(migrations.Migration):
                 ("anchor", models.CharField(blank=True, max_length=64)),
                 ("plan", models.JSONField(null=True)),
                 ("step_seconds", models.FloatField(null=True)),
-                ("trade", models.JSONField(null=True)),
+                ("exchange", models.JSONField(null=True)),
                 ("safe", models.DateTimeField(null=True)),
                 ("mark", models.BigIntegerField(default=0)),
                 ("latest", models.BigIntegerField(default=0)),

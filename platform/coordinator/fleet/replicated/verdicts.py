@@ -8,9 +8,9 @@ from pydantic import AwareDatetime, Field
 
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.signing import digest, opened
-from barnraise.protocol.types import Id, Key, Message, Signature
-from barnraise.protocol.verdicts import BODY
+from barnraise.protocol.signing import digest, open_signed
+from barnraise.protocol.types import Id, Message, PublicKey, Signature
+from barnraise.protocol.verdicts import MAX_VERDICT_BYTES
 from barnraise.protocol.verdicts import Verdict as Said
 from coordinator.accounts.models import User
 from coordinator.eventlog.registry import (
@@ -28,8 +28,8 @@ log = logging.getLogger("coordinator.fleet")
 
 class Give(Message):
     id: Id
-    body: str = Field(max_length=BODY)
-    signatures: dict[Key, Signature] = Field(min_length=1, max_length=16)
+    body: str = Field(max_length=MAX_VERDICT_BYTES)
+    signatures: dict[PublicKey, Signature] = Field(min_length=1, max_length=16)
     given: AwareDatetime
     by: Id | None = None
 
@@ -88,7 +88,7 @@ def _holds(key: str, state: State) -> bool:
     if key not in state["signatures"]:
         return False
     try:
-        opened(
+        open_signed(
             Signed(key=key, body=state["body"], signature=state["signatures"][key]), "verdict", Said
         )
     except MessageError:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from barnraise.protocol import enums, messages
 from barnraise.protocol.signing import digest
-from barnraise.protocol.types import Message, Words
+from barnraise.protocol.types import Message, PlainText
 from barnraise.spec import RunSpec
 from coordinator.eventlog import private_data, writer
 from coordinator.eventlog.projection import current_state
@@ -24,7 +24,7 @@ class Written(Message):
     """Particulars of a run: what its owner wrote, until the launch makes it public."""
 
     slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
-    name: Words = Field(max_length=80)
+    name: PlainText = Field(max_length=80)
     draft: dict[str, Any]
 
     @field_validator("draft")
@@ -94,8 +94,10 @@ def launched(run: Any, known: dict) -> dict[str, Any]:
 
 def becomes(run: Any, known: dict) -> dict[str, Any]:
     """Who resumes raises the epoch: that wins over the pause they saw."""
-    resumed = run.status == enums.Status.TRAINING and known.get("status") == enums.Status.PAUSED
-    when = {enums.Status.TRAINING: run.started}.get(run.status, run.finished)
+    resumed = (
+        run.status == enums.RunStatus.TRAINING and known.get("status") == enums.RunStatus.PAUSED
+    )
+    when = {enums.RunStatus.TRAINING: run.started}.get(run.status, run.finished)
     return {
         "status": run.status,
         "epoch": known.get("epoch", 0) + resumed,
@@ -151,8 +153,12 @@ def whole(run: Any) -> Iterable[Said]:
     if run.spec_text:
         yield "run.launch", launched(run, {})
     if run.started:
-        yield "run.becomes", {"status": enums.Status.TRAINING, "epoch": 0, "at": run.started}
-    if run.status not in (enums.Status.DRAFT, enums.Status.RECRUITING, enums.Status.TRAINING):
+        yield "run.becomes", {"status": enums.RunStatus.TRAINING, "epoch": 0, "at": run.started}
+    if run.status not in (
+        enums.RunStatus.DRAFT,
+        enums.RunStatus.RECRUITING,
+        enums.RunStatus.TRAINING,
+    ):
         yield "run.becomes", becomes(run, {})
     if run.extra_tokens:
         yield "run.extend", {"tokens": run.extra_tokens}

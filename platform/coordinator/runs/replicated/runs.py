@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, Field, field_validator
 
 from barnraise.protocol import enums
 from barnraise.protocol.signing import digest
-from barnraise.protocol.types import Digest, Id, Message, Words
+from barnraise.protocol.types import Digest, Id, Message, PlainText
 from barnraise.spec import RunSpec
 from coordinator.accounts.models import Team, User
 from coordinator.eventlog import private_data, uniqueness
@@ -28,7 +28,7 @@ from coordinator.runs.join_policy import MOST_BYTES
 from coordinator.runs.models import MOST_TOKENS, Run
 from coordinator.runs.replicated import run_events
 
-Status = enums.Status
+Status = enums.RunStatus
 RANK = [
     Status.DRAFT,
     Status.RECRUITING,
@@ -83,7 +83,7 @@ class Launch(Message):
     """`spec` is the exact text that never changes again; `manifest` the digest it pins."""
 
     slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
-    name: Words = Field(max_length=80)
+    name: PlainText = Field(max_length=80)
     spec: str = Field(max_length=60_000)
     manifest: Digest
     at: AwareDatetime

@@ -110,7 +110,7 @@ def _frame(member: Membership, of: int, now: float, known: int) -> Frame:
         age=max(0.0, now - member.heard.timestamp()),
         anchor=member.anchor or None,
         safe=member.safe is not None,
-        trade=member.trade,
+        exchange=member.exchange,
         plan=member.plan if member.planned >= known else None,
         **{name: getattr(member, name) for name in NUMBERS},
     )

@@ -23,7 +23,7 @@ PATIENCE = timedelta(seconds=30)  # for the event that tells of a run or a machi
 AHEAD = 60.0  # seconds that another's clock may be
 EARLY = 3600.0  # …and that a sum may begin before its run
 LATELY = 600.0  # what was measured in so many seconds is shown at once to who watches
-TAKEN = (*NUMBERS, "trade", "anchor", "safe", "plan", "heard", "last_seen")
+TAKEN = (*NUMBERS, "exchange", "anchor", "safe", "plan", "heard", "last_seen")
 TOTALS = Sum._fields[3:]
 
 
@@ -117,7 +117,7 @@ def _members(key: str, news: News) -> list[Membership | None]:
 def _note(member: Membership, frame: Frame, now: datetime) -> None:
     for name in NUMBERS:
         setattr(member, name, getattr(frame, name))
-    member.trade = frame.trade and frame.trade.model_dump()
+    member.exchange = frame.exchange and frame.exchange.model_dump()
     member.plan = frame.plan.model_dump() if frame.plan else member.plan
     member.anchor = frame.anchor or ""
     member.safe = (member.safe or now) if frame.safe else None

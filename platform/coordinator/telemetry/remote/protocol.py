@@ -9,18 +9,18 @@ from pydantic import Field, model_validator
 
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.reports import PlanView, TradeView
+from barnraise.protocol.reports import ExchangeView, PlanView
 from barnraise.protocol.types import (
     Count,
     Digest,
     Id,
     Incarnation,
-    Key,
     Loss,
     Message,
+    PublicKey,
     Rate,
     Seconds,
-    Time,
+    UnixTime,
     Version,
 )
 
@@ -78,7 +78,7 @@ class Frame(Message):
     anchor: Digest | None
     safe: bool  # it said that it holds the final weights
     step_seconds: Seconds | None
-    trade: TradeView | None
+    exchange: ExchangeView | None
     plan: PlanView | None = None
 
 
@@ -111,7 +111,7 @@ class Measured(NamedTuple):
     kind: Literal["train", "validation"]
     tokens: Count
     loss: Loss
-    at: Time
+    at: UnixTime
 
 
 class Coming(NamedTuple):
@@ -120,14 +120,14 @@ class Coming(NamedTuple):
     of: Which
     id: Id
     kind: Literal["joined", "paused", "resumed", "finished", "left"]
-    at: Time
+    at: UnixTime
 
 
 class News(Message):
     """`machines`: (run, key) by which the rows name theirs. `places`: up to where this page reaches; `more`: there is
     more beyond."""
 
-    machines: list[tuple[Id, Key]] = Field(max_length=MACHINES)
+    machines: list[tuple[Id, PublicKey]] = Field(max_length=MACHINES)
     frames: list[Frame] = Field(max_length=FRAMES)
     sums: list[Sum] = Field(max_length=SUMS)
     points: list[Measured] = Field(max_length=POINTS)
@@ -146,8 +146,8 @@ class News(Message):
 class Word(Message):
     """What a mirror signs of a page (kind "news"): for whom and for which request it is, and its BLAKE3."""
 
-    mirror: Key
-    to: Key
+    mirror: PublicKey
+    to: PublicKey
     nonce: Nonce
     digest: Digest
 

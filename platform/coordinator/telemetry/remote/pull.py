@@ -8,8 +8,8 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.protocol.mirror_list import Listed
-from barnraise.protocol.signing import digest, opened
+from barnraise.protocol.mirror_list import MirrorEntry
+from barnraise.protocol.signing import digest, open_signed
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
@@ -44,7 +44,7 @@ def forget(believed: set[str]) -> None:
             ear.delete()
 
 
-def listen(listed: Listed) -> int:
+def listen(listed: MirrorEntry) -> int:
     """To one mirror, unless it is left alone just now: until there is nothing more, or it was enough for once. How many
     rows came."""
     ear, came, why = Ear.objects.get_or_create(key=listed.key)[0], 0, ""
@@ -75,7 +75,7 @@ def ask(peer: MirrorClient, after: Places) -> News:
     wanted = Wanted(after=after, nonce=secrets.token_hex(16))
     page = peer.request("POST", "/mirrors/news", wanted, Bulletin)
     try:
-        word = opened(page.word, "news", Word, peer.key)
+        word = open_signed(page.word, "news", Word, peer.key)
         news = News.model_validate_json(page.text)
     except MessageError as error:
         raise PeerError(f"{peer.name}: {error}") from None

@@ -7,7 +7,7 @@ from datetime import datetime
 from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
-from barnraise.protocol.types import Count, Id, Key, Message
+from barnraise.protocol.types import Count, Id, Message, PublicKey
 from coordinator.accounts.models import Machine
 from coordinator.eventlog import writer
 from coordinator.eventlog.projection import current_state
@@ -27,7 +27,7 @@ class Announce(Message):
 
 
 class Hold(Message):
-    holders: dict[Key, AwareDatetime] = Field(min_length=1, max_length=HOLDERS)
+    holders: dict[PublicKey, AwareDatetime] = Field(min_length=1, max_length=HOLDERS)
 
 
 class Forget(Message):

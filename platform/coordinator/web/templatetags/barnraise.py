@@ -14,8 +14,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 
-from barnraise.protocol.enums import Status
-from barnraise.protocol.mirror_list import Listed
+from barnraise.protocol.enums import RunStatus
+from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.replication import mirror_list
 from coordinator.web import svg_art
 from coordinator.web.run_form_fields import CODEC_LABELS
@@ -62,7 +62,7 @@ def frontend_assets() -> SafeString:
 
 
 @register.simple_tag
-def other_mirrors() -> list[Listed]:
+def other_mirrors() -> list[MirrorEntry]:
     """Of the list; none where there is no list."""
     return mirror_list.other_mirrors() if mirror_list.current_version()[0] else []
 
@@ -163,7 +163,7 @@ def codec_label(codec: str) -> str:
 
 @register.filter
 def status_word(status: str) -> str:
-    return Status(status).value.capitalize()
+    return RunStatus(status).value.capitalize()
 
 
 @register.filter

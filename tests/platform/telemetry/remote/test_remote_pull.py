@@ -14,7 +14,7 @@ from helpers.fake_mirror import SmallMirror
 from helpers.mirror_lists import signed_list
 from helpers.remote_telemetry import OTHER, elsewhere, frame, page, told
 
-from barnraise.protocol.mirror_list import Expulsion, Listed
+from barnraise.protocol.mirror_list import Expulsion, MirrorEntry
 from barnraise.protocol.signing import Identity, digest
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
@@ -182,7 +182,7 @@ def test_an_expelled_mirrors_rows_go(small, busy):
     pull.gather()
     assert Event.objects.filter(mirror=small.identity.key).exists()
     gone = small.listed.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
-    ours = Listed(
+    ours = MirrorEntry(
         key=site_identity.identity().key, url="https://here.example.org", name="here", admitted=1.0
     )
     mirror_list.ingest_lists([signed_list(2, ours, gone)])
@@ -195,9 +195,7 @@ def test_news_is_for_mirrors_of_the_list_alone(small, busy):
     path, body = "/api/v1/mirrors/news", Wanted(nonce="0" * 32).model_dump_json().encode()
 
     def asked(identity: Identity):
-        token = identity.request_token(
-            site_identity.identity().key, "POST", path, body, time.time()
-        )
+        token = identity.sign_request(site_identity.identity().key, "POST", path, body, time.time())
         return Client().post(
             path, body, "application/json", headers={"Authorization": f"Barnraise {token}"}
         )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from barnraise.exchange.gossip import gossip as g
 from barnraise.exchange.gossip import membership, requests
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.protocol.messages import Peer, State
+from barnraise.protocol.messages import Peer, PeerState
 
 
 def peer(number: int, address: str = "x:1") -> Peer:
@@ -80,8 +80,10 @@ def test_a_duplicate_makes_a_link_lazy_on_both_sides_and_an_ask_makes_it_eager_a
     me.pushed(key_of(3), author, 1, 1.1)  # it is on its way already
     me.act(1.1)
     told = me.tell(key_of(3), 1.1)
-    assert told.spare == {author: 1} and not me.links[key_of(3)].eager and me.links[key_of(2)].eager
-    assert me.tell(key_of(2), 1.1).spare == {}, "it goes on sending"
+    assert (
+        told.declined == {author: 1} and not me.links[key_of(3)].eager and me.links[key_of(2)].eager
+    )
+    assert me.tell(key_of(2), 1.1).declined == {}, "it goes on sending"
 
     you = met(3, 1)
     you.told_state(key_of(1), told, 1.2)
@@ -98,7 +100,7 @@ def test_a_push_that_is_declined_is_not_gone_on_with():
     me, author = met(1, 2), author_of(1)
     me.holds(author, 1)
     assert me.lacks(key_of(2), author, 1)
-    me.told_state(key_of(2), said({}, spare={author: 1}, whole=False), 1.0)
+    me.told_state(key_of(2), said({}, declined={author: 1}, full=False), 1.0)
     assert not me.lacks(key_of(2), author, 1)
     me.asked(key_of(2), author)  # whoever was sending it broke off
     assert me.lacks(key_of(2), author, 1)
@@ -173,7 +175,7 @@ def test_what_was_announced_gets_a_moment_to_come_along_the_tree_and_longer_wher
 
 def test_what_a_peer_has_no_more_is_not_asked_of_it_and_when_nobody_has_it_only_a_snapshot_helps():
     me, author = met(1, 2, 3), author_of(9)
-    me.told_state(key_of(2), said({author: 9}, gone={author: 5}), 0.0)
+    me.told_state(key_of(2), said({author: 9}, pruned={author: 5}), 0.0)
     me.told_state(key_of(3), said({author: 3}), 0.0)
     me.act(0.0)
     assert asks(me.act(2.0)) == [
@@ -197,13 +199,13 @@ def test_a_state_says_what_changed_since_the_last_and_now_and_then_everything():
     for number in range(50):
         me.holds(author_of(number), 1)
     first = me.tell(key_of(2), 0.0)
-    assert first.whole and len(first.vector) == 50 and first.links == 1
+    assert first.full and len(first.vector) == 50 and first.links == 1
     assert me.tell(key_of(2), 0.1).vector == {}
     me.holds(author_of(7), 2)
     me.pruned(author_of(7), 1)
     some = me.tell(key_of(2), 0.2)
-    assert (some.whole, some.vector, some.gone) == (False, {author_of(7): 2}, {author_of(7): 1})
-    assert me.tell(key_of(2), 2 * g.WHOLE_EVERY).whole
+    assert (some.full, some.vector, some.pruned) == (False, {author_of(7): 2}, {author_of(7): 1})
+    assert me.tell(key_of(2), 2 * g.WHOLE_EVERY).full
 
 
 @settings(max_examples=50, deadline=None)
@@ -226,7 +228,7 @@ def test_a_state_of_too_many_authors_tells_ever_another_part_and_all_of_them_in_
     me.begin({author_of(n): n for n in range(1, g.MAX_TOLD + 100)}, {}, 0.0)
     for n in range(40):
         told = me.tell(key_of(2), n * 2 * g.WHOLE_EVERY)
-        assert len(told.vector) == g.MAX_TOLD and not told.whole
+        assert len(told.vector) == g.MAX_TOLD and not told.full
         you.told_state(key_of(1), told, 0.0)
     assert you.links[key_of(1)].vector == me.vector
 
@@ -237,7 +239,7 @@ def test_what_a_peer_says_it_has_is_bounded():
         many = {author_of(n, life=part + 1): 1 for n in range(1000)}
         me.told_state(
             key_of(2),
-            State.model_construct(vector=many, gone={}, whole=False, spare={}, rate=1.0),
+            PeerState.model_construct(vector=many, pruned={}, full=False, declined={}, rate=1.0),
             0.0,
         )
     assert len(me.links[key_of(2)].vector) <= g.MAX_AUTHORS

@@ -10,17 +10,17 @@ from helpers.wait_for import waits_for
 from barnraise.errors import TicketError
 from barnraise.exchange.handlers import mirror_list_sync as register_module
 from barnraise.protocol import messages
-from barnraise.protocol.mirror_list import Expulsion, Lists, SignedList
+from barnraise.protocol.mirror_list import Expulsion, MirrorLists, SignedMirrorList
 from barnraise.protocol.signing import Identity
 
 SECOND = Identity(b"2" * 32)
 
 
-def first(world) -> SignedList:
+def first(world) -> SignedMirrorList:
     return signed_list(1, listed(world.mirror, "https://one.example.org"))
 
 
-def second(world) -> SignedList:
+def second(world) -> SignedMirrorList:
     return signed_list(
         2,
         listed(world.mirror, "https://one.example.org"),
@@ -119,9 +119,9 @@ def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_c
     a.exchange.set_mirror_lists([second(world)])
     waits_for(lambda: version(a) == version(b) == 2)
     link = a.exchange._hub.links[b.identity.key]
-    a.exchange._tell(link.send_message, Lists(lists=[told]))
+    a.exchange._tell(link.send_message, MirrorLists(lists=[told]))
     a.exchange._tell(
-        link.send_message, messages.Want(digest="0" * 64)
+        link.send_message, messages.BlobRequest(digest="0" * 64)
     )  # answered by a Missing: all before it was read
     if what == "too few signatures":
         waits_for(
@@ -143,8 +143,8 @@ def test_a_peer_of_an_older_version_is_told_nothing_that_it_could_not_read(world
     a.exchange._hub.register.know([second(world)])
     posted = []
     a.exchange._hub.links[b.identity.key].send_message = posted.append
-    state = messages.State(vector={}, rate=0)
+    state = messages.PeerState(vector={}, rate=0)
     a.exchange._hub.register.answer(b.identity.key, state, 0.0)
-    assert not [message for message in posted if isinstance(message, Lists)]
+    assert not [message for message in posted if isinstance(message, MirrorLists)]
     a.exchange._hub.register.answer(b.identity.key, state.model_copy(update={"mirrors": 0}), 0.0)
-    assert [message for message in posted if isinstance(message, Lists)]
+    assert [message for message in posted if isinstance(message, MirrorLists)]

@@ -15,7 +15,7 @@ from barnraise.exchange.handlers import update_sender
 from barnraise.exchange.handlers.snapshot_client import chosen, read_heads
 from barnraise.exchange.handlers.snapshot_server import Question, SnapshotServer
 from barnraise.exchange.ledger.anchor import fragment_bytes
-from barnraise.protocol.messages import Cut
+from barnraise.protocol.messages import SnapshotManifest
 
 RUN = "01890000-0000-7000-8000-000000000001"
 
@@ -245,8 +245,8 @@ def test_old_cuts_bytes_are_let_go_of(world):
 
 
 def test_the_snapshot_most_volunteers_agree_on_is_chosen_and_one_volunteer_counts_once():
-    def cut(letter: str) -> Cut:
-        return Cut(vector={}, fragments=[letter * 64], heads="0" * 64)
+    def cut(letter: str) -> SnapshotManifest:
+        return SnapshotManifest(vector={}, fragments=[letter * 64], heads="0" * 64)
 
     assert chosen([]) is None
     picked, volunteers = chosen(

@@ -11,7 +11,7 @@ from barnraise.exchange.gossip import verdict_sync as accord_module
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import Ruling
+from barnraise.protocol.verdicts import SignedVerdict
 
 RUN = "01890000-0000-7000-8000-000000000001"
 
@@ -316,7 +316,7 @@ def test_two_updates_with_one_number_that_nobody_took_yet_prove_a_fork_too(world
         made.append(stranger.identity.sign("update", update))
     inbox = a.exchange._hub.inbox
     for header in made:
-        push = messages.Push(header=header, ticket=world.ticket(stranger.identity.key))
+        push = messages.UpdatePush(header=header, ticket=world.ticket(stranger.identity.key))
         a.exchange._await(inbox.header("nobody", push, 0.0), None)
     assert a.ledger.verdicts.limits == {f"{stranger.identity.key}.{'9' * 16}": 0}
     assert not inbox._pending
@@ -325,7 +325,7 @@ def test_two_updates_with_one_number_that_nobody_took_yet_prove_a_fork_too(world
 def test_a_verdict_by_enough_mirrors_is_as_good_as_the_owners(world):
     a, b, p, author = poisoned(world)
     ruling = world.ruling({author: 0}, by=(world.mirror,))
-    a.exchange.apply_verdict(Ruling.model_validate_json(ruling.model_dump_json()))
+    a.exchange.apply_verdict(SignedVerdict.model_validate_json(ruling.model_dump_json()))
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author)
 
 

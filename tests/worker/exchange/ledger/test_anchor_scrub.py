@@ -225,7 +225,7 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
 def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):
     monkeypatch.setattr(scrub_module, "EACH", 0.01)
     _, b = pair(world)
-    parts = [part for _, update in b.ledger.since({}) for part in update.said]
+    parts = [part for _, update in b.ledger.since({}) for part in update.payload_parts]
     for part in parts[:-1]:
         b.ledger.blobs.drop(part.digest)
     damage(b, parts[-1])

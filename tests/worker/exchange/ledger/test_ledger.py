@@ -235,9 +235,7 @@ def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch, keep):
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(
-        Path, "replace", lambda a, b: (events.append("name"), replace(a, b))
-    )
+    monkeypatch.setattr(Path, "replace", lambda a, b: (events.append("name"), replace(a, b)))
     keep(blobs)
     assert events == ["shelf", len(DATA), "name", "shelf"] and blobs.read(NAME) == DATA
 
@@ -340,7 +338,7 @@ def test_a_payload_larger_than_its_fragment_could_need_is_refused():
 def test_an_update_may_say_nothing_of_some_fragments_in_one_way_alone_and_not_of_all():
     first, *rest = sound().fragments
     turn = altered(sound(), fragments=[first, *([UNSAID] * len(rest))])[0]
-    assert [part.size for part in accept(turn, ticket(), RULES).said] == [20]
+    assert [part.size for part in accept(turn, ticket(), RULES).payload_parts] == [20]
     with pytest.raises(MessageError, match=r"says nothing$"):
         accept(altered(sound(), fragments=[UNSAID] * len(RULES.sizes))[0], ticket(), RULES)
     for changed in ({"digest": "a" * 64}, {"sketch": "1" + "0" * 15}):

@@ -19,7 +19,7 @@ from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import Fork, Verdicts, believed
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
-from barnraise.protocol.verdicts import Ruling, Verdict
+from barnraise.protocol.verdicts import SignedVerdict, Verdict
 from barnraise.spec import ModelSpec, RunSpec
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -59,10 +59,12 @@ def ticket(by: Identity = MIRROR) -> messages.Signed:
     return by.sign("ticket", body)
 
 
-def ruling(after=None, updates=None, by=(OWNER,), run: str = RUN) -> Ruling:
+def ruling(after=None, updates=None, by=(OWNER,), run: str = RUN) -> SignedVerdict:
     verdict = Verdict(run=run, after=after or {}, updates=updates or {}, issued=1.0)
     signed = [one.sign("verdict", verdict) for one in by]
-    return Ruling(body=signed[0].body, signatures={each.key: each.signature for each in signed})
+    return SignedVerdict(
+        body=signed[0].body, signatures={each.key: each.signature for each in signed}
+    )
 
 
 def fork(seq: int, life: int = 0, other: int = 11) -> Fork:
@@ -158,13 +160,15 @@ def test_the_owner_alone_or_enough_mirrors_give_a_verdict():
             "signature does not match",
         ),
         (
-            Ruling(
+            SignedVerdict(
                 body="x",
-                signatures={OWNER.key: OWNER.sign("verdict", messages.Bye(reason="x")).signature},
+                signatures={
+                    OWNER.key: OWNER.sign("verdict", messages.Disconnect(reason="x")).signature
+                },
             ),
             "signature",
         ),
-        (Ruling(body="é" * 40_000, signatures={OWNER.key: "0" * 128}), "more than"),
+        (SignedVerdict(body="é" * 40_000, signatures={OWNER.key: "0" * 128}), "more than"),
         (fork(3).model_copy(update={"other": header(3)}), "not two updates"),
         (fork(3).model_copy(update={"other": header(4)}), "not two updates"),
         (fork(3).model_copy(update={"other": header(3, life=1)}), "not two updates"),
@@ -176,7 +180,9 @@ def test_the_owner_alone_or_enough_mirrors_give_a_verdict():
             "signature",
         ),
         (
-            fork(3).model_copy(update={"other": STRANGER.sign("update", messages.Bye(reason="x"))}),
+            fork(3).model_copy(
+                update={"other": STRANGER.sign("update", messages.Disconnect(reason="x"))}
+            ),
             "malformed",
         ),
     ],
@@ -301,8 +307,8 @@ def test_the_fragments_checksums_follow_what_goes_in_and_out():
 # ---- with the others
 
 
-def state(verdicts: str | None = None, heads: str | None = None) -> messages.State:
-    return messages.State(vector={}, rate=0.0, verdicts=verdicts, heads=heads)
+def state(verdicts: str | None = None, heads: str | None = None) -> messages.PeerState:
+    return messages.PeerState(vector={}, rate=0.0, verdicts_digest=verdicts, heads_digest=heads)
 
 
 def test_who_heeds_other_verdicts_is_told_ours_at_once_and_then_now_and_then():

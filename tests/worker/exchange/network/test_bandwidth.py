@@ -7,7 +7,7 @@ import pytest
 from helpers.wait_for import waits_for
 
 from barnraise.exchange.network import connection as link_module
-from barnraise.protocol.messages import Want
+from barnraise.protocol.messages import BlobRequest
 from barnraise.protocol.signing import digest
 from barnraise.spec import ModelSpec
 
@@ -52,7 +52,7 @@ def test_a_capped_line_is_shared_by_turns_and_messages_do_not_wait_for_it(large)
     for machine, blob in ((b, blobs[0]), (c, blobs[1])):
         machine.exchange._tell(
             lambda m=machine, d=blob: m.exchange._hub.links[a.identity.key].send_message(
-                Want(digest=d)
+                BlobRequest(digest=d)
             )
         )
     time.sleep(1.0)
@@ -98,11 +98,11 @@ def test_each_machine_knows_how_far_its_peers_are_what_its_line_does_and_whether
     assert a.exchange.stats.uplink_rate == pytest.approx(2e6, rel=0.4)
     assert a.exchange.stats.summary is None, "it has begun no round of its own"
     rhythm = a.exchange.plan_round(rate=1000.0)
-    trade = a.exchange.stats.summary
-    assert (trade.round_steps, trade.form) == (rhythm.steps, str(rhythm.form))
+    view = a.exchange.stats.summary
+    assert (view.round_steps, view.scheme) == (rhythm.steps, str(rhythm.form))
     assert (
-        trade.bits == rhythm.form.bits_a_parameter
-        and trade.uplink_rate == a.exchange.stats.uplink_rate
+        view.bits_per_parameter == rhythm.form.bits_a_parameter
+        and view.uplink_rate == a.exchange.stats.uplink_rate
     )
     waits_for(lambda: a.exchange.stats.neighbours[0].lag == 0)
     c.knows(a, b)

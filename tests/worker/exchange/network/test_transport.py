@@ -15,7 +15,7 @@ from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.memory_transport import SEND_WINDOW, MemoryNetwork
 from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol import messages
-from barnraise.protocol.messages import MAX_FRAME, Peer
+from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 from barnraise.protocol.signing import Identity
 
 IDENTITIES = [Identity(bytes([number]) * 32) for number in (1, 2, 3)]
@@ -67,7 +67,7 @@ async def test_frames_of_every_size_arrive_whole_and_in_order(kind):
         dialled, accepted = await joined(a, b)
         frames = [
             bytes([n % 251]) * size
-            for n, size in enumerate((0, 1, 4, 4095, 70_000, MAX_FRAME, 3, MAX_FRAME))
+            for n, size in enumerate((0, 1, 4, 4095, 70_000, MAX_FRAME_BYTES, 3, MAX_FRAME_BYTES))
         ]
 
         async def send():
@@ -120,8 +120,8 @@ async def test_an_over_long_frame_is_refused_before_it_is_read():
     a, b = await started("iroh")
     try:
         dialled, accepted = await joined(a, b)
-        await dialled.send_stream.write_all((MAX_FRAME + 1).to_bytes(4, "big"))
-        with pytest.raises(ChannelClosedError, match=str(MAX_FRAME + 1)):
+        await dialled.send_stream.write_all((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+        with pytest.raises(ChannelClosedError, match=str(MAX_FRAME_BYTES + 1)):
             await asyncio.wait_for(accepted.receive(), 10)
         with pytest.raises(ChannelClosedError, match="at most"):
             await asyncio.wait_for(dialled.receive(), 10)
@@ -225,7 +225,7 @@ async def _send(channel, frames):
 async def test_a_sender_waits_while_nobody_drains():
     a, b = await started("memory")
     dialled, accepted = await joined(a, b)
-    sending = asyncio.create_task(_send(dialled, [b"x" * MAX_FRAME] * 10))
+    sending = asyncio.create_task(_send(dialled, [b"x" * MAX_FRAME_BYTES] * 10))
     await asyncio.sleep(0.1)
     assert dialled.bytes_sent <= SEND_WINDOW + 10
     for _ in range(10):
@@ -258,7 +258,7 @@ def test_garbage_is_not_a_frame(data):
 
 
 def test_a_frame_carries_a_message_and_a_payload():
-    part = messages.Part(digest="a" * 64, offset=7, total=30)
+    part = messages.BlobPart(digest="a" * 64, offset=7, total=30)
     message, payload = unpack(pack(part, b"payload"))
     assert message == part and bytes(payload) == b"payload"
 
@@ -270,8 +270,8 @@ def test_a_frame_carries_a_message_and_a_payload():
         (10).to_bytes(4, "big") + b"{}",
         (2).to_bytes(4, "big") + b"{}",
         (16).to_bytes(4, "big") + b'{"type":"spell"}',
-        b"\0" * (MAX_FRAME + 1),
-        pack(messages.Bye(reason="x")) + b"payload where none belongs",
+        b"\0" * (MAX_FRAME_BYTES + 1),
+        pack(messages.Disconnect(reason="x")) + b"payload where none belongs",
     ],
 )
 def test_a_frame_that_lies_about_itself_is_refused(frame):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from barnraise.exchange.gossip.membership import FEW, Circle
 from barnraise.exchange.gossip.requests import Asking
-from barnraise.protocol.messages import Peer, State
+from barnraise.protocol.messages import Peer, PeerState
 
 STATE_EVERY = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
 STATE_SOONEST = 2.0  # …and the least between two when something does that is news to it
@@ -159,21 +159,21 @@ class Gossip:
         if link := self.links.get(key):
             link.heard = now
 
-    def told_state(self, key: str, state: State, now: float) -> None:
+    def told_state(self, key: str, state: PeerState, now: float) -> None:
         if (link := self.links.get(key)) is None:
             return
         link.heard, link.spoke = now, True
         link.rate, link.complete, link.degree = state.rate, state.complete, state.links
-        link.stands, link.anchor = state.stands, state.anchor
+        link.stands, link.anchor = state.anchor_vector, state.anchor_digest
         self._compare(link)
-        if state.whole:
-            link.vector, link.gone = dict(state.vector), dict(state.gone)
+        if state.full:
+            link.vector, link.gone = dict(state.vector), dict(state.pruned)
         elif len(link.vector) + len(state.vector) <= MAX_AUTHORS:
             for author, seq in state.vector.items():
                 link.vector[author] = max(seq, link.vector.get(author, 0))
-            link.gone |= state.gone
-        if state.spare:
-            link.eager, link.spared = False, dict(state.spare)
+            link.gone |= state.pruned
+        if state.declined:
+            link.eager, link.spared = False, dict(state.declined)
         link.stale = link.stale or (state.complete and bool(link.changed))
         self.asking.notice(key, state.vector, self.vector)
 
@@ -348,7 +348,7 @@ class Gossip:
         times += [flight.deadline for flight in self.asking.flights.values()]
         return max(now, min(times))
 
-    def tell(self, key: str, now: float) -> State | None:
+    def tell(self, key: str, now: float) -> PeerState | None:
         """Our next State to this peer; what is in it counts as told. None once it is gone. Everything where it is time
         and a message can hold it; else what changed, or as much of it as a message holds."""
         if (link := self.links.get(key)) is None:
@@ -357,14 +357,14 @@ class Gossip:
         every = self.vector if whole else link.changed
         some = [*every] if len(every) <= MAX_TOLD else self._random.sample(sorted(every), MAX_TOLD)
         stands, anchor = next(reversed(self.anchors.items()), (None, None))
-        state = State.model_construct(
+        state = PeerState.model_construct(
             vector={author: self.vector[author] for author in some if author in self.vector},
-            gone={author: self.gone[author] for author in some if author in self.gone},
-            whole=whole and len(some) == len(every),
-            spare=link.spare,
+            pruned={author: self.gone[author] for author in some if author in self.gone},
+            full=whole and len(some) == len(every),
+            declined=link.spare,
             links=len(self.links),
-            stands=stands,
-            anchor=anchor,
+            anchor_vector=stands,
+            anchor_digest=anchor,
             rate=self.rate,
             complete=self.complete,
         )

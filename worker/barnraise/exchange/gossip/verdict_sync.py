@@ -9,7 +9,7 @@ forked: each shows the other its authors' last headers, and whoever sees two wit
 import math
 from dataclasses import dataclass
 
-from barnraise.protocol.messages import State
+from barnraise.protocol.messages import PeerState
 
 AGAIN = 10.0  # seconds after which one that does not know our verdicts yet is told them again
 SHOWN = 3.0  # …and after which headers are compared again
@@ -41,11 +41,15 @@ class Accord:
         self._verdicts = verdicts  # the digest of ours
         self._said: dict[str, Said] = {}
 
-    def told(self, key: str, state: State, same: bool, heads: str) -> None:
+    def told(self, key: str, state: PeerState, same: bool, heads: str) -> None:
         """A peer's State. `same`: its vector is ours; `heads`: our headers' digest."""
         said = self._said.setdefault(key, Said())
-        said.verdicts = state.verdicts
-        apart = same and state.verdicts == self._verdicts and state.heads not in (None, heads)
+        said.verdicts = state.verdicts_digest
+        apart = (
+            same
+            and state.verdicts_digest == self._verdicts
+            and state.heads_digest not in (None, heads)
+        )
         said.apart = said.apart + 1 if apart else 0
 
     def ruled(self, verdicts: str | None) -> None:

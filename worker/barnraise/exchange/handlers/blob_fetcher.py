@@ -122,7 +122,7 @@ class BlobFetcher:
     def wants(self, digest: str) -> bool:
         return digest in self._fetches
 
-    async def take(self, source: str, part: messages.Part, payload: memoryview) -> None:
+    async def take(self, source: str, part: messages.BlobPart, payload: memoryview) -> None:
         """A piece of a wanted blob. Raises MessageError for one that is not."""
         fetch = self._fetches[part.digest]
         if part.total > fetch.wanted.at_most or fetch.wanted.size not in (None, part.total):
@@ -218,7 +218,9 @@ class BlobFetcher:
         fetch.source = key
         source.owes[fetch.wanted.digest] = fetch
         fetch.have = self._blobs.started(fetch.wanted.digest)
-        self._links[key].send_message(messages.Want(digest=fetch.wanted.digest, offset=fetch.have))
+        self._links[key].send_message(
+            messages.BlobRequest(digest=fetch.wanted.digest, offset=fetch.have)
+        )
 
     def _relieve(self, able: dict[str, Source], now: float) -> None:
         """At the end, who has nothing left to send takes over what will come last from where it is."""

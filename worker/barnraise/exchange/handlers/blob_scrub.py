@@ -32,7 +32,11 @@ class BlobScrub:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(EACH)
-            said = ((update, part) for _, update in self._ledger.since({}) for part in update.said)
+            said = (
+                (update, part)
+                for _, update in self._ledger.since({})
+                for part in update.payload_parts
+            )
             while few := list(islice(said, FEW)):
                 await self._look(few)
 

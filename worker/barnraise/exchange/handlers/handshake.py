@@ -9,8 +9,8 @@ from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.framing import pack, unpack
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
-from barnraise.protocol import messages
-from barnraise.protocol.signing import check_ticket, opened
+from barnraise.protocol import coordinator_messages, messages
+from barnraise.protocol.signing import check_ticket, open_signed
 
 HELLO = 10.0  # seconds a peer has to introduce itself
 RECHECK = 60.0  # seconds between looks at the tickets of those connected
@@ -39,7 +39,7 @@ class Handshake:
 
     def hello(self) -> messages.Hello:
         return messages.Hello(
-            protocols=[messages.PROTOCOL],
+            protocols=[messages.PROTOCOL_VERSION],
             version=__version__,
             run=self.rules.run,
             spec=self._spec,
@@ -53,7 +53,7 @@ class Handshake:
         async with asyncio.timeout(HELLO):
             await channel.send(pack(self.hello()))
             hello, _ = unpack(await channel.receive())
-        if isinstance(hello, messages.Bye):
+        if isinstance(hello, messages.Disconnect):
             raise ChannelClosedError(hello.reason)
         if not isinstance(hello, messages.Hello):
             raise MessageError(f"it said {hello.type} before hello")
@@ -62,9 +62,9 @@ class Handshake:
 
     def checked(self, peer: str, hello: messages.Hello) -> messages.Ticket:
         """The ticket of a peer that may speak with us. Raises MessageError."""
-        if messages.PROTOCOL not in hello.protocols:
+        if messages.PROTOCOL_VERSION not in hello.protocols:
             raise MessageError(
-                f"it speaks protocols {hello.protocols}, and this version {messages.PROTOCOL}"
+                f"it speaks protocols {hello.protocols}, and this version {messages.PROTOCOL_VERSION}"
             )
         if hello.run != self.rules.run:
             raise MessageError(f"it works on run {hello.run}, not {self.rules.run}")
@@ -96,7 +96,7 @@ class Handshake:
 
     def directed(self, signed: messages.Signed) -> frozenset[str]:
         """Whom a mirror's directive revokes. Raises MessageError."""
-        directive = opened(signed, "directive", messages.Directive)
+        directive = open_signed(signed, "directive", coordinator_messages.Directive)
         if (
             signed.key not in self.rules.mirrors - self.rules.expelled
             or directive.run != self.rules.run

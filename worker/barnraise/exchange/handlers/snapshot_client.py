@@ -22,8 +22,8 @@ from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import Rules
 from barnraise.exchange.ledger.verdicts import Verdicts, believed
-from barnraise.protocol.messages import Cut, Signed, Update
-from barnraise.protocol.signing import opened
+from barnraise.protocol.messages import Signed, SnapshotManifest, Update
+from barnraise.protocol.signing import open_signed
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -65,7 +65,7 @@ class Fetched(Sequence[torch.Tensor]):
         return fragment_from(self._blobs.read(self._digests[index]))
 
 
-def _alike(one: Cut, other: Cut) -> bool:
+def _alike(one: SnapshotManifest, other: SnapshotManifest) -> bool:
     return (one.vector, one.verdicts) == (other.vector, other.verdicts)
 
 
@@ -75,7 +75,7 @@ def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Sign
         signed = _headers.validate_json(data)
     except ValidationError:
         raise MessageError("a snapshot's heads are not a list of signed headers") from None
-    heads = [(header, opened(header, "update", Update, key=header.key)) for header in signed]
+    heads = [(header, open_signed(header, "update", Update, key=header.key)) for header in signed]
     if any(update.peer != header.key or update.run != run for header, update in heads):
         raise MessageError("a snapshot's heads are of another run, or not signed by their authors")
     if len(heads) != len(vector) or {update.author: update.seq for _, update in heads} != vector:
@@ -83,7 +83,7 @@ def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Sign
     return heads
 
 
-def read_verdicts(data: bytes, rules: Rules, cut: Cut) -> Verdicts:
+def read_verdicts(data: bytes, rules: Rules, cut: SnapshotManifest) -> Verdicts:
     """The verdicts that a blob of proofs proves, when they are those that the cut names. Raises MessageError."""
     verdicts = Verdicts()
     try:
@@ -106,7 +106,7 @@ def load_base_snapshot(ledger: Ledger) -> Snapshot | None:
     return Snapshot(Fetched(ledger.blobs, digests), heads, True, ledger.base_holes())
 
 
-def chosen(answers: Iterable[tuple[str, Cut]]) -> tuple[Cut, int] | None:
+def chosen(answers: Iterable[tuple[str, SnapshotManifest]]) -> tuple[SnapshotManifest, int] | None:
     """(cut, volunteers behind each part of it) of the answers to one vector: the heads that most volunteers name, and
     each fragment as most of those have it, so that one damaged fragment costs its owner only that. `answers` are
     (volunteer, cut), as many fragments in each; one volunteer's machines count once."""
@@ -139,7 +139,7 @@ class Found:
     """A snapshot whose bytes are all here, with its authors' last headers and the verdicts it heeds; `confirmed` as in
     `Snapshot`."""
 
-    cut: Cut
+    cut: SnapshotManifest
     heads: list[tuple[Signed, Update]]
     verdicts: Verdicts
     confirmed: bool
@@ -261,9 +261,9 @@ class Witnesses:
     """Everybody we are linked to is asked for the cut that one peer named first, for as long as this is open: to
     compare what they say, and to fetch from all who have it. `holders`: who has which digest; it grows."""
 
-    def __init__(self, hub, asked, cut: Cut):
+    def __init__(self, hub, asked, cut: SnapshotManifest):
         self._hub, self._first = hub, cut
-        self._answers: dict[str, tuple[str, Cut]] = {}  # peer → (volunteer, its cut)
+        self._answers: dict[str, tuple[str, SnapshotManifest]] = {}  # peer → (volunteer, its cut)
         self.holders: dict[str, set[str]] = {}
         self._asking: dict[str, asyncio.Task] = {}
         self._began = asyncio.get_running_loop().time()
@@ -281,7 +281,7 @@ class Witnesses:
     def disagree(self) -> bool:
         return len({(cut.heads, *cut.fragments) for _, cut in self._answers.values()}) > 1
 
-    async def agreed(self, end: float) -> tuple[Cut, int]:
+    async def agreed(self, end: float) -> tuple[SnapshotManifest, int]:
         """What is to be taken, and how many volunteers vouch for it: until two do, or nobody is left to ask."""
         loop = asyncio.get_running_loop()
         last = self._began + min(WITNESS, (end - self._began) / 3)  # time to fetch must be left
@@ -307,7 +307,7 @@ class Witnesses:
         if cut is not None and _alike(cut, self._first):
             self._answered(link.key, link.ticket.volunteer, cut)
 
-    def _answered(self, key: str, volunteer: str, cut: Cut) -> None:
+    def _answered(self, key: str, volunteer: str, cut: SnapshotManifest) -> None:
         if len(cut.fragments) != len(self._hub.rules.sizes):
             log.warning(
                 "a peer's snapshot has %d fragments, not %d",

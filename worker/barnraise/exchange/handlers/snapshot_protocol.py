@@ -16,18 +16,20 @@ class Cuts:
         """`links` is the hub's own table, by key; `slow` runs a call beside the loop, however long it takes."""
         self._links, self._desk, self._slow = links, desk, slow
         self._asked: dict[
-            str, tuple[dict[str, int] | None, asyncio.Future[messages.Cut]]
+            str, tuple[dict[str, int] | None, asyncio.Future[messages.SnapshotManifest]]
         ] = {}  # with the vector asked for
 
     async def ask(
         self, key: str, vector: dict[str, int] | None, timeout: float
-    ) -> messages.Cut | None:
+    ) -> messages.SnapshotManifest | None:
         """One peer's cut at `vector` (its own choice if None); None when it does not answer in time."""
         if key not in self._links or timeout <= 0:
             return None
-        answer: asyncio.Future[messages.Cut] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[messages.SnapshotManifest] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._asked[key] = vector, answer
-        self._links[key].send_message(messages.CutWant(vector=vector))
+        self._links[key].send_message(messages.SnapshotRequest(vector=vector))
         try:
             async with asyncio.timeout(timeout):
                 return await answer
@@ -37,7 +39,7 @@ class Cuts:
             if self._asked.get(key) == (vector, answer):
                 del self._asked[key]
 
-    def came(self, key: str, cut: messages.Cut) -> None:
+    def came(self, key: str, cut: messages.SnapshotManifest) -> None:
         """An answer; one to an older question is let go by."""
         vector, answer = self._asked.get(key, (None, None))
         if answer and not answer.done() and vector in (None, cut.vector):

@@ -16,9 +16,9 @@ from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.exchange.ledger.diff import path
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import Fork
-from barnraise.protocol.messages import Cut, Update
+from barnraise.protocol.messages import SnapshotManifest, Update
 from barnraise.protocol.types import Message
-from barnraise.protocol.verdicts import RULINGS, Ruling
+from barnraise.protocol.verdicts import MAX_VERDICTS, SignedVerdict
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -31,7 +31,7 @@ CUTS = 4  # …and how many cuts at most
 class Proofs(Message):
     """What the blob `Cut.proofs` holds."""
 
-    rulings: list[Ruling] = Field(max_length=RULINGS)
+    rulings: list[SignedVerdict] = Field(max_length=MAX_VERDICTS)
     forks: list[Fork] = Field(max_length=100_000)
 
 
@@ -60,13 +60,13 @@ class SnapshotServer:
         self._ledger = ledger
         self.cuts = Blobs(ledger.blobs.folder.parent / "cuts", fresh=True)
         self._questions: list[Question] = []
-        self._lately: list[tuple[float, Cut]] = []
+        self._lately: list[tuple[float, SnapshotManifest]] = []
         self._copy: weakref.ref[Frozen] | None = (
             None  # the last that was taken, while it is being answered from
         )
         self._lock = threading.Lock()
 
-    def ask(self, question: Question, now: float) -> Cut | None:
+    def ask(self, question: Question, now: float) -> SnapshotManifest | None:
         """The answer, when there is one already; else the question waits for `take`."""
         heeded = self._ledger.verdicts.digest
         with self._lock:
@@ -99,7 +99,9 @@ class SnapshotServer:
         self._copy = weakref.ref(frozen)
         return frozen, ripe
 
-    def answer(self, frozen: Frozen, vector: dict[str, int] | None, now: float) -> Cut | None:
+    def answer(
+        self, frozen: Frozen, vector: dict[str, int] | None, now: float
+    ) -> SnapshotManifest | None:
         """Makes the cut at `vector` out of a copy, and its blobs. None when updates that must come out are not here,
         and when a verdict keeps out what it asks for."""
         verdicts = self._ledger.verdicts
@@ -139,7 +141,7 @@ class SnapshotServer:
             [fork for _, fork in verdicts.forks.values()],
         )
         proofs = Proofs(rulings=rulings, forks=forks).model_dump_json()
-        cut = Cut(
+        cut = SnapshotManifest(
             vector=vector,
             fragments=digests,
             heads=self.cuts.put(text.encode()),
@@ -153,7 +155,7 @@ class SnapshotServer:
         blobs = self._ledger.blobs
         return all(blobs.has(part.digest) for update, _ in way for part in update.fragments)
 
-    def _keep(self, cut: Cut, now: float) -> None:
+    def _keep(self, cut: SnapshotManifest, now: float) -> None:
         with self._lock:
             kept = [(at, old) for at, old in self._lately if now < at + KEPT][-(CUTS - 1) :]
             gone = [old for _, old in self._lately if all(old is not other for _, other in kept)]
@@ -163,7 +165,7 @@ class SnapshotServer:
             self.cuts.drop(blob)
 
 
-def blobs_of(cut: Cut) -> list[str]:
+def blobs_of(cut: SnapshotManifest) -> list[str]:
     return [blob for blob in (*cut.fragments, cut.heads, cut.proofs) if blob]
 
 

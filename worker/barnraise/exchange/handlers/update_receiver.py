@@ -23,7 +23,15 @@ from barnraise.exchange.ledger.diff import entry
 from barnraise.exchange.ledger.ledger import Ledger, Outcome
 from barnraise.exchange.ledger.validation import Rules, accept, check_payload
 from barnraise.exchange.ledger.verdicts import Fork
-from barnraise.protocol.messages import Ask, FragmentUpdate, Part, Push, Signed, Update, Want
+from barnraise.protocol.messages import (
+    BlobPart,
+    BlobRequest,
+    FragmentUpdate,
+    Signed,
+    Update,
+    UpdatePush,
+    UpdateRequest,
+)
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -157,7 +165,7 @@ class UpdateReceiver:
     def needing(self, blob: str) -> list[tuple[str, int]]:
         return list(self._wanted.get(blob, ()))
 
-    async def header(self, source: str, push: Push, now: float) -> Update | None:
+    async def header(self, source: str, push: UpdatePush, now: float) -> Update | None:
         """Takes a header; returns the update if it is news. Raises MessageError for one nobody should pass on."""
         signed = push.header
         ticket = self._tickets.get(signed.key) or push.ticket
@@ -225,7 +233,7 @@ class UpdateReceiver:
         self._forget(*oldest)
         return True
 
-    async def part(self, source: str, part: Part, payload: memoryview, now: float) -> bool:
+    async def part(self, source: str, part: BlobPart, payload: memoryview, now: float) -> bool:
         """Takes a piece of a payload; whether it was one that is awaited. Raises MessageError for a wrong one."""
         needing = self.needing(part.digest)
         if not needing:
@@ -330,18 +338,23 @@ class UpdateReceiver:
             if self._ledger.verdicts.out(author, seq):
                 self._forget(author, seq)
 
-    def questions(self, ask: AskFor) -> list[Ask | Want]:
+    def questions(self, ask: AskFor) -> list[UpdateRequest | BlobRequest]:
         """Whole updates, or what is still missing of those that were interrupted."""
         whole: list[int] = []
-        found: list[Ask | Want] = []
+        found: list[UpdateRequest | BlobRequest] = []
         for seq in range(ask.first, ask.last + 1):
             missing = self.missing(ask.author, seq)
             if missing is None:
                 whole.append(seq)
             found += [
-                Want(digest=each, offset=self._ledger.blobs.started(each)) for each in missing or ()
+                BlobRequest(digest=each, offset=self._ledger.blobs.started(each))
+                for each in missing or ()
             ]
-        return [*found, Ask(author=ask.author, first=whole[0], last=whole[-1])] if whole else found
+        return (
+            [*found, UpdateRequest(author=ask.author, first=whole[0], last=whole[-1])]
+            if whole
+            else found
+        )
 
     def _cut(self, author: str, why: str) -> None:
         """Nothing more is taken of this author: every peer that sees the same bytes decides the same."""

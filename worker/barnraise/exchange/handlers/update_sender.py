@@ -10,7 +10,7 @@ from barnraise.exchange.network.framing import pack
 from barnraise.protocol import messages
 
 
-def asked(ledger: Ledger, ask: messages.Ask) -> Iterable[int]:
+def asked(ledger: Ledger, ask: messages.UpdateRequest) -> Iterable[int]:
     """The numbers of what a peer asks for, as far as it may be here; of headers alone the last first, as it knows an
     earlier one by the later."""
     if ask.headers:
@@ -34,8 +34,8 @@ def update_frames(
     whole = whole and not ledger.verdicts.out(author, seq)
     if whole and not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return
-    yield pack(messages.Push(header=signed, ticket=ticket(update.peer)))
-    for part in update.said if whole else ():
+    yield pack(messages.UpdatePush(header=signed, ticket=ticket(update.peer)))
+    for part in update.payload_parts if whole else ():
         for frame in blob_frames([ledger.blobs], part.digest, 0):
             if not lacks():
                 return
@@ -52,7 +52,7 @@ def blob_frames(shelves: list[Blobs], digest: str, offset: int) -> Frames:
                 data = blobs.read(digest, offset, PIECE_BYTES)
             except FileNotFoundError:  # a cut that was let go of meanwhile
                 return
-            yield pack(messages.Part(digest=digest, offset=offset, total=total), data)
+            yield pack(messages.BlobPart(digest=digest, offset=offset, total=total), data)
             offset += len(data)
             if not data:
                 return

@@ -88,7 +88,7 @@ class VerdictHandler:
 
     def ask(self, peer: str | None, author: str, first: int, last: int) -> None:
         """Asks one peer, or all, for an author's signed headers, the last first."""
-        question = messages.Ask(
+        question = messages.UpdateRequest(
             author=author, first=max(first, last - WINDOW + 1), last=last, headers=True
         )
         for link in list(self._links.values()):
@@ -197,7 +197,7 @@ class VerdictHandler:
 
     # ---- with the others
 
-    def counting(self, state: messages.State) -> messages.State:
+    def counting(self, state: messages.PeerState) -> messages.PeerState:
         """A peer's State, without what no longer counts in it."""
         verdicts = self._ledger.verdicts
         return (
@@ -206,7 +206,7 @@ class VerdictHandler:
             else state
         )
 
-    def compare(self, key: str, state: messages.State) -> None:
+    def compare(self, key: str, state: messages.PeerState) -> None:
         """…and whether it takes out and holds what we do, once gossip knows its vector."""
         theirs = self._gossip.links.get(key)
         same = theirs is not None and theirs.vector == self._gossip.vector
@@ -242,7 +242,7 @@ class VerdictHandler:
 
     async def _open(self, path: Path) -> None:
         try:
-            ruling = verdicts_module.Ruling.model_validate_json(path.read_bytes())
+            ruling = verdicts_module.SignedVerdict.model_validate_json(path.read_bytes())
             await self.take(ruling)
         except (MessageError, ValidationError) as error:
             log.error("the verdict in %s is refused: %s", path, error)

@@ -25,13 +25,13 @@ from barnraise.exchange.ledger.retention import Retention
 from barnraise.exchange.ledger.verdicts import Fork, Verdicts
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest
-from barnraise.protocol.verdicts import Ruling
+from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.sqlite import transaction
 
 FORMAT = 3
 NOTHING = digest("")  # what an author's first header calls its previous
 _PAGE = 64  # headers read at a time
-_KINDS = {"ruling": Ruling, "fork": Fork}
+_KINDS = {"signed_verdict": SignedVerdict, "fork": Fork}
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS headers (author TEXT, seq INTEGER, digest TEXT, total INTEGER, signed TEXT, seal TEXT,
                                     PRIMARY KEY (author, seq)) WITHOUT ROWID;

@@ -13,7 +13,7 @@ from barnraise.exchange.compression.codec import decode, payload_size
 from barnraise.exchange.ledger.anchor import sketch
 from barnraise.exchange.ledger.blob_store import EMPTY
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
-from barnraise.protocol.signing import opened
+from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec
 
 UNSAID = FragmentUpdate(digest=EMPTY, size=0, sketch="0" * 16)  # of a fragment whose turn it is not
@@ -44,7 +44,7 @@ class Rules:
 
 def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
     """The update of a signed header that counts, its payloads apart. Raises MessageError with the reason."""
-    update = opened(signed, "update", Update, key=signed.key)
+    update = open_signed(signed, "update", Update, key=signed.key)
     who = f"update {update.seq} of {update.peer[:8]}"
     if update.peer != signed.key:
         raise MessageError(f"{who} is signed by {signed.key[:8]}")
@@ -71,11 +71,11 @@ def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
             raise MessageError(
                 f"{who} says nothing of fragment {index}, and not as nothing is said"
             )
-    if not update.said:
+    if not update.payload_parts:
         raise MessageError(f"{who} says nothing")
     if ticket is None:
         raise MessageError(f"{who} came without a ticket of its author")
-    held = opened(ticket, "ticket", Ticket)
+    held = open_signed(ticket, "ticket", Ticket)
     if ticket.key not in rules.mirrors or held.mirror != ticket.key:
         raise MessageError(
             f"{who}: its author's ticket is signed by {ticket.key[:8]}, not a mirror of this run"

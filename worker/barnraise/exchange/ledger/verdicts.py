@@ -14,9 +14,9 @@ from typing import Literal
 from barnraise.errors import MessageError
 from barnraise.exchange.ledger.validation import Rules, accept
 from barnraise.protocol.messages import Signed, Update
-from barnraise.protocol.signing import digest, opened
+from barnraise.protocol.signing import digest, open_signed
 from barnraise.protocol.types import Message
-from barnraise.protocol.verdicts import BODY, RULINGS, Ruling, Verdict
+from barnraise.protocol.verdicts import MAX_VERDICT_BYTES, MAX_VERDICTS, SignedVerdict, Verdict
 
 FORKS_OF_ONE = 64  # lives of one machine that are known to have forked
 
@@ -30,20 +30,20 @@ class Fork(Message):
     ticket: Signed
 
 
-Proof = Ruling | Fork
+Proof = SignedVerdict | Fork
 
 
 @dataclass(frozen=True)
 class Verdicts:
     """`rulings` by the digest of their text; `forks` by author, with the number that was signed twice."""
 
-    rulings: Mapping[str, Ruling] = field(default_factory=dict)
+    rulings: Mapping[str, SignedVerdict] = field(default_factory=dict)
     forks: Mapping[str, tuple[int, Fork]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, proof: Proof) -> "Verdicts":
         """What one proof says; `believed` is for those that come from elsewhere."""
-        if isinstance(proof, Ruling):
+        if isinstance(proof, SignedVerdict):
             return cls({digest(proof.body): proof})
         update = Update.model_validate_json(proof.one.body)
         return cls(forks={update.author: (update.seq, proof)})
@@ -69,7 +69,7 @@ class Verdicts:
     def has_room(self, other: "Verdicts") -> bool:
         """Whether more may be remembered: forks cost their author nothing."""
         keys = [author.partition(".")[0] for author in self.forks]
-        return len(self.rulings.keys() | other.rulings.keys()) <= RULINGS and all(
+        return len(self.rulings.keys() | other.rulings.keys()) <= MAX_VERDICTS and all(
             author in self.forks or keys.count(author.partition(".")[0]) < FORKS_OF_ONE
             for author in other.forks
         )
@@ -134,22 +134,24 @@ class Verdicts:
 
 def believed(proof: Proof, rules: Rules) -> Verdicts:
     """What a proof says, once it holds. Raises MessageError with the reason where it does not."""
-    if isinstance(proof, Ruling):
+    if isinstance(proof, SignedVerdict):
         _check_ruling(proof, rules)
     else:
         _check_fork(proof, rules)
     return Verdicts.of(proof)
 
 
-def _check_ruling(ruling: Ruling, rules: Rules) -> None:
-    if len(ruling.body.encode()) > BODY:
-        raise MessageError(f"a verdict of more than {BODY} bytes is refused")
+def _check_ruling(ruling: SignedVerdict, rules: Rules) -> None:
+    if len(ruling.body.encode()) > MAX_VERDICT_BYTES:
+        raise MessageError(f"a verdict of more than {MAX_VERDICT_BYTES} bytes is refused")
     for key, signature in ruling.signatures.items():
         if key != rules.owner and key not in rules.mirrors:
             raise MessageError(
                 f"a verdict is signed by {key[:8]}, neither the run's owner nor one of its mirrors"
             )
-        verdict = opened(Signed(key=key, body=ruling.body, signature=signature), "verdict", Verdict)
+        verdict = open_signed(
+            Signed(key=key, body=ruling.body, signature=signature), "verdict", Verdict
+        )
         if verdict.run != rules.run:
             raise MessageError(f"a verdict is for run {verdict.run}, not {rules.run}")
     mirrors = len(ruling.signatures.keys() & rules.mirrors)

@@ -3,7 +3,7 @@
 Each connection has two writers of its own, so that a slow peer holds up nobody else. One sends
 messages, which never wait behind more than one piece of payload. The other sends payloads and,
 where the uplink is capped, shares it fairly with all other connections. Everything that waits is
-bounded: small messages in a short queue, a `State` that is composed only when it can go out, and
+bounded: small messages in a short queue, a `PeerState` that is composed only when it can go out, and
 updates and blobs by name, whose bytes are read from their files piece by piece as the channel
 drains.
 """
@@ -18,14 +18,14 @@ from typing import Any
 from barnraise.exchange.network.framing import pack
 from barnraise.exchange.network.rate_limit import FairShare, Meter, TokenBucket
 from barnraise.exchange.network.transport import Channel
-from barnraise.protocol.messages import Hello, State, Ticket
+from barnraise.protocol.messages import Hello, PeerState, Ticket
 from barnraise.protocol.types import Message
 
 log = logging.getLogger("barnraise.exchange")
 
 MAX_QUEUED_MESSAGES = 8192  # small messages that may wait for one peer
 MAX_QUEUED_TRANSFERS = 4096  # updates, and blobs, that may wait for one peer
-PIECE_BYTES = 1 << 17  # payload bytes in one frame; a State waits behind at most one frame
+PIECE_BYTES = 1 << 17  # payload bytes in one frame; a PeerState waits behind at most one frame
 FRAME_LIMIT = (1000.0, 5000.0)  # frames accepted from one peer: per second, and in one burst
 BYTE_LIMIT = (float(128 << 20), float(256 << 20))  # bytes accepted: per second, and in one burst
 
@@ -37,13 +37,13 @@ class FrameSources:
     """Provide what a connection's writers send.
 
     Attributes:
-        compose_state: Returns our State for this peer, or None when there is none to send.
+        compose_state: Returns our PeerState for this peer, or None when there is none to send.
         open_update: Returns the frames of (author, seq, whole).
         open_blob: Returns the frames of (digest, offset).
         uplink: The share of the uplink that payloads wait for.
     """
 
-    compose_state: Callable[[], State | None]
+    compose_state: Callable[[], PeerState | None]
     open_update: Callable[[str, int, bool], Frames]
     open_blob: Callable[[str, int], Frames]
     uplink: FairShare
@@ -97,7 +97,7 @@ class Connection:
         self._message_waits.set()
 
     def schedule_state(self) -> None:
-        """Send our State as soon as the channel takes it.
+        """Send our PeerState as soon as the channel takes it.
 
         It is composed only then, so that a peer that reads slowly gets fewer States and not older
         ones.
@@ -154,7 +154,7 @@ class Connection:
             for writer in writers:
                 writer.cancel()
 
-    async def _write_messages(self, compose_state: Callable[[], State | None]) -> None:
+    async def _write_messages(self, compose_state: Callable[[], PeerState | None]) -> None:
         while True:
             while self._messages:
                 await self._send(pack(self._messages.popleft()))

@@ -9,12 +9,18 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from barnraise.errors import MessageError
 from barnraise.exchange.ledger.verdicts import Fork
-from barnraise.protocol.messages import LENGTH, MAX_FRAME, MAX_HEADER, PeerMessage
-from barnraise.protocol.mirror_list import Lists
+from barnraise.protocol.messages import (
+    HEADER_LENGTH_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
+    BlobPart,
+    PeerMessage,
+)
+from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.types import Message
 
 peer_message: TypeAdapter = TypeAdapter(
-    Annotated[PeerMessage | Fork | Lists, Field(discriminator="type")]
+    Annotated[PeerMessage | Fork | MirrorLists, Field(discriminator="type")]
 )
 
 
@@ -24,8 +30,8 @@ def pack(message: Message, payload: bytes = b"") -> bytes:
     It always fits: every list and payload is bounded where the message is built.
     """
     header = message.model_dump_json(exclude_none=True).encode()
-    frame = len(header).to_bytes(LENGTH, "big") + header + payload
-    assert len(header) <= MAX_HEADER and len(frame) <= MAX_FRAME, (
+    frame = len(header).to_bytes(HEADER_LENGTH_BYTES, "big") + header + payload
+    assert len(header) <= MAX_HEADER_BYTES and len(frame) <= MAX_FRAME_BYTES, (
         f"{type(message).__name__} of {len(frame)} bytes"
     )
     return frame
@@ -40,13 +46,17 @@ def unpack(frame: bytes) -> tuple[Message, memoryview]:
     Raises:
         MessageError: When the frame is not one of the protocol.
     """
-    if not LENGTH <= len(frame) <= MAX_FRAME:
-        raise MessageError(f"a frame of {len(frame)} bytes; {LENGTH} to {MAX_FRAME} are allowed")
-    length = int.from_bytes(frame[:LENGTH], "big")
-    if length > MAX_HEADER or LENGTH + length > len(frame):
+    if not HEADER_LENGTH_BYTES <= len(frame) <= MAX_FRAME_BYTES:
+        raise MessageError(
+            f"a frame of {len(frame)} bytes; {HEADER_LENGTH_BYTES} to {MAX_FRAME_BYTES} are allowed"
+        )
+    length = int.from_bytes(frame[:HEADER_LENGTH_BYTES], "big")
+    if length > MAX_HEADER_BYTES or HEADER_LENGTH_BYTES + length > len(frame):
         raise MessageError(f"a frame of {len(frame)} bytes says its header has {length}")
     try:
-        message = peer_message.validate_json(frame[LENGTH : LENGTH + length])
+        message = peer_message.validate_json(
+            frame[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + length]
+        )
     except ValidationError as error:  # pydantic's own text is a paragraph: use its first finding
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
@@ -55,7 +65,7 @@ def unpack(frame: bytes) -> tuple[Message, memoryview]:
         ) from None
     except ValueError as error:
         raise MessageError(f"a frame's header is not a message of ours: {error}") from None
-    payload = memoryview(frame)[LENGTH + length :]
-    if payload and message.type != "part":
+    payload = memoryview(frame)[HEADER_LENGTH_BYTES + length :]
+    if payload and not isinstance(message, BlobPart):
         raise MessageError(f"a {message.type} carries {len(payload)} bytes of payload")
     return message, payload

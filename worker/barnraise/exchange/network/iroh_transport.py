@@ -14,7 +14,7 @@ import iroh
 from iroh import iroh_ffi
 
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
-from barnraise.protocol.messages import MAX_FRAME, Peer
+from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -160,7 +160,7 @@ class IrohChannel:
 
     async def send(self, frame: bytes) -> None:
         """Send a frame; see `Channel.send`."""
-        assert len(frame) <= MAX_FRAME
+        assert len(frame) <= MAX_FRAME_BYTES
         try:
             await self.send_stream.write_all(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame)
         except iroh.IrohError as error:
@@ -171,8 +171,8 @@ class IrohChannel:
         """Return the next frame; see `Channel.receive`."""
         try:
             length = int.from_bytes(await self._read(_LENGTH_BYTES), "big")
-            if length > MAX_FRAME:
-                self.close(f"a frame of {length} bytes; at most {MAX_FRAME} are allowed")
+            if length > MAX_FRAME_BYTES:
+                self.close(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
                 log.warning("dropped %s: it announced a frame of %d bytes", self.peer[:8], length)
                 raise ChannelClosedError(f"it announced a frame of {length} bytes")
             frame = await self._read(length)

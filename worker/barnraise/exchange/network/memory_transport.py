@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from barnraise.exchange.network.transport import ChannelClosedError
-from barnraise.protocol.messages import MAX_FRAME, Peer
+from barnraise.protocol.messages import MAX_FRAME_BYTES, Peer
 
-SEND_WINDOW = 4 * MAX_FRAME  # bytes in flight to a peer that has not received them
+SEND_WINDOW = 4 * MAX_FRAME_BYTES  # bytes in flight to a peer that has not received them
 RESEND_DELAY = 0.2  # seconds by which a lost frame arrives late
 
 
@@ -178,7 +178,7 @@ class MemoryChannel:
 
     async def send(self, frame: bytes) -> None:
         """Send a frame; see `Channel.send`."""
-        assert len(frame) <= MAX_FRAME
+        assert len(frame) <= MAX_FRAME_BYTES
         network = self.owner.network
         loop = asyncio.get_running_loop()
         await self._until(lambda: self._unreceived_bytes + len(frame) <= SEND_WINDOW)

@@ -8,7 +8,7 @@ import httpx
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from barnraise.protocol.mirror_list import SignedList
+from barnraise.protocol.mirror_list import SignedMirrorList
 
 PATIENCE = 180.0  # seconds until the other mirror must answer
 
@@ -43,7 +43,7 @@ class Command(BaseCommand):
             "replication",
             "join",
             join,
-            list=SignedList.model_validate_json(list.read_bytes()).digest,
+            list=SignedMirrorList.model_validate_json(list.read_bytes()).digest,
         )
 
 

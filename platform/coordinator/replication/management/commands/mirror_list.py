@@ -18,12 +18,12 @@ from pydantic import ValidationError
 from barnraise.errors import ListError
 from barnraise.protocol.mirror_list import (
     Expulsion,
-    Listed,
+    MirrorEntry,
     MirrorList,
-    SignedList,
-    read,
-    signed_by,
-    written,
+    SignedMirrorList,
+    add_signature,
+    parse_list,
+    unsigned_list,
 )
 from barnraise.protocol.signing import Identity
 from coordinator.lib import site_identity
@@ -100,7 +100,7 @@ class Command(BaseCommand):
     def keygen(self, file: Path, **_: Any) -> None:
         if file.exists():
             raise CommandError(f"{file} exists: a root's key is never written over")
-        self.stdout.write(Identity.load(file).key)
+        self.stdout.write(Identity.load_or_create(file).key)
 
     def sign(self, file: Path, key: Path, **_: Any) -> None:
         if not key.exists():
@@ -109,14 +109,16 @@ class Command(BaseCommand):
             root = Identity(key.read_bytes())
         except ValueError:
             raise CommandError(f"{key} is not a key of keygen's") from None
-        signed = signed_by(root, _load(file))
+        signed = add_signature(root, _load(file))
         _keep(file, signed)
         self._tell(signed)
 
     # ---- proposals
 
     def begin(self, url: str, name: str, root: list[str], threshold: int, **options: Any) -> None:
-        own = Listed(key=site_identity.identity().key, url=url, name=name, admitted=time.time())
+        own = MirrorEntry(
+            key=site_identity.identity().key, url=url, name=name, admitted=time.time()
+        )
         found = MirrorList(
             version=1, expires=time.time(), threshold=threshold, roots=root, mirrors=[own]
         )
@@ -130,12 +132,12 @@ class Command(BaseCommand):
 
     def add(self, key: str, url: str, name: str, **options: Any) -> None:
         before = _next(options["to"])
-        mirrors = [*before.mirrors, Listed(key=key, url=url, name=name, admitted=time.time())]
+        mirrors = [*before.mirrors, MirrorEntry(key=key, url=url, name=name, admitted=time.time())]
         self._propose(before.model_copy(update={"mirrors": mirrors}), **options)
 
     def expel(self, key: str, last: list[str], reason: str, **options: Any) -> None:
         before = _next(options["to"])
-        found = [each for each in before.live if each.key.startswith(key)]
+        found = [each for each in before.active if each.key.startswith(key)]
         if len(found) != 1 or len(key) < 8:
             raise CommandError(
                 f"'{key}' is not one mirror of list {before.version}: give eight digits at least"
@@ -159,8 +161,8 @@ class Command(BaseCommand):
         found = MirrorList.model_validate(
             found.model_dump() | {"expires": time.time() + days * 86_400}
         )
-        signed = written(found)
-        read(signed)
+        signed = unsigned_list(found)
+        parse_list(signed)
         _keep(to, signed)
         self._tell(signed)
         self.stdout.write(
@@ -196,8 +198,8 @@ class Command(BaseCommand):
                     f"  log {origin.pk} of {origin.key[:16]}: {origin.head_seq} events{cut}"
                 )
 
-    def _tell(self, signed: SignedList) -> None:
-        found = read(signed)
+    def _tell(self, signed: SignedMirrorList) -> None:
+        found = parse_list(signed)
         until = time.strftime("%Y-%m-%d", time.gmtime(found.expires))
         self.stdout.write(f"Mirror list {found.version}, until {until}, BLAKE3 {signed.digest}")
         for each in found.mirrors:
@@ -214,7 +216,7 @@ def _next(proposal: Path) -> MirrorList:
 
     held = mirror_list.newest_list()
     if proposal.exists():
-        found = read(_load(proposal))
+        found = parse_list(_load(proposal))
         if held is None or found.version > held.version:
             return found
     if held is None:
@@ -222,14 +224,14 @@ def _next(proposal: Path) -> MirrorList:
     return held.model_copy(update={"version": held.version + 1})
 
 
-def _keep(file: Path, signed: SignedList) -> None:
+def _keep(file: Path, signed: SignedMirrorList) -> None:
     fresh = file.with_name(file.name + ".new")
     fresh.write_text(signed.model_dump_json(indent=1))
     fresh.replace(file)
 
 
-def _load(file: Path) -> SignedList:
+def _load(file: Path) -> SignedMirrorList:
     try:
-        return SignedList.model_validate_json(file.read_bytes())
+        return SignedMirrorList.model_validate_json(file.read_bytes())
     except ValidationError:
         raise CommandError(f"{file} is not a mirror list") from None

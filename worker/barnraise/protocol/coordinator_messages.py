@@ -1,0 +1,260 @@
+"""Messages between a worker and a coordinator: JSON over HTTPS, in signed requests.
+
+Weights, updates and training text never travel in these messages: they are payloads between peers, named here only by
+digest. A contract test bounds the size of every message in `API_MESSAGES`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from barnraise.protocol.enums import RunStatus
+from barnraise.protocol.messages import Peer, Signed
+from barnraise.protocol.reports import HardwareView, Report
+from barnraise.protocol.types import (
+    Address,
+    Author,
+    Count,
+    Digest,
+    Id,
+    Message,
+    PublicKey,
+    ShortText,
+    UnixTime,
+    Version,
+)
+from barnraise.protocol.verdicts import MAX_VERDICTS, SignedVerdict
+
+# ---- documents that travel inside `Signed` ---------------------------------------------------
+
+
+class Shard(Message):
+    """One file of tokens: uint16, little-endian."""
+
+    digest: Digest
+    tokens: Count
+
+
+class TextManifest(Message):
+    """The text of a run as token shards. The run's owner signs it."""
+
+    run: Id
+    vocabulary: int = Field(ge=1, le=65_536)
+    tokenizer: Digest | None  # of the tokenizer's file; None for bytes
+    train: list[Shard] = Field(min_length=1, max_length=1000)
+    held_out: list[Shard] = Field(min_length=1, max_length=100)
+    # The fragments that a warm-started run begins with. Empty: the seed determines the weights.
+    start: list[Digest] = Field(default=[], max_length=300)
+
+
+class Directive(Message):
+    """A coordinator's answer to a report. It is signed, so that peers may relay revocations."""
+
+    run: Id
+    machine: Id
+    status: RunStatus
+    revoked: list[PublicKey] = Field(default=[], max_length=1000)
+    prepare: bool = False  # the machine shall prepare the text and post its manifest
+    report_every: float = Field(default=10.0, ge=0.2, le=3600)  # seconds
+    token_budget: Count | None = None  # tokens, where it exceeds the spec's budget
+    mirror_list_version: Count = 0  # of the coordinator's newest mirror list; 0: it has none
+    # A machine that holds no mirror list yet recognises its first one by this digest.
+    mirror_list_digest: Digest | None = None
+    issued: UnixTime
+
+
+class ServerTime(Message):
+    """The server's clock, sent with every 401: a machine with a wrong clock signs with it."""
+
+    mirror: PublicKey
+    time: UnixTime
+
+
+class AttestationStatement(Message):
+    """A machine's statement that it applied another author's updates (kind "attestation").
+
+    It covers every update of `author` up to the one whose header has the digest `head`.
+    """
+
+    run: Id
+    author: Author
+    head: Digest
+
+
+class SignedHeader(Signed):
+    """A signed update header of at most 300 fragments."""
+
+    body: str = Field(max_length=61_000)
+
+
+class SignedStatement(Signed):
+    """A signed `AttestationStatement`."""
+
+    body: str = Field(max_length=1_000)
+
+
+class Attestation(Message):
+    """An author's last signed header that a machine applied, and the machine's statement of that.
+
+    The two signatures suffice to verify it: `signing.check_attestation`.
+    """
+
+    head: SignedHeader
+    statement: SignedStatement
+
+
+# ---- the coordinator's identity and enrolment ------------------------------------------------
+
+
+class MirrorView(Message):
+    """A coordinator's identity.
+
+    `key` is the audience of signed requests and signs the coordinator's tickets and directives.
+    """
+
+    key: PublicKey
+    name: ShortText
+    protocols: list[int] = Field(max_length=4)
+    time: UnixTime
+
+
+class MachineDescription(Message):
+    """A machine's hardware and system, for its owner to recognise it."""
+
+    hostname: ShortText = ""
+    system: ShortText = ""
+    processor: ShortText = ""
+    cores: int = Field(default=0, ge=0, le=100_000)
+    memory_bytes: Count = 0
+    accelerator: ShortText = ""
+
+
+class EnrolmentRequest(Message):
+    """A request to enrol a machine, signed by the enrolled key itself (kind "enrolment").
+
+    The signature proves that the sender holds the key.
+    """
+
+    mirror: PublicKey
+    key: PublicKey
+    machine: MachineDescription
+    issued: UnixTime
+
+
+class Enrolment(Message):
+    """A pending enrolment: the code and address with which a person approves it."""
+
+    code: ShortText  # shown to the person, who types it or follows `url` in the browser
+    url: str = Field(max_length=500)
+    expires: UnixTime
+    poll_every: float = Field(ge=0.2, le=60)  # seconds
+
+
+class EnrolmentStatus(Message):
+    """The state of an enrolment that a machine polls."""
+
+    status: Literal["pending", "approved", "refused", "expired"]
+    machine: Id | None = None
+    person: ShortText = ""
+
+
+# ---- runs ------------------------------------------------------------------------------------
+
+
+class RunSummary(Message):
+    """A run in a list."""
+
+    id: Id
+    slug: ShortText = ""
+    name: ShortText
+    status: RunStatus
+
+
+class RunView(RunSummary):
+    """A run as its workers receive it. Nothing in it is secret.
+
+    `spec` is the exact text whose digest identifies the run's rules.
+    """
+
+    spec: str = Field(max_length=24_000)
+    manifest: Signed | None = None
+
+
+class RunPage(Message):
+    """One page of the list of runs."""
+
+    runs: list[RunSummary] = Field(max_length=100)
+    next: Id | None = None
+
+
+class JoinRequest(Message):
+    """A request to take part in a run."""
+
+    version: Version
+    addresses: list[Address] = Field(max_length=8)
+    hardware: HardwareView | None = None  # as measured on the machine, if it was measured
+
+
+class JoinReply(Message):
+    """Everything that a machine needs to take part in a run."""
+
+    run: RunView
+    ticket: Signed | None  # None while the run is a draft
+    directive: Signed
+    acknowledged: Count = 0  # the number of this machine's last report that the coordinator stored
+    peers: list[Peer] = Field(max_length=64)
+
+
+# ---- reports ---------------------------------------------------------------------------------
+
+
+class Reports(Message):
+    """A batch of a machine's reports.
+
+    `applied_verdicts` are the digests of the verdicts that the machine has applied: the coordinator
+    need not send them again. `attestations` are for some other authors' updates that the machine
+    has applied since its last batch; they earn those authors credit.
+    """
+
+    reports: list[Report] = Field(min_length=1, max_length=50)
+    applied_verdicts: list[Digest] = Field(default=[], max_length=MAX_VERDICTS)
+    attestations: list[Attestation] = Field(default=[], max_length=2)
+
+
+class ReportReply(Message):
+    """A coordinator's answer to a batch of reports.
+
+    Every report numbered up to `acknowledged` is stored: the machine drops it from its spool.
+    `verdicts` are some of those that the machine has not applied; the others follow later.
+    """
+
+    acknowledged: Count
+    directive: Signed
+    ticket: Signed | None = None  # a new one when the old one is about to expire
+    peers: list[Peer] = Field(default=[], max_length=64)
+    verdicts: list[SignedVerdict] = Field(default=[], max_length=2)
+
+
+class Problem(Message):
+    """The shape of every error. `fields` maps a field's dotted name to a sentence."""
+
+    error: str = Field(max_length=1000)
+    fields: Annotated[dict[ShortText, ShortText], Field(max_length=100)] = {}
+    time: Signed | None = None  # a signed `ServerTime`, with a 401
+
+
+API_MESSAGES: tuple[type[Message], ...] = (
+    MirrorView,
+    Signed,
+    EnrolmentRequest,
+    Enrolment,
+    EnrolmentStatus,
+    RunView,
+    RunPage,
+    JoinRequest,
+    JoinReply,
+    Reports,
+    ReportReply,
+    TextManifest,
+    Problem,
+)
