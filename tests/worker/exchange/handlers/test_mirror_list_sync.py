@@ -122,7 +122,7 @@ def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_c
     a.exchange._tell(link.send_message, MirrorLists(lists=[told]))
     a.exchange._tell(
         link.send_message, messages.BlobRequest(digest="0" * 64)
-    )  # answered by a Missing: all before it was read
+    )  # answered by a BlobMissing: all before it was read
     if what == "too few signatures":
         waits_for(
             lambda: (
@@ -146,5 +146,7 @@ def test_a_peer_of_an_older_version_is_told_nothing_that_it_could_not_read(world
     state = messages.PeerState(vector={}, rate=0)
     a.exchange._hub.register.answer(b.identity.key, state, 0.0)
     assert not [message for message in posted if isinstance(message, MirrorLists)]
-    a.exchange._hub.register.answer(b.identity.key, state.model_copy(update={"mirrors": 0}), 0.0)
+    a.exchange._hub.register.answer(
+        b.identity.key, state.model_copy(update={"mirror_list_version": 0}), 0.0
+    )
     assert [message for message in posted if isinstance(message, MirrorLists)]
