@@ -14,7 +14,7 @@ django.setup(set_prefix=False)
 
 from coordinator.lib import embedded_servers  # noqa: E402  (the app registry must be filled first)
 from coordinator.lib.asgi_handler import Pages  # noqa: E402
-from coordinator.live.routing import websocket_urlpatterns  # noqa: E402
+from coordinator.live.consumers import websocket_urlpatterns  # noqa: E402
 
 YOUNG = 10_000  # objects that may be made before those made since are looked through for cycles
 SWITCH = 0.001  # seconds until a thread that computes lets the loop on; at Python's 5 ms requests mostly wait

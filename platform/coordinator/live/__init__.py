@@ -1,1 +1,1 @@
-"""A run's numbers as they come: a snapshot, then numbered deltas over a websocket."""
+"""Live updates of a run: a snapshot over HTTP, then numbered deltas over a websocket."""

@@ -1,4 +1,8 @@
-"""What happened in a run, for its page: gathered from where the site notes it anyway, each a short sentence."""
+"""The activity feed of a run's page.
+
+Collects one short sentence per event from the tables where the site stores the events anyway: the
+audit log, machine events, memberships, checkpoints and notifications.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +17,8 @@ from coordinator.notify.notification_types import NotificationType
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, Event
 
-SHOWN = 40  # of one source
-KEPT_SECONDS = 2  # a run's events are gathered at most this often, however many look
+MAX_PER_SOURCE = 40  # events
+CACHE_SECONDS = 2  # however many people watch, events are collected at most this often
 WORKING = (
     Activity.PREPARING,
     Activity.JOINING,
@@ -23,114 +27,118 @@ WORKING = (
     Activity.FINISHING,
 )
 SITE = "The site"
-# Of the audit log what concerns who looks at a run, as "who did …"; the rest is between its owner and the staff.
+# Audit log actions that everybody who can see the run may read; others are for owner and staff.
 DECISIONS = {
-    "run.create": "made the run",
-    "run.launch": "launched it",
+    "run.create": "created the run",
+    "run.launch": "launched the run",
     "run.accept_manifest": "prepared the text",
-    "run.becomes_recruiting": "opened it to machines",
+    "run.becomes_recruiting": "opened the run to machines",
     "run.becomes_training": "started the training",
-    "run.becomes_finished": "ended it: the final checkpoint is safe",
+    "run.becomes_finished": "finished the run; final checkpoint saved",
     "run.pause": "paused the run",
-    "run.resume": "let it go on",
-    "run.cancel": "cancelled it",
-    "run.finish": "ended it",
-    "run.extend": "gave it {tokens:,} tokens more",
-    "run.arrange": "changed its terms",
-    "run.verdict": "took updates out again",
+    "run.resume": "resumed the run",
+    "run.cancel": "cancelled the run",
+    "run.finish": "finished the run",
+    "run.extend": "added {tokens:,} tokens to the budget",
+    "run.arrange": "changed access or notes",
+    "run.verdict": "removed updates",
 }
 MACHINES = {
     Event.Kind.JOINED: "joined",
     Event.Kind.PAUSED: "was paused by its owner",
-    Event.Kind.RESUMED: "goes on",
-    Event.Kind.FINISHED: "holds the final weights",
+    Event.Kind.RESUMED: "resumed",
+    Event.Kind.FINISHED: "has the final weights",
     Event.Kind.LEFT: "left",
 }
 
 
 def collect_activity(run: Run, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """{"id", "at" (seconds since 1970), "kind" ("run", "machine" or "weights"), "who", "what"}, the newest first.
-    `rows` as `board.workers` gave them."""
+    """List what happened in a run, the newest event first.
+
+    Args:
+        run: The run.
+        rows: The rows of its machines, as `run_table.workers` returns them.
+
+    Returns:
+        Dicts with "id", "at" (seconds since 1970), "kind" ("run", "machine" or "weights"), "who"
+        and "what".
+    """
     key = f"live:{run.pk}:events"
-    noted = cache.get(key)
-    if noted is None:
-        noted = [*_decided(run), *_moved(run), *_revoked(run), *_announced(run), *_stalled(run)]
-        cache.set(key, noted, KEPT_SECONDS)
+    stored = cache.get(key)
+    if stored is None:
+        stored = [
+            *_decisions(run),
+            *_machine_events(run),
+            *_revocations(run),
+            *_checkpoints(run),
+            *_stalls(run),
+        ]
+        cache.set(key, stored, CACHE_SECONDS)
     return sorted(
-        [*noted, *_silent(rows)], key=lambda event: (event["at"], event["id"]), reverse=True
+        [*stored, *_silent_machines(rows)],
+        key=lambda event: (event["at"], event["id"]),
+        reverse=True,
     )
 
 
-def _event(name: object, at: float, kind: str, who: str, what: str) -> dict[str, Any]:
-    return {"id": str(name), "at": round(at, 1), "kind": kind, "who": who, "what": what}
+def _event(event_id: object, at: float, kind: str, who: str, what: str) -> dict[str, Any]:
+    return {"id": str(event_id), "at": round(at, 1), "kind": kind, "who": who, "what": what}
 
 
-def _decided(run: Run) -> Iterator[dict[str, Any]]:
-    found = AuditEntry.objects.filter(
+def _decisions(run: Run) -> Iterator[dict[str, Any]]:
+    entries = AuditEntry.objects.filter(
         subject_kind="run", subject_id=str(run.pk), action__in=DECISIONS
     )
-    for entry in found.select_related("actor", "machine")[:SHOWN]:
+    for entry in entries.select_related("actor", "machine")[:MAX_PER_SOURCE]:
         what = DECISIONS[entry.action].format_map({"tokens": 0} | entry.detail)
         if reason := entry.detail.get("reason"):
             what += f": {reason}"
         kind = "weights" if entry.action == "run.verdict" else "run"
-        yield _event(entry.pk, entry.at.timestamp(), kind, _who(run, entry), what)
+        yield _event(entry.pk, entry.at.timestamp(), kind, _actor_name(run, entry), what)
 
 
-def _who(run: Run, entry: AuditEntry) -> str:
-    """Staff decide as the site, and are not named."""
+def _actor_name(run: Run, entry: AuditEntry) -> str:
+    """Name the machine or the owner behind an entry; staff act as the site and are not named."""
     if entry.machine:
         return entry.machine.name
-    if entry.actor_id == run.owner_id:
+    if entry.actor is not None and entry.actor == run.owner:
         return run.owner.shown_name
     return SITE
 
 
-def _moved(run: Run) -> Iterator[dict[str, Any]]:
-    for event in Event.objects.filter(run=run).select_related("machine")[:SHOWN]:
-        yield _event(
-            event.pk,
-            event.at.timestamp(),
-            "machine",
-            event.machine.name,
-            MACHINES[Event.Kind(event.kind)],
-        )
+def _machine_events(run: Run) -> Iterator[dict[str, Any]]:
+    for event in Event.objects.filter(run=run).select_related("machine")[:MAX_PER_SOURCE]:
+        what = MACHINES[Event.Kind(event.kind)]
+        yield _event(event.pk, event.at.timestamp(), "machine", event.machine.name, what)
 
 
-def _revoked(run: Run) -> Iterator[dict[str, Any]]:
-    found = Membership.objects.filter(run=run, machine__revoked__isnull=False).select_related(
-        "machine"
-    )
-    for member in found.order_by("-machine__revoked")[:SHOWN]:
-        machine = member.machine
-        yield _event(
-            f"revoked-{machine.pk}",
-            machine.revoked.timestamp(),
-            "machine",
-            machine.name,
-            "was revoked",
-        )
+def _revocations(run: Run) -> Iterator[dict[str, Any]]:
+    memberships = Membership.objects.filter(run=run, machine__revoked__isnull=False)
+    newest = memberships.select_related("machine").order_by("-machine__revoked")
+    for membership in newest[:MAX_PER_SOURCE]:
+        machine = membership.machine
+        at = machine.revoked.timestamp()  # pyright: ignore[reportOptionalMemberAccess]  # see the filter
+        yield _event(f"revoked-{machine.pk}", at, "machine", machine.name, "was revoked")
 
 
-def _announced(run: Run) -> Iterator[dict[str, Any]]:
-    for each in Checkpoint.objects.filter(run=run).order_by("-tokens")[:SHOWN]:
-        what = f"at {each.tokens:,} tokens, {each.digest[:12]}"
-        yield _event(each.pk, each.announced.timestamp(), "weights", "A checkpoint", what)
+def _checkpoints(run: Run) -> Iterator[dict[str, Any]]:
+    for checkpoint in Checkpoint.objects.filter(run=run).order_by("-tokens")[:MAX_PER_SOURCE]:
+        at = checkpoint.announced.timestamp()
+        what = f"at {checkpoint.tokens:,} tokens, {checkpoint.digest[:12]}"
+        yield _event(checkpoint.pk, at, "weights", "Checkpoint", what)
 
 
-def _stalled(run: Run) -> Iterator[dict[str, Any]]:
+def _stalls(run: Run) -> Iterator[dict[str, Any]]:
     key = f"{NotificationType.RUN_STALLED.value}:{run.pk}"
-    for notice in Notification.objects.filter(person=run.owner_id, key__startswith=key)[:SHOWN]:
-        yield _event(
-            notice.pk, notice.created.timestamp(), "run", "It", "stalled: no machine reports"
-        )
+    notifications = Notification.objects.filter(person=run.owner, key__startswith=key)
+    for notification in notifications[:MAX_PER_SOURCE]:
+        at = notification.created.timestamp()
+        yield _event(notification.pk, at, "run", "The run", "stalled: no machine reports")
 
 
-def _silent(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Machines that are gone and said no goodbye."""
-    gone = [row for row in rows if not row["alive"] and row["activity"] in WORKING]
-    for row in sorted(gone, key=lambda row: row["last_seen"], reverse=True)[:SHOWN]:
-        name = f"silent-{row['id']}-{row['last_seen']:.0f}"
-        yield _event(
-            name, row["last_seen"], "machine", row["name"], "was heard for the last time, so far"
-        )
+def _silent_machines(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield an event for each machine that stopped reporting without leaving."""
+    silent = [row for row in rows if not row["alive"] and row["activity"] in WORKING]
+    for row in sorted(silent, key=lambda row: row["last_seen"], reverse=True)[:MAX_PER_SOURCE]:
+        event_id = f"silent-{row['id']}-{row['last_seen']:.0f}"
+        yield _event(event_id, row["last_seen"], "machine", row["name"], "stopped reporting")

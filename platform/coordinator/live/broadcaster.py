@@ -1,8 +1,9 @@
-"""One voice a run: once a second it looks at the run and tells every watcher, in whichever process, what changed.
+"""Broadcast a run's changes once a second to all its watchers, in all processes.
 
-Each process has a Broadcaster for each run that somebody watches there; a lock in Valkey decides which of them speaks.
-A new speaker cannot know what the one before it said last, so it skips a number: every watcher sees the gap and fetches
-a snapshot. A number is never used twice, even where Valkey lost its memory: they start at the clock's milliseconds.
+Each process has a `Broadcaster` for each run that somebody watches there. A lock in Valkey decides
+which process broadcasts. The process that takes over the lock cannot know what the previous one
+sent last, so it skips a number: every watcher sees the gap and fetches a snapshot. A number is
+never used twice, even after Valkey lost its data: numbers start at the clock's milliseconds.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import redis.exceptions
 from channels.db import database_sync_to_async
@@ -31,13 +33,14 @@ from coordinator.telemetry import report_queue
 
 log = logging.getLogger(__name__)
 
-BROADCAST_SECONDS = 1.0  # seconds
-LOCK_MILLISECONDS = 5_000  # a speaker that is silent this long is replaced
-KEEPALIVE_SECONDS = 5.0  # seconds: with nothing to say, it says so this often, so that watchers can tell quiet from gone
+BROADCAST_SECONDS = 1.0  # between two deltas
+LOCK_MILLISECONDS = 5_000  # after which another process takes over from a silent broadcaster
+KEEPALIVE_SECONDS = 5.0  # an empty delta is sent this often, so that watchers notice an outage
 QUEUE_LENGTH = 8  # deltas that may wait for one watcher
-FAN_OUT_BATCH = 25  # watchers told in one turn of the loop: a report takes several turns, each behind so many at most
-FAN_OUT_PAUSE_SECONDS = 0.003  # seconds until the next turn, in which threads get on
-FAN_OUT_SECONDS = 0.5  # seconds after which whoever was not told yet is told at once
+# A delta goes to the watchers in batches, so that the event loop also serves other requests.
+FAN_OUT_BATCH = 25  # watchers
+FAN_OUT_PAUSE_SECONDS = 0.003  # between two batches; lets threads run
+FAN_OUT_SECONDS = 0.5  # after which the remaining watchers are served without pauses
 
 _RENEW = (
     "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('pexpire', KEYS[1], ARGV[2]) or 0"
@@ -46,203 +49,260 @@ _RELEASE = "return redis.call('get', KEYS[1]) == ARGV[1] and redis.call('del', K
 
 
 def channel_group(run: object) -> str:
+    """Name the channel layer's group for a run's deltas."""
     return f"run.{run}"
 
 
 class Broadcaster:
-    """What one process knows of one run it may have to speak for."""
+    """Compute the deltas of one run while this process holds the run's lock."""
 
-    def __init__(self, run: str):
+    def __init__(self, run: str) -> None:
         self.run = run
         self.token = secrets.token_hex(8)
-        self.last_snapshot: RunSnapshot | None = (
-            None  # as last told; None: somebody else spoke last, or nobody
-        )
+        # The snapshot after the last delta. None: another process, or none, sent the last delta.
+        self.last_snapshot: RunSnapshot | None = None
         self.cursor = ""
         self.last_sent = 0.0
 
     def next_delta(self) -> str | None:
-        """The next delta as the text every watcher gets; None when there is nothing to say, or another one speaks."""
+        """Return the next delta as JSON; None if nothing changed or another process sends."""
         if not self._acquire_lock():
             self.last_snapshot = None
             return None
-        if self.last_snapshot is None:
+        is_first = self.last_snapshot is None
+        if is_first:
             self.cursor = report_queue.cursor(self.run)
-        after = RunSnapshot.capture(Run.objects.get(pk=self.run))
+        snapshot = RunSnapshot.capture(Run.objects.get(pk=self.run))
         points, cursor = report_queue.points_since(self.run, self.cursor)
-        news = build_delta(self.last_snapshot, after, points)
-        fresh = self.last_snapshot is None
-        if not (
-            fresh
-            or set(news) - {"type", "now"}
-            or time.monotonic() - self.last_sent >= KEEPALIVE_SECONDS
-        ):
+        delta = build_delta(self.last_snapshot, snapshot, points)
+        has_changes = bool(set(delta) - {"type", "now"})
+        is_keepalive_due = time.monotonic() - self.last_sent >= KEEPALIVE_SECONDS
+        if not (is_first or has_changes or is_keepalive_due):
             return None
-        news["seq"] = self._next_number(fresh)
-        store_snapshot(self.run, after, news["seq"])
-        self.last_snapshot, self.cursor, self.last_sent = after, cursor, time.monotonic()
-        return json.dumps(news, separators=(",", ":"))
+        delta["seq"] = self._next_number(leave_gap=is_first)
+        # Before the delta is sent: a watcher that arrives later finds it in the stored snapshot.
+        store_snapshot(self.run, snapshot, delta["seq"])
+        self.last_snapshot = snapshot
+        self.cursor = cursor
+        self.last_sent = time.monotonic()
+        return json.dumps(delta, separators=(",", ":"))
 
     def release_lock(self) -> None:
+        """Release the lock if this process holds it."""
         valkey_client().eval(_RELEASE, 1, lock_key(self.run), self.token)
 
     def _acquire_lock(self) -> bool:
-        valkey, key = valkey_client(), lock_key(self.run)
+        """Renew the lock or acquire a free one; return whether this process holds it now."""
+        valkey = valkey_client()
+        key = lock_key(self.run)
         if valkey.eval(_RENEW, 1, key, self.token, LOCK_MILLISECONDS):
             return True
-        self.last_snapshot = None  # the lock was lost meanwhile, whoever gets it now
+        self.last_snapshot = None  # the lock was lost in between, even if it is acquired again now
         return bool(valkey.set(key, self.token, nx=True, px=LOCK_MILLISECONDS))
 
-    def _next_number(self, fresh: bool) -> int:
+    def _next_number(self, leave_gap: bool) -> int:
         with valkey_client().pipeline(transaction=True) as pipe:
             pipe.set(sequence_key(self.run), int(time.time() * 1000), nx=True)
-            pipe.incrby(sequence_key(self.run), 2 if fresh else 1)
+            pipe.incrby(sequence_key(self.run), 2 if leave_gap else 1)
             return pipe.execute()[-1]
 
 
 class Watcher:
-    """One websocket. It has a queue of its own, so that nobody waits for a slow line: who falls behind by BEHIND deltas
-    misses some, sees the gap in their numbers and fetches a snapshot."""
+    """Send deltas to one websocket.
 
-    def __init__(self, send: Callable[[dict], Awaitable[None]]):
+    Each watcher has its own queue, so that nobody waits for a slow connection. A watcher that is
+    more than QUEUE_LENGTH deltas behind misses some, sees the gap in their numbers and fetches a
+    snapshot.
+    """
+
+    def __init__(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         self._send = send
-        self._waiting: asyncio.Queue[str] = asyncio.Queue(QUEUE_LENGTH)
+        self._queue: asyncio.Queue[str] = asyncio.Queue(QUEUE_LENGTH)
+
+    @property
+    def pending(self) -> int:
+        """Count the deltas that wait to be sent."""
+        return self._queue.qsize()
 
     def queue_delta(self, text: str) -> None:
-        if not self._waiting.full():
-            self._waiting.put_nowait(text)
+        """Queue a delta, or drop it if the queue is full."""
+        if not self._queue.full():
+            self._queue.put_nowait(text)
 
     async def send_deltas(self) -> None:
-        """Until it is cancelled, or the socket is closed."""
+        """Send queued deltas until cancelled or until the socket is closed."""
         try:
             while True:
-                await self._send({"type": "websocket.send", "text": await self._waiting.get()})
-        except (OSError, RuntimeError) as error:  # as servers say that it is closed
+                await self._send({"type": "websocket.send", "text": await self._queue.get()})
+        except (OSError, RuntimeError) as error:  # servers report a closed socket by either
             log.debug("a watcher left: %r", error)
 
 
 @dataclass
 class WatchedRun:
-    """Who watches one run in this process, and the tasks that look at the run and that hear what is said of it."""
+    """The watchers of one run in this process, and the two tasks that serve them.
 
-    tasks: list[asyncio.Task]
-    looked: asyncio.Event
+    Attributes:
+        broadcasted: Set once the broadcaster has looked at the run.
+        watchers: The watchers.
+        receiver: The task that receives the run's deltas from the channel layer.
+        broadcaster: The task that broadcasts deltas when this process holds the run's lock.
+    """
+
+    broadcasted: asyncio.Event = field(default_factory=asyncio.Event)
     watchers: set[Watcher] = field(default_factory=set)
+    receiver: asyncio.Task[None] | None = None
+    broadcaster: asyncio.Task[None] | None = None
 
     @property
-    def open(self) -> bool:
-        here = asyncio.get_running_loop()
-        return not any(task.done() or task.get_loop() is not here for task in self.tasks)
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """List the tasks that were started."""
+        return [task for task in (self.receiver, self.broadcaster) if task is not None]
 
-    def close(self) -> list[asyncio.Task]:
-        """What is still at it here, told to end."""
-        here = asyncio.get_running_loop()
-        ending = [task for task in self.tasks if not task.done() and task.get_loop() is here]
+    def start(self, run: str) -> None:
+        """Start both tasks in the running event loop."""
+        subscribed = asyncio.Event()
+        self.receiver = asyncio.create_task(
+            receive_deltas(run, self.watchers, subscribed), name=f"receive deltas of {run}"
+        )
+        self.broadcaster = asyncio.create_task(
+            broadcast_deltas(run, subscribed, self.broadcasted), name=f"broadcast deltas of {run}"
+        )
+
+    def is_running(self) -> bool:
+        """Return whether both tasks run in the current event loop."""
+        loop = asyncio.get_running_loop()
+        return all(not task.done() and task.get_loop() is loop for task in self.tasks)
+
+    def cancel(self) -> list[asyncio.Task[None]]:
+        """Cancel the tasks of the current event loop and return those that still have to end."""
+        loop = asyncio.get_running_loop()
+        ending = [task for task in self.tasks if not task.done() and task.get_loop() is loop]
         for task in ending:
             task.cancel()
         return ending
 
 
 class WatcherRegistry:
-    """Who watches which run in this process; the first starts its broadcaster and the last stops it."""
+    """The watched runs of this process.
+
+    The first watcher of a run starts its tasks, the last one stops them.
+    """
 
     def __init__(self) -> None:
-        self._rooms: dict[str, WatchedRun] = {}
+        self._runs: dict[str, WatchedRun] = {}
+
+    def watched_run(self, run: str) -> WatchedRun | None:
+        """Return the entry of a run, or None if nobody watches it here."""
+        return self._runs.get(run)
 
     async def subscribe(self, run: str, watcher: Watcher) -> None:
-        """Returns once the broadcaster has looked at the run: a snapshot fetched from here on has its number."""
-        room = self._rooms.get(run)
-        if room is None or not room.open:
-            if room is not None:
-                room.close()  # one of its tasks ended; the other would speak to nobody for ever
-            listening, looked = asyncio.Event(), asyncio.Event()
-            room = self._rooms[run] = WatchedRun([], looked)
-            room.tasks.append(
-                asyncio.create_task(
-                    receive_deltas(run, room.watchers, listening), name=f"listen {run}"
-                )
-            )
-            room.tasks.append(
-                asyncio.create_task(
-                    broadcast_deltas(run, listening, looked), name=f"broadcast {run}"
-                )
-            )
-        room.watchers.add(watcher)
-        await room.looked.wait()
+        """Add a watcher; return once the broadcaster has looked at the run.
+
+        A snapshot that is fetched after this returns has a number that deltas continue from.
+        """
+        watched = self._runs.get(run)
+        if watched is None or not watched.is_running():
+            if watched is not None:
+                watched.cancel()  # one of its tasks ended, and the other is of no use alone
+            watched = self._runs[run] = WatchedRun()
+            watched.start(run)
+        watched.watchers.add(watcher)
+        await watched.broadcasted.wait()
 
     async def unsubscribe(self, run: str, watcher: Watcher) -> None:
-        room = self._rooms.get(run)
-        if room is None:
+        """Remove a watcher; when it was the last, stop the run's tasks and wait for them."""
+        watched = self._runs.get(run)
+        if watched is None:
             return
-        room.watchers.discard(watcher)
-        if not room.watchers:
-            del self._rooms[run]
-            if ending := room.close():
+        watched.watchers.discard(watcher)
+        if not watched.watchers:
+            del self._runs[run]
+            if ending := watched.cancel():
                 await asyncio.wait(ending)
 
 
 watchers = WatcherRegistry()
 
 
-async def receive_deltas(run: str, watchers: set[Watcher], listening: asyncio.Event) -> None:
-    """One ear a process, however many watch: what is said of the run goes to all of them. Until cancelled."""
+async def receive_deltas(run: str, watchers: set[Watcher], subscribed: asyncio.Event) -> None:
+    """Subscribe this process to the run's channel and forward each delta to all its watchers.
+
+    Runs until cancelled. `subscribed` is set after the first attempt to subscribe, even a failed
+    one: the watchers then get their snapshot, or learn that the site is unavailable.
+    """
     layer = get_channel_layer()
+    assert layer is not None
     while True:
         try:
             channel = await layer.new_channel()
             await layer.group_add(channel_group(run), channel)
             break
         except (redis.exceptions.RedisError, OSError) as error:
-            log.info("nothing can be heard of run %s yet: %s", run, error)
-            listening.set()  # its watchers get their snapshot all the same, or learn that the site is ill
+            log.info("cannot subscribe to the deltas of run %s yet: %s", run, error)
+            subscribed.set()
             await asyncio.sleep(BROADCAST_SECONDS)
-    listening.set()
+    subscribed.set()
     try:
         while True:
-            event = await layer.receive(channel)
-            await fan_out(watchers, event["text"])
+            message = await layer.receive(channel)
+            await fan_out(watchers, message["text"])
     finally:
         await layer.group_discard(channel_group(run), channel)
 
 
 async def fan_out(watchers: set[Watcher], text: str) -> None:
-    """Who comes meanwhile finds this delta in the snapshot it fetches."""
-    here, ends = list(watchers), time.monotonic() + FAN_OUT_SECONDS
-    for first in range(0, len(here), FAN_OUT_BATCH):
-        for watcher in here[first : first + FAN_OUT_BATCH]:
+    """Queue a delta for every watcher, in batches.
+
+    A watcher that subscribes in between is left out: the snapshot that it fetches contains this
+    delta.
+    """
+    recipients = list(watchers)
+    deadline = time.monotonic() + FAN_OUT_SECONDS
+    for first in range(0, len(recipients), FAN_OUT_BATCH):
+        for watcher in recipients[first : first + FAN_OUT_BATCH]:
             watcher.queue_delta(text)
-        if time.monotonic() < ends:
+        if time.monotonic() < deadline:
             await asyncio.sleep(FAN_OUT_PAUSE_SECONDS)
 
 
-async def broadcast_deltas(run: str, listening: asyncio.Event, looked: asyncio.Event) -> None:
-    """Until cancelled. A database or Valkey that is gone silences it; watchers notice, and it goes on by itself."""
-    await listening.wait()
-    broadcaster, well = Broadcaster(run), True
-    frame, release = (
-        database_sync_to_async(broadcaster.next_delta),
-        database_sync_to_async(broadcaster.release_lock),
-    )
+async def broadcast_deltas(run: str, subscribed: asyncio.Event, broadcasted: asyncio.Event) -> None:
+    """Send the run's deltas once a second, whenever this process holds the run's lock.
+
+    Runs until cancelled or until the run is deleted. While the database or Valkey is away nothing
+    is sent; watchers notice that, and sending resumes by itself.
+
+    Args:
+        run: The run's id.
+        subscribed: What to wait for first, so that this process receives its own first delta.
+        broadcasted: Set after the first look at the run.
+    """
+    await subscribed.wait()
+    broadcaster = Broadcaster(run)
+    next_delta = database_sync_to_async(broadcaster.next_delta)
+    release_lock = database_sync_to_async(broadcaster.release_lock)
     layer = get_channel_layer()
+    assert layer is not None
+    is_healthy = True
     try:
         while True:
             due = time.monotonic() + BROADCAST_SECONDS
             try:
-                if text := await frame():
+                if text := await next_delta():
                     await layer.group_send(channel_group(run), {"type": "live.frame", "text": text})
-                well = True
+                is_healthy = True
             except (redis.exceptions.RedisError, DatabaseError, OSError) as error:
                 broadcaster.last_snapshot = None
-                if well:
-                    log.warning("watchers of run %s hear nothing for now: %s", run, error)
-                well = False
+                if is_healthy:
+                    log.warning("cannot broadcast run %s for now: %s", run, error)
+                is_healthy = False
             except Run.DoesNotExist:
                 return
             finally:
-                looked.set()
+                broadcasted.set()
             await asyncio.sleep(max(0.05, due - time.monotonic()))
     finally:
         try:
-            await release()
+            await release_lock()
         except (redis.exceptions.RedisError, OSError) as error:
-            log.info("the broadcaster of run %s leaves its lock to run out: %s", run, error)
+            log.info("the broadcast lock of run %s is left to expire: %s", run, error)

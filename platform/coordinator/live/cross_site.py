@@ -1,28 +1,34 @@
-"""The mirrors of the list as browsers come to them: a page of one may watch a public run at another when its own fails.
+"""Let pages of other mirrors watch a public run here when their own site fails.
 
-Who comes from another mirror's page is nobody in particular: a cookie of theirs that came along counts for nothing.
+A visitor from another mirror's page is anonymous: cookies that the browser sends along are ignored.
 """
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import urlparse, urlsplit
 
 from channels.security.websocket import OriginValidator
 from django.conf import settings
-from django.contrib.auth.models import AnonymousUser
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.http import HttpRequest
 
 from coordinator.lib import site_identity
 from coordinator.lib.ttl_cache import TtlCache
 from coordinator.replication import mirror_list
 
-SECONDS = 5.0  # that what the list says may be old
-OURS = OriginValidator(None, settings.ALLOWED_HOSTS)
-USUAL = {"https": 443, "http": 80}  # ports that browsers leave out
+CACHE_SECONDS = 5.0  # for the sites of the mirror list
+OWN_ORIGINS = OriginValidator(None, settings.ALLOWED_HOSTS)  # pyright: ignore[reportArgumentType]  # used for its check alone
+DEFAULT_PORTS = {"https": 443, "http": 80}  # browsers leave these out
 
 
 @dataclass(frozen=True)
 class MirrorSite:
-    """`url`: without a slash at its end. `ours`: it is this one."""
+    """One site of the mirror list, as browsers reach it.
+
+    Attributes:
+        name: Its name in the list.
+        url: Its address without a slash at the end.
+        is_own: Whether it is this site.
+    """
 
     name: str
     url: str
@@ -30,19 +36,20 @@ class MirrorSite:
 
     @property
     def origin(self) -> str:
-        """As browsers spell it."""
+        """Return the site's origin as browsers spell it."""
         parts = urlsplit(self.url)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        port = f":{parts.port}" if parts.port not in (None, USUAL[parts.scheme]) else ""
+        is_default_port = parts.port in (None, DEFAULT_PORTS[parts.scheme])
+        port = "" if is_default_port else f":{parts.port}"
         return f"{parts.scheme}://{host}{port}"
 
     @property
     def allowed_sources(self) -> tuple[str, str]:
-        """What a policy has to allow for its snapshots and its sockets."""
+        """Return the sources that a content security policy must allow: snapshots and sockets."""
         return self.origin, f"ws{self.origin.removeprefix('http')}"
 
     def page_data(self, path: str) -> dict[str, str]:
-        """To the script of the page at this path."""
+        """Describe this site to the script of the page at `path`."""
         return {
             "name": self.name,
             "base": "" if self.is_own else self.url,
@@ -50,46 +57,53 @@ class MirrorSite:
         }
 
 
-_known: TtlCache[None, tuple[MirrorSite, ...]] = TtlCache(SECONDS)
+_sites: TtlCache[None, tuple[MirrorSite, ...]] = TtlCache(CACHE_SECONDS)
 
 
 def mirror_sites() -> tuple[MirrorSite, ...]:
-    """All mirrors of the list, this one first; none where there is no list, or this site is not of it."""
-    return _known.get(None, _listed)
+    """List all mirrors, this site first.
+
+    Empty where there is no mirror list, or where this site is not in it.
+    """
+    return _sites.get(None, _load_mirror_sites)
 
 
-def _listed() -> tuple[MirrorSite, ...]:
-    found, own = mirror_list.newest_list(), site_identity.identity().key
-    live = [
-        MirrorSite(each.name, each.url.rstrip("/"), each.key == own)
-        for each in (found.active if found else ())
+def _load_mirror_sites() -> tuple[MirrorSite, ...]:
+    newest = mirror_list.newest_list()
+    own_key = site_identity.identity().key
+    sites = [
+        MirrorSite(listed.name, listed.url.rstrip("/"), listed.key == own_key)
+        for listed in (newest.active if newest else ())
     ]
-    return (
-        tuple(sorted(live, key=lambda site: not site.is_own))
-        if any(site.is_own for site in live)
-        else ()
-    )
+    if not any(site.is_own for site in sites):
+        return ()
+    return tuple(sorted(sites, key=lambda site: not site.is_own))
 
 
 def requesting_mirror(origin: str | None) -> MirrorSite | None:
-    """The other mirror whose page asks, if that is who does."""
-    return (
-        next((site for site in mirror_sites() if not site.is_own and site.origin == origin), None)
-        if origin
-        else None
+    """Return the other mirror with this origin, or None."""
+    if not origin:
+        return None
+    return next(
+        (site for site in mirror_sites() if not site.is_own and site.origin == origin), None
     )
 
 
 def is_own_origin(origin: str) -> bool:
-    """Whether a page of this very site asks."""
+    """Return whether the origin is this site."""
     try:
-        return OURS.valid_origin(urlsplit(origin) if origin else None)
-    except ValueError:  # it is no address at all
+        return OWN_ORIGINS.valid_origin(urlparse(origin) if origin else None)
+    except ValueError:  # not an address
         return False
 
 
-def visitor_and_headers(request: HttpRequest):
-    """(Who asks, headers of the answer) for what a page may fetch."""
+def visitor_and_headers(
+    request: HttpRequest,
+) -> tuple[AbstractBaseUser | AnonymousUser, dict[str, str]]:
+    """Return whom a request acts for, and the headers of its response.
+
+    A request from another mirror's page is anonymous, and the response allows its origin.
+    """
     headers = {"Cache-Control": "no-store", "Vary": "Origin"}
     if site := requesting_mirror(request.headers.get("Origin")):
         return AnonymousUser(), {**headers, "Access-Control-Allow-Origin": site.origin}

@@ -1,18 +1,19 @@
-"""What watchers of a run are shown, and the difference between two moments of it.
+"""What watchers of a run see: snapshots, and the deltas between them.
 
-    snapshot  everything, with the number of the last delta it includes
-    delta     what changed since the delta before: the run's changed values, whole rows of changed workers, which are
-              shown no more, changed plans, new points, new events
+    snapshot  everything, with the number of the last delta that it includes
+    delta     what changed since the previous delta: changed values of the run, whole rows of
+              changed machines, machines that are no longer shown, changed plans, new points, new
+              events
 
-Values are absolute, plans and points are keyed, so applying a delta to a snapshot that already includes it changes
-nothing.
+Values are absolute, and plans and points are keyed, so a delta that is applied to a snapshot which
+already includes it changes nothing.
 """
 
 import json
 import time
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
 from django.core.cache import cache
@@ -23,23 +24,45 @@ from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue, run_table
 from coordinator.telemetry.history import history
 
-COLUMNS = ("id", "name", "person", "activity", "alive", "last_seen", "version", "tokens", "rate", "step",
-           "step_seconds", "updates_sent", "updates_received", "peers", "behind", "exchange",
-           "agrees")  # fmt: skip
-RATE_EVERY = 5  # seconds between two live points of tokens/s
-HISTORY_SECONDS = 2  # a run's past is read at most this often, however many pages open at once
-MAX_ROWS = 200  # machines in a picture, as the page shows them: of thousands, each watcher would be told of each
-PICTURE_SECONDS = (
-    600  # that the last one is kept; of a run that is quiet for longer it is taken anew
+# Columns of a machine's row.
+COLUMNS = (
+    "id",
+    "name",
+    "person",
+    "activity",
+    "alive",
+    "last_seen",
+    "version",
+    "tokens",
+    "rate",
+    "step",
+    "step_seconds",
+    "updates_sent",
+    "updates_received",
+    "peers",
+    "behind",
+    "exchange",
+    "agrees",
 )
-NEWEST = 500  # live points that a snapshot looks through for those that Postgres does not hold yet
+RATE_SECONDS = 5  # between two live points of tokens/s
+HISTORY_SECONDS = 2  # a run's history is read at most this often, however many pages open at once
+MAX_ROWS = 200  # machines in a snapshot, so that watchers of a large run do not receive thousands
+STORED_SECONDS = 600  # the last snapshot is stored this long; of a quieter run it is built again
+MAX_LIVE_POINTS = 500  # searched for those that PostgreSQL does not hold yet
 
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """A run at one moment. `now` in seconds since 1970; `workers`, of many those alive before the others, and the
-    `plans` of those that have one, by machine id: apart, because a row changes with every report and a plan hardly
-    ever; `events` by id, the newest first."""
+    """A run at one moment.
+
+    Attributes:
+        now: Seconds since 1970.
+        run: The run's values.
+        workers: The rows of its machines by id; of many machines, those that report come first.
+        plans: The plans of those machines that have one, by id. They are apart from the rows
+            because a row changes with every report and a plan rarely.
+        events: The activity feed by event id, the newest event first.
+    """
 
     now: float
     run: dict[str, Any]
@@ -49,22 +72,29 @@ class RunSnapshot:
 
     @classmethod
     def capture(cls, run: Run) -> "RunSnapshot":
+        """Read the run's state from the database and from Valkey."""
         now = time.time()
-        everybody = run_table.workers(run, now)
-        rows = sorted(everybody, key=_place)[:MAX_ROWS]
-        shown = {row["id"]: {name: _short(row[name]) for name in COLUMNS} for row in rows}
-        line = {name: _short(value) for name, value in run_table.summary(run, everybody).items()}
-        plans = {row["id"]: row["plan"] for row in rows if row["plan"]}
+        all_rows = run_table.workers(run, now)
+        rows = sorted(all_rows, key=_row_order)[:MAX_ROWS]
         return cls(
-            now,
-            line,
-            shown,
-            plans,
-            {event["id"]: event for event in collect_activity(run, everybody)},
+            now=now,
+            run={
+                name: _round_floats(value)
+                for name, value in run_table.summary(run, all_rows).items()
+            },
+            workers={
+                row["id"]: {name: _round_floats(row[name]) for name in COLUMNS} for row in rows
+            },
+            plans={row["id"]: row["plan"] for row in rows if row["plan"]},
+            events={event["id"]: event for event in collect_activity(run, all_rows)},
         )
 
     def to_message(self, number: int) -> dict[str, Any]:
-        """As a snapshot shows it, but for the run's past."""
+        """Return the snapshot message, without the run's history.
+
+        Args:
+            number: The number of the last delta that the snapshot includes.
+        """
         return {
             "type": "snapshot",
             "seq": number,
@@ -78,59 +108,80 @@ class RunSnapshot:
 
 
 def sequence_key(run: object) -> str:
+    """Name Valkey's key for the number of the last delta."""
     return f"live:{run}:seq"
 
 
-def _picture_key(run: object) -> str:
-    return f"live:{run}:picture"
-
-
 def lock_key(run: object) -> str:
-    """There while somebody speaks for the run."""
+    """Name Valkey's key that exists while a process broadcasts the run."""
     return f"live:{run}:broadcaster"
 
 
+def _snapshot_key(run: object) -> str:
+    return f"live:{run}:snapshot"
+
+
 def build_snapshot(run: Run) -> dict[str, Any]:
-    """The number is read first: whatever the deltas up to it said is in what is read after."""
-    number = int(valkey_client().get(sequence_key(run.pk)) or 0)
-    return RunSnapshot.capture(run).to_message(number) | _past(run)
+    """Build a snapshot message from the run's current state.
+
+    The number is read first: the state that is read afterwards includes all deltas up to it.
+    """
+    number = int(cast(str, valkey_client().get(sequence_key(run.pk)) or 0))
+    return RunSnapshot.capture(run).to_message(number) | _history_with_live_points(run)
 
 
-def store_snapshot(run: object, picture: RunSnapshot, number: int) -> None:
-    """For the snapshots of every process, *before* the delta of this number is sent: who misses that delta, because it
-    came to watch after, then finds it in any snapshot fetched from there on."""
-    text = json.dumps(picture.to_message(number), separators=(",", ":"))
-    cache.set(_picture_key(run), zlib.compress(text.encode(), 1), PICTURE_SECONDS)
+def store_snapshot(run: object, snapshot: RunSnapshot, number: int) -> None:
+    """Store a snapshot for the requests of all processes.
+
+    Call it *before* the delta of this number is sent: a watcher that subscribes too late for that
+    delta then finds it in every snapshot that it can fetch.
+    """
+    text = json.dumps(snapshot.to_message(number), separators=(",", ":"))
+    cache.set(_snapshot_key(run), zlib.compress(text.encode(), 1), STORED_SECONDS)
 
 
 def load_snapshot(run: Run) -> dict[str, Any] | None:
-    """A snapshot without looking at the run: as the last delta left it. Only while somebody speaks for it."""
-    packed = cache.get(_picture_key(run.pk))
-    return json.loads(zlib.decompress(packed)) | _past(run) if packed else None
+    """Return the snapshot message that was stored with the last delta, if there is one.
+
+    It is current only while a process broadcasts the run.
+    """
+    packed = cache.get(_snapshot_key(run.pk))
+    if not packed:
+        return None
+    return json.loads(zlib.decompress(packed)) | _history_with_live_points(run)
 
 
 def build_delta(
     before: RunSnapshot | None, after: RunSnapshot, points: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What `after` and the new `points` say beyond `before`; all of it when there is no before. Without its number."""
+    """Return what changed between two snapshots, without the delta's number.
+
+    Args:
+        before: The earlier snapshot; None makes everything count as changed.
+        after: The later snapshot.
+        points: Points that were measured in between.
+    """
     before = before or RunSnapshot(0.0, {}, {})
-    run, workers, plans = before.run, before.workers, before.plans
     parts: dict[str, Any] = {
         "run": {
             name: value
             for name, value in after.run.items()
-            if name not in run or run[name] != value
+            if name not in before.run or before.run[name] != value
         },
-        "workers": [row for machine, row in after.workers.items() if workers.get(machine) != row],
-        "gone": [machine for machine in workers if machine not in after.workers],
+        "workers": [
+            row for machine, row in after.workers.items() if before.workers.get(machine) != row
+        ],
+        "gone": [machine for machine in before.workers if machine not in after.workers],
         "plans": {
-            machine: plan for machine, plan in after.plans.items() if plans.get(machine) != plan
+            machine: plan
+            for machine, plan in after.plans.items()
+            if before.plans.get(machine) != plan
         },
         "events": [event for name, event in after.events.items() if name not in before.events],
         "train": loss_series(points, "train"),
         "validation": loss_series(points, "validation"),
         "clock": token_clock(points),
-        "rate": _rate(before, after),
+        "rate": _rate_points(before, after),
     }
     return {
         "type": "delta",
@@ -140,56 +191,60 @@ def build_delta(
 
 
 def loss_series(points: list[dict[str, Any]], kind: str) -> list[list[float]]:
-    """[[ledger tokens, mean loss]…] ascending: machines that measured at one count are one point."""
-    found: dict[int, list[float]] = {}
+    """Return [[ledger tokens, mean loss]…], ascending.
+
+    Points of several machines at the same number of tokens become one.
+    """
+    losses: dict[int, list[float]] = {}
     for point in points:
         if point["kind"] == kind:
-            found.setdefault(point["tokens"], []).append(point["loss"])
+            losses.setdefault(point["tokens"], []).append(point["loss"])
     return [
-        [tokens, round(sum(losses) / len(losses), 5)] for tokens, losses in sorted(found.items())
+        [tokens, round(sum(values) / len(values), 5)] for tokens, values in sorted(losses.items())
     ]
 
 
 def token_clock(points: list[dict[str, Any]]) -> list[list[float]]:
-    """[[ledger tokens, seconds since 1970]…] ascending: when training stood there."""
-    found = {point["tokens"]: round(point["at"], 1) for point in points if point["kind"] == "train"}
-    return [[tokens, at] for tokens, at in sorted(found.items())]
+    """Return [[ledger tokens, seconds since 1970]…], ascending: when training reached them."""
+    times = {point["tokens"]: round(point["at"], 1) for point in points if point["kind"] == "train"}
+    return [[tokens, at] for tokens, at in sorted(times.items())]
 
 
-def _past(run: Run) -> dict[str, list[list[float]]]:
-    """What Postgres holds, and past its end what is still on its way there."""
+def _history_with_live_points(run: Run) -> dict[str, list[list[float]]]:
+    """Return the series from PostgreSQL, extended by live points that are not there yet."""
     key = f"live:{run.pk}:history"
-    past = cache.get(key)
-    if past is None:
-        past = history(run)
-        cache.set(key, past, HISTORY_SECONDS)
-    tail = valkey_client().xrevrange(report_queue.points_key(run.pk), count=NEWEST)
-    newest = [json.loads(fields["point"]) for _, fields in reversed(tail)]
-    fresh = {kind: loss_series(newest, kind) for kind in ("train", "validation")} | {
-        "clock": token_clock(newest)
+    stored = cache.get(key)
+    if stored is None:
+        stored = history(run)
+        cache.set(key, stored, HISTORY_SECONDS)
+    stream = valkey_client().xrevrange(report_queue.points_key(run.pk), count=MAX_LIVE_POINTS)
+    entries = cast(list[tuple[str, dict[str, str]]], stream)
+    points = [json.loads(fields["point"]) for _, fields in reversed(entries)]
+    live = {
+        "train": loss_series(points, "train"),
+        "validation": loss_series(points, "validation"),
+        "clock": token_clock(points),
     }
-    for kind, points in fresh.items():
-        last = past[kind][-1][0] if past[kind] else -1
-        past[kind] = past[kind] + [point for point in points if point[0] > last]
-    return past
+    for name, series in live.items():
+        last = stored[name][-1][0] if stored[name] else -1
+        stored[name] = stored[name] + [point for point in series if point[0] > last]
+    return stored
 
 
-def _rate(before: RunSnapshot, after: RunSnapshot) -> list[list[float]]:
-    slot = after.now // RATE_EVERY * RATE_EVERY
-    due = before.now < slot
-    return (
-        [[slot, after.run["rate"]]]
-        if due and (after.run["rate"] or after.run["status"] == "training")
-        else []
-    )
+def _rate_points(before: RunSnapshot, after: RunSnapshot) -> list[list[float]]:
+    """Return [[seconds since 1970, tokens/s]] if a point of the rate is due, else []."""
+    slot = after.now // RATE_SECONDS * RATE_SECONDS
+    is_due = before.now < slot
+    is_running = bool(after.run["rate"]) or after.run["status"] == "training"
+    return [[slot, after.run["rate"]]] if is_due and is_running else []
 
 
-def _place(row: dict[str, Any]) -> tuple[bool, str, str, str]:
-    """Those alive first, then as the page sorts them."""
+def _row_order(row: dict[str, Any]) -> tuple[bool, str, str, str]:
+    """Sort machines that report first, then in the order of the page."""
     return not row["alive"], row["person"], row["name"], row["id"]
 
 
-def _short(value: Any) -> Any:
+def _round_floats(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _short(each) for name, each in value.items()}
+        return {name: _round_floats(item) for name, item in value.items()}
     return round(value, 3) if isinstance(value, float) else value

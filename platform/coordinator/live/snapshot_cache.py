@@ -1,49 +1,57 @@
-"""Snapshots as they are sent, shared by all that ask between two deltas: pages open by the hundred at times.
+"""Share encoded snapshots between requests: hundreds of pages may open at once.
 
-While somebody speaks for the run every change of it has a number, so that a snapshot is as good as new until the next
-one, and who speaks leaves what a snapshot needs: a run of thousands is looked at once a second, by one process. While
-nobody does, each is made afresh.
+While a process broadcasts the run, every change has a number and the broadcaster stores what a
+snapshot needs. A snapshot is then current until the next number, and a run of thousands of machines
+is read once a second, by one process. While nobody broadcasts, every snapshot is built anew from
+the database.
 """
 
 import json
 import threading
 from collections import defaultdict
+from typing import Any, cast
 
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.run_snapshot import build_snapshot, load_snapshot, lock_key, sequence_key
 from coordinator.runs.models import Run
 
-MOST = 16  # runs of which a process keeps the last one
+MAX_RUNS = 16  # whose last snapshot a process caches
 
 
 class SnapshotCache:
-    """Run → (number, JSON). One thread makes it, and those that came meanwhile take the same."""
+    """Cache the last snapshot of each run as (number, JSON).
+
+    One thread encodes a snapshot, and requests that arrive in the meantime wait for its result.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[int, bytes]] = {}
-        self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._snapshots: dict[str, tuple[int, bytes]] = {}
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def get(self, run: Run) -> bytes:
+        """Return the run's current snapshot as JSON."""
         name = str(run.pk)
-        number, spoken_for = valkey_client().mget(sequence_key(name), lock_key(name))
-        if not spoken_for:
+        keys = valkey_client().mget(sequence_key(name), lock_key(name))
+        number, broadcaster = cast(list[str | None], keys)
+        if not broadcaster:
             return encode_json(build_snapshot(run))
-        with self._making[name]:
-            made, whole = self._kept.get(name, (-1, b""))
-            if made < int(number or 0):
-                found = load_snapshot(run) or build_snapshot(run)
-                made, whole = found["seq"], encode_json(found)
-                self._kept.pop(name, None)
-                self._kept[name] = made, whole
-                while len(self._kept) > MOST:
-                    oldest = next(iter(self._kept))
-                    self._kept.pop(oldest)
-                    self._making.pop(oldest, None)
-            return whole
+        with self._locks[name]:
+            cached_number, encoded = self._snapshots.get(name, (-1, b""))
+            if cached_number < int(number or 0):
+                snapshot = load_snapshot(run) or build_snapshot(run)
+                encoded = encode_json(snapshot)
+                self._snapshots.pop(name, None)
+                self._snapshots[name] = snapshot["seq"], encoded
+                while len(self._snapshots) > MAX_RUNS:
+                    oldest = next(iter(self._snapshots))
+                    self._snapshots.pop(oldest)
+                    self._locks.pop(oldest, None)
+            return encoded
 
 
-def encode_json(found: dict) -> bytes:
-    return json.dumps(found, separators=(",", ":")).encode()
+def encode_json(message: dict[str, Any]) -> bytes:
+    """Encode a message as compact JSON."""
+    return json.dumps(message, separators=(",", ":")).encode()
 
 
 snapshot_cache = SnapshotCache()

@@ -1,3 +1,5 @@
+"""Addresses of live data."""
+
 from django.urls import path
 
 from coordinator.live import views

@@ -1,4 +1,4 @@
-"""The snapshot that deltas build on, and what is fetched only by who wants to see it."""
+"""Live data over HTTP: the snapshot that deltas build on, and curves that are loaded on demand."""
 
 import uuid
 
@@ -12,24 +12,25 @@ from coordinator.live.snapshot_cache import snapshot_cache
 from coordinator.runs.models import Run
 from coordinator.telemetry.history import lines
 
-LINES_SECONDS = 5  # that machines' lines are as good as new
+CURVES_SECONDS = 5  # for which the curves of single machines are cached
 
 
 @require_safe
 def get_snapshot(request: HttpRequest, run: uuid.UUID) -> HttpResponse:
-    person, headers = visitor_and_headers(request)
-    found = get_object_or_404(Run.objects.visible_to(person), pk=run)
+    """Return a run's snapshot as JSON."""
+    visitor, headers = visitor_and_headers(request)
+    found = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
     return HttpResponse(snapshot_cache.get(found), content_type="application/json", headers=headers)
 
 
 @require_safe
 def get_worker_curves(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
-    """What each of a few machines measured in training."""
-    person, headers = visitor_and_headers(request)
-    found = get_object_or_404(Run.objects.visible_to(person), pk=run)
-    key = f"live:{run}:lines"
-    told = cache.get(key)
-    if told is None:
-        told = lines(found)
-        cache.set(key, told, LINES_SECONDS)
-    return JsonResponse({"machines": told}, headers=headers)
+    """Return the training loss curves of a few machines, those that trained most."""
+    visitor, headers = visitor_and_headers(request)
+    found = get_object_or_404(Run.objects.visible_to(visitor), pk=run)
+    key = f"live:{run}:curves"
+    curves = cache.get(key)
+    if curves is None:
+        curves = lines(found)
+        cache.set(key, curves, CURVES_SECONDS)
+    return JsonResponse({"machines": curves}, headers=headers)

@@ -293,7 +293,7 @@ def test_leaving_is_typed_and_asks_for_the_password_again(known, valkey):
     client.post("/accounts/login/", {"login": "ada@example.org", "password": PASSWORD})
     assert "reauthenticate" in client.get("/account/delete/")["Location"]
     client.post("/accounts/reauthenticate/", {"password": PASSWORD})
-    assert "What goes" in page(client.get("/account/delete/"))
+    assert "What is deleted" in page(client.get("/account/delete/"))
     wrong = client.post("/account/delete/", {"email": "eve@example.org"})
     assert wrong.status_code == 422 and 'value="eve@example.org"' in wrong.content.decode()
     assert User.objects.get().is_active

@@ -127,7 +127,7 @@ def test_nobody_is_let_in_where_their_second_factor_has_not_come(ada, secret):
     client, answer = sign_in()
     assert (
         answer.status_code == 503
-        and b"second factor has not come" in answer.content
+        and b"second factor has not been copied" in answer.content
         and not is_in(client)
     )
     private_data.ingest(late)
@@ -140,7 +140,7 @@ def test_nobody_is_let_in_or_asked_to_verify_where_their_addresses_have_not_come
     client, answer = sign_in()
     assert (
         answer.status_code == 503
-        and b"addresses have not come" in answer.content
+        and b"addresses have not been copied" in answer.content
         and not is_in(client)
     )
     assert not EmailAddress.objects.exists(), "none is made up meanwhile"
@@ -251,7 +251,7 @@ def test_who_has_only_a_passkey_is_told_where_it_works(ada, known_passkey):
     elsewhere()
     client, _ = sign_in()
     page = client.get("/accounts/2fa/authenticate/").content.decode()
-    assert "made at a.example.org" in page and "Use a security key" not in page
+    assert "added at a.example.org" in page and "Use a security key" not in page
     assert client.post(
         "/accounts/2fa/authenticate/", {"code": unused}
     ).status_code == 302 and is_in(client)

@@ -31,7 +31,7 @@ def test_a_person_founds_a_team_and_leads_it(signed_in, valkey):
     answer = client.post("/teams/new/", {"name": "  The   Weavers "}, follow=True)
     team = Team.objects.get()
     assert (team.name, team.slug, team.may_lead(ada)) == ("The Weavers", "the-weavers", True)
-    assert "The Weavers" in page(answer) and "Invite somebody" in page(answer)
+    assert "The Weavers" in page(answer) and "Invite a person" in page(answer)
     assert "The Weavers" in page(Client().get("/teams/")) and "Ada" in page(
         Client().get("/teams/the-weavers/")
     )
@@ -144,7 +144,7 @@ def test_only_who_leads_renames_invites_and_removes(signed_in, valkey):
     for client in (member, stranger):
         for action, sent in (
             ("rename", {"name": "Ours now"}), ("invite", {"email": "x@example.org"}), ("promote", {"id": place.pk}),
-            ("uninvite", {"id": place.pk}), ("part", {"id": place.pk}),
+            ("withdraw-invitation", {"id": place.pk}), ("leave", {"id": place.pk}),
         ):  # fmt: skip
             assert client.post(f"/teams/{team.slug}/{action}/", sent).status_code == 403, action
     team.refresh_from_db()

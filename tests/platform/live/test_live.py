@@ -154,7 +154,7 @@ async def test_watchers_are_told_a_few_at_a_time_and_all_of_them_soon(monkeypatc
     here = {live.Watcher(send) for _ in range(7)}
 
     def reached() -> int:
-        return sum(not each._waiting.empty() for each in here)
+        return sum(watcher.pending > 0 for watcher in here)
 
     telling = asyncio.create_task(live.fan_out(here, "one"))
     await asyncio.sleep(0)
@@ -162,11 +162,11 @@ async def test_watchers_are_told_a_few_at_a_time_and_all_of_them_soon(monkeypatc
     late = live.Watcher(send)
     here.add(late)
     await telling
-    assert reached() == 7 and late._waiting.empty(), "its snapshot has it already"
+    assert reached() == 7 and late.pending == 0, "its snapshot has it already"
     monkeypatch.setattr(live, "FAN_OUT_SECONDS", 0.0)
     telling = asyncio.create_task(live.fan_out(here, "two"))
     await asyncio.sleep(0)
-    assert telling.done() and not late._waiting.empty(), "when time is up the rest are told at once"
+    assert telling.done() and late.pending, "when time is up the rest are told at once"
 
 
 def test_one_process_speaks_and_another_takes_over_when_it_falls_silent(training, monkeypatch):
@@ -324,7 +324,7 @@ async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_sp
     assert await sync_to_async(valkey_client().exists)(live.lock_key(run.pk))
     await two.leave()
     assert not await sync_to_async(valkey_client().exists)(live.lock_key(run.pk))
-    assert str(run.pk) not in live.watchers._rooms
+    assert live.watchers.watched_run(str(run.pk)) is None
 
 
 async def test_where_the_ear_of_a_process_ended_the_next_to_watch_opens_another_and_the_old_voice_ends(
@@ -332,17 +332,17 @@ async def test_where_the_ear_of_a_process_ended_the_next_to_watch_opens_another_
 ):
     run, _, report = training
     one = await WatcherSocket(run.pk).open()
-    ear, voice = live.watchers._rooms[str(run.pk)].tasks
-    ear.cancel()
-    await asyncio.wait([ear])
+    receiver, broadcaster = live.watchers.watched_run(str(run.pk)).tasks
+    receiver.cancel()
+    await asyncio.wait([receiver])
     two = await WatcherSocket(run.pk).open()
-    await asyncio.wait([voice], timeout=SECONDS)
-    assert voice.cancelled(), "it would speak for ever, to nobody"
+    await asyncio.wait([broadcaster], timeout=SECONDS)
+    assert broadcaster.cancelled(), "it would broadcast for ever, to nobody"
     await sync_to_async(report)(2)
     assert await two.next_frame(lambda frame: frame.get("train"))
     await one.leave()
     await two.leave()
-    assert str(run.pk) not in live.watchers._rooms
+    assert live.watchers.watched_run(str(run.pk)) is None
 
 
 async def test_what_a_watcher_says_changes_nothing(training):

@@ -44,7 +44,7 @@ def words() -> dict[str, str]:
 
 
 def test_a_site_without_a_list_says_that_it_stands_alone():
-    assert "This one stands alone" in page(Client()) and comparison.compare_mirrors() == []
+    assert "This site has no mirror list" in page(Client()) and comparison.compare_mirrors() == []
 
 
 def test_each_mirror_of_the_list_is_there_with_what_it_last_said(other):
@@ -92,7 +92,7 @@ def test_visitors_see_who_there_is_and_the_staff_see_logs_clocks_and_faults(othe
         "Silent &lt;b&gt;one",
         "Expelled",
         "it signed two events",
-        "Not the same",
+        "Out of sync",
         "List 3",
     ):
         assert told in seen, told

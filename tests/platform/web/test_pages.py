@@ -193,7 +193,7 @@ def test_no_page_carries_a_script_or_a_style_of_its_own(
 
 def test_what_is_not_there_says_so_in_the_sites_own_words():
     answer = Client().get("/nowhere/")
-    assert answer.status_code == 404 and "Nothing stands here" in text(answer)
+    assert answer.status_code == 404 and "Page not found" in text(answer)
 
 
 def test_the_chosen_theme_is_there_from_the_first_byte(valkey):

@@ -150,4 +150,6 @@ def test_the_estimate_follows_the_form_as_it_is_typed(signed_in):
     assert answer.status_code == 200 and "124 M" in text(answer), (
         "no name is needed for an estimate"
     )
-    assert "1 field" in text(client.post("/runs/estimate/", {**GOOD, "model.heads": "7"}))
+    assert "One field needs fixing" in text(
+        client.post("/runs/estimate/", {**GOOD, "model.heads": "7"})
+    )

@@ -46,7 +46,7 @@ def test_each_run_is_on_one_page_the_newest_first(many):
     pages = walk(many, "/runs/")
     assert pages[0] == open_ones[:3] + ended[:2]
     assert [name for page in [pages[0][:3], *pages[1:]] for name in page] == open_ones
-    assert [name for page in walk(many, "/runs/?ended") for name in page] == ended
+    assert [name for page in walk(many, "/runs/?finished") for name in page] == ended
     assert Run.objects.count() == 12
 
 

@@ -323,7 +323,7 @@ def test_auto_is_what_the_form_offers_and_leaves_rounds_and_updates_to_the_machi
     assert '<option value="auto" selected>Auto: rounds' in page
     said = client.post("/runs/estimate/", {**sent, "volunteers": "25"}).content.decode()
     assert (
-        said.count("auto picks") >= 2
+        said.count("Auto: exchange every") >= 2
         and "25 like it, 20 Mb/s" in said
         and "25 like it, 100 Mb/s" in said
     )
