@@ -183,7 +183,7 @@ def test_the_dashboard_shows_runs_machines_queues_and_errors(staff, person, laun
         assert re.search(r"Machines training</dt><dd>1</dd>", page)
         assert re.search(r"Reports queued</dt><dd>1</dd>", page)
         assert re.search(r"Errors</dt><dd>1</dd>", page)
-        assert re.search(r"Letters due</dt><dd>1</dd>", page)
+        assert re.search(r"Emails due</dt><dd>1</dd>", page)
 
 
 def test_the_dashboard_says_when_valkey_is_gone(staff, valkey, state):

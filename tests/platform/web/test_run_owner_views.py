@@ -324,8 +324,8 @@ def test_auto_is_what_the_form_offers_and_leaves_rounds_and_updates_to_the_machi
     said = client.post("/runs/estimate/", {**sent, "volunteers": "25"}).content.decode()
     assert (
         said.count("Auto: exchange every") >= 2
-        and "25 like it, 20 Mb/s" in said
-        and "25 like it, 100 Mb/s" in said
+        and "25 of these, 20 Mb/s" in said
+        and "25 of these, 100 Mb/s" in said
     )
 
 
