@@ -26,6 +26,7 @@ from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Enrolment, Machine, User
 from coordinator.celery import app as tasks
+from coordinator.credit.models import Credit
 from coordinator.eventlog import hlc, ingest, writer
 from coordinator.eventlog.event import NO_DIGEST, Event, open_event
 from coordinator.eventlog.models import Aggregate, ForkProof, LogEvent, Origin
@@ -36,7 +37,6 @@ from coordinator.lib.exceptions import UserError
 from coordinator.replication import mirror_list
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
-from coordinator.telemetry.models import Credit
 from coordinator.tokens.models import Token
 
 EXPECTED = (UserError, DatabaseError, redis.exceptions.RedisError, httpx.HTTPError, CommandError, BarnraiseError,
@@ -66,7 +66,7 @@ class Clerk:
         """The owner's, for what goes through the web server. Superuser is each site's own word."""
         owner = User.objects.get(email=OWNER)
         User.objects.filter(pk=owner.pk).update(is_superuser=True)
-        _, text = Token.make(owner, "drill", SCOPES, 1)
+        _, text = Token.create(owner, "drill", SCOPES, 1)
         self.http = httpx.Client(
             base_url=f"{settings.SITE_URL}/api/v1",
             timeout=10,

@@ -14,13 +14,13 @@ from uuid6 import uuid7
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
 from coordinator.accounts.models import Machine
+from coordinator.credit.models import Credit
 from coordinator.credit.replicated import credits
 from coordinator.eventlog import hlc, ingest, projection, writer
 from coordinator.eventlog.event import NO_DIGEST, Event
 from coordinator.eventlog.models import Aggregate, LogEvent, LogState, Origin, PrivateData
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import Credit
 
 SHARES = {
     "machines": 2,
@@ -171,7 +171,7 @@ def growth() -> dict[str, Any]:
                            tokens=60_000, total=600_000 * n, fragments=[])  # fmt: skip
         said = key.sign("update", head).model_dump()
         Credit.objects.filter(pk=row.pk).update(last=10 * n, tokens=600_000 * n, head=said)
-        credits.tell()
+        credits.record_credit_events()
     fresh = LogEvent.objects.filter(subject=f"credit:{run.pk}:{key.key}:{LIFE}")
     text = sum(
         len(body) + len(signature) for body, signature in fresh.values_list("body", "signature")

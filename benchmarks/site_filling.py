@@ -13,7 +13,7 @@ from uuid6 import uuid7
 from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import Identity, digest
 from coordinator.accounts.models import Machine, User
-from coordinator.fleet.lifecycle_facts import advance
+from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
@@ -68,7 +68,7 @@ def launched(name: str, report_every: float) -> Run:
     )
     run.launch(actor=owner)
     assert run.accept_manifest(identity("owner", 0).sign("manifest", told))
-    advance(run)
+    advance_run(run)
     Run.objects.filter(pk=run.pk).update(status=enums.RunStatus.TRAINING, started=timezone.now())
     run.refresh_from_db()
     return run
@@ -133,10 +133,10 @@ def _past() -> None:
             "INSERT INTO telemetry_rollup (membership_id, width, bucket, reports, rate_sum, tokens, updates_sent,"
             " updates_received, peer_bytes_sent, peer_bytes_received)"
             f" SELECT id, 3600, {now // 3600 * 3600}, 100, 50000, 1000, 1, 1, 1, 1 FROM fleet_membership",
-            "INSERT INTO telemetry_point (membership_id, seq, position, kind, tokens, loss, at)"
+            "INSERT INTO telemetry_losspoint (membership_id, seq, position, kind, tokens, loss, at)"
             f" SELECT id, s, 0, 'train', s * 1000000, 5.0 - s * 0.5, {now}"
             " FROM fleet_membership, generate_series(1, 4) s",
-            "INSERT INTO telemetry_credit (id, run_id, machine_id, incarnation, day, first, last, tokens)"
+            "INSERT INTO credit_credit (id, run_id, machine_id, incarnation, day, first, last, tokens)"
             " SELECT uuidv7(), run_id, machine_id, '0123456789abcdef', current_date, 1, 9, 9000 FROM fleet_membership",
             "INSERT INTO notify_notification (id, person_id, kind, key, title, text, url, created, shown, email_tries)"
             " SELECT uuidv7(), id, 'run.started', 'filled', 'A run started', '', '/', now(), true, 0"

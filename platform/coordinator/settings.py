@@ -196,7 +196,7 @@ MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True
 MFA_FORMS = {
     "authenticate": "coordinator.accounts.mfa_forms.CodeForm",
-    "reauthenticate": "coordinator.accounts.mfa_forms.CodeAgainForm",
+    "reauthenticate": "coordinator.accounts.mfa_forms.ReauthenticationCodeForm",
 }
 MFA_TOTP_ISSUER = MIRROR_NAME
 MFA_TOTP_TOLERANCE = 1  # a clock may be half a minute off
@@ -235,21 +235,41 @@ CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 1800)
 CELERY_BEAT_SCHEDULE = {
     "mirrors": {"task": "replication.pull", "schedule": 5.0, "options": {"expires": 5}},
-    "rollup": {"task": "telemetry.rollup", "schedule": 2.0, "options": {"expires": 4}},
-    "gather": {"task": "telemetry.gather", "schedule": 2.0, "options": {"expires": 2}},
-    "tick": {"task": "telemetry.tick", "schedule": 2.0, "options": {"expires": 4}},
-    "tidy": {"task": "telemetry.tidy", "schedule": 3600.0, "options": {"expires": 600}},
+    "drain_reports": {
+        "task": "telemetry.drain_reports",
+        "schedule": 2.0,
+        "options": {"expires": 4},
+    },
+    "pull_remote_telemetry": {
+        "task": "telemetry.pull_remote_telemetry",
+        "schedule": 2.0,
+        "options": {"expires": 2},
+    },
+    "advance_runs": {"task": "telemetry.advance_runs", "schedule": 2.0, "options": {"expires": 4}},
+    "delete_expired_rows": {
+        "task": "telemetry.delete_expired_rows",
+        "schedule": 3600.0,
+        "options": {"expires": 600},
+    },
     "tell": {
-        "task": "telemetry.tell",
+        "task": "credit.record_events",
         "schedule": TELL_SECONDS,
         "options": {"expires": TELL_SECONDS},
     },
-    "retain": {"task": "telemetry.retain", "schedule": 3600.0, "options": {"expires": 600}},
-    "liveness": {"task": "fleet.sweep", "schedule": 60.0, "options": {"expires": 50}},
+    "retain": {
+        "task": "telemetry.delete_old_telemetry",
+        "schedule": 3600.0,
+        "options": {"expires": 600},
+    },
+    "liveness": {"task": "fleet.expire_memberships", "schedule": 60.0, "options": {"expires": 50}},
     "notify": {"task": "notify.sweep", "schedule": 30.0, "options": {"expires": 25}},
     "emails": {"task": "notify.emails", "schedule": 10.0, "options": {"expires": 9}},
     "webhooks": {"task": "notify.webhooks", "schedule": 5.0, "options": {"expires": 4}},
-    "sessions": {"task": "accounts.tidy", "schedule": 3600.0, "options": {"expires": 600}},
+    "sessions": {
+        "task": "accounts.clear_expired_sessions",
+        "schedule": 3600.0,
+        "options": {"expires": 600},
+    },
     "audit": {"task": "audit.retain", "schedule": 86400.0, "options": {"expires": 3600}},
     "forget": {"task": "notify.delete_old", "schedule": 86400.0, "options": {"expires": 3600}},
 }

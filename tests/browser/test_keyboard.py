@@ -60,7 +60,7 @@ def test_the_same_way_at_360_pixels_and_by_keyboard_alone(site, browser: Browser
         keys.button("Resume")
         wait_until(lambda: site.status("shed")["step"] > step, "training again", 200)
         end = (
-            f"from coordinator.runs.models import Run; assert Run.objects.named('{slug}').finish()"
+            f"from coordinator.runs.models import Run; assert Run.objects.find('{slug}').finish()"
         )
         site.manage("shell", "-v", "0", "-c", end)
         assert joined.wait(240) == 0, site.log("join-shed")

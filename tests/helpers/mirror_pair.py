@@ -25,11 +25,12 @@ GOLDEN = ROOT / "tests" / "contract" / "golden" / "reports.json"
 PASSWORD = "raise-the-frame-7"
 WORK = """
 import time
-from coordinator.telemetry import listening, rollup, tasks
+from coordinator.telemetry import rollup, tasks
+from coordinator.telemetry.remote import pull
 while True:
-    rollup.drain(wait=True)
-    listening.gather()
-    tasks.tick()
+    rollup.drain_queue(wait=True)
+    pull.pull_all()
+    tasks.advance_runs()
     time.sleep(1)
 """
 
@@ -145,8 +146,8 @@ sys.path.append({tests!r})
 from helpers import page_fixtures
 from helpers.page_fixtures import create_launched_run, create_machine
 from coordinator.accounts.models import User
-from coordinator.fleet import join
-from coordinator.fleet.lifecycle_facts import advance
+from coordinator.fleet.join import admit_machine
+from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.runs import models
 from coordinator.runs.spec_form import spec_from_fields
 from barnraise.protocol import messages
@@ -155,9 +156,9 @@ barn, signer = create_machine(ida, "barn", 1)
 create_machine(ida, "loft", 2)
 page_fixtures.EVERY = 1.0
 run = create_launched_run(ida, "Two roofs", signer, **{{"recipe.token_budget": "100000"}})
-join.join(run, barn, messages.JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
+admit_machine(run, barn, messages.JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
 run.refresh_from_db()
-advance(run)
+advance_run(run)
 draft = models.Run.create(ida, "A draft", spec_from_fields({{}}))
 print(json.dumps({{"run": str(run.pk), "draft": draft.slug}}))
 """

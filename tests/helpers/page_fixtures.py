@@ -17,19 +17,19 @@ from helpers.paths import GOLDEN
 from barnraise.protocol import coordinator_messages, messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity, digest
-from coordinator.accounts.models import Enrolment, Invitation, Machine, Team, User
+from coordinator.accounts.models import Enrolment, Machine, Team, TeamInvitation, User
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import Origin
-from coordinator.fleet import join
-from coordinator.fleet.lifecycle_facts import advance
+from coordinator.fleet.join import admit_machine
+from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
-from coordinator.fleet.verdicts import Charge, Verdict
+from coordinator.fleet.verdicts import RetractionRequest, VerdictRecord
 from coordinator.lib import site_identity
 from coordinator.notify.models import Notification, Webhook
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.notify.tasks import UNSUBSCRIBE
 from coordinator.runs import models as runs
-from coordinator.runs.join_policy import Access, Terms
+from coordinator.runs.join_policy import Access, JoinPolicy
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.staff.models import Announcement
 from coordinator.telemetry import rollup
@@ -102,7 +102,7 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
         told |= {"step": n * 50, "rate": 400 * share * dice.uniform(0.9, 1.1)}
         told |= last if n == 144 else {}
         reports.append(REPORT.model_copy(update={"seq": n, "at": at, **told}))
-    rollup.store({member.pk: (reports, [], TODAY)})
+    rollup.store_reports({member.pk: (reports, [], TODAY)})
 
 
 def attest(
@@ -151,12 +151,12 @@ def create_examples() -> str:
     run = create_launched_run(
         ida, "Dawn over the <i>long</i> barn 🌾", signer, **{"recipe.token_budget": "12000000"}
     )
-    run.arrange(Terms(Access.INVITATION, 8 * 10**9, 0, NOTES, None), actor=ida)
+    run.update_join_policy(JoinPolicy(Access.INVITATION, 8 * 10**9, 0, NOTES, None), actor=ida)
     asked = coordinator_messages.JoinRequest(
         version="0.1.0", addresses=["192.0.2.7:41000"], hardware=HARDWARE
     )
-    members = [join.join(run, each, asked) for each, _ in places]
-    advance(run)
+    members = [admit_machine(run, each, asked) for each, _ in places]
+    advance_run(run)
     shares = (0.4, 0.3, 0.2, 0.1)
     for n, (member, share) in enumerate(zip(members, shares, strict=True)):
         new = (
@@ -177,11 +177,14 @@ def create_examples() -> str:
             "ledger_tokens": 8_640_000,
             "rate": 900 * shares[n],
         }
-        rollup.store({member.pk: ([REPORT.model_copy(update=more)], seen, time.time())})
-    advance(run)
+        rollup.store_reports({member.pk: ([REPORT.model_copy(update=more)], seen, time.time())})
+    advance_run(run)
     noisy = f"{places[3][1].key}.{REPORT.incarnation}"
-    verdict = Verdict.give(
-        run, [Charge(noisy, 140, {12: 60_000})], "noise <b>in</b> every update", actor=ida
+    verdict = VerdictRecord.issue(
+        run,
+        [RetractionRequest(noisy, 140, {12: 60_000})],
+        "noise <b>in</b> every update",
+        actor=ida,
     )
     run.pause(actor=ida)
     run.resume(actor=ida)
@@ -189,10 +192,10 @@ def create_examples() -> str:
     over.cancel(actor=ida)
     waiting = runs.Run.create(ida, "A draft", spec_from_fields({}))
 
-    team = Team.found("The <b>Weavers</b> \u202eof the very long name 🧵", ida)
-    team.admit(jonas, ida)
-    _, token = Invitation.send(team, "guest@example.org", ida)
-    Token.make(ida, "nightly", ["runs:read"], 30)
+    team = Team.create("The <b>Weavers</b> \u202eof the very long name 🧵", ida)
+    team.add_member(jonas, ida)
+    _, token = TeamInvitation.send(team, "guest@example.org", ida)
+    Token.create(ida, "nightly", ["runs:read"], 30)
     hook = Webhook.objects.create(
         person=ida, url="https://example.org/hook", secret="whsec_" + "A" * 40, kinds=[]
     )
@@ -212,7 +215,7 @@ def create_examples() -> str:
             mirror=site_identity.identity().key, key=key, machine=about, issued=0
         )
     ).code
-    bid = runs.Invitation.make(run, "the chess club", actor=ida)
+    bid = runs.RunInvitation.create(run, "the chess club", actor=ida)
     names = {
         "run": run.slug, "over": over.slug, "draft": waiting.slug, "bid": bid.token, "run_id": run.pk,
         "machine": places[0][0].pk, "ida": ida.pk, "jonas": jonas.pk, "team": team.slug, "team_id": team.pk,

@@ -9,6 +9,7 @@ from allauth.mfa.models import Authenticator
 
 from barnraise.protocol.messages import Signed
 from coordinator.accounts.models import Machine, Team, TeamMember, User
+from coordinator.credit.models import Credit
 from coordinator.eventlog import ingest, private_data, projection, writer
 from coordinator.eventlog.event import open_event
 from coordinator.eventlog.models import (
@@ -21,18 +22,18 @@ from coordinator.eventlog.models import (
     PrivateData,
     UniquenessClaim,
 )
-from coordinator.fleet.models import Rest, Verdict
+from coordinator.fleet.models import MachinePause, VerdictRecord
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import Checkpoint, Credit, Holding
+from coordinator.telemetry.models import Checkpoint, CheckpointHolder
 
 # What each site knows for itself, or what is nobody else's.
 OWN = {
     User: {"is_superuser", "last_login", "ban_reason"},
     Machine: {"last_seen", "revoked_reason"},
     Run: {"ledger_tokens", "notes"},
-    Holding: {"id", "told"},
+    CheckpointHolder: {"id", "told"},
     Checkpoint: {"told"},
-    Credit: {"id", "head", "said"},
+    Credit: {"id", "author_header", "witness_signature"},
     EmailAddress: {"id"},
     Authenticator: {"id", "last_used_at"},
 }
@@ -45,10 +46,10 @@ SHARED = (
     Team,
     TeamMember,
     Run,
-    Rest,
-    Verdict,
+    MachinePause,
+    VerdictRecord,
     Checkpoint,
-    Holding,
+    CheckpointHolder,
     Credit,
 )
 LOG = (ForkProof, LogEvent, Origin, Aggregate, UniquenessClaim, PrivateData, LogState, PeerClock)

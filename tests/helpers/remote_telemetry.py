@@ -1,10 +1,10 @@
 """What another mirror tells of machines, by hand, and how it is taken."""
 
 from barnraise.protocol import reports as reports_module
-from coordinator.telemetry.models import Ear
+from coordinator.telemetry.models import RemoteCursor
 from coordinator.telemetry.remote import ingest
-from coordinator.telemetry.remote.protocol import Frame, News, Places
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.remote.protocol import MachineRow, TelemetryPage, TelemetryPosition
+from coordinator.telemetry.rollup import drain_queue
 
 OTHER = "b" * 64
 EXCHANGE = reports_module.ExchangeView(
@@ -22,10 +22,10 @@ EXCHANGE = reports_module.ExchangeView(
 def report(volunteer, run, *reports) -> None:
     answer = volunteer.report(run, *reports)
     assert answer.status_code == 200, answer.content
-    drain(wait=True)
+    drain_queue(wait=True)
 
 
-def frame(**said) -> Frame:
+def frame(**said) -> MachineRow:
     """Of the page's first machine."""
     plausible = {
         "of": 0, "age": 1.0, "latest": 9, "mark": 9, "activity": "training", "version": "0.1",
@@ -33,26 +33,28 @@ def frame(**said) -> Frame:
         "updates_received": 0, "peers": 0, "vector": "c" * 64, "anchor": None, "safe": False, "step_seconds": None,
         "exchange": None,
     }  # fmt: skip
-    return Frame(**{**plausible, **said})
+    return MachineRow(**{**plausible, **said})
 
 
-def page(*machines, **rows) -> News:
+def page(*machines, **rows) -> TelemetryPage:
     """What a mirror may tell; `machines`: (run, key) each."""
     empty = {
         "frames": [],
         "sums": [],
         "points": [],
         "comings": [],
-        "places": Places(),
+        "places": TelemetryPosition(),
         "more": False,
     }
-    return News(machines=list(machines), **{**empty, **rows})
+    return TelemetryPage(machines=list(machines), **{**empty, **rows})
 
 
-def told(found: News, key: str = OTHER, after: Places | None = None) -> ingest.Taken:
+def told(
+    found: TelemetryPage, key: str = OTHER, after: TelemetryPosition | None = None
+) -> ingest.PageIngestResult:
     """Taken, as from a mirror that was asked past `after`, or past where it was heard last."""
-    ear, _ = Ear.objects.get_or_create(key=key)
-    return ingest.take(key, after or ear.places, found)
+    ear, _ = RemoteCursor.objects.get_or_create(key=key)
+    return ingest.store_page(key, after or ear.position, found)
 
 
 def elsewhere(run, volunteer) -> tuple[str, str]:

@@ -169,10 +169,10 @@ def launched(draft, manifest, volunteer):
         )
         assert answer.status_code == 200, answer.content
         first.join(run)
-        from coordinator.fleet.lifecycle_facts import advance
+        from coordinator.fleet.lifecycle_facts import advance_run
 
         run.refresh_from_db()
-        advance(run)
+        advance_run(run)
         assert run.state is enums.RunStatus.TRAINING
         return run, first
 

@@ -22,7 +22,7 @@ from coordinator.fleet.models import Membership
 from coordinator.lib.beat_scheduler import Schedule
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import report_queue
-from coordinator.telemetry.models import BUCKET, Point, Rollup
+from coordinator.telemetry.models import BUCKET_SECONDS, LossPoint, Rollup
 
 CELERY = [sys.executable, "-m", "celery", "-A", "coordinator.celery:app"]
 
@@ -86,14 +86,14 @@ def test_reports_reach_postgres_and_the_run_moves_though_the_worker_is_killed_mi
     worker.wait()
     celery("worker", "-P", "solo", "--loglevel", "INFO")
     wait(lambda: Membership.objects.get(run=run).mark == total)
-    assert Point.objects.count() == total
-    assert Rollup.objects.filter(width=BUCKET).aggregate(
+    assert LossPoint.objects.count() == total
+    assert Rollup.objects.filter(width=BUCKET_SECONDS).aggregate(
         reports=Sum("reports"), tokens=Sum("tokens")
     ) == {
         "reports": total,
         "tokens": total * 1000,
     }
-    wait(lambda: not valkey_client().exists(report_queue.PENDING))
+    wait(lambda: not valkey_client().exists(report_queue.PENDING_KEY))
 
     def status() -> enums.RunStatus:
         run.refresh_from_db()

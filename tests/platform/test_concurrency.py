@@ -8,10 +8,10 @@ from django.db import connection
 from barnraise.protocol import enums
 from barnraise.spec import TextSpec
 from coordinator.accounts.models import User
-from coordinator.runs.models import Run, RunQuery
+from coordinator.runs.models import Run, RunQuerySet
 from coordinator.runs.spec_form import spec_from_fields
-from coordinator.telemetry.rollup import drain
-from coordinator.telemetry.tasks import tick
+from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.tasks import advance_runs
 
 BPE = {"recipe.token_budget": 100_000, "seed": 7}
 BYTES = {**BPE, "text.tokenizer": "bytes"}
@@ -19,7 +19,7 @@ BYTES = {**BPE, "text.tokenizer": "bytes"}
 
 @pytest.mark.django_db(transaction=True)
 def test_runs_of_one_name_made_at_once_all_come_to_be(person, monkeypatch):
-    owner, made, together, look = person(), [], threading.Barrier(4, timeout=10), RunQuery.exists
+    owner, made, together, look = person(), [], threading.Barrier(4, timeout=10), RunQuerySet.exists
 
     def exists(
         self,
@@ -36,7 +36,7 @@ def test_runs_of_one_name_made_at_once_all_come_to_be(person, monkeypatch):
         finally:
             connection.close()
 
-    monkeypatch.setattr(RunQuery, "exists", exists)
+    monkeypatch.setattr(RunQuerySet, "exists", exists)
     threads = [threading.Thread(target=make) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -48,7 +48,7 @@ def test_runs_of_one_name_made_at_once_all_come_to_be(person, monkeypatch):
 @pytest.mark.django_db
 def test_a_run_named_like_an_id_can_be_found_by_its_slug(person):
     run = Run.create(person(), "01890af7-1111-7222-8333-444455556666", spec_from_fields(BPE))
-    assert Run.objects.named(run.slug) == run
+    assert Run.objects.find(run.slug) == run
 
 
 @pytest.mark.django_db
@@ -108,7 +108,7 @@ def test_a_goodbye_on_its_way_does_not_come_after_a_new_arrival(person, launched
         run, numbers(1, activity=enums.Activity.LEFT)
     )  # queued; and the worker starts again at once
     ada.join(run)
-    drain()
+    drain_queue()
     assert run.memberships.alive().count() == 1
 
 
@@ -119,7 +119,7 @@ def test_a_new_folder_numbers_past_reports_that_are_still_being_stored(
     run, ada = launched(person())
     ada.report(run, numbers(1), numbers(2), numbers(3))
     monkeypatch.setattr(
-        "coordinator.api.worker_endpoints.drain", lambda wait: 0
+        "coordinator.api.worker_endpoints.drain_queue", lambda wait: 0
     )  # it did not get its turn in time
     assert ada.join(run).acknowledged == 3
 
@@ -132,4 +132,4 @@ def test_drafts_that_wait_for_people_cost_the_tick_nothing(
     for name in "abc":
         draft(owner, name)
     with django_assert_num_queries(1):
-        assert tick() == 0
+        assert advance_runs() == 0

@@ -19,8 +19,8 @@ from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.telemetry import report_queue
-from coordinator.telemetry.history import history
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.history import load_history
+from coordinator.telemetry.rollup import drain_queue
 
 GOLDEN_REPORTS = paths.GOLDEN / "reports.json"
 pytestmark = pytest.mark.django_db
@@ -92,7 +92,7 @@ def test_no_field_of_a_report_breaks_the_site(quiet, launched, numbers, plan, mo
                 )
                 place[name] = kept
                 assert answer.status_code in (200, 422), (name, value)
-    drain()
+    drain_queue()
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_what_a_machine_says_of_itself_cannot_hide_or_turn_text_around(quiet):
 def test_a_machine_whose_clock_says_1970_does_not_stretch_the_chart(person, launched, numbers):
     run, ada = launched(person())
     ada.report(run, numbers(1, at=12.0), numbers(2))
-    drain()
-    ((at, _), *more) = history(run)["rate"]
+    drain_queue()
+    ((at, _), *more) = load_history(run)["rate"]
     assert at >= run.created.timestamp() - 10 and len(more) <= 1
 
 
@@ -135,8 +135,10 @@ def test_one_machine_that_lies_about_its_tokens_does_not_squeeze_the_chart(
     ada.report(
         run, numbers(41, points=[reports.LossPoint(kind="train", tokens=2**63 - 1, loss=1.0)])
     )
-    drain()
-    assert [tokens for tokens, _ in history(run)["train"]] == [seq * 1000 for seq in range(1, 41)]
+    drain_queue()
+    assert [tokens for tokens, _ in load_history(run)["train"]] == [
+        seq * 1000 for seq in range(1, 41)
+    ]
     assert max(point["tokens"] for point in report_queue.points_since(run.pk, "0-0")[0]) == 40_000
 
 

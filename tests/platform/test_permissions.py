@@ -13,11 +13,11 @@ from django.urls import get_resolver, resolve
 
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import Identity
-from coordinator.accounts.models import Enrolment, Invitation, SiteRules, Team
+from coordinator.accounts.models import Enrolment, SiteSettings, Team, TeamInvitation
 from coordinator.api.routes import api
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import ForkProof, Origin
-from coordinator.fleet.verdicts import Charge, Verdict
+from coordinator.fleet.verdicts import RetractionRequest, VerdictRecord
 from coordinator.lib import site_identity
 from coordinator.notify.models import Webhook
 from coordinator.notify.tasks import UNSUBSCRIBE
@@ -237,10 +237,10 @@ LOOKED = {  # model → a row of it
     "accounts/machine": "{machine}",
     "accounts/enrolment": "{code}",
     "accounts/team": "{team_id}",
-    "accounts/siterules": "{rules}",
+    "accounts/sitesettings": "{rules}",
     "runs/run": "{run_id}",
     "fleet/membership": "{membership}",
-    "fleet/verdict": "{verdict}",
+    "fleet/verdictrecord": "{verdict}",
     "staff/announcement": "{said}",
     "eventlog/origin": "{origin}",
     "eventlog/forkproof": "{proof}",
@@ -248,7 +248,10 @@ LOOKED = {  # model → a row of it
 HIDDEN = {
     "admin/r/<path:content_type_id>/<path:object_id>/"
 }  # behind another route, which has its row
-WRITTEN = {"staff/announcement", "accounts/siterules"}  # by forms, whose saving is a model's method
+WRITTEN = {
+    "staff/announcement",
+    "accounts/sitesettings",
+}  # by forms, whose saving is a model's method
 for model, row in LOOKED.items():
     TABLE |= {
         f"GET /admin/{model}/": DESK,
@@ -279,14 +282,14 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     people["owner"] = person("owner@example.org", organiser=True)
     people["staff"] = person("staff@example.org", is_staff=True)
     owner = people["owner"]
-    SiteRules.change("granted", people["staff"])
+    SiteSettings.set_organisers("granted", people["staff"])
     run, machine = launched(owner, name="Dusk")
     run.memberships.update(incarnation="a" * 16, lives={"a" * 16: 4})
     author = f"{machine.identity.key}.{'a' * 16}"
-    verdict = Verdict.give(run, [Charge(author, 9)], "noise", actor=owner)
-    team = Team.found("Weavers", owner)
-    team.admit(people["guest"], owner)
-    invitation, token = Invitation.send(team, "somebody@example.org", owner)
+    verdict = VerdictRecord.issue(run, [RetractionRequest(author, 9)], "noise", actor=owner)
+    team = Team.create("Weavers", owner)
+    team.add_member(people["guest"], owner)
+    invitation, token = TeamInvitation.send(team, "somebody@example.org", owner)
     key = Identity(b"w" * 32).key
     about = coordinator_messages.MachineDescription(hostname="attic-pc")
     asked = coordinator_messages.EnrolmentRequest(
@@ -297,11 +300,11 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
     )
     said = Announcement(text="Hello")
     said.publish(people["staff"])
-    link = runs.Invitation.make(run, actor=owner)
+    link = runs.RunInvitation.create(run, actor=owner)
     log = Origin.objects.get()
     signed = {"key": log.key, "body": "{}", "signature": "0" * 128}
     proof = ForkProof.objects.create(origin=log, seq=1, first=signed, second=signed)
-    personal, _ = Token.make(owner, "script", ["runs:read"], 30)
+    personal, _ = Token.create(owner, "script", ["runs:read"], 30)
 
     names = {
         "origin": log.pk, "proof": proof.pk, "author": author, "verdict": verdict.pk,
@@ -310,7 +313,7 @@ def world(person, launched, draft, volunteer, settings) -> SimpleNamespace:
         "invitation": invitation.pk, "token": token, "place": team.members.get(person=people["guest"]).pk,
         "code": Enrolment.open(asked).code, "hook": hook.pk, "said": said.pk, "person": people["guest"].pk,
         "off": signing.dumps(str(owner.pk), salt=UNSUBSCRIBE), "entry": AuditEntry.objects.first().pk,
-        "membership": run.memberships.get().pk, "rules": SiteRules.objects.get().pk,
+        "membership": run.memberships.get().pk, "rules": SiteSettings.objects.get().pk,
     }  # fmt: skip
     unlaunched = draft(owner, name="Dawn draft")
     names |= {"draft": unlaunched.slug, "draft_id": unlaunched.pk}

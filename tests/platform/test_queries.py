@@ -15,12 +15,12 @@ from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
 from coordinator.notify.models import Notification
 from coordinator.runs.models import Run
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 BIG = {
-    "accounts_machine", "accounts_user", "fleet_membership", "telemetry_point", "telemetry_rollup", "telemetry_credit",
-    "telemetry_receipt", "notify_notification", "audit_auditentry", "telemetry_holding",
+    "accounts_machine", "accounts_user", "fleet_membership", "telemetry_losspoint", "telemetry_rollup", "credit_credit",
+    "telemetry_reportreceipt", "notify_notification", "audit_auditentry", "telemetry_checkpointholder",
 }  # fmt: skip
 RUNS, MACHINES = 200, 6_000
 
@@ -56,7 +56,7 @@ def crowd(person, launched):
     )
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO telemetry_point (membership_id, seq, position, kind, tokens, loss, at) "
+            "INSERT INTO telemetry_losspoint (membership_id, seq, position, kind, tokens, loss, at) "
             f"SELECT id, 1, 0, 'train', 1000, 5.0, {time.time()} FROM fleet_membership"
         )
         cursor.execute(
@@ -65,11 +65,11 @@ def crowd(person, launched):
             f"SELECT id, 10, {int(time.time()) // 10 * 10}, 1, 1, 1, 1, 1, 1, 1 FROM fleet_membership"
         )
         cursor.execute(
-            "INSERT INTO telemetry_credit (id, run_id, machine_id, incarnation, day, first, last, tokens) SELECT id, "
+            "INSERT INTO credit_credit (id, run_id, machine_id, incarnation, day, first, last, tokens) SELECT id, "
             "run_id, machine_id, '0123456789abcdef', current_date, 1, 9, 9000 FROM fleet_membership"
         )
         cursor.execute(
-            "INSERT INTO telemetry_receipt (membership_id, seq, received) SELECT id, 1, now() FROM fleet_membership"
+            "INSERT INTO telemetry_reportreceipt (membership_id, seq, received) SELECT id, 1, now() FROM fleet_membership"
         )
         cursor.execute("ANALYZE")
     return run, ada, owner
@@ -174,13 +174,13 @@ def test_what_machines_reported_is_stored_in_as_many_statements_for_thirty_as_fo
     others = [volunteer(owner, seed) for seed in range(2, 31)]
     for each in others:
         each.join(run)
-    drain()
+    drain_queue()
     counts = []
     for reporting, seq in (([ada], 2), ([ada, *others], 3)):
         for each in reporting:
             each.report(run, numbers(seq))
         with CaptureQueriesContext(connection) as asked:
-            drain()
+            drain_queue()
         counts.append(len(asked))
         assert not (slow := without_an_index(asked.captured_queries)), slow
     assert counts[1] <= counts[0] + 4, counts

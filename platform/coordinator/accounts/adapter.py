@@ -18,7 +18,7 @@ class AccountAdapter(DefaultAccountAdapter):
         site = {"name": settings.MIRROR_NAME, "domain": self.request.get_host()}
         told = {"request": self.request, "email": email, "current_site": site, **context}
         letter = self.render_mail(template_prefix, email, told)
-        tasks.post.delay(letter.subject, letter.body, email)
+        tasks.send_email.delay(letter.subject, letter.body, email)
 
     def format_email_subject(self, subject: str) -> str:
         return f"{settings.MIRROR_NAME}: {subject}"
@@ -32,7 +32,7 @@ class AccountAdapter(DefaultAccountAdapter):
     def pre_login(self, request: HttpRequest, user, **rest) -> HttpResponse | None:
         refused = super().pre_login(request, user, **rest)
         if refused is None:
-            credential_sync.tell(user.pk)
+            credential_sync.record_credentials(user.pk)
             refused = self._not_yet(request, user)
         return refused
 
@@ -43,7 +43,7 @@ class AccountAdapter(DefaultAccountAdapter):
         super().login(request, user)
 
     def _not_yet(self, request: HttpRequest, user) -> HttpResponse | None:
-        if not (what := credential_sync.lacking(user)):
+        if not (what := credential_sync.missing_credentials(user)):
             return None
         clear_login(request)
         told = {"what": what, "others": mirror_list.other_mirrors()}

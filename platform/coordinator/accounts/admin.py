@@ -12,8 +12,8 @@ from unfold.admin import ModelAdmin
 from unfold.decorators import action
 from unfold.enums import ActionVariant
 
-from coordinator.accounts.deletion import leave
-from coordinator.accounts.models import Enrolment, SiteRules, Team, User
+from coordinator.accounts.deletion import delete_account
+from coordinator.accounts.models import Enrolment, SiteSettings, Team, User
 from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, dialog_options
 
 for app in ("django.contrib.auth", "allauth.account", "allauth.mfa", "allauth.usersessions"):
@@ -116,7 +116,10 @@ class UserAdmin(ReadOnlyAdmin):
     )
     def erase(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
         return self.decide(
-            request, object_id, lambda user: leave(user, request.user), "The account is deleted."
+            request,
+            object_id,
+            lambda user: delete_account(user, request.user),
+            "The account is deleted.",
         )
 
 
@@ -163,14 +166,14 @@ class TeamAdmin(ReadOnlyAdmin):
         )
 
 
-@admin.register(SiteRules)
+@admin.register(SiteSettings)
 class SiteRulesAdmin(ModelAdmin):
     """One row, always there."""
 
     list_display = ["__str__", "organisers"]
 
     def get_queryset(self, request: HttpRequest):
-        SiteRules.objects.get_or_create(pk=SiteRules.current().pk)
+        SiteSettings.objects.get_or_create(pk=SiteSettings.current().pk)
         return super().get_queryset(request)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -179,5 +182,5 @@ class SiteRulesAdmin(ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj=None) -> bool:
         return False
 
-    def save_model(self, request: HttpRequest, obj: SiteRules, form, change: bool) -> None:
-        SiteRules.change(obj.organisers, request.user)
+    def save_model(self, request: HttpRequest, obj: SiteSettings, form, change: bool) -> None:
+        SiteSettings.set_organisers(obj.organisers, request.user)

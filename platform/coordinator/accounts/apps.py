@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 
 
-class Accounts(AppConfig):
+class AccountsConfig(AppConfig):
     name = "coordinator.accounts"
     label = "accounts"
 
@@ -17,5 +17,5 @@ class Accounts(AppConfig):
             machines.AGGREGATE_TYPE,
             teams.AGGREGATE_TYPE,
         )
-        auth_audit.listen()
-        opening.listen()
+        auth_audit.connect_signals()
+        opening.connect_signals()

@@ -7,7 +7,7 @@ from allauth.mfa import signals as mfa
 
 from coordinator.audit.log import record
 
-NOTED = {
+AUDIT_ACTIONS = {
     account.user_signed_up: "user.sign_up",
     account.password_changed: "user.password",
     account.password_set: "user.password",
@@ -19,8 +19,8 @@ NOTED = {
 }
 
 
-def listen() -> None:
-    for signal, action in NOTED.items():
+def connect_signals() -> None:
+    for signal, action in AUDIT_ACTIONS.items():
         signal.connect(_noter(action), weak=False, dispatch_uid=f"audit {action}")
 
 

@@ -15,23 +15,23 @@ from django.db.models import QuerySet
 from django.db.models.signals import post_delete, post_save, pre_save
 from uuid6 import uuid7
 
-from coordinator.accounts.machines import printable
+from coordinator.accounts.machines import strip_unprintable
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
 from coordinator.eventlog import writer as mirrors
 from coordinator.eventlog.models import PrivateData
 from coordinator.eventlog.projection import current_state
 
-STRONG = (
+STRONG_FACTORS = (
     Authenticator.Type.TOTP,
     Authenticator.Type.WEBAUTHN,
 )  # recovery codes alone ask nobody for anything
-NOTHING: dict[str, Any] = {"addresses": None, "factors": {}, "spent": {}}
+NO_CREDENTIALS: dict[str, Any] = {"addresses": None, "factors": {}, "spent": {}}
 _told: ContextVar[bool] = ContextVar("told", default=True)
 
 
 @contextmanager
-def untold() -> Iterator[None]:
+def recording_suspended() -> Iterator[None]:
     """Rows change because the log says so."""
     before = _told.set(False)
     try:
@@ -40,9 +40,9 @@ def untold() -> Iterator[None]:
         _told.reset(before)
 
 
-def listen() -> None:
+def connect_signals() -> None:
     pre_save.connect(_named, sender=Authenticator, dispatch_uid="access named")
-    for model, tell in ((EmailAddress, tell_addresses), (Authenticator, tell_factors)):
+    for model, tell in ((EmailAddress, record_addresses), (Authenticator, record_factors)):
         for signal in (post_save, post_delete):
             signal.connect(
                 _teller(tell),
@@ -57,7 +57,7 @@ def _named(sender: Any, instance: Authenticator, **rest: Any) -> None:
     instance.data.setdefault("id", str(uuid7()))
 
 
-def name(row: Authenticator) -> None:
+def ensure_factor_id(row: Authenticator) -> None:
     """One from before mirrors shared them gets its id."""
     if "id" not in row.data:
         _named(Authenticator, row)
@@ -77,7 +77,7 @@ def _teller(tell: Any) -> Any:
     return changed
 
 
-def tell_addresses(person: UUID, gone: EmailAddress | None = None) -> None:
+def record_addresses(person: UUID, gone: EmailAddress | None = None) -> None:
     """All of a person's addresses as they are now, where that is news. While another mirror's word on them has not
     come, what is here is less than they have, and says nothing."""
     with mirrors.log_transaction():
@@ -96,7 +96,7 @@ def tell_addresses(person: UUID, gone: EmailAddress | None = None) -> None:
             mirrors.record("access.addresses", person, {"about": about})
 
 
-def tell_factors(person: UUID, gone: Authenticator | None = None) -> None:
+def record_factors(person: UUID, gone: Authenticator | None = None) -> None:
     """Second factors that came or have another name, the one that went, and recovery codes that were used. One that has
     merely no row here was not removed: it may not have come, or make no sense to this version."""
     with mirrors.log_transaction():
@@ -111,44 +111,44 @@ def tell_factors(person: UUID, gone: Authenticator | None = None) -> None:
         if gone and gone.data.get("id") in known["factors"]:
             mirrors.record("access.remove", person, {"factors": [gone.data["id"]]})
         for name, row in sorted(here.items()):
-            about = private_data.store(f"access:{person}", said(row))
+            about = private_data.store(f"access:{person}", factor_payload(row))
             if known["factors"].get(name, [None, None])[1] != about:
                 mirrors.record(
                     "access.add", person, {"factor": name, "type": row.type, "about": about}
                 )
-            if used := sorted(used_codes(row) - {*known["spent"].get(name, [])}):
+            if used := sorted(used_code_numbers(row) - {*known["spent"].get(name, [])}):
                 mirrors.record("access.spend", person, {"factor": name, "codes": used})
 
 
-def tell(person: UUID) -> None:
+def record_credentials(person: UUID) -> None:
     """At each log-in, in case this site died between a row and its event."""
     if not _known(person)["addresses"]:
-        tell_addresses(person)
-    tell_factors(person)
+        record_addresses(person)
+    record_factors(person)
 
 
-def said(row: Authenticator) -> dict[str, Any]:
+def factor_payload(row: Authenticator) -> dict[str, Any]:
     """A factor's particulars."""
     about = {name: row.data[name] for name in ("secret", "seed", "credential") if name in row.data}
-    called = {"name": printable(row.data["name"])[:100]} if "name" in row.data else {}
+    called = {"name": strip_unprintable(row.data["name"])[:100]} if "name" in row.data else {}
     return {"created": row.created_at.timestamp(), **about, **called}
 
 
-def used_codes(row: Authenticator) -> set[int]:
+def used_code_numbers(row: Authenticator) -> set[int]:
     """Numbers of the recovery codes that were used."""
     mask = row.data.get("used_mask", 0)
     return {number for number in range(mask.bit_length()) if mask >> number & 1}
 
 
-def lacking(person: User) -> str:
+def missing_credentials(person: User) -> str:
     """What the log says they have and has not come here: while that is so they are not let in. "" for nothing."""
     known = current_state(f"access:{person.pk}")
     if known is None:
         return ""
     if known["addresses"] and _missing([known["addresses"]]):
         return "Your addresses have"
-    asked = any(kind in STRONG for kind, _ in known["factors"].values())
-    if asked and not Authenticator.objects.filter(user=person, type__in=STRONG).exists():
+    asked = any(kind in STRONG_FACTORS for kind, _ in known["factors"].values())
+    if asked and not Authenticator.objects.filter(user=person, type__in=STRONG_FACTORS).exists():
         return "Your second factor has"
     return ""
 
@@ -158,7 +158,7 @@ def _exists(person: UUID) -> bool:
 
 
 def _known(person: UUID) -> dict[str, Any]:
-    return current_state(f"access:{person}") or NOTHING
+    return current_state(f"access:{person}") or NO_CREDENTIALS
 
 
 def _missing(digests: list[str]) -> set[str]:

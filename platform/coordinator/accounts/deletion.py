@@ -13,9 +13,9 @@ from allauth.usersessions.models import UserSession
 from django.dispatch import Signal
 from django.utils import timezone
 
-from coordinator.accounts.credential_sync import untold
-from coordinator.accounts.machines import NOTHING
-from coordinator.accounts.models import Enrolment, Invitation, User
+from coordinator.accounts.credential_sync import recording_suspended
+from coordinator.accounts.machines import BLANK_DESCRIPTION
+from coordinator.accounts.models import Enrolment, TeamInvitation, User
 from coordinator.audit.log import anonymise, record
 from coordinator.eventlog import writer as mirrors
 from coordinator.lib.exceptions import UserError
@@ -25,7 +25,7 @@ leaving = (
 )  # person: receivers delete or blank what they hold of them; what they raise undoes it all
 
 
-def leave(person: User, actor: User) -> None:
+def delete_account(person: User, actor: User) -> None:
     """For good. Runs under way pass into the staff's hands; machines are revoked, and their peers hear of that. Raises
     UserError."""
     if person.left:
@@ -34,18 +34,18 @@ def leave(person: User, actor: User) -> None:
         raise UserError("only a superuser deletes the account of somebody of the staff")
     with mirrors.log_transaction():
         for team in list(person.teams.all()):
-            team.part(person, actor)
+            team.remove_member(person, actor)
         for machine in list(person.machines.all()):
             machine.revoke(actor=actor, reason="its owner left")
             mirrors.record("machine.about", machine.key, {"about": None})
         now = timezone.now()
-        erase(person, now)
+        erase_personal_data(person, now)
         mirrors.record("access.forget", person.pk, {})
         mirrors.record("person.leave", person.pk, {"at": now})
         record("user.leave", person, actor=actor)
 
 
-def erase(person: User, left: datetime) -> None:
+def erase_personal_data(person: User, left: datetime) -> None:
     """What is personal goes, here; also when they left at another mirror. Within `writer.log_transaction`."""
     addresses = [
         person.email,
@@ -55,25 +55,25 @@ def erase(person: User, left: datetime) -> None:
     leaving.send(User, person=person)
     for session in UserSession.objects.filter(user=person):
         session.end()
-    with untold():
+    with recording_suspended():
         for kind in (EmailAddress, Authenticator):
             kind.objects.filter(user=person).delete()
     for each in addresses:
-        Invitation.objects.filter(email__iexact=each).delete()
-    Invitation.objects.filter(by=person).delete()
+        TeamInvitation.objects.filter(email__iexact=each).delete()
+    TeamInvitation.objects.filter(by=person).delete()
     Enrolment.objects.filter(decided_by=person).delete()
     Enrolment.objects.filter(key__in=[machine.key for machine in machines]).delete()
-    person.machines.update(**NOTHING)
+    person.machines.update(**BLANK_DESCRIPTION)
     anonymise(person, *machines)
     person.user_permissions.clear()
     person.set_unusable_password()
     User.objects.filter(pk=person.pk).update(
-        email=address(person.pk), name="", password=person.password, ban_reason="", last_login=None,
+        email=placeholder_address(person.pk), name="", password=person.password, ban_reason="", last_login=None,
         is_active=False, is_staff=False, is_superuser=False, organiser=False, left=left,
     )  # fmt: skip
     person.refresh_from_db()
 
 
-def address(person: UUID) -> str:
+def placeholder_address(person: UUID) -> str:
     """What stands where an address was."""
     return f"{person.hex}@left.invalid"

@@ -18,7 +18,7 @@ class NameForm(forms.Form):
     )
 
 
-class LeaveForm(forms.Form):
+class DeleteAccountForm(forms.Form):
     """Typed rather than clicked: there is no way back."""
 
     email = forms.EmailField(
@@ -46,7 +46,7 @@ class TeamForm(forms.Form):
     )
 
 
-class InviteForm(forms.Form):
+class TeamInvitationForm(forms.Form):
     email = forms.EmailField(
         label="E-mail address",
         help_text="They get a link that is good for 14 days, with or without an account.",

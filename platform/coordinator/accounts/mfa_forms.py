@@ -22,7 +22,7 @@ from barnraise.protocol.signing import digest
 from coordinator.replication import one_time_codes
 
 
-class Once(BaseAuthenticateForm):
+class SingleUseCodeForm(BaseAuthenticateForm):
     """Of a form that asks for a code: the step of an app's code is used up, here and at the other mirrors."""
 
     user: Any
@@ -31,7 +31,7 @@ class Once(BaseAuthenticateForm):
     def clean_code(self) -> str:
         code = super().clean_code()
         if self.authenticator.type == Authenticator.Type.TOTP and not one_time_codes.use_once(
-            mark(self.authenticator, code)
+            code_fingerprint(self.authenticator, code)
         ):
             raise forms.ValidationError(
                 "This code was used already. Wait for the next one of your app."
@@ -42,7 +42,7 @@ class Once(BaseAuthenticateForm):
     def passkeys(self) -> set[str]:
         """The sites where theirs were made."""
         rows = Authenticator.objects.filter(user=self.user, type=Authenticator.Type.WEBAUTHN)
-        return {site for row in rows if (site := made_at(row))}
+        return {site for row in rows if (site := passkey_host(row))}
 
     @property
     def passkey_here(self) -> bool:
@@ -58,15 +58,15 @@ class Once(BaseAuthenticateForm):
         return Authenticator.objects.filter(user=self.user, type=Authenticator.Type.TOTP).exists()
 
 
-class CodeForm(Once, AuthenticateForm):
+class CodeForm(SingleUseCodeForm, AuthenticateForm):
     pass
 
 
-class CodeAgainForm(Once, ReauthenticateForm):
+class ReauthenticationCodeForm(SingleUseCodeForm, ReauthenticateForm):
     pass
 
 
-def mark(row: Authenticator, code: str) -> str:
+def code_fingerprint(row: Authenticator, code: str) -> str:
     """Of a code that is right, the same at every mirror."""
     secret = decrypt(row.data["secret"])
     steps = (
@@ -81,7 +81,7 @@ def _shown(secret: str, step: int) -> str:
     return format_hotp_value(hotp_value(secret, step))
 
 
-def made_at(row: Authenticator) -> str:
+def passkey_host(row: Authenticator) -> str:
     """The host name that a passkey is bound to, as the browser wrote it down; "" where it did not."""
     try:
         told = json.loads(websafe_decode(row.data["credential"]["response"]["clientDataJSON"]))

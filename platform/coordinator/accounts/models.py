@@ -11,9 +11,10 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from uuid6 import uuid7
 
-from coordinator.accounts.machines import Enrolment, Machine, machine_name, printable
-from coordinator.accounts.site_settings import SiteRules
-from coordinator.accounts.teams import Invitation, Team, TeamMember
+from coordinator.accounts.enrolment import Enrolment as Enrolment
+from coordinator.accounts.machines import Machine, machine_name, strip_unprintable
+from coordinator.accounts.site_settings import SiteSettings
+from coordinator.accounts.teams import Team, TeamInvitation, TeamMember
 from coordinator.audit.log import record
 from coordinator.eventlog import private_data
 from coordinator.eventlog import writer as mirrors
@@ -22,10 +23,10 @@ from coordinator.lib.exceptions import UserError
 
 __all__ = [
     "Enrolment",
-    "Invitation",
     "Machine",
-    "SiteRules",
+    "SiteSettings",
     "Team",
+    "TeamInvitation",
     "TeamMember",
     "User",
     "UserError",
@@ -96,19 +97,18 @@ class User(AbstractBaseUser, PermissionsMixin):
             fresh = self._state.adding
             super().save(*args, **kwargs)
             if fresh:
-                mirrors.record("person.join", self.pk, self.told)
+                mirrors.record("person.join", self.pk, self.event_payload())
             else:
-                self.tell()
+                self.record_profile()
 
-    def tell(self) -> None:
+    def record_profile(self) -> None:
         """Name, address and password as they are now, where that is news; within `writer.log_transaction`."""
         known = current_state(f"person:{self.pk}")
-        if known and not self.left and known["about"] != (about := self.told["about"]):
+        if known and not self.left and known["about"] != (about := self.event_payload()["about"]):
             mirrors.record("person.about", self.pk, {"about": about})
 
-    @property
-    def told(self) -> dict:
-        """To other mirrors; within `writer.log_transaction`."""
+    def event_payload(self) -> dict:
+        """To other writer; within `writer.log_transaction`."""
         kept = {"name": self.name, "email": self.email, "password": self.password}
         about = private_data.store(f"person:{self.pk}", kept)
         return {
@@ -135,7 +135,7 @@ class User(AbstractBaseUser, PermissionsMixin):
         granted = (
             self.is_staff
             or self.organiser
-            or SiteRules.current().organisers == SiteRules.Organisers.EVERYBODY
+            or SiteSettings.current().organisers == SiteSettings.Organisers.EVERYBODY
         )
         return self.is_active and granted
 
@@ -154,12 +154,12 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     def rename(self, name: str) -> bool:
         """By the person alone: nobody else names people."""
-        name = " ".join(printable(name).split())[:60]
+        name = " ".join(strip_unprintable(name).split())[:60]
         with mirrors.log_transaction():
             changed = User.objects.filter(pk=self.pk).exclude(name=name).update(name=name) == 1
             self.name = name
             if changed:
-                self.tell()
+                self.record_profile()
                 record("user.rename", self, actor=self)
         return changed
 

@@ -6,17 +6,17 @@ from django.db import models, transaction
 
 from coordinator.audit.log import record
 
-THE_ROW = UUID(int=0)
+SETTINGS_ID = UUID(int=0)
 
 
-class SiteRules(models.Model):
+class SiteSettings(models.Model):
     """Other mirrors have rows of their own: who may create runs here is this site's affair."""
 
     class Organisers(models.TextChoices):
         EVERYBODY = "everybody", "Everybody who has an account"
         GRANTED = "granted", "Those whom the staff made organisers"
 
-    id = models.UUIDField(primary_key=True, default=THE_ROW, editable=False)
+    id = models.UUIDField(primary_key=True, default=SETTINGS_ID, editable=False)
     organisers = models.CharField(
         "who may create runs", max_length=10, choices=Organisers, default=Organisers.EVERYBODY
     )
@@ -28,14 +28,14 @@ class SiteRules(models.Model):
         return "The rules of this site"
 
     @classmethod
-    def current(cls) -> "SiteRules":
-        return cls.objects.filter(pk=THE_ROW).first() or cls()
+    def current(cls) -> "SiteSettings":
+        return cls.objects.filter(pk=SETTINGS_ID).first() or cls()
 
     @classmethod
-    def change(cls, organisers: str, actor) -> bool:
+    def set_organisers(cls, organisers: str, actor) -> bool:
         """False when that was the rule already."""
         with transaction.atomic():
-            rules, _ = cls.objects.select_for_update().get_or_create(pk=THE_ROW)
+            rules, _ = cls.objects.select_for_update().get_or_create(pk=SETTINGS_ID)
             before, rules.organisers = rules.organisers, cls.Organisers(organisers)
             if before == organisers:
                 return False

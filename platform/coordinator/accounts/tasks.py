@@ -9,7 +9,7 @@ from django.core.mail import EmailMessage
 
 
 @shared_task(
-    name="accounts.post",
+    name="accounts.send_email",
     autoretry_for=(OSError, SMTPException),  # a mail server that is gone or busy
     dont_autoretry_for=(SMTPRecipientsRefused,),
     retry_backoff=10,  # seconds, doubling
@@ -17,14 +17,14 @@ from django.core.mail import EmailMessage
     max_retries=12,
     time_limit=60,
 )
-def post(subject: str, body: str, to: str, headers: dict[str, str] | None = None) -> None:
+def send_email(subject: str, body: str, to: str, headers: dict[str, str] | None = None) -> None:
     """One letter to one address. Tried again for about half a day; twice in the box is better than never."""
     EmailMessage(
         " ".join(subject.split()), body, settings.DEFAULT_FROM_EMAIL, [to], headers=headers or {}
     ).send()
 
 
-@shared_task(name="accounts.tidy", time_limit=120)
-def tidy() -> None:
+@shared_task(name="accounts.clear_expired_sessions", time_limit=120)
+def clear_expired_sessions() -> None:
     """Sessions that ran out: a log-in that was never finished names an address too."""
     SessionStore.clear_expired()

@@ -17,10 +17,10 @@ from coordinator.eventlog import writer as mirrors
 from coordinator.eventlog.projection import current_state
 from coordinator.lib.exceptions import UserError
 
-MOST_TEAMS = 20  # a person may be in
-MOST_INVITATIONS = 20  # a person may send in a day: the site is nobody's spam cannon
+MAX_TEAMS_PER_PERSON = 20  # a person may be in
+MAX_INVITATIONS_PER_DAY = 20  # a person may send in a day: the site is nobody's spam cannon
 INVITATION_DAYS = 14
-PAGES = ("new", "invitations")  # addresses beside the teams' own
+RESERVED_SLUGS = ("new", "invitations")  # addresses beside the teams' own
 
 
 class Team(models.Model):
@@ -43,19 +43,24 @@ class Team(models.Model):
         return f"/teams/{self.slug}/"
 
     @classmethod
-    def found(cls, name: str, actor) -> "Team":
+    def create(cls, name: str, actor) -> "Team":
         """A team with one member, who leads it. Raises UserError."""
-        name, pk = named(name), uuid7()
+        name, pk = clean_team_name(name), uuid7()
         slug = slugify(name)[:60] or "team"
-        if slug in PAGES or cls.objects.filter(slug=slug).exists():
+        if slug in RESERVED_SLUGS or cls.objects.filter(slug=slug).exists():
             slug = f"{slug}-{pk.hex[-8:]}"
-        if actor.team_places.count() >= MOST_TEAMS:
-            raise UserError(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
+        if actor.team_places.count() >= MAX_TEAMS_PER_PERSON:
+            raise UserError(f"nobody is in more than {MAX_TEAMS_PER_PERSON} teams: leave one first")
         try:
             with mirrors.log_transaction():
                 team = cls.objects.create(id=pk, slug=slug, name=name)
                 first = team.members.create(person=actor, leads=True)
-                founded = {"name": name, "slug": slug, "created": team.created, **first.told}
+                founded = {
+                    "name": name,
+                    "slug": slug,
+                    "created": team.created,
+                    **first.event_payload(),
+                }
                 mirrors.record("team.found", pk, founded)
                 record("team.found", team, actor=actor)
         except IntegrityError:
@@ -64,7 +69,7 @@ class Team(models.Model):
 
     def rename(self, name: str, actor) -> None:
         """The address stays: others may have it. Raises UserError."""
-        name, before = named(name), self.name
+        name, before = clean_team_name(name), self.name
         try:
             with mirrors.log_transaction():
                 Team.objects.filter(pk=self.pk).update(name=name)
@@ -82,18 +87,18 @@ class Team(models.Model):
             and self.members.filter(person=person, leads=True).exists()
         )
 
-    def admit(self, person, actor) -> bool:
+    def add_member(self, person, actor) -> bool:
         """False when the person is in it already. Raises UserError."""
-        if person.team_places.count() >= MOST_TEAMS:
-            raise UserError(f"nobody is in more than {MOST_TEAMS} teams: leave one first")
+        if person.team_places.count() >= MAX_TEAMS_PER_PERSON:
+            raise UserError(f"nobody is in more than {MAX_TEAMS_PER_PERSON} teams: leave one first")
         with mirrors.log_transaction():
             member, fresh = TeamMember.objects.get_or_create(team=self, person=person)
             if fresh:
-                mirrors.record("team.join", self.pk, member.told)
+                mirrors.record("team.join", self.pk, member.event_payload())
                 record("team.join", self, actor=actor, person=person.pk)
         return fresh
 
-    def part(self, person, actor) -> bool:
+    def remove_member(self, person, actor) -> bool:
         """The person leaves, or is sent away. The last to lead hands on to who has been here longest; a team that
         nobody is in is no more. False when the person was not in it."""
         with mirrors.log_transaction():  # two who leave at once take turns
@@ -157,8 +162,7 @@ class TeamMember(models.Model):
     def __str__(self) -> str:
         return f"{self.person} in {self.team}"
 
-    @property
-    def told(self) -> dict:
+    def event_payload(self) -> dict:
         """To other mirrors."""
         return {
             "place": self.pk,
@@ -168,7 +172,7 @@ class TeamMember(models.Model):
         }
 
 
-class Invitation(models.Model):
+class TeamInvitation(models.Model):
     """A letter to an address: whoever holds its link, and has an account, may join once. The row holds the address and
     the link's digest, and goes with the answer."""
 
@@ -190,7 +194,7 @@ class Invitation(models.Model):
         return f"an invitation to {self.team}"
 
     @classmethod
-    def send(cls, team: Team, email: str, actor) -> tuple["Invitation", str]:
+    def send(cls, team: Team, email: str, actor) -> tuple["TeamInvitation", str]:
         """(the invitation, the secret of its link). A newer one to the same address replaces an older. Raises
         UserError."""
         today = timezone.now() - timedelta(
@@ -198,10 +202,10 @@ class Invitation(models.Model):
         )  # counted in the log: an answered invitation leaves no row here
         if (
             AuditEntry.objects.filter(action="team.invite", actor=actor, at__gt=today).count()
-            >= MOST_INVITATIONS
+            >= MAX_INVITATIONS_PER_DAY
         ):
             raise UserError(
-                f"you have sent {MOST_INVITATIONS} invitations today: send more tomorrow"
+                f"you have sent {MAX_INVITATIONS_PER_DAY} invitations today: send more tomorrow"
             )
         token = secrets.token_urlsafe(32)
         with transaction.atomic():
@@ -218,7 +222,7 @@ class Invitation(models.Model):
         return made, token
 
     @classmethod
-    def find(cls, token: str) -> "Invitation | None":
+    def find(cls, token: str) -> "TeamInvitation | None":
         """By the secret of its link, while it is good."""
         found = cls.objects.filter(token_digest=_digest(token[:100]), expires__gt=timezone.now())
         return found.select_related("team", "by").first()
@@ -226,20 +230,22 @@ class Invitation(models.Model):
     def accept(self, person) -> None:
         """Raises UserError."""
         with mirrors.log_transaction():
-            if not Invitation.objects.filter(pk=self.pk, expires__gt=timezone.now()).delete()[0]:
+            if not TeamInvitation.objects.filter(pk=self.pk, expires__gt=timezone.now()).delete()[
+                0
+            ]:
                 raise UserError(
                     "this invitation was used or withdrawn meanwhile: ask for another one"
                 )
-            self.team.admit(person, person)
+            self.team.add_member(person, person)
 
     def withdraw(self, actor) -> None:
         """By the team that sent it, or by who got it and does not want it."""
         with transaction.atomic():
-            if Invitation.objects.filter(pk=self.pk).delete()[0]:
+            if TeamInvitation.objects.filter(pk=self.pk).delete()[0]:
                 record("team.uninvite", self.team, actor=actor, invitation=self.pk)
 
 
-def named(name: str) -> str:
+def clean_team_name(name: str) -> str:
     """As it is kept. Raises UserError."""
     name = " ".join("".join(c for c in name if c.isprintable() or c.isspace()).split())
     if not 1 <= len(name) <= 60:

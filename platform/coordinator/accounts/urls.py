@@ -18,7 +18,7 @@ from coordinator.eventlog.writer import log_transaction
 View = Callable[..., HttpResponseBase]
 
 
-def whole(view: View) -> View:
+def atomic_post(view: View) -> View:
     """All of a POST, or nothing of it."""
 
     @wraps(view)
@@ -32,29 +32,31 @@ def whole(view: View) -> View:
 
 
 urlpatterns = [
-    path("email/", whole(account.email), name="account_email"),
+    path("email/", atomic_post(account.email), name="account_email"),
     path(
         "confirm-email/",
-        whole(account.email_verification_sent),
+        atomic_post(account.email_verification_sent),
         name="account_email_verification_sent",
     ),
-    path("2fa/authenticate/", whole(mfa.authenticate), name="mfa_authenticate"),
-    path("2fa/reauthenticate/", whole(mfa.reauthenticate), name="mfa_reauthenticate"),
-    path("2fa/totp/activate/", whole(totp.activate_totp), name="mfa_activate_totp"),
-    path("2fa/totp/deactivate/", whole(totp.deactivate_totp), name="mfa_deactivate_totp"),
+    path("2fa/authenticate/", atomic_post(mfa.authenticate), name="mfa_authenticate"),
+    path("2fa/reauthenticate/", atomic_post(mfa.reauthenticate), name="mfa_reauthenticate"),
+    path("2fa/totp/activate/", atomic_post(totp.activate_totp), name="mfa_activate_totp"),
+    path("2fa/totp/deactivate/", atomic_post(totp.deactivate_totp), name="mfa_deactivate_totp"),
     path(
         "2fa/recovery-codes/generate/",
-        whole(codes.generate_recovery_codes),
+        atomic_post(codes.generate_recovery_codes),
         name="mfa_generate_recovery_codes",
     ),
-    path("2fa/webauthn/add/", whole(passkeys.add_webauthn), name="mfa_add_webauthn"),
+    path("2fa/webauthn/add/", atomic_post(passkeys.add_webauthn), name="mfa_add_webauthn"),
     path(
         "2fa/webauthn/keys/<int:pk>/remove/",
-        whole(passkeys.remove_webauthn),
+        atomic_post(passkeys.remove_webauthn),
         name="mfa_remove_webauthn",
     ),
     path(
-        "2fa/webauthn/keys/<int:pk>/edit/", whole(passkeys.edit_webauthn), name="mfa_edit_webauthn"
+        "2fa/webauthn/keys/<int:pk>/edit/",
+        atomic_post(passkeys.edit_webauthn),
+        name="mfa_edit_webauthn",
     ),
     path("", include("allauth.urls")),
 ]

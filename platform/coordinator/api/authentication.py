@@ -10,7 +10,7 @@ from django.utils import timezone
 from barnraise.errors import MessageError
 from barnraise.protocol.signing import check_request
 from coordinator.accounts.models import Machine
-from coordinator.fleet.report_queries import signer
+from coordinator.fleet.report_queries import machine_for_key
 from coordinator.lib import site_identity
 from coordinator.lib.valkey import valkey_client
 from coordinator.replication import mirror_list
@@ -39,7 +39,7 @@ def authenticate_machine(request: HttpRequest) -> Machine:
     """The machine that signed this request, for this mirror, method, path and body, once, and not too often. Raises
     Refusal."""
     key, jti = _signer(request, "your machine's key")
-    machine = signer(key)
+    machine = machine_for_key(key)
     if machine is None:
         enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
         raise ApiError(
@@ -117,8 +117,8 @@ def token_auth(scope: str) -> Callable[[HttpRequest], Token]:
             raise ApiError(
                 401, "show a personal token: Authorization: Bearer brn_…; make one under API tokens"
             )
-        token = Token.behind(header.removeprefix(BEARER).strip()[:200])
-        if token is None or not token.is_good:
+        token = Token.find_by_text(header.removeprefix(BEARER).strip()[:200])
+        if token is None or not token.is_valid:
             enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
             raise ApiError(
                 401, "this token is not one of ours, or it was revoked or ran out: make another"
@@ -129,7 +129,7 @@ def token_auth(scope: str) -> Callable[[HttpRequest], Token]:
                 403,
                 f"this token may not do that: it has the scopes {', '.join(token.scopes)}, not {scope}",
             )
-        token.used()
+        token.record_use()
         return token
 
     return by_token

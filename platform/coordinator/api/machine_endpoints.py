@@ -10,7 +10,7 @@ from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, token_auth
 from coordinator.api.ninja_api import api, responses
 from coordinator.api.run_endpoints import paginate, requesting_user
-from coordinator.fleet.machine_state import Rest, rests
+from coordinator.fleet.machine_state import MachinePause, is_paused
 
 READ, WRITE = token_auth("machines:read"), token_auth("machines:write")
 FIELDS = (
@@ -29,7 +29,7 @@ FIELDS = (
 @api.get("/machines", response=responses(schemas.MachinePage), auth=READ, tags=["Machines"])
 def list_machines(request: HttpRequest, after: UUID | None = None):
     """Yours, newest first, fifty a page."""
-    found = requesting_user(request).machines.select_related("rest", "measured").order_by("-pk")
+    found = requesting_user(request).machines.select_related("pause", "measured").order_by("-pk")
     page, following = paginate(
         found.filter(pk__lt=after) if after else found, lambda machine: machine.pk
     )
@@ -66,8 +66,8 @@ def control_machine(
     """Pause or resume it in all its runs, or revoke its key for good."""
     found, actor = get_own_machine(request, machine), requesting_user(request)
     done = {
-        "pause": lambda: Rest.begin(found, actor=actor),
-        "resume": lambda: Rest.end(found, actor=actor),
+        "pause": lambda: MachinePause.start(found, actor=actor),
+        "resume": lambda: MachinePause.end(found, actor=actor),
         "revoke": lambda: found.revoke(actor=actor),
     }[action]()
     if not done:
@@ -79,7 +79,7 @@ def control_machine(
 def get_own_machine(request: HttpRequest, pk: UUID) -> Machine:
     """Raises Refusal."""
     found = (
-        requesting_user(request).machines.select_related("rest", "measured").filter(pk=pk).first()
+        requesting_user(request).machines.select_related("pause", "measured").filter(pk=pk).first()
     )
     if found is None:
         raise ApiError(404, "you have no such machine")
@@ -90,7 +90,7 @@ def machine_out(machine: Machine) -> schemas.MachineOut:
     measured = getattr(machine, "measured", None)
     return schemas.MachineOut(
         **{field: getattr(machine, field) for field in FIELDS},
-        paused=rests(machine),
+        paused=is_paused(machine),
         revoked=machine.revoked is not None,
-        hardware=measured.told if measured else None,
+        hardware=measured.hardware_view if measured else None,
     )

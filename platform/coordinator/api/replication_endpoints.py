@@ -16,7 +16,7 @@ from coordinator.lib import site_identity
 from coordinator.replication import encryption, mirror_list, one_time_codes, pull, tasks
 from coordinator.replication import protocol as between
 from coordinator.telemetry.remote import export
-from coordinator.telemetry.remote.protocol import Bulletin, Wanted
+from coordinator.telemetry.remote.protocol import SignedTelemetryPage, TelemetryRequest
 
 ORIGIN = r"^[0-9a-f]{32}$"
 Number = Annotated[int, Query(ge=0, lt=1 << 53)]
@@ -86,10 +86,15 @@ def post_private_data_request(request: HttpRequest, wants: between.PrivateDataRe
         raise ApiError(422, str(error), {"key": str(error)}) from None
 
 
-@api.post("/mirrors/news", response=responses(Bulletin), auth=authenticate_mirror, tags=["Mirrors"])
-def post_telemetry_request(request: HttpRequest, wanted: Wanted):
+@api.post(
+    "/mirrors/news",
+    response=responses(SignedTelemetryPage),
+    auth=authenticate_mirror,
+    tags=["Mirrors"],
+)
+def post_telemetry_request(request: HttpRequest, wanted: TelemetryRequest):
     """What changed past a place of the machines that report to this mirror; signed for the mirror that asks."""
-    return export.page(wanted, request.auth)
+    return export.build_signed_page(wanted, request.auth)
 
 
 @api.post(

@@ -12,13 +12,13 @@ from coordinator.api import schemas
 from coordinator.api.authentication import ApiError, token_auth
 from coordinator.api.ninja_api import api, responses
 from coordinator.api.worker_endpoints import get_visible_run
-from coordinator.fleet.models import Membership, Verdict
-from coordinator.fleet.verdicts import Charge, author_of
+from coordinator.fleet.models import Membership, VerdictRecord
+from coordinator.fleet.verdicts import RetractionRequest, resolve_author
 from coordinator.runs.estimate import estimate
-from coordinator.runs.invitations import Invitation
-from coordinator.runs.join_policy import OPEN, Terms
+from coordinator.runs.invitations import RunInvitation
+from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
 from coordinator.runs.models import Run
-from coordinator.runs.reference_machines import MACHINES
+from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints
 
@@ -51,7 +51,7 @@ def create_run(request: HttpRequest, asked: schemas.RunIn):
         spec,
         report_every=asked.report_every,
         quorum=asked.quorum,
-        terms=merge_terms(OPEN, asked.terms),
+        terms=merge_terms(OPEN_TO_ALL, asked.terms),
     )
     if asked.launch:
         run.launch(actor=requesting_user(request))
@@ -85,7 +85,7 @@ def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn):
         found = run.checkpoints.filter(digest=asked.checkpoint).first()
         if found is None:
             raise ApiError(404, f"the run {run.name} has no checkpoint {asked.checkpoint[:16]}…")
-        start = found.start
+        start = found.to_start()
     return run_out(run.clone(requesting_user(request), asked.name, start))
 
 
@@ -93,7 +93,7 @@ def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn):
 def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn):
     """Who may join, with what, and the notes: at any time."""
     run = get_owned_run(request, name)
-    run.arrange(merge_terms(run.terms, asked), actor=requesting_user(request))
+    run.update_join_policy(merge_terms(run.join_policy, asked), actor=requesting_user(request))
     return run_out(run)
 
 
@@ -143,7 +143,7 @@ def list_checkpoints(request: HttpRequest, name: str):
             confirmed=line.confirmed,
             disputed=bool(line.others),
         )
-        for line in checkpoints.lines(get_visible_run(request, name))
+        for line in checkpoints.list_checkpoint_rows(get_visible_run(request, name))
     ]
 
 
@@ -159,7 +159,8 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None):
         schemas.CreditOut(
             run=row.run_id,
             peer=row.machine.key,
-            witness=row.said,
+            head=row.author_header,
+            witness=row.witness_signature,
             **{field: getattr(row, field) for field in CREDIT},
         )
         for row in page
@@ -167,7 +168,7 @@ def list_credit(request: HttpRequest, name: str, after: UUID | None = None):
     return schemas.CreditPage(items=items, next=following)
 
 
-CREDIT = ("id", "incarnation", "first", "last", "tokens", "day", "head")
+CREDIT = ("id", "incarnation", "first", "last", "tokens", "day")
 
 
 @api.get(
@@ -185,8 +186,10 @@ def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn):
     """Takes a machine's updates out of a run of yours, on every machine, for good."""
     run = get_owned_run(request, name)
     updates = {int(number): tokens for number, tokens in asked.updates.items()}
-    charge = Charge(author_of(run, asked.author), asked.first, updates)
-    return verdict_out(Verdict.give(run, [charge], asked.reason, actor=requesting_user(request)))
+    charge = RetractionRequest(resolve_author(run, asked.author), asked.first, updates)
+    return verdict_out(
+        VerdictRecord.issue(run, [charge], asked.reason, actor=requesting_user(request))
+    )
 
 
 @api.get(
@@ -209,7 +212,9 @@ def list_invitations(request: HttpRequest, name: str):
 def create_invitation(request: HttpRequest, name: str, asked: schemas.InvitationIn):
     """A link: whoever follows it, signed in, may join with their machines."""
     return invitation_out(
-        Invitation.make(get_owned_run(request, name), asked.note, actor=requesting_user(request))
+        RunInvitation.create(
+            get_owned_run(request, name), asked.note, actor=requesting_user(request)
+        )
     )
 
 
@@ -238,7 +243,7 @@ def estimate_run(request: HttpRequest, asked: schemas.EstimateIn):
             machine=need.name,
             refusal=need.refusal,
             step_seconds=need.step_seconds,
-            tokens_a_second=need.rate,
+            tokens_a_second=need.tokens_per_second,
             host_bytes=need.plan.host_bytes if need.plan else 0,
             device_bytes=need.plan.device_bytes if need.plan else 0,
             disk_bytes=need.plan.disk_bytes if need.plan else 0,
@@ -247,14 +252,14 @@ def estimate_run(request: HttpRequest, asked: schemas.EstimateIn):
                 schemas.PaceOut(
                     line_megabits=pace.line,
                     seconds=pace.seconds,
-                    steps_a_round=pace.rhythm.steps,
-                    update=str(pace.rhythm.form),
-                    waits=pace.waits,
+                    steps_a_round=pace.schedule.steps,
+                    update=str(pace.schedule.form),
+                    waits=pace.slowdown,
                 )
-                for pace in need.paces
+                for pace in need.run_times
             ],
         )
-        for need in estimate(spec, list(MACHINES), asked.volunteers)
+        for need in estimate(spec, list(REFERENCE_MACHINES), asked.volunteers)
     ]
     return schemas.EstimateOut(parameters=spec.model.parameters, needs=needs)
 
@@ -280,9 +285,9 @@ def get_owned_run(request: HttpRequest, name: str) -> Run:
     return run
 
 
-def merge_terms(terms: Terms, asked: schemas.TermsIn) -> Terms:
+def merge_terms(terms: JoinPolicy, asked: schemas.TermsIn) -> JoinPolicy:
     said = asked.model_dump(exclude_none=True)
-    return Terms(**{**terms.__dict__, **said})
+    return JoinPolicy(**{**terms.__dict__, **said})
 
 
 def paginate(found, cursor):
@@ -292,7 +297,7 @@ def paginate(found, cursor):
 
 
 def run_out(run: Run) -> schemas.RunOut:
-    spec = run.view().spec
+    spec = run.to_message().spec
     return schemas.RunOut(
         **{field: getattr(run, field) for field in RUN},
         owner=run.owner.shown_name,
@@ -309,14 +314,14 @@ RUN = (
 )  # fmt: skip
 
 
-def verdict_out(verdict: Verdict) -> schemas.VerdictOut:
+def verdict_out(verdict: VerdictRecord) -> schemas.VerdictOut:
     return schemas.VerdictOut(**{field: getattr(verdict, field) for field in VERDICT})
 
 
 VERDICT = ("id", "digest", "body", "signatures", "given", "proven")
 
 
-def invitation_out(invitation: Invitation) -> schemas.InvitationOut:
+def invitation_out(invitation: RunInvitation) -> schemas.InvitationOut:
     return schemas.InvitationOut(
         id=invitation.pk,
         note=invitation.note,

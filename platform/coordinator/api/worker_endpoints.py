@@ -17,17 +17,18 @@ from coordinator.api.authentication import (
 )
 from coordinator.api.manifest_check import check_manifest
 from coordinator.api.ninja_api import api, responses
-from coordinator.fleet.join import directive, fresh_ticket, hints, join, moved, refusal
-from coordinator.fleet.lifecycle_facts import advance
-from coordinator.fleet.models import Membership, Verdict
-from coordinator.fleet.report_queries import part
-from coordinator.fleet.run_broadcast import common
+from coordinator.fleet.directives import build_directive, peer_hints, renew_ticket
+from coordinator.fleet.join import admit_machine, join_refusal, update_addresses
+from coordinator.fleet.lifecycle_facts import advance_run
+from coordinator.fleet.models import Membership, VerdictRecord
+from coordinator.fleet.report_queries import membership_for_run
+from coordinator.fleet.run_broadcast import get_broadcast
 from coordinator.lib import site_identity
 from coordinator.notify.detectors import draft_refusal
 from coordinator.notify.models import Notification
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import Token
 
 PAGE = 5  # runs
@@ -102,7 +103,9 @@ def list_runs(request: HttpRequest, after: types.Id | None = None):
         found = found.filter(pk__lt=after)
     page = list(found.order_by("-pk")[: PAGE + 1])
     following = str(page[PAGE - 1].pk) if len(page) > PAGE else None
-    return coordinator_messages.RunPage(runs=[run.view() for run in page[:PAGE]], next=following)
+    return coordinator_messages.RunPage(
+        runs=[run.to_message() for run in page[:PAGE]], next=following
+    )
 
 
 @api.get(
@@ -113,7 +116,7 @@ def list_runs(request: HttpRequest, after: types.Id | None = None):
 )
 def get_run(request: HttpRequest, name: str):
     """A run by id or slug."""
-    return get_visible_run(request, name).view()
+    return get_visible_run(request, name).to_message()
 
 
 @api.post(
@@ -127,24 +130,24 @@ def join_run(request: HttpRequest, name: str, asked: coordinator_messages.JoinRe
     run = get_visible_run(request, name)
     if run.state is enums.RunStatus.CANCELLED:  # of a finished one the weights may be fetched
         raise ApiError(409, f"the run {run.name} is {run.status}; nobody can join it any more")
-    if sentence := refusal(run, requesting_machine(request), asked.hardware):
+    if sentence := join_refusal(run, requesting_machine(request), asked.hardware):
         Notification.create_once(draft_refusal(requesting_machine(request), run, sentence))
         raise ApiError(403, sentence)
-    drain(
+    drain_queue(
         wait=True
     )  # first: a goodbye that is still on its way must not come after the new arrival
-    membership = join(run, requesting_machine(request), asked)
-    common(run, fresh=True)
+    membership = admit_machine(run, requesting_machine(request), asked)
+    get_broadcast(run, fresh=True)
     return coordinator_messages.JoinReply(
-        run=membership.run.view(),  # as the ticket sees it: it may have been launched meanwhile
-        ticket=fresh_ticket(membership, always=True),
-        directive=directive(membership),
-        peers=hints(membership),
+        run=membership.run.to_message(),  # as the ticket sees it: it may have been launched meanwhile
+        ticket=renew_ticket(membership, always=True),
+        directive=build_directive(membership),
+        peers=peer_hints(membership),
         # A machine with a new folder numbers its reports past all that were heard, on their way or not.
         acknowledged=max(
             membership.mark,
             membership.latest,
-            report_queue.heard(run.pk, requesting_machine(request).pk),
+            report_queue.newest_report_number(run.pk, requesting_machine(request).pk),
         ),
     )
 
@@ -170,8 +173,8 @@ def post_manifest(request: HttpRequest, name: str, signed: messages.Signed):
         raise ApiError(
             409, f"the run {run.name} has its text already; it cannot be changed any more"
         )
-    advance(run)
-    return run.view()
+    advance_run(run)
+    return run.to_message()
 
 
 @api.post(
@@ -194,18 +197,18 @@ def post_reports(request: HttpRequest, name: str, sent: coordinator_messages.Rep
         except MessageError as error:
             raise ApiError(422, str(error), {"attestations": str(error)}) from None
     try:
-        report_queue.ingest(membership, sent.reports, sent.attestations)
-    except report_queue.Behind:
+        report_queue.queue_reports(membership, sent.reports, sent.attestations)
+    except report_queue.QueueFullError:
         raise ApiError(
             503, "the site is behind with its reports; keep yours and try again in a minute"
         ) from None
-    moved(membership, list(sent.reports[-1].addresses))
+    update_addresses(membership, list(sent.reports[-1].addresses))
     return coordinator_messages.ReportReply(
         acknowledged=membership.mark,
-        directive=directive(membership),
-        ticket=fresh_ticket(membership),
-        peers=hints(membership),
-        verdicts=Verdict.unheard(membership.run_id, sent.applied_verdicts)
+        directive=build_directive(membership),
+        ticket=renew_ticket(membership),
+        peers=peer_hints(membership),
+        verdicts=VerdictRecord.unacknowledged_by(membership.run_id, sent.applied_verdicts)
         if membership.judged
         else [],
     )
@@ -221,7 +224,7 @@ def get_directive(request: HttpRequest, name: str):
     """What a report would be answered, without one: a revocation must not wait where reports are rare."""
     membership = require_membership(request, name)
     return coordinator_messages.ReportReply(
-        acknowledged=membership.mark, directive=directive(membership)
+        acknowledged=membership.mark, directive=build_directive(membership)
     )
 
 
@@ -232,7 +235,7 @@ def requesting_machine(request: HttpRequest) -> Machine:
 
 def require_membership(request: HttpRequest, name: str) -> Membership:
     """The machine's part in the run of this id or slug. Raises Refusal."""
-    membership = part(requesting_machine(request), name)
+    membership = membership_for_run(requesting_machine(request), name)
     if membership is None:
         run = get_visible_run(request, name)
         raise ApiError(403, f"this machine is not in the run {run.name}: join it first")
@@ -248,7 +251,7 @@ def visible_runs(request: HttpRequest):
 
 def get_visible_run(request: HttpRequest, name: str) -> Run:
     """One of them, by id or slug. Raises Refusal."""
-    run = visible_runs(request).named(name)
+    run = visible_runs(request).find(name)
     if run is None:
         who = "you" if isinstance(request.auth, Token) else "this machine"
         raise ApiError(404, f"there is no run '{name[:60]}' here that {who} may see")

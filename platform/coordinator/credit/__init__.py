@@ -1,0 +1,1 @@
+"""Credit for trained tokens, and leaderboards."""

@@ -18,8 +18,13 @@ from unfold.widgets import (
 from barnraise.errors import SpecError
 from coordinator.accounts.models import Machine
 from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, dialog_options
-from coordinator.fleet.models import Membership, Verdict
-from coordinator.fleet.verdicts import UNDER_WAY, Charge, problems, single_updates
+from coordinator.fleet.models import Membership, VerdictRecord
+from coordinator.fleet.verdicts import (
+    ACTIVE_STATUSES,
+    RetractionRequest,
+    parse_single_updates,
+    retraction_problems,
+)
 
 DECIDE = ["decide"]
 
@@ -39,7 +44,7 @@ class BanForm(ReasonForm):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         under_way = Membership.objects.filter(
-            machine=self.object_id, run__status__in=UNDER_WAY
+            machine=self.object_id, run__status__in=ACTIVE_STATUSES
         ).exclude(incarnation="")
         field = self.fields["membership"]
         field.queryset = under_way.select_related("run", "machine")
@@ -47,18 +52,22 @@ class BanForm(ReasonForm):
             f"{m.run.name}: {m.lives.get(m.incarnation, 0)} updates"
         )
 
-    def charges(self) -> list[Charge]:
+    def charges(self) -> list[RetractionRequest]:
         member, first = self.cleaned_data["membership"], self.cleaned_data.get("first") or 1
         lives = [
             member.incarnation,
             *(life for life in member.lives if life != member.incarnation and first == 1),
         ]
-        return [Charge(f"{member.machine.key}.{life}", first) for life in lives]
+        return [RetractionRequest(f"{member.machine.key}.{life}", first) for life in lives]
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
         member = cleaned.get("membership")
-        if member and "first" in cleaned and (found := problems(member.run, self.charges())):
+        if (
+            member
+            and "first" in cleaned
+            and (found := retraction_problems(member.run, self.charges()))
+        ):
             self.add_error("first", next(iter(found.values())))
         return cleaned
 
@@ -86,10 +95,10 @@ class VerdictForm(BaseDialogForm):
         member = Membership.objects.select_related("run", "machine").get(pk=self.object_id)
         author = f"{member.machine.key}.{member.incarnation}"
         try:
-            cleaned["charge"] = Charge(
-                author, cleaned.get("first"), single_updates(cleaned.get("updates") or "")
+            cleaned["charge"] = RetractionRequest(
+                author, cleaned.get("first"), parse_single_updates(cleaned.get("updates") or "")
             )
-            found = {} if self.errors else problems(member.run, [cleaned["charge"]])
+            found = {} if self.errors else retraction_problems(member.run, [cleaned["charge"]])
         except SpecError as error:
             found = error.problems
         for name, sentence in found.items():
@@ -123,7 +132,7 @@ class MachineAdmin(ReadOnlyAdmin):
                 changed = machine.revoke(actor=request.user, reason=reason)
                 if member := form.cleaned_data["membership"]:
                     why = " ".join(reason.split())[:100]
-                    Verdict.give(member.run, form.charges(), why, actor=request.user)
+                    VerdictRecord.issue(member.run, form.charges(), why, actor=request.user)
             return changed or bool(member)
 
         out = ", and its updates come out" if form.cleaned_data["membership"] else ""
@@ -151,7 +160,7 @@ class MembershipAdmin(ReadOnlyAdmin):
     )
     def take_out(self, request: HttpRequest, form: VerdictForm, object_id: str) -> HttpResponse:
         def judge(member: Membership) -> None:
-            Verdict.give(
+            VerdictRecord.issue(
                 member.run,
                 [form.cleaned_data["charge"]],
                 form.cleaned_data["reason"],
@@ -166,7 +175,7 @@ class MembershipAdmin(ReadOnlyAdmin):
         )
 
 
-@admin.register(Verdict)
+@admin.register(VerdictRecord)
 class VerdictAdmin(ReadOnlyAdmin):
     list_display = ["run", "given", "by", "proven", "short_digest"]
     search_fields = ["run__name", "run__slug", "=digest"]
@@ -174,5 +183,5 @@ class VerdictAdmin(ReadOnlyAdmin):
     fields = ["run", "given", "by", "proven", "digest", "body"]
 
     @admin.display(description="digest")
-    def short_digest(self, verdict: Verdict) -> str:
+    def short_digest(self, verdict: VerdictRecord) -> str:
         return f"{verdict.digest[:16]}…"

@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 
 
-class Fleet(AppConfig):
+class FleetConfig(AppConfig):
     name = "coordinator.fleet"
     label = "fleet"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from barnraise.protocol.enums import Activity
 from coordinator.fleet.models import Membership, is_alive
-from coordinator.runs.lifecycle import Facts
+from coordinator.runs.lifecycle import LifecycleFacts
 from coordinator.runs.models import Run
 
-KNOWING = (
+ACTIVITIES_WITH_LEDGER = (
     Activity.TRAINING,
     Activity.PAUSED,
     Activity.FINISHING,
@@ -18,7 +18,7 @@ KNOWING = (
 )  # these have the ledger
 
 
-def facts(run: Run) -> Facts:
+def gather_facts(run: Run) -> LifecycleFacts:
     """Of its machines wherever they report: another mirror's word counts as ours does, for it could sign what follows
     from it as well."""
     members = Membership.everywhere.filter(run=run, machine__revoked=None)
@@ -36,7 +36,7 @@ def facts(run: Run) -> Facts:
         if row["machine__owner"] != run.owner_id and row["tokens"]
     }
     safe = {row["machine__owner"] for row in rows if row["safe"]}
-    return Facts(
+    return LifecycleFacts(
         launch_requested=run.launch_requested,
         manifest=run.manifest is not None,
         quorum=run.quorum,
@@ -53,15 +53,15 @@ def _ledger(alive: list[dict[str, Any]]) -> int:
     """Tokens in the ledger as most machines that work on it see it: one that lies moves nothing."""
     newest: dict[Any, tuple[datetime, int]] = {}
     for row in alive:
-        if row["activity"] in KNOWING:
+        if row["activity"] in ACTIVITIES_WITH_LEDGER:
             said = row["heard"], row["ledger_tokens"]
             newest[row["machine"]] = max(said, newest.get(row["machine"], said))
     return statistics.median_high(tokens for _, tokens in newest.values()) if newest else 0
 
 
-def advance(run: Run) -> bool:
+def advance_run(run: Run) -> bool:
     """Brings the run's count of tokens and its status up to what is known. Whether the status changed."""
-    known = facts(run)
+    known = gather_facts(run)
     if known.ledger_tokens > run.ledger_tokens:
-        run.note_ledger(known.ledger_tokens)
+        run.record_ledger_tokens(known.ledger_tokens)
     return run.advance(known)

@@ -1,4 +1,6 @@
-"""What the site knows of a machine beyond its key: whether its owner lets it rest, and what it measured of itself."""
+"""What the site knows of a machine beyond its key: whether its owner paused it, and what it measured."""
+
+from typing import Any
 
 from django.conf import settings
 from django.db import models
@@ -8,15 +10,18 @@ from barnraise.planning.hardware import Hardware
 from barnraise.protocol import reports
 from coordinator.accounts.models import Machine
 from coordinator.audit.log import record
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import writer
 
 
-class Rest(models.Model):
-    """While this row is there the machine takes no steps, in whichever run: its directives say "paused". It keeps its
-    state, stays connected, and goes on by itself once the row is gone."""
+class MachinePause(models.Model):
+    """A pause that the owner of a machine ordered; it lasts as long as the row exists.
+
+    The machine takes no steps in any run: its directives have the status "paused". It keeps its state, stays
+    connected, and continues by itself once the row is deleted.
+    """
 
     machine = models.OneToOneField(
-        Machine, primary_key=True, on_delete=models.CASCADE, related_name="rest"
+        Machine, primary_key=True, on_delete=models.CASCADE, related_name="pause"
     )
     since = models.DateTimeField(default=timezone.now)
     by = models.ForeignKey(
@@ -24,65 +29,66 @@ class Rest(models.Model):
     )
 
     def __str__(self) -> str:
-        return f"{self.machine} rests"
+        return f"{self.machine} is paused"
 
-    @property
-    def told(self) -> dict:
-        """To other mirrors."""
+    def event_payload(self) -> dict[str, Any]:
+        """Build the payload of "pause.start"."""
         return {"at": self.since, "by": self.by_id}
 
     @classmethod
-    def begin(cls, machine: Machine, *, actor=None) -> bool:
-        """False when it rests already, or was revoked."""
-        with mirrors.log_transaction():
+    def start(cls, machine: Machine, *, actor: Any = None) -> bool:
+        """Pause a machine; False if it is paused already, or was revoked."""
+        with writer.log_transaction():
             if not Machine.objects.select_for_update().filter(pk=machine.pk, revoked=None).exists():
                 return False
-            rest, begun = cls.objects.get_or_create(machine=machine, defaults={"by": actor})
-            if begun:
-                mirrors.record("rest.begin", machine.key, rest.told)
+            pause, created = cls.objects.get_or_create(machine=machine, defaults={"by": actor})
+            if created:
+                writer.record("pause.start", machine.key, pause.event_payload())
                 record("machine.pause", machine, actor=actor)
-        return begun
+        return created
 
     @classmethod
-    def end(cls, machine: Machine, *, actor=None) -> bool:
-        """False when it does not rest."""
-        with mirrors.log_transaction():
-            ended = cls.objects.filter(machine=machine).delete()[0] == 1
-            if ended:
-                mirrors.record("rest.end", machine.key, {})
+    def end(cls, machine: Machine, *, actor: Any = None) -> bool:
+        """Let a machine continue; False if it is not paused."""
+        with writer.log_transaction():
+            deleted = cls.objects.filter(machine=machine).delete()[0] == 1
+            if deleted:
+                writer.record("pause.end", machine.key, {})
                 record("machine.resume", machine, actor=actor)
-        return ended
+        return deleted
 
 
-class Measured(models.Model):
-    """What a machine can do, as it measured itself and told when it last joined a run: a `wire.HardwareView`."""
+class HardwareMeasurement(models.Model):
+    """What a machine can do, as it measured when it last joined a run: a `reports.HardwareView`."""
 
     machine = models.OneToOneField(
         Machine, primary_key=True, on_delete=models.CASCADE, related_name="measured"
     )
-    told = models.JSONField()
+    hardware_view = models.JSONField()
     at = models.DateTimeField(default=timezone.now)
 
     def __str__(self) -> str:
-        return f"{self.machine}, measured"
+        return f"the hardware of {self.machine}"
 
     @classmethod
-    def note(cls, machine: Machine, told: reports.HardwareView) -> None:
-        cls.objects.update_or_create(
-            machine=machine, defaults={"told": told.model_dump(mode="json"), "at": timezone.now()}
-        )
+    def record(cls, machine: Machine, hardware: reports.HardwareView) -> None:
+        """Store a measurement in place of the machine's earlier one."""
+        columns = {"hardware_view": hardware.model_dump(mode="json"), "at": timezone.now()}
+        cls.objects.update_or_create(machine=machine, defaults=columns)
 
     @property
     def hardware(self) -> Hardware:
-        """As the planner takes it."""
-        return Hardware.from_json(reports.HardwareView.model_validate(self.told).model_dump_json())
+        """The measurement in the form that the planner takes."""
+        view = reports.HardwareView.model_validate(self.hardware_view)
+        return Hardware.from_json(view.model_dump_json())
 
 
-def rests(machine: Machine) -> bool:
-    """Whether it does; no query where `rest` was selected with the machine."""
-    return getattr(machine, "rest", None) is not None
+def is_paused(machine: Machine) -> bool:
+    """Return whether the owner paused this machine; no query if `pause` was selected with it."""
+    return getattr(machine, "pause", None) is not None
 
 
-def measured(machine: Machine) -> Hardware | None:
-    found = getattr(machine, "measured", None)
-    return found.hardware if found else None
+def measured_hardware(machine: Machine) -> Hardware | None:
+    """Return what the machine measured; None before it has joined a run."""
+    measurement = getattr(machine, "measured", None)
+    return measurement.hardware if measurement else None

@@ -9,20 +9,21 @@ from uuid6 import uuid7
 
 from barnraise.protocol.enums import Activity
 from coordinator.accounts.models import Machine
-from coordinator.fleet.machine_state import Measured as Measured
-from coordinator.fleet.machine_state import Rest as Rest
-from coordinator.fleet.verdicts import Verdict as Verdict
+from coordinator.fleet.machine_state import HardwareMeasurement as HardwareMeasurement
+from coordinator.fleet.machine_state import MachinePause as MachinePause
+from coordinator.fleet.verdicts import VerdictRecord as VerdictRecord
 from coordinator.runs.models import Run
 
-MISSED = 3  # reports a machine may miss…
-GRACE = 5.0  # …and seconds more, before it counts as gone
+MAX_MISSED_REPORTS = 3  # reports a machine may miss…
+GRACE_SECONDS = 5.0  # …and seconds more, before it counts as gone
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class MembershipQuery(models.QuerySet):
-    def alive(self) -> "MembershipQuery":
+class MembershipQuerySet(models.QuerySet):
+    def alive(self) -> "MembershipQuerySet":
         every = ExpressionWrapper(
-            F("run__report_every") * MISSED * timedelta(seconds=1) + timedelta(seconds=GRACE),
+            F("run__report_every") * MAX_MISSED_REPORTS * timedelta(seconds=1)
+            + timedelta(seconds=GRACE_SECONDS),
             output_field=models.DurationField(),
         )
         since = ExpressionWrapper(timezone.now() - every, output_field=models.DateTimeField())
@@ -30,14 +31,16 @@ class MembershipQuery(models.QuerySet):
             activity=Activity.LEFT
         )
 
-    def alive_in(self, run: Run) -> "MembershipQuery":
+    def alive_in(self, run: Run) -> "MembershipQuerySet":
         """Those of one run: as `alive`, without asking each row for its run."""
-        since = timezone.now() - timedelta(seconds=MISSED * run.report_every + GRACE)
+        since = timezone.now() - timedelta(
+            seconds=MAX_MISSED_REPORTS * run.report_every + GRACE_SECONDS
+        )
         return self.filter(run=run, last_seen__gt=since, machine__revoked=None).exclude(
             activity=Activity.LEFT
         )
 
-    def newest(self) -> "MembershipQuery":
+    def newest(self) -> "MembershipQuerySet":
         """Of several mirrors' rows of a machine in a run the one that heard a report last; of two alike ours."""
         later = Q(heard__gt=OuterRef("heard")) | Q(
             heard=OuterRef("heard"), mirror__lt=OuterRef("mirror")
@@ -48,10 +51,10 @@ class MembershipQuery(models.QuerySet):
         return self.filter(~Exists(others))
 
 
-class Here(models.Manager.from_queryset(MembershipQuery)):
+class LocalMembershipManager(models.Manager.from_queryset(MembershipQuerySet)):
     """What machines told this site themselves."""
 
-    def get_queryset(self) -> MembershipQuery:
+    def get_queryset(self) -> MembershipQuerySet:
         return super().get_queryset().filter(mirror="")
 
 
@@ -104,8 +107,8 @@ class Membership(models.Model):
         default=0, db_default=0
     )  # when its plan was another one the last time
 
-    objects = Here()
-    everywhere = MembershipQuery.as_manager()
+    objects = LocalMembershipManager()
+    everywhere = MembershipQuerySet.as_manager()
 
     class Meta:
         constraints = [
@@ -137,4 +140,7 @@ class Membership(models.Model):
 
 def is_alive(last_seen: float, activity: str, report_every: float, now: float) -> bool:
     """Times in seconds since 1970. A machine that said it left is gone at once."""
-    return activity != Activity.LEFT and now - last_seen < MISSED * report_every + GRACE
+    return (
+        activity != Activity.LEFT
+        and now - last_seen < MAX_MISSED_REPORTS * report_every + GRACE_SECONDS
+    )

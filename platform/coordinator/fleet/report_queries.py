@@ -12,16 +12,16 @@ from django.db import connection
 from django.db.models import Model
 
 from coordinator.accounts.models import Machine, User
-from coordinator.fleet.machine_state import Rest
+from coordinator.fleet.machine_state import MachinePause
 from coordinator.fleet.models import Membership
-from coordinator.fleet.verdicts import Verdict
+from coordinator.fleet.verdicts import VerdictRecord
 from coordinator.runs.models import Run
-from coordinator.runs.querysets import name_of
+from coordinator.runs.querysets import lookup_for_name
 
 M = TypeVar("M", bound=Model)
 
 
-class Columns(Generic[M]):
+class ColumnReader(Generic[M]):
     """The named columns of a model and its key, in the model's order; `sql` calls the table `alias`."""
 
     def __init__(self, model: type[M], alias: str, *names: str):
@@ -46,35 +46,37 @@ class Columns(Generic[M]):
 
 
 @cache
-def _signer() -> tuple[str, Columns[Machine], Columns[User]]:
-    machine = Columns(
+def _machine_query() -> tuple[str, ColumnReader[Machine], ColumnReader[User]]:
+    machine = ColumnReader(
         Machine, "m", "key", "owner_id", "hostname", "last_seen", "revoked", "memory_bytes"
     )
-    owner = Columns(User, "u", "name", "is_active", "left")
+    owner = ColumnReader(User, "u", "name", "is_active", "left")
     return (
         f"SELECT {machine.sql}, {owner.sql}, r.since FROM {Machine._meta.db_table} m "
-        f"JOIN {User._meta.db_table} u ON u.id = m.owner_id LEFT JOIN {Rest._meta.db_table} r ON r.machine_id = m.id "
+        f"JOIN {User._meta.db_table} u ON u.id = m.owner_id LEFT JOIN {MachinePause._meta.db_table} r ON r.machine_id = m.id "
         "WHERE m.key = %s",
         machine,
         owner,
     )
 
 
-def signer(key: str) -> Machine | None:
+def machine_for_key(key: str) -> Machine | None:
     """The machine of this key, with its owner and whether it rests."""
-    sql, machines, owners = _signer()
+    sql, machines, owners = _machine_query()
     if (row := _row(sql, key)) is None:
         return None
     found, found.owner = machines.read(row), owners.read(row)
     since = next(row)
-    found._state.fields_cache["rest"] = Rest(machine=found, since=since) if since else None
+    found._state.fields_cache["pause"] = MachinePause(machine=found, since=since) if since else None
     return found
 
 
 @cache
-def _part(column: str) -> tuple[str, Columns[Membership], Columns[Run]]:
-    member = Columns(Membership, "m", "run_id", "machine_id", "mark", "addresses", "ticket_expires")
-    run = Columns(
+def _membership_query(column: str) -> tuple[str, ColumnReader[Membership], ColumnReader[Run]]:
+    member = ColumnReader(
+        Membership, "m", "run_id", "machine_id", "mark", "addresses", "ticket_expires"
+    )
+    run = ColumnReader(
         Run,
         "r",
         "name",
@@ -88,7 +90,7 @@ def _part(column: str) -> tuple[str, Columns[Membership], Columns[Run]]:
     )
     return (
         f"SELECT {member.sql}, {run.sql}, "
-        f"EXISTS (SELECT 1 FROM {Verdict._meta.db_table} v WHERE v.run_id = r.id AND v.proven) "
+        f"EXISTS (SELECT 1 FROM {VerdictRecord._meta.db_table} v WHERE v.run_id = r.id AND v.proven) "
         f"FROM {Membership._meta.db_table} m JOIN {Run._meta.db_table} r ON r.id = m.run_id "
         f"WHERE m.machine_id = %s AND m.mirror = '' AND r.{column} = %s",
         member,
@@ -96,12 +98,12 @@ def _part(column: str) -> tuple[str, Columns[Membership], Columns[Run]]:
     )
 
 
-def part(machine: Machine, name: str) -> Membership | None:
+def membership_for_run(machine: Machine, name: str) -> Membership | None:
     """A machine's part in the run of this id or slug, with that run, and whether there are verdicts (`judged`)."""
-    if (named := name_of(name)) is None:
+    if (named := lookup_for_name(name)) is None:
         return None
     ((column, value),) = named.items()
-    sql, members, runs = _part("id" if column == "pk" else column)
+    sql, members, runs = _membership_query("id" if column == "pk" else column)
     if (row := _row(sql, machine.pk, value)) is None:
         return None
     found, found.run = members.read(row), runs.read(row)

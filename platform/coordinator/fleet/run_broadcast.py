@@ -10,12 +10,12 @@ from coordinator.lib.ttl_cache import TtlCache
 from coordinator.runs.models import Run
 
 SECONDS = 1.0  # that an answer may be old
-PEERS = 64  # hints in one reply
-REVOKED = 1000  # keys in one directive: those revoked last
+MAX_PEER_HINTS = 64  # hints in one reply
+MAX_REVOKED_KEYS = 1000  # keys in one directive: those revoked last
 
 
 @dataclass(frozen=True)
-class Common:
+class RunBroadcast:
     """`revoked`: keys that no peer of the run should speak to any more. `peers`: those seen last, first; one more than
     a reply names, which leaves its asker out."""
 
@@ -23,15 +23,15 @@ class Common:
     peers: tuple[messages.Peer, ...]
 
 
-_known: TtlCache[UUID, Common] = TtlCache(SECONDS)  # by run
+_known: TtlCache[UUID, RunBroadcast] = TtlCache(SECONDS)  # by run
 
 
-def common(run: Run, *, fresh: bool = False) -> Common:
+def get_broadcast(run: Run, *, fresh: bool = False) -> RunBroadcast:
     """`fresh`: of this moment, for who comes in: those who came a moment before are its first peers."""
-    return _known.get(run.pk, lambda: looked_up(run), fresh=fresh)
+    return _known.get(run.pk, lambda: load_broadcast(run), fresh=fresh)
 
 
-def looked_up(run: Run) -> Common:
+def load_broadcast(run: Run) -> RunBroadcast:
     gone = Membership.objects.filter(run=run, machine__revoked__isnull=False).order_by(
         "-machine__revoked"
     )
@@ -39,7 +39,9 @@ def looked_up(run: Run) -> Common:
     alive = (
         Membership.everywhere.alive_in(run).order_by("-last_seen").values_list("machine", flat=True)
     )
-    latest = list(dict.fromkeys(alive[: 2 * PEERS]))  # who has just changed mirrors is there twice
+    latest = list(
+        dict.fromkeys(alive[: 2 * MAX_PEER_HINTS])
+    )  # who has just changed mirrors is there twice
     seen = Membership.objects.filter(run=run, machine__in=latest).values_list(
         "machine", "machine__key", "addresses"
     )
@@ -48,7 +50,7 @@ def looked_up(run: Run) -> Common:
         for machine, key, addresses in seen
         if addresses
     }
-    return Common(
-        revoked=tuple(gone.values_list("machine__key", flat=True)[:REVOKED]),
-        peers=tuple(peers[machine] for machine in latest if machine in peers)[: PEERS + 1],
+    return RunBroadcast(
+        revoked=tuple(gone.values_list("machine__key", flat=True)[:MAX_REVOKED_KEYS]),
+        peers=tuple(peers[machine] for machine in latest if machine in peers)[: MAX_PEER_HINTS + 1],
     )

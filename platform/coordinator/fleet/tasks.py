@@ -14,8 +14,8 @@ ADDRESSES_KEPT = timedelta(
 )  # where a machine was reached is nobody's business once it is away
 
 
-@shared_task(name="fleet.sweep")
-def sweep() -> int:
+@shared_task(name="fleet.expire_memberships")
+def expire_memberships() -> int:
     """Liveness: who has been silent for a day has left; who is away is not to be reached. How many rows changed."""
     now = timezone.now()
     left = Membership.everywhere.filter(last_seen__lt=now - SILENT).exclude(activity=Activity.LEFT)

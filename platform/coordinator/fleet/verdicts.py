@@ -23,13 +23,13 @@ from coordinator.eventlog import writer as mirrors
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 
-UNDER_WAY = (enums.RunStatus.RECRUITING, enums.RunStatus.TRAINING, enums.RunStatus.PAUSED)
+ACTIVE_STATUSES = (enums.RunStatus.RECRUITING, enums.RunStatus.TRAINING, enums.RunStatus.PAUSED)
 LAST = (1 << 53) - 1  # the highest number of an update
 AUTHOR = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
-class Charge:
+class RetractionRequest:
     """Against one author (KEY.LIFE): its updates from number `first` on, where there is one, and single `updates`, by
     number with the tokens that they claim to be of; 0 where nobody knows: those stay in the run's count."""
 
@@ -38,7 +38,7 @@ class Charge:
     updates: Mapping[int, int] = field(default_factory=dict)
 
 
-class Verdict(models.Model):
+class VerdictRecord(models.Model):
     """`body` is the exact text of a `wire.Verdict`, `signatures` those of mirrors, by key. Machines are told of it once
     it is `proven`: as many mirrors have signed as the run's rules ask for."""
 
@@ -65,16 +65,15 @@ class Verdict(models.Model):
         return f"{self.digest[:12]} on {self.run}"
 
     @property
-    def said(self) -> verdicts.Verdict:
+    def message(self) -> verdicts.Verdict:
         return verdicts.Verdict.model_validate_json(self.body)
 
     @property
-    def place(self) -> str:
+    def aggregate_name(self) -> str:
         """By which mirrors know it."""
         return f"{self.run_id}:{self.digest}"
 
-    @property
-    def told(self) -> dict:
+    def event_payload(self) -> dict:
         """To other mirrors."""
         return {
             "id": self.pk,
@@ -90,14 +89,14 @@ class Verdict(models.Model):
         return verdicts.SignedVerdict(body=self.body, signatures=self.signatures)
 
     @classmethod
-    def give(
-        cls, run: Run, charges: Sequence[Charge], reason: str = "", *, actor=None
-    ) -> "Verdict":
+    def issue(
+        cls, run: Run, charges: Sequence[RetractionRequest], reason: str = "", *, actor=None
+    ) -> "VerdictRecord":
         """Signed by this mirror, and noted. Raises SpecError, with a sentence for each field ("run", "author", "first",
         "updates", "reason") that makes no sense."""
         with mirrors.log_transaction():
             run = Run.objects.select_for_update(of=("self",)).get(pk=run.pk)
-            if found := problems(run, charges):
+            if found := retraction_problems(run, charges):
                 raise SpecError(found)
             try:
                 said = verdicts.Verdict(
@@ -120,7 +119,7 @@ class Verdict(models.Model):
                 proven=run.spec.threshold == 1,
                 by=actor if getattr(actor, "pk", None) else None,
             )
-            mirrors.record("verdict.give", made.place, made.told)
+            mirrors.record("verdict.give", made.aggregate_name, made.event_payload())
             told = {
                 "after": said.after,
                 "updates": said.updates,
@@ -131,7 +130,9 @@ class Verdict(models.Model):
         return made
 
     @classmethod
-    def unheard(cls, run: object, heeds: list[str], most: int = 2) -> list[verdicts.SignedVerdict]:
+    def unacknowledged_by(
+        cls, run: object, heeds: list[str], most: int = 2
+    ) -> list[verdicts.SignedVerdict]:
         """Of a run's (by its id), some that a machine which heeds those digests has not heard of."""
         found = (
             cls.objects.filter(run=run, proven=True).exclude(digest__in=heeds).order_by("pk")[:most]
@@ -139,10 +140,10 @@ class Verdict(models.Model):
         return [each.ruling for each in found]
 
 
-def problems(run: Run, charges: Sequence[Charge]) -> dict[str, str]:
+def retraction_problems(run: Run, charges: Sequence[RetractionRequest]) -> dict[str, str]:
     """What keeps these charges from becoming a verdict: field → sentence."""
     found: dict[str, str] = {}
-    if run.state not in UNDER_WAY:
+    if run.state not in ACTIVE_STATUSES:
         found["run"] = f"the run {run.name} is {run.status}: verdicts are for one that is under way"
     elif site_identity.identity().key not in run.spec.roots:
         found["run"] = (
@@ -159,7 +160,7 @@ def problems(run: Run, charges: Sequence[Charge]) -> dict[str, str]:
     return found
 
 
-def _senseless(run: Run, charge: Charge) -> dict[str, str]:
+def _senseless(run: Run, charge: RetractionRequest) -> dict[str, str]:
     key, _, life = charge.author.partition(".")
     member = (
         run.memberships.filter(machine__key=key).first()
@@ -207,7 +208,7 @@ def _oldest(run: Run, member: Any, last: int) -> int:
 
 
 @dataclass(frozen=True)
-class Life:
+class AuthorChoice:
     """One of a machine's in a run: its updates are numbered from 1. `present`: the one it is at."""
 
     author: str
@@ -221,7 +222,7 @@ class Life:
         return f"{self.machine} of {self.person}{which}: {self.updates} update{'s' * (self.updates != 1)}"
 
 
-def lives(run: Run, most: int = 500) -> list[Life]:
+def list_authors(run: Run, most: int = 500) -> list[AuthorChoice]:
     """Of the machines that were heard of last."""
     members = (
         run.memberships.exclude(incarnation="")
@@ -229,7 +230,7 @@ def lives(run: Run, most: int = 500) -> list[Life]:
         .order_by("-last_seen")[:most]
     )
     return [
-        Life(
+        AuthorChoice(
             f"{m.machine.key}.{life}",
             m.machine.name,
             m.machine.owner.shown_name,
@@ -243,7 +244,7 @@ def lives(run: Run, most: int = 500) -> list[Life]:
     ][:most]
 
 
-def author_of(run: Run, said: str) -> str:
+def resolve_author(run: Run, said: str) -> str:
     """KEY.LIFE of a machine that is called so: by that, its id, the beginning of its key, or its name; where no life is
     said, the one it is at. Raises SpecError."""
     if AUTHOR.fullmatch(said):
@@ -265,7 +266,7 @@ def author_of(run: Run, said: str) -> str:
     return f"{found[0].machine.key}.{found[0].incarnation}"
 
 
-def single_updates(text: str) -> dict[int, int]:
+def parse_single_updates(text: str) -> dict[int, int]:
     """ "7, 9:40960" as number → tokens. Raises SpecError."""
     found = {}
     for each in text.replace(",", " ").split():
@@ -278,7 +279,7 @@ def single_updates(text: str) -> dict[int, int]:
     return found
 
 
-def lived(
+def count_incarnation_updates(
     before: Mapping[str, int], incarnation: str, updates: int, most: int = 64
 ) -> dict[str, int]:
     """The lives of a machine's state folder in a run, each with its number of updates, once a report of the present one

@@ -141,7 +141,7 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
         {"barnraise_clock_ahead_seconds": events.clock_offset()},
     )
     queues = {
-        "reports": valkey_client().llen(report_queue.PENDING),
+        "reports": valkey_client().llen(report_queue.PENDING_KEY),
         "tasks": valkey_client().llen("celery"),
     }
     queues["events"] = LogEvent.objects.filter(accepted=True, understood=False).count()

@@ -15,7 +15,7 @@ from coordinator.fleet.models import Membership
 from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationType
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import Checkpoint, Event
+from coordinator.telemetry.models import Checkpoint, RunEvent
 
 MAX_PER_SOURCE = 40  # events
 CACHE_SECONDS = 2  # however many people watch, events are collected at most this often
@@ -44,11 +44,11 @@ DECISIONS = {
     "run.verdict": "removed updates",
 }
 MACHINES = {
-    Event.Kind.JOINED: "joined",
-    Event.Kind.PAUSED: "was paused by its owner",
-    Event.Kind.RESUMED: "resumed",
-    Event.Kind.FINISHED: "has the final weights",
-    Event.Kind.LEFT: "left",
+    RunEvent.Kind.JOINED: "joined",
+    RunEvent.Kind.PAUSED: "was paused by its owner",
+    RunEvent.Kind.RESUMED: "resumed",
+    RunEvent.Kind.FINISHED: "has the final weights",
+    RunEvent.Kind.LEFT: "left",
 }
 
 
@@ -107,8 +107,8 @@ def _actor_name(run: Run, entry: AuditEntry) -> str:
 
 
 def _machine_events(run: Run) -> Iterator[dict[str, Any]]:
-    for event in Event.objects.filter(run=run).select_related("machine")[:MAX_PER_SOURCE]:
-        what = MACHINES[Event.Kind(event.kind)]
+    for event in RunEvent.objects.filter(run=run).select_related("machine")[:MAX_PER_SOURCE]:
+        what = MACHINES[RunEvent.Kind(event.kind)]
         yield _event(event.pk, event.at.timestamp(), "machine", event.machine.name, what)
 
 

@@ -71,7 +71,7 @@ class Broadcaster:
             return None
         is_first = self.last_snapshot is None
         if is_first:
-            self.cursor = report_queue.cursor(self.run)
+            self.cursor = report_queue.points_cursor(self.run)
         snapshot = RunSnapshot.capture(Run.objects.get(pk=self.run))
         points, cursor = report_queue.points_since(self.run, self.cursor)
         delta = build_delta(self.last_snapshot, snapshot, points)

@@ -22,7 +22,7 @@ from coordinator.lib.valkey import valkey_client
 from coordinator.live.activity_feed import collect_activity
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue, run_table
-from coordinator.telemetry.history import history
+from coordinator.telemetry.history import load_history
 
 # Columns of a machine's row.
 COLUMNS = (
@@ -74,13 +74,13 @@ class RunSnapshot:
     def capture(cls, run: Run) -> "RunSnapshot":
         """Read the run's state from the database and from Valkey."""
         now = time.time()
-        all_rows = run_table.workers(run, now)
+        all_rows = run_table.machine_rows(run, now)
         rows = sorted(all_rows, key=_row_order)[:MAX_ROWS]
         return cls(
             now=now,
             run={
                 name: _round_floats(value)
-                for name, value in run_table.summary(run, all_rows).items()
+                for name, value in run_table.run_summary(run, all_rows).items()
             },
             workers={
                 row["id"]: {name: _round_floats(row[name]) for name in COLUMNS} for row in rows
@@ -215,7 +215,7 @@ def _history_with_live_points(run: Run) -> dict[str, list[list[float]]]:
     key = f"live:{run.pk}:history"
     stored = cache.get(key)
     if stored is None:
-        stored = history(run)
+        stored = load_history(run)
         cache.set(key, stored, HISTORY_SECONDS)
     stream = valkey_client().xrevrange(report_queue.points_key(run.pk), count=MAX_LIVE_POINTS)
     entries = cast(list[tuple[str, dict[str, str]]], stream)

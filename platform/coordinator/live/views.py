@@ -10,7 +10,7 @@ from django.views.decorators.http import require_safe
 from coordinator.live.cross_site import visitor_and_headers
 from coordinator.live.snapshot_cache import snapshot_cache
 from coordinator.runs.models import Run
-from coordinator.telemetry.history import lines
+from coordinator.telemetry.history import load_machine_curves
 
 CURVES_SECONDS = 5  # for which the curves of single machines are cached
 
@@ -31,6 +31,6 @@ def get_worker_curves(request: HttpRequest, run: uuid.UUID) -> JsonResponse:
     key = f"live:{run}:curves"
     curves = cache.get(key)
     if curves is None:
-        curves = lines(found)
+        curves = load_machine_curves(found)
         cache.set(key, curves, CURVES_SECONDS)
     return JsonResponse({"machines": curves}, headers=headers)

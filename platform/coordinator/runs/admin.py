@@ -9,7 +9,7 @@ from unfold.forms import BaseDialogForm
 from unfold.widgets import UnfoldAdminIntegerFieldWidget
 
 from coordinator.audit.admin_actions import ReadOnlyAdmin, dialog_options
-from coordinator.runs.models import MOST_TOKENS, Run
+from coordinator.runs.models import MAX_TOKEN_BUDGET, Run
 
 DECIDE = ["decide"]
 WORDS = {"pause": "Paused", "resume": "Resumed", "finish": "Finished", "cancel": "Cancelled"}
@@ -18,14 +18,14 @@ WORDS = {"pause": "Paused", "resume": "Resumed", "finish": "Finished", "cancel":
 class TokensForm(BaseDialogForm):
     tokens = forms.IntegerField(
         min_value=1,
-        max_value=MOST_TOKENS,
+        max_value=MAX_TOKEN_BUDGET,
         label="Tokens more",
         widget=UnfoldAdminIntegerFieldWidget,
     )
 
     def clean_tokens(self) -> int:
         tokens = self.cleaned_data["tokens"]
-        if sentence := Run.objects.get(pk=self.object_id).inextensible(tokens):
+        if sentence := Run.objects.get(pk=self.object_id).extension_problem(tokens):
             raise forms.ValidationError(sentence)
         return tokens
 

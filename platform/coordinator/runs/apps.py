@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 
 
-class Runs(AppConfig):
+class RunsConfig(AppConfig):
     name = "coordinator.runs"
     label = "runs"
 

@@ -1,5 +1,8 @@
-"""What a run would take: on one machine, by the planner that the machine itself would ask, and of everybody's time, by
-how often and how thinly machines would say what they learnt. Pure, and without torch."""
+"""Estimate what a run takes: on one machine, and on many alike machines together. Pure, without torch.
+
+One machine is planned by the planner that the machine itself would use. How long all of them take follows
+from how often, and how much compressed, machines would exchange updates over their lines.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,84 +13,128 @@ from barnraise.exchange.pacing.round_schedule import SHARE, Rhythm, agreed
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
-from barnraise.spec import ModelSpec, Recipe, RunSpec
+from barnraise.spec import ModelSpec, RunSpec
 
-LINES = (20, 100)  # Mb/s, both ways
-MOST_VOLUNTEERS = 10_000
-SEQUENCES = 64  # of a step that is planned for; one of more is reckoned to take as much longer
-BIT = 1e6 / 8  # bytes a second of one Mb/s
+LINE_MEGABITS = (20, 100)  # Mb/s of the lines to estimate for, both ways
+MAX_VOLUNTEERS = 10_000
+MAX_PLANNED_SEQUENCES = 64  # a longer step is not planned: it takes proportionally longer
+BYTES_PER_MEGABIT = 1e6 / 8
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Many alike machines on alike lines. `seconds` the whole run takes; `traffic`, bytes a second, is what passes over
-    each line, each way; `waits`: how many times longer it takes than it would if lines carried everything."""
+class RunTimeEstimate:
+    """How long many alike machines on alike lines take for a run.
 
-    line: int  # Mb/s
-    rhythm: Rhythm
+    Attributes:
+        line: Mb/s of each line, both ways.
+        schedule: how often the machines exchange, and in which compression.
+        seconds: time for the whole run.
+        traffic: bytes per second over each line, each way.
+        slowdown: how many times longer the run takes than on lines of unlimited bandwidth.
+    """
+
+    line: int
+    schedule: Rhythm
     seconds: float
     traffic: float
-    waits: float
+    slowdown: float
 
 
 @dataclass(frozen=True)
-class Need:
-    """One machine. `refusal` says why it cannot, and then there is nothing else."""
+class MachineEstimate:
+    """What one machine does for a run.
+
+    Attributes:
+        name: what the machine is called.
+        refusal: why the machine cannot train the model; nothing else is set then.
+        plan: how it would train.
+        step_seconds: time for one step.
+        tokens_per_second: its training speed.
+        run_times: an estimate for a run of machines like this one, for each of `LINE_MEGABITS`.
+    """
 
     name: str
     refusal: str = ""
     plan: Plan | None = None
     step_seconds: float = 0.0
-    rate: float = 0.0  # tokens a second
-    paces: tuple[Pace, ...] = ()  # of a run of machines like this, by LINES
+    tokens_per_second: float = 0.0
+    run_times: tuple[RunTimeEstimate, ...] = ()
 
 
-def estimate(spec: RunSpec, machines: list[tuple[str, Hardware]], volunteers: int) -> list[Need]:
-    """For each (name, hardware), and for a run of so many volunteers who have such machines."""
-    return [
-        _need(name, hardware, spec, max(1, min(volunteers, MOST_VOLUNTEERS)))
-        for name, hardware in machines
-    ]
+def estimate(
+    spec: RunSpec, machines: list[tuple[str, Hardware]], volunteers: int
+) -> list[MachineEstimate]:
+    """Estimate a run for each kind of machine.
+
+    Args:
+        spec: the run.
+        machines: name and hardware of each kind.
+        volunteers: how many machines of that kind take part.
+    """
+    volunteers = max(1, min(volunteers, MAX_VOLUNTEERS))
+    return [_estimate_machine(name, hardware, spec, volunteers) for name, hardware in machines]
 
 
-def _need(name: str, hardware: Hardware, spec: RunSpec, volunteers: int) -> Need:
+def _estimate_machine(
+    name: str, hardware: Hardware, spec: RunSpec, volunteers: int
+) -> MachineEstimate:
     sequences = spec.recipe.step_sequences
     try:
-        plan = planned(hardware, spec.model, min(sequences, SEQUENCES))
+        plan = cached_plan(hardware, spec.model, min(sequences, MAX_PLANNED_SEQUENCES))
     except PlanError as error:
-        return Need(name, refusal=str(error))
-    step = plan.seconds * max(1.0, sequences / SEQUENCES)
-    rate = sequences * spec.model.context / step
-    return Need(
-        name, "", plan, step, rate, tuple(pace(spec, step, line, volunteers) for line in LINES)
+        return MachineEstimate(name, refusal=str(error))
+    step_seconds = plan.seconds * max(1.0, sequences / MAX_PLANNED_SEQUENCES)
+    return MachineEstimate(
+        name,
+        plan=plan,
+        step_seconds=step_seconds,
+        tokens_per_second=sequences * spec.model.context / step_seconds,
+        run_times=tuple(
+            estimate_run_time(spec, step_seconds, line, volunteers) for line in LINE_MEGABITS
+        ),
     )
 
 
 @lru_cache(maxsize=1024)
-def planned(hardware: Hardware, model: ModelSpec, sequences: int) -> Plan:
+def cached_plan(hardware: Hardware, model: ModelSpec, sequences: int) -> Plan:
+    """Plan a step of so many sequences; the same question is planned once."""
     return make_plan(hardware, model, step_sequences=sequences, advise=False)
 
 
-def pace(spec: RunSpec, step_seconds: float, line: int, volunteers: int) -> Pace:
-    """An update of each passes to all others, and on the way through one another's lines: over each line go, each way
-    and in every round, the updates of all but one. Rounds and forms are those the machines would choose for that; if
-    even the thinnest is too much, rounds wait for the line."""
-    recipe, parameters = spec.recipe, spec.model.parameters
-    carried, others = line * BIT, volunteers - 1
-    rhythm = _rhythm(recipe, spec, carried, step_seconds, max(1, others))
-    round_seconds = rhythm.steps * step_seconds
-    volume = others * rhythm.form.size(parameters)
-    waits = max(1.0, volume / (SHARE * carried) / round_seconds)
-    tokens = rhythm.steps * recipe.step_sequences * spec.model.context
-    seconds = recipe.token_budget / (volunteers * tokens / (waits * round_seconds))
-    return Pace(line, rhythm, seconds, volume / (waits * round_seconds), waits)
+def estimate_run_time(
+    spec: RunSpec, step_seconds: float, line: int, volunteers: int
+) -> RunTimeEstimate:
+    """Estimate the time of a run of alike machines.
+
+    Each update reaches all other machines and is forwarded over their lines: in every round each line
+    carries, each way, the updates of all machines but one. The machines choose rounds and compression for
+    that traffic. If the strongest compression is still too much, rounds wait for the line.
+
+    Args:
+        spec: the run.
+        step_seconds: time of one machine for one step.
+        line: Mb/s of each line, both ways.
+        volunteers: how many machines take part.
+    """
+    line_bytes = line * BYTES_PER_MEGABIT
+    others = volunteers - 1
+    schedule = _round_schedule(spec, line_bytes, step_seconds, max(1, others))
+    round_seconds = schedule.steps * step_seconds
+    round_bytes = others * schedule.form.size(spec.model.parameters)
+    slowdown = max(1.0, round_bytes / (SHARE * line_bytes) / round_seconds)
+    round_tokens = schedule.steps * spec.recipe.step_sequences * spec.model.context
+    seconds = spec.recipe.token_budget / (volunteers * round_tokens / (slowdown * round_seconds))
+    return RunTimeEstimate(
+        line, schedule, seconds, round_bytes / (slowdown * round_seconds), slowdown
+    )
 
 
-def _rhythm(recipe: Recipe, spec: RunSpec, line: float, step_seconds: float, pushes: int) -> Rhythm:
-    most = max(1, spec.max_tokens_per_update // (recipe.step_sequences * spec.model.context))
-    return agreed(recipe, spec.model.parameters, line, step_seconds, pushes, most)
+def _round_schedule(spec: RunSpec, line_bytes: float, step_seconds: float, pushes: int) -> Rhythm:
+    step_tokens = spec.recipe.step_sequences * spec.model.context
+    max_steps = max(1, spec.max_tokens_per_update // step_tokens)
+    return agreed(spec.recipe, spec.model.parameters, line_bytes, step_seconds, pushes, max_steps)
 
 
 def download_seconds(spec: RunSpec, line: int) -> float:
-    """Of the shared weights, for who joins once others have trained: four bytes a parameter."""
-    return math.ceil(4 * spec.model.parameters / (line * BIT))
+    """Return the time to download the shared weights, 4 bytes a parameter, over a line in Mb/s."""
+    return math.ceil(4 * spec.model.parameters / (line * BYTES_PER_MEGABIT))

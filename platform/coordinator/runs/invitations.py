@@ -1,6 +1,7 @@
-"""Who may join a run that is not open to everybody: those who followed an invitation of its owner's."""
+"""Invitation links to a run, for people whom its owner lets join."""
 
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
 from django.core.signing import BadSignature, Signer
@@ -10,17 +11,20 @@ from uuid6 import uuid7
 
 from coordinator.audit.log import record
 
-DAYS = 30  # that an invitation is good for
-GUESTS = 1000  # people whom one may bring
+VALID_DAYS = 30
+MAX_GUESTS = 1000  # people who may join by one invitation
 
 
-class Invitation(models.Model):
-    """A link that lets whoever is signed in and follows it join a run with their machines. Its token is the id, signed:
-    the link can be shown again, and a copy of the database without the site's secret makes none."""
+class RunInvitation(models.Model):
+    """A link that lets people who are signed in join a run with their machines.
+
+    Its token is the id, signed: the site can show the link again, and a copy of the database alone, without
+    the site's secret, contains no usable link.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="invitations")
-    note = models.CharField(max_length=80, blank=True)  # whom it is for, in the owner's words
+    note = models.CharField(max_length=80, blank=True)  # the owner's note on whom the link is for
     created = models.DateTimeField(default=timezone.now)
     expires = models.DateTimeField()
     withdrawn = models.DateTimeField(null=True)
@@ -32,43 +36,42 @@ class Invitation(models.Model):
         return f"an invitation to {self.run}"
 
     @classmethod
-    def make(cls, run, note: str = "", *, actor=None) -> "Invitation":
+    def create(cls, run: Any, note: str = "", *, actor: Any = None) -> "RunInvitation":
+        """Create an invitation that is valid for `VALID_DAYS`."""
         note = "".join(c for c in note if c.isprintable())[:80]
+        expires = timezone.now() + timedelta(days=VALID_DAYS)
         with transaction.atomic():
-            made = cls.objects.create(
-                run=run, note=note, expires=timezone.now() + timedelta(days=DAYS)
-            )
-            record("run.invite", run, actor=actor, invitation=made.pk)
-        return made
+            invitation = cls.objects.create(run=run, note=note, expires=expires)
+            record("run.invite", run, actor=actor, invitation=invitation.pk)
+        return invitation
 
     @classmethod
-    def behind(cls, token: str) -> "Invitation | None":
-        """The invitation of a link that is still good."""
+    def find_by_token(cls, token: str) -> "RunInvitation | None":
+        """Find the invitation of a link; None if it is not valid, or not any longer."""
         try:
             pk = _signer().unsign(token)
         except BadSignature:
             return None
-        return (
-            cls.objects.select_related("run")
-            .filter(pk=pk, withdrawn=None, expires__gt=timezone.now())
-            .first()
-        )
+        valid = cls.objects.filter(pk=pk, withdrawn=None, expires__gt=timezone.now())
+        return valid.select_related("run").first()
 
     @property
     def token(self) -> str:
+        """The secret part of the link."""
         return _signer().sign(self.pk.hex)
 
     @property
-    def is_good(self) -> bool:
+    def is_valid(self) -> bool:
+        """Whether the link is neither withdrawn nor expired."""
         return self.withdrawn is None and self.expires > timezone.now()
 
-    def accept(self, user) -> bool:
-        """False when this one has brought as many people as it may."""
+    def accept(self, user: Any) -> bool:
+        """Make this person a guest of the run; False if `MAX_GUESTS` have accepted already."""
         with transaction.atomic():
-            Invitation.objects.select_for_update().get(pk=self.pk)
+            RunInvitation.objects.select_for_update().get(pk=self.pk)
             if Guest.objects.filter(run=self.run_id, user=user).exists():
                 return True
-            if self.guests.count() >= GUESTS:
+            if self.guests.count() >= MAX_GUESTS:
                 return False
             guest = Guest.objects.create(run=self.run, user=user, invitation=self)
             record(
@@ -76,28 +79,28 @@ class Invitation(models.Model):
             )
         return True
 
-    def withdraw(self, *, actor=None) -> bool:
-        """The link leads nowhere from now on; who came by it stays. False when it was withdrawn before."""
+    def withdraw(self, *, actor: Any = None) -> bool:
+        """Invalidate the link; guests who came by it stay.
+
+        Returns:
+            False if it was withdrawn before.
+        """
         with transaction.atomic():
-            changed = (
-                Invitation.objects.filter(pk=self.pk, withdrawn=None).update(
-                    withdrawn=timezone.now()
-                )
-                == 1
-            )
+            valid = RunInvitation.objects.filter(pk=self.pk, withdrawn=None)
+            changed = valid.update(withdrawn=timezone.now()) == 1
             if changed:
                 record("run.withdraw_invitation", self.run, actor=actor, invitation=self.pk)
         return changed
 
 
 class Guest(models.Model):
-    """A person whom an invitation brought: their machines may join."""
+    """A person who accepted an invitation: their machines may join."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="guests")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
     invitation = models.ForeignKey(
-        Invitation, null=True, on_delete=models.SET_NULL, related_name="guests"
+        RunInvitation, null=True, on_delete=models.SET_NULL, related_name="guests"
     )
     since = models.DateTimeField(default=timezone.now)
 

@@ -1,14 +1,17 @@
-"""What a run asks of those who would join it, and says to everybody. Unlike the spec it may change at any time: no peer
-judges an update by it."""
+"""Who may join a run, with which machines, and the owner's notes.
+
+Unlike the spec the policy may change at any time: no peer validates an update by it. Pure.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from django.db import models
 
 from coordinator.runs import markdown
 
-MOST_BYTES = 1 << 50
+MAX_MEMORY_BYTES = 1 << 50
 
 
 class Access(models.TextChoices):
@@ -20,9 +23,16 @@ class Access(models.TextChoices):
 
 
 @dataclass(frozen=True)
-class Terms:
-    """`least_memory` and `least_device_memory` in bytes, 0 for any machine; `notes` are Markdown. `team`:
-    the id of one, where its people may join."""
+class JoinPolicy:
+    """Who may join, with what.
+
+    Attributes:
+        access: whose machines may join, one of `Access`.
+        least_memory: the least RAM of a machine, in bytes; 0 for any.
+        least_device_memory: the least GPU memory, in bytes; 0 for any.
+        notes: the owner's notes, Markdown.
+        team: the id of the team whose members' machines may join, where `access` is TEAM.
+    """
 
     access: str = Access.ANYONE
     least_memory: int = 0
@@ -31,6 +41,7 @@ class Terms:
     team: UUID | None = None
 
     def problems(self) -> dict[str, str]:
+        """Return a sentence for each field that is not valid."""
         found = {}
         if self.access not in Access.values:
             found["access"] = (
@@ -38,23 +49,25 @@ class Terms:
             )
         if self.access == Access.TEAM and self.team is None:
             found["team"] = "choose the team whose machines may join"
-        for name, what in (("least_memory", "memory"), ("least_device_memory", "GPU memory")):
-            if not 0 <= getattr(self, name) <= MOST_BYTES:
-                found[name] = f"the least {what} must be between 0 and 1,000,000 GB"
-        if len(self.notes) > markdown.LONGEST:
+        for name, label in (("least_memory", "memory"), ("least_device_memory", "GPU memory")):
+            if not 0 <= getattr(self, name) <= MAX_MEMORY_BYTES:
+                found[name] = f"the least {label} must be between 0 and 1,000,000 GB"
+        if len(self.notes) > markdown.MAX_CHARACTERS:
             found["notes"] = (
-                f"the notes may have {markdown.LONGEST:,} characters; these have {len(self.notes):,}"
+                f"the notes may have {markdown.MAX_CHARACTERS:,} characters; "
+                f"these have {len(self.notes):,}"
             )
         return found
 
-    def columns(self) -> dict:
+    def to_columns(self) -> dict[str, Any]:
+        """Return the policy as columns of a run."""
         return {
             "access": str(self.access),
             "least_memory": self.least_memory,
             "least_device_memory": self.least_device_memory,
-            "notes": markdown.plain(self.notes),
+            "notes": markdown.clean_markdown(self.notes),
             "team_id": self.team if self.access == Access.TEAM else None,
         }
 
 
-OPEN = Terms()  # for anybody with any machine
+OPEN_TO_ALL = JoinPolicy()  # anybody may join, with any machine

@@ -2,7 +2,7 @@
 
 from coordinator.audit import log as audit
 from coordinator.eventlog import writer as mirrors
-from coordinator.runs.models import Guest, Invitation, Run
+from coordinator.runs.models import Guest, Run, RunInvitation
 
 
 def forget(sender, person, **rest) -> None:
@@ -14,6 +14,6 @@ def forget(sender, person, **rest) -> None:
         mirrors.record("run.forget", pk, {})
     Run.objects.filter(owner=person).update(notes="")
     Guest.objects.filter(user=person).delete()
-    Invitation.objects.filter(
+    RunInvitation.objects.filter(
         run__owner=person
     ).delete()  # whom they are for is in their notes; who came by them stays

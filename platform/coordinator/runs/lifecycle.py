@@ -1,11 +1,14 @@
-"""A run's life, decided purely: what it is now, what is known, and what it becomes.
+"""A run's lifecycle. Pure: the present status and what is known decide the next status.
 
-DRAFT       the owner edits it. Leaves when the owner has launched it *and* a worker has posted the text's manifest.
-RECRUITING  the spec is fixed; waits until `quorum` machines are alive.
-TRAINING    workers train. The owner may pause; leaves by itself when the budget is spent and the model is safe.
-PAUSED      workers keep their state and take no steps, until the owner resumes.
-FINISHED    the budget is spent and the final checkpoint is whole on enough machines (or an admin said so).
-CANCELLED   the owner gave it up.
+DRAFT       The owner edits it. It ends when the owner has launched the run *and* a worker has posted the
+            manifest of the text.
+RECRUITING  The spec is fixed. The run waits until `quorum` machines are alive.
+TRAINING    Workers train. The owner may pause. It ends by itself when the budget is spent and the final
+            checkpoint is safe.
+PAUSED      Workers keep their state and take no steps, until the owner resumes.
+FINISHED    The budget is spent and enough machines hold the whole final checkpoint, or an admin finished
+            the run.
+CANCELLED   The owner gave the run up.
 
     draft → recruiting → training ⇄ paused
                               training → finished       any but the last two → cancelled
@@ -15,7 +18,8 @@ from dataclasses import dataclass
 
 from barnraise.protocol.enums import RunStatus
 
-CONTROLS: dict[str, tuple[frozenset[RunStatus], RunStatus]] = {
+# What a person may do: action → (from which statuses, to which).
+TRANSITIONS: dict[str, tuple[frozenset[RunStatus], RunStatus]] = {
     "pause": (frozenset({RunStatus.TRAINING}), RunStatus.PAUSED),
     "resume": (frozenset({RunStatus.PAUSED}), RunStatus.TRAINING),
     "cancel": (
@@ -26,63 +30,73 @@ CONTROLS: dict[str, tuple[frozenset[RunStatus], RunStatus]] = {
         frozenset({RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED}),
         RunStatus.FINISHED,
     ),
-}  # what a person may do: from which statuses, to which
-OTHER_PEOPLE = 2  # of whom each must hold the final checkpoint, where the run ever had so many
+}
+OTHER_PEOPLE = 2  # so many others must hold the final checkpoint, if the run ever had as many
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the site knows of a run. People are counted by account; `safe` means: holds the final checkpoint whole."""
+class LifecycleFacts:
+    """What the site knows of a run.
+
+    Attributes:
+        launch_requested: the owner has launched the run.
+        manifest: a worker has posted the manifest.
+        quorum: how many machines must be alive before training starts.
+        alive: machines that are alive.
+        ledger_tokens: tokens trained so far.
+        token_budget: tokens to train.
+        owner_safe: a machine of the owner holds the whole final checkpoint.
+        others_safe: how many other people have a machine that holds it.
+        others_ever: how many other people ever contributed.
+    """
 
     launch_requested: bool = False
     manifest: bool = False
     quorum: int = 1
-    alive: int = 0  # machines
+    alive: int = 0
     ledger_tokens: int = 0
     token_budget: int = 1
     owner_safe: bool = False
-    others_safe: int = 0  # people other than the owner
-    others_ever: int = 0  # …who ever contributed
+    others_safe: int = 0
+    others_ever: int = 0
 
 
-def tick(status: RunStatus, facts: Facts) -> RunStatus:
-    """The status that follows: at most one step, and the same one for the same arguments."""
+def next_status(status: RunStatus, facts: LifecycleFacts) -> RunStatus:
+    """Return the status that follows, at most one step on."""
     if status is RunStatus.DRAFT and facts.launch_requested and facts.manifest:
         return RunStatus.RECRUITING
     if status is RunStatus.RECRUITING and facts.alive >= max(1, facts.quorum):
         return RunStatus.TRAINING
-    if (
-        status is RunStatus.TRAINING
-        and facts.ledger_tokens >= facts.token_budget
-        and not missing(facts)
-    ):
+    is_spent = facts.ledger_tokens >= facts.token_budget
+    if status is RunStatus.TRAINING and is_spent and not missing_confirmations(facts):
         return RunStatus.FINISHED
     return status
 
 
-def missing(facts: Facts) -> str:
-    """Who must still confirm the final checkpoint, as a sentence; "" when nobody must."""
+def missing_confirmations(facts: LifecycleFacts) -> str:
+    """Return a sentence on who must still confirm the final checkpoint; "" if nobody must."""
+    missing = [] if facts.owner_safe else ["the owner's machine"]
     others = min(OTHER_PEOPLE, facts.others_ever) - facts.others_safe
-    wanted = [] if facts.owner_safe else ["the owner's machine"]
-    if others > 0:
-        wanted.append(
-            "a machine of one other person" if others == 1 else f"machines of {others} other people"
-        )
-    return (
-        f"The final model is not safe yet: waiting for {' and '.join(wanted)} to confirm it."
-        if wanted
-        else ""
-    )
+    if others == 1:
+        missing.append("a machine of one other person")
+    elif others > 1:
+        missing.append(f"machines of {others} other people")
+    if not missing:
+        return ""
+    return f"The final model is not safe yet: waiting for {' and '.join(missing)} to confirm it."
 
 
-def waiting(status: RunStatus, facts: Facts) -> str:
-    """What the run waits for, as a sentence for its page; "" when for nothing."""
+def waiting_reason(status: RunStatus, facts: LifecycleFacts) -> str:
+    """Return a sentence on what the run waits for; "" if for nothing."""
     if status is RunStatus.DRAFT and facts.launch_requested:
         return "Waiting for one of the owner's machines to prepare the text."
     if status is RunStatus.RECRUITING:
         return f"Waiting for machines: {facts.alive} of {max(1, facts.quorum)} are here."
     if status is RunStatus.TRAINING and facts.ledger_tokens >= facts.token_budget:
-        return missing(facts)
+        return missing_confirmations(facts)
     if status is RunStatus.TRAINING and not facts.alive:
-        return "No machine is reporting. Those that hold a ticket go on by themselves and will report again."
+        return (
+            "No machine is reporting. Machines keep training on their own and will report when they "
+            "can."
+        )
     return ""

@@ -1,33 +1,34 @@
-"""The owner's notes on a run: Markdown in, safe HTML out."""
+"""The owner's notes on a run: Markdown in, safe HTML out. Pure."""
 
 import re
 from functools import lru_cache
+from typing import Any
 
 from django.utils.safestring import SafeString, mark_safe
 from markdown_it import MarkdownIt
 
-LONGEST = 20_000  # characters
-HIDING = re.compile(
-    "[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]"
-)  # turns text around, or cannot be seen
+MAX_CHARACTERS = 20_000
+# Characters that are invisible, or reverse the direction of the text.
+HIDING = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
-def plain(text: str) -> str:
-    """As it is kept: line ends as Unix has them, nothing that hides or that Postgres refuses."""
+def clean_markdown(text: str) -> str:
+    """Normalise line ends, and remove characters that are invisible or that Postgres refuses."""
     text = HIDING.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
     return "".join(c for c in text if c in "\n\t" or c.isprintable()).strip()
 
 
-def html(text: str) -> SafeString:
-    """CommonMark and tables, without HTML, images and other people's schemes; links tell no one where they come from,
-    and headings begin below those of the page."""
-    return mark_safe(
-        _markdown().render(plain(text))
-    )  # the renderer escapes whatever is not Markdown
+def render_html(text: str) -> SafeString:
+    """Render CommonMark and tables, without HTML, images or other URL schemes.
+
+    Links send no referrer, and headings begin below those of the page.
+    """
+    # The renderer escapes everything that is not Markdown.
+    return mark_safe(_renderer().render(clean_markdown(text)))
 
 
 @lru_cache(maxsize=1)
-def _markdown() -> MarkdownIt:
+def _renderer() -> MarkdownIt:
     markdown = (
         MarkdownIt("commonmark", {"html": False, "maxNesting": 20})
         .enable("table")
@@ -35,11 +36,11 @@ def _markdown() -> MarkdownIt:
     )
     markdown.disable("html_inline")
 
-    def link(self, tokens, index, options, env) -> str:
+    def link(self: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
         tokens[index].attrSet("rel", "nofollow ugc noopener noreferrer")
         return self.renderToken(tokens, index, options, env)
 
-    def heading(self, tokens, index, options, env) -> str:
+    def heading(self: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
         tokens[index].tag = f"h{min(6, int(tokens[index].tag[1:]) + 2)}"
         return self.renderToken(tokens, index, options, env)
 

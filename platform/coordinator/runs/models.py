@@ -21,15 +21,15 @@ from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
 from coordinator.runs import lifecycle
 from coordinator.runs.invitations import Guest as Guest
-from coordinator.runs.invitations import Invitation as Invitation
-from coordinator.runs.join_policy import OPEN, Access, Terms
-from coordinator.runs.lifecycle import Facts
-from coordinator.runs.querysets import ID, RunQuery
+from coordinator.runs.invitations import RunInvitation as RunInvitation
+from coordinator.runs.join_policy import OPEN_TO_ALL, Access, JoinPolicy
+from coordinator.runs.lifecycle import LifecycleFacts
+from coordinator.runs.querysets import ID, RunQuerySet
 from coordinator.runs.replicated import run_events
 
 Status = enums.RunStatus
-MOST_TOKENS = 10**15  # as a spec's budget
-PAGES = ("new", "estimate")  # addresses beside the runs' own
+MAX_TOKEN_BUDGET = 10**15  # as a spec's budget
+RESERVED_SLUGS = ("new", "estimate")  # addresses beside the runs' own
 
 
 class Run(models.Model):
@@ -81,7 +81,7 @@ class Run(models.Model):
         "accounts.Team", null=True, on_delete=models.SET_NULL, related_name="runs"
     )
 
-    objects = RunQuery.as_manager()
+    objects = RunQuerySet.as_manager()
 
     class Meta:
         ordering = ["-created"]
@@ -114,7 +114,7 @@ class Run(models.Model):
         return pinned + self.extra_tokens
 
     @property
-    def most_tokens(self) -> int:
+    def max_plausible_tokens(self) -> int:
         """A loss measured past so many is a lie or a mistake, and would squeeze all others into a corner."""
         return 2 * max(self.ledger_tokens, self.token_budget)
 
@@ -122,7 +122,7 @@ class Run(models.Model):
     def is_over(self) -> bool:
         return self.state in (Status.FINISHED, Status.CANCELLED)
 
-    def view(self) -> coordinator_messages.RunView:
+    def to_message(self) -> coordinator_messages.RunView:
         signed = messages.Signed.model_validate(self.manifest) if self.manifest else None
         spec = self.spec_text or RunSpec.to_json(self.spec)
         return coordinator_messages.RunView(
@@ -135,8 +135,8 @@ class Run(models.Model):
         )
 
     @property
-    def terms(self) -> Terms:
-        return Terms(
+    def join_policy(self) -> JoinPolicy:
+        return JoinPolicy(
             self.access, self.least_memory, self.least_device_memory, self.notes, self.team_id
         )
 
@@ -151,7 +151,7 @@ class Run(models.Model):
             self.owner_id == user.pk or user.is_staff
         )
 
-    def open_to(self, user) -> bool:
+    def accepts_machines_of(self, user) -> bool:
         """Whether this person's machines may join, as far as people go."""
         if self.access == Access.ANYONE or self.owner_id == user.pk:
             return True
@@ -160,7 +160,7 @@ class Run(models.Model):
         return self.guests.filter(user=user).exists()
 
     @property
-    def circle(self) -> str:
+    def access_description(self) -> str:
         """Whom it takes, to follow its name in a sentence."""
         if self.access == Access.TEAM:
             return (
@@ -174,13 +174,13 @@ class Run(models.Model):
             else "takes the machines of who was invited"
         )
 
-    def allows(self, action: str) -> bool:
+    def allows_action(self, action: str) -> bool:
         """Whether "launch", "edit", "pause", "resume", "cancel", "finish", "archive" or "unarchive" makes sense now."""
         if "archive" in action:
             return self.is_over and (self.archived is None) == (action == "archive")
         if action in ("launch", "edit"):
             return self.state is Status.DRAFT and not self.launch_requested
-        return self.state in lifecycle.CONTROLS[action][0]
+        return self.state in lifecycle.TRANSITIONS[action][0]
 
     # ---- what happens to it ----------------------------------------------------------------------------------
 
@@ -193,17 +193,17 @@ class Run(models.Model):
         *,
         report_every: float = 10.0,
         quorum: int = 1,
-        terms: Terms = OPEN,
+        terms: JoinPolicy = OPEN_TO_ALL,
         parent: "Run | None" = None,
     ) -> "Run":
         """A draft. Raises SpecError, with a sentence for each field that makes no sense."""
-        name = _named(name)
-        if found := _checked(name, spec, report_every, quorum) | terms.problems():
+        name = _clean_name(name)
+        if found := _draft_problems(name, spec, report_every, quorum) | terms.problems():
             raise SpecError(found)
         pk = uuid7()
         slug = slugify(name)[:60] or "run"
         own = f"{slug}-{pk.hex[-8:]}"
-        if slug in PAGES or ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists():
+        if slug in RESERVED_SLUGS or ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists():
             slug = own
         fields = {
             "name": name,
@@ -211,28 +211,28 @@ class Run(models.Model):
             "report_every": report_every,
             "quorum": quorum,
         }
-        fields |= terms.columns() | {"id": pk, "owner": owner, "parent": parent}
+        fields |= terms.to_columns() | {"id": pk, "owner": owner, "parent": parent}
         with mirrors.log_transaction():
             try:
                 with transaction.atomic():
                     made = cls.objects.create(slug=slug, **fields)
             except IntegrityError:  # another run of this name was made at the same moment
                 made = cls.objects.create(slug=own, **fields)
-            mirrors.record("run.create", pk, run_events.created(made))
+            mirrors.record("run.create", pk, run_events.creation_payload(made))
             record("run.create", made, actor=owner, parent=parent and parent.pk)
         return made
 
     def edit(self, name: str, spec: RunSpec, *, actor=None) -> bool:
         """While it is the draft that was read, and nobody launched it; else False. A new text needs a new manifest."""
-        name = _named(name)
-        if found := _checked(name, spec, self.report_every, self.quorum):
+        name = _clean_name(name)
+        if found := _draft_problems(name, spec, self.report_every, self.quorum):
             raise SpecError(found)
         before = self.spec
         spec = dataclasses.replace(spec, start=before.start)
-        if found := _unlike(before, spec):
+        if found := _start_fields_changed(before, spec):
             raise SpecError(found)
         fields = {"name": name, "draft": dataclasses.asdict(spec)}
-        if _prepared(before) != _prepared(spec):
+        if _manifest_inputs(before) != _manifest_inputs(spec):
             fields["manifest"] = None
         return self._decide(
             "edit",
@@ -263,7 +263,7 @@ class Run(models.Model):
         """An admin's word that this is it, whatever the budget says."""
         return self._control("finish", actor, finished=timezone.now())
 
-    def inextensible(self, tokens: int = 1) -> str:
+    def extension_problem(self, tokens: int = 1) -> str:
         """Why it cannot get so many tokens more, as a sentence; "" where it can. Once its budget is spent a run is
         never opened again: its machines have agreed on the final weights, and some are gone with them."""
         anew = "Copy the run instead: the copy may begin with this one's weights"
@@ -273,14 +273,14 @@ class Run(models.Model):
             return f"The run is {self.status}, and what is over is never opened again. {anew}."
         if self.ledger_tokens >= self.token_budget:
             return f"Its budget is spent, and its machines are settling the final model. {anew}."
-        if not 1 <= tokens <= MOST_TOKENS - self.token_budget:
-            return f"Type a number from 1 to {MOST_TOKENS - self.token_budget:,}: no run has more than 10^15 tokens."
+        if not 1 <= tokens <= MAX_TOKEN_BUDGET - self.token_budget:
+            return f"Type a number from 1 to {MAX_TOKEN_BUDGET - self.token_budget:,}: no run has more than 10^15 tokens."
         return ""
 
     def extend(self, tokens: int, *, actor=None) -> None:
         """So many tokens more than it had. The spec stays as it is: workers hear of it with their next directive, and
-        train on at the rate where the schedule ends. Raises UserError, with the sentence of `inextensible`."""
-        if sentence := self.inextensible(tokens):
+        train on at the rate where the schedule ends. Raises UserError, with the sentence of `extension_problem`."""
+        if sentence := self.extension_problem(tokens):
             raise UserError(sentence)
         under_way = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
         unchanged = Q(
@@ -291,17 +291,18 @@ class Run(models.Model):
         with mirrors.log_transaction():
             if not self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
                 raise UserError(
-                    self.inextensible(tokens) or "Somebody else extended it just now: look again."
+                    self.extension_problem(tokens)
+                    or "Somebody else extended it just now: look again."
                 )
             mirrors.record("run.extend", self.pk, {"tokens": tokens})
             record("run.extend", self, actor=actor, tokens=tokens)
 
-    def arrange(self, terms: Terms, *, actor=None) -> bool:
+    def update_join_policy(self, terms: JoinPolicy, *, actor=None) -> bool:
         """Who may join with what, and the notes. Raises SpecError, with a sentence for each field; False when nothing
         differs."""
         if found := terms.problems():
             raise SpecError(found)
-        columns = terms.columns()
+        columns = terms.to_columns()
         return self._decide("arrange", ~Q(**columns), actor=actor, **columns)
 
     def clone(self, owner, name: str = "", start: Start | None = None) -> "Run":
@@ -311,7 +312,11 @@ class Run(models.Model):
         spec = dataclasses.replace(
             self.spec, roots=(), threshold=1, owner="", manifest="", start=start
         )
-        known = {"report_every": self.report_every, "quorum": self.quorum, "terms": self.terms}
+        known = {
+            "report_every": self.report_every,
+            "quorum": self.quorum,
+            "terms": self.join_policy,
+        }
         return Run.create(owner, name or f"{self.name[:72]} (copy)", spec, parent=self, **known)
 
     def archive(self, *, actor=None) -> bool:
@@ -329,13 +334,13 @@ class Run(models.Model):
             "accept_manifest", open_still, machine=machine, manifest=signed.model_dump()
         )
 
-    def note_ledger(self, tokens: int) -> None:
+    def record_ledger_tokens(self, tokens: int) -> None:
         """The ledger only grows."""
         self._change(Q(ledger_tokens__lt=tokens), ledger_tokens=tokens)
 
-    def advance(self, facts: Facts) -> bool:
+    def advance(self, facts: LifecycleFacts) -> bool:
         """One tick. Whether anything changed."""
-        before, after = self.state, lifecycle.tick(self.state, facts)
+        before, after = self.state, lifecycle.next_status(self.state, facts)
         if after is before:
             return False
         fields: dict = {"status": after}
@@ -368,7 +373,7 @@ class Run(models.Model):
         )
 
     def _control(self, action: str, actor, **fields) -> bool:
-        allowed, after = lifecycle.CONTROLS[action]
+        allowed, after = lifecycle.TRANSITIONS[action]
         return self._decide(
             action, Q(status__in=[s.value for s in allowed]), actor=actor, status=after, **fields
         )
@@ -377,7 +382,7 @@ class Run(models.Model):
         """A change that another mirror has to know of: made, told and noted together, or not at all."""
         with mirrors.log_transaction():
             if changed := self._change(condition, **fields):
-                run_events.tell(self, action)
+                run_events.record_run_event(self, action)
                 record(f"run.{action}", self, actor=actor, machine=machine)
         return changed
 
@@ -393,12 +398,12 @@ def _pinned_budget(spec_text: str) -> int:
     return int(json.loads(spec_text)["recipe"]["token_budget"])
 
 
-def _named(name: str) -> str:
+def _clean_name(name: str) -> str:
     """Nothing in a name hides, or turns text around."""
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())
 
 
-def _unlike(before: RunSpec, spec: RunSpec) -> dict[str, str]:
+def _start_fields_changed(before: RunSpec, spec: RunSpec) -> dict[str, str]:
     """What a run that begins with another's weights must leave as it is, and does not."""
     if not spec.start.run:
         return {}
@@ -413,12 +418,12 @@ def _unlike(before: RunSpec, spec: RunSpec) -> dict[str, str]:
     return found
 
 
-def _prepared(spec: RunSpec) -> tuple:
+def _manifest_inputs(spec: RunSpec) -> tuple:
     """What a manifest was made for, and checked against."""
     return spec.text, spec.model.vocabulary, spec.model.context
 
 
-def _checked(name: str, spec: RunSpec, report_every: float, quorum: int) -> dict[str, str]:
+def _draft_problems(name: str, spec: RunSpec, report_every: float, quorum: int) -> dict[str, str]:
     found = problems(spec)
     if not 1 <= len(name) <= 80:
         found["name"] = "give the run a name of 1 to 80 characters"

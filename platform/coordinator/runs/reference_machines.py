@@ -41,7 +41,7 @@ LAPTOP = Hardware(
     adam=0.6e9, attention_backward=0.05 * T, updates=(Updates("host", "float32", 32, 0.6e9),),
     **_HOST | {"disk": 100 * GB, "stream": 20e9, "disk_read": 1.5e9, "disk_write": 0.8e9},
 )  # fmt: skip
-MACHINES = (
+REFERENCE_MACHINES = (
     ("8 GB laptop", LAPTOP),
     ("12 GB GPU", _gpu("a GPU with 12 GB", 32 * GB, 12 * GB, 25 * T, 360e9, 12e9)),
     ("24 GB GPU", _gpu("a GPU with 24 GB", 64 * GB, 24 * GB, 70 * T, 900e9, 22e9)),

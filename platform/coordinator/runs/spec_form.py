@@ -1,4 +1,4 @@
-"""A run's spec from flat fields, as forms and command lines have them: preset or shape, text, recipe."""
+"""Build a run's spec from flat fields, as forms and command lines have them: preset, text, recipe. Pure."""
 
 import dataclasses
 import secrets
@@ -8,18 +8,29 @@ from typing import Any
 from barnraise.errors import SpecError
 from barnraise.spec import AUTO, ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
 
-ROUNDS = 16  # an update may claim the tokens of so many rounds: room for longer ones, none to spend a budget at once
-OFFERED = {
-    "recipe.codec": AUTO
-}  # what people are offered where they say nothing; the spec's own default is older
-FIXED = "streams"  # rounds end together by the clock, said a part at a time, as far as lines allow
+# An update may claim the tokens of so many rounds: enough for longer rounds, not for a whole budget at once.
+UPDATE_ROUNDS = 16
+OFFERED = {"recipe.codec": AUTO}  # what forms preselect; the spec's own default is older
+# With the strategy "auto" rounds end together by the clock, and fragments are published one by one.
+AUTO_STRATEGY = "streams"
 PARTS = {"model": ModelSpec, "text": TextSpec, "recipe": Recipe}
+TOP_FIELDS = ("seed", "max_tokens_per_update", "verdict_horizon")
+TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text"}
 
 
 def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -> RunSpec:
-    """`fields` maps dotted names ("model.layers", "recipe.learning_rate", "seed") to values or their text; a field that
-    is absent, None or "" keeps its default. The strategy "auto" leaves rounds and what updates say to each machine and
-    its line; a spec says that as the codec "auto". Raises SpecError with a sentence for each field that makes no sense.
+    """Build a spec.
+
+    The strategy "auto" leaves round length and compression to each machine and its line; in a spec that is the
+    codec "auto".
+
+    Args:
+        fields: dotted names ("model.layers", "recipe.learning_rate", "seed") → values, or their text. A field
+            that is absent, None or "" keeps its default.
+        preset_name: the preset whose model shape the fields change.
+
+    Raises:
+        SpecError: with a sentence for each field that is not valid.
     """
     found: dict[str, str] = {}
     if fields.get("recipe.strategy") == AUTO:
@@ -27,29 +38,9 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
             found["recipe.codec"] = (
                 "the strategy auto leaves this to each machine: choose another strategy to fix it"
             )
-        fields = {**fields, "recipe.strategy": FIXED, "recipe.codec": AUTO}
-    values: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-    top: dict[str, Any] = {}
-    known = {
-        f"{p}.{f.name}": (values[p], f.name, f.type)
-        for p, kind in PARTS.items()
-        for f in dataclasses.fields(kind)
-    }
-    known |= {
-        name: (top, name, int) for name in ("seed", "max_tokens_per_update", "verdict_horizon")
-    }
-    for name, value in fields.items():
-        if name not in known:
-            found[str(name)[:100]] = "is not a field of a run"
-        elif value not in (None, ""):
-            target, key, kind = known[name]
-            try:
-                target[key] = _texts(value) if kind == tuple[str, ...] else _number(value, kind)
-            except (ValueError, OverflowError, TypeError):
-                what = {int: "a whole number", float: "a number", str: "a text"}.get(
-                    kind, "a list of texts"
-                )
-                found[name] = f"must be {what}, not '{str(value)[:40]}'"
+        fields = {**fields, "recipe.strategy": AUTO_STRATEGY, "recipe.codec": AUTO}
+    values, parse_problems = _parse_fields(fields)
+    found |= parse_problems
     try:
         model = dataclasses.replace(preset(preset_name), **values["model"])
     except SpecError as error:
@@ -59,14 +50,11 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
         model = dataclasses.replace(model, vocabulary=256)
     recipe = Recipe(**values["recipe"])
     if "warmup_tokens" not in values["recipe"]:
-        recipe = dataclasses.replace(
-            recipe, warmup_tokens=min(recipe.warmup_tokens, max(0, recipe.token_budget // 20))
-        )
-    top.setdefault("seed", secrets.randbits(63))
+        warmup_tokens = min(recipe.warmup_tokens, max(0, recipe.token_budget // 20))
+        recipe = dataclasses.replace(recipe, warmup_tokens=warmup_tokens)
     round_tokens = max(1, recipe.step_sequences * model.context * recipe.round_steps)
-    top.setdefault(
-        "max_tokens_per_update", min(ROUNDS * round_tokens, RunSpec.max_tokens_per_update)
-    )
+    max_tokens = min(UPDATE_ROUNDS * round_tokens, RunSpec.max_tokens_per_update)
+    top = {"seed": secrets.randbits(63), "max_tokens_per_update": max_tokens} | values[""]
     spec = RunSpec(model=model, text=text, recipe=recipe, **top)
     found = {**problems(spec), **found}
     if found:
@@ -74,17 +62,47 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
     return spec
 
 
+def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Parse dotted fields.
+
+    Returns:
+        The values by part ("model", "text", "recipe"; "" for the spec's own fields) and name, and a sentence
+        for each field that is not valid.
+    """
+    values: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "")}
+    found: dict[str, str] = {}
+    types = {
+        f"{part}.{field.name}": (part, field.name, field.type)
+        for part, cls in PARTS.items()
+        for field in dataclasses.fields(cls)
+    }
+    types |= {name: ("", name, int) for name in TOP_FIELDS}
+    for name, value in fields.items():
+        if name not in types:
+            found[str(name)[:100]] = "is not a field of a run"
+        elif value not in (None, ""):
+            part, key, type_ = types[name]
+            try:
+                values[part][key] = (
+                    _texts(value) if type_ == tuple[str, ...] else _number(value, type_)
+                )
+            except (ValueError, OverflowError, TypeError):
+                label = TYPE_LABELS.get(type_, "a list of texts")
+                found[name] = f"must be {label}, not '{str(value)[:40]}'"
+    return values, found
+
+
 def _texts(value: Any) -> tuple[str, ...]:
-    """What stands between spaces and line ends; or a list of it."""
-    return tuple(value.split()) if isinstance(value, str) else tuple(str(each) for each in value)
+    """Split a text at white space; take a list as it is."""
+    return tuple(value.split()) if isinstance(value, str) else tuple(str(item) for item in value)
 
 
-def _number(value: Any, kind: type):
-    """Numbers as people write them: 1e6 and 1_000_000 and 1,000,000 are all the same whole number."""
-    if kind is str or not isinstance(value, str):
-        return kind(value)
+def _number(value: Any, type_: Any) -> Any:
+    """Read a number as people write it: 1e6, 1_000_000 and 1,000,000 are the same whole number."""
+    if type_ is str or not isinstance(value, str):
+        return type_(value)
     text = value.strip().replace(",", "").replace("_", "")
-    if kind is float:
+    if type_ is float:
         return float(text)
     try:
         return int(text)

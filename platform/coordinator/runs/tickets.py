@@ -1,4 +1,4 @@
-"""What the mirror signs for a machine in a run: tickets for its peers, directives for itself."""
+"""Sign what a site sends to a machine of a run: tickets, shown to its peers, and directives for itself."""
 
 import time
 from collections.abc import Sequence
@@ -11,46 +11,58 @@ from coordinator.runs.models import Run
 
 TICKET_SECONDS = 24 * 3600
 RENEW_SECONDS = 12 * 3600  # a ticket with less than this left is replaced in the next reply
-RESTED = (
+PAUSABLE = (
     enums.RunStatus.RECRUITING,
     enums.RunStatus.TRAINING,
-)  # where a machine would take steps, or soon
+)  # where a machine takes steps, or soon
 
 
-def ticket(run: Run, machine: Machine, now: float | None = None) -> messages.Signed:
+def sign_ticket(run: Run, machine: Machine, now: float | None = None) -> messages.Signed:
+    """Sign a machine's ticket for a run, valid for `TICKET_SECONDS`.
+
+    Args:
+        run: the run.
+        machine: the machine.
+        now: the time of issue in seconds since 1970.
+    """
     now = time.time() if now is None else now
-    return site_identity.identity().sign(
-        "ticket",
-        messages.Ticket(
-            run=str(run.pk),
-            peer=machine.key,
-            machine=str(machine.pk),
-            volunteer=volunteer_salt.volunteer_pseudonym(machine.owner_id),
-            roles=[enums.Role.WORKER],
-            issued=now,
-            expires=now + TICKET_SECONDS,
-            mirror=site_identity.identity().key,
-        ),
+    identity = site_identity.identity()
+    ticket = messages.Ticket(
+        run=str(run.pk),
+        peer=machine.key,
+        machine=str(machine.pk),
+        volunteer=volunteer_salt.volunteer_pseudonym(machine.owner_id),
+        roles=[enums.Role.WORKER],
+        issued=now,
+        expires=now + TICKET_SECONDS,
+        mirror=identity.key,
     )
+    return identity.sign("ticket", ticket)
 
 
-def directive(
-    run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, rests: bool = False
+def sign_directive(
+    run: Run, machine: Machine, revoked: Sequence[str], prepare: bool, *, paused: bool = False
 ) -> messages.Signed:
-    """`rests`: its owner wants this one machine to take no steps. What ends a run ends it for this one too."""
-    version, listed = mirror_list.current_version()
-    return site_identity.identity().sign(
-        "directive",
-        coordinator_messages.Directive(
-            run=str(run.pk),
-            machine=str(machine.pk),
-            status=enums.RunStatus.PAUSED if rests and run.state in RESTED else run.state,
-            revoked=list(revoked),
-            prepare=prepare,
-            report_every=run.report_every,
-            token_budget=run.token_budget if run.extra_tokens else None,
-            mirror_list_version=version,
-            mirror_list_digest=listed,
-            issued=time.time(),
-        ),
+    """Sign a machine's directive.
+
+    Args:
+        run: the run.
+        machine: the machine.
+        revoked: keys of machines whose tickets are not valid any longer.
+        prepare: the machine should prepare the run's text.
+        paused: the owner has paused this one machine. A run that ends still ends for this machine too.
+    """
+    version, mirror_list_digest = mirror_list.current_version()
+    directive = coordinator_messages.Directive(
+        run=str(run.pk),
+        machine=str(machine.pk),
+        status=enums.RunStatus.PAUSED if paused and run.state in PAUSABLE else run.state,
+        revoked=list(revoked),
+        prepare=prepare,
+        report_every=run.report_every,
+        token_budget=run.token_budget if run.extra_tokens else None,
+        mirror_list_version=version,
+        mirror_list_digest=mirror_list_digest,
+        issued=time.time(),
     )
+    return site_identity.identity().sign("directive", directive)

@@ -90,9 +90,9 @@ def _runs() -> list[dict[str, Any]]:
 def _queues() -> dict[str, Any]:
     valkey = valkey_client()
     with valkey.pipeline(transaction=False) as pipe:
-        pipe.llen(report_queue.PENDING).lindex(report_queue.PENDING, 0).llen(CELERY_QUEUE).info(
-            "memory"
-        )
+        pipe.llen(report_queue.PENDING_KEY).lindex(report_queue.PENDING_KEY, 0).llen(
+            CELERY_QUEUE
+        ).info("memory")
         reports, oldest, tasks, memory = pipe.execute()
     return {
         "reports": reports,

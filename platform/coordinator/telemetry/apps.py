@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 
 
-class Telemetry(AppConfig):
+class TelemetryConfig(AppConfig):
     name = "coordinator.telemetry"
     label = "telemetry"
 

@@ -20,8 +20,8 @@ from coordinator.eventlog import writer as mirrors
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 
-SHOWN = 20  # on the run's page
-KEPT = 500  # a run: past that the oldest that nobody else confirmed are forgotten
+ROWS_SHOWN = 20  # on the run's page
+MAX_CHECKPOINTS = 500  # a run: past that the oldest that nobody else confirmed are forgotten
 
 
 class Checkpoint(models.Model):
@@ -50,12 +50,11 @@ class Checkpoint(models.Model):
         return f"{self.digest[:12]} at {self.tokens:,} tokens"
 
     @property
-    def place(self) -> str:
+    def aggregate_name(self) -> str:
         """By which mirrors know it."""
         return f"{self.run_id}:{self.vector}:{self.digest}"
 
-    @property
-    def start(self) -> Start:
+    def to_start(self) -> Start:
         """For a run that begins here."""
         manifest = coordinator_messages.TextManifest.model_validate_json(
             messages.Signed.model_validate(self.run.manifest).body
@@ -63,7 +62,7 @@ class Checkpoint(models.Model):
         return Start(str(self.run_id), self.digest, self.tokens, manifest.tokenizer or "")
 
 
-class Holding(models.Model):
+class CheckpointHolder(models.Model):
     """A machine said that it had exactly these weights."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
@@ -81,7 +80,7 @@ class Holding(models.Model):
         return f"{self.machine} has {self.checkpoint}"
 
 
-def note(heard: Iterable[tuple[Membership, list[reports_module.Report]]]) -> None:
+def record_announcements(heard: Iterable[tuple[Membership, list[reports_module.Report]]]) -> None:
     """What these reports of machines announce, and confirm. Twice says no more than once, and costs nothing: every
     report carries the last announcement."""
     wanted: dict[tuple, list[Membership]] = {}  # (run, vector, digest) → who names it
@@ -89,7 +88,7 @@ def note(heard: Iterable[tuple[Membership, list[reports_module.Report]]]) -> Non
         said = {
             r.checkpoint
             for r in reports
-            if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.most_tokens
+            if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.max_plausible_tokens
         }
         named = {(view.vector, view.digest) for view in said} | {
             (r.vector, r.anchor) for r in reports if r.anchor
@@ -115,8 +114,8 @@ def note(heard: Iterable[tuple[Membership, list[reports_module.Report]]]) -> Non
         for each in known
         for member in wanted.get((each.run_id, each.vector, each.digest), ())
     ]
-    Holding.objects.bulk_create(
-        [Holding(checkpoint=each, machine_id=member.machine_id) for member, each in held],
+    CheckpointHolder.objects.bulk_create(
+        [CheckpointHolder(checkpoint=each, machine_id=member.machine_id) for member, each in held],
         ignore_conflicts=True,
     )
     transaction.on_commit(
@@ -138,7 +137,7 @@ def _remember(pairs: Iterable[tuple[UUID, str, str]]) -> None:
 
 
 @dataclass(frozen=True)
-class Line:
+class CheckpointRow:
     """One checkpoint as pages and the API show it. `others`: at the same updates, with other weights."""
 
     checkpoint: Checkpoint
@@ -154,11 +153,11 @@ class Line:
         return self.people > 1 and not self.others
 
 
-def lines(run: Run, most: int = SHOWN) -> list[Line]:
+def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow]:
     """The newest first; four queries however many there are."""
     found = list(run.checkpoints.all()[:most])
     holdings = (
-        Holding.objects.filter(checkpoint__in=found)
+        CheckpointHolder.objects.filter(checkpoint__in=found)
         .select_related("machine")
         .order_by("said", "pk")
     )
@@ -176,14 +175,16 @@ def lines(run: Run, most: int = SHOWN) -> list[Line]:
         names = tuple(machine.name for machine in machines)
         alive = sum(machine.pk in here for machine in machines)
         told.append(
-            Line(each, len(machines), len(people), names, alive, vectors.count(each.vector) - 1)
+            CheckpointRow(
+                each, len(machines), len(people), names, alive, vectors.count(each.vector) - 1
+            )
         )
     return told
 
 
-def forget(run: Run) -> int:
+def prune_checkpoints(run: Run) -> int:
     """Of a run with more than KEPT checkpoints, the oldest beyond them that only one machine ever spoke of."""
-    beyond = run.checkpoints.order_by("-tokens", "-pk").values("pk")[KEPT:]
+    beyond = run.checkpoints.order_by("-tokens", "-pk").values("pk")[MAX_CHECKPOINTS:]
     alone = (
         Checkpoint.objects.filter(pk__in=beyond)
         .annotate(count=models.Count("holdings"))
@@ -192,7 +193,7 @@ def forget(run: Run) -> int:
     gone = 0
     for checkpoint in alone:
         with mirrors.log_transaction():
-            place, told = checkpoint.place, checkpoint.told
+            place, told = checkpoint.aggregate_name, checkpoint.told
             gone += checkpoint.delete()[0]
             if told:
                 mirrors.record("checkpoint.forget", place, {})

@@ -20,7 +20,7 @@ AWAY_AT_MOST = timedelta(
 )  # between its last report to one mirror and its first to another
 
 
-class Event(models.Model):
+class RunEvent(models.Model):
     """A machine `kind` at a moment. Its name is the machine's to keep, and to lose."""
 
     class Kind(models.TextChoices):
@@ -58,9 +58,9 @@ class Event(models.Model):
         return f"{self.machine} {self.kind}"
 
 
-def told(
+def detect_events(
     member: Membership, reports: Sequence[Report], at: Sequence[float], moment: int
-) -> list[Event]:
+) -> list[RunEvent]:
     """What these reports of one machine tell beyond what was known, `reports` ascending by seq, each measured `at` so
     many seconds since 1970; asked before the reports' numbers are taken over. To be saved, as of this `moment`."""
     known, found = member.activity, []
@@ -68,38 +68,40 @@ def told(
         if (
             report.seq > member.latest
         ):  # one that fills a gap says what the machine did before what is known
-            if kind := turn(known, report.activity, member.run.state):
+            if kind := event_kind_of_change(known, report.activity, member.run.state):
                 found.append(_event(member, kind, when, moment))
             known = report.activity
-    if found and found[0].kind == Event.Kind.RESUMED and not _rested(member):
+    if found and found[0].kind == RunEvent.Kind.RESUMED and not _rested(member):
         del found[0]  # the whole run rested, and it with it
     return found
 
 
-def turn(before: str, after: str, run: RunStatus) -> Event.Kind | None:
+def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Kind | None:
     """What it is called that a machine went from one activity to another, while its run was in this state."""
     if before == after:
         return None
     if before in AWAY and after in HERE:
-        return Event.Kind.JOINED
+        return RunEvent.Kind.JOINED
     if after == Activity.PAUSED and run is RunStatus.TRAINING:
-        return Event.Kind.PAUSED
+        return RunEvent.Kind.PAUSED
     if before == Activity.PAUSED and after == Activity.TRAINING:
-        return Event.Kind.RESUMED
-    return {Activity.FINISHED: Event.Kind.FINISHED, Activity.LEFT: Event.Kind.LEFT}.get(after)
+        return RunEvent.Kind.RESUMED
+    return {Activity.FINISHED: RunEvent.Kind.FINISHED, Activity.LEFT: RunEvent.Kind.LEFT}.get(after)
 
 
-def _event(member: Membership, kind: Event.Kind, at: float, moment: int) -> Event:
+def _event(member: Membership, kind: RunEvent.Kind, at: float, moment: int) -> RunEvent:
     when = datetime.fromtimestamp(at, UTC)
-    return Event(run=member.run, machine_id=member.machine_id, kind=kind, at=when, changed=moment)
+    return RunEvent(
+        run=member.run, machine_id=member.machine_id, kind=kind, at=when, changed=moment
+    )
 
 
-def without_moves(found: list[Event]) -> list[Event]:
+def drop_mirror_moves(found: list[RunEvent]) -> list[RunEvent]:
     """Without those of machines that were at work all along, and joined nothing but this mirror. One question."""
     joined = {
         (event.run_id, event.machine_id): event
         for event in reversed(found)
-        if event.kind == Event.Kind.JOINED
+        if event.kind == RunEvent.Kind.JOINED
     }
     if not joined:
         return found
@@ -115,8 +117,8 @@ def without_moves(found: list[Event]) -> list[Event]:
 
 def _rested(member: Membership) -> bool:
     last = (
-        Event.objects.filter(run=member.run, machine=member.machine_id)
+        RunEvent.objects.filter(run=member.run, machine=member.machine_id)
         .values_list("kind", flat=True)
         .first()
     )
-    return last == Event.Kind.PAUSED
+    return last == RunEvent.Kind.PAUSED

@@ -9,14 +9,14 @@ from django.db.models import Max
 from coordinator.accounts.models import Machine
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import BUCKET, WIDTHS
+from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS
 
 SERIES = 600  # points at most…
 LINE = 200  # …and of one machine's own line
 LINES = 8  # machines that get one
 
 
-def history(run: Run) -> dict[str, list[list[float]]]:
+def load_history(run: Run) -> dict[str, list[list[float]]]:
     """{"train": [[ledger tokens, nats a token]…], "validation": […], "clock": [[ledger tokens, seconds since 1970]…],
     "rate": [[seconds since 1970, tokens/s]…]}.
 
@@ -34,7 +34,7 @@ def history(run: Run) -> dict[str, list[list[float]]]:
     }
 
 
-def lines(run: Run) -> list[dict[str, Any]]:
+def load_machine_curves(run: Run) -> list[dict[str, Any]]:
     """{"id", "name", "points": [[ledger tokens, nats a token]…]} of the machines that trained most, they first: what
     each measured in training."""
     trained = Membership.everywhere.filter(run=run).values("machine").annotate(most=Max("tokens"))
@@ -42,10 +42,10 @@ def lines(run: Run) -> list[dict[str, Any]]:
     machines, points = Machine.objects.in_bulk(most), {machine: [] for machine in most}
     with connection.cursor() as cursor:
         rows = (
-            "telemetry_point p JOIN fleet_membership m ON m.id = membership_id "  # of whichever mirror
+            "telemetry_losspoint p JOIN fleet_membership m ON m.id = membership_id "  # of whichever mirror
             "WHERE m.run_id = %s AND m.machine_id = ANY(%s) AND kind = 'train' AND p.tokens <= %s"
         )
-        wanted = [run.pk, most, run.most_tokens]
+        wanted = [run.pk, most, run.max_plausible_tokens]
         cursor.execute(f"SELECT max(p.tokens) FROM {rows}", wanted)
         width = max(1, math.ceil(((cursor.fetchone()[0] or 0) + 1) / LINE))
         means = f"SELECT machine_id, avg(p.tokens), avg(loss) FROM {rows} GROUP BY machine_id, p.tokens / %s ORDER BY 2"
@@ -63,8 +63,8 @@ _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)
 def _losses(run: Run, kind: str) -> list[tuple[int, float, float]]:
     """(ledger tokens, nats a token, seconds since 1970), each a mean."""
     with connection.cursor() as cursor:
-        points = f"telemetry_point WHERE {_MEMBERS} AND kind = %s AND tokens <= %s"
-        wanted = [run.pk, kind, run.most_tokens]
+        points = f"telemetry_losspoint WHERE {_MEMBERS} AND kind = %s AND tokens <= %s"
+        wanted = [run.pk, kind, run.max_plausible_tokens]
         cursor.execute(f"SELECT max(tokens) FROM {points}", wanted)
         most = cursor.fetchone()[0]
         width = max(1, math.ceil(((most or 0) + 1) / SERIES))
@@ -80,9 +80,9 @@ def _losses(run: Run, kind: str) -> list[tuple[int, float, float]]:
 
 def _rates(run: Run) -> list[list[float]]:
     narrow = (
-        math.ceil(max(1.0, 1.5 * run.report_every / BUCKET)) * BUCKET
+        math.ceil(max(1.0, 1.5 * run.report_every / BUCKET_SECONDS)) * BUCKET_SECONDS
         if run.report_every > 5
-        else BUCKET
+        else BUCKET_SECONDS
     )
     with connection.cursor() as cursor:
         cursor.execute(
@@ -112,8 +112,8 @@ def _rates(run: Run) -> list[list[float]]:
 def _finest(ranges: dict[int, tuple[int, int]]) -> tuple[int, int, int]:
     """(width, first, last) of the finest rows that still go back to the beginning."""
     beginning = min(first for first, _ in ranges.values())
-    for width in WIDTHS:
-        if width in ranges and ranges[width][0] < beginning + max(WIDTHS):
+    for width in BUCKET_WIDTHS:
+        if width in ranges and ranges[width][0] < beginning + max(BUCKET_WIDTHS):
             return width, *ranges[width]
     widest = max(ranges)
     return widest, *ranges[widest]

@@ -3,15 +3,14 @@
 from django.db import models
 from django.utils import timezone
 
-from coordinator.credit.credit import Credit as Credit
 from coordinator.fleet.models import Membership
 from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
-from coordinator.telemetry.checkpoints import Holding as Holding
-from coordinator.telemetry.events import Event as Event
-from coordinator.telemetry.remote.cursor import Ear as Ear
+from coordinator.telemetry.checkpoints import CheckpointHolder as CheckpointHolder
+from coordinator.telemetry.events import RunEvent as RunEvent
+from coordinator.telemetry.remote.cursor import RemoteCursor as RemoteCursor
 
-BUCKET = 10  # seconds the finest Rollup covers
-WIDTHS = (BUCKET, 60, 3600)  # …and each of the kinds there are
+BUCKET_SECONDS = 10  # seconds the finest Rollup covers
+BUCKET_WIDTHS = (BUCKET_SECONDS, 60, 3600)  # …and each of the kinds there are
 OURS = models.Q(changed__isnull=False)
 
 
@@ -20,7 +19,7 @@ class Rollup(models.Model):
     `rate_sum` / `reports` is the mean rate; the others are how much the totals grew."""
 
     membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="rollups")
-    width = models.PositiveSmallIntegerField(default=BUCKET)
+    width = models.PositiveSmallIntegerField(default=BUCKET_SECONDS)
     bucket = models.BigIntegerField()  # seconds since 1970, a multiple of the width
     reports = models.PositiveIntegerField(default=0)
     rate_sum = models.FloatField(default=0)
@@ -48,7 +47,7 @@ class Rollup(models.Model):
         return f"{self.membership_id}, {self.width} s at {self.bucket}"
 
 
-class Point(models.Model):
+class LossPoint(models.Model):
     """One measured loss, in nats a token; `tokens` is the ledger's count then."""
 
     membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="points")
@@ -76,7 +75,7 @@ class Point(models.Model):
         return f"{self.kind} {self.loss:.4f} at {self.tokens:,}"
 
 
-class Receipt(models.Model):
+class ReportReceipt(models.Model):
     """A report that is in although one before it is missing: it lies above the mark, and must not count twice."""
 
     membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="receipts")

@@ -20,11 +20,11 @@ from barnraise.protocol.reports import Report
 from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
 
-PENDING = "reports:pending"
-PENDING_MOST = 20_000  # entries; past this the site is too far behind to take more
-POINTS_KEPT = 5_000  # a run
+PENDING_KEY = "reports:pending"
+MAX_PENDING = 20_000  # entries; past this the site is too far behind to take more
+MAX_LIVE_POINTS = 5_000  # a run
 READ = 16  # runs whose rows a process keeps as it read them last
-KEPT_SECONDS = 7 * 86_400  # live copies of a run nobody reports from any more
+LIVE_TTL_SECONDS = 7 * 86_400  # live copies of a run nobody reports from any more
 
 
 def workers_key(run: object) -> str:
@@ -35,11 +35,11 @@ def points_key(run: object) -> str:
     return f"live:{run}:points"
 
 
-class Behind(Exception):
+class QueueFullError(Exception):
     """The queue is full: whatever drains it does not run."""
 
 
-def ingest(
+def queue_reports(
     membership: Membership, reports: list[Report], witnessed: Sequence[Attestation] = ()
 ) -> None:
     """Queues what Postgres does not hold, and shows it to watchers. `reports` ascend by seq, and the testimonies were
@@ -47,7 +47,7 @@ def ingest(
     fresh = [r for r in reports if r.seq > membership.mark]
     if not fresh:
         return
-    now, run, most = time.time(), membership.run_id, membership.run.most_tokens
+    now, run, most = time.time(), membership.run_id, membership.run.max_plausible_tokens
     machine, newest = str(membership.machine_id), fresh[-1]
     entry = {
         "id": secrets.token_hex(8),
@@ -63,18 +63,20 @@ def ingest(
         if point.tokens <= most
     ]
     told = [json.dumps(each) for each in (entry, _row(newest, now), *points)]
-    keys = [PENDING, workers_key(run), points_key(run)]
-    if not _take()(keys, [PENDING_MOST, KEPT_SECONDS, POINTS_KEPT, machine, newest.seq, *told]):
-        raise Behind
+    keys = [PENDING_KEY, workers_key(run), points_key(run)]
+    if not _ingest_script()(
+        keys, [MAX_PENDING, LIVE_TTL_SECONDS, MAX_LIVE_POINTS, machine, newest.seq, *told]
+    ):
+        raise QueueFullError
 
 
 @lru_cache(maxsize=1)
-def _take() -> Script:
-    return valkey_client().register_script(_TAKE)
+def _ingest_script() -> Script:
+    return valkey_client().register_script(_INGEST_LUA)
 
 
 # One trip for a post: whether the queue has room, the entry, the machine's row unless a newer one is shown, its points.
-_TAKE = """
+_INGEST_LUA = """
 local most, seconds, kept, machine, seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if redis.call('llen', KEYS[1]) >= tonumber(most) then return 0 end
 redis.call('rpush', KEYS[1], ARGV[6])
@@ -87,17 +89,17 @@ return 1
 """
 
 
-def show(run: object, machine: object, point: dict) -> None:
+def publish_point(run: object, machine: object, point: dict) -> None:
     """One {kind, tokens, loss, at} that another mirror tells of, to watchers here."""
     key = points_key(run)
     with valkey_client().pipeline(transaction=False) as pipe:
         pipe.xadd(
             key,
             {"point": json.dumps({"machine": str(machine), **point})},
-            maxlen=POINTS_KEPT,
+            maxlen=MAX_LIVE_POINTS,
             approximate=True,
         )
-        pipe.expire(key, KEPT_SECONDS)
+        pipe.expire(key, LIVE_TTL_SECONDS)
         pipe.execute()
 
 
@@ -115,7 +117,7 @@ _read: dict[
 ] = {}  # run → machine → its row as it came, and what it says
 
 
-def rows(run: object) -> dict[str, dict]:
+def live_rows(run: object) -> dict[str, dict]:
     """Machine id → its newest live numbers, which nobody may change: a run of thousands is looked at once a second, and
     only what changed since is read anew."""
     told, before = valkey_client().hgetall(workers_key(run)), _read.pop(str(run), {})
@@ -131,13 +133,13 @@ def rows(run: object) -> dict[str, dict]:
     return {machine: row for machine, (_, row) in now.items()}
 
 
-def heard(run: object, machine: object) -> int:
+def newest_report_number(run: object, machine: object) -> int:
     """The number of a machine's newest report; 0 before the first, or once Valkey has forgotten."""
     row = valkey_client().hget(workers_key(run), str(machine))
     return json.loads(row)["seq"] if row else 0
 
 
-def cursor(run: object) -> str:
+def points_cursor(run: object) -> str:
     """Where the stream of points ends now."""
     last = valkey_client().xrevrange(points_key(run), count=1)
     return last[0][0] if last else "0-0"

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
-from coordinator.telemetry.models import Event, Receipt, Rollup
+from coordinator.telemetry.models import ReportReceipt, Rollup, RunEvent
 
 DAY = 86_400
 ROLLUPS_KEPT = {10: 2 * DAY, 60: 30 * DAY}  # seconds of each width; rows of an hour stay
@@ -21,7 +21,7 @@ AT_ONCE = 20_000  # rows a statement
 RECEIPTS_KEPT = timedelta(days=7)  # of machines that never came back to close a gap
 
 
-def retain(now: float | None = None, seconds: float = 60.0) -> int:
+def delete_old_rows(now: float | None = None, seconds: float = 60.0) -> int:
     """How many rows went. Stops after so many seconds."""
     now, ends = time.time() if now is None else now, time.monotonic() + seconds
     gone = sum(
@@ -31,9 +31,9 @@ def retain(now: float | None = None, seconds: float = 60.0) -> int:
     while (thinned := _thin(now - POINTS_WHOLE)) and time.monotonic() < ends:
         gone += thinned
     gone += thinned
-    gone += _by_batches(Event, ends, at__lt=timezone.now() - EVENTS_KEPT)
-    gone += Receipt.objects.filter(received__lt=timezone.now() - RECEIPTS_KEPT).delete()[0]
-    return gone + sum(checkpoints.forget(run) for run in _with_many_checkpoints())
+    gone += _by_batches(RunEvent, ends, at__lt=timezone.now() - EVENTS_KEPT)
+    gone += ReportReceipt.objects.filter(received__lt=timezone.now() - RECEIPTS_KEPT).delete()[0]
+    return gone + sum(checkpoints.prune_checkpoints(run) for run in _with_many_checkpoints())
 
 
 def _by_batches(model, ends: float, **which) -> int:
@@ -51,10 +51,10 @@ def _thin(before: float) -> int:
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            DELETE FROM telemetry_point WHERE id IN (
+            DELETE FROM telemetry_losspoint WHERE id IN (
                 SELECT id FROM (
                     SELECT id, row_number() OVER (PARTITION BY membership_id, floor(at / 3600) ORDER BY at, id) AS place
-                    FROM telemetry_point WHERE kind = 'train' AND at < %s
+                    FROM telemetry_losspoint WHERE kind = 'train' AND at < %s
                 ) AS placed WHERE place > 1 LIMIT %s
             )
             """,
@@ -64,4 +64,6 @@ def _thin(before: float) -> int:
 
 
 def _with_many_checkpoints():
-    return Run.objects.annotate(count=Count("checkpoints")).filter(count__gt=checkpoints.KEPT)
+    return Run.objects.annotate(count=Count("checkpoints")).filter(
+        count__gt=checkpoints.MAX_CHECKPOINTS
+    )

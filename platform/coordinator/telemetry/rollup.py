@@ -16,23 +16,26 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from django.db import DataError, IntegrityError, connection, transaction
+from django.dispatch import Signal
 from django.utils import timezone
 from pydantic import ValidationError
 
 from barnraise.protocol.coordinator_messages import Attestation
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import Report
-from coordinator.credit import credit
 from coordinator.fleet.models import Membership
-from coordinator.fleet.verdicts import lived
+from coordinator.fleet.verdicts import count_incarnation_updates
 from coordinator.lib import counters
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import checkpoints, events
-from coordinator.telemetry.models import BUCKET, WIDTHS, Point, Receipt
-from coordinator.telemetry.remote.change_stamp import moment
-from coordinator.telemetry.report_queue import PENDING
+from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS, LossPoint, ReportReceipt
+from coordinator.telemetry.remote.change_stamp import next_change_stamp
+from coordinator.telemetry.report_queue import PENDING_KEY
 
 log = logging.getLogger("coordinator.telemetry")
+
+# Sent within the transaction that stores reports. `attestations`: each membership with its attestations.
+attestations_received = Signal()
 
 LOCK = 0x62726E72  # of the one process that drains; any number will do
 ENTRIES = 1000  # a transaction
@@ -48,17 +51,17 @@ LATEST = ("version", "activity", "incarnation", "step", "tokens", "ledger_tokens
           "updates_received", "peers", "peer_bytes_sent", "peer_bytes_received", "vector")  # fmt: skip
 
 
-def drain(*, wait: bool = False) -> int:
+def drain_queue(*, wait: bool = False) -> int:
     """Moves what is queued into Postgres; how many entries that were. While another process does it: 0, or `wait`."""
     moved = 0
     with _alone(wait) as mine:
-        while mine and (raw := valkey_client().lrange(PENDING, 0, ENTRIES - 1)):
+        while mine and (raw := valkey_client().lrange(PENDING_KEY, 0, ENTRIES - 1)):
             with transaction.atomic():
                 _store_all(raw)
             with valkey_client().pipeline(transaction=False) as pipe:
                 for text in raw:
                     pipe.lrem(
-                        PENDING, 1, text
+                        PENDING_KEY, 1, text
                     )  # by value: after a restart the queue may not begin where it did
                 pipe.execute()
             moved += len(raw)
@@ -118,14 +121,14 @@ def _store_all(raw: list[str]) -> None:
 def _stored(sent: Sent) -> bool:
     try:
         with transaction.atomic():
-            store(sent)
+            store_reports(sent)
     except (DataError, IntegrityError) as error:
         log.warning("Postgres refuses reports of %d machines: %s", len(sent), error)
         return False
     return True
 
 
-def store(sent: Sent) -> None:
+def store_reports(sent: Sent) -> None:
     """Machines' reports, in any order and any duplication, within the caller's transaction. So many statements however
     many machines there are: at hundreds of reports a second a dozen for each would keep two cores busy."""
     # In one order everywhere: row locks cannot meet head on.
@@ -136,7 +139,7 @@ def store(sent: Sent) -> None:
             "reports of %d memberships came after these were deleted", len(sent) - len(members)
         )
     held: dict[UUID, dict[int, datetime]] = defaultdict(dict)
-    for pk, seq, received in Receipt.objects.filter(membership__in=sent).values_list(
+    for pk, seq, received in ReportReceipt.objects.filter(membership__in=sent).values_list(
         "membership", "seq", "received"
     ):
         held[pk][seq] = received
@@ -145,11 +148,11 @@ def store(sent: Sent) -> None:
         for m in members
     }
     safe_elsewhere = _safe_elsewhere(members, here)
-    changed = moment()
-    points: list[Point] = []
+    changed = next_change_stamp()
+    points: list[LossPoint] = []
     sums: Sums = defaultdict(lambda: defaultdict(float))
-    receipts: list[Receipt] = []
-    happened: list[events.Event] = []
+    receipts: list[ReportReceipt] = []
+    happened: list[events.RunEvent] = []
     heard: list[tuple[Membership, list[Report]]] = []
     testified: list[tuple[Membership, list[Attestation]]] = []
     for member in members:
@@ -157,7 +160,7 @@ def store(sent: Sent) -> None:
         fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held[member.pk]}
         again = any(r.seq in held[member.pk] for r in reports)
         points += [
-            Point(
+            LossPoint(
                 membership=member,
                 seq=r.seq,
                 position=i,
@@ -169,7 +172,7 @@ def store(sent: Sent) -> None:
             for i, p in enumerate(r.points)
         ]
         ordered = [fresh[seq] for seq in sorted(fresh)]
-        happened += events.told(
+        happened += events.detect_events(
             member, ordered, [_measured(member, r, received) for r in ordered], changed
         )
         _add_rollups(member, ordered, received, sums, changed)
@@ -180,16 +183,16 @@ def store(sent: Sent) -> None:
         member.changed = changed
         heard.append((member, list(fresh.values())))
         testified.append((member, told))
-    Point.objects.bulk_create(points)
-    Receipt.objects.bulk_create(receipts)
-    events.Event.objects.bulk_create(events.without_moves(happened))
+    LossPoint.objects.bulk_create(points)
+    ReportReceipt.objects.bulk_create(receipts)
+    events.RunEvent.objects.bulk_create(events.drop_mirror_moves(happened))
     _grow(sums, changed)
     # Each is there, and locked: what looks like an insertion is one UPDATE of all of them.
     Membership.objects.bulk_create(
         members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING
     )
-    checkpoints.note(heard)
-    credit.note(testified)
+    checkpoints.record_announcements(heard)
+    attestations_received.send(None, attestations=testified)
 
 
 def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> dict[UUID, int]:
@@ -224,7 +227,9 @@ def _add_rollups(
 ) -> None:
     """Adds each report to its bucket, and takes the newest's numbers over into the membership."""
     for report in reports:
-        into = sums[member.pk, int(_measured(member, report, received)) // BUCKET * BUCKET]
+        into = sums[
+            member.pk, int(_measured(member, report, received)) // BUCKET_SECONDS * BUCKET_SECONDS
+        ]
         into["reports"] += 1
         into["rate_sum"] += report.rate
         if report.activity is Activity.FINISHED:
@@ -246,7 +251,9 @@ def _add_rollups(
             member.plan, member.step_seconds = plan, report.step_seconds
         if report.exchange:
             member.exchange = report.exchange.model_dump()
-        member.lives = lived(member.lives, report.incarnation, report.updates_sent)
+        member.lives = count_incarnation_updates(
+            member.lives, report.incarnation, report.updates_sent
+        )
         member.anchor, member.addresses, member.latest = (
             report.anchor or "",
             list(report.addresses),
@@ -258,7 +265,7 @@ def _grow(sums: Sums, changed: int) -> None:
     """Adds to the rows of every width, in one statement."""
     wider: dict[tuple, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (member, bucket), grown in sums.items():
-        for width in WIDTHS:
+        for width in BUCKET_WIDTHS:
             for name, value in grown.items():
                 wider[member, width, bucket // width * width][name] += value
     if not wider:
@@ -283,7 +290,7 @@ def _grow(sums: Sums, changed: int) -> None:
 
 def _move_mark(
     member: Membership, held: dict[int, datetime], fresh: set[int], again: bool
-) -> list[Receipt]:
+) -> list[ReportReceipt]:
     """What is held beyond the mark, to be remembered. `again`: the machine has posted what is held a second time, so it
     would have posted what is missing."""
     beyond = fresh | set(held)
@@ -298,7 +305,7 @@ def _move_mark(
         member.mark = _contiguous(min(left), beyond)
     if held:
         member.receipts.filter(seq__lte=member.mark).delete()
-    return [Receipt(membership=member, seq=seq) for seq in fresh if seq > member.mark]
+    return [ReportReceipt(membership=member, seq=seq) for seq in fresh if seq > member.mark]
 
 
 def _contiguous(mark: int, beyond: set[int]) -> int:

@@ -10,14 +10,14 @@ from django.db.models.functions import Cast
 
 from barnraise.protocol.enums import RunStatus
 from coordinator.accounts.models import machine_name, shown_name
-from coordinator.fleet.lifecycle_facts import KNOWING, facts
+from coordinator.fleet.lifecycle_facts import ACTIVITIES_WITH_LEDGER, gather_facts
 from coordinator.fleet.models import Membership, is_alive
 from coordinator.runs import lifecycle
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
 
 
-class Seconds(Func):
+class EpochSeconds(Func):
     """A time as seconds since 1970, which Postgres tells sooner than a date is parsed here."""
 
     template = "extract(epoch FROM %(expressions)s)::float8"
@@ -29,20 +29,20 @@ class Seconds(Func):
 
 
 # Columns of a membership, in one query without a model each: a run of thousands is looked at every second.
-WHO = (Cast("pk", TextField()), "mirror", Cast("machine", TextField()), Seconds("last_seen"), Seconds("heard"),
+WHO = (Cast("pk", TextField()), "mirror", Cast("machine", TextField()), EpochSeconds("last_seen"), EpochSeconds("heard"),
        "latest", "machine__revoked", "machine__key", "machine__hostname", Cast("machine__owner", TextField()),
        "machine__owner__name", "machine__owner__left")  # fmt: skip
 KEPT = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received", "peers",
         "vector", "anchor", "plan", "step_seconds", "exchange")  # fmt: skip
 
 
-def workers(run: Run, now: float | None = None) -> list[dict[str, Any]]:
+def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
     """One row a machine, wherever it reports: id, name, person, activity, alive, last_seen, version, tokens, rate
     (tokens/s; 0 when gone), step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind (tokens),
     plan and exchange (a `PlanView`, an `ExchangeView`, or None), agrees (see `agreement`, of this machine); and
     vector, anchor. Of what several mirrors know of a machine its newest report counts."""
     now = time.time() if now is None else now
-    live = report_queue.rows(run.pk)
+    live = report_queue.live_rows(run.pk)
     members = _newest(run, live)
     pks = [
         pk
@@ -112,7 +112,7 @@ def _is_whole(row: dict[str, Any] | None, latest: int) -> bool:
     return row is not None and row["seq"] >= latest and "plan" in row and "exchange" in row
 
 
-def summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The run's own line; `rows` as `workers` gave them. Times in seconds since 1970."""
     tokens, alive = max(run.ledger_tokens, _ledger(rows)), sum(row["alive"] for row in rows)
     goes_on = (
@@ -129,12 +129,14 @@ def summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "updates": sum(row["updates_sent"] for row in rows),
         "workers_known": len(rows),
         "workers_alive": alive,
-        "agree": agreement(rows),
-        "waiting": None if goes_on else lifecycle.waiting(run.state, facts(run)) or None,
+        "agree": weights_agree(rows),
+        "waiting": None
+        if goes_on
+        else lifecycle.waiting_reason(run.state, gather_facts(run)) or None,
     }
 
 
-def agreement(rows: list[dict[str, Any]]) -> bool | None:
+def weights_agree(rows: list[dict[str, Any]]) -> bool | None:
     """Whether live machines that hold the same updates hold the same weights; None while no two can be compared."""
     comparable = _at_one_vector(rows).values()
     return all(len(set(anchors)) == 1 for anchors in comparable) if comparable else None
@@ -160,7 +162,11 @@ def _commonest(anchors: list[str]) -> str | None:
 
 def _ledger(rows: list[dict[str, Any]]) -> int:
     """As most live machines that work on it see it."""
-    known = [row["ledger_tokens"] for row in rows if row["alive"] and row["activity"] in KNOWING]
+    known = [
+        row["ledger_tokens"]
+        for row in rows
+        if row["alive"] and row["activity"] in ACTIVITIES_WITH_LEDGER
+    ]
     return statistics.median_high(known) if known else 0
 
 

@@ -9,15 +9,13 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from barnraise.protocol.enums import RunStatus
-from coordinator.accounts.models import Enrolment, Invitation
-from coordinator.credit.replicated import credits
-from coordinator.fleet.lifecycle_facts import advance
+from coordinator.accounts.models import Enrolment, TeamInvitation
+from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import retention
 from coordinator.telemetry.remote import pull
-from coordinator.telemetry.replicated import checkpoints
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 
 log = logging.getLogger("coordinator.telemetry")
 LATELY = timedelta(minutes=2)  # ago, at most, somebody reported in a run that may change
@@ -27,20 +25,20 @@ LONGER = timedelta(
 LONGER_EVERY = 300  # seconds, and whom a run waited for may have been revoked since
 
 
-@shared_task(name="telemetry.rollup", max_retries=0)
-def rollup() -> int:
+@shared_task(name="telemetry.drain_reports", max_retries=0)
+def drain_reports() -> int:
     """The queue of reports into Postgres."""
-    return drain()
+    return drain_queue()
 
 
-@shared_task(name="telemetry.gather", max_retries=0)
-def gather() -> int:
+@shared_task(name="telemetry.pull_remote_telemetry", max_retries=0)
+def pull_remote_telemetry() -> int:
     """What is new of machines that report to other mirrors. How many rows."""
-    return pull.gather()
+    return pull.pull_all()
 
 
-@shared_task(name="telemetry.tick", max_retries=0)
-def tick() -> int:
+@shared_task(name="telemetry.advance_runs", max_retries=0)
+def advance_runs() -> int:
     """Every run that can change by itself, one step on. How many did. What is known of a run changes with what its
     machines say, and when its owner leaves: the others, thousands perhaps, are not looked at, or now and then."""
     changed = 0
@@ -53,33 +51,26 @@ def tick() -> int:
     under_way = Q(status__in=[RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED])
     for run in Run.objects.filter(complete | under_way & heard).select_related("owner"):
         before = run.status
-        if advance(run):
+        if advance_run(run):
             changed += 1
             log.info("run %s: %s → %s", run.slug, before, run.status)
     return changed
 
 
-@shared_task(name="telemetry.tell", time_limit=300)
-def tell() -> int:
-    """New checkpoints and credit into the event log. How many events: a few for each machine that works, however often
-    it reports."""
-    return checkpoints.tell() + credits.tell()
-
-
-@shared_task(name="telemetry.retain")
-def retain() -> int:
+@shared_task(name="telemetry.delete_old_telemetry")
+def delete_old_telemetry() -> int:
     """Old rows go, finer ones sooner. How many."""
-    return retention.retain()
+    return retention.delete_old_rows()
 
 
-@shared_task(name="telemetry.tidy")
-def tidy() -> int:
+@shared_task(name="telemetry.delete_expired_rows")
+def delete_expired_rows() -> int:
     """Forgets enrolments that nobody decided on, invitations that nobody answered, and where revoked machines were (a
     report that was still on its way may have said it again)."""
     old = Enrolment.objects.filter(
         decision=Enrolment.Decision.PENDING, expires__lt=timezone.now() - timedelta(days=1)
     )
-    late = Invitation.objects.filter(expires__lt=timezone.now())
+    late = TeamInvitation.objects.filter(expires__lt=timezone.now())
     Membership.objects.filter(machine__revoked__isnull=False).exclude(addresses=[]).update(
         addresses=[]
     )

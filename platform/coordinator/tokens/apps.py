@@ -1,7 +1,7 @@
 from django.apps import AppConfig
 
 
-class Tokens(AppConfig):
+class TokensConfig(AppConfig):
     name = "coordinator.tokens"
     label = "tokens"
 

@@ -1,8 +1,9 @@
-"""Personal tokens: what a person's scripts show instead of a password."""
+"""Personal API tokens: what a person's scripts send instead of a password."""
 
 import hashlib
 import secrets
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import models, transaction
@@ -11,21 +12,22 @@ from uuid6 import uuid7
 
 from coordinator.audit.log import record
 
-BEGINS = (
-    "brn_"  # so that people, and programs that look for leaked secrets, know one when they see it
-)
+TOKEN_PREFIX = "brn_"  # people, and scanners for leaked secrets, recognise a token by it
 SCOPES = {
     "runs:read": "See the runs you may see, their machines and checkpoints",
-    "runs:write": "Create, launch, pause, resume, cancel, copy and archive runs, take updates out, and invite people",
+    "runs:write": "Create, launch, pause, resume, cancel, copy and archive runs, remove updates, and invite people",
     "machines:read": "See your machines",
     "machines:write": "Rename, pause, resume and revoke your machines",
 }
-LONGEST_DAYS = 366
-SEEN_EVERY = 60.0  # seconds between two writes of when one was last used
+MAX_DAYS = 366
+USE_RECORD_SECONDS = 60.0  # at least so long between two writes of `last_used`
 
 
 class Token(models.Model):
-    """Its text is shown once and never kept: `digest` is the SHA-256 of it, enough for a secret of 256 bits."""
+    """A token. Its text is shown once and never stored; `digest` is the text's SHA-256.
+
+    The text is a secret of 256 bits, for which a plain digest is enough.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     user = models.ForeignKey(
@@ -33,7 +35,7 @@ class Token(models.Model):
     )
     name = models.CharField(max_length=60)
     digest = models.CharField(max_length=64, unique=True)
-    begins = models.CharField(max_length=12)  # of the text, to tell tokens apart
+    begins = models.CharField(max_length=12)  # the start of the text, by which people recognise it
     scopes = models.JSONField(default=list)
     created = models.DateTimeField(default=timezone.now)
     expires = models.DateTimeField()
@@ -47,12 +49,22 @@ class Token(models.Model):
         return self.name
 
     @classmethod
-    def make(cls, user, name: str, scopes: list[str], days: int) -> tuple["Token", str]:
-        """The token, and its text to show once. Arguments are the caller's to check."""
-        assert set(scopes) <= set(SCOPES) and 1 <= days <= LONGEST_DAYS
-        text = BEGINS + secrets.token_urlsafe(32)
+    def create(cls, user: Any, name: str, scopes: list[str], days: int) -> tuple["Token", str]:
+        """Create a token.
+
+        Args:
+            user: whose it is.
+            name: what the person calls it.
+            scopes: keys of `SCOPES`; the caller checks them.
+            days: how long it is valid, at most `MAX_DAYS`.
+
+        Returns:
+            The token, and its text to show once.
+        """
+        assert set(scopes) <= set(SCOPES) and 1 <= days <= MAX_DAYS
+        text = TOKEN_PREFIX + secrets.token_urlsafe(32)
         with transaction.atomic():
-            made = cls.objects.create(
+            token = cls.objects.create(
                 user=user,
                 name=name,
                 digest=_digest(text),
@@ -60,29 +72,30 @@ class Token(models.Model):
                 scopes=[scope for scope in SCOPES if scope in scopes],
                 expires=timezone.now() + timedelta(days=days),
             )
-            record("token.make", made, actor=user, scopes=made.scopes, expires=made.expires)
-        return made, text
+            record("token.make", token, actor=user, scopes=token.scopes, expires=token.expires)
+        return token, text
 
     @classmethod
-    def behind(cls, text: str) -> "Token | None":
-        """The token of this text, whether it is still good or not."""
+    def find_by_text(cls, text: str) -> "Token | None":
+        """Find the token of this text, valid or not."""
         return cls.objects.select_related("user").filter(digest=_digest(text)).first()
 
     @property
-    def is_good(self) -> bool:
+    def is_valid(self) -> bool:
+        """Whether it is neither revoked nor expired, and its owner is active."""
         return self.revoked is None and self.expires > timezone.now() and self.user.is_active
 
-    def used(self) -> None:
+    def record_use(self) -> None:
+        """Store that the token was used now, unless that was stored a moment ago."""
         now = timezone.now()
-        if self.last_used is None or (now - self.last_used).total_seconds() > SEEN_EVERY:
+        if self.last_used is None or (now - self.last_used).total_seconds() > USE_RECORD_SECONDS:
             Token.objects.filter(pk=self.pk).update(last_used=now)
 
-    def revoke(self, *, actor=None) -> bool:
-        """False when it was revoked before."""
+    def revoke(self, *, actor: Any = None) -> bool:
+        """Refuse the token from now on; False if it was revoked before."""
         with transaction.atomic():
-            changed = (
-                Token.objects.filter(pk=self.pk, revoked=None).update(revoked=timezone.now()) == 1
-            )
+            valid = Token.objects.filter(pk=self.pk, revoked=None)
+            changed = valid.update(revoked=timezone.now()) == 1
             if changed:
                 record("token.revoke", self, actor=actor)
         return changed

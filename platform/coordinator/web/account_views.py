@@ -9,8 +9,8 @@ from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 
-from coordinator.accounts.deletion import leave
-from coordinator.accounts.forms import LeaveForm, NameForm
+from coordinator.accounts import deletion
+from coordinator.accounts.forms import DeleteAccountForm, NameForm
 
 
 @login_required
@@ -34,9 +34,9 @@ def show_account(request: HttpRequest) -> HttpResponse:
 @reauthentication_required
 def delete_account(request: HttpRequest) -> HttpResponse:
     person = request.user
-    form = LeaveForm(request.POST or None, person=person)
+    form = DeleteAccountForm(request.POST or None, person=person)
     if request.method == "POST" and form.is_valid():
-        leave(person, person)
+        deletion.delete_account(person, person)
         logout(request)
         messages.success(request, "Your account is deleted. Thank you for every hour you lent.")
         return redirect("home")

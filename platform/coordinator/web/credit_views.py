@@ -7,12 +7,12 @@ from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from coordinator.accounts.models import User
-from coordinator.credit import credit
+from coordinator.credit import leaderboard as credit_leaderboard
 from coordinator.lib.ttl_cache import TtlCache
 
 BY = {"people": "People", "teams": "Teams", "machines": "Machines", "runs": "Runs"}
 PERIODS = {"week": "7 days", "month": "30 days", "year": "A year", "all": "All time"}
-leaders_cache: TtlCache[tuple[str, str], list[credit.Place]] = TtlCache(
+leaders_cache: TtlCache[tuple[str, str], list[credit_leaderboard.LeaderboardRow]] = TtlCache(
     30.0
 )  # a sum over everybody's credit is of no one moment
 
@@ -23,7 +23,7 @@ def show_leaderboard(request: HttpRequest) -> HttpResponse:
     by, period = request.GET.get("by"), request.GET.get("period")
     by, period = by if by in BY else "people", period if period in PERIODS else "all"
     context = {"by": by, "period": period, "kinds": BY.items(), "periods": PERIODS.items()}
-    places = leaders_cache.get((by, period), lambda: credit.leaders(by, period))
+    places = leaders_cache.get((by, period), lambda: credit_leaderboard.leaderboard(by, period))
     return render(request, "leaderboard.html", {**context, "places": places})
 
 
@@ -31,9 +31,11 @@ def show_leaderboard(request: HttpRequest) -> HttpResponse:
 def show_volunteer(request: HttpRequest, person: uuid.UUID) -> HttpResponse:
     """A certificate. Who has no credit has no page for others: nobody signs up for a link."""
     found = get_object_or_404(User, pk=person, is_active=True)
-    record = credit.of(found)
+    record = credit_leaderboard.volunteer_record(found)
     if not record.tokens and request.user != found:
         raise Http404
     return render(
-        request, "volunteer.html", {"person": found, "record": record, "badges": credit.BADGES}
+        request,
+        "volunteer.html",
+        {"person": found, "record": record, "badges": credit_leaderboard.BADGES},
     )

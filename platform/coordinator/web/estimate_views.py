@@ -6,11 +6,11 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.planning.hardware import Hardware
-from coordinator.fleet.join import refusal, short_of
-from coordinator.fleet.machine_state import measured
-from coordinator.runs.estimate import LINES, Need, download_seconds, estimate
+from coordinator.fleet.join import join_refusal, memory_shortfall
+from coordinator.fleet.machine_state import measured_hardware
+from coordinator.runs.estimate import LINE_MEGABITS, MachineEstimate, download_seconds, estimate
 from coordinator.runs.models import Run
-from coordinator.runs.reference_machines import MACHINES
+from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.web.forms import RunForm
 from coordinator.web.run_views import get_visible_run
 
@@ -26,7 +26,7 @@ def estimate_draft(request: HttpRequest) -> HttpResponse:
     if spec is None:
         return render(request, "parts/estimate.html", {"problems": len(form.errors)})
     volunteers = form.volunteers()
-    own = [(machine.name, measured(machine)) for machine in own_machines(request)]
+    own = [(machine.name, measured_hardware(machine)) for machine in own_machines(request)]
     known = [(name, hardware) for name, hardware in own if hardware]
     context = {
         "spec": spec,
@@ -34,11 +34,11 @@ def estimate_draft(request: HttpRequest) -> HttpResponse:
         "tokens_per_parameter": spec.recipe.token_budget / spec.model.parameters,
         "groups": [
             ("Your machines", estimate(spec, known, volunteers)),
-            ("Typical machines", estimate(spec, list(MACHINES), volunteers)),
+            ("Typical machines", estimate(spec, list(REFERENCE_MACHINES), volunteers)),
         ],
         "unmeasured": [name for name, hardware in own if not hardware],
         "volunteers": volunteers,
-        "download": [(line, download_seconds(spec, line)) for line in LINES],
+        "download": [(line, download_seconds(spec, line)) for line in LINE_MEGABITS],
     }
     return render(request, "parts/estimate.html", context)
 
@@ -48,23 +48,25 @@ def show_fit(request: HttpRequest, slug: str) -> HttpResponse:
     """Whether this person's machines would do for the run, or machines that people have."""
     run = get_visible_run(request, slug)
     own = [
-        estimate_fit(run, machine.name, measured(machine), refusal(run, machine))
+        estimate_fit(run, machine.name, measured_hardware(machine), join_refusal(run, machine))
         for machine in own_machines(request)
     ]
     typical = [
-        estimate_fit(run, name, has, short_of(run, has.memory, has.device_memory))
-        for name, has in MACHINES
+        estimate_fit(run, name, has, memory_shortfall(run, has.memory, has.device_memory))
+        for name, has in REFERENCE_MACHINES
     ]
     return render(
         request, "parts/hardware_check.html", {"run": run, "own": own, "typical": typical}
     )
 
 
-def estimate_fit(run: Run, name: str, hardware: Hardware | None, refused: str) -> Need:
+def estimate_fit(run: Run, name: str, hardware: Hardware | None, refused: str) -> MachineEstimate:
     """One that has not measured itself yet is neither refused nor given a rate: nobody knows of its GPU."""
     if hardware is None:
-        return Need(name)
-    return Need(name, refused) if refused else estimate(run.spec, [(name, hardware)], 1)[0]
+        return MachineEstimate(name)
+    return (
+        MachineEstimate(name, refused) if refused else estimate(run.spec, [(name, hardware)], 1)[0]
+    )
 
 
 def own_machines(request: HttpRequest):

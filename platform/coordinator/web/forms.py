@@ -10,7 +10,7 @@ from django import forms
 from barnraise.errors import SpecError
 from barnraise.spec import AUTO, PRESETS, RunSpec, preset
 from coordinator.lib.exceptions import UserError
-from coordinator.runs.join_policy import Terms
+from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.web import run_form_fields as words
@@ -69,7 +69,7 @@ class ProblemForm(forms.Form):
             self.add_error(name, as_sentence(f"must be {what}, not '{text[:40]}'"))
             return default
 
-    def parse_terms(self) -> Terms:
+    def parse_terms(self) -> JoinPolicy:
         """Gigabytes are typed, and bytes are meant. Their ranges are the terms' to check."""
         sizes = {}
         for name in ("least_memory", "least_device_memory"):
@@ -80,7 +80,7 @@ class ProblemForm(forms.Form):
             sizes[name] = round(gigabytes * 1e9)
         said = self.cleaned_data
         team = UUID(said["team"]) if said.get("team") else None
-        return Terms(
+        return JoinPolicy(
             access=said.get("access") or "anyone", notes=said.get("notes") or "", team=team, **sizes
         )
 
@@ -89,7 +89,7 @@ class TermsForm(ProblemForm):
     """Who may join a run, and its notes."""
 
     def __init__(self, *args, run: Run, **kwargs):
-        super().__init__(*args, initial=terms_as_typed(run.terms), **kwargs)
+        super().__init__(*args, initial=terms_as_typed(run.join_policy), **kwargs)
         self.run = run
         self.fields.update(words.terms_fields(run.owner))
 
@@ -101,7 +101,7 @@ class TermsForm(ProblemForm):
         return cleaned
 
     def save(self, actor) -> None:
-        self.run.arrange(self.cleaned_data["terms"], actor=actor)
+        self.run.update_join_policy(self.cleaned_data["terms"], actor=actor)
 
 
 class ExtendForm(ProblemForm):
@@ -120,7 +120,7 @@ class ExtendForm(ProblemForm):
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
         cleaned["tokens"] = tokens = int(self.parse_number("tokens", int, 0))
-        if "tokens" not in self.errors and (problem := self.run.inextensible(tokens)):
+        if "tokens" not in self.errors and (problem := self.run.extension_problem(tokens)):
             self.add_error("tokens", problem)
         return cleaned
 
@@ -223,7 +223,7 @@ class RunForm(ProblemForm):
                     None, "The run was launched or changed meanwhile: go back and look at it again."
                 )
                 return None
-            self.run.arrange(cleaned["terms"], actor=owner)
+            self.run.update_join_policy(cleaned["terms"], actor=owner)
             return self.run
         except SpecError as error:
             self.add_problems(error)
@@ -272,7 +272,7 @@ class RunForm(ProblemForm):
         return max(1, min(int(text), 10_000)) if text.isascii() and text.isdigit() else VOLUNTEERS
 
 
-def terms_as_typed(terms: Terms) -> dict[str, str]:
+def terms_as_typed(terms: JoinPolicy) -> dict[str, str]:
     """Terms as somebody would have typed them."""
     sizes = {name: getattr(terms, name) for name in ("least_memory", "least_device_memory")}
     return {
@@ -312,4 +312,4 @@ def _run_as_typed(run: Run) -> dict[str, Any]:
     if spec.recipe.codec == AUTO:
         changed["recipe.strategy"] = AUTO
     changed["text.places"] = "\n".join(spec.text.places)
-    return {**changed, **terms_as_typed(run.terms), "name": run.name, "preset": chosen}
+    return {**changed, **terms_as_typed(run.join_policy), "name": run.name, "preset": chosen}

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Enrolment, Machine, UserError
-from coordinator.fleet.machine_state import Rest, measured
+from coordinator.fleet.machine_state import MachinePause, measured_hardware
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.web.run_views import UNFINISHED, site_url
@@ -22,7 +22,7 @@ LONGEST = 60  # characters of a name
 def own_machines(request: HttpRequest):
     """This person's machines with what the pages show of them, those that were revoked last."""
     member = Membership.everywhere.newest().select_related("run").order_by("-last_seen")
-    found = request.user.machines.select_related("rest", "measured").prefetch_related(
+    found = request.user.machines.select_related("pause", "measured").prefetch_related(
         Prefetch("memberships", member)
     )
     return found.order_by(F("revoked").asc(nulls_first=True), "-enrolled")
@@ -50,7 +50,7 @@ def show_machine(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
             return redirect("machine", machine=found.pk)
     context = {
         "machine": found,
-        "hardware": measured(found),
+        "hardware": measured_hardware(found),
         "memberships": found.memberships.all(),
         "typed": found.hostname if typed is None else typed,
         "problem": problem,
@@ -65,10 +65,13 @@ def control_machine(request: HttpRequest, machine: uuid.UUID, action: str) -> Ht
     found = get_object_or_404(Machine, pk=machine, owner=request.user)
     done, said = {
         "pause": (
-            lambda: Rest.begin(found, actor=request.user),
+            lambda: MachinePause.start(found, actor=request.user),
             "pauses with its next report, and keeps its state.",
         ),
-        "resume": (lambda: Rest.end(found, actor=request.user), "goes on with its next report."),
+        "resume": (
+            lambda: MachinePause.end(found, actor=request.user),
+            "goes on with its next report.",
+        ),
         "revoke": (
             lambda: found.revoke(actor=request.user),
             "is revoked: this site refuses it, and its peers hear of that.",

@@ -10,7 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST
 
 from barnraise.errors import SpecError
-from coordinator.runs.invitations import Invitation
+from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
 from coordinator.web.forms import ExtendForm, TermsForm
@@ -71,7 +71,9 @@ def clone_run(request: HttpRequest, slug: str) -> HttpResponse:
         raise PermissionDenied(ORGANISERS)
     try:
         chosen = request.POST.get("checkpoint")
-        copy = run.clone(request.user, start=get_checkpoint(run, chosen).start if chosen else None)
+        copy = run.clone(
+            request.user, start=get_checkpoint(run, chosen).to_start() if chosen else None
+        )
     except SpecError as error:
         messages.error(request, f"This run cannot be copied as it is: {error}.")
         return redirect(run)
@@ -93,7 +95,7 @@ def get_checkpoint(run: Run, pk: str) -> Checkpoint:
 @require_POST
 def create_invitation(request: HttpRequest, slug: str) -> HttpResponse:
     run = get_owned_run(request, slug)
-    Invitation.make(run, request.POST.get("note", "").strip(), actor=request.user)
+    RunInvitation.create(run, request.POST.get("note", "").strip(), actor=request.user)
     messages.success(
         request, "Here is a link. Whoever follows it, signed in, may join with their machines."
     )
@@ -104,7 +106,7 @@ def create_invitation(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 def withdraw_invitation(request: HttpRequest, slug: str, invitation: uuid.UUID) -> HttpResponse:
     run = get_owned_run(request, slug)
-    found = get_object_or_404(Invitation, pk=invitation, run=run)
+    found = get_object_or_404(RunInvitation, pk=invitation, run=run)
     if found.withdraw(actor=request.user):
         messages.success(request, "The link leads nowhere any more. Who came by it stays.")
     return redirect(f"{run.get_absolute_url()}#invitations")
@@ -113,7 +115,7 @@ def withdraw_invitation(request: HttpRequest, slug: str, invitation: uuid.UUID) 
 @login_required
 def accept_invitation(request: HttpRequest, slug: str, token: str) -> HttpResponse:
     """Where an invitation's link leads: a page with a button, so that a link alone changes nothing."""
-    invitation = Invitation.behind(token)
+    invitation = RunInvitation.find_by_token(token)
     if invitation is None or invitation.run.slug != slug:
         raise Http404
     run = invitation.run

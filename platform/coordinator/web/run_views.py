@@ -81,7 +81,7 @@ def create_run(request: HttpRequest) -> HttpResponse:
 @login_required
 def edit_run(request: HttpRequest, slug: str) -> HttpResponse:
     run = get_owned_run(request, slug)
-    if not run.allows("edit"):
+    if not run.allows_action("edit"):
         messages.error(request, "A launched run's rules never change.")
         return redirect(run)
     form = RunForm(request.POST or None, run=run)
@@ -120,8 +120,8 @@ def show_run(request: HttpRequest, slug: str) -> HttpResponse:
                 snapshot.workers.values(), key=lambda w: (w["person"], w["name"], w["id"])
             ),
             "may_control": run.may_control(request.user),
-            "checkpoints": checkpoints.lines(run),
-            "notes": markdown.html(run.notes),
+            "checkpoints": checkpoints.list_checkpoint_rows(run),
+            "notes": markdown.render_html(run.notes),
             "refusal": join_problem(request, run),
             "invitations": run.invitations.filter(withdrawn=None)
             if run.may_control(request.user)
@@ -140,7 +140,9 @@ def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
     """The list of checkpoints alone, for htmx."""
     run = get_visible_run(request, slug)
     return render(
-        request, "parts/checkpoints.html", {"run": run, "checkpoints": checkpoints.lines(run)}
+        request,
+        "parts/checkpoints.html",
+        {"run": run, "checkpoints": checkpoints.list_checkpoint_rows(run)},
     )
 
 
@@ -161,8 +163,10 @@ def join_problem(request: HttpRequest, run: Run) -> str:
     """What keeps this person from joining, as far as people go; "" for nothing."""
     if run.is_over:
         return f"The run is {run.status}; nobody can join it any more."
-    if run.access != "anyone" and not (request.user.is_authenticated and run.open_to(request.user)):
-        return f"It {run.circle}: ask {run.owner.shown_name} to let you in."
+    if run.access != "anyone" and not (
+        request.user.is_authenticated and run.accepts_machines_of(request.user)
+    ):
+        return f"It {run.access_description}: ask {run.owner.shown_name} to let you in."
     return ""
 
 
@@ -175,7 +179,7 @@ def parse_uuid(text: str) -> UUID | None:
 
 def get_visible_run(request: HttpRequest, slug: str) -> Run:
     """A draft that is not theirs does not exist for a visitor."""
-    run = Run.objects.select_related("owner").named(slug)
+    run = Run.objects.select_related("owner").find(slug)
     if run is None or not run.may_see(request.user):
         raise Http404
     return run

@@ -11,8 +11,8 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from coordinator.accounts import emails
-from coordinator.accounts.forms import InviteForm, TeamForm
-from coordinator.accounts.models import Invitation, Team, UserError
+from coordinator.accounts.forms import TeamForm, TeamInvitationForm
+from coordinator.accounts.models import Team, TeamInvitation, UserError
 
 LISTED = 200  # teams on one page
 
@@ -35,7 +35,7 @@ def create_team(request: HttpRequest) -> HttpResponse:
     form = TeamForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            return redirect(Team.found(form.cleaned_data["name"], request.user))
+            return redirect(Team.create(form.cleaned_data["name"], request.user))
         except UserError as error:
             form.add_error("name", error.sentence)
     return render(request, "team_new.html", {"form": form}, status=422 if form.is_bound else 200)
@@ -65,14 +65,14 @@ def rename_team(request: HttpRequest, slug: str) -> HttpResponse:
 def invite_member(request: HttpRequest, slug: str) -> HttpResponse:
     """Whether the address has an account is not told: the letter reads the same."""
     team = get_led_team(request, slug)
-    form = InviteForm(request.POST, auto_id="id_invite_%s")
+    form = TeamInvitationForm(request.POST, auto_id="id_invite_%s")
     if form.is_valid():
         try:
-            made, token = Invitation.send(team, form.cleaned_data["email"], request.user)
+            made, token = TeamInvitation.send(team, form.cleaned_data["email"], request.user)
         except UserError as error:
             form.add_error("email", error.sentence)
         else:
-            emails.invitation(made, request.build_absolute_uri(f"/teams/invitations/{token}/"))
+            emails.send_invitation(made, request.build_absolute_uri(f"/teams/invitations/{token}/"))
             messages.success(request, f"A letter is on its way to {made.email}.")
             return redirect(team)
     return _render_team(request, team, invite=form)
@@ -95,7 +95,7 @@ def leave_team(request: HttpRequest, slug: str) -> HttpResponse:
     person = get_object_or_404(team.members, **whose).person
     if person != request.user and not team.may_lead(request.user):
         raise PermissionDenied("Only who leads the team can do this.")
-    if team.part(person, request.user):
+    if team.remove_member(person, request.user):
         who = "You have" if person == request.user else f"{person.shown_name} has"
         messages.success(request, f"{who} left {team.name}.")
     return redirect("teams" if person == request.user else team)
@@ -113,7 +113,7 @@ def promote_member(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 def answer_invitation(request: HttpRequest, token: str) -> HttpResponse:
-    found = Invitation.find(token)
+    found = TeamInvitation.find(token)
     if found is None:
         return render(request, "team_invitation.html", {"invitation": None}, status=404)
     refusal = ""
@@ -148,7 +148,7 @@ def _render_team(
     request: HttpRequest,
     team: Team,
     rename: TeamForm | None = None,
-    invite: InviteForm | None = None,
+    invite: TeamInvitationForm | None = None,
 ) -> HttpResponse:
     leads = team.may_lead(request.user)
     context = {
@@ -161,7 +161,7 @@ def _render_team(
         and team.members.filter(person=request.user).exists(),
         "invitations": team.invitations.all() if leads else [],
         "rename": rename or TeamForm(initial={"name": team.name}, auto_id="id_rename_%s"),
-        "invite": invite or InviteForm(auto_id="id_invite_%s"),
+        "invite": invite or TeamInvitationForm(auto_id="id_invite_%s"),
     }
     return render(request, "team.html", context, status=422 if rename or invite else 200)
 

@@ -10,7 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
-from coordinator.tokens.models import LONGEST_DAYS, SCOPES, Token
+from coordinator.tokens.models import MAX_DAYS, SCOPES, Token
 
 MOST = 50  # good ones a person
 
@@ -24,7 +24,7 @@ class TokenForm(forms.Form):
     )
     days = forms.IntegerField(
         min_value=1,
-        max_value=LONGEST_DAYS,
+        max_value=MAX_DAYS,
         initial=90,
         label="Days it is good for",
         widget=forms.TextInput,
@@ -52,7 +52,7 @@ def list_tokens(request: HttpRequest) -> HttpResponse:
             form.add_error(None, f"You have {MOST} tokens: revoke one first.")
         else:
             said = form.cleaned_data
-            _, text = Token.make(request.user, said["name"], said["scopes"], said["days"])
+            _, text = Token.create(request.user, said["name"], said["scopes"], said["days"])
             form = TokenForm()
     context = {"form": form, "tokens": good, "text": text}
     return render(request, "tokens.html", context, status=422 if form.is_bound else 200)

@@ -5,7 +5,13 @@ from typing import Any
 from django import forms
 
 from barnraise.errors import SpecError
-from coordinator.fleet.verdicts import Charge, Verdict, lives, problems, single_updates
+from coordinator.fleet.verdicts import (
+    RetractionRequest,
+    VerdictRecord,
+    list_authors,
+    parse_single_updates,
+    retraction_problems,
+)
 from coordinator.runs.models import Run
 from coordinator.web.forms import ProblemForm
 from coordinator.web.run_form_fields import number_field
@@ -37,7 +43,7 @@ class RunVerdictForm(ProblemForm):
     def __init__(self, *args, run: Run, **kwargs):
         super().__init__(*args, **kwargs)
         self.run = run
-        self.fields["author"].choices = [(each.author, str(each)) for each in lives(run)]
+        self.fields["author"].choices = [(each.author, str(each)) for each in list_authors(run)]
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
@@ -45,20 +51,20 @@ class RunVerdictForm(ProblemForm):
             return cleaned
         try:
             first = self.parse_number("first", int, 0) if cleaned.get("first") else None
-            cleaned["charge"] = Charge(
-                cleaned["author"], first, single_updates(cleaned.get("updates") or "")
+            cleaned["charge"] = RetractionRequest(
+                cleaned["author"], first, parse_single_updates(cleaned.get("updates") or "")
             )
         except SpecError as error:
             self.add_problems(error)
             return cleaned
         if not self.errors:
-            self.add_problems(SpecError(problems(self.run, [cleaned["charge"]])))
+            self.add_problems(SpecError(retraction_problems(self.run, [cleaned["charge"]])))
         return cleaned
 
     def save(self, actor) -> bool:
         """False when the run has changed meanwhile: what is wrong is then at the fields."""
         try:
-            Verdict.give(
+            VerdictRecord.issue(
                 self.run, [self.cleaned_data["charge"]], self.cleaned_data["reason"], actor=actor
             )
         except SpecError as error:

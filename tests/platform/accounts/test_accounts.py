@@ -17,12 +17,12 @@ from django.db import connection
 from django.test import Client
 from helpers.pages import text as page
 
-from coordinator.accounts.deletion import leave
-from coordinator.accounts.models import Enrolment, Machine, SiteRules, Team, User, UserError
+from coordinator.accounts.deletion import delete_account
+from coordinator.accounts.models import Enrolment, Machine, SiteSettings, Team, User, UserError
 from coordinator.audit.models import AuditEntry
-from coordinator.fleet.machine_state import Measured
-from coordinator.runs.invitations import Invitation
-from coordinator.runs.join_policy import Terms
+from coordinator.fleet.machine_state import HardwareMeasurement
+from coordinator.runs.invitations import RunInvitation
+from coordinator.runs.join_policy import JoinPolicy
 from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
@@ -143,7 +143,9 @@ def test_with_a_second_factor_the_password_alone_is_not_enough(known, valkey):
 def test_everybody_creates_runs_until_the_staff_say_otherwise(known):
     ada, root = known(), known("root@example.org", is_staff=True)
     assert (ada.role, root.role) == ("organiser", "staff")
-    assert SiteRules.change("granted", root) and not SiteRules.change("granted", root)
+    assert SiteSettings.set_organisers("granted", root) and not SiteSettings.set_organisers(
+        "granted", root
+    )
     ada = User.objects.get(pk=ada.pk)
     assert ada.role == "volunteer" and not ada.may_create_runs
     client = Client()
@@ -243,12 +245,14 @@ def test_who_leaves_takes_all_that_is_personal_along(
         hostname="adas-attic", processor="Analytical Engine"
     )
     machine.report(run, numbers(1, addresses=["203.0.113.77:4000"]))
-    run.arrange(Terms(notes="Ada Lovelace wrote this"), actor=ada)
-    Invitation.make(run, "for Ada Lovelace's friends", actor=ada)
-    Token.make(ada, "Ada Lovelace's script", ["runs:read"], 90)
-    Measured.note(machine.machine, golden_hardware.model_copy(update={"name": "Analytical Engine"}))
-    team = Team.found("Weavers", ada)
-    team.admit(bob, ada)
+    run.update_join_policy(JoinPolicy(notes="Ada Lovelace wrote this"), actor=ada)
+    RunInvitation.create(run, "for Ada Lovelace's friends", actor=ada)
+    Token.create(ada, "Ada Lovelace's script", ["runs:read"], 90)
+    HardwareMeasurement.record(
+        machine.machine, golden_hardware.model_copy(update={"name": "Analytical Engine"})
+    )
+    team = Team.create("Weavers", ada)
+    team.add_member(bob, ada)
     TOTP.activate(ada, generate_totp_secret())
     client = Client()
     client.post("/accounts/login/", {"login": ada.email, "password": PASSWORD})
@@ -260,7 +264,7 @@ def test_who_leaves_takes_all_that_is_personal_along(
     assert client.post("/account/delete/", {"email": "wrong@example.org"}).status_code == 302, (
         "first prove it is you"
     )
-    leave(ada, ada)
+    delete_account(ada, ada)
 
     after = everything()
     for gone in (
@@ -303,10 +307,10 @@ def test_leaving_is_typed_and_asks_for_the_password_again(known, valkey):
 
 
 def test_a_run_whose_owner_left_ends_when_others_hold_its_model(known, launched):
-    from coordinator.fleet.lifecycle_facts import facts
+    from coordinator.fleet.lifecycle_facts import gather_facts
 
     run, _ = launched(known())
-    assert not facts(run).owner_safe
-    leave(run.owner, run.owner)
+    assert not gather_facts(run).owner_safe
+    delete_account(run.owner, run.owner)
     run.refresh_from_db()
-    assert facts(run).owner_safe
+    assert gather_facts(run).owner_safe

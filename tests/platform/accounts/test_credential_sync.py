@@ -19,7 +19,7 @@ from helpers.rebuild_site import empty, everything, logs, rebuilt
 
 from barnraise.protocol.signing import Identity
 from coordinator.accounts import credential_sync, mfa_forms
-from coordinator.accounts.deletion import leave
+from coordinator.accounts.deletion import delete_account
 from coordinator.accounts.models import User
 from coordinator.eventlog import ingest, private_data, projection
 from coordinator.eventlog.models import Aggregate, LogEvent, PrivateData
@@ -109,14 +109,14 @@ def test_a_code_of_an_app_that_was_used_at_another_mirror_is_used_here(ada, secr
     ours = listed(site_identity.identity(), "https://here.example.org")
     first = signed_list(1, ours, listed(there, "https://there.example.org"))
     mirror_list.ingest_lists([first], vouched=first.digest)
-    body = f'{{"marks":["{mfa_forms.mark(row, code(secret))}"]}}'.encode()
+    body = f'{{"marks":["{mfa_forms.code_fingerprint(row, code(secret))}"]}}'.encode()
     path = "/api/v1/mirrors/used-codes"
     token = there.sign_request(site_identity.identity().key, "POST", path, body, time.time())
     told = {"content_type": "application/json", "headers": {"Authorization": f"Barnraise {token}"}}
     assert Client().post(path, body, **told).status_code == 200
     assert not is_in(sign_in(code(secret))[0])
     assert is_in(sign_in(code(secret, 1))[0])
-    assert not one_time_codes.mark_used(mfa_forms.mark(row, code(secret, 1))), (
+    assert not one_time_codes.mark_used(mfa_forms.code_fingerprint(row, code(secret, 1))), (
         "others would hear of this one"
     )
 
@@ -218,7 +218,7 @@ def test_no_secret_is_in_any_event_and_nothing_stays_of_who_leaves(ada, secret):
     )
     assert secret not in said and seed not in said and "ada@" not in said
     before = logs(), everything()
-    leave(ada, ada)
+    delete_account(ada, ada)
     after = logs()
     for _ in ("here", "elsewhere"):
         assert not Authenticator.objects.exists() and not EmailAddress.objects.exists()
@@ -288,6 +288,6 @@ def test_a_passkey_and_its_name_are_the_same_elsewhere(ada, known_passkey):
     known_passkey.save()
     elsewhere()
     (row,) = Authenticator.objects.filter(type="webauthn")
-    assert row.wrap().name == "The old laptop" and mfa_forms.made_at(row) == "a.example.org"
+    assert row.wrap().name == "The old laptop" and mfa_forms.passkey_host(row) == "a.example.org"
     assert row.wrap().authenticator_data.credential_data.credential_id == b"credential"
-    assert credential_sync.lacking(ada) == ""
+    assert credential_sync.missing_credentials(ada) == ""

@@ -10,7 +10,7 @@ from django.utils import timezone
 from helpers.pages import text as page
 
 from coordinator.accounts import tasks, teams
-from coordinator.accounts.models import Invitation, Team, UserError
+from coordinator.accounts.models import Team, TeamInvitation, UserError
 from coordinator.audit.models import AuditEntry
 
 pytestmark = pytest.mark.django_db
@@ -51,7 +51,7 @@ def test_a_team_that_cannot_be_says_so_at_its_field_and_keeps_what_was_typed(
     signed_in, valkey, name, said
 ):
     client, ada = signed_in()
-    Team.found("The Weavers", ada)
+    Team.create("The Weavers", ada)
     answer = client.post("/teams/new/", {"name": name})
     assert answer.status_code == 422 and said in page(answer)
     assert not name.isascii() or f'value="{name}"' in answer.content.decode() or not name
@@ -70,7 +70,7 @@ def test_a_name_of_markup_or_of_a_page_makes_a_team_like_any_other(signed_in, va
 def test_who_holds_the_letter_joins_once(signed_in, post, valkey):
     leader, ada = signed_in(name="Ada <b>")
     client, bob = signed_in("bob@example.org", name="Bob")
-    team = Team.found("Weavers", ada)
+    team = Team.create("Weavers", ada)
     link = invited(leader, team, post)
     assert "Weavers" in mail.outbox[0].subject and "Ada <b>" in mail.outbox[0].body
     asked = Client().get(link)
@@ -82,20 +82,20 @@ def test_who_holds_the_letter_joins_once(signed_in, post, valkey):
     assert team.members.filter(person=bob, leads=False).exists()
     eve, _ = signed_in("eve@example.org")
     assert eve.post(link, {"answer": "join"}).status_code == 404, "a link is good once"
-    assert not Invitation.objects.exists(), "and the address is forgotten"
+    assert not TeamInvitation.objects.exists(), "and the address is forgotten"
 
 
 def test_an_invitation_is_declined_withdrawn_or_runs_out(signed_in, post, valkey):
     leader, ada = signed_in()
     bob, _ = signed_in("bob@example.org")
-    team = Team.found("Weavers", ada)
+    team = Team.create("Weavers", ada)
     link = invited(leader, team, post)
     bob.post(link, {"answer": "no"})
     assert bob.get(link).status_code == 404
 
     link = invited(leader, team, post)
     leader.post(
-        f"/teams/{team.slug}/withdraw-invitation/", {"id": str(Invitation.objects.get().pk)}
+        f"/teams/{team.slug}/withdraw-invitation/", {"id": str(TeamInvitation.objects.get().pk)}
     )
     assert bob.get(link).status_code == 404
 
@@ -104,16 +104,16 @@ def test_an_invitation_is_declined_withdrawn_or_runs_out(signed_in, post, valkey
     assert bob.get(old).status_code == 404 and bob.get(newer).status_code == 200, (
         "a newer one replaces it"
     )
-    Invitation.objects.update(expires=timezone.now() - timedelta(seconds=1))
+    TeamInvitation.objects.update(expires=timezone.now() - timedelta(seconds=1))
     assert bob.post(newer, {"answer": "join"}).status_code == 404
     assert team.members.count() == 1
 
 
 def test_nobody_sends_more_than_twenty_invitations_a_day(signed_in, valkey):
     leader, ada = signed_in()
-    team = Team.found("Weavers", ada)
-    for n in range(teams.MOST_INVITATIONS):
-        Invitation.send(team, f"{n}@example.org", ada)
+    team = Team.create("Weavers", ada)
+    for n in range(teams.MAX_INVITATIONS_PER_DAY):
+        TeamInvitation.send(team, f"{n}@example.org", ada)
     answer = leader.post(f"/teams/{team.slug}/invite/", {"email": "more@example.org"})
     assert (
         answer.status_code == 422
@@ -124,22 +124,24 @@ def test_nobody_sends_more_than_twenty_invitations_a_day(signed_in, valkey):
 
 def test_an_address_with_a_line_break_reaches_no_header(signed_in, post, valkey):
     leader, ada = signed_in(name="Ada\nBcc: all@example.org")
-    team = Team.found("Weavers", ada)
+    team = Team.create("Weavers", ada)
     answer = leader.post(
         f"/teams/{team.slug}/invite/", {"email": "bob@example.org\nBcc: eve@example.org"}
     )
     assert answer.status_code == 422
     invited(leader, team, post)
     assert "\n" not in mail.outbox[0].subject
-    assert tasks.post.max_retries > 5, "a mail server that is gone for an hour loses no letter"
+    assert tasks.send_email.max_retries > 5, (
+        "a mail server that is gone for an hour loses no letter"
+    )
 
 
 def test_only_who_leads_renames_invites_and_removes(signed_in, valkey):
     _, ada = signed_in()
     member, bob = signed_in("bob@example.org")
     stranger, _ = signed_in("eve@example.org")
-    team = Team.found("Weavers", ada)
-    team.admit(bob, ada)
+    team = Team.create("Weavers", ada)
+    team.add_member(bob, ada)
     place = team.members.get(person=ada)
     for client in (member, stranger):
         for action, sent in (
@@ -155,9 +157,9 @@ def test_the_last_to_lead_hands_on_and_an_empty_team_is_no_more(signed_in, valke
     leader, ada = signed_in(name="Ada")
     client, bob = signed_in("bob@example.org", name="Bob")
     _, eve = signed_in("eve@example.org")
-    team = Team.found("Weavers", ada)
-    team.admit(bob, ada)
-    team.admit(eve, ada)
+    team = Team.create("Weavers", ada)
+    team.add_member(bob, ada)
+    team.add_member(eve, ada)
     assert leader.post(f"/teams/{team.slug}/leave/").status_code == 302
     assert team.may_lead(bob) and not team.may_lead(eve) and not team.may_lead(ada)
     client.post(f"/teams/{team.slug}/leave/", {"id": str(team.members.get(person=eve).pk)})
@@ -177,15 +179,15 @@ def test_the_last_to_lead_hands_on_and_an_empty_team_is_no_more(signed_in, valke
 
 def test_nobody_is_in_more_teams_than_they_can_count(signed_in, valkey):
     _, ada = signed_in()
-    for n in range(teams.MOST_TEAMS):
-        Team.found(f"Team {n}", ada)
+    for n in range(teams.MAX_TEAMS_PER_PERSON):
+        Team.create(f"Team {n}", ada)
     with pytest.raises(UserError, match="leave one first"):
-        Team.found("One more", ada)
+        Team.create("One more", ada)
 
 
 def test_a_rename_keeps_the_address_and_says_what_is_wrong(signed_in, valkey):
     leader, ada = signed_in()
-    team, _ = Team.found("Weavers", ada), Team.found("Smiths", ada)
+    team, _ = Team.create("Weavers", ada), Team.create("Smiths", ada)
     leader.post(f"/teams/{team.slug}/rename/", {"name": "Spinners"})
     assert "Spinners" in page(leader.get("/teams/weavers/"))
     answer = leader.post(f"/teams/{team.slug}/rename/", {"name": "smiths"})

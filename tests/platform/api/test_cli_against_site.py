@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from barnraise.cli.main import main
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
 from barnraise.protocol.verdicts import Verdict
-from coordinator.fleet.machine_state import Rest
+from coordinator.fleet.machine_state import MachinePause
 from coordinator.runs.models import Run
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import SCOPES, Token
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def barnraise(live_server, person, monkeypatch, tmp_path, valkey):
     """Runs a command as its owner; what it printed, with --json as JSON. Raises what the command raised."""
     ada = person(name="Ada")
-    _, text = Token.make(ada, "script", list(SCOPES), 1)
+    _, text = Token.create(ada, "script", list(SCOPES), 1)
     monkeypatch.setenv("BARNRAISE_TOKEN", text)
     monkeypatch.setenv("BARNRAISE_SITE", live_server.url)
     monkeypatch.setenv("BARNRAISE_HOME", str(tmp_path))
@@ -73,7 +73,7 @@ def test_a_script_takes_a_machines_updates_out(barnraise, launched, volunteer, p
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
     bob.report(run, numbers(4))
-    drain()
+    drain_queue()
     assert "Nothing was taken out" in barnraise("runs", "verdict", "dusk")
     what = ("--from", "4", "--update", "2:1000", "--reason", "noise")
     made = barnraise("runs", "verdict", "dusk", "pc-2", *what, "--json")
@@ -103,11 +103,14 @@ def test_a_script_pauses_resumes_and_renames_a_machine_by_its_name(barnraise, vo
     ada = volunteer(barnraise.owner)
     volunteer(person("bob@example.org"), 2)
     assert "pc-1" in barnraise("machines") and "pc-2" not in barnraise("machines")
-    assert "paused" in barnraise("machines", "do", "pause", "pc-1") and Rest.objects.count() == 1
+    assert (
+        "paused" in barnraise("machines", "do", "pause", "pc-1")
+        and MachinePause.objects.count() == 1
+    )
     barnraise("machines", "rename", "pc-1", "attic [bold]")
     assert (
         "attic [bold]" in barnraise("machines", "do", "resume", str(ada.machine.pk))
-        and not Rest.objects.exists()
+        and not MachinePause.objects.exists()
     )
     with pytest.raises(StateError, match="no machine called 'pc-2'"):
         barnraise("machines", "do", "revoke", "pc-2")

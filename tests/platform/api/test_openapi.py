@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.api import authentication
-from coordinator.runs.invitations import Invitation
+from coordinator.runs.invitations import RunInvitation
 from coordinator.tokens.models import SCOPES, Token
 
 CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance,content_type_conformance"
@@ -22,8 +22,8 @@ def test_nothing_that_is_sent_breaks_the_api_and_all_it_answers_is_documented(
     monkeypatch.setattr(authentication, "MAX_FAILURES", 10**9)
     ada = person()
     volunteer(ada)
-    Invitation.make(draft(ada, name="alpha"))
-    _, text = Token.make(ada, "schemathesis", list(SCOPES), 1)
+    RunInvitation.create(draft(ada, name="alpha"))
+    _, text = Token.create(ada, "schemathesis", list(SCOPES), 1)
     command = [
         Path(sys.executable).with_name("schemathesis"), "run", f"{live_server.url}/api/v1/openapi.json",
         "--header", f"Authorization: Bearer {text}", "--max-examples", "8", "--phases", "examples,coverage,fuzzing",

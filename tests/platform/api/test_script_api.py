@@ -10,14 +10,14 @@ from django.test import Client
 from django.utils import timezone
 
 from barnraise.protocol import coordinator_messages
-from coordinator.accounts.site_settings import SiteRules
+from coordinator.accounts.site_settings import SiteSettings
 from coordinator.api import authentication, run_endpoints
 from coordinator.audit.models import AuditEntry
-from coordinator.fleet.machine_state import Measured, Rest
-from coordinator.runs.invitations import Invitation
+from coordinator.fleet.machine_state import HardwareMeasurement, MachinePause
+from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.models import Run
 from coordinator.telemetry.checkpoints import Checkpoint
-from coordinator.tokens.models import BEGINS, SCOPES, Token
+from coordinator.tokens.models import SCOPES, TOKEN_PREFIX, Token
 
 pytestmark = pytest.mark.django_db
 ALL = list(SCOPES)
@@ -28,7 +28,7 @@ class Script:
     """Asks with a token."""
 
     def __init__(self, user, scopes=ALL, days: int = 30):
-        self.token, self.text = Token.make(user, "script", scopes, days)
+        self.token, self.text = Token.create(user, "script", scopes, days)
         self.client = Client(raise_request_exception=False)
 
     def ask(self, method: str, path: str, body=None, text: str | None = None, **headers):
@@ -68,7 +68,7 @@ def test_a_token_says_whose_it_is_and_its_text_is_nowhere_in_the_database(script
     kept = json.dumps(list(Token.objects.values()), default=str) + json.dumps(
         list(AuditEntry.objects.values()), default=str
     )
-    assert ada.text.startswith(BEGINS) and len(ada.text) > 40 and ada.text not in kept
+    assert ada.text.startswith(TOKEN_PREFIX) and len(ada.text) > 40 and ada.text not in kept
     assert Token.objects.get().last_used
 
 
@@ -168,7 +168,7 @@ def test_each_route_knows_who_may(
     script, person, launched, draft, method, path, body, scope, stranger, owner
 ):
     run, machine = launched(person("owner@example.org"))
-    invitation = Invitation.make(run)
+    invitation = RunInvitation.create(run)
     where = path.format(
         run=run.slug,
         draft=draft(run.owner, name="draft").slug,
@@ -298,7 +298,7 @@ def test_what_makes_no_sense_is_refused_at_its_field(script, asked, field):
 
 def test_only_organisers_create_runs_by_script_too(script, person, launched):
     run, _ = launched(person("owner@example.org"))
-    SiteRules.change("granted", run.owner)
+    SiteSettings.set_organisers("granted", run.owner)
     ada = script()
     for path, body in (("/runs", {"name": "x"}), (f"/runs/{run.slug}/copies", {})):
         answer = ada.ask("POST", path, body)
@@ -312,7 +312,7 @@ def test_terms_change_as_far_as_they_are_named(script, launched, person):
     told = ada.ask("PATCH", f"/runs/{run.slug}/terms", {"notes": "*hi*"}).json()
     assert (told["access"], told["least_memory"], told["notes"]) == ("invitation", 5, "*hi*")
     link = ada.ask("POST", f"/runs/{run.slug}/invitations", {"note": "chess"}).json()
-    assert Invitation.behind(link["url"].rstrip("/").rsplit("/", 1)[1]).run == run
+    assert RunInvitation.find_by_token(link["url"].rstrip("/").rsplit("/", 1)[1]).run == run
     assert ada.ask("DELETE", f"/runs/{run.slug}/invitations/{link['id']}").status_code == 200
     assert ada.ask("GET", f"/runs/{run.slug}/invitations").json() == []
 
@@ -344,7 +344,7 @@ def test_a_script_reads_machines_checkpoints_and_an_estimate(
     script, launched, person, numbers, golden_hardware
 ):
     run, machine = launched(person())
-    Measured.note(machine.machine, golden_hardware)
+    HardwareMeasurement.record(machine.machine, golden_hardware)
     Checkpoint.objects.create(
         run=run, tokens=9, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4
     )
@@ -361,7 +361,7 @@ def test_a_script_reads_machines_checkpoints_and_an_estimate(
     assert "does not fit" in told["needs"][0]["refusal"] and told["parameters"] > 170e9
     assert ada.ask("POST", "/estimates", {"fields": {"model.heads": 5}}).status_code == 422
     assert ada.ask("POST", f"/machines/{machine.machine.pk}/actions/pause").json()["paused"]
-    assert Rest.objects.get().by == run.owner
+    assert MachinePause.objects.get().by == run.owner
 
 
 # ---- the document --------------------------------------------------------------------------------------------------
@@ -400,8 +400,8 @@ def test_a_person_makes_a_token_sees_it_once_and_revokes_it(person, valkey):
         "/account/tokens/", {"name": "<b>nightly", "days": "30", "scopes": ["runs:read"]}
     )
     token = Token.objects.get()
-    text = page.content.decode().split(f'<code tabindex="0">{BEGINS}')[1].split("<")[0]
-    assert Token.behind(BEGINS + text) == token and "no-store" in page["Cache-Control"]
+    text = page.content.decode().split(f'<code tabindex="0">{TOKEN_PREFIX}')[1].split("<")[0]
+    assert Token.find_by_text(TOKEN_PREFIX + text) == token and "no-store" in page["Cache-Control"]
     again = client.get("/account/tokens/").content.decode()
     assert text not in again and "&lt;b&gt;nightly" in again and token.begins in again
     stranger = Client()
@@ -409,7 +409,7 @@ def test_a_person_makes_a_token_sees_it_once_and_revokes_it(person, valkey):
     assert stranger.post(f"/account/tokens/{token.pk}/").status_code == 404
     assert client.post(f"/account/tokens/{token.pk}/").status_code == 302
     token.refresh_from_db()
-    assert token.revoked and not token.is_good
+    assert token.revoked and not token.is_valid
 
 
 def test_nobody_hoards_tokens(person, monkeypatch, valkey):

@@ -12,13 +12,20 @@ from hypothesis import HealthCheck, given, settings
 
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import check_attestation
-from coordinator.accounts.deletion import leave
+from coordinator.accounts.deletion import delete_account
 from coordinator.accounts.models import Team
-from coordinator.credit import credit
-from coordinator.credit.credit import BADGES, SHOWN, Credit, badges, leaders, of
+from coordinator.credit import attestations
+from coordinator.credit.leaderboard import (
+    BADGES,
+    MAX_ROWS,
+    earned_badges,
+    leaderboard,
+    volunteer_record,
+)
+from coordinator.credit.models import Credit
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 from coordinator.tokens.models import Token
 
 pytestmark = pytest.mark.django_db
@@ -55,7 +62,7 @@ def says(numbers):
             seen = [witness_of(machine, run, *each) for each in held[at : at + 2]]
             answer = posted(machine, run, numbers(told[machine], tokens=tokens), seen)
             assert answer.status_code == 200, answer.content
-        drain()
+        drain_queue()
 
     return say
 
@@ -80,7 +87,9 @@ def test_what_another_person_took_in_counts_once_whoever_says_it_and_however_oft
     says(run, carl, 0, (ada, 3, 3000))
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens, row.witness) == (1, 3, 3000, carl.machine)
-    kept = coordinator_messages.Attestation(head=row.head, statement=row.said)
+    kept = coordinator_messages.Attestation(
+        head=row.author_header, statement=row.witness_signature
+    )
     update = check_attestation(kept, str(run.pk), carl.identity.key)
     assert (update.peer, update.seq, update.total) == (ada.identity.key, 3, 3000), (
         "what anybody can check"
@@ -145,7 +154,8 @@ def test_another_day_begins_another_range(barn, says):
         (3, 5, 3000),
     ]
     assert (
-        leaders("people", "week")[0].tokens == 3000 and leaders("people", "month")[0].tokens == 5000
+        leaderboard("people", "week")[0].tokens == 3000
+        and leaderboard("people", "month")[0].tokens == 5000
     )
 
 
@@ -181,7 +191,7 @@ def test_a_testimony_whose_signatures_do_not_hold_is_refused_with_its_report(bar
         and "attestations"
         in coordinator_messages.Problem.model_validate_json(answer.content).fields
     )
-    drain()
+    drain_queue()
     assert not Credit.objects.exists() and run.memberships.get(machine=bob.machine).mark == 0
 
 
@@ -207,7 +217,7 @@ def test_whatever_is_witnessed_in_whatever_order_every_range_is_proven_and_none_
     run.memberships.update(tokens=1 << 40)
     for witness, author, seq, life in told:
         member = run.memberships.get(machine=machines[witness].machine)
-        credit.note(
+        attestations.record_attestations(
             [(member, [witness_of(machines[witness], run, machines[author], seq, 100 * seq, life)])]
         )
     best: dict[tuple, int] = {}
@@ -221,7 +231,9 @@ def test_whatever_is_witnessed_in_whatever_order_every_range_is_proven_and_none_
     } == {place: (1, seq, 100 * seq) for place, seq in best.items()}
     for row in rows:
         update = check_attestation(
-            coordinator_messages.Attestation(head=row.head, statement=row.said),
+            coordinator_messages.Attestation(
+                head=row.author_header, statement=row.witness_signature
+            ),
             str(run.pk),
             row.witness.key,
         )
@@ -235,7 +247,7 @@ def test_ranges_are_shown_with_both_signatures(barn, says, person):
     says(run, bob, 0, (ada, 3, 3000))
     says(run, other, 1000)
     says(run, bob, 0, (other, 1, 1000))
-    _, text = Token.make(person("eve@example.org"), "script", ["runs:read"], 1)
+    _, text = Token.create(person("eve@example.org"), "script", ["runs:read"], 1)
     page = (
         Client()
         .get(f"/api/v1/runs/{run.slug}/credit", headers={"Authorization": f"Bearer {text}"})
@@ -253,29 +265,29 @@ def test_leaderboards_rank_people_teams_machines_and_runs(
     barn, says, django_assert_max_num_queries
 ):
     run, ada, other, bob = barn
-    team = Team.found("Weavers", run.owner)
+    team = Team.create("Weavers", run.owner)
     for machine, done in ((ada, 3000), (other, 1000), (bob, 2000)):
         says(run, machine, done)
     says(run, bob, 2000, (ada, 3, 3000), (other, 1, 1000))
     says(run, ada, 3000, (bob, 2, 2000))
-    assert [(p.rank, p.name, p.tokens) for p in leaders("people")] == [
+    assert [(p.rank, p.name, p.tokens) for p in leaderboard("people")] == [
         (1, "Ada", 4000),
         (2, "Bob", 2000),
     ]
-    assert [(p.name, p.tokens, p.under) for p in leaders("machines")] == [
+    assert [(p.name, p.tokens, p.owner_name) for p in leaderboard("machines")] == [
         ("pc-1", 3000, "Ada"), ("pc-3", 2000, "Bob"), ("pc-2", 1000, "Ada")
     ]  # fmt: skip
-    assert [(p.name, p.tokens, p.url) for p in leaders("teams")] == [
+    assert [(p.name, p.tokens, p.url) for p in leaderboard("teams")] == [
         ("Weavers", 4000, team.get_absolute_url())
     ]
-    assert [(p.name, p.tokens) for p in leaders("runs")] == [(run.name, 6000)]
+    assert [(p.name, p.tokens) for p in leaderboard("runs")] == [(run.name, 6000)]
     for by in ("people", "teams", "machines", "runs"):
         for period in ("week", "all"):
             with django_assert_max_num_queries(3):
-                assert leaders(by, period)
+                assert leaderboard(by, period)
             assert Client().get(f"/credit/?by={by}&period={period}").status_code == 200
     assert Client().get("/credit/?by=nonsense&period=%00").status_code == 200
-    assert SHOWN == 100
+    assert MAX_ROWS == 100
 
 
 def test_a_certificate_is_there_once_there_is_credit_and_not_before(barn, says):
@@ -292,20 +304,20 @@ def test_a_certificate_is_there_once_there_is_credit_and_not_before(barn, says):
     page = Client().get(where).content.decode()
     assert "Ada" in page and "200 K" in page and "First peg" in page and run.name in page
     assert "ada@example.org" not in page
-    leave(run.owner, run.owner)
+    delete_account(run.owner, run.owner)
     assert Client().get(where).status_code == 404
     assert "Ada" not in Client().get("/credit/").content.decode() and tokens(ada) == 200_000
 
 
 def test_badges_are_reached_one_after_the_other():
-    assert badges(0) == [] and badges(1) == ["First peg"]
-    assert badges(BADGES[-1][0]) == [name for _, name in BADGES]
+    assert earned_badges(0) == [] and earned_badges(1) == ["First peg"]
+    assert earned_badges(BADGES[-1][0]) == [name for _, name in BADGES]
     assert [least for least, _ in BADGES] == sorted(least for least, _ in BADGES)
 
 
 def test_who_did_nothing_has_done_nothing(person):
-    record = of(person())
-    assert (record.tokens, record.updates, record.runs, record.badges, record.next) == (
+    record = volunteer_record(person())
+    assert (record.tokens, record.updates, record.runs, record.badges, record.next_badge) == (
         0,
         0,
         (),

@@ -12,13 +12,12 @@ from helpers.event_log_builder import OtherMirror
 from helpers.rebuild_site import at_once, everything, logs, rows
 from hypothesis import HealthCheck, example, given, settings
 
-from coordinator.credit import credit
-from coordinator.credit.replicated.credits import Untold, remaining
+from coordinator.credit import attestations, tasks
+from coordinator.credit.models import Credit
+from coordinator.credit.replicated.credits import UnpublishedRange, remaining
 from coordinator.eventlog import ingest, projection
 from coordinator.eventlog.models import LogEvent
 from coordinator.eventlog.truncate import truncate_log
-from coordinator.telemetry import tasks
-from coordinator.telemetry.models import Credit
 
 DAY = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -33,7 +32,7 @@ def test_of_what_was_heard_only_what_lies_beyond_what_was_told_is_left(sizes, to
     """Against a count update by update: `told` of them at first, then all to `reach`."""
     ends = [told + sum(sizes[: n + 1]) for n in range(len(sizes))]
     heard = [
-        Untold(first + 1, last, up_to(last) - up_to(first))
+        UnpublishedRange(first + 1, last, up_to(last) - up_to(first))
         for first, last in zip([told, *ends], ends, strict=False)
     ]
     found = remaining(heard, max(told, reach), up_to(max(told, reach)) - up_to(told))
@@ -51,14 +50,14 @@ class Mirrors:
         self.member = run.memberships.get(machine=witness.machine)
         self.other = OtherMirror()
         self.begin()
-        monkeypatch.setattr(credit.timezone, "now", lambda: self.day)
+        monkeypatch.setattr(attestations.timezone, "now", lambda: self.day)
 
     def begin(self) -> None:
         """A new life of the author's."""
         self.life, self.day, self.most, self.told = secrets.token_hex(8), DAY, 0, 0
 
     def hears(self, seq: int) -> None:
-        credit.note(
+        attestations.record_attestations(
             [
                 (
                     self.member,
@@ -82,7 +81,7 @@ class Mirrors:
         self.most, self.told = max(self.most, last), max(self.told, last)
 
     def tell(self) -> int:
-        told = tasks.tell()
+        told = tasks.record_events()
         self.told = self.most
         return told
 
@@ -103,7 +102,7 @@ def mirrors(person, launched, volunteer, monkeypatch):
 def test_what_another_mirror_tells_of_is_not_answered(mirrors):
     """Two mirrors that answered each receipt with what they had heard meanwhile would write events without end."""
     mirrors.hears(4)
-    tasks.tell()
+    tasks.record_events()
     mirrors.hears(8)
     before = LogEvent.objects.filter(origin__ours=True).count()
     mirrors.hears_elsewhere(5, 6)
@@ -111,22 +110,22 @@ def test_what_another_mirror_tells_of_is_not_answered(mirrors):
     mirrors.hears_elsewhere(7, 12)
     assert mirrors.shown() == up_to(12)
     assert LogEvent.objects.filter(origin__ours=True).count() == before
-    assert tasks.tell() == 0, "all of it was told by the other"
+    assert tasks.record_events() == 0, "all of it was told by the other"
     mirrors.hears(13)
-    assert tasks.tell() == 1 and mirrors.shown() == up_to(13)
+    assert tasks.record_events() == 1 and mirrors.shown() == up_to(13)
 
 
 @pytest.mark.django_db
 def test_credit_counted_too_high_between_two_reports_is_put_right_by_the_author_s_totals(mirrors):
     """A report was counted while another mirror's receipt of the same updates was written."""
     mirrors.hears(4)
-    tasks.tell()
+    tasks.record_events()
     mirrors.hears_elsewhere(5, 8)
     late = Credit.objects.get()
     head = witness_of(mirrors.witness, mirrors.run, mirrors.author, 9, up_to(9), mirrors.life)
     head = head.head.model_dump()
-    Credit.objects.update(last=9, tokens=late.tokens + up_to(9) - up_to(4), head=head)
-    assert tasks.tell() == 1 and mirrors.shown() == up_to(9)
+    Credit.objects.update(last=9, tokens=late.tokens + up_to(9) - up_to(4), author_header=head)
+    assert tasks.record_events() == 1 and mirrors.shown() == up_to(9)
 
 
 @pytest.mark.django_db
@@ -194,19 +193,19 @@ def test_whoever_hears_and_tells_first_credit_is_right_to_the_token_all_the_whil
         assert mirrors.shown() == up_to(mirrors.most), done
     mirrors.tell()
     assert mirrors.shown() == up_to(mirrors.most) and mirrors.tell() == 0, done
-    assert not Credit.objects.exclude(tokens=F("told_tokens")).exists()
+    assert not Credit.objects.exclude(tokens=F("published_tokens")).exists()
 
 
 @pytest.mark.django_db
 def test_a_second_site_counts_the_same(mirrors):
     mirrors.hears(4)
-    tasks.tell()
+    tasks.record_events()
     mirrors.hears(9)
     mirrors.hears_elsewhere(5, 6)
     mirrors.day += timedelta(days=1)
     mirrors.hears(11)
     mirrors.hears_elsewhere(7, 10)
-    tasks.tell()
+    tasks.record_events()
     assert mirrors.shown() == up_to(11) and timezone.now() == mirrors.day
     both = rows(), projection.state_hash()
     assert at_once(logs(), everything()) == both

@@ -115,7 +115,7 @@ def spec() -> str:
 
 
 def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
-    from coordinator.runs.replicated.run_events import packed
+    from coordinator.runs.replicated.run_events import pack_manifest
 
     signed = [{"key": "a" * 64, "body": body, "signature": "b" * 128} for body in ("one", "two")]
     create = st.builds(
@@ -133,7 +133,7 @@ def runs(spec: str) -> st.SearchStrategy[list[Fact]]:
             "arrange": terms,
             "request": st.just({}),
             "manifest": st.builds(
-                lambda text, each: {"text": text, "packed": packed(each)}, tokens, st.sampled_from(signed)
+                lambda text, each: {"text": text, "packed": pack_manifest(each)}, tokens, st.sampled_from(signed)
             ),
             "launch": st.builds(
                 lambda at, body: {"slug": "a", "name": "A", "spec": spec, "manifest": digest(body), "at": at},
@@ -253,7 +253,7 @@ CHECKPOINT = histories(
         "forget": st.just({}),
     },
 )  # fmt: skip
-REST = histories("rest", {"begin": st.builds(lambda at: {"at": at}, AT), "end": st.just({})})
+PAUSE = histories("pause", {"start": st.builds(lambda at: {"at": at}, AT), "end": st.just({})})
 FACTORS = st.sampled_from(PLACES[:3])
 ACCESS = histories(
     "access",
@@ -308,7 +308,7 @@ VERDICT = histories(
     st.one_of(
         [
             st.tuples(st.just("checkpoint"), CHECKPOINT),
-            st.tuples(st.just("rest"), REST),
+            st.tuples(st.just("pause"), PAUSE),
             st.tuples(st.just("verdict"), VERDICT),
             st.tuples(st.just("access"), ACCESS),
             st.tuples(st.just("lease"), LEASE),

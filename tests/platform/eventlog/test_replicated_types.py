@@ -11,21 +11,21 @@ from helpers.rebuild_site import LOG, at_once, everything, logs, rebuilt, rows
 
 from barnraise.protocol import coordinator_messages, reports
 from barnraise.protocol.signing import Identity, digest
-from coordinator.accounts.deletion import leave
+from coordinator.accounts.deletion import delete_account
 from coordinator.accounts.models import Enrolment, Machine, Team, User
-from coordinator.credit import credit
+from coordinator.credit import attestations, tasks
+from coordinator.credit.models import Credit
 from coordinator.eventlog import ingest, private_data, projection
 from coordinator.eventlog.models import Aggregate, LogEvent, PrivateData
 from coordinator.eventlog.truncate import truncate_log
 from coordinator.eventlog.writer import record_existing_rows
-from coordinator.fleet.models import Rest, Verdict
-from coordinator.fleet.verdicts import Charge
-from coordinator.runs.join_policy import Terms
+from coordinator.fleet.models import MachinePause, VerdictRecord
+from coordinator.fleet.verdicts import RetractionRequest
+from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
-from coordinator.telemetry import checkpoints, tasks
-from coordinator.telemetry.models import Credit
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry import checkpoints
+from coordinator.telemetry.rollup import drain_queue
 
 
 @pytest.fixture
@@ -78,12 +78,12 @@ def test_bans_and_their_end_are_the_same_elsewhere(person, volunteer, proven):
 
 def test_who_left_is_nobody_elsewhere_too(person, volunteer, draft, proven):
     ada, bob = person(name="Ada Lovelace"), person("bob@example.org")
-    team = Team.found("Weavers", ada)
-    team.admit(bob, ada)
+    team = Team.create("Weavers", ada)
+    team.add_member(bob, ada)
     volunteer(ada, 1)
     draft(ada, "Secret plans")
     elsewhere = logs(), everything()
-    leave(ada, ada)
+    delete_account(ada, ada)
     proven("person.leave", "team.part", "team.promote", "run.forget", "machine.about")
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
     events = logs()
@@ -151,14 +151,14 @@ def test_a_machine_that_enrolled_through_a_code_is_the_same_elsewhere(person, pr
 
 def test_teams_are_the_same_elsewhere(person, proven):
     ada, bob, eve = person(), person("bob@example.org"), person("eve@example.org")
-    weavers, gone = Team.found("Weavers", ada), Team.found("Gone", eve)
-    weavers.admit(bob, ada)
-    weavers.admit(eve, ada)
+    weavers, gone = Team.create("Weavers", ada), Team.create("Gone", eve)
+    weavers.add_member(bob, ada)
+    weavers.add_member(eve, ada)
     weavers.rename("Wool weavers", ada)
-    weavers.part(ada, ada)
-    weavers.admit(ada, bob)
+    weavers.remove_member(ada, ada)
+    weavers.add_member(ada, bob)
     weavers.promote(eve, bob)
-    gone.part(eve, eve)
+    gone.remove_member(eve, eve)
     here = proven(
         "team.found", "team.join", "team.rename", "team.part", "team.promote", "team.disband"
     )
@@ -175,13 +175,13 @@ def test_teams_are_the_same_elsewhere(person, proven):
 
 def test_a_runs_whole_life_is_the_same_elsewhere(person, launched, proven):
     ada = person()
-    team = Team.found("Weavers", ada)
-    run, _ = launched(ada, terms=Terms(access="team", team=team.pk, least_memory=1 << 30))
+    team = Team.create("Weavers", ada)
+    run, _ = launched(ada, terms=JoinPolicy(access="team", team=team.pk, least_memory=1 << 30))
     run.pause(actor=ada)
     run.resume(actor=ada)
     run.extend(5_000, actor=ada)
     run.extend(2_000, actor=ada)
-    run.arrange(Terms(least_device_memory=1 << 31, notes="hello"), actor=ada)
+    run.update_join_policy(JoinPolicy(least_device_memory=1 << 31, notes="hello"), actor=ada)
     run.pause(actor=ada)
     run.resume(actor=ada)
     run.finish(actor=ada)
@@ -254,22 +254,24 @@ def test_what_is_taken_out_of_a_run_is_the_same_elsewhere(person, launched, numb
     ada = person()
     run, mine = launched(ada)
     assert mine.report(run, numbers(1)).status_code == 200
-    drain()
+    drain_queue()
     author = f"{mine.identity.key}.{'a' * 16}"
-    given = Verdict.give(run, [Charge(author, first=1)], "nonsense", actor=ada)
-    here = proven("verdict.give")["Verdict"]
+    given = VerdictRecord.issue(run, [RetractionRequest(author, first=1)], "nonsense", actor=ada)
+    here = proven("verdict.give")["VerdictRecord"]
     assert [row["proven"] for row in here] == [
         True
-    ] and Verdict.objects.get().ruling == given.ruling
+    ] and VerdictRecord.objects.get().ruling == given.ruling
 
 
 def test_a_machine_rests_whichever_mirror_it_reports_to(person, volunteer, proven):
     ada = person()
     one, other = volunteer(ada, 1).machine, volunteer(ada, 2).machine
-    Rest.begin(one, actor=ada)
-    Rest.begin(other, actor=ada)
-    Rest.end(other, actor=ada)
-    assert [row["machine_id"] for row in proven("rest.begin", "rest.end")["Rest"]] == [one.pk]
+    MachinePause.start(one, actor=ada)
+    MachinePause.start(other, actor=ada)
+    MachinePause.end(other, actor=ada)
+    assert [row["machine_id"] for row in proven("pause.start", "pause.end")["MachinePause"]] == [
+        one.pk
+    ]
 
 
 # ---- what reports say -----------------------------------------------------------------------------------------------
@@ -285,10 +287,10 @@ def barn(person, launched, volunteer):
 
 
 def earned(run, machine, witness, day: int, first: int, last: int, tokens: int) -> None:
-    """As `credit.note` adds it."""
+    """Add it as `record_attestations` does."""
     row = Credit(run=run, machine=machine.machine, incarnation="a" * 16, day=date(2026, 1, day), first=first, last=last,
                  tokens=tokens, witness=witness.machine)  # fmt: skip
-    credit._extend([row])
+    attestations._extend_ranges([row])
 
 
 def test_reports_write_no_events(barn, numbers):
@@ -300,13 +302,15 @@ def test_reports_write_no_events(barn, numbers):
     for seq in range(1, 6):
         ada.report(run, numbers(seq, checkpoint=view))
         bob.report(run, numbers(seq))
-    drain()
+    drain_queue()
     assert LogEvent.objects.count() == before
-    assert tasks.tell() == 2 and tasks.tell() == 0  # a checkpoint, and who holds it
+    assert (
+        tasks.record_events() == 2 and tasks.record_events() == 0
+    )  # a checkpoint, and who holds it
     for seq in range(6, 9):
         ada.report(run, numbers(seq, checkpoint=view))
-    drain()
-    assert tasks.tell() == 0
+    drain_queue()
+    assert tasks.record_events() == 0
 
 
 def test_checkpoints_and_who_holds_them_are_the_same_elsewhere(barn, numbers, proven):
@@ -315,13 +319,13 @@ def test_checkpoints_and_who_holds_them_are_the_same_elsewhere(barn, numbers, pr
         tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
     )
     ada.report(run, numbers(1, checkpoint=view))
-    drain()
-    tasks.tell()
+    drain_queue()
+    tasks.record_events()
     bob.report(run, numbers(1, vector="a" * 64, anchor="c" * 64))
-    drain()
-    tasks.tell()
+    drain_queue()
+    tasks.record_events()
     here = proven("checkpoint.announce", "checkpoint.hold")
-    assert len(here["Checkpoint"]) == 1 and len(here["Holding"]) == 2
+    assert len(here["Checkpoint"]) == 1 and len(here["CheckpointHolder"]) == 2
 
 
 def test_a_checkpoint_that_was_forgotten_is_gone_elsewhere_too(barn, numbers, proven, monkeypatch):
@@ -330,20 +334,20 @@ def test_a_checkpoint_that_was_forgotten_is_gone_elsewhere_too(barn, numbers, pr
         tokens=60, vector="a" * 64, digest="c" * 64, checksum="0" * 16, size=1
     )
     ada.report(run, numbers(1, checkpoint=view))
-    drain()
-    tasks.tell()
-    monkeypatch.setattr(checkpoints, "KEPT", 0)
-    assert checkpoints.forget(run) == 2
+    drain_queue()
+    tasks.record_events()
+    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 0)
+    assert checkpoints.prune_checkpoints(run) == 2
     assert proven("checkpoint.forget")["Checkpoint"] == []
 
 
 def test_credit_is_the_same_elsewhere(barn, proven):
     run, ada, bob = barn
     earned(run, ada, bob, 1, 1, 4, 400)
-    assert tasks.tell() == 1
+    assert tasks.record_events() == 1
     earned(run, ada, bob, 1, 5, 6, 150)
     earned(run, ada, bob, 2, 7, 7, 90)
-    assert tasks.tell() == 2 and tasks.tell() == 0
+    assert tasks.record_events() == 2 and tasks.record_events() == 0
     here = proven("credit.receipt")["Credit"]
     assert [(row["first"], row["last"], row["tokens"]) for row in here] == [(1, 6, 550), (7, 7, 90)]
 
@@ -352,7 +356,7 @@ def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
     run, ada, bob = barn
     place = f"{run.pk}:{ada.identity.key}:{'a' * 16}"
     earned(run, ada, bob, 1, 1, 4, 400)
-    tasks.tell()
+    tasks.record_events()
     earned(
         run, ada, bob, 1, 5, 8, 400
     )  # heard here and not told yet, when the other mirror's receipts come
@@ -369,7 +373,7 @@ def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
     ingest.ingest_events(other.events)
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens) == (1, 12, 1200)
-    assert tasks.tell() == 0
+    assert tasks.record_events() == 0
     both = rows(), projection.state_hash()
     assert rebuilt(logs(), everything()) == both
 
@@ -418,8 +422,8 @@ def test_hostile_texts_reach_no_row(person):
 
 def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched, proven):
     ada = person(name="Ada")
-    team = Team.found("Weavers", ada)
-    team.admit(person("bob@example.org"), ada)
+    team = Team.create("Weavers", ada)
+    team.add_member(person("bob@example.org"), ada)
     run, _ = launched(ada)
     run.extend(5, actor=ada)
     run.pause(actor=ada)

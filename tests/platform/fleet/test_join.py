@@ -288,11 +288,13 @@ def test_peers_are_those_heard_last_anywhere_each_once_and_none_that_is_gone(
     here.filter(machine__hostname="pc-4").update(activity="left")
     others[5].machine.revoke()
     seen = [others[7], others[2], others[6], ada]
-    assert [peer.key for peer in run_broadcast.looked_up(run).peers] == [
+    assert [peer.key for peer in run_broadcast.load_broadcast(run).peers] == [
         each.identity.key for each in seen
     ]
-    monkeypatch.setattr(run_broadcast, "PEERS", 1)  # one more is told, for who asks is left out
-    assert [peer.key for peer in run_broadcast.looked_up(run).peers] == [
+    monkeypatch.setattr(
+        run_broadcast, "MAX_PEER_HINTS", 1
+    )  # one more is told, for who asks is left out
+    assert [peer.key for peer in run_broadcast.load_broadcast(run).peers] == [
         each.identity.key for each in seen[:2]
     ]
 

@@ -14,10 +14,10 @@ from barnraise.protocol.signing import Identity, open_signed
 from coordinator.accounts.models import Enrolment, Machine
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog import ingest, private_data, registry
-from coordinator.fleet.machine_state import Measured, Rest
+from coordinator.fleet.machine_state import HardwareMeasurement, MachinePause
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -64,7 +64,7 @@ def test_a_paused_machine_that_joins_again_is_paused_there_too_and_still_hears_o
     person, launched, numbers
 ):
     run, ada = launched(person())
-    assert Rest.begin(ada.machine, actor=run.owner) and not Rest.begin(ada.machine)
+    assert MachinePause.start(ada.machine, actor=run.owner) and not MachinePause.start(ada.machine)
     reply = ada.join(run)
     assert (
         open_signed(reply.directive, "directive", coordinator_messages.Directive).status
@@ -77,9 +77,9 @@ def test_a_paused_machine_that_joins_again_is_paused_there_too_and_still_hears_o
 def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volunteer):
     ada = volunteer(person())
     assert (
-        Rest.begin(ada.machine, actor=ada.machine.owner)
-        and Rest.end(ada.machine)
-        and not Rest.end(ada.machine)
+        MachinePause.start(ada.machine, actor=ada.machine.owner)
+        and MachinePause.end(ada.machine)
+        and not MachinePause.end(ada.machine)
     )
     assert list(AuditEntry.objects.order_by("id").values_list("action", flat=True)) == [
         "machine.pause",
@@ -87,7 +87,7 @@ def test_pausing_is_noted_once_and_a_revoked_machine_is_not_paused(person, volun
     ]
     assert AuditEntry.objects.earliest("id").actor == ada.machine.owner
     ada.machine.revoke()
-    assert not Rest.begin(ada.machine)
+    assert not MachinePause.start(ada.machine)
 
 
 def test_a_report_costs_as_many_queries_whether_the_machine_is_paused_or_not(
@@ -96,7 +96,7 @@ def test_a_report_costs_as_many_queries_whether_the_machine_is_paused_or_not(
     run, ada = launched(person())
     with django_assert_max_num_queries(8):
         ada.report(run, numbers(1))
-    Rest.begin(ada.machine)
+    MachinePause.start(ada.machine)
     with django_assert_max_num_queries(8):
         ada.report(run, numbers(2))
 
@@ -111,7 +111,7 @@ def test_the_pages_show_hardware_the_last_report_and_what_it_does(
     asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
     assert ada.ask("POST", f"/runs/{run.slug}/join", asked).status_code == 200
     ada.report(run, numbers(1, rate=1234.0, plan=plan))
-    drain()
+    drain_queue()
     page = signed_in(run.owner)
     listed = page.get("/machines/").content.decode()
     assert "pc-1" in listed and "1.23 K" in listed and "Training" in listed and run.name in listed
@@ -123,7 +123,7 @@ def test_the_pages_show_hardware_the_last_report_and_what_it_does(
         and "bfloat16" in one
         and run.name in one
     )
-    Rest.begin(ada.machine)
+    MachinePause.start(ada.machine)
     assert "Paused by you" in page.get("/machines/").content.decode()
 
 
@@ -180,7 +180,7 @@ def test_only_its_owner_sees_or_touches_a_machine(person, volunteer, signed_in, 
 def test_a_link_pauses_nobody(person, volunteer, signed_in):
     ada = volunteer(person())
     assert signed_in(ada.machine.owner).get(f"/machines/{ada.machine.pk}/pause/").status_code == 405
-    assert not Rest.objects.exists()
+    assert not MachinePause.objects.exists()
 
 
 # ---- what a machine can do -----------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_what_a_machine_measured_is_what_the_planner_gets(person, launched, gold
     run, ada = launched(person())
     asked = coordinator_messages.JoinRequest(version="0.1", addresses=[], hardware=golden_hardware)
     ada.ask("POST", f"/runs/{run.slug}/join", asked)
-    found = Measured.objects.get(machine=ada.machine).hardware
+    found = HardwareMeasurement.objects.get(machine=ada.machine).hardware
     assert (
         found.device == "cuda"
         and found.device_memory == 12 << 30
@@ -199,7 +199,7 @@ def test_what_a_machine_measured_is_what_the_planner_gets(person, launched, gold
     assert hash(found), "plans are kept by it"
     assert found.update_rate("device", "bfloat16", 8) == 4e9
     ada.join(run)  # without a measurement: the last one stands
-    assert Measured.objects.get(machine=ada.machine).hardware == found
+    assert HardwareMeasurement.objects.get(machine=ada.machine).hardware == found
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,9 @@ def test_a_senseless_measurement_is_refused_at_its_field(
         f"hardware.{name}" in field
         for field in coordinator_messages.Problem.model_validate_json(answer.content).fields
     )
-    assert not Measured.objects.exists() and Membership.objects.filter(run=run).count() == 1
+    assert (
+        not HardwareMeasurement.objects.exists() and Membership.objects.filter(run=run).count() == 1
+    )
 
 
 # ---- replays -------------------------------------------------------------------------------------------------------

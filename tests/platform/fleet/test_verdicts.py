@@ -13,10 +13,17 @@ from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Machine
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet import verdicts
-from coordinator.fleet.report_queries import part
-from coordinator.fleet.verdicts import Charge, Verdict, author_of, lived, lives, single_updates
+from coordinator.fleet.report_queries import membership_for_run
+from coordinator.fleet.verdicts import (
+    RetractionRequest,
+    VerdictRecord,
+    count_incarnation_updates,
+    list_authors,
+    parse_single_updates,
+    resolve_author,
+)
 from coordinator.runs.models import Run
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 LIFE, EARLIER = "a" * 16, "b" * 16
@@ -30,12 +37,12 @@ def world(person, launched, volunteer, numbers):
     bob.join(run)
     for each in (ada, bob):
         each.report(run, numbers(4))
-    drain()
+    drain_queue()
     return run, ada, bob
 
 
-def charge(machine, first: int | None = 3, **more) -> Charge:
-    return Charge(f"{machine.identity.key}.{LIFE}", first, **more)
+def charge(machine, first: int | None = 3, **more) -> RetractionRequest:
+    return RetractionRequest(f"{machine.identity.key}.{LIFE}", first, **more)
 
 
 def replied(machine, run, report, heeds=()) -> coordinator_messages.ReportReply:
@@ -47,14 +54,14 @@ def replied(machine, run, report, heeds=()) -> coordinator_messages.ReportReply:
 
 def wrong(run, *charges, reason="") -> dict[str, str]:
     with pytest.raises(SpecError) as raised:
-        Verdict.give(run, charges, reason)
+        VerdictRecord.issue(run, charges, reason)
     assert not AuditEntry.objects.filter(action="run.verdict").exists()
     return raised.value.problems
 
 
 def test_a_verdict_is_believed_by_the_exchange_noted_and_sent_until_it_is_heeded(world, numbers):
     run, ada, bob = world
-    made = Verdict.give(run, [charge(bob, 3)], "noise", actor=run.owner)
+    made = VerdictRecord.issue(run, [charge(bob, 3)], "noise", actor=run.owner)
     rules = Rules.of(run.spec, str(run.pk), frozenset(run.spec.roots))
     found = believed(made.ruling, rules)
     author = f"{bob.identity.key}.{LIFE}"
@@ -75,7 +82,9 @@ def test_a_verdict_is_believed_by_the_exchange_noted_and_sent_until_it_is_heeded
 
 def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbers):
     run, ada, bob = world
-    made = [Verdict.give(run, [charge(bob, None, updates={seq: 1000})]) for seq in (1, 2, 3, 4)]
+    made = [
+        VerdictRecord.issue(run, [charge(bob, None, updates={seq: 1000})]) for seq in (1, 2, 3, 4)
+    ]
     heeds: list[str] = []
     for seq in (5, 6, 7):
         heeds += [
@@ -88,11 +97,11 @@ def test_a_run_without_verdicts_costs_its_reports_no_further_query(
     world, numbers, django_assert_num_queries
 ):
     run, ada, bob = world
-    member = part(ada.machine, run.slug)
+    member = membership_for_run(ada.machine, run.slug)
     assert member.judged is False
-    Verdict.give(run, [charge(bob)])
+    VerdictRecord.issue(run, [charge(bob)])
     with django_assert_num_queries(1):
-        assert part(ada.machine, run.slug).judged
+        assert membership_for_run(ada.machine, run.slug).judged
 
 
 @pytest.mark.parametrize(
@@ -111,7 +120,7 @@ def test_a_run_without_verdicts_costs_its_reports_no_further_query(
 def test_what_makes_no_sense_is_refused_at_its_field(world, field, change):
     run, _, bob = world
     fields = {"author": f"{bob.identity.key}.{LIFE}", "first": 1, "updates": {}} | change
-    assert list(wrong(run, Charge(**fields))) == [field]
+    assert list(wrong(run, RetractionRequest(**fields))) == [field]
 
 
 def test_a_reason_that_hides_something_and_nobody_at_all_are_refused(world):
@@ -128,7 +137,7 @@ def test_what_is_too_old_is_refused_with_the_first_that_is_not(world, numbers):
     for seq in (20, 40):
         bob.report(run, numbers(seq, ledger_tokens=40_000))
         ada.report(run, numbers(seq, ledger_tokens=40_000))
-    drain()
+    drain_queue()
     found = wrong(run, charge(bob, 5))
     assert (
         "too old" in found["first"]
@@ -136,14 +145,14 @@ def test_what_is_too_old_is_refused_with_the_first_that_is_not(world, numbers):
         and "new run" in found["first"]
     )
     assert "to update 20" in wrong(run, charge(bob, None, updates={19: 1000}))["updates"]
-    Verdict.give(run, [charge(bob, 20)])
-    run.note_ledger(40_000 + 21 * 2_000)  # bob has been silent for 21 rounds
+    VerdictRecord.issue(run, [charge(bob, 20)])
+    run.record_ledger_tokens(40_000 + 21 * 2_000)  # bob has been silent for 21 rounds
     assert "too old" in wrong_again(run, charge(bob, 40))["first"]
 
 
 def wrong_again(run, *charges) -> dict[str, str]:
     with pytest.raises(SpecError) as raised:
-        Verdict.give(run, charges)
+        VerdictRecord.issue(run, charges)
     return raised.value.problems
 
 
@@ -162,7 +171,7 @@ def test_who_asks_for_more_mirrors_waits_for_their_signatures(world, numbers, mo
     run, ada, bob = world
     spec = json.loads(run.spec_text) | {"threshold": 2, "roots": [*run.spec.roots, "0" * 64]}
     Run.objects.filter(pk=run.pk).update(spec_text=json.dumps(spec))
-    made = Verdict.give(run, [charge(bob)])
+    made = VerdictRecord.issue(run, [charge(bob)])
     assert not made.proven and replied(ada, run, numbers(5)).verdicts == []
 
 
@@ -172,22 +181,22 @@ def test_who_asks_for_more_mirrors_waits_for_their_signatures(world, numbers, mo
 def test_a_machines_lives_are_told_apart_and_named_as_people_would(world, numbers):
     run, _, bob = world
     bob.report(run, numbers(5, incarnation=EARLIER, updates_sent=6))
-    drain()
+    drain_queue()
     told = [
         (each.author[-16:], each.updates, each.present)
-        for each in lives(run)
+        for each in list_authors(run)
         if each.person == "Bob"
     ]
     assert told == [(EARLIER, 2, True), (LIFE, 4, False)]
     author = f"{bob.identity.key}.{EARLIER}"
     for said in (author, bob.identity.key, bob.identity.key[:8], "pc-2", str(bob.machine.pk)):
-        assert author_of(run, said) == author
+        assert resolve_author(run, said) == author
     for said in ("", "pc-3", bob.identity.key[:7], "%", "0" * 64):
         with pytest.raises(SpecError, match="give its key"):
-            author_of(run, said)
+            resolve_author(run, said)
     Machine.objects.update(hostname="same")
     with pytest.raises(SpecError, match="2 machines"):
-        author_of(run, "same")
+        resolve_author(run, "same")
 
 
 @settings(max_examples=50)
@@ -195,7 +204,7 @@ def test_a_machines_lives_are_told_apart_and_named_as_people_would(world, number
 def test_lives_never_shrink_and_never_grow_beyond_what_was_told(reports):
     known: dict[str, int] = {}
     for life, updates in reports:
-        after = lived(known, life, updates, most=3)
+        after = count_incarnation_updates(known, life, updates, most=3)
         assert (
             len(after) <= 3
             and after[life] >= known.get(life, 0)
@@ -205,10 +214,13 @@ def test_lives_never_shrink_and_never_grow_beyond_what_was_told(reports):
 
 
 def test_single_updates_are_read_as_they_are_typed():
-    assert single_updates(" 7, 9:40960 12 ") == {7: 0, 9: 40960, 12: 0} and single_updates("") == {}
+    assert (
+        parse_single_updates(" 7, 9:40960 12 ") == {7: 0, 9: 40960, 12: 0}
+        and parse_single_updates("") == {}
+    )
     for text in ("x", ":7", "7:-1", "٣", "7:x", "9" * 50):
         with pytest.raises(SpecError):
-            single_updates(text)
+            parse_single_updates(text)
 
 
 # ---- by the page, the API, a ban -----------------------------------------------------------------------------------
@@ -229,10 +241,13 @@ def test_the_owners_page_takes_out_and_says_at_the_field_what_is_wrong(world, cl
         and 'value="&lt;b&gt;noise"' in html
     )
     assert "Say from which update on" in client.post(path, {"author": author}).content.decode()
-    assert not Verdict.objects.exists()
+    assert not VerdictRecord.objects.exists()
     said = {"author": author, "first": "2", "updates": "1:1000", "reason": "<b>noise"}
     assert client.post(path, said).status_code == 302
-    assert Verdict.objects.get().said.after == {author: 1} and Verdict.objects.get().by == run.owner
+    assert (
+        VerdictRecord.objects.get().message.after == {author: 1}
+        and VerdictRecord.objects.get().by == run.owner
+    )
     assert "&lt;b&gt;noise" in client.get(path).content.decode()
     Run.objects.filter(pk=run.pk).update(status="cancelled")
     assert "is cancelled" in client.post(path, {"author": author, "first": "1"}).content.decode()
@@ -250,10 +265,10 @@ def test_staff_ban_a_machine_in_mid_run_and_take_out_what_it_did(world, client, 
         "membership": member.pk,
         "first": "99999999999999999",
     }
-    assert client.post(path, said).status_code == 200 and not Verdict.objects.exists()
+    assert client.post(path, said).status_code == 200 and not VerdictRecord.objects.exists()
     assert client.post(path, said | {"first": "3"}).status_code == 302
     bob.machine.refresh_from_db()
-    assert bob.machine.revoked and Verdict.objects.get().said.after == {
+    assert bob.machine.revoked and VerdictRecord.objects.get().message.after == {
         f"{bob.identity.key}.{LIFE}": 2
     }
     actions = AuditEntry.objects.order_by("id").values_list("action", flat=True)
@@ -261,7 +276,7 @@ def test_staff_ban_a_machine_in_mid_run_and_take_out_what_it_did(world, client, 
     assert client.post(path, said | {"first": ""}).status_code == 302, (
         "banned before; the rest comes out as well"
     )
-    assert Verdict.objects.first().said.after == {f"{bob.identity.key}.{LIFE}": 0}
+    assert VerdictRecord.objects.first().message.after == {f"{bob.identity.key}.{LIFE}": 0}
 
 
 def test_staff_take_updates_out_by_the_admin(world, client, person):
@@ -273,8 +288,15 @@ def test_staff_take_updates_out_by_the_admin(world, client, person):
             client.post(path, {"_form_submitted": "1", "reason": "noise", **said}).status_code
             == 200
         )
-    assert not Verdict.objects.exists()
+    assert not VerdictRecord.objects.exists()
     said = {"_form_submitted": "1", "reason": "noise", "updates": "2:1000,4"}
     assert client.post(path, said).status_code == 302
-    assert Verdict.objects.get().said.updates == {f"{bob.identity.key}.{LIFE}": {2: 1000, 4: 0}}
-    assert client.get(f"/admin/fleet/verdict/{Verdict.objects.get().pk}/change/").status_code == 200
+    assert VerdictRecord.objects.get().message.updates == {
+        f"{bob.identity.key}.{LIFE}": {2: 1000, 4: 0}
+    }
+    assert (
+        client.get(
+            f"/admin/fleet/verdictrecord/{VerdictRecord.objects.get().pk}/change/"
+        ).status_code
+        == 200
+    )

@@ -256,7 +256,7 @@ def test_the_snapshot_says_whether_machines_with_the_same_updates_agree(
     assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is True
     other.report(run, numbers(2, vector=same, anchor=digest("other weights")))
     assert Client().get(f"/live/{run.pk}/").json()["run"]["agree"] is False
-    assert run_table.agreement([]) is None
+    assert run_table.weights_agree([]) is None
 
 
 def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer, person, numbers):
@@ -268,10 +268,10 @@ def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer,
     told = (("vector", "weights"), ("vector", "others"), ("a later one", "weights"))
     for each, (vector, weights) in zip(others, told, strict=True):
         each.report(run, numbers(1, vector=digest(vector), anchor=digest(weights)))
-    found = {row["id"]: row["agrees"] for row in run_table.workers(run)}
+    found = {row["id"]: row["agrees"] for row in run_table.machine_rows(run)}
     assert [found[str(each.machine.pk)] for each in (ada, *others)] == [True, True, False, None]
     others[0].report(run, numbers(2, activity="left"))
-    found = {row["id"]: row["agrees"] for row in run_table.workers(run)}
+    found = {row["id"]: row["agrees"] for row in run_table.machine_rows(run)}
     assert [found[str(each.machine.pk)] for each in (ada, others[1])] == [False, False], (
         "of two neither is right"
     )

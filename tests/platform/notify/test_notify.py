@@ -16,7 +16,7 @@ from django.utils import timezone
 from helpers.pages import text as page
 
 from barnraise.protocol import coordinator_messages, enums
-from coordinator.accounts.models import SiteRules
+from coordinator.accounts.models import SiteSettings
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.models import Membership
 from coordinator.lib import safe_http
@@ -440,6 +440,6 @@ def test_webhooks_are_for_organisers_and_for_their_owner_alone(signed_in, receiv
     assert not Webhook.objects.get().active
     client.post(f"/notifications/webhooks/{hook.pk}/remove/")
     assert not Webhook.objects.exists()
-    SiteRules.change("granted", ada)
+    SiteSettings.set_organisers("granted", ada)
     answer = client.post("/notifications/webhooks/", {"url": url, "kinds": ["run.started"]})
     assert answer.status_code == 422 and "for organisers" in page(answer)

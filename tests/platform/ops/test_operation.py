@@ -13,12 +13,12 @@ from django.utils import timezone
 
 from coordinator.celery import Task, app
 from coordinator.fleet.models import Membership
-from coordinator.fleet.tasks import sweep
+from coordinator.fleet.tasks import expire_memberships
 from coordinator.lib import counters, embedded_servers, log_format, request_id
-from coordinator.telemetry.history import history
-from coordinator.telemetry.models import Point, Receipt, Rollup
-from coordinator.telemetry.retention import DAY, retain
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.history import load_history
+from coordinator.telemetry.models import LossPoint, ReportReceipt, Rollup
+from coordinator.telemetry.retention import DAY, delete_old_rows
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 LABELS = {"view", "method", "status", "task", "outcome", "le", "queue"}
@@ -75,7 +75,7 @@ def test_requests_and_reports_are_counted_by_view_and_never_by_machine_or_run(
     run, ada = launched(person())
     for seq in range(1, 4):
         ada.report(run, numbers(seq))
-    drain()
+    drain_queue()
     client.get(f"/runs/{run.slug}/")
     client.get("/nowhere/at/all/")
     client.generic("BREW", "/")
@@ -260,8 +260,8 @@ def test_finer_sums_go_sooner_and_the_chart_keeps_its_beginning(member):
         Rollup.objects.create(
             membership=member, width=width, bucket=now - days * DAY, reports=2, rate_sum=20.0
         )
-    before = history(member.run)["rate"]
-    assert retain(now) == 3 and retain(now) == 0, "twice is no more than once"
+    before = load_history(member.run)["rate"]
+    assert delete_old_rows(now) == 3 and delete_old_rows(now) == 0, "twice is no more than once"
     left = sorted((round((now - row.bucket) / DAY), row.width) for row in Rollup.objects.all())
     assert left == [
         (0, 10),
@@ -274,7 +274,7 @@ def test_finer_sums_go_sooner_and_the_chart_keeps_its_beginning(member):
         (10, 3600),
         (60, 3600),
     ]
-    after = history(member.run)["rate"]
+    after = load_history(member.run)["rate"]
     bin_of_a_chart = 3 * 3600  # of sixty days, and what it begins at depends on the hour
     assert abs(after[0][0] - before[0][0]) <= bin_of_a_chart and all(
         rate == 10.0 for _, rate in after
@@ -288,14 +288,14 @@ def test_old_losses_are_thinned_to_one_an_hour_and_validations_stay(member):
         ("validation", old + n) for n in range(5)
     ]
     made += [("train", now - n) for n in range(5)]
-    Point.objects.bulk_create(
-        Point(membership=member, seq=n, position=0, kind=kind, tokens=n, loss=1.0, at=at)
+    LossPoint.objects.bulk_create(
+        LossPoint(membership=member, seq=n, position=0, kind=kind, tokens=n, loss=1.0, at=at)
         for n, (kind, at) in enumerate(made)
     )
-    assert retain(now) == 10 and retain(now) == 0
-    assert Point.objects.filter(kind="validation").count() == 5
+    assert delete_old_rows(now) == 10 and delete_old_rows(now) == 0
+    assert LossPoint.objects.filter(kind="validation").count() == 5
     assert sorted(
-        Point.objects.filter(kind="train", at__lt=now - DAY).values_list("at", flat=True)
+        LossPoint.objects.filter(kind="train", at__lt=now - DAY).values_list("at", flat=True)
     ) == [
         old,
         old + 3600,
@@ -303,9 +303,11 @@ def test_old_losses_are_thinned_to_one_an_hour_and_validations_stay(member):
 
 
 def test_receipts_of_machines_that_never_came_back_go(member):
-    Receipt.objects.create(membership=member, seq=5, received=timezone.now() - timedelta(days=8))
-    Receipt.objects.create(membership=member, seq=6)
-    assert retain() == 1 and Receipt.objects.get().seq == 6
+    ReportReceipt.objects.create(
+        membership=member, seq=5, received=timezone.now() - timedelta(days=8)
+    )
+    ReportReceipt.objects.create(membership=member, seq=6)
+    assert delete_old_rows() == 1 and ReportReceipt.objects.get().seq == 6
 
 
 def test_who_is_silent_for_a_day_has_left_and_who_is_away_cannot_be_reached(
@@ -318,12 +320,12 @@ def test_who_is_silent_for_a_day_has_left_and_who_is_away_cannot_be_reached(
     for machine, hours in zip(machines, (0, 2, 25), strict=True):
         seen = timezone.now() - timedelta(hours=hours)
         Membership.objects.filter(machine=machine.machine).update(last_seen=seen)
-    assert sweep() == 3 and sweep() == 0
+    assert expire_memberships() == 3 and expire_memberships() == 0
     found = [Membership.objects.get(machine=machine.machine) for machine in machines]
     assert [bool(each.addresses) for each in found] == [True, False, False]
     assert [each.activity for each in found] == ["joining", "joining", "left"]
     machines[2].report(run, numbers(1))
-    drain()
+    drain_queue()
     found[2].refresh_from_db()
     assert found[2].activity == "training" and found[2].is_alive, "whoever comes back is back"
 

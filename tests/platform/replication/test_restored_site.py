@@ -14,6 +14,7 @@ from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest, open_signed
 from coordinator.accounts.models import User
+from coordinator.credit import tasks
 from coordinator.eventlog import ingest, private_data, writer
 from coordinator.eventlog.event import open_event
 from coordinator.eventlog.models import Aggregate, LogEvent, LogState, Origin
@@ -21,7 +22,6 @@ from coordinator.eventlog.projection import current_state, state_hash
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list, pull, volunteer_salt
 from coordinator.replication.protocol import LogHead, LogPart
-from coordinator.telemetry import tasks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -88,7 +88,7 @@ def test_a_restored_site_is_read_only_until_another_mirror_gave_back_its_own_log
     assert answer.status_code == 503 and "restored from a backup" in answer.json()["error"]
     with pytest.raises(writer.RestorePendingError):
         ada.rename("Ada again")
-    assert tasks.tell.apply().get() in (0, None)
+    assert tasks.record_events.apply().get() in (0, None)
     assert LogEvent.objects.count() == before
 
     done = pull.pull_from(mirror_list.other_mirrors()[0])

@@ -69,8 +69,8 @@ def happenings(chance: Random) -> tuple[list[OtherMirror], list[private_data.Pri
             ("run.edit", thing, written(chance.randint(1, 3))),
             ("run.becomes", thing, {"status": chance.choice(["training", "paused"]), "epoch": n, "at": AT}),
             ("run.extend", thing, {"tokens": n + 1}),
-            ("rest.begin", digest(str(n)), {"at": AT}),
-            ("rest.end", digest(str(n)), {}),
+            ("pause.start", digest(str(n)), {"at": AT}),
+            ("pause.end", digest(str(n)), {}),
             ("credit.receipt", f"{thing}:{digest(str(n))}:{'a' * 16}",
              {"day": f"2026-01-0{n + 1}", "first": n + 1, "last": n + 4, "tokens": 40}),
         ])  # fmt: skip

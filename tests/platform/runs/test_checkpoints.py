@@ -9,8 +9,13 @@ from barnraise.protocol import reports
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
-from coordinator.telemetry.checkpoints import Checkpoint, Holding, forget, lines
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.checkpoints import (
+    Checkpoint,
+    CheckpointHolder,
+    list_checkpoint_rows,
+    prune_checkpoints,
+)
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 V, OTHER = "a" * 64, "b" * 64
@@ -33,9 +38,9 @@ def test_a_checkpoint_is_announced_once_however_often_it_is_said(person, launche
     ada.report(
         run, *(numbers(seq, checkpoint=view(), vector=OTHER, anchor=None) for seq in range(1, 6))
     )
-    drain()
+    drain_queue()
     ada.report(run, numbers(6, checkpoint=view(), vector=OTHER, anchor=None))
-    drain()
+    drain_queue()
     found = Checkpoint.objects.get()
     assert (found.tokens, found.digest, found.checksum, found.size) == (
         60_000,
@@ -43,8 +48,8 @@ def test_a_checkpoint_is_announced_once_however_often_it_is_said(person, launche
         "0123456789abcdef",
         5_505_024,
     )
-    assert Holding.objects.get().machine == ada.machine
-    (line,) = lines(run)
+    assert CheckpointHolder.objects.get().machine == ada.machine
+    (line,) = list_checkpoint_rows(run)
     assert (line.machines, line.people, line.alive, line.others, line.confirmed) == (
         1,
         1,
@@ -60,11 +65,11 @@ def test_an_announcement_that_is_repeated_costs_no_query(
     run, ada = launched(person())
     ada.report(run, numbers(1, checkpoint=view(), anchor=None))
     with django_capture_on_commit_callbacks(execute=True):
-        drain()
+        drain_queue()
     member = Membership.objects.select_related("run", "machine").get(run=run)
     with CaptureQueriesContext(connection) as queries:
-        checkpoints.note([(member, [numbers(2, checkpoint=view(), anchor=None)])])
-    assert not queries.captured_queries and Holding.objects.count() == 1
+        checkpoints.record_announcements([(member, [numbers(2, checkpoint=view(), anchor=None)])])
+    assert not queries.captured_queries and CheckpointHolder.objects.count() == 1
 
 
 def test_a_machine_of_another_person_confirms_what_it_reports_at_the_same_updates(
@@ -72,19 +77,23 @@ def test_a_machine_of_another_person_confirms_what_it_reports_at_the_same_update
 ):
     run, ada = launched(person())
     ada.report(run, numbers(1, checkpoint=view()))
-    drain()
+    drain_queue()
     mine, bob = volunteer(run.owner, 2), volunteer(person("bob@example.org"), 3)
     for machine in (mine, bob):
         machine.join(run)
     mine.report(run, numbers(1, vector=V, anchor=RIGHT))  # without announcing one of its own
-    drain()
-    assert not lines(run)[0].confirmed, "two machines of one person say no more than one"
+    drain_queue()
+    assert not list_checkpoint_rows(run)[0].confirmed, (
+        "two machines of one person say no more than one"
+    )
     bob.report(run, numbers(1, vector=OTHER, anchor=RIGHT), numbers(2, vector=V, anchor=None))
-    drain()
-    assert lines(run)[0].machines == 2, "other updates, or no digest, confirm nothing"
+    drain_queue()
+    assert list_checkpoint_rows(run)[0].machines == 2, (
+        "other updates, or no digest, confirm nothing"
+    )
     bob.report(run, numbers(3, vector=V, anchor=RIGHT))
-    drain()
-    line = lines(run)[0]
+    drain_queue()
+    line = list_checkpoint_rows(run)[0]
     assert line.confirmed and (line.machines, line.people) == (3, 2)
 
 
@@ -96,19 +105,21 @@ def test_two_digests_at_the_same_updates_are_both_shown_and_neither_is_confirmed
         machine = volunteer(person(f"{number}@example.org"), seed)
         machine.join(run)
         machine.report(run, numbers(1, checkpoint=view(digest=digest)))
-    drain()
-    assert {(line.checkpoint.digest, line.people, line.others) for line in lines(run)} == {
+    drain_queue()
+    assert {
+        (line.checkpoint.digest, line.people, line.others) for line in list_checkpoint_rows(run)
+    } == {
         (RIGHT, 2, 1),
         (WRONG, 1, 1),
     }
-    assert not any(line.confirmed for line in lines(run))
+    assert not any(line.confirmed for line in list_checkpoint_rows(run))
     assert "Others differ" in Client().get(f"/runs/{run.slug}/checkpoints/").content.decode()
 
 
 def test_a_machine_that_lies_about_its_tokens_announces_nothing(person, launched, numbers):
     run, ada = launched(person())
     ada.report(run, numbers(1, checkpoint=view(tokens=2**62)))
-    drain()
+    drain_queue()
     assert not Checkpoint.objects.exists()
 
 
@@ -122,11 +133,13 @@ def test_the_page_lists_them_with_the_commands_and_without_a_byte_of_them(
         ada.report(
             run, numbers(number, checkpoint=view(tokens=1000 * number, vector=f"{number:064x}"))
         )
-    drain()
+    drain_queue()
     with django_assert_max_num_queries(6):
         html = page.get(f"/runs/{run.slug}/checkpoints/").content.decode()
     assert (
-        html.count(RIGHT) == checkpoints.SHOWN and "30.0 K" in html and "0123456789abcdef" in html
+        html.count(RIGHT) == checkpoints.ROWS_SHOWN
+        and "30.0 K" in html
+        and "0123456789abcdef" in html
     )
     assert (
         f"barnraise fetch {run.slug} model" in html and f"barnraise export {run.slug} model" in html
@@ -145,7 +158,7 @@ def test_what_nobody_else_confirmed_is_forgotten_when_there_are_too_many(
     person, launched, volunteer, monkeypatch
 ):
     run, ada = launched(person())
-    monkeypatch.setattr(checkpoints, "KEPT", 3)
+    monkeypatch.setattr(checkpoints, "MAX_CHECKPOINTS", 3)
     made = [
         Checkpoint.objects.create(
             run=run, tokens=n, vector=f"{n:064x}", digest=RIGHT, checksum="0" * 16, size=1
@@ -154,14 +167,14 @@ def test_what_nobody_else_confirmed_is_forgotten_when_there_are_too_many(
     ]
     bob = volunteer(person("bob@example.org"), 2)
     for machine in (ada.machine, bob.machine):
-        Holding.objects.create(checkpoint=made[0], machine=machine)
-    assert forget(run) == 2 and forget(run) == 0
+        CheckpointHolder.objects.create(checkpoint=made[0], machine=machine)
+    assert prune_checkpoints(run) == 2 and prune_checkpoints(run) == 0
     assert {each.tokens for each in Checkpoint.objects.all()} == {0, 3, 4, 5}
 
 
 def test_a_run_that_goes_takes_its_checkpoints_along(person, launched, numbers):
     run, ada = launched(person())
     ada.report(run, numbers(1, checkpoint=view()))
-    drain()
+    drain_queue()
     Run.objects.filter(pk=run.pk).delete()
-    assert not Checkpoint.objects.exists() and not Holding.objects.exists()
+    assert not Checkpoint.objects.exists() and not CheckpointHolder.objects.exists()

@@ -11,10 +11,10 @@ from helpers.paths import ROOT
 
 from barnraise.protocol import reports
 from barnraise.spec import PRESETS, RunSpec
-from coordinator.fleet.machine_state import Measured
-from coordinator.runs.estimate import LINES, estimate, pace
-from coordinator.runs.join_policy import Terms
-from coordinator.runs.reference_machines import LAPTOP, MACHINES
+from coordinator.fleet.machine_state import HardwareMeasurement
+from coordinator.runs.estimate import LINE_MEGABITS, estimate, estimate_run_time
+from coordinator.runs.join_policy import JoinPolicy
+from coordinator.runs.reference_machines import LAPTOP, REFERENCE_MACHINES
 from coordinator.runs.spec_form import spec_from_fields
 from coordinator.web.templatetags.barnraise import span
 
@@ -29,28 +29,28 @@ def spec(preset: str = "gpt2-124m", **changed) -> RunSpec:
 
 
 def test_a_larger_gpu_is_never_slower_and_every_machine_trains_a_small_model():
-    laptop, small, large = estimate(spec(), list(MACHINES), 10)
+    laptop, small, large = estimate(spec(), list(REFERENCE_MACHINES), 10)
     assert not (laptop.refusal or small.refusal or large.refusal)
-    assert 0 < laptop.rate < small.rate < large.rate
+    assert 0 < laptop.tokens_per_second < small.tokens_per_second < large.tokens_per_second
     for need in (laptop, small, large):
-        assert [p.line for p in need.paces] == list(LINES)
-        assert need.paces[0].seconds >= need.paces[1].seconds > 0
+        assert [p.line for p in need.run_times] == list(LINE_MEGABITS)
+        assert need.run_times[0].seconds >= need.run_times[1].seconds > 0
 
 
 def test_what_does_not_fit_says_what_is_short():
     (need,) = estimate(spec("gpt3-175b"), [("laptop", LAPTOP)], 10)
-    assert "does not fit" in need.refusal and "disk" in need.refusal and need.paces == ()
+    assert "does not fit" in need.refusal and "disk" in need.refusal and need.run_times == ()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_estimated_within_seconds_on_every_kind_of_machine(preset):
-    for need in estimate(spec(preset), list(MACHINES), 100):
-        assert need.refusal or all(p.seconds > 0 and p.rhythm.steps >= 1 for p in need.paces)
+    for need in estimate(spec(preset), list(REFERENCE_MACHINES), 100):
+        assert need.refusal or all(p.seconds > 0 and p.schedule.steps >= 1 for p in need.run_times)
 
 
 def test_where_lines_carry_everything_twice_the_volunteers_take_half_the_time():
-    one, two, four = (pace(spec("gpt-nano"), 10.0, 100, n) for n in (1, 2, 4))
-    assert one.waits == two.waits == four.waits == 1.0
+    one, two, four = (estimate_run_time(spec("gpt-nano"), 10.0, 100, n) for n in (1, 2, 4))
+    assert one.slowdown == two.slowdown == four.slowdown == 1.0
     assert one.seconds == pytest.approx(2 * two.seconds) == pytest.approx(4 * four.seconds)
     assert one.traffic == 0, "alone there is nobody to tell"
 
@@ -58,17 +58,17 @@ def test_where_lines_carry_everything_twice_the_volunteers_take_half_the_time():
 def test_more_volunteers_than_the_lines_carry_train_no_faster():
     """All updates pass over every line: past what it carries, one more machine brings nothing."""
     fixed = spec(recipe__codec="dense8")
-    few, many = pace(fixed, 1.0, 20, 50), pace(fixed, 1.0, 20, 500)
-    assert few.waits > 1 and many.seconds == pytest.approx(few.seconds, rel=0.05)
+    few, many = estimate_run_time(fixed, 1.0, 20, 50), estimate_run_time(fixed, 1.0, 20, 500)
+    assert few.slowdown > 1 and many.seconds == pytest.approx(few.seconds, rel=0.05)
     assert few.traffic == pytest.approx(0.8 * 20e6 / 8)
-    thin = pace(spec(), 1.0, 20, 50)
+    thin = estimate_run_time(spec(), 1.0, 20, 50)
     assert thin.seconds < few.seconds, "which is what auto is for"
-    assert thin.rhythm.form.bits_a_parameter < fixed.recipe.round_steps
+    assert thin.schedule.form.bits_a_parameter < fixed.recipe.round_steps
 
 
 def test_a_step_of_very_many_sequences_is_reckoned_and_not_searched():
     specs = [spec(recipe__step_sequences=n, recipe__round_steps=1) for n in (64, 55_440)]
-    (small,), (large,) = (estimate(each, [MACHINES[2]], 1) for each in specs)
+    (small,), (large,) = (estimate(each, [REFERENCE_MACHINES[2]], 1) for each in specs)
     assert large.step_seconds == pytest.approx(small.step_seconds * 55_440 / 64)
 
 
@@ -115,8 +115,8 @@ def test_the_form_says_what_typical_machines_and_ones_own_would_need_and_do(
 ):
     ada = person()
     mine, _ = volunteer(ada, 1), volunteer(ada, 2)
-    Measured.note(mine.machine, golden_hardware)
-    Measured.note(volunteer(person("bob@example.org"), 3).machine, golden_hardware)
+    HardwareMeasurement.record(mine.machine, golden_hardware)
+    HardwareMeasurement.record(volunteer(person("bob@example.org"), 3).machine, golden_hardware)
     html = ask(ada, preset="gpt2-1.5b", volunteers="25")
     assert all(name in html for name in ("8 GB laptop", "12 GB GPU", "24 GB GPU", "pc-1"))
     assert "25 like it, 20 Mb/s" in html and "25 like it, 100 Mb/s" in html and "tokens/s" in html
@@ -145,7 +145,7 @@ def test_a_machine_that_measured_the_slowest_rates_breaks_no_estimate(
     told = golden_hardware.model_copy(
         update={**slow, "matmul": [(1, 1.0)], "products": [], "updates": [], "memory": 1 << 62}
     )
-    Measured.note(ada.machine, reports.HardwareView.model_validate(told.model_dump()))
+    HardwareMeasurement.record(ada.machine, reports.HardwareView.model_validate(told.model_dump()))
     assert "pc-1" in ask(ada.machine.owner)
 
 
@@ -162,7 +162,7 @@ def test_who_thinks_of_joining_is_told_whether_their_machines_fit(
 ):
     run, _ = launched(
         person("owner@example.org"),
-        terms=Terms(least_memory=10 * 10**9, least_device_memory=16 * 10**9),
+        terms=JoinPolicy(least_memory=10 * 10**9, least_device_memory=16 * 10**9),
     )
     seen = fits(Client(), run)
     assert seen["8 GB laptop"][0] == "no" and "asks for 10.0 GB of memory" in seen["8 GB laptop"][1]
@@ -174,16 +174,20 @@ def test_who_thinks_of_joining_is_told_whether_their_machines_fit(
     bob, client = volunteer(person("bob@example.org"), 2), Client()
     client.force_login(bob.machine.owner)
     assert fits(client, run)["pc-2"] == ("unknown", "measures itself when it joins")
-    Measured.note(bob.machine, golden_hardware.model_copy(update={"device_memory": 8 * 2**30}))
+    HardwareMeasurement.record(
+        bob.machine, golden_hardware.model_copy(update={"device_memory": 8 * 2**30})
+    )
     assert fits(client, run)["pc-2"][0] == "no"
-    Measured.note(bob.machine, golden_hardware.model_copy(update={"device_memory": 24 * 2**30}))
+    HardwareMeasurement.record(
+        bob.machine, golden_hardware.model_copy(update={"device_memory": 24 * 2**30})
+    )
     assert fits(client, run)["pc-2"][0] == "yes"
 
 
 def test_planning_is_done_once_for_the_same_machine_and_model():
-    from coordinator.runs.estimate import planned
+    from coordinator.runs.estimate import cached_plan
 
-    planned.cache_clear()
+    cached_plan.cache_clear()
     for budget in (10**6, 10**7, 10**8):
-        estimate(replace(spec("gpt-nano"), seed=budget), list(MACHINES), 10)
-    assert planned.cache_info().misses == len(MACHINES)
+        estimate(replace(spec("gpt-nano"), seed=budget), list(REFERENCE_MACHINES), 10)
+    assert cached_plan.cache_info().misses == len(REFERENCE_MACHINES)

@@ -6,18 +6,18 @@ import pytest
 from django.test import Client
 
 from coordinator.runs import markdown
-from coordinator.runs.join_policy import Terms
+from coordinator.runs.join_policy import JoinPolicy
 
 pytestmark = pytest.mark.django_db
 
 
 def test_notes_are_markdown_and_nothing_else():
-    shown = markdown.html(
+    shown = markdown.render_html(
         "# Why\n\nA *small* [start](https://example.org/?a=1&b=2).\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     )
     assert "<h3>Why</h3>" in shown and "<em>small</em>" in shown and "<table>" in shown
     assert 'rel="nofollow ugc noopener noreferrer"' in shown and "&amp;b=2" in shown
-    assert markdown.html("") == ""
+    assert markdown.render_html("") == ""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_notes_are_markdown_and_nothing_else():
     ],
 )
 def test_hostile_notes_become_text(hostile):
-    shown = markdown.html(hostile)
+    shown = markdown.render_html(hostile)
     assert not re.search(
         r"<(?!/?(p|em|strong|a|code|pre|blockquote|h[1-6]|ul|ol|li|hr|br|table|t[a-z]+)\b)", shown
     ), shown
@@ -55,12 +55,12 @@ def test_hostile_notes_become_text(hostile):
 
 def test_what_hides_or_turns_text_around_is_taken_out_of_notes_and_emoji_stay():
     assert (
-        markdown.plain("a\u202eb\u200bc\0d\r\ne 🛖 \N{HEBREW LETTER ALEF}")
+        markdown.clean_markdown("a\u202eb\u200bc\0d\r\ne 🛖 \N{HEBREW LETTER ALEF}")
         == "abcd\ne 🛖 \N{HEBREW LETTER ALEF}"
     )
 
 
 def test_the_run_page_shows_notes_to_everybody(person, launched):
-    run, _ = launched(person(), terms=Terms(notes="Bring <b>coffee</b> & *cake*"))
+    run, _ = launched(person(), terms=JoinPolicy(notes="Bring <b>coffee</b> & *cake*"))
     page = Client().get(f"/runs/{run.slug}/").content.decode()
     assert "Bring &lt;b&gt;coffee&lt;/b&gt; &amp; <em>cake</em>" in page

@@ -9,9 +9,9 @@ from helpers.pages import field_error
 from barnraise.protocol import coordinator_messages, enums, reports
 from barnraise.spec import RunSpec, Start
 from coordinator.audit.models import AuditEntry
-from coordinator.runs.join_policy import Terms
+from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 
@@ -20,15 +20,17 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launched, signed_in):
-    run, _ = launched(person("owner@example.org"), terms=Terms(least_memory=10**9, notes="hello"))
+    run, _ = launched(
+        person("owner@example.org"), terms=JoinPolicy(least_memory=10**9, notes="hello")
+    )
     client, bob = signed_in("bob@example.org")
     answer = client.post(f"/runs/{run.slug}/clone/")
     copy = Run.objects.get(owner=bob)
     assert answer["Location"] == f"/runs/{copy.slug}/edit/" and copy.name == "A run (copy)"
-    assert (copy.state, copy.parent, copy.terms, copy.manifest) == (
+    assert (copy.state, copy.parent, copy.join_policy, copy.manifest) == (
         enums.RunStatus.DRAFT,
         run,
-        run.terms,
+        run.join_policy,
         None,
     )
     assert (copy.spec.model, copy.spec.recipe, copy.spec.seed) == (
@@ -80,8 +82,8 @@ def test_every_change_of_a_run_is_noted_once_with_who_did_it(person, launched):
     run.pause(actor=run.owner)
     run.pause(actor=run.owner)
     run.resume(actor=run.owner)
-    run.arrange(Terms(notes="x"), actor=run.owner)
-    run.arrange(Terms(notes="x"), actor=run.owner)
+    run.update_join_policy(JoinPolicy(notes="x"), actor=run.owner)
+    run.update_join_policy(JoinPolicy(notes="x"), actor=run.owner)
     run.cancel(actor=run.owner)
     run.archive(actor=run.owner)
     found = list(
@@ -115,7 +117,7 @@ def checkpointed(person, launched, numbers):
         tokens=4000, vector="1" * 64, digest="2" * 64, checksum="3" * 16, size=400
     )
     ada.report(run, numbers(4, checkpoint=view))
-    drain()
+    drain_queue()
     return run, ada, run.checkpoints.get()
 
 
@@ -161,7 +163,7 @@ def test_a_run_from_a_checkpoint_keeps_its_model_and_tokenizer_and_the_form_says
     checkpointed, client
 ):
     run, _, checkpoint = checkpointed
-    made = run.clone(run.owner, start=checkpoint.start)
+    made = run.clone(run.owner, start=checkpoint.to_start())
     client.force_login(run.owner)
     typed = {
         "name": made.name,
@@ -176,7 +178,7 @@ def test_a_run_from_a_checkpoint_keeps_its_model_and_tokenizer_and_the_form_says
     assert "Must stay bpe" in field_error(answer.content.decode(), "text.tokenizer")
     assert client.post(f"/runs/{made.slug}/edit/", typed).status_code == 302
     made.refresh_from_db()
-    assert made.token_budget == 5000 and made.spec.start == checkpoint.start
+    assert made.token_budget == 5000 and made.spec.start == checkpoint.to_start()
 
 
 def test_a_checkpoint_that_is_not_this_runs_is_none(checkpointed, client, draft):

@@ -8,12 +8,12 @@ from django.utils import timezone
 
 from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import digest, open_signed
-from coordinator.fleet.lifecycle_facts import facts
+from coordinator.fleet.lifecycle_facts import gather_facts
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import run_table
-from coordinator.telemetry.rollup import drain
-from coordinator.telemetry.tasks import tick, tidy
+from coordinator.telemetry.rollup import drain_queue
+from coordinator.telemetry.tasks import advance_runs, delete_expired_rows
 
 pytestmark = pytest.mark.django_db
 
@@ -26,8 +26,8 @@ def test_one_machine_that_lies_about_the_ledger_does_not_move_it(
     for i, each in enumerate(honest):
         each.join(run)
         each.report(run, numbers(5, ledger_tokens=10**15 if i == 2 else 5000))
-    drain()
-    tick()
+    drain_queue()
+    advance_runs()
     run.refresh_from_db()
     assert run.ledger_tokens == 5000 and run.state is enums.RunStatus.TRAINING
 
@@ -40,15 +40,15 @@ def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
     bob.join(run)
     for each in (ada, bob):
         each.report(run, numbers(1, ledger_tokens=100_000, activity="finishing"))
-    drain()
-    assert tick() == 0
-    assert "one other person" in run_table.summary(run, run_table.workers(run))["waiting"]
+    drain_queue()
+    assert advance_runs() == 0
+    assert "one other person" in run_table.run_summary(run, run_table.machine_rows(run))["waiting"]
     ada.report(run, numbers(2, ledger_tokens=100_000, activity="finished"))
     bob.report(
         run, numbers(2, ledger_tokens=100_000, activity="finished"), numbers(3, activity="left")
     )
-    drain()
-    assert tick() == 1 and tick() == 0
+    drain_queue()
+    assert advance_runs() == 1 and advance_runs() == 0
     run.refresh_from_db()
     assert run.state is enums.RunStatus.FINISHED and run.finished
     reply = coordinator_messages.ReportReply.model_validate_json(
@@ -63,14 +63,14 @@ def test_a_run_is_finished_when_its_owner_and_the_others_hold_it_whole(
 def test_what_was_long_on_its_way_is_seen_within_minutes(person, launched, numbers, valkey):
     """Runs of which nothing was heard for two minutes are not looked at every two seconds, but they are looked at."""
     run, ada = launched(person())
-    assert tick() == 0
+    assert advance_runs() == 0
     ada.report(run, numbers(1, ledger_tokens=100_000, activity="finished"))
-    drain()
+    drain_queue()
     Membership.objects.update(last_seen=timezone.now() - timedelta(minutes=30))
     Run.objects.filter(pk=run.pk).update(ledger_tokens=100_000)
-    assert tick() == 0
+    assert advance_runs() == 0
     valkey.delete(cache.make_key("telemetry:looked"))  # as it goes by itself after five minutes
-    assert tick() == 1
+    assert advance_runs() == 1
     run.refresh_from_db()
     assert run.state is enums.RunStatus.FINISHED
 
@@ -80,25 +80,33 @@ def test_a_revoked_machine_counts_for_nothing(person, launched, numbers, volunte
     bob = volunteer(person("bob@example.org"), 2)
     bob.join(run)
     bob.report(run, numbers(1, activity="finished"))
-    drain()
-    assert (facts(run).alive, facts(run).others_ever, facts(run).others_safe) == (2, 1, 1)
+    drain_queue()
+    assert (
+        gather_facts(run).alive,
+        gather_facts(run).others_ever,
+        gather_facts(run).others_safe,
+    ) == (2, 1, 1)
     bob.machine.revoke()
-    assert (facts(run).alive, facts(run).others_ever, facts(run).others_safe) == (1, 0, 0)
+    assert (
+        gather_facts(run).alive,
+        gather_facts(run).others_ever,
+        gather_facts(run).others_safe,
+    ) == (1, 0, 0)
 
 
 def test_a_machine_that_misses_three_reports_is_gone_and_one_that_leaves_at_once(
     person, launched, numbers
 ):
     run, ada = launched(person())
-    assert facts(run).alive == 1
+    assert gather_facts(run).alive == 1
     Membership.objects.update(last_seen=timezone.now() - timedelta(seconds=9))
-    assert facts(run).alive == 0 and not Membership.objects.get().is_alive
+    assert gather_facts(run).alive == 0 and not Membership.objects.get().is_alive
     ada.report(run, numbers(1))
-    drain()
-    assert facts(run).alive == 1 and Membership.objects.get().is_alive
+    drain_queue()
+    assert gather_facts(run).alive == 1 and Membership.objects.get().is_alive
     ada.report(run, numbers(2, activity="left"))
-    drain()
-    assert facts(run).alive == 0 and not Membership.objects.get().is_alive
+    drain_queue()
+    assert gather_facts(run).alive == 0 and not Membership.objects.get().is_alive
 
 
 def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
@@ -107,12 +115,12 @@ def test_a_run_waits_for_its_quorum(person, draft, manifest, volunteer):
     ada, bob = volunteer(run.owner), volunteer(person("bob@example.org"), 2)
     ada.ask("POST", f"/runs/{run.slug}/manifest", ada.identity.sign("manifest", manifest(run)))
     ada.join(run)
-    tick()
+    advance_runs()
     run.refresh_from_db()
     assert run.state is enums.RunStatus.RECRUITING
-    assert "1 of 2" in run_table.summary(run, run_table.workers(run))["waiting"]
+    assert "1 of 2" in run_table.run_summary(run, run_table.machine_rows(run))["waiting"]
     bob.join(run)
-    assert tick() == 1
+    assert advance_runs() == 1
 
 
 def test_a_workers_directive_follows_the_admins_pause(person, launched, numbers):
@@ -144,5 +152,5 @@ def test_tidying_forgets_only_codes_long_expired(person):
         return made
 
     old, recent = code(1, 25), code(2, 1)
-    assert tidy() == 1
+    assert delete_expired_rows() == 1
     assert not Enrolment.find(old.code) and Enrolment.find(recent.code)

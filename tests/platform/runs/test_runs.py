@@ -14,7 +14,7 @@ from barnraise.protocol.signing import digest
 from barnraise.spec import PRESETS, RunSpec, preset
 from coordinator.accounts.models import User
 from coordinator.api import worker_endpoints
-from coordinator.fleet.lifecycle_facts import advance
+from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
@@ -27,10 +27,10 @@ def test_a_launched_run_leaves_draft_only_once_its_text_is_there(
 ):
     run = draft(person())
     assert run.launch() and not run.launch()
-    assert not advance(run) and run.state is Status.DRAFT
+    assert not advance_run(run) and run.state is Status.DRAFT
     signed = volunteer(run.owner).identity.sign("manifest", manifest(run))
     assert run.accept_manifest(signed)
-    assert advance(run) and run.state is Status.RECRUITING
+    assert advance_run(run) and run.state is Status.RECRUITING
 
 
 def test_the_launch_pins_mirror_owner_and_text_in_bytes_that_never_change(person, launched):
@@ -71,7 +71,7 @@ def test_pause_and_resume_say_whether_they_did_anything(person, launched):
     run, _ = launched(person())
     assert not run.resume()
     assert run.pause() and run.state is Status.PAUSED
-    assert not run.pause() and not advance(run)
+    assert not run.pause() and not advance_run(run)
     assert run.resume() and run.state is Status.TRAINING
     assert run.finish() and run.finished and run.is_over
     assert not run.cancel() and not run.pause() and run.state is Status.FINISHED
@@ -117,8 +117,8 @@ def test_runs_of_one_name_get_slugs_of_their_own(person, draft):
     owner = person()
     first, second = draft(owner, "Même  nom!"), draft(owner, "Même nom!")
     assert first.slug == "meme-nom" and second.slug.startswith("meme-nom-")
-    assert Run.objects.named(second.slug) == Run.objects.named(str(second.pk)) == second
-    assert Run.objects.named("\0") is None and Run.objects.named("x" * 500) is None
+    assert Run.objects.find(second.slug) == Run.objects.find(str(second.pk)) == second
+    assert Run.objects.find("\0") is None and Run.objects.find("x" * 500) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from allauth.account.models import EmailAddress
 from django.test import Client
 
 from barnraise.protocol import coordinator_messages, enums
-from coordinator.accounts.models import Machine, SiteRules, Team
+from coordinator.accounts.models import Machine, SiteSettings, Team
 from coordinator.audit.models import AuditEntry
 from coordinator.lib import embedded_servers
 from coordinator.notify.models import Notification
@@ -75,7 +75,7 @@ def test_staff_extend_a_budget_and_workers_hear_of_it(staff, person, launched, n
         == before + 5000
     )
     assert AuditEntry.objects.get(action="run.extend").detail == {"tokens": 5000}
-    run.note_ledger(run.token_budget)
+    run.record_ledger_tokens(run.token_budget)
     page = staff.post(
         f"/admin/runs/run/{run.pk}/extend/", {"_form_submitted": "1", "tokens": "5000"}
     )
@@ -135,12 +135,12 @@ def test_a_decision_cannot_be_sent_from_another_site(staff, person, volunteer):
 
 
 def test_staff_change_the_sites_rules_and_disband_a_team(staff, person):
-    team = Team.found("Weavers", person())
-    page = staff.get("/admin/accounts/siterules/", follow=True)
+    team = Team.create("Weavers", person())
+    page = staff.get("/admin/accounts/sitesettings/", follow=True)
     assert page.status_code == 200
-    rules = SiteRules.objects.get()
-    staff.post(f"/admin/accounts/siterules/{rules.pk}/change/", {"organisers": "granted"})
-    assert SiteRules.current().organisers == "granted"
+    rules = SiteSettings.objects.get()
+    staff.post(f"/admin/accounts/sitesettings/{rules.pk}/change/", {"organisers": "granted"})
+    assert SiteSettings.current().organisers == "granted"
     assert AuditEntry.objects.get(action="site.rules").detail == {
         "before": "everybody",
         "after": "granted",
@@ -202,7 +202,7 @@ def test_every_admin_page_opens(staff, person, launched):
         "figures/",
         "accounts/user/",
         "accounts/team/",
-        "accounts/siterules/",
+        "accounts/sitesettings/",
         "audit/auditentry/",
         "staff/announcement/",
         "staff/announcement/add/",

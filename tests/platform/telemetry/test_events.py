@@ -8,17 +8,18 @@ from barnraise.protocol.enums import Activity, RunStatus
 from coordinator.live.activity_feed import collect_activity
 from coordinator.live.run_snapshot import RunSnapshot, build_delta
 from coordinator.telemetry import run_table
-from coordinator.telemetry.events import Event, turn
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.events import RunEvent, event_kind_of_change
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = pytest.mark.django_db
 
-KINDS = Event.Kind
+KINDS = RunEvent.Kind
 
 
 def told(run) -> list[str]:
     return [
-        f"{event['who']} {event['what']}" for event in collect_activity(run, run_table.workers(run))
+        f"{event['who']} {event['what']}"
+        for event in collect_activity(run, run_table.machine_rows(run))
     ]
 
 
@@ -39,7 +40,7 @@ def told(run) -> list[str]:
     ],
 )
 def test_a_turn_of_a_machine_has_a_name(before, after, run, kind):
-    assert turn(before, after, run) == kind
+    assert event_kind_of_change(before, after, run) == kind
 
 
 def test_a_machine_that_joins_rests_goes_on_and_leaves_is_told_of_once_each(
@@ -49,9 +50,9 @@ def test_a_machine_that_joins_rests_goes_on_and_leaves_is_told_of_once_each(
     kinds = ("training", "training", "paused", "training", "left")
     for seq, activity in enumerate(kinds, 1):
         volunteer.report(run, numbers(seq, activity=Activity(activity)))
-        drain(wait=True)
+        drain_queue(wait=True)
     volunteer.report(run, numbers(2))  # again, and late
-    drain(wait=True)
+    drain_queue(wait=True)
     assert list(run.events.order_by("at", "id").values_list("kind", flat=True)) == [
         "joined",
         "paused",
@@ -63,13 +64,13 @@ def test_a_machine_that_joins_rests_goes_on_and_leaves_is_told_of_once_each(
 def test_a_pause_of_the_whole_run_is_one_event_and_not_one_a_machine(person, launched, numbers):
     run, volunteer = launched(person())
     volunteer.report(run, numbers(1))
-    drain(wait=True)
+    drain_queue(wait=True)
     run.pause(actor=run.owner)
     volunteer.report(run, numbers(2, activity=Activity.PAUSED))
-    drain(wait=True)
+    drain_queue(wait=True)
     run.resume(actor=run.owner)
     volunteer.report(run, numbers(3))
-    drain(wait=True)
+    drain_queue(wait=True)
     assert [event.kind for event in run.events.all()] == ["joined"]
     said = " / ".join(told(run))
     assert "paused the run" in said and "let it go on" in said and "pc-1 joined" in said
@@ -83,10 +84,10 @@ def test_the_list_tells_of_the_runs_life_its_weights_and_who_is_gone_the_newest_
         tokens=900, vector="a" * 64, digest="b" * 64, checksum="c" * 16, size=4096
     )
     volunteer.report(run, numbers(1, checkpoint=held))
-    drain(wait=True)
+    drain_queue(wait=True)
     run.extend(5000, actor=person("staff@example.org", is_staff=True, name="Sam"))
     volunteer.machine.revoke(reason="lost")
-    found = collect_activity(run, run_table.workers(run))
+    found = collect_activity(run, run_table.machine_rows(run))
     assert [event["at"] for event in found] == sorted(
         (event["at"] for event in found), reverse=True
     )
@@ -104,10 +105,10 @@ def test_the_list_tells_of_the_runs_life_its_weights_and_who_is_gone_the_newest_
 def test_a_machine_that_fell_silent_is_told_of_until_it_is_back(person, launched, numbers, valkey):
     run, volunteer = launched(person())
     volunteer.report(run, numbers(1))
-    drain(wait=True)
-    rows = run_table.workers(run)
+    drain_queue(wait=True)
+    rows = run_table.machine_rows(run)
     assert not [event for event in collect_activity(run, rows) if "last time" in event["what"]]
-    later = run_table.workers(run, now=rows[0]["last_seen"] + 60)
+    later = run_table.machine_rows(run, now=rows[0]["last_seen"] + 60)
     (silent,) = [event for event in collect_activity(run, later) if "last time" in event["what"]]
     assert silent["who"] == "pc-1" and silent["at"] == pytest.approx(rows[0]["last_seen"], abs=0.1)
 
@@ -117,7 +118,7 @@ def test_only_new_events_are_in_a_delta(person, launched, numbers, valkey):
     before = RunSnapshot.capture(run)
     assert not build_delta(before, RunSnapshot.capture(run), []).get("events")
     volunteer.report(run, numbers(1))
-    drain(wait=True)
+    drain_queue(wait=True)
     valkey.flushdb()  # what is gathered stands for two seconds
     (news,) = build_delta(before, RunSnapshot.capture(run), [])["events"]
     assert news["what"] == "joined" and news["kind"] == "machine"
@@ -128,7 +129,7 @@ def test_names_in_events_are_text_on_the_page(person, launched, numbers):
     run, volunteer = launched(owner, name="Dawn")
     volunteer.machine.rename('<img src=x onerror="alert(1)">', actor=owner)
     volunteer.report(run, numbers(1))
-    drain(wait=True)
+    drain_queue(wait=True)
     page = Client().get(f"/runs/{run.slug}/").content.decode()
     assert "&lt;img src=x" in page and "<img src=x" not in page
     assert "&lt;script&gt;" in page and "<script>alert" not in page
@@ -143,7 +144,7 @@ def test_each_machines_own_losses_are_there_for_who_asks(person, launched, numbe
     ]
     first.report(run, numbers(1, points=points, tokens=4000))
     second.report(run, numbers(1, points=points[:2], tokens=2000))
-    drain(wait=True)
+    drain_queue(wait=True)
     machines = Client().get(f"/live/{run.pk}/machines/").json()["machines"]
     assert [machine["name"] for machine in machines] == ["pc-1", "pc-2"], (
         "who trained more comes first"

@@ -174,7 +174,7 @@ def test_no_page_carries_a_script_or_a_style_of_its_own(
 ):
     client, ada = signed_in(is_staff=True)
     run, _ = launched(ada)
-    unfinished, team = draft(ada, name="Draft"), Team.found("Weavers", ada)
+    unfinished, team = draft(ada, name="Draft"), Team.create("Weavers", ada)
     paths = ["/", "/runs/", "/runs/new/", f"/runs/{run.slug}/", f"/runs/{unfinished.slug}/", "/machines/", "/nowhere/",
              f"/runs/{unfinished.slug}/edit/", f"/machines/enrol/{waiting.code}/", "/machines/enrol/",
              "/accounts/email/", "/accounts/password/change/", "/accounts/logout/", "/accounts/2fa/", "/account/",

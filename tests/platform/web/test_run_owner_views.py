@@ -10,16 +10,16 @@ from helpers.pages import field_error
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Team
-from coordinator.accounts.site_settings import SiteRules
+from coordinator.accounts.site_settings import SiteSettings
 from coordinator.audit.models import AuditEntry
 from coordinator.lib.exceptions import UserError
-from coordinator.runs.invitations import Guest, Invitation
-from coordinator.runs.join_policy import Access, Terms
+from coordinator.runs.invitations import Guest, RunInvitation
+from coordinator.runs.join_policy import Access, JoinPolicy
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
 
 pytestmark = pytest.mark.django_db
-INVITED = Terms(access=Access.INVITATION)
+INVITED = JoinPolicy(access=Access.INVITATION)
 
 
 def join(volunteer, run, **said):
@@ -119,7 +119,7 @@ def test_a_run_by_invitation_takes_its_owners_machines_and_those_of_who_accepted
     machine = volunteer(bob, 2)
     refused = join(machine, run)
     assert refused.status_code == 403 and "ask Olga to let you in" in sentence(refused)
-    invitation = Invitation.make(run, "the chess club", actor=run.owner)
+    invitation = RunInvitation.create(run, "the chess club", actor=run.owner)
     link = f"/runs/{run.slug}/invited/{invitation.token}/"
     assert Client().get(link).status_code == 302, "signing in comes first"
     assert "Olga invites you" in guest.get(link).content.decode() and not Guest.objects.exists()
@@ -139,9 +139,9 @@ def test_a_link_that_was_withdrawn_ran_out_was_changed_or_is_anothers_leads_nowh
 ):
     run, _ = launched(person("owner@example.org"), terms=INVITED)
     client, _ = signed_in()
-    withdrawn, old, good = (Invitation.make(run) for _ in range(3))
+    withdrawn, old, good = (RunInvitation.create(run) for _ in range(3))
     assert withdrawn.withdraw() and not withdrawn.withdraw()
-    Invitation.objects.filter(pk=old.pk).update(expires=run.created)
+    RunInvitation.objects.filter(pk=old.pk).update(expires=run.created)
     for token in (
         withdrawn.token,
         old.token,
@@ -159,7 +159,7 @@ def test_who_is_in_stays_in_when_the_terms_change(person, launched, volunteer):
     run, _ = launched(person("owner@example.org"))
     machine = volunteer(person("bob@example.org"), 2)
     assert join(machine, run).status_code == 200
-    assert run.arrange(Terms(Access.INVITATION, 64 * 10**9), actor=run.owner)
+    assert run.update_join_policy(JoinPolicy(Access.INVITATION, 64 * 10**9), actor=run.owner)
     assert join(machine, run).status_code == 200
     assert join(volunteer(person("eve@example.org"), 3), run).status_code == 403
 
@@ -169,7 +169,7 @@ def test_a_machine_that_is_too_small_is_told_what_the_run_asks_for(
 ):
     run, _ = launched(
         person("owner@example.org"),
-        terms=Terms(least_memory=16 * 10**9, least_device_memory=24 * 10**9),
+        terms=JoinPolicy(least_memory=16 * 10**9, least_device_memory=24 * 10**9),
     )
     bob = volunteer(person("bob@example.org"), 2)
     assert "asks for 16.0 GB of memory; this machine has 0.0 GB" in sentence(join(bob, run))
@@ -205,7 +205,7 @@ def test_terms_that_make_no_sense_are_refused_at_their_field(signed_in, draft, t
     assert Run.objects.count() == 1 and run.least_memory == 0
     assert client.post(f"/runs/{run.slug}/terms/", good).status_code == 302
     run.refresh_from_db()
-    assert run.terms == Terms("anyone", 8 * 10**9, 0, "**hello**")
+    assert run.join_policy == JoinPolicy("anyone", 8 * 10**9, 0, "**hello**")
     assert b'value="8"' in client.get(f"/runs/{run.slug}/terms/").content
 
 
@@ -215,8 +215,8 @@ def test_a_run_for_a_team_takes_the_machines_of_its_people_alone(
     client, ada = signed_in()
     stranger, eve = signed_in("eve@example.org")
     bob = person("bob@example.org")
-    team = Team.found("Weavers", ada)
-    team.admit(bob, ada)
+    team = Team.create("Weavers", ada)
+    team.add_member(bob, ada)
     run, _ = launched(ada)
     where = f"/runs/{run.slug}/terms/"
     answer = client.post(where, {"access": "team", "team": ""})
@@ -231,9 +231,9 @@ def test_a_run_for_a_team_takes_the_machines_of_its_people_alone(
         "ask " in page
         and "barnraise join" not in page.split("join-title")[1].split("</section>")[0]
     )
-    team.part(bob, bob)
+    team.remove_member(bob, bob)
     assert join(volunteer(bob, 4), run).status_code == 403
-    theirs = Team.found("Elsewhere", eve)
+    theirs = Team.create("Elsewhere", eve)
     assert client.post(where, {"access": "team", "team": str(theirs.pk)}).status_code == 422, (
         "not a team of hers"
     )
@@ -247,7 +247,7 @@ def test_a_run_for_a_team_takes_the_machines_of_its_people_alone(
 
 def test_who_may_not_create_runs_may_not_copy_them_either(person, launched, signed_in):
     run, _ = launched(person("owner@example.org"))
-    SiteRules.change("granted", run.owner)
+    SiteSettings.set_organisers("granted", run.owner)
     client, _ = signed_in("bob@example.org")
     assert client.post(f"/runs/{run.slug}/clone/").status_code == 403
     assert "Copy as a new run" not in client.get(f"/runs/{run.slug}/").content.decode()
@@ -275,7 +275,7 @@ TABLE = [
 )
 def test_each_page_of_an_organiser_knows_who_may(person, launched, method, path, expected):
     run, _ = launched(person("owner@example.org"), terms=INVITED)
-    invitation = Invitation.make(run)
+    invitation = RunInvitation.create(run)
     people = {
         "stranger": person("eve@example.org"), "owner": run.owner, "staff": person("root@example.org", is_staff=True),
     }  # fmt: skip
@@ -292,17 +292,20 @@ def test_each_page_of_an_organiser_knows_who_may(person, launched, method, path,
 
 def test_another_runs_invitation_is_not_the_owners_to_withdraw(person, launched, draft):
     run, _ = launched(person("owner@example.org"))
-    theirs = Invitation.make(draft(person("bob@example.org")))
+    theirs = RunInvitation.create(draft(person("bob@example.org")))
     client = Client()
     client.force_login(run.owner)
     assert client.post(f"/runs/{run.slug}/invitations/{theirs.pk}/").status_code == 404
-    assert Invitation.objects.get(pk=theirs.pk).withdrawn is None
+    assert RunInvitation.objects.get(pk=theirs.pk).withdrawn is None
 
 
 def test_a_run_made_with_senseless_terms_is_refused_whoever_makes_it(person):
     with pytest.raises(SpecError) as refused:
         Run.create(
-            person(), "x", spec_from_fields({}), terms=Terms("nobody", -1, 1 << 60, "x" * 30_000)
+            person(),
+            "x",
+            spec_from_fields({}),
+            terms=JoinPolicy("nobody", -1, 1 << 60, "x" * 30_000),
         )
     assert set(refused.value.problems) == {"access", "least_memory", "least_device_memory", "notes"}
     assert json.dumps(refused.value.problems)
@@ -373,7 +376,7 @@ def test_an_owner_extends_a_run_while_tokens_are_left_and_is_told_at_the_field_w
         coordinator_messages.Directive.model_validate_json(reply.directive.body).token_budget
         == before + 5000
     )
-    run.note_ledger(run.token_budget)
+    run.record_ledger_tokens(run.token_budget)
     spent = client.post(at, {"tokens": "5000"})
     assert spent.status_code == 422 and "Its budget is spent" in spent.content.decode()
     assert at not in client.get(f"/runs/{run.slug}/terms/").content.decode()

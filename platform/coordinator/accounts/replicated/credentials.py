@@ -34,19 +34,19 @@ FIELDS = {TOTP.value: ["secret"], CODES.value: ["seed"], PASSKEY.value: ["name",
 ONE = (TOTP.value, CODES.value)  # nobody has two of these
 
 
-class Address(Message):
+class EmailAddressContent(Message):
     email: str = Field(max_length=254, pattern=r"^[^@\s\x00-\x1fA-Z]+@[^@\s\x00-\x1fA-Z]+$")
     verified: bool
     primary: bool
 
 
-class Lists(Message):
+class AddressListContent(Message):
     """Particulars: all of a person's addresses."""
 
-    addresses: list[Address] = Field(max_length=50)
+    addresses: list[EmailAddressContent] = Field(max_length=50)
 
 
-class Secret(Message):
+class FactorContent(Message):
     """Particulars of one factor; which fields depends on its type."""
 
     created: UnixTime
@@ -56,26 +56,26 @@ class Secret(Message):
     credential: dict[str, Any] = Field({}, max_length=20)
 
 
-class Addresses(Message):
+class AddressesChanged(Message):
     about: Digest
 
 
-class Add(Message):
+class FactorAdded(Message):
     factor: Id
     type: Literal["totp", "recovery_codes", "webauthn"]
     about: Digest
 
 
-class Remove(Message):
+class FactorsRemoved(Message):
     factors: list[Id] = Field(max_length=100)
 
 
-class Spend(Message):
+class RecoveryCodesUsed(Message):
     factor: Id
     codes: list[int] = Field(max_length=64)
 
 
-class Forget(Message):
+class CredentialsErased(Message):
     pass
 
 
@@ -104,7 +104,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
     return {"addresses": addresses, "factors": factors, "spent": used}
 
 
-def needs(state: State) -> list[str]:
+def private_digests(state: State) -> list[str]:
     return [
         *([state["addresses"]] if state["addresses"] else []),
         *(about for _, about in state["factors"].values()),
@@ -115,12 +115,12 @@ def store(which: str, state: State | None) -> None:
     """What has not come yet leaves the rows as they are; a factor that the log names no more goes at once."""
     if state is not None and not User.objects.filter(pk=which).exists():
         raise DependencyMissingError(f"person:{which}")
-    with credential_sync.untold():
+    with credential_sync.recording_suspended():
         if state is None or User.objects.filter(pk=which, left__isnull=False).exists():
             EmailAddress.objects.filter(user=which).delete()
             Authenticator.objects.filter(user=which).delete()
             return
-        if (lists := private_data.load(state["addresses"], Lists)) is not None:
+        if (lists := private_data.load(state["addresses"], AddressListContent)) is not None:
             _store_addresses(which, lists["addresses"])
         _store_factors(which, state)
 
@@ -144,7 +144,7 @@ def _store_factors(which: str, state: State) -> None:
     if stale:
         Authenticator.objects.filter(pk__in=stale).delete()
     for name, (kind, about) in state["factors"].items():
-        secret = private_data.load(about, Secret)
+        secret = private_data.load(about, FactorContent)
         if secret is None or not _sound(kind, secret):
             continue
         row, created = rows.get(name), datetime.fromtimestamp(secret.pop("created"), UTC)
@@ -165,10 +165,10 @@ def _store_factors(which: str, state: State) -> None:
             Authenticator.objects.filter(pk=row.pk).update(data=data)
 
 
-def together(states: dict[str, State]) -> set[str]:
+def store_batch(states: dict[str, State]) -> set[str]:
     """Of people who are here and have nothing yet: those with addresses that nobody else has, and no second factor."""
     lists = private_data.load_many(
-        [state["addresses"] for state in states.values() if state["addresses"]], Lists
+        [state["addresses"] for state in states.values() if state["addresses"]], AddressListContent
     )
     plain = {which: lists[state["addresses"]]["addresses"] for which, state in states.items()
              if state["addresses"] in lists and not state["factors"]}  # fmt: skip
@@ -206,7 +206,7 @@ def _sound(kind: str, secret: dict) -> bool:
         return False
 
 
-def existing() -> Iterable[EventDraft]:
+def existing_events() -> Iterable[EventDraft]:
     for person in User.objects.filter(left=None):
         rows = (
             EmailAddress.objects.filter(user=person)
@@ -216,10 +216,10 @@ def existing() -> Iterable[EventDraft]:
         if rows:
             yield "access.addresses", person.pk, {"about": _keep(person, {"addresses": list(rows)})}
         for row in Authenticator.objects.filter(user=person).order_by("pk"):
-            credential_sync.name(row)
-            factor, about = row.data["id"], _keep(person, credential_sync.said(row))
+            credential_sync.ensure_factor_id(row)
+            factor, about = row.data["id"], _keep(person, credential_sync.factor_payload(row))
             yield "access.add", person.pk, {"factor": factor, "type": row.type, "about": about}
-            if used := sorted(credential_sync.used_codes(row)):
+            if used := sorted(credential_sync.used_code_numbers(row)):
                 yield "access.spend", person.pk, {"factor": factor, "codes": used}
 
 
@@ -227,13 +227,19 @@ def _keep(person: User, said: dict) -> str:
     return private_data.store(f"access:{person.pk}", said)
 
 
-shapes = {"addresses": Addresses, "add": Add, "remove": Remove, "spend": Spend, "forget": Forget}
+shapes = {
+    "addresses": AddressesChanged,
+    "add": FactorAdded,
+    "remove": FactorsRemoved,
+    "spend": RecoveryCodesUsed,
+    "forget": CredentialsErased,
+}
 AGGREGATE_TYPE = AggregateType(
     "access",
     shapes,
     fold,
     store,
-    private_digests=needs,
-    existing_events=existing,
-    store_batch=together,
+    private_digests=private_digests,
+    existing_events=existing_events,
+    store_batch=store_batch,
 )

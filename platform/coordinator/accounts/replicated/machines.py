@@ -10,7 +10,7 @@ from django.db.models import Q
 from pydantic import AwareDatetime, Field
 
 from barnraise.protocol.types import Count, Digest, Id, Message, PlainText
-from coordinator.accounts.machines import NOTHING
+from coordinator.accounts.machines import BLANK_DESCRIPTION
 from coordinator.accounts.models import Machine, User
 from coordinator.eventlog import private_data
 from coordinator.eventlog.bulk_upsert import bulk_upsert
@@ -23,14 +23,14 @@ from coordinator.eventlog.registry import (
 )
 
 
-class Enrol(Message):
+class MachineEnrolled(Message):
     about: Digest
     id: Id
     owner: Id
     enrolled: AwareDatetime
 
 
-class What(Message):
+class MachineContent(Message):
     """Particulars."""
 
     hostname: PlainText = Field(max_length=100)
@@ -41,13 +41,13 @@ class What(Message):
     accelerator: PlainText = Field(max_length=100)
 
 
-class About(Message):
+class MachineDescribed(Message):
     """`about`: the digest of its name and what is in it; None once its owner has left."""
 
     about: Digest | None
 
 
-class Revoke(Message):
+class MachineRevoked(Message):
     at: AwareDatetime
 
 
@@ -69,7 +69,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
     }
 
 
-def needs(state: State) -> list[str]:
+def private_digests(state: State) -> list[str]:
     return [state["about"]] if state["about"] else []
 
 
@@ -81,7 +81,7 @@ def store(which: str, state: State | None) -> None:
         return
     if not User.objects.filter(pk=state["owner"]).exists():
         raise DependencyMissingError(f"person:{state['owner']}")
-    fields = _fields(state, private_data.load(state["about"], What))
+    fields = _fields(state, private_data.load(state["about"], MachineContent))
     known = found.first()
     if known and str(known.pk) != state["id"]:
         known = _renumbered(known, state["id"])
@@ -96,14 +96,14 @@ def _fields(state: State, about: dict | None) -> dict:
         "enrolled": datetime.fromisoformat(state["enrolled"]),
         "revoked": revoked,
     }
-    return fields | ((about or {}) if state["about"] else NOTHING)
+    return fields | ((about or {}) if state["about"] else BLANK_DESCRIPTION)
 
 
-def together(states: dict[str, State]) -> set[str]:
+def store_batch(states: dict[str, State]) -> set[str]:
     """Of people who are here, those that are not, or are and keep their number. One that is here and whose particulars
     are not keeps what it was called."""
     abouts = private_data.load_many(
-        [state["about"] for state in states.values() if state["about"]], What
+        [state["about"] for state in states.values() if state["about"]], MachineContent
     )
     owners = User.objects.filter(pk__in={state["owner"] for state in states.values()})
     people = set(map(str, owners.values_list("pk", flat=True)))
@@ -118,7 +118,7 @@ def together(states: dict[str, State]) -> set[str]:
             continue
         if which not in numbers or (numbers[which] == number and (about or not state["about"])):
             rows[which] = Machine(id=number, key=which, **_fields(state, about))
-    told = ["owner_id", "enrolled", "revoked", *NOTHING]
+    told = ["owner_id", "enrolled", "revoked", *BLANK_DESCRIPTION]
     bulk_upsert(list(rows.values()), update=told)
     return set(rows)
 
@@ -137,20 +137,20 @@ def _renumbered(machine: Machine, pk: str) -> Machine:
     return Machine.objects.get(key=key)
 
 
-def existing() -> Iterable[EventDraft]:
+def existing_events() -> Iterable[EventDraft]:
     for machine in Machine.objects.all().iterator():
-        yield "machine.enrol", machine.key, machine.told
+        yield "machine.enrol", machine.key, machine.event_payload()
         if machine.revoked:
             yield "machine.revoke", machine.key, {"at": machine.revoked}
 
 
-shapes = {"enrol": Enrol, "about": About, "revoke": Revoke}
+shapes = {"enrol": MachineEnrolled, "about": MachineDescribed, "revoke": MachineRevoked}
 AGGREGATE_TYPE = AggregateType(
     "machine",
     shapes,
     fold,
     store,
-    private_digests=needs,
-    existing_events=existing,
-    store_batch=together,
+    private_digests=private_digests,
+    existing_events=existing_events,
+    store_batch=store_batch,
 )

@@ -21,7 +21,7 @@ from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State
 RIGHTS = ("organiser", "is_staff")
 
 
-class Who(Message):
+class ProfileContent(Message):
     """Particulars."""
 
     name: PlainText = Field(max_length=60)
@@ -29,28 +29,28 @@ class Who(Message):
     password: str = Field(max_length=128, pattern=r"^[\x21-\x7e]*$")
 
 
-class About(Message):
+class ProfileChanged(Message):
     """`about`: the digest of their name, address and password's hash."""
 
     about: Digest
 
 
-class Join(About):
+class PersonJoined(ProfileChanged):
     joined: AwareDatetime
     organiser: bool = False
     is_staff: bool = False
 
 
-class Grant(Message):
+class RightChanged(Message):
     right: Literal["organiser", "is_staff"]
     given: bool
 
 
-class At(Message):
+class PersonBannedOrLeft(Message):
     at: AwareDatetime
 
 
-class Unban(Message):
+class PersonUnbanned(Message):
     lifts: list[Id] = Field(max_length=1000)  # ids of events "person.ban"
 
 
@@ -85,7 +85,7 @@ def store(which: str, state: State | None) -> None:
     if state is None:
         found.update(is_active=False)
         return
-    left, fields = state["left"], _fields(state, private_data.load(state["about"], Who))
+    left, fields = state["left"], _fields(state, private_data.load(state["about"], ProfileContent))
     if (
         "email" in fields
         and User.objects.filter(email__iexact=fields["email"]).exclude(pk=which).exists()
@@ -95,7 +95,10 @@ def store(which: str, state: State | None) -> None:
     if person is None:
         nowhere = {"email": f"{UUID(which).hex}@elsewhere.invalid", "password": make_password(None)}
         gone = (
-            {"left": datetime.fromisoformat(left), "email": deletion.address(UUID(which))}
+            {
+                "left": datetime.fromisoformat(left),
+                "email": deletion.placeholder_address(UUID(which)),
+            }
             if left
             else {}
         )
@@ -103,7 +106,7 @@ def store(which: str, state: State | None) -> None:
         return
     found.update(**fields)
     if left and person.left is None:
-        deletion.erase(person, datetime.fromisoformat(left))
+        deletion.erase_personal_data(person, datetime.fromisoformat(left))
 
 
 def _fields(state: State, about: dict | None) -> dict:
@@ -117,10 +120,10 @@ def _fields(state: State, about: dict | None) -> dict:
     } | (about or {})
 
 
-def together(states: dict[str, State]) -> set[str]:
+def store_batch(states: dict[str, State]) -> set[str]:
     """Who is not here, has not left, and has an address that nobody else has."""
     abouts = private_data.load_many(
-        [state["about"] for state in states.values() if state["about"]], Who
+        [state["about"] for state in states.values() if state["about"]], ProfileContent
     )
     known = set(map(str, User.objects.filter(pk__in=states).values_list("pk", flat=True)))
     wanted = [about["email"].lower() for about in abouts.values()]
@@ -143,21 +146,21 @@ def together(states: dict[str, State]) -> set[str]:
     return set(rows)
 
 
-def existing() -> Iterable[EventDraft]:
+def existing_events() -> Iterable[EventDraft]:
     for person in User.objects.all().iterator():
-        yield "person.join", str(person.pk), person.told
+        yield "person.join", str(person.pk), person.event_payload()
         if person.banned:
             yield "person.ban", str(person.pk), {"at": person.banned}
         if person.left:
             yield "person.leave", str(person.pk), {"at": person.left}
 
 
-def needs(state: State) -> list[str]:
+def private_digests(state: State) -> list[str]:
     return [state["about"]] if state["about"] else []
 
 
 AGGREGATE_TYPE = AggregateType(
     "person",
-    {"join": Join, "about": About, "grant": Grant, "ban": At, "unban": Unban, "leave": At},
-    fold, store, private_digests=needs, existing_events=existing, store_batch=together,
+    {"join": PersonJoined, "about": ProfileChanged, "grant": RightChanged, "ban": PersonBannedOrLeft, "unban": PersonUnbanned, "leave": PersonBannedOrLeft},
+    fold, store, private_digests=private_digests, existing_events=existing_events, store_batch=store_batch,
 )  # fmt: skip

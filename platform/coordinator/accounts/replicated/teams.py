@@ -20,28 +20,28 @@ from coordinator.eventlog.registry import (
 from coordinator.eventlog.registry import UniqueValues as Claimed
 
 
-class Join(Message):
+class TeamJoined(Message):
     place: Id
     person: Id
     joined: AwareDatetime
     leads: bool = False
 
 
-class Found(Join):
+class TeamCreated(TeamJoined):
     name: PlainText = Field(max_length=60)
     slug: str = Field(pattern=r"^[0-9a-z_-]{1,80}$")
     created: AwareDatetime
 
 
-class Rename(Message):
+class TeamRenamed(Message):
     name: PlainText = Field(max_length=60)
 
 
-class Places(Message):
+class TeamPlaces(Message):
     places: list[Id] = Field(max_length=100)
 
 
-class Disband(Message):
+class TeamDisbanded(Message):
     pass
 
 
@@ -56,7 +56,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
     promoted = {
         place for fact in facts if fact.action == "promote" for place in fact.payload.places
     }
-    people: dict[str, list[Join]] = {}
+    people: dict[str, list[TeamJoined]] = {}
     for fact in facts:
         if fact.action in ("found", "join") and fact.payload.place not in given_up:
             people.setdefault(fact.payload.person, []).append(fact.payload)
@@ -76,11 +76,11 @@ def fold(facts: Sequence[Fact]) -> State | None:
     }
 
 
-def _since(place: Join) -> tuple:
+def _since(place: TeamJoined) -> tuple:
     return place.joined, place.place
 
 
-def _member(places: list[Join], promoted: set[str]) -> State:
+def _member(places: list[TeamJoined], promoted: set[str]) -> State:
     leads = any(place.leads or place.place in promoted for place in places)
     first, every = places[0], [place.place for place in places]
     return {
@@ -91,7 +91,7 @@ def _member(places: list[Join], promoted: set[str]) -> State:
     }
 
 
-def words(state: State) -> Claimed:
+def unique_values(state: State) -> Claimed:
     return {
         "team.slug": (state["slug"], *state["founded"]),
         "team.name": (state["name"].lower(), *state["named"]),
@@ -139,19 +139,19 @@ def store(which: str, state: State | None) -> None:
     )  # fmt: skip
 
 
-def existing() -> Iterable[EventDraft]:
+def existing_events() -> Iterable[EventDraft]:
     for team in Team.objects.prefetch_related("members").iterator(chunk_size=200):
         if not team.members.all():
             continue
         first, *others = team.members.all()
         named = {"name": team.name, "slug": team.slug, "created": team.created}
-        yield "team.found", str(team.pk), {**named, **first.told}
+        yield "team.found", str(team.pk), {**named, **first.event_payload()}
         for member in others:
-            yield "team.join", str(team.pk), member.told
+            yield "team.join", str(team.pk), member.event_payload()
 
 
 AGGREGATE_TYPE = AggregateType(
     "team",
-    {"found": Found, "join": Join, "rename": Rename, "part": Places, "promote": Places, "disband": Disband},
-    fold, store, words, existing_events=existing,
+    {"found": TeamCreated, "join": TeamJoined, "rename": TeamRenamed, "part": TeamPlaces, "promote": TeamPlaces, "disband": TeamDisbanded},
+    fold, store, unique_values, existing_events=existing_events,
 )  # fmt: skip

@@ -12,17 +12,17 @@ from uuid6 import uuid7
 from barnraise.protocol import messages
 from barnraise.protocol.types import Count, Message, PublicKey
 from coordinator.accounts.models import Machine
+from coordinator.credit.models import Credit
 from coordinator.eventlog import writer
 from coordinator.eventlog.bulk_upsert import bulk_upsert
 from coordinator.eventlog.projection import current_state
 from coordinator.eventlog.registry import AggregateType, DependencyMissingError, Fact, State
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import Credit
 
-UNTOLD = -1  # where no total was signed
+NO_TOTAL = -1  # where no total was signed
 
 
-class Receipt(Message):
+class CreditReceipt(Message):
     """`tokens` of updates `first` to `last`; `witness`: the machine of another person that said it has the last.
     `total`: of all updates up to the last, as the author signed it with that one."""
 
@@ -43,7 +43,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
     days: dict[str, dict[str, Any]] = {}
     reach, before, counted = (
         0,
-        UNTOLD,
+        NO_TOTAL,
         0,
     )  # the last update that counted, the author's total there, and all that counts
     for first, end, tokens, day, witness, total in sorted(told):
@@ -51,9 +51,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
         if last < begin:
             continue
         share = tokens * (last - begin + 1) // (last - first + 1)
-        if begin > first and UNTOLD not in (before, total):
+        if begin > first and NO_TOTAL not in (before, total):
             share = min(tokens, max(0, total - before))
-        if total != UNTOLD:
+        if total != NO_TOTAL:
             share = min(share, max(0, total - counted))
         row = days.setdefault(day.isoformat(), {"first": begin, "tokens": 0})
         row.update(last=last, tokens=row["tokens"] + share, witness=witness or None)
@@ -61,9 +61,9 @@ def fold(facts: Sequence[Fact]) -> State | None:
     return {"days": days}
 
 
-def _placed(said: Receipt) -> tuple[int, int, int, date, str, int]:
+def _placed(said: CreditReceipt) -> tuple[int, int, int, date, str, int]:
     """As ranges are laid along each other."""
-    total = UNTOLD if said.total is None else said.total
+    total = NO_TOTAL if said.total is None else said.total
     return said.first, -said.last, said.tokens, said.day, said.witness or "", total
 
 
@@ -81,20 +81,25 @@ def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[st
     rows = Credit.objects.filter(run=run, machine=machine, incarnation=incarnation)
     locked = list(rows.order_by("day").select_for_update(of=("self",)))
     reach = _reach(days)
-    covered = sum(said["tokens"] for said in days.values()) - sum(row.told_tokens for row in locked)
+    covered = sum(said["tokens"] for said in days.values()) - sum(
+        row.published_tokens for row in locked
+    )
     told = dict.fromkeys(
         days, reach
     )  # day → up to which update nothing is to be told of it any more
-    untold = _untold(locked)
+    untold = _unpublished_ranges(locked)
     for row, heard, rest in zip(locked, untold, remaining(untold, reach, covered), strict=True):
         mine, day = Credit.objects.filter(pk=row.pk), row.day.isoformat()
         before = max(heard.first - 1, reach) if rest else reach
         if day in days:
             told[day] = before
             if rest != heard.tokens:
-                mine.update(tokens=row.told_tokens + rest, last=row.last if rest else row.told_last)
+                mine.update(
+                    tokens=row.published_tokens + rest,
+                    last=row.last if rest else row.published_last,
+                )
         elif rest:
-            mine.update(first=before + 1, tokens=rest, told_tokens=0, told_last=before)
+            mine.update(first=before + 1, tokens=rest, published_tokens=0, published_last=before)
         else:
             mine.delete()
     witnesses = dict(
@@ -111,7 +116,7 @@ def _reach(days: dict[str, dict[str, Any]]) -> int:
     return max((said["last"] for said in days.values()), default=0)
 
 
-class Untold(NamedTuple):
+class UnpublishedRange(NamedTuple):
     """Updates `first` to `last`, of so many tokens."""
 
     first: int
@@ -119,23 +124,23 @@ class Untold(NamedTuple):
     tokens: int
 
 
-def _untold(rows: Sequence[Credit]) -> list[Untold]:
+def _unpublished_ranges(rows: Sequence[Credit]) -> list[UnpublishedRange]:
     """Of one author's rows, in the order of their days. What is heard on a day comes after all that was heard before,
     also where another mirror told of the same at the day's beginning and has not told of all of it."""
     untold, before = [], 0  # the last update of the days so far
     for row in rows:
         untold.append(
-            Untold(
-                max(row.first, row.told_last + 1, before + 1),
+            UnpublishedRange(
+                max(row.first, row.published_last + 1, before + 1),
                 row.last,
-                row.tokens - row.told_tokens,
+                row.tokens - row.published_tokens,
             )
         )
         before = max(before, row.last)
     return untold
 
 
-def remaining(untold: Sequence[Untold], reach: int, covered: int) -> list[int]:
+def remaining(untold: Sequence[UnpublishedRange], reach: int, covered: int) -> list[int]:
     """Of each of these ranges, in their order, the tokens of updates after `reach`, up to which all is told now.
     `covered`: tokens that were told since these ranges were heard; of a range that was told in part they are what the
     ranges before it leave of them."""
@@ -148,7 +153,7 @@ def remaining(untold: Sequence[Untold], reach: int, covered: int) -> list[int]:
     return rest
 
 
-def together(states: dict[str, State]) -> set[str]:
+def store_batch(states: dict[str, State]) -> set[str]:
     """Of machines and runs that are here, those with no row at all."""
     places = {which: which.split(":") for which in states}
     keys = {key for _, key, _ in places.values()}
@@ -175,8 +180,8 @@ def together(states: dict[str, State]) -> set[str]:
         reach = _reach(states[which]["days"])
         for day, said in states[which]["days"].items():
             told = {
-                "told_last": reach,
-                "told_tokens": said["tokens"],
+                "published_last": reach,
+                "published_tokens": said["tokens"],
                 "witness_id": machines.get(said["witness"]),
             }
             place = {
@@ -200,22 +205,22 @@ def _put(
     """One statement: reports are rolled up meanwhile, and what they add must not be lost."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO telemetry_credit AS mine (id, run_id, machine_id, incarnation, day, first, last, tokens, "
-            "told_last, told_tokens, witness_id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
+            "INSERT INTO credit_credit AS mine (id, run_id, machine_id, incarnation, day, first, last, tokens, "
+            "published_last, published_tokens, witness_id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
             "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET first = excluded.first, "
-            "last = CASE WHEN mine.last > mine.told_last THEN greatest(mine.last, excluded.last) "
+            "last = CASE WHEN mine.last > mine.published_last THEN greatest(mine.last, excluded.last) "
             "ELSE excluded.last END, "
-            "tokens = excluded.tokens + mine.tokens - mine.told_tokens, told_last = excluded.told_last, "
-            "told_tokens = excluded.tokens, witness_id = excluded.witness_id",
+            "tokens = excluded.tokens + mine.tokens - mine.published_tokens, published_last = excluded.published_last, "
+            "published_tokens = excluded.tokens, witness_id = excluded.witness_id",
             [uuid7(), run, machine.pk, incarnation, day, said["first"], said["last"], said["tokens"], told,
              said["tokens"], witness],
         )  # fmt: skip
 
 
-def tell() -> int:
+def record_credit_events() -> int:
     """What was witnessed here since the last time, and no other mirror has told meanwhile. How many events."""
     told = 0
-    quiet = Credit.objects.exclude(tokens=F("told_tokens")).order_by(
+    quiet = Credit.objects.exclude(tokens=F("published_tokens")).order_by(
         "run", "machine", "incarnation"
     )
     for run, key, incarnation in list(
@@ -234,7 +239,9 @@ def tell() -> int:
 def _tell(which: str, rows: list[Credit]) -> int:
     """`rows`: in the order of their days."""
     fresh = [
-        (row, untold) for row, untold in zip(rows, _untold(rows), strict=True) if untold.tokens
+        (row, untold)
+        for row, untold in zip(rows, _unpublished_ranges(rows), strict=True)
+        if untold.tokens
     ]
     for row, (first, last, tokens) in fresh:
         if last >= first:
@@ -243,14 +250,22 @@ def _tell(which: str, rows: list[Credit]) -> int:
             writer.record(
                 "credit.receipt", which, said | {"witness": witness, "total": _signed(row)}
             )
-        Credit.objects.filter(pk=row.pk).update(told_last=row.last, told_tokens=row.tokens)
+        Credit.objects.filter(pk=row.pk).update(
+            published_last=row.last, published_tokens=row.tokens
+        )
     return len(fresh)
 
 
 def _signed(row: Credit) -> int | None:
     """The author's total at the row's last update, where the header that is kept is of that one."""
-    head = messages.Update.model_validate_json(row.head["body"]) if row.head else None
+    head = (
+        messages.Update.model_validate_json(row.author_header["body"])
+        if row.author_header
+        else None
+    )
     return head.total if head and head.seq == row.last else None
 
 
-AGGREGATE_TYPE = AggregateType("credit", {"receipt": Receipt}, fold, store, store_batch=together)
+AGGREGATE_TYPE = AggregateType(
+    "credit", {"receipt": CreditReceipt}, fold, store, store_batch=store_batch
+)

@@ -6,126 +6,204 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='LogState',
+            name="LogState",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('total', models.CharField(default='0000000000000000000000000000000000000000000000000000000000000000', max_length=64)),
-                ('hlc', models.BigIntegerField(default=0)),
+                (
+                    "id",
+                    models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False),
+                ),
+                (
+                    "total",
+                    models.CharField(
+                        default="0000000000000000000000000000000000000000000000000000000000000000",
+                        max_length=64,
+                    ),
+                ),
+                ("hlc", models.BigIntegerField(default=0)),
             ],
         ),
         migrations.CreateModel(
-            name='PeerClock',
+            name="PeerClock",
             fields=[
-                ('key', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('ahead', models.FloatField()),
-                ('heard', models.DateTimeField(default=django.utils.timezone.now)),
-                ('steady', models.FloatField(db_default=0, default=0)),
-                ('boot', models.CharField(blank=True, db_default='', default='', max_length=36)),
+                ("key", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("ahead", models.FloatField()),
+                ("heard", models.DateTimeField(default=django.utils.timezone.now)),
+                ("steady", models.FloatField(db_default=0, default=0)),
+                ("boot", models.CharField(blank=True, db_default="", default="", max_length=36)),
             ],
         ),
         migrations.CreateModel(
-            name='Aggregate',
+            name="Aggregate",
             fields=[
-                ('name', models.CharField(max_length=210, primary_key=True, serialize=False)),
-                ('state', models.TextField(blank=True)),
-                ('stale', models.BooleanField(default=False)),
-                ('stored', models.BooleanField(default=True)),
-                ('lacks', models.TextField(blank=True, default='')),
+                ("name", models.CharField(max_length=210, primary_key=True, serialize=False)),
+                ("state", models.TextField(blank=True)),
+                ("stale", models.BooleanField(default=False)),
+                ("stored", models.BooleanField(default=True)),
+                ("lacks", models.TextField(blank=True, default="")),
             ],
             options={
-                'indexes': [models.Index(condition=models.Q(('stale', True)), fields=['name'], name='subjects_to_be_folded'), models.Index(condition=models.Q(('stored', False)), fields=['name'], name='subjects_not_yet_stored'), models.Index(condition=models.Q(('lacks', ''), _negated=True), fields=['name'], name='subjects_that_lack_another')],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("stale", True)),
+                        fields=["name"],
+                        name="subjects_to_be_folded",
+                    ),
+                    models.Index(
+                        condition=models.Q(("stored", False)),
+                        fields=["name"],
+                        name="subjects_not_yet_stored",
+                    ),
+                    models.Index(
+                        condition=models.Q(("lacks", ""), _negated=True),
+                        fields=["name"],
+                        name="subjects_that_lack_another",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Origin',
+            name="Origin",
             fields=[
-                ('id', models.CharField(max_length=32, primary_key=True, serialize=False)),
-                ('key', models.CharField(db_index=True, max_length=64)),
-                ('head_seq', models.BigIntegerField(default=0)),
-                ('head_digest', models.CharField(default='0000000000000000000000000000000000000000000000000000000000000000', max_length=64)),
-                ('head_hlc', models.BigIntegerField(default=0)),
-                ('ours', models.BooleanField(default=False)),
-                ('cut_seq', models.BigIntegerField(null=True)),
-                ('why', models.CharField(blank=True, max_length=300)),
-                ('known', models.DateTimeField(default=django.utils.timezone.now)),
+                ("id", models.CharField(max_length=32, primary_key=True, serialize=False)),
+                ("key", models.CharField(db_index=True, max_length=64)),
+                ("head_seq", models.BigIntegerField(default=0)),
+                (
+                    "head_digest",
+                    models.CharField(
+                        default="0000000000000000000000000000000000000000000000000000000000000000",
+                        max_length=64,
+                    ),
+                ),
+                ("head_hlc", models.BigIntegerField(default=0)),
+                ("ours", models.BooleanField(default=False)),
+                ("cut_seq", models.BigIntegerField(null=True)),
+                ("why", models.CharField(blank=True, max_length=300)),
+                ("known", models.DateTimeField(default=django.utils.timezone.now)),
             ],
             options={
-                'ordering': ['known', 'id'],
-                'constraints': [models.UniqueConstraint(condition=models.Q(('ours', True)), fields=('ours',), name='one_origin_of_our_own')],
+                "ordering": ["known", "id"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("ours", True)),
+                        fields=("ours",),
+                        name="one_origin_of_our_own",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='PrivateData',
+            name="PrivateData",
             fields=[
-                ('digest', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('subject', models.CharField(db_index=True, max_length=210)),
-                ('salt', models.CharField(blank=True, max_length=32)),
-                ('body', models.TextField(blank=True)),
+                ("digest", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("subject", models.CharField(db_index=True, max_length=210)),
+                ("salt", models.CharField(blank=True, max_length=32)),
+                ("body", models.TextField(blank=True)),
             ],
             options={
-                'verbose_name_plural': 'particulars',
-                'indexes': [models.Index(condition=models.Q(('body', '')), fields=['digest'], name='particulars_wanted')],
+                "verbose_name_plural": "particulars",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("body", "")),
+                        fields=["digest"],
+                        name="particulars_wanted",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='UniquenessClaim',
+            name="UniquenessClaim",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('space', models.CharField(max_length=30)),
-                ('word', models.CharField(max_length=200)),
-                ('subject', models.CharField(max_length=210)),
-                ('hlc', models.BigIntegerField()),
-                ('uuid', models.UUIDField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("space", models.CharField(max_length=30)),
+                ("word", models.CharField(max_length=200)),
+                ("subject", models.CharField(max_length=210)),
+                ("hlc", models.BigIntegerField()),
+                ("uuid", models.UUIDField()),
             ],
             options={
-                'ordering': ['hlc', 'uuid', 'subject'],
-                'indexes': [models.Index(fields=['space', 'word'], name='claims_by_word')],
-                'constraints': [models.UniqueConstraint(fields=('subject', 'space'), name='one_claim_a_subject')],
+                "ordering": ["hlc", "uuid", "subject"],
+                "indexes": [models.Index(fields=["space", "word"], name="claims_by_word")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("subject", "space"), name="one_claim_a_subject")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='LogEvent',
+            name="LogEvent",
             fields=[
-                ('digest', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('uuid', models.UUIDField()),
-                ('seq', models.BigIntegerField()),
-                ('hlc', models.BigIntegerField()),
-                ('type', models.CharField(max_length=60)),
-                ('subject', models.CharField(max_length=210)),
-                ('body', models.TextField()),
-                ('key', models.CharField(max_length=64)),
-                ('signature', models.CharField(max_length=128)),
-                ('accepted', models.BooleanField(default=True)),
-                ('understood', models.BooleanField(default=False)),
-                ('origin', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='eventlog.origin')),
+                ("digest", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("uuid", models.UUIDField()),
+                ("seq", models.BigIntegerField()),
+                ("hlc", models.BigIntegerField()),
+                ("type", models.CharField(max_length=60)),
+                ("subject", models.CharField(max_length=210)),
+                ("body", models.TextField()),
+                ("key", models.CharField(max_length=64)),
+                ("signature", models.CharField(max_length=128)),
+                ("accepted", models.BooleanField(default=True)),
+                ("understood", models.BooleanField(default=False)),
+                (
+                    "origin",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="events",
+                        to="eventlog.origin",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['origin', 'seq'],
-                'indexes': [models.Index(fields=['subject'], name='events_of_a_subject'), models.Index(condition=models.Q(('accepted', True), ('understood', False)), fields=['type'], name='events_not_understood')],
-                'constraints': [models.UniqueConstraint(fields=('origin', 'seq'), name='one_event_a_number')],
+                "ordering": ["origin", "seq"],
+                "indexes": [
+                    models.Index(fields=["subject"], name="events_of_a_subject"),
+                    models.Index(
+                        condition=models.Q(("accepted", True), ("understood", False)),
+                        fields=["type"],
+                        name="events_not_understood",
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("origin", "seq"), name="one_event_a_number")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='ForkProof',
+            name="ForkProof",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('seq', models.BigIntegerField()),
-                ('first', models.JSONField()),
-                ('second', models.JSONField()),
-                ('found', models.DateTimeField(default=django.utils.timezone.now)),
-                ('origin', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='proofs', to='eventlog.origin')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("seq", models.BigIntegerField()),
+                ("first", models.JSONField()),
+                ("second", models.JSONField()),
+                ("found", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "origin",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="proofs",
+                        to="eventlog.origin",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['origin', 'seq'],
-                'constraints': [models.UniqueConstraint(fields=('origin', 'seq'), name='one_proof_a_number')],
+                "ordering": ["origin", "seq"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("origin", "seq"), name="one_proof_a_number")
+                ],
             },
         ),
     ]

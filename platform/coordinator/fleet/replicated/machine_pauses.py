@@ -14,15 +14,15 @@ from coordinator.eventlog.registry import (
     Fact,
     State,
 )
-from coordinator.fleet.models import Rest
+from coordinator.fleet.models import MachinePause
 
 
-class Begin(Message):
+class MachinePauseStarted(Message):
     at: AwareDatetime
     by: Id | None = None
 
 
-class End(Message):
+class MachinePauseEnded(Message):
     pass
 
 
@@ -38,21 +38,25 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 def store(which: str, state: State | None) -> None:
     if state is None:
-        Rest.objects.filter(machine__key=which).delete()
+        MachinePause.objects.filter(machine__key=which).delete()
         return
     machine = Machine.objects.filter(key=which).first()
     if machine is None:
         raise DependencyMissingError(f"machine:{which}")
     by = User.objects.filter(pk=state["by"]).first() if state["by"] else None
     fields = {"since": datetime.fromisoformat(state["since"]), "by": by}
-    Rest.objects.update_or_create(machine=machine, defaults=fields)
+    MachinePause.objects.update_or_create(machine=machine, defaults=fields)
 
 
-def existing() -> Iterable[EventDraft]:
-    for rest in Rest.objects.select_related("machine").iterator():
-        yield "rest.begin", rest.machine.key, rest.told
+def existing_events() -> Iterable[EventDraft]:
+    for rest in MachinePause.objects.select_related("machine").iterator():
+        yield "pause.start", rest.machine.key, rest.event_payload()
 
 
 AGGREGATE_TYPE = AggregateType(
-    "rest", {"begin": Begin, "end": End}, fold, store, existing_events=existing
+    "pause",
+    {"start": MachinePauseStarted, "end": MachinePauseEnded},
+    fold,
+    store,
+    existing_events=existing_events,
 )

@@ -20,13 +20,13 @@ from coordinator.eventlog.registry import (
     Fact,
     State,
 )
-from coordinator.fleet.models import Verdict
+from coordinator.fleet.models import VerdictRecord
 from coordinator.runs.models import Run
 
 log = logging.getLogger("coordinator.fleet")
 
 
-class Give(Message):
+class VerdictIssued(Message):
     id: Id
     body: str = Field(max_length=MAX_VERDICT_BYTES)
     signatures: dict[PublicKey, Signature] = Field(min_length=1, max_length=16)
@@ -53,7 +53,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
 def store(which: str, state: State | None) -> None:
     run_id, _, named = which.partition(":")
     if state is None:
-        Verdict.objects.filter(run=run_id, digest=named).delete()
+        VerdictRecord.objects.filter(run=run_id, digest=named).delete()
         return
     if digest(state["body"]) != named:
         log.error("an event tells of a verdict %s, and its text is another", named[:12])
@@ -73,8 +73,10 @@ def store(which: str, state: State | None) -> None:
         "given": datetime.fromisoformat(state["given"]),
         "by_id": by,
     }
-    if not Verdict.objects.filter(run=run, digest=named).update(**fields):
-        Verdict.objects.bulk_create([Verdict(id=state["id"], run=run, digest=named, **fields)])
+    if not VerdictRecord.objects.filter(run=run, digest=named).update(**fields):
+        VerdictRecord.objects.bulk_create(
+            [VerdictRecord(id=state["id"], run=run, digest=named, **fields)]
+        )
 
 
 def is_proven(run: Run, state: State) -> bool:
@@ -96,9 +98,11 @@ def _holds(key: str, state: State) -> bool:
     return True
 
 
-def existing() -> Iterable[EventDraft]:
-    for verdict in Verdict.objects.order_by("pk").iterator():
-        yield "verdict.give", verdict.place, verdict.told
+def existing_events() -> Iterable[EventDraft]:
+    for verdict in VerdictRecord.objects.order_by("pk").iterator():
+        yield "verdict.give", verdict.aggregate_name, verdict.event_payload()
 
 
-AGGREGATE_TYPE = AggregateType("verdict", {"give": Give}, fold, store, existing_events=existing)
+AGGREGATE_TYPE = AggregateType(
+    "verdict", {"give": VerdictIssued}, fold, store, existing_events=existing_events
+)

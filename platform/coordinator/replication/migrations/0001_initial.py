@@ -5,40 +5,38 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='MirrorListVersion',
+            name="MirrorListVersion",
             fields=[
-                ('version', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('body', models.TextField()),
-                ('signatures', models.JSONField()),
-                ('taken', models.DateTimeField(default=django.utils.timezone.now)),
+                ("version", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("body", models.TextField()),
+                ("signatures", models.JSONField()),
+                ("taken", models.DateTimeField(default=django.utils.timezone.now)),
             ],
             options={
-                'verbose_name': 'mirror list',
-                'ordering': ['version'],
+                "verbose_name": "mirror list",
+                "ordering": ["version"],
             },
         ),
         migrations.CreateModel(
-            name='PeerStatus',
+            name="PeerStatus",
             fields=[
-                ('key', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('tried', models.DateTimeField(default=django.utils.timezone.now)),
-                ('heard', models.DateTimeField(null=True)),
-                ('why', models.CharField(blank=True, max_length=300)),
-                ('failures', models.PositiveSmallIntegerField(default=0)),
-                ('silent', models.BooleanField(db_default=False, default=False)),
-                ('state', models.CharField(blank=True, max_length=64)),
-                ('version', models.BigIntegerField(default=0)),
-                ('apart', models.DateTimeField(null=True)),
-                ('protocols', models.JSONField(default=list)),
-                ('heads', models.JSONField(default=dict)),
+                ("key", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("tried", models.DateTimeField(default=django.utils.timezone.now)),
+                ("heard", models.DateTimeField(null=True)),
+                ("why", models.CharField(blank=True, max_length=300)),
+                ("failures", models.PositiveSmallIntegerField(default=0)),
+                ("silent", models.BooleanField(db_default=False, default=False)),
+                ("state", models.CharField(blank=True, max_length=64)),
+                ("version", models.BigIntegerField(default=0)),
+                ("apart", models.DateTimeField(null=True)),
+                ("protocols", models.JSONField(default=list)),
+                ("heads", models.JSONField(default=dict)),
             ],
         ),
     ]

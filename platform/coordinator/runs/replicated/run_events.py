@@ -17,10 +17,10 @@ from coordinator.eventlog import private_data, writer
 from coordinator.eventlog.projection import current_state
 
 Said = tuple[str, dict[str, Any]]  # (type, payload)
-BURST = 400_000  # bytes that a packed manifest may become
+MAX_MANIFEST_BYTES = 400_000  # bytes that a packed manifest may become
 
 
-class Written(Message):
+class DraftContent(Message):
     """Particulars of a run: what its owner wrote, until the launch makes it public."""
 
     slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
@@ -34,46 +34,50 @@ class Written(Message):
         return draft
 
 
-def tell(run: Any, action: str) -> None:
+def record_run_event(run: Any, action: str) -> None:
     """Records what `action` made of this run, whose row says so already; within `writer.log_transaction`."""
     known = current_state(f"run:{run.pk}") or {}
-    writer.record(f"run.{EVENTS[action]}", run.pk, SAID[EVENTS[action]](run, known))
+    writer.record(f"run.{EVENT_NAMES[action]}", run.pk, PAYLOADS[EVENT_NAMES[action]](run, known))
 
 
-def created(run: Any) -> dict[str, Any]:
+def creation_payload(run: Any) -> dict[str, Any]:
     return {
-        "word": word(run.slug),
+        "word": slug_digest(run.slug),
         "owner": str(run.owner_id),
         "parent": run.parent_id and str(run.parent_id),
         "report_every": run.report_every,
         "quorum": run.quorum,
         "created": run.created,
-        "settings": settings(run, {}),
-        "terms": terms(run, {}),
+        "settings": draft_payload(run, {}),
+        "terms": join_policy_payload(run, {}),
     }
 
 
-def settings(run: Any, known: dict) -> dict[str, Any]:
+def draft_payload(run: Any, known: dict) -> dict[str, Any]:
     fresh = secrets.token_hex(8) if known else run.pk.hex[-16:]
-    before = private_data.load(known.get("about"), Written)
-    text = known["text"] if before and prepared(before["draft"]) == prepared(run.draft) else fresh
+    before = private_data.load(known.get("about"), DraftContent)
+    text = (
+        known["text"]
+        if before and manifest_inputs(before["draft"]) == manifest_inputs(run.draft)
+        else fresh
+    )
     about = private_data.store(
         f"run:{run.pk}", {"slug": run.slug, "name": run.name, "draft": run.draft}
     )
     return {"version": known.get("version", -1) + 1, "about": about, "text": text}
 
 
-def word(slug: str) -> str:
+def slug_digest(slug: str) -> str:
     """What a draft claims: two slugs can be compared, and none be read."""
     return digest(f"run.slug {slug}")
 
 
-def prepared(draft: dict) -> list:
+def manifest_inputs(draft: dict) -> list:
     """What a manifest is made for."""
     return [draft["text"], draft["model"]["vocabulary"], draft["model"]["context"]]
 
 
-def terms(run: Any, known: dict) -> dict[str, Any]:
+def join_policy_payload(run: Any, known: dict) -> dict[str, Any]:
     return {
         "version": known.get("terms", {}).get("version", -1) + 1,
         "access": run.access,
@@ -83,16 +87,16 @@ def terms(run: Any, known: dict) -> dict[str, Any]:
     }
 
 
-def manifest(run: Any, known: dict) -> dict[str, Any]:
-    return {"text": known.get("text", run.pk.hex[-16:]), "packed": packed(run.manifest)}
+def manifest_payload(run: Any, known: dict) -> dict[str, Any]:
+    return {"text": known.get("text", run.pk.hex[-16:]), "packed": pack_manifest(run.manifest)}
 
 
-def launched(run: Any, known: dict) -> dict[str, Any]:
+def launch_payload(run: Any, known: dict) -> dict[str, Any]:
     pinned = {"spec": run.spec_text, "manifest": run.spec.manifest, "at": run.launched}
     return {"slug": run.slug, "name": run.name, **pinned}
 
 
-def becomes(run: Any, known: dict) -> dict[str, Any]:
+def status_payload(run: Any, known: dict) -> dict[str, Any]:
     """Who resumes raises the epoch: that wins over the pause they saw."""
     resumed = (
         run.status == enums.RunStatus.TRAINING and known.get("status") == enums.RunStatus.PAUSED
@@ -105,22 +109,22 @@ def becomes(run: Any, known: dict) -> dict[str, Any]:
     }
 
 
-def packed(signed: dict) -> str:
+def pack_manifest(signed: dict) -> str:
     return base64.b64encode(zlib.compress(json.dumps(signed).encode(), 9)).decode()
 
 
-def unpacked(text: str) -> messages.Signed | None:
+def unpack_manifest(text: str) -> messages.Signed | None:
     """None where it is no signed text, or one that is made to burst."""
     try:
         signed = messages.Signed.model_validate_json(
-            zlib.decompressobj().decompress(base64.b64decode(text), BURST)
+            zlib.decompressobj().decompress(base64.b64decode(text), MAX_MANIFEST_BYTES)
         )
     except (ValueError, zlib.error):
         return None
     return None if "\0" in signed.body else signed
 
 
-EVENTS = {
+EVENT_NAMES = {
     "edit": "edit",
     "launch": "request",
     "arrange": "arrange",
@@ -132,34 +136,37 @@ EVENTS = {
         ("pause", "resume", "cancel", "finish", "becomes_training", "becomes_finished"), "becomes"
     ),
 }  # what is done to a run → what is told of it
-SAID = {
-    "edit": settings,
+PAYLOADS = {
+    "edit": draft_payload,
     "request": lambda run, known: {},
-    "arrange": terms,
-    "manifest": manifest,
-    "launch": launched,
-    "becomes": becomes,
+    "arrange": join_policy_payload,
+    "manifest": manifest_payload,
+    "launch": launch_payload,
+    "becomes": status_payload,
     "archive": lambda run, known: {"at": run.archived},
 }
 
 
-def whole(run: Any) -> Iterable[Said]:
+def events_of_existing_run(run: Any) -> Iterable[Said]:
     """Of a run that was there before there was a log."""
-    yield "run.create", created(run)
+    yield "run.create", creation_payload(run)
     if run.manifest:
-        yield "run.manifest", manifest(run, {})
+        yield "run.manifest", manifest_payload(run, {})
     if run.launch_requested:
         yield "run.request", {}
     if run.spec_text:
-        yield "run.launch", launched(run, {})
+        yield "run.launch", launch_payload(run, {})
     if run.started:
-        yield "run.becomes", {"status": enums.RunStatus.TRAINING, "epoch": 0, "at": run.started}
+        yield (
+            "run.status_payload",
+            {"status": enums.RunStatus.TRAINING, "epoch": 0, "at": run.started},
+        )
     if run.status not in (
         enums.RunStatus.DRAFT,
         enums.RunStatus.RECRUITING,
         enums.RunStatus.TRAINING,
     ):
-        yield "run.becomes", becomes(run, {})
+        yield "run.status_payload", status_payload(run, {})
     if run.extra_tokens:
         yield "run.extend", {"tokens": run.extra_tokens}
     if run.archived:

@@ -24,8 +24,8 @@ from coordinator.eventlog.registry import (
     State,
 )
 from coordinator.eventlog.registry import UniqueValues as Claimed
-from coordinator.runs.join_policy import MOST_BYTES
-from coordinator.runs.models import MOST_TOKENS, Run
+from coordinator.runs.join_policy import MAX_MEMORY_BYTES
+from coordinator.runs.models import MAX_TOKEN_BUDGET, Run
 from coordinator.runs.replicated import run_events
 
 Status = enums.RunStatus
@@ -40,7 +40,7 @@ RANK = [
 OVER = (Status.CANCELLED, Status.FINISHED)
 
 
-class Settings(Message):
+class RunDraftEdited(Message):
     """`about`: the digest of slug, name and draft. `text`: drawn anew whenever the text to be prepared is another; a
     manifest names it."""
 
@@ -49,37 +49,37 @@ class Settings(Message):
     text: str = Field(pattern=r"^[0-9a-f]{16}$")
 
 
-class Terms(Message):
+class RunJoinPolicyChanged(Message):
     version: int = Field(ge=0, lt=1 << 31)
     access: Literal["anyone", "invitation", "team"] = "anyone"
-    least_memory: int = Field(default=0, ge=0, le=MOST_BYTES)
-    least_device_memory: int = Field(default=0, ge=0, le=MOST_BYTES)
+    least_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
+    least_device_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
     team: Id | None = None
 
 
-class Create(Message):
+class RunCreated(Message):
     word: Digest
     owner: Id
     parent: Id | None = None
     report_every: float = Field(ge=0.2, le=3600, allow_inf_nan=False)
     quorum: int = Field(ge=1, le=10_000)
     created: AwareDatetime
-    settings: Settings
-    terms: Terms
+    settings: RunDraftEdited
+    terms: RunJoinPolicyChanged
 
 
-class Nothing(Message):
+class EmptyPayload(Message):
     pass
 
 
-class Manifest(Message):
+class RunManifestPosted(Message):
     """`packed`: the signed manifest (`wire.Signed`), deflated, in base 64; a long one is digests and little else."""
 
     text: str = Field(pattern=r"^[0-9a-f]{16}$")
     packed: str = Field(max_length=95_000)
 
 
-class Launch(Message):
+class RunLaunched(Message):
     """`spec` is the exact text that never changes again; `manifest` the digest it pins."""
 
     slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
@@ -95,17 +95,17 @@ class Launch(Message):
         return spec
 
 
-class Becomes(Message):
+class RunStatusChanged(Message):
     status: Status
     epoch: int = Field(ge=0, lt=1 << 31)
     at: AwareDatetime
 
 
-class Extend(Message):
-    tokens: int = Field(ge=1, le=MOST_TOKENS)
+class RunBudgetExtended(Message):
+    tokens: int = Field(ge=1, le=MAX_TOKEN_BUDGET)
 
 
-class Archive(Message):
+class RunArchived(Message):
     at: AwareDatetime | None
 
 
@@ -122,11 +122,13 @@ def fold(facts: Sequence[Fact]) -> State | None:
     made = next((fact for fact in facts if fact.action == "create"), None)
     if made is None or any(fact.action == "forget" for fact in facts):
         return None
-    create: Create = made.payload
-    settings: Settings = _newest(
+    create: RunCreated = made.payload
+    settings: RunDraftEdited = _newest(
         made, create.settings, [fact for fact in facts if fact.action == "edit"]
     )
-    terms: Terms = _newest(made, create.terms, [fact for fact in facts if fact.action == "arrange"])
+    terms: RunJoinPolicyChanged = _newest(
+        made, create.terms, [fact for fact in facts if fact.action == "arrange"]
+    )
     launch = next((fact.payload for fact in facts if fact.action == "launch"), None)
     archived = [fact.payload.at for fact in facts if fact.action == "archive"]
     return {
@@ -146,7 +148,7 @@ def fold(facts: Sequence[Fact]) -> State | None:
         "launch": launch and launch.model_dump(mode="json"),
         **_life([fact.payload for fact in facts if fact.action == "becomes"], launch),
         "extra": min(
-            MOST_TOKENS, sum(fact.payload.tokens for fact in facts if fact.action == "extend")
+            MAX_TOKEN_BUDGET, sum(fact.payload.tokens for fact in facts if fact.action == "extend")
         ),
         "archived": archived[-1].isoformat() if archived and archived[-1] else None,
     }
@@ -160,9 +162,11 @@ def _newest(made: Fact, first: Any, changes: list[Fact]) -> Any:
     return max(said, key=lambda each: each[:2])[2]
 
 
-def _manifest(posted: list[Manifest], settings: Settings, launch: Launch | None) -> dict | None:
+def _manifest(
+    posted: list[RunManifestPosted], settings: RunDraftEdited, launch: RunLaunched | None
+) -> dict | None:
     for each in posted:
-        signed = run_events.unpacked(each.packed)
+        signed = run_events.unpack_manifest(each.packed)
         if signed and (
             launch.manifest == digest(signed.body) if launch else each.text == settings.text
         ):
@@ -170,7 +174,7 @@ def _manifest(posted: list[Manifest], settings: Settings, launch: Launch | None)
     return None
 
 
-def _life(told: list[Becomes], launch: Launch | None) -> State:
+def _life(told: list[RunStatusChanged], launch: RunLaunched | None) -> State:
     known = [(Status.DRAFT, 0), *([(Status.RECRUITING, 0)] if launch else [])]
     known += [(each.status, each.epoch) for each in told]
     status, _ = max(
@@ -185,11 +189,11 @@ def _life(told: list[Becomes], launch: Launch | None) -> State:
     }
 
 
-def words(state: State) -> Claimed:
+def unique_values(state: State) -> Claimed:
     return {"run.slug": (state["word"], *state["born"])}
 
 
-def needs(state: State) -> list[str]:
+def private_digests(state: State) -> list[str]:
     return [state["about"]]
 
 
@@ -202,7 +206,7 @@ def store(which: str, state: State | None) -> list[str] | None:
     terms, launch, about = (
         state["terms"],
         state["launch"],
-        private_data.load(state["about"], run_events.Written),
+        private_data.load(state["about"], run_events.DraftContent),
     )
     if about is None and launch is None:
         raise DependencyMissingError("its particulars")
@@ -250,16 +254,18 @@ def _known(lacks: list[str], kind: str, model: Any, pk: str | None) -> str | Non
     return None
 
 
-def existing() -> Iterable[EventDraft]:
+def existing_events() -> Iterable[EventDraft]:
     for run in Run.objects.order_by("created", "pk").iterator():
-        yield from ((type, str(run.pk), said) for type, said in run_events.whole(run))
+        yield from (
+            (type, str(run.pk), said) for type, said in run_events.events_of_existing_run(run)
+        )
 
 
 AGGREGATE_TYPE = AggregateType(
     "run",
     {
-        "create": Create, "edit": Settings, "arrange": Terms, "request": Nothing, "manifest": Manifest,
-        "launch": Launch, "becomes": Becomes, "extend": Extend, "archive": Archive, "forget": Nothing,
+        "create": RunCreated, "edit": RunDraftEdited, "arrange": RunJoinPolicyChanged, "request": EmptyPayload, "manifest": RunManifestPosted,
+        "launch": RunLaunched, "becomes": RunStatusChanged, "extend": RunBudgetExtended, "archive": RunArchived, "forget": EmptyPayload,
     },
-    fold, store, words, needs, existing,
+    fold, store, unique_values, private_digests, existing_events,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from django.db.models import Max
 from coordinator.fleet.models import Membership
 
 
-def moment() -> int:
+def next_change_stamp() -> int:
     """The next one. Within the transaction of the one process that drains (`rollup.drain`), so that they commit in
     order: each of its transactions changes a membership."""
     last = (

@@ -5,12 +5,12 @@ from datetime import datetime, timedelta
 from django.db import models
 from django.utils import timezone
 
-from coordinator.telemetry.remote.protocol import Places
+from coordinator.telemetry.remote.protocol import TelemetryPosition
 
 SOONEST, LONGEST = 4, 120  # seconds that a mirror which could not be heard is left alone
 
 
-class Ear(models.Model):
+class RemoteCursor(models.Model):
     """`after`: the place of the last row taken, as `wire.Places`. `waits`: since when that mirror names a run or a
     machine of which no event has told us yet. `why`: what was wrong with the last try; "" where nothing was."""
 
@@ -26,10 +26,10 @@ class Ear(models.Model):
         return self.key[:8]
 
     @property
-    def places(self) -> Places:
-        return Places.model_validate(self.after)
+    def position(self) -> TelemetryPosition:
+        return TelemetryPosition.model_validate(self.after)
 
-    def rests(self, now: datetime) -> bool:
+    def is_backing_off(self, now: datetime) -> bool:
         """It could not be heard, and is left alone for now. (A try still to come was by a clock since put right.)"""
         seconds = min(LONGEST, SOONEST * 2 ** min(self.failures, 16)) if self.failures else 0
         return self.tried <= now < self.tried + timedelta(seconds=seconds)

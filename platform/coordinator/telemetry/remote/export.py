@@ -11,45 +11,47 @@ from django.db.models.lookups import GreaterThan
 from barnraise.protocol.signing import digest
 from coordinator.fleet.models import Membership
 from coordinator.lib import site_identity
-from coordinator.telemetry.models import Event, Point, Rollup
+from coordinator.telemetry.models import LossPoint, Rollup, RunEvent
 from coordinator.telemetry.remote.protocol import (
-    COMINGS,
-    FRAMES,
-    NUMBERS,
-    POINTS,
-    SUMS,
-    Bulletin,
-    Coming,
-    Frame,
-    Measured,
-    News,
-    Place,
-    Places,
-    Sum,
-    Wanted,
-    Word,
+    MAX_EVENTS,
+    MAX_LOSSES,
+    MAX_MACHINE_ROWS,
+    MAX_ROLLUPS,
+    MEMBERSHIP_FIELDS,
+    EventRow,
+    LossRow,
+    MachineRow,
+    PageSignature,
+    RollupRow,
+    RowPosition,
+    SignedTelemetryPage,
+    TelemetryPage,
+    TelemetryPosition,
+    TelemetryRequest,
 )
 
 M = TypeVar("M", bound=Model)
 THEIRS = ("membership__run", "membership__machine__key")
-OF_SUM, OF_POINT = Sum._fields[1:], Measured._fields[1:]
+OF_SUM, OF_POINT = RollupRow._fields[1:], LossRow._fields[1:]
 FIRST = {UUIDField: str(UUID(int=0)), BigAutoField: "0"}  # what is before every id
 
 
-class Row(Func):
+class RowValue(Func):
     """Compared column by column, as an index is sorted."""
 
     function, output_field = "ROW", BooleanField()
 
 
-def page(wanted: Wanted, to: str) -> Bulletin:
+def build_signed_page(wanted: TelemetryRequest, to: str) -> SignedTelemetryPage:
     """For the mirror `to`, by its key; signed by ours."""
-    text = news(wanted.after).model_dump_json()
-    said = Word(mirror=site_identity.identity().key, to=to, nonce=wanted.nonce, digest=digest(text))
-    return Bulletin(word=site_identity.identity().sign("news", said), text=text)
+    text = build_page(wanted.after).model_dump_json()
+    said = PageSignature(
+        mirror=site_identity.identity().key, to=to, nonce=wanted.nonce, digest=digest(text)
+    )
+    return SignedTelemetryPage(word=site_identity.identity().sign("news", said), text=text)
 
 
-def news(after: Places) -> News:
+def build_page(after: TelemetryPosition) -> TelemetryPage:
     """Four questions to Postgres, each answered from an index, however much there is."""
     machines: dict[tuple[str, str], int] = {}
 
@@ -57,60 +59,63 @@ def news(after: Places) -> News:
         return machines.setdefault((str(run), key), len(machines))
 
     members = _beyond(
-        Membership.objects.filter(latest__gt=0).select_related("machine"), after.frames, FRAMES
+        Membership.objects.filter(latest__gt=0).select_related("machine"),
+        after.frames,
+        MAX_MACHINE_ROWS,
     )
-    sums = _beyond(Rollup.objects.all(), after.sums, SUMS, *THEIRS, *OF_SUM)
-    points = _beyond(Point.objects.all(), after.points, POINTS, *THEIRS, *OF_POINT)
+    sums = _beyond(Rollup.objects.all(), after.sums, MAX_ROLLUPS, *THEIRS, *OF_SUM)
+    points = _beyond(LossPoint.objects.all(), after.points, MAX_LOSSES, *THEIRS, *OF_POINT)
     events = _beyond(
-        Event.objects.all(), after.comings, COMINGS, "run", "machine__key", "kind", "at"
+        RunEvent.objects.all(), after.comings, MAX_EVENTS, "run", "machine__key", "kind", "at"
     )
     now = time.time()
-    return News(
+    return TelemetryPage(
         frames=[_frame(m, of(m.run_id, m.machine.key), now, after.frames.moment) for m in members],
-        sums=[Sum(of(run, key), *told) for _, _, run, key, *told in sums],
-        points=[Measured(of(run, key), *told) for _, _, run, key, *told in points],
+        sums=[RollupRow(of(run, key), *told) for _, _, run, key, *told in sums],
+        points=[LossRow(of(run, key), *told) for _, _, run, key, *told in points],
         comings=[
-            Coming(of(run, key), str(pk), kind, at.timestamp())
+            EventRow(of(run, key), str(pk), kind, at.timestamp())
             for _, pk, run, key, kind, at in events
         ],
-        places=Places(
+        places=TelemetryPosition(
             frames=_place(((m.changed, m.pk) for m in members), after.frames),
             sums=_place(sums, after.sums),
             points=_place(points, after.points),
             comings=_place(events, after.comings),
         ),
-        more=len(members) == FRAMES
-        or len(sums) == SUMS
-        or len(points) == POINTS
-        or len(events) == COMINGS,
+        more=len(members) == MAX_MACHINE_ROWS
+        or len(sums) == MAX_ROLLUPS
+        or len(points) == MAX_LOSSES
+        or len(events) == MAX_EVENTS,
         machines=list(machines),
     )
 
 
-def _beyond(rows: QuerySet[M], after: Place, most: int, *names: str) -> list[Any]:
+def _beyond(rows: QuerySet[M], after: RowPosition, most: int, *names: str) -> list[Any]:
     """The first `most` rows of ours past a place: (changed, id, *names) each, or whole ones without names."""
     pk = rows.model._meta.pk
     last = after.id or FIRST[type(pk)]
     beyond = GreaterThan(
-        Row(F("changed"), F("id")), Row(Value(after.moment), Value(pk.to_python(last), type(pk)()))
+        RowValue(F("changed"), F("id")),
+        RowValue(Value(after.moment), Value(pk.to_python(last), type(pk)())),
     )
     found = rows.filter(beyond, changed__isnull=False).order_by("changed", "id")[:most]
     return list(found.values_list("changed", "id", *names) if names else found)
 
 
-def _place(rows: Iterable[Any], before: Place) -> Place:
-    *_, last = before, *(Place(row[0], str(row[1])) for row in rows)
+def _place(rows: Iterable[Any], before: RowPosition) -> RowPosition:
+    *_, last = before, *(RowPosition(row[0], str(row[1])) for row in rows)
     return last
 
 
-def _frame(member: Membership, of: int, now: float, known: int) -> Frame:
+def _frame(member: Membership, of: int, now: float, known: int) -> MachineRow:
     """`known`: the moment up to which the asker knows of plans."""
-    return Frame(
+    return MachineRow(
         of=of,
         age=max(0.0, now - member.heard.timestamp()),
         anchor=member.anchor or None,
         safe=member.safe is not None,
         exchange=member.exchange,
         plan=member.plan if member.planned >= known else None,
-        **{name: getattr(member, name) for name in NUMBERS},
+        **{name: getattr(member, name) for name in MEMBERSHIP_FIELDS},
     )

@@ -15,19 +15,25 @@ from coordinator.accounts.models import Machine
 from coordinator.fleet.models import NEVER, Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry import report_queue
-from coordinator.telemetry.models import Event, Point, Rollup
-from coordinator.telemetry.remote.cursor import Ear
-from coordinator.telemetry.remote.protocol import NUMBERS, Frame, News, Places, Sum
+from coordinator.telemetry.models import LossPoint, Rollup, RunEvent
+from coordinator.telemetry.remote.cursor import RemoteCursor
+from coordinator.telemetry.remote.protocol import (
+    MEMBERSHIP_FIELDS,
+    MachineRow,
+    RollupRow,
+    TelemetryPage,
+    TelemetryPosition,
+)
 
 PATIENCE = timedelta(seconds=30)  # for the event that tells of a run or a machine
 AHEAD = 60.0  # seconds that another's clock may be
 EARLY = 3600.0  # …and that a sum may begin before its run
 LATELY = 600.0  # what was measured in so many seconds is shown at once to who watches
-TAKEN = (*NUMBERS, "exchange", "anchor", "safe", "plan", "heard", "last_seen")
-TOTALS = Sum._fields[3:]
+UPDATED_FIELDS = (*MEMBERSHIP_FIELDS, "exchange", "anchor", "safe", "plan", "heard", "last_seen")
+TOTALS = RollupRow._fields[3:]
 
 
-class Taken(NamedTuple):
+class PageIngestResult(NamedTuple):
     """`left_out`: what was not, as the end of a sentence."""
 
     rows: int = 0
@@ -35,16 +41,16 @@ class Taken(NamedTuple):
     more: bool = False
 
 
-def take(key: str, after: Places, news: News) -> Taken:
+def store_page(key: str, after: TelemetryPosition, news: TelemetryPage) -> PageIngestResult:
     """What the mirror `key` told when it was asked past `after`, whole or not at all. Twice changes nothing.
 
     Where it names a machine or a run of which no event has told yet, the rest is taken and the same is asked for again,
     for a while."""
     now = timezone.now()
     with transaction.atomic():
-        ear = Ear.objects.select_for_update().get(pk=key)
-        if ear.places != after:
-            return Taken()  # another process was here first
+        ear = RemoteCursor.objects.select_for_update().get(pk=key)
+        if ear.position != after:
+            return PageIngestResult()  # another process was here first
         members = _members(key, news)
         whole = {member.pk: member for member in members if member and member._state.adding}
         for frame in news.frames:
@@ -52,7 +58,10 @@ def take(key: str, after: Places, news: News) -> Taken:
                 _note(member, frame, now)
                 whole[member.pk] = member
         Membership.everywhere.bulk_create(
-            whole.values(), update_conflicts=True, unique_fields=["pk"], update_fields=TAKEN
+            whole.values(),
+            update_conflicts=True,
+            unique_fields=["pk"],
+            update_fields=UPDATED_FIELDS,
         )
         sums, future = _sums(news, members, now.timestamp())
         Rollup.objects.bulk_create(
@@ -62,8 +71,8 @@ def take(key: str, after: Places, news: News) -> Taken:
             update_fields=TOTALS,
         )
         points = list(_points(news, members, now.timestamp()))
-        Point.objects.bulk_create(points, ignore_conflicts=True)
-        Event.objects.bulk_create(
+        LossPoint.objects.bulk_create(points, ignore_conflicts=True)
+        RunEvent.objects.bulk_create(
             _comings(key, news, members, now.timestamp()), ignore_conflicts=True
         )
         waits = None in members and now < (ear.waits or now) + PATIENCE
@@ -73,10 +82,12 @@ def take(key: str, after: Places, news: News) -> Taken:
             transaction.on_commit(lambda: _show(points, now.timestamp()))
         ear.save(update_fields=["after", "waits"])
     rows = len(whole) + len(sums) + len(points) + len(news.comings)
-    return Taken(rows, _left_out(news, members, future, waits), news.more and not waits)
+    return PageIngestResult(rows, _left_out(news, members, future, waits), news.more and not waits)
 
 
-def _left_out(news: News, members: list[Membership | None], future: int, waits: bool) -> str:
+def _left_out(
+    news: TelemetryPage, members: list[Membership | None], future: int, waits: bool
+) -> str:
     if None in members and not waits:
         run, machine = news.machines[members.index(None)]
         return f"tells of the machine {machine[:8]} in the run {run}, and no event told of both"
@@ -87,7 +98,7 @@ def _left_out(news: News, members: list[Membership | None], future: int, waits: 
     )
 
 
-def _members(key: str, news: News) -> list[Membership | None]:
+def _members(key: str, news: TelemetryPage) -> list[Membership | None]:
     """The rows of the page's machines, in its order; those of this mirror that are new are not saved yet."""
     runs = Run.objects.in_bulk({run for run, _ in news.machines})
     runs = {str(pk): run for pk, run in runs.items()}
@@ -114,8 +125,8 @@ def _members(key: str, news: News) -> list[Membership | None]:
     return found
 
 
-def _note(member: Membership, frame: Frame, now: datetime) -> None:
-    for name in NUMBERS:
+def _note(member: Membership, frame: MachineRow, now: datetime) -> None:
+    for name in MEMBERSHIP_FIELDS:
         setattr(member, name, getattr(frame, name))
     member.exchange = frame.exchange and frame.exchange.model_dump()
     member.plan = frame.plan.model_dump() if frame.plan else member.plan
@@ -124,7 +135,9 @@ def _note(member: Membership, frame: Frame, now: datetime) -> None:
     member.heard = member.last_seen = now - timedelta(seconds=frame.age)
 
 
-def _sums(news: News, members: list[Membership | None], now: float) -> tuple[list[Rollup], int]:
+def _sums(
+    news: TelemetryPage, members: list[Membership | None], now: float
+) -> tuple[list[Rollup], int]:
     """Rows, each once, and how many were of times that cannot be."""
     found: dict[tuple, Rollup] = {}
     future = 0
@@ -144,20 +157,24 @@ def _sums(news: News, members: list[Membership | None], now: float) -> tuple[lis
     return list(found.values()), future
 
 
-def _points(news: News, members: list[Membership | None], now: float) -> Iterator[Point]:
+def _points(
+    news: TelemetryPage, members: list[Membership | None], now: float
+) -> Iterator[LossPoint]:
     for each in news.points:
-        if (member := members[each.of]) and each.tokens <= member.run.most_tokens:
-            yield Point(
+        if (member := members[each.of]) and each.tokens <= member.run.max_plausible_tokens:
+            yield LossPoint(
                 membership=member, seq=each.seq, position=each.position, kind=each.kind, tokens=each.tokens,
                 loss=each.loss, at=_when(member, each.at, now), changed=None,
             )  # fmt: skip
 
 
-def _comings(key: str, news: News, members: list[Membership | None], now: float) -> Iterator[Event]:
+def _comings(
+    key: str, news: TelemetryPage, members: list[Membership | None], now: float
+) -> Iterator[RunEvent]:
     for each in news.comings:
         if member := members[each.of]:
             at = datetime.fromtimestamp(_when(member, each.at, now), UTC)
-            yield Event(
+            yield RunEvent(
                 id=each.id, run_id=member.run_id, machine_id=member.machine_id, kind=each.kind, at=at, mirror=key,
                 changed=None,
             )  # fmt: skip
@@ -168,8 +185,8 @@ def _when(member: Membership, at: float, now: float) -> float:
     return min(max(at, member.run.created.timestamp()), now)
 
 
-def _show(points: list[Point], now: float) -> None:
+def _show(points: list[LossPoint], now: float) -> None:
     for point in points:
         if point.at > now - LATELY:
             said = {name: getattr(point, name) for name in ("kind", "tokens", "loss", "at")}
-            report_queue.show(point.membership.run_id, point.membership.machine_id, said)
+            report_queue.publish_point(point.membership.run_id, point.membership.machine_id, said)

@@ -24,39 +24,39 @@ from barnraise.protocol.types import (
     Version,
 )
 
-FRAMES, SUMS, POINTS, COMINGS = 200, 2000, 2000, 200  # of one page
+MAX_MACHINE_ROWS, MAX_ROLLUPS, MAX_LOSSES, MAX_EVENTS = 200, 2000, 2000, 200  # of one page
 PAGE_BYTES = 4 << 20  # of its text; such pages have a quarter of that at most
-MACHINES = FRAMES + SUMS + POINTS + COMINGS
+MACHINES = MAX_MACHINE_ROWS + MAX_ROLLUPS + MAX_LOSSES + MAX_EVENTS
 
 Seq = Annotated[int, Field(ge=0, lt=1 << 53)]
 Which = Annotated[int, Field(ge=0, lt=MACHINES)]  # of the page's `machines`
 
 
-class Place(NamedTuple):
+class RowPosition(NamedTuple):
     """Up to which row somebody has come: in the order of (moment, id)."""
 
     moment: Seq = 0
     id: Annotated[str, Field(pattern=r"^([0-9]{1,19}|[0-9a-f-]{36})$")] | None = None
 
 
-class Places(Message):
-    frames: Place = Place()
-    sums: Place = Place()
-    points: Place = Place()
-    comings: Place = Place()
+class TelemetryPosition(Message):
+    frames: RowPosition = RowPosition()
+    sums: RowPosition = RowPosition()
+    points: RowPosition = RowPosition()
+    comings: RowPosition = RowPosition()
 
 
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
-class Wanted(Message):
+class TelemetryRequest(Message):
     """`nonce`: drawn for this one request, so that no older answer passes for the one to it."""
 
-    after: Places = Places()
+    after: TelemetryPosition = TelemetryPosition()
     nonce: Nonce
 
 
-class Frame(Message):
+class MachineRow(Message):
     """A machine's newest report in a run, heard so many seconds ago: mirrors' clocks differ. `mark`: all reports up to
     this one are stored there. `plan`: only where it is another than at the asker's place."""
 
@@ -82,12 +82,12 @@ class Frame(Message):
     plan: PlanView | None = None
 
 
-NUMBERS = ("latest", "mark", "activity", "version", "incarnation", "step", "tokens", "ledger_tokens", "rate",
+MEMBERSHIP_FIELDS = ("latest", "mark", "activity", "version", "incarnation", "step", "tokens", "ledger_tokens", "rate",
            "updates_sent", "updates_received", "peers", "vector", "step_seconds")  # fmt: skip
 """Of a frame, what is called and said alike in a membership."""
 
 
-class Sum(NamedTuple):
+class RollupRow(NamedTuple):
     """A row of `telemetry.Rollup`."""
 
     of: Which
@@ -102,7 +102,7 @@ class Sum(NamedTuple):
     peer_bytes_received: Count
 
 
-class Measured(NamedTuple):
+class LossRow(NamedTuple):
     """A measured loss: the `position`-th of report `seq`."""
 
     of: Which
@@ -114,7 +114,7 @@ class Measured(NamedTuple):
     at: UnixTime
 
 
-class Coming(NamedTuple):
+class EventRow(NamedTuple):
     """A machine joined, paused, went on, finished or left."""
 
     of: Which
@@ -123,27 +123,27 @@ class Coming(NamedTuple):
     at: UnixTime
 
 
-class News(Message):
+class TelemetryPage(Message):
     """`machines`: (run, key) by which the rows name theirs. `places`: up to where this page reaches; `more`: there is
     more beyond."""
 
     machines: list[tuple[Id, PublicKey]] = Field(max_length=MACHINES)
-    frames: list[Frame] = Field(max_length=FRAMES)
-    sums: list[Sum] = Field(max_length=SUMS)
-    points: list[Measured] = Field(max_length=POINTS)
-    comings: list[Coming] = Field(max_length=COMINGS)
-    places: Places
+    frames: list[MachineRow] = Field(max_length=MAX_MACHINE_ROWS)
+    sums: list[RollupRow] = Field(max_length=MAX_ROLLUPS)
+    points: list[LossRow] = Field(max_length=MAX_LOSSES)
+    comings: list[EventRow] = Field(max_length=MAX_EVENTS)
+    places: TelemetryPosition
     more: bool
 
     @model_validator(mode="after")
-    def names_its_own(self) -> "News":
+    def names_its_own(self) -> "TelemetryPage":
         rows = (*self.frames, *self.sums, *self.points, *self.comings)
         if max((row.of for row in rows), default=-1) >= len(self.machines):
             raise ValueError("a row is of a machine that the page does not name")
         return self
 
 
-class Word(Message):
+class PageSignature(Message):
     """What a mirror signs of a page (kind "news"): for whom and for which request it is, and its BLAKE3."""
 
     mirror: PublicKey
@@ -152,7 +152,7 @@ class Word(Message):
     digest: Digest
 
 
-class Bulletin(Message):
+class SignedTelemetryPage(Message):
     """`text`: News, as JSON, exactly as it was signed."""
 
     word: Signed

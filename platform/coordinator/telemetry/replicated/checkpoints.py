@@ -13,12 +13,12 @@ from coordinator.eventlog import writer
 from coordinator.eventlog.projection import current_state
 from coordinator.eventlog.registry import AggregateType, DependencyMissingError, Fact, State
 from coordinator.runs.models import Run
-from coordinator.telemetry.models import Checkpoint, Holding
+from coordinator.telemetry.models import Checkpoint, CheckpointHolder
 
 HOLDERS = 200  # that one event names
 
 
-class Announce(Message):
+class CheckpointAnnounced(Message):
     id: Id
     tokens: Count
     checksum: str = Field(pattern=r"^[0-9a-f]{16}$")
@@ -26,11 +26,11 @@ class Announce(Message):
     announced: AwareDatetime
 
 
-class Hold(Message):
+class CheckpointConfirmed(Message):
     holders: dict[PublicKey, AwareDatetime] = Field(min_length=1, max_length=HOLDERS)
 
 
-class Forget(Message):
+class CheckpointDeleted(Message):
     pass
 
 
@@ -67,9 +67,9 @@ def store(which: str, state: State | None) -> list[str] | None:
         )
     checkpoint, holders = found.get(), state["holders"]
     machines = dict(Machine.objects.filter(key__in=holders).values_list("key", "pk"))
-    Holding.objects.bulk_create(
+    CheckpointHolder.objects.bulk_create(
         [
-            Holding(
+            CheckpointHolder(
                 checkpoint=checkpoint, machine_id=machine, said=datetime.fromisoformat(holders[key])
             )
             for key, machine in machines.items()
@@ -79,20 +79,20 @@ def store(which: str, state: State | None) -> list[str] | None:
     return [f"machine:{key}" for key in holders if key not in machines]
 
 
-def tell() -> int:
+def record_checkpoint_events() -> int:
     """What no event has told yet. How many events that took."""
     told = 0
     quiet = Q(told=False) | Q(holdings__told=False)
     for checkpoint in Checkpoint.objects.filter(quiet).distinct().order_by("pk")[:1000]:
         with writer.log_transaction():
             for what, said in _news(checkpoint):
-                writer.record(f"checkpoint.{what}", checkpoint.place, said)
+                writer.record(f"checkpoint.{what}", checkpoint.aggregate_name, said)
                 told += 1
     return told
 
 
 def _news(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
-    known = current_state(f"checkpoint:{checkpoint.place}")
+    known = current_state(f"checkpoint:{checkpoint.aggregate_name}")
     if known is None:
         kept = {
             name: getattr(checkpoint, name)
@@ -105,7 +105,7 @@ def _news(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
         .values_list("pk", "machine__key", "said")
     )
     Checkpoint.objects.filter(pk=checkpoint.pk).update(told=True)
-    Holding.objects.filter(pk__in=[pk for pk, _, _ in rows]).update(told=True)
+    CheckpointHolder.objects.filter(pk__in=[pk for pk, _, _ in rows]).update(told=True)
     fresh = {key: said for _, key, said in rows if key not in (known or {}).get("holders", {})}
     keys = sorted(fresh)
     for start in range(0, len(keys), HOLDERS):
@@ -113,5 +113,8 @@ def _news(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
 
 
 AGGREGATE_TYPE = AggregateType(
-    "checkpoint", {"announce": Announce, "hold": Hold, "forget": Forget}, fold, store
+    "checkpoint",
+    {"announce": CheckpointAnnounced, "hold": CheckpointConfirmed, "forget": CheckpointDeleted},
+    fold,
+    store,
 )

@@ -8,14 +8,21 @@ from django.utils import timezone
 from helpers.remote_telemetry import OTHER, elsewhere, frame, page, report, told
 
 from coordinator.eventlog.models import LogEvent
-from coordinator.fleet.lifecycle_facts import facts
+from coordinator.fleet.lifecycle_facts import gather_facts
 from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
 from coordinator.live.run_snapshot import RunSnapshot
 from coordinator.telemetry import history, report_queue, run_table
-from coordinator.telemetry.models import Event, Point, Rollup
+from coordinator.telemetry.models import LossPoint, Rollup, RunEvent
 from coordinator.telemetry.remote import export, ingest
-from coordinator.telemetry.remote.protocol import Coming, Measured, News, Places, Sum, Wanted
+from coordinator.telemetry.remote.protocol import (
+    EventRow,
+    LossRow,
+    RollupRow,
+    TelemetryPage,
+    TelemetryPosition,
+    TelemetryRequest,
+)
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -25,12 +32,18 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_to(busy, valkey):
     run, *_ = busy
-    seen, past, each = RunSnapshot.capture(run), history.history(run), history.lines(run)
-    everything = News.model_validate_json(export.page(Wanted(nonce="0" * 32), OTHER).text)
+    seen, past, each = (
+        RunSnapshot.capture(run),
+        history.load_history(run),
+        history.load_machine_curves(run),
+    )
+    everything = TelemetryPage.model_validate_json(
+        export.build_signed_page(TelemetryRequest(nonce="0" * 32), OTHER).text
+    )
     Membership.objects.all().delete()
-    Event.objects.all().delete()
+    RunEvent.objects.all().delete()
     valkey.flushdb()
-    assert RunSnapshot.capture(run).workers == {} and history.history(run)["rate"] == []
+    assert RunSnapshot.capture(run).workers == {} and history.load_history(run)["rate"] == []
     logged = LogEvent.objects.count()
     assert told(everything).rows > 0 and LogEvent.objects.count() == logged, (
         "none of it is an event of the log"
@@ -52,7 +65,7 @@ def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_t
         and again.run["workers_alive"] == 2
         and again.run["rate"] == 800.0
     )
-    assert history.history(run) == past and history.lines(run) == each
+    assert history.load_history(run) == past and history.load_machine_curves(run) == each
     assert [e["what"] for e in again.events.values() if e["what"] == "joined"] == [
         "joined",
         "joined",
@@ -61,9 +74,9 @@ def test_a_mirror_to_which_nobody_reports_shows_the_run_as_the_one_they_report_t
 
 def test_only_what_changed_is_told_and_a_plan_once(busy, numbers, plan):
     run, ada, _ = busy
-    first = export.news(Places())
+    first = export.build_page(TelemetryPosition())
     assert len(first.frames) == 2 and first.frames[0].plan == plan and not first.more
-    nothing = export.news(first.places)
+    nothing = export.build_page(first.places)
     assert (nothing.machines, nothing.frames, nothing.sums, nothing.points, nothing.comings) == (
         [],
         [],
@@ -73,45 +86,50 @@ def test_only_what_changed_is_told_and_a_plan_once(busy, numbers, plan):
     )
     assert nothing.places == first.places
     report(ada, run, numbers(4, plan=plan))
-    second = export.news(first.places)
+    second = export.build_page(first.places)
     assert second.machines == [elsewhere(run, ada)] and [f.plan for f in second.frames] == [None]
     assert {each.width for each in second.sums} == {10, 60, 3600} and [
         p.seq for p in second.points
     ] == [4]
     changed = plan.model_copy(update={"predicted_seconds": 4.0})
     report(ada, run, numbers(5, plan=changed))
-    assert export.news(second.places).frames[0].plan == changed
-    assert sum(frame.plan is not None for frame in export.news(Places()).frames) == 1, (
-        "who is new hears of it"
-    )
+    assert export.build_page(second.places).frames[0].plan == changed
+    assert (
+        sum(frame.plan is not None for frame in export.build_page(TelemetryPosition()).frames) == 1
+    ), "who is new hears of it"
 
 
 def test_what_does_not_fit_one_page_comes_with_the_next_and_nothing_twice(busy, monkeypatch):
-    for name, most in (("FRAMES", 1), ("SUMS", 2), ("POINTS", 4), ("COMINGS", 1)):
+    for name, most in (
+        ("MAX_MACHINE_ROWS", 1),
+        ("MAX_ROLLUPS", 2),
+        ("MAX_LOSSES", 4),
+        ("MAX_EVENTS", 1),
+    ):
         monkeypatch.setattr(export, name, most)
-    after, points, sums, pages = Places(), [], [], 0
+    after, points, sums, pages = TelemetryPosition(), [], [], 0
     while True:
-        found = export.news(after)
+        found = export.build_page(after)
         points += [(found.machines[p.of], p.seq, p.position) for p in found.points]
         sums += [(found.machines[s.of], s.width, s.bucket) for s in found.sums]
         pages, after = pages + 1, found.places
         if not found.more:
             break
-    assert pages > 2 and len(points) == len(set(points)) == Point.objects.count()
+    assert pages > 2 and len(points) == len(set(points)) == LossPoint.objects.count()
     assert len(sums) == len(set(sums)) == Rollup.objects.count()
 
 
 def test_what_another_mirror_told_is_not_passed_on(busy):
     run, ada, _ = busy
-    before = export.news(Places())
+    before = export.build_page(TelemetryPosition())
     now = int(time.time())
     rows = {
-        "sums": [Sum(0, 10, now // 10 * 10, 1, 1.0, 1, 1, 1, 1, 1)],
-        "points": [Measured(0, 77, 0, "train", 5, 1.0, now)],
-        "comings": [Coming(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", now)],
+        "sums": [RollupRow(0, 10, now // 10 * 10, 1, 1.0, 1, 1, 1, 1, 1)],
+        "points": [LossRow(0, 77, 0, "train", 5, 1.0, now)],
+        "comings": [EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", now)],
     }
     assert told(page(elsewhere(run, ada), frames=[frame()], **rows)).rows == 4
-    after = export.news(Places())
+    after = export.build_page(TelemetryPosition())
     assert after == before.model_copy(update={"frames": after.frames}) and len(after.frames) == 2
 
 
@@ -120,21 +138,22 @@ def test_the_same_told_twice_changes_nothing(busy):
     now = int(time.time())
     said = page(
         elsewhere(run, ada), elsewhere(run, ada), frames=[frame(), frame(of=1)],
-        sums=[Sum(of, 10, now // 10 * 10, 2, 1000.0, 1, 1, 1, 1, 1) for of in (0, 1)],
-        points=[Measured(0, 77, 0, "train", 5000, 1.0, now)] * 2,
+        sums=[RollupRow(of, 10, now // 10 * 10, 2, 1000.0, 1, 1, 1, 1, 1) for of in (0, 1)],
+        points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)] * 2,
     )  # fmt: skip
     for _ in range(2):
         told(said)
         assert Membership.everywhere.filter(mirror=OTHER).count() == 1
         assert Rollup.objects.filter(membership__mirror=OTHER).get().rate_sum == 1000.0
-        assert Point.objects.filter(membership__mirror=OTHER).count() == 1
+        assert LossPoint.objects.filter(membership__mirror=OTHER).count() == 1
 
 
 def test_another_process_that_was_here_first_is_not_overtaken(busy):
     run, ada, _ = busy
-    told(page(elsewhere(run, ada), frames=[frame()], places=Places(frames=(5, None))))
+    told(page(elsewhere(run, ada), frames=[frame()], places=TelemetryPosition(frames=(5, None))))
     assert (
-        told(page(elsewhere(run, ada), frames=[frame(tokens=1)]), after=Places()) == ingest.Taken()
+        told(page(elsewhere(run, ada), frames=[frame(tokens=1)]), after=TelemetryPosition())
+        == ingest.PageIngestResult()
     )
     assert Membership.everywhere.get(mirror=OTHER).tokens == 9000
 
@@ -145,7 +164,7 @@ def test_another_process_that_was_here_first_is_not_overtaken(busy):
 def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, numbers):
     run, ada, _ = busy
     told(page(elsewhere(run, ada), frames=[frame(age=30.0, tokens=2, rate=7.0)]))
-    (mine,) = [row for row in run_table.workers(run) if row["id"] == str(ada.machine.pk)]
+    (mine,) = [row for row in run_table.machine_rows(run) if row["id"] == str(ada.machine.pk)]
     assert mine["tokens"] == 3000, "it reported here since"
     Membership.objects.filter(machine=ada.machine).update(
         heard=timezone.now() - timedelta(minutes=1)
@@ -164,16 +183,16 @@ def test_a_machine_that_moves_is_one_machine_and_its_newest_report_counts(busy, 
 
 def facts_of(run) -> list:
     found = list(Membership.everywhere.newest().filter(run=run))
-    assert facts(run).alive == len(found)
+    assert gather_facts(run).alive == len(found)
     return found
 
 
 def test_the_rate_of_a_machine_that_told_two_mirrors_in_one_bucket_is_a_mean_and_not_a_sum(busy):
     run, ada, _ = busy
-    before = history.history(run)["rate"]
+    before = history.load_history(run)["rate"]
     ours = Rollup.objects.filter(membership__machine=ada.machine)
     same = [
-        Sum(
+        RollupRow(
             0,
             r.width,
             r.bucket,
@@ -188,14 +207,16 @@ def test_the_rate_of_a_machine_that_told_two_mirrors_in_one_bucket_is_a_mean_and
         for r in ours
     ]
     points = [
-        Measured(0, p.seq, p.position, p.kind, p.tokens, p.loss, p.at)
-        for p in Point.objects.filter(membership__machine=ada.machine)
+        LossRow(0, p.seq, p.position, p.kind, p.tokens, p.loss, p.at)
+        for p in LossPoint.objects.filter(membership__machine=ada.machine)
     ]
-    curves = history.history(run)
+    curves = history.load_history(run)
     told(page(elsewhere(run, ada), frames=[frame()], sums=same, points=points))
-    assert history.history(run)["rate"] == before
-    assert history.history(run)["validation"] == curves["validation"], "no point is there twice"
-    assert len(history.lines(run)) == 1
+    assert history.load_history(run)["rate"] == before
+    assert history.load_history(run)["validation"] == curves["validation"], (
+        "no point is there twice"
+    )
+    assert len(history.load_machine_curves(run)) == 1
 
 
 def test_the_gap_below_what_a_machine_tells_here_is_closed_by_what_it_told_elsewhere(busy, numbers):
@@ -222,7 +243,7 @@ def test_a_machine_that_came_over_from_another_mirror_did_not_join_again(
     carl.join(run)
     told(page(elsewhere(run, carl), frames=[frame()]))
     report(carl, run, numbers(10))
-    assert not Event.objects.filter(machine=carl.machine).exists()
+    assert not RunEvent.objects.filter(machine=carl.machine).exists()
 
 
 def test_what_a_run_waits_for_is_reckoned_with_all_its_machines(person, draft, manifest, volunteer):
@@ -230,9 +251,9 @@ def test_what_a_run_waits_for_is_reckoned_with_all_its_machines(person, draft, m
     run = draft(owner, quorum=2)
     ada, bob = volunteer(owner), volunteer(person("bob@example.org"), seed=2)
     ada.join(run)
-    assert facts(run).alive == 1
+    assert gather_facts(run).alive == 1
     told(page(elsewhere(run, bob), frames=[frame(ledger_tokens=70_000, safe=True)]))
-    known = facts(run)
+    known = gather_facts(run)
     assert (known.alive, known.ledger_tokens, known.others_safe, known.others_ever) == (
         2,
         70_000,
@@ -240,4 +261,4 @@ def test_what_a_run_waits_for_is_reckoned_with_all_its_machines(person, draft, m
         1,
     )
     Membership.everywhere.update(last_seen=timezone.now() - timedelta(minutes=5))
-    assert facts(run).alive == 0, "what a dead mirror told grows old as anything does"
+    assert gather_facts(run).alive == 0, "what a dead mirror told grows old as anything does"

@@ -22,19 +22,19 @@ from coordinator.replication import mirror_list
 from coordinator.replication import pull as replication_pull
 from coordinator.replication.models import PeerStatus
 from coordinator.telemetry import history, report_queue
-from coordinator.telemetry.models import Ear, Event, Point
+from coordinator.telemetry.models import LossPoint, RemoteCursor, RunEvent
 from coordinator.telemetry.remote import export, ingest, pull
 from coordinator.telemetry.remote.protocol import (
-    Bulletin,
-    Coming,
-    Measured,
-    News,
-    Places,
-    Sum,
-    Wanted,
-    Word,
+    EventRow,
+    LossRow,
+    PageSignature,
+    RollupRow,
+    SignedTelemetryPage,
+    TelemetryPage,
+    TelemetryPosition,
+    TelemetryRequest,
 )
-from coordinator.telemetry.rollup import drain
+from coordinator.telemetry.rollup import drain_queue
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -50,41 +50,41 @@ def test_a_machine_that_no_event_has_told_of_yet_is_waited_for_and_not_for_ever(
     late = Identity(b"z" * 32)
     said = page(
         (str(run.pk), late.key), elsewhere(run, ada), frames=[frame(), frame(of=1)], more=True,
-        places=Places(frames=(7, None)),
+        places=TelemetryPosition(frames=(7, None)),
     )  # fmt: skip
     taken = told(said)
-    assert (taken.left_out, taken.more) == ("", False) and Ear.objects.get(
+    assert (taken.left_out, taken.more) == ("", False) and RemoteCursor.objects.get(
         key=OTHER
-    ).places == Places()
+    ).position == TelemetryPosition()
     assert Membership.everywhere.filter(mirror=OTHER).count() == 1, "the others do not wait"
-    Ear.objects.update(waits=timezone.now() - ingest.PATIENCE)
+    RemoteCursor.objects.update(waits=timezone.now() - ingest.PATIENCE)
     taken = told(said)
     assert late.key[:8] in taken.left_out and taken.more
-    assert Ear.objects.get(key=OTHER).places.frames.moment == 7
+    assert RemoteCursor.objects.get(key=OTHER).position.frames.moment == 7
 
 
 def test_times_that_cannot_be_are_not_drawn(busy):
     run, ada, _ = busy
-    past, now = history.history(run)["rate"], int(time.time())
+    past, now = history.load_history(run)["rate"], int(time.time())
     hours = (now // 3600 + 24 * 365, 0)
     taken = told(page(
-        elsewhere(run, ada), sums=[Sum(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
-        points=[Measured(0, 1, 0, "train", 10**12, 1.0, now), Measured(0, 2, 0, "train", 10, 1.0, now + 1e6)],
+        elsewhere(run, ada), sums=[RollupRow(0, 3600, hour * 3600, 1, 1e6, 0, 0, 0, 0, 0) for hour in hours],
+        points=[LossRow(0, 1, 0, "train", 10**12, 1.0, now), LossRow(0, 2, 0, "train", 10, 1.0, now + 1e6)],
     ))  # fmt: skip
     assert "2 sums of times that are not the run's" in taken.left_out
-    assert history.history(run)["rate"] == past
-    point = Point.objects.get(membership__mirror=OTHER)
+    assert history.load_history(run)["rate"] == past
+    point = LossPoint.objects.get(membership__mirror=OTHER)
     assert point.seq == 2 and point.at <= time.time(), (
         "no count past the budget, and no time to come"
     )
 
 
-def answering(small: SmallMirror, found: News, **changed):
+def answering(small: SmallMirror, found: TelemetryPage, **changed):
     """Serves this page; `changed`: other words than the true ones."""
 
-    def answer(query, who) -> Bulletin:
+    def answer(query, who) -> SignedTelemetryPage:
         asked, text = (
-            Wanted.model_validate_json(query["body"]),
+            TelemetryRequest.model_validate_json(query["body"]),
             changed.get("text", found.model_dump_json()),
         )
         word = {
@@ -95,7 +95,7 @@ def answering(small: SmallMirror, found: News, **changed):
             **changed,
         }
         signer = changed.get("signer", small.identity)
-        return Bulletin(word=signer.sign("news", Word(**word)), text=text)
+        return SignedTelemetryPage(word=signer.sign("news", PageSignature(**word)), text=text)
 
     small.routes["POST /mirrors/news"] = answer
 
@@ -105,14 +105,14 @@ def test_other_mirrors_are_asked_for_what_is_past_what_came(
 ):
     run, ada, _ = busy
     now = time.time()
-    places = Places(frames=(7, None))
+    places = TelemetryPosition(frames=(7, None))
     answering(small, page(
-        elsewhere(run, ada), frames=[frame()], points=[Measured(0, 77, 0, "train", 5000, 1.0, now)], places=places,
+        elsewhere(run, ada), frames=[frame()], points=[LossRow(0, 77, 0, "train", 5000, 1.0, now)], places=places,
     ))  # fmt: skip
-    cursor = report_queue.cursor(run.pk)
+    cursor = report_queue.points_cursor(run.pk)
     with django_capture_on_commit_callbacks(execute=True):
-        assert pull.gather() == 2
-    assert Ear.objects.get().places == places and Ear.objects.get().why == ""
+        assert pull.pull_all() == 2
+    assert RemoteCursor.objects.get().position == places and RemoteCursor.objects.get().why == ""
     (shown,), _ = report_queue.points_since(run.pk, cursor)
     assert shown == {
         "machine": str(ada.machine.pk),
@@ -148,18 +148,18 @@ def test_what_is_not_another_mirrors_word_for_us_is_refused_with_a_sentence(
         small.routes["POST /mirrors/news"] = what
     else:
         answering(small, page(elsewhere(run, ada), frames=[frame()]), **what)
-    assert pull.gather() == 0 and sentence in Ear.objects.get().why
+    assert pull.pull_all() == 0 and sentence in RemoteCursor.objects.get().why
     assert not Membership.everywhere.filter(mirror=small.identity.key).exists()
     asked = len(small.asked)
-    assert pull.gather() == 0 and len(small.asked) == asked, "it is left alone for a moment"
+    assert pull.pull_all() == 0 and len(small.asked) == asked, "it is left alone for a moment"
     answering(small, page(elsewhere(run, ada), frames=[frame()]))
-    Ear.objects.update(tried=timezone.now() - timedelta(minutes=5))
-    assert pull.gather() == 1 and Ear.objects.get().why == ""
+    RemoteCursor.objects.update(tried=timezone.now() - timedelta(minutes=5))
+    assert pull.pull_all() == 1 and RemoteCursor.objects.get().why == ""
 
 
 def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(small):
     PeerStatus.objects.create(key=small.identity.key, failures=1)
-    assert pull.gather() == 0 and small.asked == []
+    assert pull.pull_all() == 0 and small.asked == []
 
 
 @pytest.mark.parametrize("failures", [0, 3])
@@ -169,30 +169,35 @@ def test_a_clock_that_was_an_hour_ahead_and_is_put_right_makes_nobody_wait_for_t
     run, ada, _ = busy
     answering(small, page(elsewhere(run, ada), frames=[frame()]))
     later = timezone.now() + timedelta(hours=1)
-    Ear.objects.create(key=small.identity.key, tried=later, failures=failures)
-    assert pull.gather() == 1
+    RemoteCursor.objects.create(key=small.identity.key, tried=later, failures=failures)
+    assert pull.pull_all() == 1
     PeerStatus.objects.create(key=small.identity.key, tried=later, failures=3)
     assert replication_pull.pull_from_all()[small.identity.key].refused == []
 
 
 def test_an_expelled_mirrors_rows_go(small, busy):
     run, ada, _ = busy
-    at = Coming(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
+    at = EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
     answering(small, page(elsewhere(run, ada), frames=[frame()], comings=[at]))
-    pull.gather()
-    assert Event.objects.filter(mirror=small.identity.key).exists()
+    pull.pull_all()
+    assert RunEvent.objects.filter(mirror=small.identity.key).exists()
     gone = small.listed.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
     ours = MirrorEntry(
         key=site_identity.identity().key, url="https://here.example.org", name="here", admitted=1.0
     )
     mirror_list.ingest_lists([signed_list(2, ours, gone)])
-    pull.gather()
-    assert not Membership.everywhere.exclude(mirror="").exists() and not Ear.objects.exists()
-    assert not Event.objects.filter(mirror=small.identity.key).exists() and Event.objects.exists()
+    pull.pull_all()
+    assert (
+        not Membership.everywhere.exclude(mirror="").exists() and not RemoteCursor.objects.exists()
+    )
+    assert (
+        not RunEvent.objects.filter(mirror=small.identity.key).exists()
+        and RunEvent.objects.exists()
+    )
 
 
 def test_news_is_for_mirrors_of_the_list_alone(small, busy):
-    path, body = "/api/v1/mirrors/news", Wanted(nonce="0" * 32).model_dump_json().encode()
+    path, body = "/api/v1/mirrors/news", TelemetryRequest(nonce="0" * 32).model_dump_json().encode()
 
     def asked(identity: Identity):
         token = identity.sign_request(site_identity.identity().key, "POST", path, body, time.time())
@@ -203,10 +208,10 @@ def test_news_is_for_mirrors_of_the_list_alone(small, busy):
     assert asked(Identity(b"x" * 32)).status_code == 401 and Client().post(path).status_code == 401
     answer = asked(small.identity)
     assert answer.status_code == 200, answer.content
-    found = Bulletin.model_validate_json(answer.content)
+    found = SignedTelemetryPage.model_validate_json(answer.content)
     said = json.loads(found.word.body)
     assert said["to"] == small.identity.key and said["digest"] == digest(found.text)
-    assert len(News.model_validate_json(found.text).frames) == 2
+    assert len(TelemetryPage.model_validate_json(found.text).frames) == 2
 
 
 def test_telling_and_taking_ask_as_many_questions_for_thirty_machines_as_for_one(
@@ -214,15 +219,15 @@ def test_telling_and_taking_ask_as_many_questions_for_thirty_machines_as_for_one
 ):
     run, ada, _ = busy
     others = [volunteer(run.owner, seed) for seed in range(10, 40)]
-    counts, after = [], export.news(Places()).places
+    counts, after = [], export.build_page(TelemetryPosition()).places
     for each in others:
         each.join(run)
     for reporting, seq in (([ada], 4), ([ada, *others], 5)):
         for each in reporting:
             assert each.report(run, numbers(seq)).status_code == 200
-        drain(wait=True)
+        drain_queue(wait=True)
         with CaptureQueriesContext(connection) as telling:
-            found = export.news(after)
+            found = export.build_page(after)
         with CaptureQueriesContext(connection) as taking:
             told(found)
         assert len(found.frames) == len(reporting) and len(telling) == 4

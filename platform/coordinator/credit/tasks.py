@@ -1,0 +1,16 @@
+"""What Celery does for credit. The task is safe to run twice, late, or at the same time as itself."""
+
+from celery import shared_task
+
+from coordinator.credit.replicated import credits as replicated_credits
+from coordinator.telemetry.replicated import checkpoints
+
+
+@shared_task(name="credit.record_events", time_limit=300)
+def record_events() -> int:
+    """Record new checkpoints and new credit in the event log.
+
+    Returns:
+        The number of events: a few for each machine that trains, however often it reports.
+    """
+    return checkpoints.record_checkpoint_events() + replicated_credits.record_credit_events()

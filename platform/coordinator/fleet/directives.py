@@ -1,0 +1,66 @@
+"""What a site sends to a machine of a run: a fresh ticket, a directive, and peers to try."""
+
+from datetime import timedelta
+
+from django.utils import timezone
+
+from barnraise.protocol import enums, messages
+from coordinator.fleet.machine_state import is_paused
+from coordinator.fleet.models import Membership
+from coordinator.fleet.run_broadcast import MAX_PEER_HINTS, get_broadcast
+from coordinator.runs import tickets
+
+
+def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Signed | None:
+    """Sign a new ticket if the last one is about to expire.
+
+    Args:
+        membership: the machine in its run.
+        always: sign one in any case.
+
+    Returns:
+        The signed ticket; None if the last one is fresh enough, or while the run is a draft or cancelled.
+    """
+    run = membership.run
+    if not run.spec_text or run.state is enums.RunStatus.CANCELLED:
+        return None
+    now = timezone.now()
+    expires = membership.ticket_expires
+    if expires and not always and expires - now >= timedelta(seconds=tickets.RENEW_SECONDS):
+        return None
+    expires = now + timedelta(seconds=tickets.TICKET_SECONDS)
+    Membership.objects.filter(pk=membership.pk).update(ticket_expires=expires)
+    return tickets.sign_ticket(run, membership.machine, now.timestamp())
+
+
+def build_directive(membership: Membership) -> messages.Signed:
+    """Sign the directive for a machine: the run's status and what the machine should do."""
+    run, machine = membership.run, membership.machine
+    return tickets.sign_directive(
+        run,
+        machine,
+        get_broadcast(run).revoked,
+        should_prepare_text(membership),
+        paused=is_paused(machine),
+    )
+
+
+def should_prepare_text(membership: Membership) -> bool:
+    """Decide whether this machine should prepare the run's text.
+
+    While the run is a draft without a manifest, one machine of its owner prepares the text: the one that
+    is alive and joined first.
+    """
+    run = membership.run
+    if run.state is not enums.RunStatus.DRAFT or run.manifest is not None:
+        return False
+    if membership.machine.owner_id != run.owner_id:
+        return False
+    candidates = Membership.objects.alive_in(run).filter(machine__owner=run.owner_id)
+    return candidates.order_by("joined", "pk").first() == membership
+
+
+def peer_hints(membership: Membership) -> list[messages.Peer]:
+    """List other machines of the run to try, the most recently seen first."""
+    peers = get_broadcast(membership.run).peers
+    return [peer for peer in peers if peer.key != membership.machine.key][:MAX_PEER_HINTS]
