@@ -36,7 +36,7 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
 from barnraise.state_dir import Home
 from barnraise.training import train as worker_module
-from barnraise.training.join import Place
+from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
@@ -96,7 +96,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
     real = coordinator.now
     coordinator.now = lambda: real() + setup.clock
     key, status = home.identity.key, RunStatus.FINISHED if setup.finished else RunStatus.TRAINING
-    place = Place(
+    place = JoinedRun(
         run=RUN,
         name="a drill",
         machine=f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}",
@@ -109,7 +109,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
         directive=Directive(
             run=RUN, machine=RUN, status=status, report_every=1.0, issued=time.time()
         ),
-        mark=0,
+        acknowledged=0,
         peers=tuple(Peer(key=k, addresses=[f"127.0.0.1:{port}"]) for k, port in setup.knows),
     )
     orders = Orders(home.path)
@@ -123,7 +123,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
     worker = Worker(
         place, home.identity, leaving, MACHINE, Limits(uplink=setup.uplink), watch, transport
     )
-    worker.work()
+    worker.run()
 
 
 # ---- what is done to it --------------------------------------------------------------------------------------------

@@ -150,13 +150,13 @@ from coordinator.fleet.join import admit_machine
 from coordinator.fleet.lifecycle_facts import advance_run
 from coordinator.runs import models
 from coordinator.runs.spec_form import spec_from_fields
-from barnraise.protocol import messages
+from barnraise.protocol.coordinator_messages import JoinRequest
 ida = User.objects.get(name="Ida")
 barn, signer = create_machine(ida, "barn", 1)
 create_machine(ida, "loft", 2)
 page_fixtures.EVERY = 1.0
 run = create_launched_run(ida, "Two roofs", signer, **{{"recipe.token_budget": "100000"}})
-admit_machine(run, barn, messages.JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
+admit_machine(run, barn, JoinRequest(version="0.1", addresses=["192.0.2.7:41000"]))
 run.refresh_from_db()
 advance_run(run)
 draft = models.Run.create(ida, "A draft", spec_from_fields({{}}))

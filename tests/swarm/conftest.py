@@ -24,7 +24,7 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.state_dir import Folder, Home
 from barnraise.text import shards
-from barnraise.training.join import Place
+from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
 
 RUN = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
@@ -125,7 +125,7 @@ class Swarm:
         )  # fmt: skip
         coordinator = Coordinator(site, home.identity, MIRROR.key)
         known = [Home(self.folder / other).identity.key for other in knows or []]
-        place = Place(
+        place = JoinedRun(
             run=RUN,
             name="a swarm",
             machine=machine,
@@ -138,7 +138,7 @@ class Swarm:
             directive=Directive(
                 run=RUN, machine=machine, status=RunStatus.TRAINING, report_every=0.5, issued=now
             ),
-            mark=0,
+            acknowledged=0,
             peers=tuple(Peer(key=k, addresses=[f"memory:{k[:16]}"]) for k in known),
         )
         leaving, doom, status, failure = threading.Event(), threading.Event(), {}, []
@@ -155,7 +155,7 @@ class Swarm:
         def work() -> None:
             torch.set_num_threads(1)
             try:
-                worker.work()
+                worker.run()
             except Killed:
                 return
             except BaseException as error:

@@ -13,7 +13,7 @@ from helpers.paths import TESTS, WORKER
 from barnraise.errors import PlanError
 from barnraise.planning.limits import Limits
 from barnraise.spec import ModelSpec
-from barnraise.training.resume import state_mark
+from barnraise.training.resume import read_state_header
 
 DEEP = ModelSpec(layers=6, width=64, heads=2, context=32, vocabulary=256)
 TIGHT = Limits(memory=6_500_000)  # bytes; in memory it takes 11 million
@@ -118,7 +118,7 @@ def test_kill_9_in_mid_run_costs_a_step_or_a_round_and_the_next_join_goes_on(
         time.sleep(0.05)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    before, mark = told(), state_mark(folder / "state")
+    before, mark = told(), read_state_header(folder / "state")
     assert mark is not None
     if safety == "exact":
         assert mark.step >= before["step"] - 1, "a crash costs the unfinished step"

@@ -15,7 +15,7 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity
 from barnraise.training.checkpoint import Checkpoint
-from barnraise.training.join import DIRECTIVE
+from barnraise.training.join import DIRECTIVE_FILE
 
 TRIGGER = (
     "CREATE TRIGGER full BEFORE INSERT ON headers BEGIN SELECT RAISE(ABORT, 'disk is full'); END"
@@ -34,13 +34,13 @@ def test_a_full_disk_is_one_sentence_and_the_next_join_goes_on(swarm, monkeypatc
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) > 1)
-    database = ada.worker.place.folder.path / "ledger.sqlite"
+    database = ada.worker.joined.folder.path / "ledger.sqlite"
     if where == "payload":
         monkeypatch.setattr(blobs_module, "move_into_place", full)
     elif where == "ledger":
         ada.worker.ledger._db.execute(TRIGGER)
     else:
-        monkeypatch.setattr(ada.worker.kept.checkpoint, "save", full)
+        monkeypatch.setattr(ada.worker.saved_state.checkpoint, "save", full)
     with pytest.raises(StateError, match=r"stopped: .* holds is whole; join again"):
         ada.join()
     run.volunteers.remove(ada)
@@ -61,7 +61,7 @@ def test_a_port_that_is_taken_is_one_sentence(swarm):
     ada = run.start("ada")
     with pytest.raises(StateError, match="on this network already"):
         ada.join()
-    home.folder(ada.worker.place.run).close()  # and the folder is free again
+    home.folder(ada.worker.joined.run).close()  # and the folder is free again
 
 
 def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_name(swarm):
@@ -71,7 +71,7 @@ def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_n
         lambda: ben.status.get("updates_sent", 0) > 2 and ada.status.get("updates_received", 0) > 2
     )
     ben.leave()
-    folder = ben.worker.place.folder.path
+    folder = ben.worker.joined.folder.path
     for name in folder.glob("ledger.sqlite*"):
         name.unlink()
     before = ben.worker.exchange.author
@@ -94,7 +94,7 @@ def test_two_damaged_checkpoints_over_a_ledger_that_began_late_are_made_up_for(s
     run.until(lambda: late.status.get("updates_sent", 0) > 2)
     late.leave()
     for slot in ("a", "b"):
-        (late.worker.place.folder.path / "checkpoint" / slot / "tensors.safetensors").write_bytes(
+        (late.worker.joined.folder.path / "checkpoint" / slot / "tensors.safetensors").write_bytes(
             b"rot"
         )
     back = run.start("late", knows=["ada"])
@@ -135,13 +135,13 @@ def test_ctrl_c_is_heard_while_the_anchor_is_fetched_the_text_is_waited_for_and_
     began = time.monotonic()
     joining.leave()
     assert time.monotonic() - began < 5
-    assert Checkpoint(joining.worker.place.folder.path / "checkpoint").restore() is None
+    assert Checkpoint(joining.worker.joined.folder.path / "checkpoint").load() is None
 
 
 def test_ctrl_c_is_heard_while_a_finished_worker_waits_for_one_that_is_not(swarm):
     run = swarm(token_budget=20_000)
     ada = run.start("ada")
-    ada.worker.agreed = lambda: False
+    ada.worker.is_synchronized = lambda: False
     run.until(lambda: ada.status.get("activity") == "finishing")
     began = time.monotonic()
     ada.leave()
@@ -150,10 +150,10 @@ def test_ctrl_c_is_heard_while_a_finished_worker_waits_for_one_that_is_not(swarm
 
 def test_a_revocation_is_kept_for_the_day_no_coordinator_answers(swarm):
     ada = swarm(token_budget=10_000_000).start("ada")
-    place, reporter = ada.worker.place, ada.worker.reporter
+    place, reporter = ada.worker.joined, ada.worker.reporter
     out = place.directive.model_copy(update={"revoked": ["e" * 64], "issued": time.time()})
     reporter.directive, reporter.signed_directive = out, MIRROR.sign("directive", out)
-    kept = place.folder.path / DIRECTIVE
+    kept = place.folder.path / DIRECTIVE_FILE
     deadline = time.monotonic() + 20
     while not kept.exists():
         assert time.monotonic() < deadline
@@ -169,7 +169,7 @@ def test_a_payload_whose_bytes_changed_on_disk_never_reaches_the_anchor(swarm, m
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) >= 1)
     ada.leave()
-    folder = ada.worker.place.folder.path
+    folder = ada.worker.joined.folder.path
     ledger = Ledger(folder)
     _, first = next(ledger.since({}))
     ledger.close()

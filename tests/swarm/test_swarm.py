@@ -50,7 +50,7 @@ def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, sh
     assert trio[0].status["validation_last"][1] < trio[0].status["validation_first"][1] - 1.0, (
         "the loss must fall"
     )
-    with closing(Ledger(trio[0].worker.place.folder.path)) as ledger:
+    with closing(Ledger(trio[0].worker.joined.folder.path)) as ledger:
         updates = [update for _, update in ledger.since({})]
     assert any(len(update.payload_parts) < len(update.fragments) for update in updates), (
         "none was a turn"
@@ -98,7 +98,7 @@ def test_a_fourth_who_comes_late_takes_the_anchor_and_the_text_from_the_others(s
     assert late.status["validation_first"][0] > 0, (
         "it began at the others' anchor, not at the seed's"
     )
-    ours = Blobs(late.worker.place.folder.path / "blobs")
+    ours = Blobs(late.worker.joined.folder.path / "blobs")
     assert all(ours.has(shard.digest) for shard in run.manifest.train)
 
 
@@ -129,8 +129,8 @@ def test_who_leaves_has_published_its_last_round_and_saved_it(swarm):
     assert ben.status["activity"] == "left"
     run.until(lambda: ada.status["updates_received"] >= ben.status["updates_sent"])
     ada.leave()
-    kept = Checkpoint(ben.worker.place.folder.path / "checkpoint").restore()
-    assert kept is not None and kept[1].seq == ben.status["updates_sent"]
+    kept = Checkpoint(ben.worker.joined.folder.path / "checkpoint").load()
+    assert kept is not None and kept[1].last_seq == ben.status["updates_sent"]
 
 
 def test_a_lone_worker_trains_alone(swarm):
@@ -149,7 +149,7 @@ def test_a_state_folder_is_one_workers_and_one_runs(swarm):
     home = run.home("ada")
     other = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1c"
     folder = home.path / "runs" / other
-    (home.path / "runs" / ada.worker.place.run).rename(folder)
+    (home.path / "runs" / ada.worker.joined.run).rename(folder)
     with pytest.raises(StateError, match="holds the state of run"):
         home.folder(other)
     label = folder / "folder.json"

@@ -64,7 +64,7 @@ def sentence(volunteer, made) -> None:
     """What `barnraise verdict` does beside a running worker."""
     signed = OWNER.sign("verdict", made)
     ruling = SignedVerdict(body=signed.body, signatures={signed.key: signed.signature})
-    path = volunteer.worker.place.folder.path / VERDICT_FOLDER / f"{digest(signed.body)}.json"
+    path = volunteer.worker.joined.folder.path / VERDICT_FOLDER / f"{digest(signed.body)}.json"
     write_atomically(path, ruling.model_dump_json().encode())
 
 
@@ -119,7 +119,7 @@ def test_a_poisoners_updates_come_out_everywhere_and_the_run_goes_on_as_if_they_
         )
     )
     ada.leave()
-    kept = Ledger(ada.worker.place.folder.path)
+    kept = Ledger(ada.worker.joined.folder.path)
     assert kept.vector()[author] == good
     assert ada.status["anchor"] == sum_without(run, kept)
     kept.close()
@@ -163,7 +163,7 @@ def test_a_sites_verdict_comes_with_its_answers_and_is_heeded_everywhere(swarm, 
         ada.leave()
     finally:
         site.close()
-    kept = Ledger(ada.worker.place.folder.path)
+    kept = Ledger(ada.worker.joined.folder.path)
     assert kept.vector()[author] == 1 and ada.status["anchor"] == sum_without(run, kept)
     kept.close()
 
@@ -181,7 +181,7 @@ def test_a_revoked_machine_is_refused_by_all_within_a_minute_however_rare_report
     try:
         ada = run.start("ada", knows=["ben", "cleo"], site=site.url)
         ben, cleo = (run.start(name, knows=["ada", "ben", "cleo"]) for name in ("ben", "cleo"))
-        site.directive["machine"] = ada.worker.place.machine
+        site.directive["machine"] = ada.worker.joined.machine
         site.routes[route] = lambda body: ReportReply(
             acknowledged=0, directive=site.signed_directive()
         )
@@ -208,7 +208,7 @@ def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_go
         lambda: ben.status.get("updates_sent", 0) > 1 and ada.status.get("updates_received", 0) > 1
     )
     ben.leave()
-    folder, copy = ben.worker.place.folder.path, run.folder / "copy"
+    folder, copy = ben.worker.joined.folder.path, run.folder / "copy"
     shutil.copytree(folder, copy)
     ben = run.start("ben", knows=["ada"])
     sent = run.volunteers[1].status["updates_sent"]
@@ -237,7 +237,7 @@ def test_a_worker_restored_from_an_old_backup_that_published_again_is_cut_and_go
         )
     )
     ada.leave()
-    kept = Ledger(ada.worker.place.folder.path)
+    kept = Ledger(ada.worker.joined.folder.path)
     assert ada.status["anchor"] == sum_without(run, kept), "none of either half is left"
     kept.close()
 
@@ -262,7 +262,7 @@ def test_a_bit_that_flips_in_the_anchors_file_is_found_and_the_next_join_has_the
     tight.leave()
     store = tight.worker.store
     slot, _ = store._kept["anchor", 1, 0]
-    with (tight.worker.place.folder.path / "state" / "state.bin").open("r+b") as file:
+    with (tight.worker.joined.folder.path / "state" / "state.bin").open("r+b") as file:
         file.seek(store._offset("anchor", 1, 0, slot) + 100)
         byte = file.read(1)[0]
         file.seek(-1, 1)

@@ -9,8 +9,8 @@ from barnraise.errors import StateError
 from barnraise.exchange.ledger.blob_store import Blobs
 from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import Home
-from barnraise.training.prefetch import gather_start
-from barnraise.training.warm_start import taken
+from barnraise.training.prefetch import fetch_start_weights
+from barnraise.training.warm_start import fetch_initial_weights
 
 
 @pytest.fixture
@@ -34,7 +34,9 @@ def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended
     home = after.home("ada")
     blobs = Blobs(home.path / "runs" / before.manifest.run / "blobs")
     spec = replace(after.spec, start=start_of(before, ada))
-    found = taken(Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.put)
+    found = fetch_initial_weights(
+        Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.put
+    )
     assert len(found.fragments) == spec.model.layers + 2 and found.tokenizer is None
     after.spec = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
     assert not problems(after.spec) and RunSpec.from_json(after.spec.to_json()) == after.spec
@@ -62,14 +64,18 @@ def test_a_machine_that_stands_elsewhere_or_cannot_ask_says_so(ended, tmp_path):
     wrong = replace(before.spec, start=replace(start_of(before, ada), digest="0" * 64))
     for home in (Home(before.folder / "ada"), Home(tmp_path / "new")):
         with pytest.raises(StateError, match="not enrolled"):  # it would ask that run's peers
-            taken(home, threading.Event(), lambda: None, wrong, lambda data: "0" * 64)
+            fetch_initial_weights(
+                home, threading.Event(), lambda: None, wrong, lambda data: "0" * 64
+            )
 
 
 def test_fragments_that_are_not_the_checkpoint_are_refused_before_the_first_step(ended, tmp_path):
     before, ada = ended
     blobs = Blobs(tmp_path / "blobs")
     spec = replace(before.spec, start=start_of(before, ada))
-    found = taken(Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.put)
+    found = fetch_initial_weights(
+        Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.put
+    )
     other = blobs.put(bytes(blobs.size(found.fragments[0])))
     for fragments, said in (
         ([other, *found.fragments[1:]], "tell its owner"),
@@ -77,9 +83,9 @@ def test_fragments_that_are_not_the_checkpoint_are_refused_before_the_first_step
     ):
         spoilt = replace(spec, start=replace(spec.start, fragments=tuple(fragments)))
         with pytest.raises(StateError, match=said):
-            gather_start(None, blobs, spoilt, lambda: False)
+            fetch_start_weights(None, blobs, spoilt, lambda: False)
     right = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
-    assert gather_start(None, blobs, right, lambda: False)
+    assert fetch_start_weights(None, blobs, right, lambda: False)
 
 
 @pytest.mark.parametrize(

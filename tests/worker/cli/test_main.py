@@ -34,7 +34,7 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import Folder, Home, Membership
-from barnraise.training.join import JOINED
+from barnraise.training.join import JOIN_REPLY_FILE
 
 RUN = "01890000-0000-7000-8000-000000000001"
 
@@ -290,7 +290,9 @@ def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_b
 
     def known(spec: RunSpec) -> None:
         view = RunView(id=RUN, slug="a-run", name="A", status="training", spec=spec.to_json())
-        folder.keep(JOINED, JoinReply(run=view, ticket=None, directive=directive, peers=[]))
+        folder.keep(
+            JOIN_REPLY_FILE, JoinReply(run=view, ticket=None, directive=directive, peers=[])
+        )
 
     known(spec)
     listed = barnraise(tmp_path, "verdict", "a-run")

@@ -20,7 +20,7 @@ from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.protocol.reports import LossPoint, Report  # fmt: skip
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.spec import RunSpec, preset
-from barnraise.training.status import budget
+from barnraise.training.status import token_budget
 
 GOLDEN = paths.GOLDEN / "reports.json"
 
@@ -320,7 +320,7 @@ def test_a_budget_only_grows_past_the_specs():
         said = Directive(
             run=RUN, machine=MACHINE, status=RunStatus.TRAINING, token_budget=told, issued=0
         )
-        assert budget(spec, said) == expected
+        assert token_budget(spec, said) == expected
 
 
 def test_where_reports_are_rare_what_the_coordinator_decides_is_heard_between_them(

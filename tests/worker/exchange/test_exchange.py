@@ -354,12 +354,12 @@ def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
         each.exchange.set_uplink_limit(1_000_000)
     c.knows(a, b)
     waits_for(lambda: c.exchange.stats.peers == 2)
-    assert prefetch.gather(c.exchange, c.ledger.blobs, sizes, "files", lambda: False)
+    assert prefetch.fetch_all_blobs(c.exchange, c.ledger.blobs, sizes, "files", lambda: False)
     assert [c.ledger.blobs.read(each) for each in sizes] == files
     for each in (a, b):
         assert each.exchange.stats.bytes_sent > 2 * 300_000, "both lines were used"
     with within(5):
-        assert not prefetch.gather(
+        assert not prefetch.fetch_all_blobs(
             c.exchange, c.ledger.blobs, {"0" * 64: None}, "files", lambda: True
         )
 

@@ -14,7 +14,7 @@ from barnraise.protocol.coordinator_messages import (
 )
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import Identity, check_attestation, digest
-from barnraise.training.attestation import Witnessing
+from barnraise.training.attestation import Attester
 
 
 def test_a_machine_testifies_to_what_is_new_of_others_some_at_a_time_and_anybody_can_check_it(
@@ -31,24 +31,23 @@ def test_a_machine_testifies_to_what_is_new_of_others_some_at_a_time_and_anybody
         known[update.author, seq] = author.sign("update", update)
         return update
 
-    witnessing = Witnessing(
-        ours, RUN, SimpleNamespace(header=lambda author, seq: known[author, seq])
-    )
+    witnessing = Attester(ours, RUN, SimpleNamespace(header=lambda author, seq: known[author, seq]))
     heads = {
         each.author: each for each in (*(head(author, 2) for author in authors), head(ours, 5))
     }
-    first = witnessing.testimonies(heads)
+    first = witnessing.attest_new_updates(heads)
     assert [check_attestation(each, RUN, ours.key).peer for each in first] == [
         authors[2].key,
         authors[1].key,
     ]
-    assert witnessing.testimonies(heads) == (), "a minute has to pass"
-    second = witnessing.testimonies(heads, at_once=True)
+    assert witnessing.attest_new_updates(heads) == (), "a minute has to pass"
+    second = witnessing.attest_new_updates(heads, at_once=True)
     assert [check_attestation(each, RUN).peer for each in second] == [authors[0].key]
-    assert witnessing.testimonies(heads, at_once=True) == (), "nothing is new"
+    assert witnessing.attest_new_updates(heads, at_once=True) == (), "nothing is new"
     heads[heads_of := next(iter(heads))] = head(authors[0], 3)
     assert [
-        check_attestation(each, RUN).seq for each in witnessing.testimonies(heads, at_once=True)
+        check_attestation(each, RUN).seq
+        for each in witnessing.attest_new_updates(heads, at_once=True)
     ] == [3], heads_of
 
 
@@ -83,7 +82,7 @@ def test_a_testimony_that_proves_something_else_is_refused(spoilt, said):
         author=spoilt.get("author", update.author),
         head=spoilt.get("head", digest(signed.body)),
     )
-    by = witness.sign("witness", word)
+    by = witness.sign("attestation", word)
     head = signed.model_dump() | {"body": signed.body + spoilt.get("body", "")}
     told = coordinator_messages.Attestation(
         head=SignedHeader(**head), statement=SignedStatement(**by.model_dump())

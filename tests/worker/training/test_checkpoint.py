@@ -22,7 +22,8 @@ from barnraise.swap.arena import units_to_float
 from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.shards import train_tokenizer
-from barnraise.training.checkpoint import MANIFEST, TENSORS, Checkpoint, Mark, export
+from barnraise.training.checkpoint import HEADER_FILE, TENSORS_FILE, Checkpoint, StateHeader
+from barnraise.training.export import export_model
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 RUN = "01890000-0000-7000-8000-000000000000"
@@ -45,14 +46,14 @@ def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
     return Engine(plan, recipe, store, anchor)
 
 
-def mark(step: int) -> Mark:
+def mark(step: int) -> StateHeader:
     more = {
-        "holes": {HEAD.author: {1: 5}},
+        "retracted": {HEAD.author: {1: 5}},
         "sketches": ["0" * 16],
-        "notes": {"optimizer_steps": 3, "prediction": (0.0, 1.5)},
+        "progress": {"optimizer_steps": 3, "prediction": (0.0, 1.5)},
     }
-    return Mark(
-        run=RUN, spec="f" * 64, step=step, seq=3, tokens=30, heads={HEAD.author: HEAD}, **more
+    return StateHeader(
+        run=RUN, spec="f" * 64, step=step, last_seq=3, tokens=30, heads={HEAD.author: HEAD}, **more
     )
 
 
@@ -62,14 +63,16 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 
 def steps_kept(folder: Path) -> list[int]:
     """The steps of the slots as they lie there, without looking into digests."""
-    return sorted(json.loads(path.read_text())["step"] for path in folder.glob(f"[ab]/{MANIFEST}"))
+    return sorted(
+        json.loads(path.read_text())["step"] for path in folder.glob(f"[ab]/{HEADER_FILE}")
+    )
 
 
 def test_what_was_saved_comes_back(tmp_path):
-    assert Checkpoint(tmp_path / "checkpoint").restore() is None
+    assert Checkpoint(tmp_path / "checkpoint").load() is None
     written = Checkpoint(tmp_path / "checkpoint").save(tensors(1), mark(1))
-    back, found = Checkpoint(tmp_path / "checkpoint").restore()
-    assert found == written and found.model_copy(update={"order": 0, "digest": ""}) == mark(1)
+    back, found = Checkpoint(tmp_path / "checkpoint").load()
+    assert found == written and found.model_copy(update={"save_number": 0, "digest": ""}) == mark(1)
     assert back.keys() == tensors(1).keys() and all(
         torch.equal(back[n], t) for n, t in tensors(1).items()
     )
@@ -81,8 +84,11 @@ def test_an_engine_comes_back_from_disk_with_the_same_bits(tmp_path):
     list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     Checkpoint(tmp_path).save(engine.state_dict(), mark(1))
     again = in_memory(TINY, Recipe(), 2)
-    again.load_state_dict(Checkpoint(tmp_path).restore()[0])
-    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in engine.state_dict().items())
+    again.load_state_dict(Checkpoint(tmp_path).load()[0])
+    assert all(
+        torch.equal(tensor, again.state_dict()[name])
+        for name, tensor in engine.state_dict().items()
+    )
 
 
 def test_the_two_newest_saves_are_kept_and_the_newest_comes_back(tmp_path):
@@ -90,7 +96,7 @@ def test_the_two_newest_saves_are_kept_and_the_newest_comes_back(tmp_path):
     for step in range(1, 6):
         checkpoint.save(tensors(step), mark(step))
         assert steps_kept(tmp_path) == [s for s in (step - 1, step) if s]
-        assert checkpoint.restore()[1].step == Checkpoint(tmp_path).restore()[1].step == step
+        assert checkpoint.load()[1].step == Checkpoint(tmp_path).load()[1].step == step
 
 
 def two_saves(folder: Path) -> tuple[Path, Path]:
@@ -101,7 +107,7 @@ def two_saves(folder: Path) -> tuple[Path, Path]:
     return folder / "a", folder / "b"
 
 
-@pytest.mark.parametrize("name", [TENSORS, MANIFEST])
+@pytest.mark.parametrize("name", [TENSORS_FILE, HEADER_FILE])
 @pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone"])
 def test_a_damaged_slot_is_named_in_the_log_and_the_other_used(name, damage, tmp_path, caplog):
     _, newer = two_saves(tmp_path)
@@ -117,22 +123,22 @@ def test_a_damaged_slot_is_named_in_the_log_and_the_other_used(name, damage, tmp
         else:
             path.unlink()
         caplog.clear()
-        back, found = Checkpoint(tmp_path).restore()
+        back, found = Checkpoint(tmp_path).load()
         assert found.step == 1 and torch.equal(back["x"], tensors(1)["x"])
         assert str(newer) in caplog.text and "damaged" in caplog.text
 
 
 def test_a_save_never_replaces_the_only_whole_slot(tmp_path):
     _, newer = two_saves(tmp_path)
-    (newer / TENSORS).write_bytes(b"rubbish")
+    (newer / TENSORS_FILE).write_bytes(b"rubbish")
     Checkpoint(tmp_path).save(tensors(3), mark(3))
     assert steps_kept(tmp_path) == [1, 3]
 
 
 def test_when_both_slots_are_damaged_there_is_nothing_and_the_log_names_both(tmp_path, caplog):
     for slot in two_saves(tmp_path):
-        (slot / MANIFEST).write_text("{}")
-    assert Checkpoint(tmp_path).restore() is None
+        (slot / HEADER_FILE).write_text("{}")
+    assert Checkpoint(tmp_path).load() is None
     assert str(tmp_path / "a") in caplog.text and str(tmp_path / "b") in caplog.text
 
 
@@ -149,7 +155,7 @@ checkpoint.save(tensors(1), mark(1))
 checkpoint.save(tensors(2), mark(2))
 touches = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
 for fatal in range(1, 100):
-    kept = checkpoint.restore()[1].step
+    kept = checkpoint.load()[1].step
     child = os.fork()
     if not child:
         left = fatal
@@ -164,7 +170,7 @@ for fatal in range(1, 100):
         os._exit(0)
     _, status = os.waitpid(child, 0)
     checkpoint = Checkpoint(folder)
-    back, found = checkpoint.restore()
+    back, found = checkpoint.load()
     assert found.step in (kept, kept + 1), (found.step, kept)
     assert torch.equal(back["x"], tensors(found.step)["x"])
     if os.waitstatus_to_exitcode(status) == 0:
@@ -174,7 +180,7 @@ for fatal in range(1, 100):
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     checkpoint.save(tensors(found.step + 1), mark(found.step + 1))
 for attempt in range(12):  # and at no place in particular, in the middle of larger writes
-    step = checkpoint.restore()[1].step
+    step = checkpoint.load()[1].step
     child = os.fork()
     if not child:
         while True:
@@ -184,14 +190,14 @@ for attempt in range(12):  # and at no place in particular, in the middle of lar
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     checkpoint = Checkpoint(folder)
-    back, found = checkpoint.restore()
+    back, found = checkpoint.load()
     assert found.step >= step and bool((back["x"] == found.step).all())
 """
 
 
 def test_kill_9_anywhere_in_a_save_never_loses_the_newest_whole_slot(tmp_path):
     """Children die at the first, second, third… file operation of a save until one gets through; then at random."""
-    roots = [str(WORKER), str(TESTS)]
+    roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]
     program = f"import sys; sys.path[:0] = {json.dumps(roots)}\n{KILLED}"
     ran = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120
@@ -248,8 +254,8 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
     list(engine.end_round(lambda values: (b"", values), 1.0))
     tokenizer = tmp_path / "blob"
     tokenizer.write_text(train_tokenizer([b"a file\n", b"another\n"], 300).to_str())
-    export(tmp_path / "out", TINY, engine.state_dict(), tokenizer)
-    export(tmp_path / "parts", TINY, engine.state_dict(), shard=40_000)
+    export_model(tmp_path / "out", TINY, engine.state_dict(), tokenizer)
+    export_model(tmp_path / "parts", TINY, engine.state_dict(), shard=40_000)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     named = load_file(tmp_path / "out" / "model.safetensors")
     tokens = torch.randint(300, (3, 16), generator=torch.Generator().manual_seed(9))
@@ -284,7 +290,7 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
     assert index["weight_map"].keys() == named.keys() and len(set(index["weight_map"].values())) > 1
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(tmp_path / "parts" / file)[name], named[name])
-    export(tmp_path / "parts", TINY, engine.state_dict())
+    export_model(tmp_path / "parts", TINY, engine.state_dict())
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -294,5 +300,5 @@ def test_the_export_read_by_hugging_face_names_computes_the_same_logits(tmp_path
 def test_a_state_of_another_model_is_not_exported(tmp_path):
     engine = in_memory(TINY, Recipe(), 1)
     with pytest.raises(StateError, match=r"block\.2"):
-        export(tmp_path, dataclasses.replace(TINY, layers=3), engine.state_dict())
+        export_model(tmp_path, dataclasses.replace(TINY, layers=3), engine.state_dict())
     assert not list(tmp_path.iterdir())

@@ -29,7 +29,7 @@ from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import Home, Membership
-from barnraise.training.join import DIRECTIVE, JOINED, enter
+from barnraise.training.join import DIRECTIVE_FILE, JOIN_REPLY_FILE, join_run
 
 OWNER, STRANGER = Identity(b"o" * 32), Identity(b"x" * 32)
 MODEL = ModelSpec(2, 32, 2, 32, 256)
@@ -93,14 +93,14 @@ def site(home):
 
 
 def entered(home: Home, name: str = "a-run"):
-    place = enter(home, name, threading.Event())
+    place = join_run(home, name, threading.Event())
     place.folder.close()
     return place
 
 
 def test_a_launched_run_is_entered_by_its_slug(home, site):
     place = entered(home)
-    assert (place.run, place.mark, place.spec.model) == (RUN, 7, MODEL)
+    assert (place.run, place.acknowledged, place.spec.model) == (RUN, 7, MODEL)
     assert place.folder.label.spec == place.spec_digest
 
 
@@ -123,11 +123,11 @@ def test_with_nobody_to_ask_a_machine_enters_by_what_its_folder_kept(home, site)
         revoked=[STRANGER.key],
         issued=time.time(),
     )
-    (home.path / "runs" / RUN / DIRECTIVE).write_text(
+    (home.path / "runs" / RUN / DIRECTIVE_FILE).write_text(
         site.identity.sign("directive", out).model_dump_json()
     )
     assert entered(home).directive.revoked == [STRANGER.key], "who was revoked stays out"
-    (home.path / "runs" / RUN / JOINED).write_text('{"run":')
+    (home.path / "runs" / RUN / JOIN_REPLY_FILE).write_text('{"run":')
     with pytest.raises(StateError, match=r"join\.json is damaged"):
         entered(home)
 
@@ -135,7 +135,7 @@ def test_with_nobody_to_ask_a_machine_enters_by_what_its_folder_kept(home, site)
 def test_who_waits_for_a_launch_waits_for_a_coordinator_that_is_away_for_a_moment_too(
     home, site, monkeypatch
 ):
-    monkeypatch.setattr("barnraise.training.join.POLL", 0.1)
+    monkeypatch.setattr("barnraise.training.join.POLL_SECONDS", 0.1)
     site.launched, found = False, []
     waiting = threading.Thread(target=lambda: found.append(entered(home)))
     waiting.start()
@@ -151,7 +151,7 @@ def test_who_waits_for_a_launch_waits_for_a_coordinator_that_is_away_for_a_momen
 
 def test_ctrl_c_is_heard_while_waiting_for_a_launch_and_frees_the_folder(home, site):
     site.launched, leaving, found = False, threading.Event(), []
-    waiting = threading.Thread(target=lambda: found.append(enter(home, "a-run", leaving)))
+    waiting = threading.Thread(target=lambda: found.append(join_run(home, "a-run", leaving)))
     waiting.start()
     time.sleep(0.3)
     leaving.set()

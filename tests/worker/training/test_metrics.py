@@ -9,16 +9,18 @@ from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.reports import PlanView
 from barnraise.spec import preset
-from barnraise.training.metrics import Progress
+from barnraise.training.metrics import TrainingMetrics
 
 GOLDEN = paths.GOLDEN / "reports.json"
 PLAN = Reports.model_validate_json(GOLDEN.read_text()).reports[0].plan
 
 
-def progress_after(*seconds: float) -> Progress:
-    progress = Progress("a" * 64)
+def progress_after(*seconds: float) -> TrainingMetrics:
+    progress = TrainingMetrics("a" * 64)
     for step in seconds:
-        progress.stepped(SimpleNamespace(loss=4.0, tokens=1000, seconds=step, abandoned=False), 0)
+        progress.record_step(
+            SimpleNamespace(loss=4.0, tokens=1000, seconds=step, abandoned=False), 0
+        )
     return progress
 
 
@@ -33,7 +35,7 @@ def test_a_measured_step_is_the_engines_own_time_and_a_slow_first_one_fades():
 
 def test_an_abandoned_step_measures_nothing():
     progress = progress_after(1.0)
-    progress.stepped(
+    progress.record_step(
         SimpleNamespace(loss=float("nan"), tokens=1000, seconds=99.0, abandoned=True), 0
     )
     assert progress.step_seconds == 1.0
@@ -59,7 +61,7 @@ def test_a_checkpoint_is_told_in_every_report_from_then_on_as_two_machines_would
     for anchor in (one, other):
         progress = progress_after(5.0)
         assert progress.numbers(anchor, links, "0" * 16, ()).checkpoint is None
-        progress.checkpointed(anchor, 4 * sum(len(fragment) for fragment in anchor.fragments))
+        progress.record_checkpoint(anchor, 4 * sum(len(fragment) for fragment in anchor.fragments))
         numbers = progress.numbers(anchor, links, "0" * 16, ())
         assert (numbers.checkpoint.vector, numbers.checkpoint.digest) == (
             numbers.vector,

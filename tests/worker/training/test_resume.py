@@ -14,8 +14,8 @@ from barnraise.protocol.signing import Identity
 from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import FragmentSequence
-from barnraise.training.checkpoint import Mark
-from barnraise.training.resume import Kept, State, state_mark
+from barnraise.training.checkpoint import StateHeader
+from barnraise.training.resume import DiskState, SavedState, read_state_header
 
 MODEL = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
 GROUPS = ((1,), (2,), (3,))
@@ -30,40 +30,44 @@ EXACT = replace(
 )  # fmt: skip
 RESTART = replace(EXACT, crash_safety="restart")
 PLANS = {"memory": MEMORY, "exact": EXACT, "restart": RESTART}
-MARK = Mark(run="01890000-0000-7000-8000-000000000000", spec="f" * 64, step=7, seq=2, tokens=99)
+MARK = StateHeader(
+    run="01890000-0000-7000-8000-000000000000", spec="f" * 64, step=7, last_seq=2, tokens=99
+)
 
 
-def opened(folder: Path, plan: Plan) -> tuple[Kept, Engine]:
-    kept = Kept(folder, plan)
-    store = kept.open(Recipe())
+def opened(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
+    kept = SavedState(folder, plan)
+    store = kept.open_store(Recipe())
     anchor = Anchor(FragmentSequence(store, "anchor"))
-    fresh = kept.mark is None
+    fresh = kept.header is None
     if fresh:
         anchor.begin(Anchor.initial(MODEL, 5).fragments, {})
-    standing = kept.progress(store)
+    standing = kept.read_progress(store)
 
     def describe(progress) -> str:
-        from barnraise.training.resume import notes
+        from barnraise.training.resume import progress_fields
 
         return MARK.model_copy(
-            update={"step": progress.position, "notes": notes(progress)}
+            update={"step": progress.position, "progress": progress_fields(progress)}
         ).model_dump_json()
 
     engine = Engine(plan, Recipe(), store, anchor, describe, standing)
     if not fresh and standing is None:
-        kept.load(engine)
-        engine.progress = replace(engine.progress, position=kept.mark.step)
+        kept.load_into(engine)
+        engine.progress = replace(engine.progress, position=kept.header.step)
     return kept, engine
 
 
-def everything(folder: Path, plan: Plan, kept: Kept, engine: Engine) -> dict[str, torch.Tensor]:
+def everything(
+    folder: Path, plan: Plan, kept: SavedState, engine: Engine
+) -> dict[str, torch.Tensor]:
     kept.save(engine, MARK, closing=True)
     if not plan.on_disk:
         found = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
         engine.close()
         return found
     engine.close()
-    state = State(MODEL, folder / "state")
+    state = DiskState(MODEL, folder / "state")
     found = {name: state[name].clone() for name in state}
     state.close()
     return found
@@ -82,7 +86,11 @@ def test_a_change_of_limits_loses_nothing(tmp_path, way):
     before = everything(tmp_path, first, kept, engine)
     assert any(bool(before[f"m.{i}"].any()) for i in range(5))
     kept, engine = opened(tmp_path, second)
-    assert kept.mark.step == 7 and engine.progress.position == 7 and engine.progress.optimizer_steps == 3
+    assert (
+        kept.header.step == 7
+        and engine.progress.position == 7
+        and engine.progress.optimizer_steps == 3
+    )
     after = everything(tmp_path, second, kept, engine)
     assert before.keys() == after.keys() and all(
         torch.equal(before[name], after[name]) for name in before
@@ -96,25 +104,25 @@ def test_a_move_that_was_cut_off_is_as_if_it_had_not_begun_or_as_if_it_had_ended
     everything(tmp_path, EXACT, *opened(tmp_path, EXACT))
     (tmp_path / "state").rename(tmp_path / "state.new")
     (tmp_path / "state.old").mkdir()
-    assert Kept(tmp_path, EXACT).mark is not None and sorted(
+    assert SavedState(tmp_path, EXACT).header is not None and sorted(
         p.name for p in tmp_path.iterdir()
     ) == ["state"]
     (tmp_path / "state").rename(tmp_path / "state.old")
     (tmp_path / "state.new").mkdir()
-    assert Kept(tmp_path, EXACT).mark is not None and sorted(
+    assert SavedState(tmp_path, EXACT).header is not None and sorted(
         p.name for p in tmp_path.iterdir()
     ) == ["state"]
 
 
 def test_a_state_whose_anchor_is_damaged_is_not_gone_on_from(tmp_path, caplog):
     everything(tmp_path, EXACT, *opened(tmp_path, EXACT))
-    state = State(MODEL, tmp_path / "state")
+    state = DiskState(MODEL, tmp_path / "state")
     state._store.mark_invalid("anchor")
     state.close()
-    assert state_mark(tmp_path / "state") is None and "anchor" in caplog.text
-    kept = Kept(tmp_path, EXACT)
+    assert read_state_header(tmp_path / "state") is None and "anchor" in caplog.text
+    kept = SavedState(tmp_path, EXACT)
     kept.clear()
-    assert kept.mark is None and not list(tmp_path.iterdir())
+    assert kept.header is None and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -123,8 +131,8 @@ def test_a_state_that_its_ledger_left_behind_keeps_all_but_its_anchor(tmp_path, 
     engine.step([torch.randint(0, 300, (1, 17))])
     before = everything(tmp_path, plan, kept, engine)
     ledger = Ledger(tmp_path / "ledger")
-    kept = Kept(tmp_path, plan)
-    assert kept.fits(ledger, Recipe()), "an empty ledger goes on from nothing"
+    kept = SavedState(tmp_path, plan)
+    assert kept.align_with_ledger(ledger, Recipe()), "an empty ledger goes on from nothing"
     author, head = Identity(b"a" * 32), None
     update = Update(
         run=MARK.run,
@@ -142,13 +150,15 @@ def test_a_state_that_its_ledger_left_behind_keeps_all_but_its_anchor(tmp_path, 
     ]
     ledger.rebase([(head, update)], [ledger.blobs.put(fragment_bytes(each)) for each in theirs])
     assert (
-        kept.fits(ledger, Recipe())
-        and kept.mark.heads == {update.author: update}
-        and kept.mark.tokens == 50
+        kept.align_with_ledger(ledger, Recipe())
+        and kept.header.heads == {update.author: update}
+        and kept.header.tokens == 50
     )
-    assert kept.mark.seq == MARK.seq
-    again = Kept(tmp_path, plan)
-    assert again.mark.heads == {update.author: update} and again.fits(ledger, Recipe())
+    assert kept.header.last_seq == MARK.last_seq
+    again = SavedState(tmp_path, plan)
+    assert again.header.heads == {update.author: update} and again.align_with_ledger(
+        ledger, Recipe()
+    )
     kept, engine = opened(tmp_path, plan)
     after = everything(tmp_path, plan, kept, engine)
     for name, tensor in before.items():

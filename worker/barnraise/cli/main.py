@@ -152,9 +152,9 @@ def join(
     Limits that are given here last: see `barnraise limits`.
     """
     from barnraise.training.join import (
-        enter,
+        join_run,
     )  # torch takes seconds to import: only where it is needed
-    from barnraise.training.warm_start import taken
+    from barnraise.training.warm_start import fetch_initial_weights
 
     if polite:
         step_back()
@@ -165,12 +165,12 @@ def join(
     place.limits = limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     out.print(f"Entering [bold]{escape(run)}[/] on {escape(place.membership.mirror.name)} …")
     measured = measure(place, device, threads, hardware)
-    entered = enter(
+    entered = join_run(
         place,
         run,
         leaving,
         hardware_view(measured),
-        partial(taken, place, leaving, lambda: measured),
+        partial(fetch_initial_weights, place, leaving, lambda: measured),
     )
     if entered is None:
         return
@@ -190,7 +190,7 @@ def join(
 
         transport = IrohTransport(place.identity.secret, port=port)
         worker = Worker(entered, place.identity, leaving, measured, limits, watch, transport)
-        worker.work()
+        worker.run()
     if worker.reporter.refused:
         raise CoordinatorError(worker.reporter.refused)
     ended = "Left" if leaving.is_set() else "Finished"
@@ -208,7 +208,7 @@ def fetch(
     hardware: HardwareOption = None,
 ) -> None:
     """Take a run's weights from its peers, without training: while machines are in it, or somebody serves it."""
-    worker = visitor("Fetcher", run, home, hardware)
+    worker = visitor("ModelFetcher", run, home, hardware)
     worker.work()
     if worker.leaving.is_set():
         return
@@ -227,7 +227,7 @@ def serve(
     hardware: HardwareOption = None,
 ) -> None:
     """Keep a run's weights there for who fetches them, without training, until Ctrl-C."""
-    worker = visitor("Server", run, home, hardware)
+    worker = visitor("ModelServer", run, home, hardware)
     out.print("Serving. Ctrl-C ends it.")
     worker.work()
     if worker.reporter.refused:
@@ -237,12 +237,12 @@ def serve(
 def visitor(kind: str, run: str, home: Path | None, hardware: Path | None) -> Any:
     """A worker of `visiting` in its place. Raises BarnraiseError."""
     from barnraise.training import model_transfer
-    from barnraise.training.join import enter
+    from barnraise.training.join import join_run
 
     tell_logs()
     leaving, place = leave_on_signals(), Home(home or Home.default())
     measured = measure(place, "", 0, hardware)
-    entered = enter(place, run, leaving, hardware_view(measured))
+    entered = join_run(place, run, leaving, hardware_view(measured))
     if entered is None:
         raise typer.Exit
     return getattr(model_transfer, kind)(entered, place.identity, leaving, measured, place.limits)
@@ -259,13 +259,15 @@ def seed(
     """Prepare your run's text from files of this machine. They stay here: join with it, and it hands them to the
     others."""
     from barnraise.training import join as join_module
-    from barnraise.training.warm_start import taken
+    from barnraise.training.warm_start import fetch_initial_weights
 
     tell_logs()
     place = Home(home or Home.default())
-    weights = partial(taken, place, leave_on_signals(), lambda: measure(place, "", 0, None))
-    view = join_module.seed(place, run, paths, weights)
-    tokens = sum(shard.tokens for shard in join_module.text_of(view).train)
+    weights = partial(
+        fetch_initial_weights, place, leave_on_signals(), lambda: measure(place, "", 0, None)
+    )
+    view = join_module.prepare_text(place, run, paths, weights)
+    tokens = sum(shard.tokens for shard in join_module.open_manifest(view).train)
     out.print(
         f"The text has {tokens:,} tokens. Next, on this machine: [bold]barnraise join {escape(run)}[/]"
     )
@@ -307,20 +309,20 @@ def export(
     from barnraise.protocol.signing import open_signed
     from barnraise.spec import RunSpec
     from barnraise.training.checkpoint import Checkpoint
-    from barnraise.training.checkpoint import export as write
-    from barnraise.training.join import remembered
-    from barnraise.training.resume import State, state_mark
+    from barnraise.training.export import export_model as write
+    from barnraise.training.join import find_saved_run
+    from barnraise.training.resume import DiskState, read_state_header
 
     place = Home(home or Home.default())
-    kept = remembered(place, run)
+    kept = find_saved_run(place, run)
     if kept is None or kept.manifest is None:
         raise StateError(f"this machine has never worked on '{run}'")
     folder_of_run = place.path / "runs" / kept.id
     model = RunSpec.from_json(kept.spec).model
     tokenizer = open_signed(kept.manifest, "manifest", TextManifest).tokenizer
     blob = Blobs(folder_of_run / "blobs").path(tokenizer) if tokenizer else None
-    if state_mark(folder_of_run / "state") is None:
-        saved = Checkpoint(folder_of_run / "checkpoint").restore()
+    if read_state_header(folder_of_run / "state") is None:
+        saved = Checkpoint(folder_of_run / "checkpoint").load()
         if saved is None:
             raise StateError(f"this machine has no checkpoint of '{run}' yet")
         write(folder, model, saved[0], blob)
@@ -329,9 +331,9 @@ def export(
         with contextlib.closing(
             place.folder(kept.id)
         ):  # a state on disk changes under whoever reads beside a worker
-            state = State(model, folder_of_run / "state")
+            state = DiskState(model, folder_of_run / "state")
             write(folder, model, state, blob)
-            at = state.mark.tokens
+            at = state.header.tokens
             state.close()
     out.print(f"Wrote the weights at {at:,} tokens to {folder}")
 

@@ -46,11 +46,11 @@ def verdict(
     from barnraise.exchange.ledger.ledger import Ledger
     from barnraise.spec import RunSpec
     from barnraise.training.join import (
-        remembered,
+        find_saved_run,
     )  # torch takes seconds to import: only where it is needed
 
     place = Home(home or Home.default())
-    kept = remembered(place, run)
+    kept = find_saved_run(place, run)
     if kept is None:
         raise StateError(f"this machine has never worked on '{run}'")
     spec, folder = RunSpec.from_json(kept.spec), place.path / "runs" / kept.id

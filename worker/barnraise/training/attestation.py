@@ -17,13 +17,13 @@ EVERY = 60.0  # seconds; a header of a large model is some kilobytes
 AT_ONCE = 2  # authors, those of whom the most is new first
 
 
-class Witnessing:
+class Attester:
     def __init__(self, identity: Identity, run: str, ledger: Ledger):
         self._identity, self._run, self._ledger = identity, run, ledger
         self._told: dict[str, int] = {}  # author → tokens
         self._next = 0.0
 
-    def testimonies(
+    def attest_new_updates(
         self, heads: Mapping[str, Update], at_once: bool = False
     ) -> tuple[Attestation, ...]:
         """For some authors of what is in an anchor with these `heads`, where it is time to, or at once. What came after

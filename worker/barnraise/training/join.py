@@ -27,14 +27,16 @@ from barnraise.text import shards, sources
 
 log = logging.getLogger("barnraise")
 
-JOINED = "join.json"  # in a run's folder: the last JoinReply, for the day no coordinator answers
-DIRECTIVE = "directive.json"  # …and the last directive that revoked somebody: they stay out while it is away
-POLL = 1.0  # seconds between two looks at a draft, at least
-RETRY = 30.0  # …and between two tries for the weights that one begins with
+JOIN_REPLY_FILE = (
+    "join.json"  # in a run's folder: the last JoinReply, for the day no coordinator answers
+)
+DIRECTIVE_FILE = "directive.json"  # …and the last directive that revoked somebody: they stay out while it is away
+POLL_SECONDS = 1.0  # seconds between two looks at a draft, at least
+RETRY_SECONDS = 30.0  # …and between two tries for the weights that one begins with
 
 
 @dataclass(frozen=True)
-class Place:
+class JoinedRun:
     """This machine's place in a launched run. `mark`: the last report the coordinator holds; `peers`: whom to dial."""
 
     run: str
@@ -47,30 +49,30 @@ class Place:
     manifest: TextManifest
     ticket: Signed
     directive: Directive
-    mark: int
+    acknowledged: int
     peers: tuple[Peer, ...]
 
 
 @dataclass(frozen=True)
-class Taken:
+class InitialWeights:
     """Weights of another run, kept as blobs: each fragment's digest; and that run's tokenizer, as its file."""
 
     fragments: Sequence[str] = ()
     tokenizer: bytes | None = None
 
 
-Weights = Callable[
-    [RunSpec, Callable[[bytes | memoryview], str]], Taken
+WeightsSource = Callable[
+    [RunSpec, Callable[[bytes | memoryview], str]], InitialWeights
 ]  # (a spec, what keeps a blob); StateError
 
 
-def enter(
+def join_run(
     home: Home,
     name: str,
     leaving: threading.Event,
     hardware: HardwareView | None = None,
-    weights: Weights | None = None,
-) -> Place | None:
+    weights: WeightsSource | None = None,
+) -> JoinedRun | None:
     """Waits for the launch if need be; None when `leaving` was set meanwhile. `name`: a run's id or slug; `hardware`:
     what the coordinator is told of this machine; `weights` gets those of another run, where this one begins with them.
 
@@ -81,7 +83,7 @@ def enter(
     try:
         run = coordinator.run(name).id
     except CoordinatorGone as error:
-        known = remembered(home, name)
+        known = find_saved_run(home, name)
         if known is None:
             raise
         run = known.id
@@ -92,13 +94,13 @@ def enter(
         while reply.ticket is None:
             directive = _directed(reply, coordinator)
             _ended(reply)
-            pause = max(POLL, directive.report_every)
+            pause = max(POLL_SECONDS, directive.report_every)
             if (
                 directive.prepare
                 and not reply.run.manifest
                 and not _prepare(coordinator, folder, reply, weights)
             ):
-                pause = max(RETRY, pause)
+                pause = max(RETRY_SECONDS, pause)
             if leaving.wait(pause):
                 folder.close()
                 return None
@@ -114,7 +116,9 @@ def enter(
         raise
 
 
-def seed(home: Home, name: str, paths: Sequence[Path], weights: Weights | None = None) -> RunView:
+def prepare_text(
+    home: Home, name: str, paths: Sequence[Path], weights: WeightsSource | None = None
+) -> RunView:
     """Prepares a draft's text from files of this machine, its owner's, and posts what came out. The shards lie in the
     run's folder from then on, and a worker there hands them to the others. Raises BarnraiseError."""
     coordinator = Mirrored.known(home)
@@ -138,7 +142,7 @@ def seed(home: Home, name: str, paths: Sequence[Path], weights: Weights | None =
         folder.close()
 
 
-def text_of(view: RunView) -> TextManifest:
+def open_manifest(view: RunView) -> TextManifest:
     """What a run's text is, as its owner's machine signed it. Raises MessageError where nothing was prepared yet."""
     if view.manifest is None:
         raise MessageError(f"the text of '{view.name}' is not prepared yet")
@@ -151,24 +155,24 @@ def _join(
     try:
         reply = coordinator.join(run, [], hardware)
     except CoordinatorGone:
-        path = folder.path / JOINED
+        path = folder.path / JOIN_REPLY_FILE
         if not path.exists():
             raise
-        reply, newer = _kept(path), folder.path / DIRECTIVE
+        reply, newer = _kept(path), folder.path / DIRECTIVE_FILE
         return (
             reply.model_copy(update={"directive": _kept(newer, Signed)})
             if newer.exists()
             else reply
         )
     if reply.ticket:
-        folder.keep(JOINED, reply)
+        folder.keep(JOIN_REPLY_FILE, reply)
     return reply
 
 
-def remembered(home: Home, name: str) -> RunView | None:
+def find_saved_run(home: Home, name: str) -> RunView | None:
     """A run this machine has had a ticket for, by id or slug."""
     for path in home.runs():
-        kept = path / JOINED
+        kept = path / JOIN_REPLY_FILE
         if kept.exists():
             view = _kept(kept).run
             if name in (view.id, view.slug):
@@ -189,12 +193,12 @@ def _prepare(
     coordinator: Mirrored,
     folder: Folder,
     reply: JoinReply,
-    weights: Weights | None,
+    weights: WeightsSource | None,
     paths: Sequence[Path] = (),
 ) -> bool:
     """Builds the draft's text into the folder's blobs and posts what came out. False, with the reason in the log, where
     the weights it begins with cannot be had now."""
-    draft, taken = RunSpec.from_json(reply.run.spec), Taken()
+    draft, taken = RunSpec.from_json(reply.run.spec), InitialWeights()
     blobs = Blobs(folder.path / "blobs")
     if draft.start.run:
         assert weights is not None, "whoever may be told to prepare can get them"
@@ -244,7 +248,7 @@ def _mirrors(spec: RunSpec, coordinator: Mirrored) -> frozenset[str]:
     return roots | newest.keys if newest and roots & newest.keys else roots
 
 
-def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: str) -> Place:
+def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: str) -> JoinedRun:
     """Checks by digest and signature that spec, manifest, ticket and directive hang together."""
     run, assigned = reply.run, digest(reply.run.spec)
     spec = RunSpec.from_json(run.spec)
@@ -273,7 +277,7 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: st
         orphaned=False,
     )
     folder.pin(assigned)
-    return Place(
+    return JoinedRun(
         run=run.id,
         name=run.name,
         machine=machine,
@@ -284,6 +288,6 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: st
         manifest=manifest,
         ticket=reply.ticket,
         directive=directive,
-        mark=reply.acknowledged,
+        acknowledged=reply.acknowledged,
         peers=tuple(reply.peers),
     )

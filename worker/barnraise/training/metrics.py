@@ -63,7 +63,7 @@ class SharedWeights(Protocol):
     def checksum(self) -> str: ...
 
 
-class Progress:
+class TrainingMetrics:
     """Filled by the loop, read when it tells. Losses in nats.
 
     `rate`: tokens/s by the wall clock, trading and validating included. `step_seconds`: what the engine says a step
@@ -74,7 +74,7 @@ class Progress:
         self.key = key
         self.activity = Activity.JOINING
         self.step = 0
-        self.rate = 0.0
+        self.tokens_per_second = 0.0
         self.loss: float | None = None
         self.plan: PlanView | None = None
         self.step_seconds: float | None = None
@@ -94,7 +94,7 @@ class Progress:
         self._seconds = 0.0  # between the ends of two steps, a running mean
         self._told = self._pointed = time.monotonic()
 
-    def stepped(self, stats: Step, ledger_tokens: int) -> None:
+    def record_step(self, stats: Step, ledger_tokens: int) -> None:
         self.step += 1
         if stats.abandoned:
             log.warning(
@@ -105,8 +105,10 @@ class Progress:
         now = time.monotonic()
         seconds = now - self._ended if self._ended else stats.seconds
         self._ended = now
-        self._seconds = KEPT * self._seconds + (1 - KEPT) * seconds if self.rate else seconds
-        self.rate = stats.tokens / self._seconds
+        self._seconds = (
+            KEPT * self._seconds + (1 - KEPT) * seconds if self.tokens_per_second else seconds
+        )
+        self.tokens_per_second = stats.tokens / self._seconds
         self.loss = stats.loss
         self._measured += 1
         share = max(
@@ -117,15 +119,15 @@ class Progress:
         if time.monotonic() - self._pointed > POINT_EVERY:
             self._point(ledger_tokens)
 
-    def validated(self, ledger_tokens: int, loss: float) -> None:
+    def record_validation(self, ledger_tokens: int, loss: float) -> None:
         self._last = (ledger_tokens, loss)
         self._first = self._first or self._last
         self._points.append(LossPoint(kind="validation", tokens=ledger_tokens, loss=loss))
 
-    def checkpointed(self, anchor: SharedWeights, size: int) -> None:
+    def record_checkpoint(self, anchor: SharedWeights, size: int) -> None:
         """The anchor as it stands is on disk, or is what the ledger leads to: `size` bytes, for others to compare with
         theirs. As dear as one look at all weights, which validating them was too."""
-        vector = standing(anchor)
+        vector = anchor_vector_digest(anchor)
         known = self._digests[1] if vector == self._digests[0] else None
         self._digests = vector, known or anchor.digest()
         self._checkpoint = CheckpointView(
@@ -136,9 +138,9 @@ class Progress:
             size=size,
         )
 
-    def rest(self, activity: Activity) -> None:
+    def set_idle(self, activity: Activity) -> None:
         """Not training now."""
-        self.activity, self.rate, self._ended = activity, 0.0, None
+        self.activity, self.tokens_per_second, self._ended = activity, 0.0, None
 
     def due(self, at_once: bool) -> bool:
         """Whether it is time to tell again."""
@@ -151,10 +153,10 @@ class Progress:
         self, anchor: SharedWeights, links: Links, incarnation: str, addresses: Sequence[str]
     ) -> Numbers:
         """For a report; the points go with it and are not told again."""
-        vector = standing(anchor)
+        vector = anchor_vector_digest(anchor)
         if vector != self._digests[0] or self._digests[1] is None:
             self._digests = (vector, self._digest(anchor))
-        if self._losses and self.rate == 0.0:
+        if self._losses and self.tokens_per_second == 0.0:
             self._point(anchor.tokens)
         points, self._points = tuple(self._points), []
         self._neighbours = links.neighbours
@@ -167,7 +169,7 @@ class Progress:
             step=self.step,
             tokens=sum(head.total for head in mine),
             ledger_tokens=anchor.tokens,
-            rate=self.rate,
+            rate=self.tokens_per_second,
             updates_sent=sum(head.seq for head in mine),
             updates_received=sum(head.seq for head in others),
             peers=links.peers,
@@ -232,7 +234,7 @@ class Progress:
         self._losses, self._pointed = [], time.monotonic()
 
 
-def standing(anchor: SharedWeights) -> str:
+def anchor_vector_digest(anchor: SharedWeights) -> str:
     """The digest of what is in an anchor: equal on machines whose anchors must be."""
     held = [dict(anchor.vector), anchor.holes] if anchor.holes else dict(anchor.vector)
     return digest(json.dumps(held, sort_keys=True))

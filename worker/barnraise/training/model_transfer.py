@@ -15,37 +15,37 @@ TOLD = 2.0  # …in which peers say what they have
 CATCH_UP = 60.0  # seconds a fetch waits for the updates since the cut it took
 
 
-class Fetcher(Worker):
+class ModelFetcher(Worker):
     """From the peers to this machine's folder, without the text and without a step. `digest`: afterwards, what came."""
 
-    def join(self) -> None:
+    def prepare(self) -> None:
         """Raises StateError where nobody could be asked."""
-        mark, cut = self.restored(), None
-        self.exchange.add_peers(list(self.place.peers))
+        mark, cut = self.load_saved_state(), None
+        self.exchange.add_peers(list(self.joined.peers))
         patience = time.monotonic() + PATIENCE
         while (
             mark is None
-            and (cut := self.snapshot()) is None
+            and (cut := self.fetch_snapshot()) is None
             and time.monotonic() < patience
-            and not self.waited()
+            and not self.poll_should_stop()
         ):
             time.sleep(0.5)  # who serves it may be about to be heard of
         if mark is None and cut is None and not self.leaving.is_set():
             raise StateError(
-                f"no machine in the run '{self.place.name}' could be asked for its weights; try again later"
+                f"no machine in the run '{self.joined.name}' could be asked for its weights; try again later"
             )
         if mark or cut:
-            self.settle_in(mark, cut)
+            self.initialise_state(mark, cut)
 
     def train(self) -> None:
         """Nothing."""
 
-    def validate(self, last: bool = False) -> None:
+    def evaluate_if_due(self, last: bool = False) -> None:
         """The text is not here, and nobody waits for this machine's opinion."""
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         began = time.monotonic()
-        self.progress.rest(Activity.JOINING)
+        self.metrics.set_idle(Activity.JOINING)
 
         def caught_up() -> bool:
             told = time.monotonic() - began > TOLD
@@ -53,21 +53,23 @@ class Fetcher(Worker):
 
         self._trade_until(caught_up, CATCH_UP)
         self.digest, self.tokens = self.anchor.digest(), self.anchor.tokens
-        self.progress.rest(Activity.LEFT)
-        self.save(closing=True)
+        self.metrics.set_idle(Activity.LEFT)
+        self.save_checkpoint(closing=True)
 
 
-class Server(Worker):
+class ModelServer(Worker):
     """Stays until it is told to leave, with the weights, the updates and the text that it has."""
 
     def train(self) -> None:
         self.exchange.announce_completion()
-        self.progress.rest(Activity.FINISHED if self.over or self.spent else Activity.PAUSED)
+        self.metrics.set_idle(
+            Activity.FINISHED if self.run_ended or self.budget_reached else Activity.PAUSED
+        )
         while not (self.leaving.wait(0.05) or self.reporter.refused):
-            self.catch_up()
-            self.trade()
+            self.resync_if_behind()
+            self.exchange_updates()
             self.engine.apply_queued()
 
-    def settle(self) -> None:
-        self.progress.rest(Activity.LEFT)
-        self.save(closing=True)
+    def drain(self) -> None:
+        self.metrics.set_idle(Activity.LEFT)
+        self.save_checkpoint(closing=True)

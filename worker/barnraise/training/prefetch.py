@@ -18,7 +18,7 @@ FETCH_SECONDS = (
 AT_ONCE = 64  # files: enough for every peer's line to be full
 
 
-def gather(
+def fetch_all_blobs(
     exchange: Exchange,
     blobs: Blobs,
     sizes: Mapping[str, int | None],
@@ -38,7 +38,7 @@ def gather(
     return True
 
 
-def gather_start(
+def fetch_start_weights(
     exchange: Exchange, blobs: Blobs, spec: RunSpec, given_up: Callable[[], bool]
 ) -> bool:
     """The weights a run takes over, if it does. Raises StateError where they are not what the run's rules say: its
@@ -48,7 +48,7 @@ def gather_start(
         return True
     fragments = spec.model.fragments()
     sizes = dict(zip(start.fragments, (4 * each.size for each in fragments), strict=True))
-    if not gather(exchange, blobs, sizes, "the weights this run begins with", given_up):
+    if not fetch_all_blobs(exchange, blobs, sizes, "the weights this run begins with", given_up):
         return False
     hasher = blake3()
     for name, each in zip(start.fragments, fragments, strict=True):

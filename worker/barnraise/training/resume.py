@@ -29,12 +29,12 @@ from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.state_store import TRAINING_KINDS, FragmentSequence, StateStore, read_manifest
-from barnraise.training.checkpoint import Checkpoint, Mark
+from barnraise.training.checkpoint import Checkpoint, StateHeader
 
 log = logging.getLogger("barnraise")
 
 
-class Kept:
+class SavedState:
     """The state of one run in `folder`, for whoever holds the folder's lock. `mark`: what the newest belongs to."""
 
     def __init__(self, folder: Path, plan: Plan):
@@ -42,47 +42,47 @@ class Kept:
         self.checkpoint = Checkpoint(folder / "checkpoint")
         self._fresh, self._old = folder / "state.new", folder / "state.old"
         self._finish_move()
-        saved, stored = self.checkpoint.mark, state_mark(self.state)
+        saved, stored = self.checkpoint.header, read_state_header(self.state)
         on_disk = stored is not None and (
             saved is None
             or stored.step > saved.step
             or (plan.on_disk and stored.step == saved.step)
         )
-        self.mark = stored if on_disk else saved
+        self.header = stored if on_disk else saved
         self._on_disk = on_disk
 
-    def open(self, recipe: Recipe) -> StateStore:
+    def open_store(self, recipe: Recipe) -> StateStore:
         """The state under the plan, brought into its form first; empty where nothing was kept."""
         plan = self.plan
         if not plan.on_disk:
             return StateStore(plan)
-        if self.mark is not None and (
+        if self.header is not None and (
             not self._on_disk or read_manifest(self.state)["layout"] != StateStore.layout_of(plan)
         ):
             log.info("moving this machine's state to where the plan wants it")
-            self._move(self.mark, recipe)
+            self._move(self.header, recipe)
         _remove(self.checkpoint.folder)
         return StateStore(plan, self.state)
 
-    def progress(self, store: StateStore) -> EngineProgress | None:
+    def read_progress(self, store: StateStore) -> EngineProgress | None:
         """Where a state on disk stands; None for a fresh one, and for one in memory, which `load` brings back."""
         if store.header is None:
             return None
-        mark = Mark.model_validate_json(store.header)
-        return EngineProgress(position=mark.step, **mark.notes)
+        mark = StateHeader.model_validate_json(store.header)
+        return EngineProgress(position=mark.step, **mark.progress)
 
-    def load(self, engine: Engine) -> None:
+    def load_into(self, engine: Engine) -> None:
         """Into an engine in memory. Raises StateError when it is of another model."""
-        with_state = State(self.plan.model, self.state) if self._on_disk else None
+        with_state = DiskState(self.plan.model, self.state) if self._on_disk else None
         if with_state is None:
-            kept = self.checkpoint.restore()
+            kept = self.checkpoint.load()
             assert kept is not None
             engine.load_state_dict(kept[0])
             return
         engine.load_state_dict(with_state)
         with_state.close()
 
-    def save(self, engine: Engine, mark: Mark, closing: bool) -> None:
+    def save(self, engine: Engine, mark: StateHeader, closing: bool) -> None:
         """Makes durable what the engine holds. `closing`: the worker leaves."""
         if self.plan.on_disk:
             engine.commit(closing)  # it asks for the mark by itself
@@ -92,12 +92,12 @@ class Kept:
             self._on_disk = False
             _remove(self.state)
 
-    def fits(self, ledger: Ledger, recipe: Recipe) -> bool:
+    def align_with_ledger(self, ledger: Ledger, recipe: Recipe) -> bool:
         """Whether the ledger goes on from what is kept. One that began again at a snapshot since gives its anchor the
         place of the kept one; moments, momentum and feedback stay."""
-        assert self.mark is not None
-        vector = {author: head.seq for author, head in self.mark.heads.items()}
-        if ledger.continues(vector, self.mark.holes):
+        assert self.header is not None
+        vector = {author: head.seq for author, head in self.header.heads.items()}
+        if ledger.continues(vector, self.header.retracted):
             return True
         base = load_base_snapshot(ledger) if ledger.reaches(vector) else None
         if base is None:
@@ -110,14 +110,14 @@ class Kept:
         )
         stands = {
             "heads": anchor.heads,
-            "holes": anchor.holes,
+            "retracted": anchor.holes,
             "sketches": anchor.sums,
             "tokens": anchor.tokens,
         }
-        self._rebase(base.fragments, self.mark.model_copy(update=stands), recipe)
+        self._rebase(base.fragments, self.header.model_copy(update=stands), recipe)
         return True
 
-    def _rebase(self, anchor: Sequence[Tensor], mark: Mark, recipe: Recipe) -> None:
+    def _rebase(self, anchor: Sequence[Tensor], mark: StateHeader, recipe: Recipe) -> None:
         if self.plan.on_disk:
             self._move(mark, recipe, anchor)
         else:
@@ -125,13 +125,13 @@ class Kept:
                 self.checkpoint.save(dict(self._source(opened, anchor)), mark)
             self._on_disk = False
             _remove(self.state)
-        self.mark = mark
+        self.header = mark
 
     def clear(self) -> None:
         """Forgets all of it: it belongs to another past than the ledger's."""
         _remove(self.state)
         self.checkpoint.clear()
-        self.mark, self._on_disk = None, False
+        self.header, self._on_disk = None, False
 
     # ---- moving ----------------------------------------------------------------------------------------------
 
@@ -140,20 +140,22 @@ class Kept:
     ) -> Mapping[str, Tensor]:
         """What was kept, while `opened` is; over another anchor where one is given."""
         if self._on_disk:
-            state = State(self.plan.model, self.state)
+            state = DiskState(self.plan.model, self.state)
             opened.callback(state.close)
             source: Mapping[str, Tensor] = state
         else:
-            kept = self.checkpoint.restore()
+            kept = self.checkpoint.load()
             assert kept is not None
             source = kept[0]
-        return source if anchor is None else Over(source, anchor)
+        return source if anchor is None else AnchorOverlay(source, anchor)
 
-    def _move(self, mark: Mark, recipe: Recipe, anchor: Sequence[Tensor] | None = None) -> None:
+    def _move(
+        self, mark: StateHeader, recipe: Recipe, anchor: Sequence[Tensor] | None = None
+    ) -> None:
         _remove(self._fresh)
 
         def describe(progress: EngineProgress) -> str:
-            return mark.model_copy(update={"notes": notes(progress)}).model_dump_json()
+            return mark.model_copy(update={"progress": progress_fields(progress)}).model_dump_json()
 
         with ExitStack() as opened:
             engine = Engine(
@@ -172,14 +174,14 @@ class Kept:
         """After a crash, too: the new state takes its place if it is whole, else the old one comes back."""
         if not self.state.exists():
             for source in (self._fresh, self._old):
-                if state_mark(source) is not None:
+                if read_state_header(source) is not None:
                     source.rename(self.state)
                     break
         for leftover in (self._fresh, self._old):
             _remove(leftover)
 
 
-class Over(Mapping[str, Tensor]):
+class AnchorOverlay(Mapping[str, Tensor]):
     """A state with other anchor fragments, read a tensor at a time."""
 
     def __init__(self, source: Mapping[str, Tensor], anchor: Sequence[Tensor]):
@@ -196,7 +198,7 @@ class Over(Mapping[str, Tensor]):
         return self._anchor[int(index)] if kind == "anchor" else self._source[name]
 
 
-class State(Mapping[str, Tensor]):
+class DiskState(Mapping[str, Tensor]):
     """A state on disk under the names of `Engine.state`, read a tensor at a time; memory holds none of it."""
 
     def __init__(self, model: ModelSpec, folder: Path):
@@ -211,7 +213,7 @@ class State(Mapping[str, Tensor]):
             moments_bits=layout["moments_bits"],
         )  # fmt: skip
         self._store = StateStore(plan, folder)
-        self.mark = Mark.model_validate_json(self._store.header or "")
+        self.header = StateHeader.model_validate_json(self._store.header or "")
         self._names = ["progress"]
         for i in range(plan.last + 1):
             self._names += [f"{kind}.{i}" for kind in ("m", "v", "anchor", "momentum", "feedback")]
@@ -225,7 +227,7 @@ class State(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         kind, _, index = name.partition(".")
         if kind == "progress":
-            notes, lost = self.mark.notes, self._store.invalid_kinds & set(TRAINING_KINDS)
+            notes, lost = self.header.progress, self._store.invalid_kinds & set(TRAINING_KINDS)
             return torch.tensor(
                 [0, WARMUP_STEPS]
                 if lost
@@ -253,12 +255,12 @@ class State(Mapping[str, Tensor]):
         self._store.close()
 
 
-def notes(progress: EngineProgress) -> dict[str, int | tuple[float, ...]]:
+def progress_fields(progress: EngineProgress) -> dict[str, int | tuple[float, ...]]:
     """What a mark says of a state's progress besides its position, which is the mark's step."""
     return {name: count for name, count in asdict(progress).items() if name != "position"}
 
 
-def state_mark(folder: Path) -> Mark | None:
+def read_state_header(folder: Path) -> StateHeader | None:
     """What a state on disk belongs to; None where there is none, or none to go on from (the log says why)."""
     try:
         body = read_manifest(folder)
@@ -266,7 +268,7 @@ def state_mark(folder: Path) -> Mark | None:
             return None
         if "anchor" in body["void"]:
             raise StateError("the anchor in it is damaged")
-        return Mark.model_validate_json(body["mark"])
+        return StateHeader.model_validate_json(body["mark"])
     except (StateError, ValidationError) as error:
         log.warning("the state in %s is not used: %s", folder, error)
         return None

@@ -20,25 +20,25 @@ from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import RunSpec
-from barnraise.training.attestation import Witnessing
-from barnraise.training.join import DIRECTIVE, Place
-from barnraise.training.metrics import Progress
+from barnraise.training.attestation import Attester
+from barnraise.training.join import DIRECTIVE_FILE, JoinedRun
+from barnraise.training.metrics import TrainingMetrics
 
 log = logging.getLogger("barnraise")
 
 
-def budget(spec: RunSpec, directive: Directive) -> int:
+def token_budget(spec: RunSpec, directive: Directive) -> int:
     """Tokens: the spec's, or more where the coordinator says so. The schedule of the learning rate stays the spec's, so
     what comes after its end is trained at its last rate."""
     return max(spec.recipe.token_budget, directive.token_budget or 0)
 
 
-class Telling:
+class StatusPublisher:
     def __init__(
         self,
-        place: Place,
+        place: JoinedRun,
         plan: Plan,
-        progress: Progress,
+        progress: TrainingMetrics,
         reporter: Reporter,
         exchange: Exchange,
         ledger: Ledger,
@@ -47,12 +47,12 @@ class Telling:
         """`watch` is handed the status as well. The ledger is the exchange's."""
         self._place, self._plan, self._watch, self._ledger = place, plan, watch, ledger
         self._rules = Rules.of(place.spec, place.run, frozenset(place.spec.roots))
-        self._witnessing = Witnessing(place.coordinator.identity, place.run, ledger)
+        self._witnessing = Attester(place.coordinator.identity, place.run, ledger)
         self._refused: deque[str] = deque(maxlen=64)  # verdicts: one sentence each is enough
         self._progress, self._reporter, self._exchange = progress, reporter, exchange
         self._revoked = place.directive.revoked
 
-    def tell(self, anchor: Anchor, at_once: bool = False) -> None:
+    def publish(self, anchor: Anchor, at_once: bool = False) -> None:
         """When it is time to, or at once."""
         progress, reporter, exchange = self._progress, self._reporter, self._exchange
         if not progress.due(at_once):
@@ -60,17 +60,19 @@ class Telling:
         incarnation, links = self._place.folder.label.incarnation, exchange.stats
         numbers = progress.numbers(anchor, links, incarnation, exchange.addresses())
         reporter.note(numbers)
-        if (told := self._witnessing.testimonies(anchor.heads, at_once)) and not reporter.witnessed:
+        if (
+            told := self._witnessing.attest_new_updates(anchor.heads, at_once)
+        ) and not reporter.witnessed:
             reporter.witnessed = told
         if numbers.anchor:
             exchange.report_anchor_digest(numbers.vector, numbers.anchor)
-        exchange.announce_rate(progress.rate)
+        exchange.announce_rate(progress.tokens_per_second)
         self._hear()
         status = {
             "run": self._place.run,
             "name": self._place.name,
             "device": self._plan.device,
-            "token_budget": self.budget,
+            "token_budget": self.token_budget,
             "coordinator_bytes": self._place.coordinator.bytes,
             "refused": reporter.refused,
             "checksum": {
@@ -83,9 +85,9 @@ class Telling:
         self._watch(status)
 
     @property
-    def budget(self) -> int:
+    def token_budget(self) -> int:
         """Tokens."""
-        return budget(self._place.spec, self._reporter.directive)
+        return token_budget(self._place.spec, self._reporter.directive)
 
     def _hear(self) -> None:
         reporter, exchange = self._reporter, self._exchange
@@ -95,7 +97,7 @@ class Telling:
             self._place.coordinator.heard(newer)
         if reporter.signed_directive and reporter.directive.revoked != self._revoked:
             self._revoked = reporter.directive.revoked
-            self._place.folder.keep(DIRECTIVE, reporter.signed_directive)
+            self._place.folder.keep(DIRECTIVE_FILE, reporter.signed_directive)
         if revoked := reporter.directive.revoked:
             exchange.revoke_keys(revoked, reporter.signed_directive)
         exchange.orphaned = reporter.orphaned

@@ -37,12 +37,12 @@ from barnraise.swap.adamw import learning_rate_scale
 from barnraise.swap.engine import WARMUP_STEPS, Engine
 from barnraise.swap.state_store import FragmentSequence
 from barnraise.text.shards import Text
-from barnraise.training.checkpoint import Mark
-from barnraise.training.join import Place
-from barnraise.training.metrics import Progress
-from barnraise.training.prefetch import gather, gather_start
-from barnraise.training.resume import Kept, notes
-from barnraise.training.status import Telling
+from barnraise.training.checkpoint import StateHeader
+from barnraise.training.join import JoinedRun
+from barnraise.training.metrics import TrainingMetrics
+from barnraise.training.prefetch import fetch_all_blobs, fetch_start_weights
+from barnraise.training.resume import SavedState, progress_fields
+from barnraise.training.status import StatusPublisher
 
 log = logging.getLogger("barnraise")
 
@@ -58,7 +58,7 @@ class Worker:
 
     def __init__(
         self,
-        place: Place,
+        place: JoinedRun,
         identity: Identity,
         leaving: threading.Event,
         hardware: Hardware,
@@ -67,7 +67,7 @@ class Worker:
         transport: Transport | None = None,
     ):
         """Raises PlanError, before anything is allocated or fetched, when the model does not fit."""
-        self.place, self.spec, self.leaving = place, place.spec, leaving
+        self.joined, self.spec, self.leaving = place, place.spec, leaving
         self.key, folder = identity.key, place.folder
         self.limits = limits or Limits()
         self.plan = make_plan(
@@ -80,11 +80,11 @@ class Worker:
             raise PlanError(
                 f"one step writes {need:,.1f} GB to disk, more than a day's {daily / 1e9:,.1f} GB"
             )
-        self.kept = Kept(folder.path, self.plan)
+        self.saved_state = SavedState(folder.path, self.plan)
         self.ledger = Ledger(folder.path)
         self.blobs = self.ledger.blobs
         spool = Spool(folder.path / "spool.sqlite")
-        spool.begin_after(place.mark)
+        spool.begin_after(place.acknowledged)
         self.reporter = Reporter(
             place.coordinator, place.run, place.machine, place.directive, spool
         )
@@ -105,48 +105,51 @@ class Worker:
             self.exchange.set_uplink_limit(self.limits.uplink)
         self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
         self.milestone, self._worn = -1, False
-        self.progress = Progress(self.key)
-        self.progress.plan = plan_view(self.plan, hardware)
-        self.telling = Telling(
-            place, self.plan, self.progress, self.reporter, self.exchange, self.ledger, watch
+        self.metrics = TrainingMetrics(self.key)
+        self.metrics.plan = plan_view(self.plan, hardware)
+        self.status_publisher = StatusPublisher(
+            place, self.plan, self.metrics, self.reporter, self.exchange, self.ledger, watch
         )
-        log.info("the plan: %s", self.progress.plan.sentence)
+        log.info("the plan: %s", self.metrics.plan.sentence)
         self._opened = ExitStack()  # the state, once it is
 
-    def work(self) -> None:
+    def run(self) -> None:
         """Everything: join, train, settle, leave. Raises BarnraiseError with what a person should know."""
         with ExitStack() as leave:  # each of these, whatever became of the others
-            leave.callback(self.place.folder.close)
+            leave.callback(self.joined.folder.close)
             leave.callback(self.ledger.close)
-            leave.callback(self.place.coordinator.close)
+            leave.callback(self.joined.coordinator.close)
             leave.callback(self.reporter.stop)
             leave.callback(self._opened.close)  # after the last word about the anchor
             try:
                 self.exchange.open()
-                leave.callback(self.tell, at_once=True)
+                leave.callback(self.report_status, at_once=True)
                 leave.callback(self.exchange.stop)
-                self.tell(at_once=True)
+                self.report_status(at_once=True)
                 self.reporter.start()
-                self.join()
+                self.prepare()
                 if not self.leaving.is_set():
                     self.train()
-                    self.settle()
+                    self.drain()
             except (OSError, sqlite3.Error, SafetensorError) as error:
                 # Whatever the disk refused was not yet told to anybody: the folder is as after a kill.
                 log.debug("the traceback, for the curious", exc_info=True)
                 raise StateError(
-                    f"stopped: {error}. What {self.place.folder.path} holds is whole; join again"
+                    f"stopped: {error}. What {self.joined.folder.path} holds is whole; join again"
                 ) from None
 
     # ---- the story -------------------------------------------------------------------------------------------
 
     def train(self) -> None:
         recipe, context = self.spec.recipe, self.spec.model.context
-        exchange, progress, clock = self.exchange, self.progress, self.place.coordinator.now
+        exchange, progress, clock = self.exchange, self.metrics, self.joined.coordinator.now
         partly = False  # said, with more of it learnt
-        while self.goes_on():
+        while self.wait_for_round():
             engine = self.engine  # another one, where the others' anchor took the place of ours
-            rhythm, due = exchange.plan_round(progress.rate, turns=not self.plan.on_disk), None
+            rhythm, due = (
+                exchange.plan_round(progress.tokens_per_second, turns=not self.plan.on_disk),
+                None,
+            )
             while not rhythm.over(
                 engine.round_tokens // (recipe.step_sequences * context), clock()
             ):
@@ -155,64 +158,67 @@ class Worker:
                 )
                 rate_scale = learning_rate_scale(recipe, self.anchor.tokens + engine.round_tokens)
                 batches = list(batch.split(self.plan.sequences))
-                progress.stepped(
+                progress.record_step(
                     engine.step(batches, rate_scale, progress.step + 1), self.anchor.tokens
                 )
-                self.trade()
-                if not self.may_step():
+                self.exchange_updates()
+                if not self.wait_while_paused():
                     break
             else:
                 due = rhythm.due(clock())
             if engine.round_tokens:
-                self.say(rhythm.form, due)
+                self.publish_round(rhythm.form, due)
                 partly = due is not None
-            self.trade()
+            self.exchange_updates()
         if partly:
-            self.say(rhythm.form)
+            self.publish_round(rhythm.form)
 
-    def say(self, form: Form, due: Collection[int] | None = None) -> None:
+    def publish_round(self, form: Form, due: Collection[int] | None = None) -> None:
         """What was learnt of the fragments that are `due`, or of all of them; the state is saved once a round."""
         exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, form=form)
-        tokens, weight = engine.round_tokens, exchange.compute_weight(self.progress.rate)
+        tokens, weight = (
+            engine.round_tokens,
+            exchange.compute_weight(self.metrics.tokens_per_second),
+        )
         self.anchor.note(exchange.publish(engine.end_round(encode, weight, due), tokens))
         if due is None or self.plan.last in due:
-            self.save()
+            self.save_checkpoint()
 
-    def trade(self) -> None:
+    def exchange_updates(self) -> None:
         """Takes what has arrived, hands out what is asked for, tells the coordinator's thread. Waits for nobody."""
-        self.take()
-        self.verify()
+        self.apply_arrivals()
+        self.repair_anchor()
         self.exchange.serve_snapshots(self.anchor)
-        self.validate()
-        self.tell()
+        self.evaluate_if_due()
+        self.report_status()
 
-    def take(self) -> None:
+    def apply_arrivals(self) -> None:
         """What has come in since the last time, and a guess of what is under way; of what comes out, the momentum that
         followed it goes as well."""
         arrivals = self.exchange.poll_updates()
         self.engine.queue_updates(
-            *arrivals, prediction=self.exchange.predict_in_flight(self.progress.rate)
+            *arrivals, prediction=self.exchange.predict_in_flight(self.metrics.tokens_per_second)
         )
         if any(arrival.retracts for arrival in arrivals):
             self.engine.reset_momentum()
 
-    def verify(self) -> None:
+    def repair_anchor(self) -> None:
         """One fragment of the anchor against its ledger, now and then. A damaged one is put right before anything else
         is trained: the round is dropped, as nobody knows what of it the damage was."""
         while (
             damaged := self.exchange.find_damaged_fragment(self.anchor)
-        ) is not None and not self.waited():
-            units = self.exchange.rebuild_fragment(self.anchor, damaged, self.waited)
+        ) is not None and not self.poll_should_stop():
+            units = self.exchange.rebuild_fragment(self.anchor, damaged, self.poll_should_stop)
             if units is not None:
                 self.engine.replace_fragment(damaged, units)
             else:
-                self.take()
+                self.apply_arrivals()
                 self.leaving.wait(1.0)
 
     # ---- what the loop asks itself ---------------------------------------------------------------------------
 
     @property
-    def over(self) -> bool:
+    def run_ended(self) -> bool:
         """The run has ended, or this machine's part in it has."""
         status = self.reporter.directive.status
         return (
@@ -220,30 +226,30 @@ class Worker:
         )
 
     @property
-    def spent(self) -> bool:
-        return self.anchor.tokens >= self.telling.budget
+    def budget_reached(self) -> bool:
+        return self.anchor.tokens >= self.status_publisher.token_budget
 
-    def goes_on(self) -> bool:
+    def wait_for_round(self) -> bool:
         """Whether another round begins; waits out a pause first."""
-        self.catch_up()
-        return not self.spent and self.may_step()
+        self.resync_if_behind()
+        return not self.budget_reached and self.wait_while_paused()
 
-    def may_step(self) -> bool:
+    def wait_while_paused(self) -> bool:
         """Waits while the run is paused, trading all the while. False when the round should end here and now."""
         waits = (RunStatus.PAUSED, RunStatus.RECRUITING)
-        while (worn := self.worn()) or (
+        while (worn := self.disk_quota_exhausted()) or (
             self.reporter.directive.status in waits and not self.reporter.refused
         ):
-            self.progress.rest(Activity.PAUSED)
-            if self.leaving.wait(0.1) or self.over:
+            self.metrics.set_idle(Activity.PAUSED)
+            if self.leaving.wait(0.1) or self.run_ended:
                 break
             if not worn:
                 self.engine.apply_queued()
-            self.trade()
-        self.progress.activity = Activity.TRAINING
-        return not (self.leaving.is_set() or self.over)
+            self.exchange_updates()
+        self.metrics.activity = Activity.TRAINING
+        return not (self.leaving.is_set() or self.run_ended)
 
-    def worn(self) -> bool:
+    def disk_quota_exhausted(self) -> bool:
         """Whether today's allowance of disk writes is used up; tomorrow, by UTC, it is whole again."""
         allowance = self.store.writes_left_today(self.limits.disk_writes_per_day)
         worn = allowance is not None and allowance < self.plan.written_per_step
@@ -256,70 +262,70 @@ class Worker:
         self._worn = worn
         return worn
 
-    def validate(self, last: bool = False) -> None:
+    def evaluate_if_due(self, last: bool = False) -> None:
         """The anchor's loss on the held-out text, whenever the ledger passes another `evaluate_every` tokens."""
         milestone = self.anchor.tokens // self.spec.recipe.evaluate_every
         if milestone > self.milestone or last:
             self.milestone = milestone
-            self.progress.validated(self.anchor.tokens, self.engine.evaluate(self.held_out))
-            self.progress.checkpointed(
+            self.metrics.record_validation(self.anchor.tokens, self.engine.evaluate(self.held_out))
+            self.metrics.record_checkpoint(
                 self.anchor, 4 * sum(each.size for each in self.plan.fragments)
             )
 
-    def mark(self, progress: executor.EngineProgress) -> Mark:
+    def state_header(self, progress: executor.EngineProgress) -> StateHeader:
         """What the state belongs to when it stands at `progress`."""
-        return Mark(
-            run=self.place.run,
-            spec=self.place.spec_digest,
+        return StateHeader(
+            run=self.joined.run,
+            spec=self.joined.spec_digest,
             step=progress.position,
-            seq=self.anchor.vector.get(self.exchange.author, 0),
+            last_seq=self.anchor.vector.get(self.exchange.author, 0),
             tokens=self.anchor.tokens,
             heads=self.anchor.heads,
-            holes=self.anchor.holes,
+            retracted=self.anchor.holes,
             sketches=self.anchor.sums or [],
-            notes=notes(progress),
+            progress=progress_fields(progress),
         )
 
     def describe(self, progress: executor.EngineProgress) -> str:
-        return self.mark(progress).model_dump_json()
+        return self.state_header(progress).model_dump_json()
 
-    def save(self, closing: bool = False) -> None:
+    def save_checkpoint(self, closing: bool = False) -> None:
         """Once a round, right after the harvest: the replica is the anchor then, or nearly (`turns.py`)."""
         self.engine.flush()
         self.engine.apply_queued()  # what is in the anchor and what the mark says are one
-        self.kept.save(self.engine, self.mark(self.engine.progress), closing)
+        self.saved_state.save(self.engine, self.state_header(self.engine.progress), closing)
         self.exchange.on_state_saved(self.anchor.vector)
 
     # ---- before and after ------------------------------------------------------------------------------------
 
-    def join(self) -> None:
+    def prepare(self) -> None:
         """The anchor from what this machine kept, the peers, or the run's seed; the text from whoever has it."""
-        mark, cut = self.restored(), None
-        self.exchange.add_peers(list(self.place.peers))
+        mark, cut = self.load_saved_state(), None
+        self.exchange.add_peers(list(self.joined.peers))
         if (
             mark is None
-            and (cut := self.snapshot()) is None
+            and (cut := self.fetch_snapshot()) is None
             and not (
-                gather_start(self.exchange, self.blobs, self.spec, self.waited)
+                fetch_start_weights(self.exchange, self.blobs, self.spec, self.poll_should_stop)
                 and not self.leaving.is_set()
             )
         ):
             return
-        self.settle_in(mark, cut)
+        self.initialise_state(mark, cut)
         self.fetch_text()
         if self.leaving.is_set():
-            self.save(closing=True)
+            self.save_checkpoint(closing=True)
         else:
-            self.validate()  # where this machine starts, before anything of others is added
+            self.evaluate_if_due()  # where this machine starts, before anything of others is added
 
-    def settle_in(self, mark: Mark | None, cut: Snapshot | None = None) -> None:
+    def initialise_state(self, mark: StateHeader | None, cut: Snapshot | None = None) -> None:
         """The anchor where the state stands, or the others'; the exchange from there on; the engine."""
-        self.store = self.kept.open(self.spec.recipe)
+        self.store = self.saved_state.open_store(self.spec.recipe)
         self.anchor = Anchor(
             FragmentSequence(self.store, "anchor"), held=self.plan.exchange != "disk"
         )
         if mark:
-            self.anchor.resume(mark.heads, mark.holes, mark.sketches)
+            self.anchor.resume(mark.heads, mark.retracted, mark.sketches)
         if cut:
             self.anchor.begin(cut.fragments, cut.heads, cut.holes)
             trust = (
@@ -335,7 +341,7 @@ class Worker:
                 (beginning(self.spec, each.index, self.blobs) for each in self.plan.fragments), {}
             )
         self.exchange.start(self.anchor.vector, self.anchor.holes)
-        standing = self.kept.progress(self.store)
+        standing = self.saved_state.read_progress(self.store)
         self.engine = Engine(
             self.plan, self.spec.recipe, self.store, self.anchor, self.describe, standing
         )
@@ -343,35 +349,37 @@ class Worker:
         if mark is None:
             if cut:
                 self.engine.progress = replace(self.engine.progress, warmup_steps_left=WARMUP_STEPS)
-            self.save()
+            self.save_checkpoint()
             return
-        self.progress.step = mark.step
+        self.metrics.step = mark.step
         if standing is None:
-            self.kept.load(self.engine)
+            self.saved_state.load_into(self.engine)
             self.engine.progress = replace(self.engine.progress, position=mark.step)
-        if self.exchange.last_published_seq > mark.seq:
+        if self.exchange.last_published_seq > mark.last_seq:
             self.engine.reset_feedback()  # what it owed may have been said in the update that is newer
             self.engine.reset_round()  # and what the round had learnt is in it
 
-    def catch_up(self) -> None:
+    def resync_if_behind(self) -> None:
         """Where the others keep no more of what this machine lacks, their anchor takes the place of its own; its
         moments, momentum and feedback stay, and so do its updates that they have not got yet."""
         if not self.exchange.needs_resync:
             return
-        self.save(closing=True)
+        self.save_checkpoint(closing=True)
         self._opened.close()
         del self.engine, self.store
         self.anchor = Anchor([], self.ledger.last())
         self.exchange.resync()
-        self.kept = Kept(self.place.folder.path, self.plan)
-        self.settle_in(self.restored())
+        self.saved_state = SavedState(self.joined.folder.path, self.plan)
+        self.initialise_state(self.load_saved_state())
 
-    def restored(self) -> Mark | None:
+    def load_saved_state(self) -> StateHeader | None:
         """What was kept here belongs to, if the ledger goes on from it. A folder put together from two backups may hold
         a state with updates that its ledger has lost; then the ledger and the peers count, and what was ours is under a
         new name."""
-        mark = self.kept.mark
-        fits = mark is not None and self.kept.fits(self.ledger, self.spec.recipe)
+        mark = self.saved_state.header
+        fits = mark is not None and self.saved_state.align_with_ledger(
+            self.ledger, self.spec.recipe
+        )
         if mark is not None and not fits:
             log.warning(
                 "the state and the ledger of %s do not belong together: starting from the ledger",
@@ -380,15 +388,17 @@ class Worker:
             if mine := mark.heads.get(self.exchange.author):
                 self.exchange.on_own_update(mine)
         if not fits:
-            self.kept.clear()
-        return self.kept.mark
+            self.saved_state.clear()
+        return self.saved_state.header
 
-    def snapshot(self) -> Snapshot | None:
+    def fetch_snapshot(self) -> Snapshot | None:
         """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
         replay everything, from peers that may not have it."""
-        known = self.place.peers or self.ledger.met.peers()
+        known = self.joined.peers or self.ledger.met.peers()
         for _ in range(SNAPSHOT_TRIES):
-            cut = self.exchange.fetch_snapshot(SNAPSHOT_SECONDS if known else 0.0, self.waited)
+            cut = self.exchange.fetch_snapshot(
+                SNAPSHOT_SECONDS if known else 0.0, self.poll_should_stop
+            )
             whole = self.ledger.vector() and not self.ledger.gone()
             if cut or whole or self.leaving.is_set() or not self.exchange.stats.updates_behind:
                 return cut
@@ -396,40 +406,44 @@ class Worker:
         return None
 
     def fetch_text(self) -> None:
-        manifest = self.place.manifest
+        manifest = self.joined.manifest
         sizes = {shard.digest: 2 * shard.tokens for shard in (*manifest.train, *manifest.held_out)}
         wanted = [*sizes, manifest.tokenizer] if manifest.tokenizer else [*sizes]
         if not all(self.blobs.has(each) for each in wanted):
-            self.progress.activity = Activity.PREPARING
-        if not gather(
-            self.exchange, self.blobs, {e: sizes.get(e) for e in wanted}, "the text", self.waited
+            self.metrics.activity = Activity.PREPARING
+        if not fetch_all_blobs(
+            self.exchange,
+            self.blobs,
+            {e: sizes.get(e) for e in wanted},
+            "the text",
+            self.poll_should_stop,
         ):
             return
         self.text = Text(manifest, self.blobs.path)
         self.held_out = self.text.held_out(HELD_OUT, self.spec.model.context)
 
-    def waited(self) -> bool:
+    def poll_should_stop(self) -> bool:
         """Asked now and then while something is fetched: tells, hears of new peers, and says whether to give up."""
-        self.tell()
+        self.report_status()
         return self.leaving.is_set()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """After the last round: until the others have what is ours and, when the run is finished, we what is theirs."""
         self.exchange.announce_completion()
         if self.leaving.is_set() or not (
-            self.spent or self.reporter.directive.status is RunStatus.FINISHED
+            self.budget_reached or self.reporter.directive.status is RunStatus.FINISHED
         ):
             self._trade_until(self.exchange.all_published_delivered, PARTING)
-            self.progress.rest(Activity.LEFT)
+            self.metrics.set_idle(Activity.LEFT)
         else:
-            self.progress.activity = Activity.FINISHING
+            self.metrics.activity = Activity.FINISHING
             self._unsettled = time.monotonic()
-            self._trade_until(lambda: self.leaving.is_set() or self.agreed(), SETTLING)
-            self.validate(last=True)
-            self.progress.rest(Activity.FINISHED)
-        self.save(closing=True)
+            self._trade_until(lambda: self.leaving.is_set() or self.is_synchronized(), SETTLING)
+            self.evaluate_if_due(last=True)
+            self.metrics.set_idle(Activity.FINISHED)
+        self.save_checkpoint(closing=True)
 
-    def agreed(self) -> bool:
+    def is_synchronized(self) -> bool:
         """Everybody connected has had the same updates for a second; for five, where nobody is connected."""
         now, stats = time.monotonic(), self.exchange.stats
         taken_in = stats.updates_sent + stats.updates_received == sum(self.anchor.vector.values())
@@ -440,12 +454,12 @@ class Worker:
     def _trade_until(self, done: Callable[[], bool], seconds: float) -> None:
         limit = time.monotonic() + seconds
         while not done() and time.monotonic() < limit:
-            self.catch_up()
-            self.trade()
+            self.resync_if_behind()
+            self.exchange_updates()
             self.engine.apply_queued()
             time.sleep(0.05)
-        self.trade()
+        self.exchange_updates()
         self.engine.apply_queued()
 
-    def tell(self, at_once: bool = False) -> None:
-        self.telling.tell(self.anchor, at_once)
+    def report_status(self, at_once: bool = False) -> None:
+        self.status_publisher.publish(self.anchor, at_once)

@@ -17,42 +17,42 @@ from barnraise.planning.hardware import Hardware
 from barnraise.spec import RunSpec
 from barnraise.state_dir import Home
 from barnraise.training.checkpoint import Checkpoint
-from barnraise.training.join import Taken, enter
-from barnraise.training.model_transfer import Fetcher
-from barnraise.training.resume import State, state_mark
+from barnraise.training.join import InitialWeights, join_run
+from barnraise.training.model_transfer import ModelFetcher
+from barnraise.training.resume import DiskState, read_state_header
 
 log = logging.getLogger("barnraise")
 
 TOKENIZER_SECONDS = 60.0  # that run's peers have to give its tokenizer's file
 
 
-class Taker(Fetcher):
+class WarmStartFetcher(ModelFetcher):
     """The tokenizer, too."""
 
-    def settle(self) -> None:
-        if tokenizer := self.place.manifest.tokenizer:
-            self.exchange.fetch_blobs({tokenizer: None}, TOKENIZER_SECONDS, self.waited)
-        super().settle()
+    def drain(self) -> None:
+        if tokenizer := self.joined.manifest.tokenizer:
+            self.exchange.fetch_blobs({tokenizer: None}, TOKENIZER_SECONDS, self.poll_should_stop)
+        super().drain()
 
 
-def taken(
+def fetch_initial_weights(
     home: Home,
     leaving: threading.Event,
     measured: Callable[[], Hardware],
     spec: RunSpec,
     put: Callable[[bytes | memoryview], str],
-) -> Taken:
+) -> InitialWeights:
     """What `spec.start` names, kept by `put`. Raises StateError with a sentence that says why it cannot be had now."""
     start = spec.start
     if (found := _kept(home, spec, put)) is not None:
         return found
     log.info("fetching the weights this run begins with from the machines of run %s", start.run)
     try:
-        place = enter(home, start.run, leaving)
+        place = join_run(home, start.run, leaving)
         if place is None:
             raise StateError("left before the weights came")
-        worker = Taker(place, home.identity, leaving, measured(), home.limits)
-        worker.work()
+        worker = WarmStartFetcher(place, home.identity, leaving, measured(), home.limits)
+        worker.run()
     except StateError:
         raise
     except BarnraiseError as error:
@@ -71,7 +71,9 @@ def taken(
     return found
 
 
-def _kept(home: Home, spec: RunSpec, put: Callable[[bytes | memoryview], str]) -> Taken | None:
+def _kept(
+    home: Home, spec: RunSpec, put: Callable[[bytes | memoryview], str]
+) -> InitialWeights | None:
     """From this machine's folder of that run; None where it does not stand there, or lacks the tokenizer."""
     start, path = spec.start, home.path / "runs" / spec.start.run
     if not path.exists():
@@ -94,15 +96,15 @@ def _kept(home: Home, spec: RunSpec, put: Callable[[bytes | memoryview], str]) -
                 hasher.update(fragment_bytes(state[f"anchor.{index}"]))
             if hasher.hexdigest() != start.digest:
                 return None
-            return Taken(
+            return InitialWeights(
                 [put(fragment_bytes(state[f"anchor.{index}"])) for index in range(count)], tokenizer
             )
 
 
 def _state(path: Path, spec: RunSpec, opened: contextlib.ExitStack) -> Mapping[str, Tensor] | None:
-    if state_mark(path / "state") is not None:
-        state = State(spec.model, path / "state")
+    if read_state_header(path / "state") is not None:
+        state = DiskState(spec.model, path / "state")
         opened.callback(state.close)
         return state
-    saved = Checkpoint(path / "checkpoint").restore()
+    saved = Checkpoint(path / "checkpoint").load()
     return saved[0] if saved else None
