@@ -31,7 +31,7 @@ from drill_worker import MIRROR, RUN
 from barnraise.cli.verdict import judged
 from barnraise.durable_io import write_atomically
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.protocol import messages
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
@@ -59,9 +59,9 @@ class Span:
 class Drill:
     def __init__(self, folder: Path, span: Span, model: ModelSpec, seed: int):
         self.folder, self.span, self.dice = folder, span, random.Random(seed)
-        blobs = Blobs(folder / "text")
+        blobs = BlobStore(folder / "text")
         manifest = shards.prepare(
-            TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.put
+            TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.store
         )
         signed = MIRROR.sign("manifest", manifest)
         self.spec = RunSpec(
@@ -115,7 +115,7 @@ class Drill:
         def reached() -> bool:
             for machine in machines:
                 with machine.ledger() as ledger:
-                    if not ledger.reaches(authors):
+                    if not ledger.has_received(authors):
                         return False
             return True
 
@@ -182,7 +182,7 @@ class Drill:
                 each.order("severed", json.dumps([machine.key for machine in other]))
         time.sleep(self.span.cut)
         with four[0].ledger() as one, four[3].ledger() as two:
-            apart = not one.reaches(two.vector()) and not two.reaches(one.vector())
+            apart = not one.has_received(two.vector()) and not two.has_received(one.vector())
         for each in four:
             (each.home.path / "severed").unlink()
         self.grow(four)
@@ -214,7 +214,7 @@ class Drill:
         self.until(lambda: "is whole again" in first.said(), "the anchor's repair", 180)
         self.found["corruptions_found"] += 1
         with second.ledger() as ledger:
-            parts = (update.fragments[0] for _, update in ledger.since({}))
+            parts = (update.fragments[0] for _, update in ledger.updates_since({}))
             path = next(
                 ledger.blobs.path(part.digest)
                 for part in parts
@@ -288,7 +288,7 @@ class Drill:
     def hostile(self, victim: Machine) -> None:
         with victim.ledger() as ledger:
             sample = next(
-                signed for signed, update in ledger.since({}) if update.peer != victim.key
+                signed for signed, update in ledger.updates_since({}) if update.peer != victim.key
             )
             before = set(ledger.vector())
         attacker = Attacker(

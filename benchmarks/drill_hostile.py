@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from drill_worker import RUN, ticket
 
-from barnraise.exchange.ledger.ledger import NOTHING
+from barnraise.exchange.ledger.ledger import GENESIS_DIGEST
 from barnraise.exchange.network.framing import pack
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
@@ -37,7 +37,7 @@ class Attacker:
             messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in self.sizes
         ]
         fields = dict(
-            run=RUN, peer=self.identity.key, incarnation="b" * 16, seq=1, previous=NOTHING, tokens=10, total=10,
+            run=RUN, peer=self.identity.key, incarnation="b" * 16, seq=1, previous=GENESIS_DIGEST, tokens=10, total=10,
             fragments=parts,
         )  # fmt: skip
         return messages.Update(**(fields | changed))

@@ -94,7 +94,7 @@ class Machine:
     def published(self) -> tuple[float, float]:
         """Steps that its updates hold, and rounds, each of which says every fragment once, at once or in turns."""
         with self.ledger() as ledger:
-            mine = [update for _, update in ledger.since({}) if update.peer == self.key]
+            mine = [update for _, update in ledger.updates_since({}) if update.peer == self.key]
         tokens, said = (
             sum(update.tokens for update in mine),
             sum(len(update.payload_parts) for update in mine),
@@ -139,7 +139,7 @@ def flip(path: Path) -> None:
 
 def forked(machine: Machine) -> frozenset[str]:
     with machine.ledger() as ledger:
-        return ledger.forked
+        return ledger.forked_authors
 
 
 def last(machine: Machine, author: str) -> int:
@@ -150,12 +150,12 @@ def last(machine: Machine, author: str) -> int:
 def added_up(machine: Machine) -> str:
     """The digest of the initial weights and all updates that are in, added up anew from a folder's files."""
     with machine.ledger() as ledger:
-        anchor = Anchor.initial(machine.world.spec.model, machine.world.spec.seed)
-        for _, update in ledger.since({}):
+        anchor = Anchor.from_seed(machine.world.spec.model, machine.world.spec.seed)
+        for _, update in ledger.updates_since({}):
             for index, part in enumerate(update.fragments):
                 if not part.size:  # another turn says it
                     continue
-                anchor.add(
+                anchor.add_units(
                     index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel())
                 )
         return anchor.digest()

@@ -130,7 +130,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
 
 
 USUAL = (
-    anchor_scrub.EACH,
+    anchor_scrub.MIN_INTERVAL,
     blob_scrub.EACH,
     blob_scrub.SHARE,
 )  # seconds between two looks at fragments, at files, and the latter's time
@@ -147,7 +147,7 @@ class Orders:
 
     def heed(self, worker: Worker) -> None:
         """Between two steps. `hurry`: a drill has no hours to wait until everything was looked at again."""
-        anchor_scrub.EACH, blob_scrub.EACH, blob_scrub.SHARE = (
+        anchor_scrub.MIN_INTERVAL, blob_scrub.EACH, blob_scrub.SHARE = (
             HURRIED if (self._folder / "hurry").exists() else USUAL
         )
         if (path := self._folder / "flip").exists() and len(worker.anchor.fragments):
@@ -217,8 +217,8 @@ class Spent:
         "barnraise-cuts_",
     )  # "barnraise-disk read" is the engine's
     CALLS = (
-        (worker_module.codec, "encode"), (update_receiver.ReceivedUpdate, "decode"), (blob_store.Blobs, "put"), (ledger.Ledger, "append"),
-        (exchange.Exchange, "find_damaged_fragment"), (exchange.Exchange, "serve_snapshots"), (exchange.Exchange, "poll_updates"), (exchange, "sketch"),
+        (worker_module.codec, "encode"), (update_receiver.ReceivedUpdate, "decode"), (blob_store.BlobStore, "store"), (ledger.Ledger, "append"),
+        (exchange.Exchange, "find_damaged_fragment"), (exchange.Exchange, "serve_snapshots"), (exchange.Exchange, "poll_updates"), (exchange, "compute_sketch"),
     )  # fmt: skip
 
     def __init__(self) -> None:

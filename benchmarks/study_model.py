@@ -13,7 +13,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from barnraise.durable_io import write_atomically
-from barnraise.exchange.ledger.anchor import initial
+from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import ModelSpec, Recipe, TextSpec
@@ -55,7 +55,7 @@ RUN = "01890000-0000-7000-8000-000000000001"
 
 def initial_units(seed: int) -> Tensor:
     """int32 [SIZE]: the anchor at the start."""
-    return torch.cat([initial(fragment, seed) for fragment in FRAGMENTS]).to(DEVICE)
+    return torch.cat([initial_weights(fragment, seed) for fragment in FRAGMENTS]).to(DEVICE)
 
 
 def nothing(dtype: torch.dtype = torch.float32) -> Tensor:

@@ -33,7 +33,7 @@ from study_model import (
 from torch import Tensor
 
 from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.pacing.delay_compensation import LARGEST, MOST
+from barnraise.exchange.pacing.delay_compensation import MAX_IN_FLIGHT, MAX_RELATIVE_SIZE
 from barnraise.swap.arena import units_to_float
 from barnraise.swap.outer_optimizer import accumulate_feedback
 
@@ -92,7 +92,7 @@ class Machine:
         self.seen: dict[tuple[int, int], int] = {}  # the window that it ended
         self.guesses: dict[tuple[int, int, int], Tensor] = {}  # by author, turn and window
         self.own: dict[int, deque[tuple[int, Tensor]]] = defaultdict(
-            lambda: deque(maxlen=MOST + 1)
+            lambda: deque(maxlen=MAX_IN_FLIGHT + 1)
         )  # by turn
         self.said: dict[int, int] = defaultdict(int)  # turn → the steps when it last ended
         self.data_step = self.round_steps = self.rounds = 0  # `round_steps`: since the last turn
@@ -226,12 +226,14 @@ class World:
                 continue
             ratio = other.speed / mine.speed
             ratio = min(
-                LARGEST,
+                MAX_RELATIVE_SIZE,
                 (ratio if case.weights == "rate" else 1.0) * (ratio if case.windows else 1.0),
             )
             if case.windows:
                 first = self.window(other, other.begins)
-                since = max(mine.seen.get((other.number, turn.number), first), window - MOST, first)
+                since = max(
+                    mine.seen.get((other.number, turn.number), first), window - MAX_IN_FLIGHT, first
+                )
                 found += [(other.number, w, ratio) for w in range(since + 1, window + 1)]
             else:
                 found.append(

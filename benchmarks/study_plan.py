@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from study_case import Case
 
-from barnraise.exchange.pacing.delay_compensation import IN_TURNS
+from barnraise.exchange.pacing.delay_compensation import STREAMED_FACTOR
 
 SHORT, LONG = 1_024_000, 8_192_000  # tokens
 SPEEDS = (1.0, 2.0, 4.0, 7.0)
@@ -119,7 +119,7 @@ class Plan:
             ],
             "guess, in turns": [
                 base, *(replace(base, guess=guess) for guess in ("own", "last", "momentum")),
-                replace(base, guess="momentum", trust=IN_TURNS),
+                replace(base, guess="momentum", trust=STREAMED_FACTOR),
             ],
             "guess, in windows": [windows, replace(windows, guess="none", trust=1.0)],
             "speeds, weights and clock": [
@@ -139,7 +139,9 @@ class Plan:
     def far(self, found: Results, kind: str) -> Case:
         """The long training of a kind, with what served its short ones best; ours with the guess that a new run makes
         in turns, on a line with room."""
-        ours = dict(guess="momentum", trust=IN_TURNS, delay=AFFORDED) if kind == "ours" else {}
+        ours = (
+            dict(guess="momentum", trust=STREAMED_FACTOR, delay=AFFORDED) if kind == "ours" else {}
+        )
         return self.tuned(found, kind, tokens=self.long, **ours)
 
     def rest(self, found: Results) -> list[Case]:

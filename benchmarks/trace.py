@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
-from barnraise.exchange.ledger.anchor import Anchor, initial
+from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.planning.hardware_probe import probe
 from barnraise.planning.limits import Limits, parse_bytes
 from barnraise.planning.program import Kind, Lane, Op
@@ -42,7 +42,7 @@ def recorded(model_name: str, memory: int, folder: Path) -> list[tuple[str, Op, 
     store = StateStore(plan, folder if plan.on_disk else None)
     shelf = FragmentSequence(store, "anchor")
     for i, fragment in enumerate(model.fragments()):
-        shelf[i] = initial(fragment, 1)
+        shelf[i] = initial_weights(fragment, 1)
     engine = Engine(plan, Recipe(), store, Anchor(shelf))
     spans: list[tuple[str, Op, float, float]] = []
     for lane in engine.executor.lanes.values():

@@ -12,7 +12,7 @@ from helpers.paths import ROOT
 from hypothesis import strategies as st
 
 from barnraise.exchange.compression.codec import decode, encode
-from barnraise.exchange.ledger.anchor import Anchor, initial
+from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.planning.plan import Plan
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import ModelSpec, Recipe
@@ -51,7 +51,7 @@ def engine_of(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -
     store = StateStore(plan, folder if plan.on_disk else None)
     shelf, fresh = FragmentSequence(store, "anchor"), store.header is None
     for fragment in plan.fragments if fresh else ():
-        shelf[fragment.index] = initial(fragment, 11)
+        shelf[fragment.index] = initial_weights(fragment, 11)
     engine = Engine(
         plan, recipe, store, Anchor(shelf),
         describe=lambda progress: json.dumps(dataclasses.asdict(progress)),
@@ -113,7 +113,7 @@ def train_round(
     for step in range(3):
         engine.step([sample_text(seed=100 * seed + step)])
     arrived = FakeUpdate(author, seq, [payload for payload, _ in engine.end_round(encode, weight)])
-    engine.anchor.note(arrived.header)
+    engine.anchor.record(arrived.header)
     return arrived
 
 

@@ -22,7 +22,7 @@ def publish(
     update = messages.Update(
         run=RUN, peer=identity.key, incarnation="0" * 16, seq=head.seq + 1, previous=head.digest, tokens=tokens,
         total=head.total + tokens,
-        fragments=[messages.FragmentUpdate(digest=ledger.blobs.put(p), size=len(p), sketch="0" * 16) for p in payloads],
+        fragments=[messages.FragmentUpdate(digest=ledger.blobs.store(p), size=len(p), sketch="0" * 16) for p in payloads],
     )  # fmt: skip
     assert ledger.append(identity.sign("update", update), update) is Outcome.ADDED
     return update

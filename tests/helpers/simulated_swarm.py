@@ -34,10 +34,10 @@ def said(vector: dict[str, int], **more) -> PeerState:
 def met(number: int, *others: int) -> Gossip:
     """A machine that wants what it lacks, linked to others that have said they have nothing."""
     me = Gossip(key_of(number), 0)
-    me.begin({}, {}, 0.0)
+    me.start({}, {}, 0.0)
     for other in others:
-        me.linked(key_of(other), 0.0)
-        me.told_state(key_of(other), said({}), 0.0)
+        me.on_connected(key_of(other), 0.0)
+        me.on_state(key_of(other), said({}), 0.0)
     return me
 
 
@@ -81,7 +81,7 @@ class Simulation:
         key = key_of(number)
         self.machines[key] = machine = Gossip(key, seed)
         self.held.setdefault(key, {})
-        machine.begin(vector or {}, {}, self.now)
+        machine.start(vector or {}, {}, self.now)
         self._look_at[key] = math.inf
         self.later(0.0, self.act, key)
         return machine
@@ -112,29 +112,29 @@ class Simulation:
     def act(self, key: str) -> None:
         if (me := self.machines.get(key)) is None:
             return
-        for action in me.act(self.now):
+        for action in me.next_actions(self.now):
             match action:
                 case g.Dial(peer):
                     self.sent["dial"] += 1
                     self.later(2 * self.delay, self.dialled, key, peer.key)
-                case g.TellState(to):
-                    if state := me.tell(to, self.now):
+                case g.SendState(to):
+                    if state := me.build_state(to, self.now):
                         self.sent["state"] += 1
                         told = len(state.vector) + len(state.pruned) + len(state.declined)
                         self.post(key, to, MESSAGE + ENTRY * told, self._told, key, to, state)
-                case g.TellPeers(to, peers):
+                case g.SendPeers(to, peers):
                     told = [peer for peer in peers if peer.key != to]
                     self.post(key, to, MESSAGE * (1 + len(told)), self._introduced, to, told)
                 case g.PushUpdate(to, author, seq):
                     self.push(key, to, author, seq)
-                case g.AskFor(to, author, first, last):
+                case g.RequestUpdates(to, author, first, last):
                     self.sent["ask"] += 1
                     self.post(key, to, MESSAGE, self._asked, to, key, author, first, last)
-                case g.Goodbye(to):
+                case g.SendGoodbye(to):
                     self.post(key, to, MESSAGE, self._parted, key, to)
-                case g.Drop(peer, _):
+                case g.Disconnect(peer, _):
                     self.cut(key, peer)
-        at = max(self.now + 0.02, me.next_at(self.now))
+        at = max(self.now + 0.02, me.next_wakeup(self.now))
         if at < self._look_at[key]:
             self._look_at[key] = at
             self.later(at - self.now, self._look, key, at)
@@ -148,15 +148,15 @@ class Simulation:
     def _deliver(self, source: str, target: str, call, values) -> None:
         me = self.machines.get(target)
         if me and source in me.links and self.reachable(source, target):
-            me.heard(source, self.now)
+            me.on_message(source, self.now)
             call(*values)
             self.act(target)
 
     def _told(self, source: str, to: str, state: PeerState) -> None:
         me = self.machines[to]
-        me.told_state(source, state, self.now)
+        me.on_state(source, state, self.now)
         for (author, seq), began in list(self._pushing[to, source].items()):
-            if not me.lacks(source, author, seq):  # it said so: the rest of the payload is not sent
+            if not me.needs(source, author, seq):  # it said so: the rest of the payload is not sent
                 del self._pushing[to, source][author, seq]
                 gone = (self.now - began) * self.uplink if self.now > began else 0.0
                 sent = min(
@@ -170,15 +170,15 @@ class Simulation:
                 self._free[to] = max(self.now, self._free[to] - (self.payload - sent) / self.uplink)
 
     def _introduced(self, to: str, peers: list[Peer]) -> None:
-        self.machines[to].circle.introduce(peers, self.now, vouched=False)
+        self.machines[to].membership.add_peers(peers, self.now, vouched=False)
 
     def _asked(self, me: str, by: str, author: str, first: int, last: int) -> None:
-        self.machines[me].asked(by, author)
+        self.machines[me].on_request(by, author)
         for seq in range(first, min(last, self.machines[me].vector.get(author, 0)) + 1):
             self.push(me, by, author, seq)
 
     def _parted(self, source: str, to: str) -> None:
-        self.machines[to].parting(source, self.now)
+        self.machines[to].on_goodbye(source, self.now)
         self.cut(source, to)
 
     # ---- updates
@@ -193,7 +193,7 @@ class Simulation:
         me = self.machines.get(source)
         if (
             me is None
-            or not me.lacks(to, author, seq)
+            or not me.needs(to, author, seq)
             or (author, seq) in self._pushing[source, to]
         ):
             self._free[source] = max(
@@ -206,7 +206,7 @@ class Simulation:
         self.later(self.payload / self.uplink, self._end, source, to, author, seq)
 
     def _header(self, source: str, to: str, author: str, seq: int) -> None:
-        self.machines[to].pushed(source, author, seq, self.now)
+        self.machines[to].on_update(source, author, seq, self.now)
 
     def _end(self, source: str, to: str, author: str, seq: int) -> None:
         if self._pushing[source, to].pop((author, seq), None) is not None:
@@ -216,18 +216,18 @@ class Simulation:
         me = self.machines[key]
         if seq in self.held[key].get(author, ()):
             self.sent["duplicate"] += 1
-        me.arriving(source, author, seq, self.now)
+        me.on_payload_bytes(source, author, seq, self.now)
         self.held[key].setdefault(author, set()).add(seq)
         if seq > me.vector.get(author, 0) + 1:
-            me.waiting(author, seq)
+            me.on_update_buffered(author, seq)
         while (following := me.vector.get(author, 0) + 1) in self.held[key][author]:
-            me.holds(author, following)
+            me.on_local_update(author, following)
 
     def publish(self, number: int) -> None:
         key, author = key_of(number), author_of(number)
         seq = self.machines[key].vector.get(author, 0) + 1
         self.held[key].setdefault(author, set()).add(seq)
-        self.machines[key].holds(author, seq)
+        self.machines[key].on_local_update(author, seq)
         self.act(key)
 
     # ---- links
@@ -242,13 +242,13 @@ class Simulation:
             not self.reachable(one, other)
             or max(len(self.machines[key].links) for key in (one, other)) >= MAX_LINKS
         ):
-            self.machines[one].circle.dial_failed(other, self.now)
+            self.machines[one].membership.on_dial_failed(other, self.now)
         elif other in self.machines[one].links:
-            self.machines[one].circle.met(other)
+            self.machines[one].membership.on_connected(other)
         else:
             for me, you in ((one, other), (other, one)):
-                self.machines[me].circle.introduce([Peer(key=you, addresses=["x:1"])], self.now)
-                self.machines[me].linked(you, self.now)
+                self.machines[me].membership.add_peers([Peer(key=you, addresses=["x:1"])], self.now)
+                self.machines[me].on_connected(you, self.now)
         for key in (one, other):
             self.act(key)
 
@@ -256,7 +256,7 @@ class Simulation:
         for me, you in ((one, other), (other, one)):
             self._pushing.pop((me, you), None)
             if me in self.machines:
-                self.machines[me].unlinked(you, self.now)
+                self.machines[me].on_disconnected(you, self.now)
 
     def leave(self, number: int) -> None:
         """A machine vanishes; the others notice that its links are gone."""
@@ -282,7 +282,7 @@ class Simulation:
             peers = [
                 Peer(key=key_of(other), addresses=["x:1"]) for other in others if other != number
             ]
-            self.machines[key_of(number)].circle.introduce(peers, self.now)
+            self.machines[key_of(number)].membership.add_peers(peers, self.now)
             self.later(0.0, self.act, key_of(number))
 
     # ---- what came of it

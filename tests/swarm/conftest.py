@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from barnraise.coordinator_client.client import Coordinator
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.network.memory_transport import MemoryNetwork
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
@@ -40,9 +40,9 @@ MACHINE = Hardware(  # nothing is measured here: a plan's arithmetic is tested e
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> tuple[Path, TextManifest]:
     """The standard library's source by bytes, prepared once."""
-    blobs = Blobs(tmp_path_factory.mktemp("text"))
+    blobs = BlobStore(tmp_path_factory.mktemp("text"))
     return blobs.folder, shards.prepare(
-        TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.put
+        TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.store
     )
 
 

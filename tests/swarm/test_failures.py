@@ -10,7 +10,7 @@ import pytest
 from barnraise.errors import StateError
 from barnraise.exchange import exchange as node_module
 from barnraise.exchange.ledger import blob_store as blobs_module
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity
@@ -171,9 +171,9 @@ def test_a_payload_whose_bytes_changed_on_disk_never_reaches_the_anchor(swarm, m
     ada.leave()
     folder = ada.worker.joined.folder.path
     ledger = Ledger(folder)
-    _, first = next(ledger.since({}))
+    _, first = next(ledger.updates_since({}))
     ledger.close()
-    path = Blobs(folder / "blobs").path(first.fragments[1].digest)
+    path = BlobStore(folder / "blobs").path(first.fragments[1].digest)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from barnraise.errors import StateError
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.pacing import streaming
 from barnraise.swap.engine import WARMUP_STEPS
@@ -38,7 +38,7 @@ def test_three_workers_train_one_model_and_end_with_the_same_bits(swarm):
 @pytest.fixture
 def short_turns(monkeypatch):
     """Rounds of a second or less are said in turns, too."""
-    monkeypatch.setattr(streaming, "SECONDS", 0.02)
+    monkeypatch.setattr(streaming, "MIN_PART_SECONDS", 0.02)
 
 
 def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, short_turns):
@@ -51,7 +51,7 @@ def test_workers_that_say_their_rounds_in_turns_end_with_the_same_bits(swarm, sh
         "the loss must fall"
     )
     with closing(Ledger(trio[0].worker.joined.folder.path)) as ledger:
-        updates = [update for _, update in ledger.since({})]
+        updates = [update for _, update in ledger.updates_since({})]
     assert any(len(update.payload_parts) < len(update.fragments) for update in updates), (
         "none was a turn"
     )
@@ -98,7 +98,7 @@ def test_a_fourth_who_comes_late_takes_the_anchor_and_the_text_from_the_others(s
     assert late.status["validation_first"][0] > 0, (
         "it began at the others' anchor, not at the seed's"
     )
-    ours = Blobs(late.worker.joined.folder.path / "blobs")
+    ours = BlobStore(late.worker.joined.folder.path / "blobs")
     assert all(ours.has(shard.digest) for shard in run.manifest.train)
 
 

@@ -30,10 +30,10 @@ TIGHT = Limits(memory=6_500_000)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(audit_module, "EACH", 0.02)
-    monkeypatch.setattr(audit_module, "SHARE", 0.2)
-    monkeypatch.setattr(accord_module, "SHOWN", 0.2)
-    monkeypatch.setattr(accord_module, "AGAIN", 1.0)
+    monkeypatch.setattr(audit_module, "MIN_INTERVAL", 0.02)
+    monkeypatch.setattr(audit_module, "TIME_SHARE", 0.2)
+    monkeypatch.setattr(accord_module, "HEADS_INTERVAL", 0.2)
+    monkeypatch.setattr(accord_module, "RESEND_INTERVAL", 1.0)
 
 
 def finals(volunteers) -> set[tuple[str, str]]:
@@ -80,11 +80,11 @@ def first_that_differ(one: Ledger, other: Ledger, author: str) -> int | None:
 
 def sum_without(run, ledger) -> str:
     """The initial weights and every update in a ledger's files that no verdict names, added up anew."""
-    anchor = Anchor.initial(run.spec.model, run.spec.seed)
+    anchor = Anchor.from_seed(run.spec.model, run.spec.seed)
     for author, last in ledger.vector().items():
         for _, update in ledger.headers(author, 1, last):
             for index, part in enumerate(update.fragments):
-                anchor.add(
+                anchor.add_units(
                     index, decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel())
                 )
     return anchor.digest()

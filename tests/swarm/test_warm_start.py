@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from barnraise.errors import StateError
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.spec import RunSpec, Start, problems
 from barnraise.state_dir import Home
 from barnraise.training.prefetch import fetch_start_weights
@@ -32,10 +32,10 @@ def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended
     before, ada = ended
     after = swarm(token_budget=60_000, folder="after")
     home = after.home("ada")
-    blobs = Blobs(home.path / "runs" / before.manifest.run / "blobs")
+    blobs = BlobStore(home.path / "runs" / before.manifest.run / "blobs")
     spec = replace(after.spec, start=start_of(before, ada))
     found = fetch_initial_weights(
-        Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.put
+        Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.store
     )
     assert len(found.fragments) == spec.model.layers + 2 and found.tokenizer is None
     after.spec = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
@@ -71,12 +71,12 @@ def test_a_machine_that_stands_elsewhere_or_cannot_ask_says_so(ended, tmp_path):
 
 def test_fragments_that_are_not_the_checkpoint_are_refused_before_the_first_step(ended, tmp_path):
     before, ada = ended
-    blobs = Blobs(tmp_path / "blobs")
+    blobs = BlobStore(tmp_path / "blobs")
     spec = replace(before.spec, start=start_of(before, ada))
     found = fetch_initial_weights(
-        Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.put
+        Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.store
     )
-    other = blobs.put(bytes(blobs.size(found.fragments[0])))
+    other = blobs.store(bytes(blobs.size(found.fragments[0])))
     for fragments, said in (
         ([other, *found.fragments[1:]], "tell its owner"),
         ([found.fragments[-1], *found.fragments[1:]], "is of another model"),

@@ -45,10 +45,10 @@ class Machine:
             mirrors=frozenset([self.world.mirror.key]),
         )  # fmt: skip
         self.exchange = Exchange(**(parts | changed))
-        self.anchor = Anchor.initial(self.world.spec.model, self.world.spec.seed)
+        self.anchor = Anchor.from_seed(self.world.spec.model, self.world.spec.seed)
 
     def start(self) -> "Machine":
-        self.exchange.start(self.anchor.vector, self.anchor.holes)
+        self.exchange.start(self.anchor.vector, self.anchor.retracted)
         self.step()  # what the ledger holds past the anchor comes first, own updates among it
         return self
 
@@ -73,11 +73,11 @@ class Machine:
                     -(1 << 20), 1 << 20, fragment.shape, dtype=torch.int32, generator=noise
                 )
                 payload, sent = encode(values)
-                self.anchor.add(index, sent)
+                self.anchor.add_units(index, sent)
                 yield payload, sent
 
         header = self.exchange.publish(payloads(), tokens)
-        self.anchor.note(header)
+        self.anchor.record(header)
         return header
 
     def step(self) -> None:
@@ -85,15 +85,15 @@ class Machine:
         for arrival in self.exchange.poll_updates():
             for index in range(len(self.anchor.fragments)):
                 if (units := arrival.decode(index)) is not None:
-                    self.anchor.add(index, units)
-            self.anchor.note(arrival.header)
+                    self.anchor.add_units(index, units)
+            self.anchor.record(arrival.header)
         self.exchange.serve_snapshots(self.anchor)
 
     @property
     def standing(self) -> tuple:
         """Where its anchor should be."""
         vector = self.ledger.vector()
-        return vector, self.ledger.verdicts.holes(vector)
+        return vector, self.ledger.verdicts.retracted_within(vector)
 
     def stop(self) -> None:
         self.exchange.stop()
@@ -134,11 +134,11 @@ class World:
 
     def sum(self, machine: Machine, keep: Callable[[str, int], bool]) -> str:
         """The digest of the initial weights and those updates in a machine's files that `keep` takes."""
-        anchor, ledger = Anchor.initial(TINY, self.spec.seed), machine.ledger
+        anchor, ledger = Anchor.from_seed(TINY, self.spec.seed), machine.ledger
         for author in ledger._last:
             for _, update in ledger.headers(author, 1, 1 << 40):
                 for index, part in enumerate(update.fragments if keep(author, update.seq) else ()):
-                    anchor.add(
+                    anchor.add_units(
                         index,
                         decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()),
                     )
@@ -158,7 +158,7 @@ class World:
                 (m.standing, m.ledger.verdicts.digest) for m in machines
             ]  # once: a verdict may come in between
             for machine, (where, _) in zip(machines, stands, strict=True):
-                if (machine.anchor.vector, machine.anchor.holes) != where:
+                if (machine.anchor.vector, machine.anchor.retracted) != where:
                     return False
             return len({str(each) for each in stands}) == 1
 

@@ -253,7 +253,7 @@ def estimate_run(request: HttpRequest, asked: schemas.EstimateIn):
                     line_megabits=pace.line,
                     seconds=pace.seconds,
                     steps_a_round=pace.schedule.steps,
-                    update=str(pace.schedule.form),
+                    update=str(pace.schedule.scheme),
                     waits=pace.slowdown,
                 )
                 for pace in need.run_times

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from barnraise.errors import PlanError
-from barnraise.exchange.pacing.round_schedule import SHARE, Rhythm, agreed
+from barnraise.exchange.pacing.round_schedule import UPLINK_SHARE, RoundSchedule, choose_schedule
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
@@ -34,7 +34,7 @@ class RunTimeEstimate:
     """
 
     line: int
-    schedule: Rhythm
+    schedule: RoundSchedule
     seconds: float
     traffic: float
     slowdown: float
@@ -120,8 +120,8 @@ def estimate_run_time(
     others = volunteers - 1
     schedule = _round_schedule(spec, line_bytes, step_seconds, max(1, others))
     round_seconds = schedule.steps * step_seconds
-    round_bytes = others * schedule.form.size(spec.model.parameters)
-    slowdown = max(1.0, round_bytes / (SHARE * line_bytes) / round_seconds)
+    round_bytes = others * schedule.scheme.payload_size(spec.model.parameters)
+    slowdown = max(1.0, round_bytes / (UPLINK_SHARE * line_bytes) / round_seconds)
     round_tokens = schedule.steps * spec.recipe.step_sequences * spec.model.context
     seconds = spec.recipe.token_budget / (volunteers * round_tokens / (slowdown * round_seconds))
     return RunTimeEstimate(
@@ -129,10 +129,14 @@ def estimate_run_time(
     )
 
 
-def _round_schedule(spec: RunSpec, line_bytes: float, step_seconds: float, pushes: int) -> Rhythm:
+def _round_schedule(
+    spec: RunSpec, line_bytes: float, step_seconds: float, pushes: int
+) -> RoundSchedule:
     step_tokens = spec.recipe.step_sequences * spec.model.context
     max_steps = max(1, spec.max_tokens_per_update // step_tokens)
-    return agreed(spec.recipe, spec.model.parameters, line_bytes, step_seconds, pushes, max_steps)
+    return choose_schedule(
+        spec.recipe, spec.model.parameters, line_bytes, step_seconds, pushes, max_steps
+    )
 
 
 def download_seconds(spec: RunSpec, line: int) -> float:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from barnraise.errors import SpecError
-from barnraise.exchange.ledger.validation import Rules
-from barnraise.exchange.ledger.verdicts import believed
+from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.ledger.verdicts import verify_proof
 from barnraise.protocol import coordinator_messages
 from coordinator.accounts.models import Machine
 from coordinator.audit.models import AuditEntry
@@ -62,8 +62,8 @@ def wrong(run, *charges, reason="") -> dict[str, str]:
 def test_a_verdict_is_believed_by_the_exchange_noted_and_sent_until_it_is_heeded(world, numbers):
     run, ada, bob = world
     made = VerdictRecord.issue(run, [charge(bob, 3)], "noise", actor=run.owner)
-    rules = Rules.of(run.spec, str(run.pk), frozenset(run.spec.roots))
-    found = believed(made.ruling, rules)
+    rules = UpdateRules.from_spec(run.spec, str(run.pk), frozenset(run.spec.roots))
+    found = verify_proof(made.ruling, rules)
     author = f"{bob.identity.key}.{LIFE}"
     assert found.limits == {author: 2} and list(found.rulings) == [made.digest]
     entry = AuditEntry.objects.get(action="run.verdict")

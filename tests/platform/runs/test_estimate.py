@@ -63,7 +63,7 @@ def test_more_volunteers_than_the_lines_carry_train_no_faster():
     assert few.traffic == pytest.approx(0.8 * 20e6 / 8)
     thin = estimate_run_time(spec(), 1.0, 20, 50)
     assert thin.seconds < few.seconds, "which is what auto is for"
-    assert thin.schedule.form.bits_a_parameter < fixed.recipe.round_steps
+    assert thin.schedule.scheme.bits_per_parameter < fixed.recipe.round_steps
 
 
 def test_a_step_of_very_many_sequences_is_reckoned_and_not_searched():

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from barnraise.cli import main, plan
 from barnraise.errors import PlanError, SpecError, StateError
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
-from barnraise.exchange.ledger.ledger import NOTHING, Ledger
-from barnraise.exchange.ledger.validation import Rules
-from barnraise.exchange.ledger.verdicts import believed
+from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger
+from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.ledger.verdicts import verify_proof
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.protocol.coordinator_messages import (
@@ -278,7 +278,7 @@ def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_b
     )
     directive = home.identity.sign("directive", Problem(error="never read"))
     folder = home.folder(RUN)  # locked, as by a worker
-    ledger, previous = Ledger(folder.path), NOTHING
+    ledger, previous = Ledger(folder.path), GENESIS_DIGEST
     for seq in (1, 2, 3):
         update = Update(
             run=RUN, peer="b" * 64, incarnation="c" * 16, seq=seq, previous=previous, tokens=10, total=10 * seq,
@@ -302,8 +302,8 @@ def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_b
     )
     assert done.returncode == 0 and "Signed." in done.stdout, done
     (left,) = (folder.path / VERDICT_FOLDER).glob("*.json")
-    rules = Rules.of(spec, RUN, frozenset(spec.roots))
-    assert believed(SignedVerdict.model_validate_json(left.read_bytes()), rules).limits == {
+    rules = UpdateRules.from_spec(spec, RUN, frozenset(spec.roots))
+    assert verify_proof(SignedVerdict.model_validate_json(left.read_bytes()), rules).limits == {
         update.author: 1
     }
     fails(

@@ -121,7 +121,9 @@ def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
     exchange.announce_rate(100.0)
     exchange.report_anchor_digest("a vector", "an anchor")
     waits_for(
-        lambda: exchange._hub.gossip.rate == 100.0 and "a vector" in exchange._hub.gossip.anchors
+        lambda: (
+            exchange._hub.gossip.rate == 100.0 and "a vector" in exchange._hub.gossip.anchor_digests
+        )
     )
     monkeypatch.setattr(exchange, "_tell", lambda call, *what: told.append(what))
     exchange.announce_rate(103.0)
@@ -337,7 +339,7 @@ def test_a_transport_that_cannot_listen_is_an_error_at_once(world):
 def test_a_blob_is_fetched_from_whoever_has_it_and_checked(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     data = bytes(range(256)) * 4000
-    name = b.ledger.blobs.put(data)
+    name = b.ledger.blobs.store(data)
     c.knows(a, b)
     waits_for(lambda: c.exchange.stats.peers == 2)
     assert c.exchange.fetch_blobs({name: None}, 20) and c.ledger.blobs.read(name) == data
@@ -350,7 +352,7 @@ def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     files = [bytes([n]) * 300_000 for n in range(8)]
     for each in (a, b):
-        sizes = {each.ledger.blobs.put(data): len(data) for data in files}
+        sizes = {each.ledger.blobs.store(data): len(data) for data in files}
         each.exchange.set_uplink_limit(1_000_000)
     c.knows(a, b)
     waits_for(lambda: c.exchange.stats.peers == 2)
@@ -367,8 +369,8 @@ def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
 def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     data = bytes(range(256)) * 4000
-    name = a.ledger.blobs.put(data)
-    b.ledger.blobs.extend(name, 0, data[:900_000], len(data))
+    name = a.ledger.blobs.store(data)
+    b.ledger.blobs.append_piece(name, 0, data[:900_000], len(data))
     b.knows(a)
     assert b.exchange.fetch_blobs({name: len(data)}, 20) and b.ledger.blobs.read(name) == data
     assert b.exchange.stats.bytes_received < 200_000
@@ -376,7 +378,7 @@ def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
 
 def test_a_peer_that_does_not_read_holds_up_nobody_else(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    big = a.ledger.blobs.put(bytes(40_000_000))
+    big = a.ledger.blobs.store(bytes(40_000_000))
     with stranger(world, a, reads=False) as say:
         for _ in range(3):
             say(messages.BlobRequest(digest=big))

@@ -15,7 +15,7 @@ from barnraise.errors import StateError
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.handlers import handshake as door_module
 from barnraise.exchange.handlers import update_receiver as inbox_module
-from barnraise.exchange.ledger.anchor import sketch
+from barnraise.exchange.ledger.anchor import compute_sketch
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network import connection as link_module
 from barnraise.exchange.network.framing import pack
@@ -116,7 +116,7 @@ def noise(world):
     for fragment in world.spec.model.fragments():
         values = torch.arange(fragment.size, dtype=torch.int32) % 127 - 50
         payload, sent = encode(values)
-        made.append((payload, sketch(sent)))
+        made.append((payload, compute_sketch(sent)))
     return made
 
 
@@ -213,7 +213,7 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
         data, _ = noise(world)[0]
         name = blake3(data).hexdigest()
         say(messages_module.BlobPart(digest=name, offset=0, total=len(data)), data[:-1])
-        waits_for(lambda: a.ledger.blobs.started(name))
+        waits_for(lambda: a.ledger.blobs.partial_size(name))
         assert len(inbox._pending) == 3
         b = world.machine(2).start().knows(a)
         b.round(1)
@@ -227,10 +227,12 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
             )
         waits_for(lambda: {author[-2:] for author, _ in inbox._pending} == {"14", "15", "16"})
         inbox._cut(f"{STRANGER.key}.{20:016x}", "the test says so")
-        assert a.ledger.blobs.started(name), "others still wait for it"
+        assert a.ledger.blobs.partial_size(name), "others still wait for it"
         for life in (21, 22):
             inbox._cut(f"{STRANGER.key}.{life:016x}", "the test says so")
-        assert not a.ledger.blobs.started(name), "what nobody waits for does not stay on the disk"
+        assert not a.ledger.blobs.partial_size(name), (
+            "what nobody waits for does not stay on the disk"
+        )
 
 
 def test_pieces_nobody_asked_for_are_let_go_by(world):
@@ -241,7 +243,7 @@ def test_pieces_nobody_asked_for_are_let_go_by(world):
         assert (
             a.exchange.stats.peers == 1
             and not a.ledger.blobs.has("a" * 64)
-            and not a.ledger.blobs.started("a" * 64)
+            and not a.ledger.blobs.partial_size("a" * 64)
         )
 
 
@@ -296,7 +298,7 @@ def test_an_anchor_older_than_its_ledgers_base_is_refused_with_a_sentence(world)
     a = world.machine(1).start()
     signed = a.round(1)
     b = world.machine(2)
-    digests = [b.ledger.blobs.put(bytes([i])) for i in range(len(b.anchor.fragments))]
+    digests = [b.ledger.blobs.store(bytes([i])) for i in range(len(b.anchor.fragments))]
     b.ledger.rebase([(a.ledger.header(signed.author, 1), signed)], digests)
     with pytest.raises(StateError, match="join again from an empty folder"):
         b.start()
@@ -304,10 +306,10 @@ def test_an_anchor_older_than_its_ledgers_base_is_refused_with_a_sentence(world)
 
 def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_disk(world, caplog):
     a, b = (world.machine(n).start() for n in (1, 2))
-    name = a.ledger.blobs.put(bytes(5_000_000))
+    name = a.ledger.blobs.store(bytes(5_000_000))
     b.knows(a)
     assert not b.exchange.fetch_blobs({name: 1000}, 2.0)
-    assert b.ledger.blobs.started(name) == 0
+    assert b.ledger.blobs.partial_size(name) == 0
     assert "is not the one that was wanted" in caplog.text
 
 

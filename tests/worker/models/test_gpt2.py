@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from barnraise.exchange.ledger.anchor import initial
+from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, preset
 from barnraise.swap import fused_loss as loss_module
@@ -92,7 +92,7 @@ class Flat(list):
         self.gradients: list[torch.Tensor] = []
         theirs, stir = self.plain.by_slot(), torch.Generator().manual_seed(3)
         for fragment in spec.fragments():
-            leaves = Leaves(fragment, units_to_float(initial(fragment, 7)).to(device))
+            leaves = Leaves(fragment, units_to_float(initial_weights(fragment, 7)).to(device))
             self.gradients.append(torch.zeros(fragment.size, device=device))
             leaves.accumulate_into(self.gradients[-1])
             self.append(leaves)

@@ -22,7 +22,7 @@ from helpers.plans import (
 )
 
 from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.ledger.anchor import Anchor, initial
+from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.spec import UNIT_BITS
 from barnraise.swap.arena import units_to_float
 from barnraise.swap.engine import Engine
@@ -290,7 +290,7 @@ def test_two_machines_that_traded_hold_the_same_bits_whatever_the_order(kind, ne
     )
     assert (
         one.anchor.digest()
-        != Anchor([initial(fragment, 11) for fragment in TINY.fragments()]).digest()
+        != Anchor([initial_weights(fragment, 11) for fragment in TINY.fragments()]).digest()
     )
 
 

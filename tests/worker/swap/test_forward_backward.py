@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from helpers.plans import groups, resident, sample_text
 
-from barnraise.exchange.ledger.anchor import initial
+from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
 from barnraise.planning.program import Lane as Name
@@ -40,7 +40,7 @@ class Watched(Activations):
 
 def run(plan, boundaries, text: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(losses, gradients of each fragment)."""
-    flats = [units_to_float(initial(fragment, 3)) for fragment in plan.fragments]
+    flats = [units_to_float(initial_weights(fragment, 3)) for fragment in plan.fragments]
     leaves = [Leaves(f, flat) for f, flat in zip(plan.fragments, flats, strict=True)]
     gradients = [torch.zeros_like(flat) for flat in flats]
     for leaf, gradient in zip(leaves, gradients, strict=True):
@@ -91,7 +91,7 @@ def test_every_grouping_and_way_of_keeping_gives_the_bits_of_one_block_at_a_time
 
 def test_gradients_are_those_of_one_graph_over_everything():
     fragments = MODEL.fragments()
-    layers = [views(f, units_to_float(initial(f, 3)).requires_grad_()) for f in fragments]
+    layers = [views(f, units_to_float(initial_weights(f, 3)).requires_grad_()) for f in fragments]
     flats = [next(iter(layer.values()))._base for layer in layers]
     batch = text()
     x = gpt.embed(layers[0], batch[:, :-1])

@@ -42,7 +42,7 @@ def in_memory(model: ModelSpec, recipe: Recipe, seed: int) -> Engine:
     )  # fmt: skip
     store = StateStore(plan)
     anchor = Anchor(FragmentSequence(store, "anchor"))
-    anchor.begin(Anchor.initial(model, seed).fragments, {})
+    anchor.load(Anchor.from_seed(model, seed).fragments, {})
     return Engine(plan, recipe, store, anchor)
 
 

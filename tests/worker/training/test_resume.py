@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from barnraise.exchange.ledger.anchor import Anchor, fragment_bytes
+from barnraise.exchange.ledger.anchor import Anchor, fragment_to_bytes
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.protocol.messages import Update
@@ -41,7 +41,7 @@ def opened(folder: Path, plan: Plan) -> tuple[SavedState, Engine]:
     anchor = Anchor(FragmentSequence(store, "anchor"))
     fresh = kept.header is None
     if fresh:
-        anchor.begin(Anchor.initial(MODEL, 5).fragments, {})
+        anchor.load(Anchor.from_seed(MODEL, 5).fragments, {})
     standing = kept.read_progress(store)
 
     def describe(progress) -> str:
@@ -148,7 +148,9 @@ def test_a_state_that_its_ledger_left_behind_keeps_all_but_its_anchor(tmp_path, 
     theirs = [
         torch.full((each.size,), 7 + each.index, dtype=torch.int32) for each in MODEL.fragments()
     ]
-    ledger.rebase([(head, update)], [ledger.blobs.put(fragment_bytes(each)) for each in theirs])
+    ledger.rebase(
+        [(head, update)], [ledger.blobs.store(fragment_to_bytes(each)) for each in theirs]
+    )
     assert (
         kept.align_with_ledger(ledger, Recipe())
         and kept.header.heads == {update.author: update}

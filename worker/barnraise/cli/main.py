@@ -304,7 +304,7 @@ def export(
     home: HomeOption = None,
 ) -> None:
     """Write this machine's last state of a run for Hugging Face's GPT-2 class."""
-    from barnraise.exchange.ledger.blob_store import Blobs
+    from barnraise.exchange.ledger.blob_store import BlobStore
     from barnraise.protocol.coordinator_messages import TextManifest
     from barnraise.protocol.signing import open_signed
     from barnraise.spec import RunSpec
@@ -320,7 +320,7 @@ def export(
     folder_of_run = place.path / "runs" / kept.id
     model = RunSpec.from_json(kept.spec).model
     tokenizer = open_signed(kept.manifest, "manifest", TextManifest).tokenizer
-    blob = Blobs(folder_of_run / "blobs").path(tokenizer) if tokenizer else None
+    blob = BlobStore(folder_of_run / "blobs").path(tokenizer) if tokenizer else None
     if read_state_header(folder_of_run / "state") is None:
         saved = Checkpoint(folder_of_run / "checkpoint").load()
         if saved is None:

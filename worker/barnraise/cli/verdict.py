@@ -93,13 +93,13 @@ def judged(
     named += [(author, seq) for author, seqs in singles.items() for seq in seqs]
     if not named:
         raise StateError("there is no such update in this machine's ledger: nothing would come out")
-    oldest = horizon * sum(update.tokens for update in ledger.last().values())
+    oldest = horizon * sum(update.tokens for update in ledger.last_updates().values())
     tokens: dict[tuple[str, int], int] = {}
     for author, seq in named:
         who, update = f"update {seq} of {author[:8]}", ledger.update(author, seq)
         if update is None or seq > ledger.head(author).seq:
             raise StateError(f"{who} is not in this machine's ledger")
-        if (age := ledger.age(author, seq)) > oldest:
+        if (age := ledger.tokens_since(author, seq)) > oldest:
             raise StateError(
                 f"{who} is {age:,} tokens old, and verdicts reach back {oldest:,} ({horizon} rounds): go on from a "
                 "checkpoint before it, as a new run"

@@ -27,16 +27,16 @@ from barnraise.exchange.handlers import snapshot_client as snapshots
 from barnraise.exchange.handlers.blob_fetcher import WantedBlob
 from barnraise.exchange.handlers.snapshot_client import Snapshot
 from barnraise.exchange.handlers.update_receiver import ReceivedUpdate
-from barnraise.exchange.ledger.anchor import Anchor, Holes, sketch
-from barnraise.exchange.ledger.anchor_scrub import Audit
-from barnraise.exchange.ledger.blob_store import Blobs
-from barnraise.exchange.ledger.diff import entry, withdrawals
+from barnraise.exchange.ledger.anchor import Anchor, Retracted, compute_sketch
+from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
+from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.exchange.ledger.diff import anchor_entry, retractions
 from barnraise.exchange.ledger.ledger import Ledger, Outcome
-from barnraise.exchange.ledger.validation import UNSAID, Rules
+from barnraise.exchange.ledger.validation import EMPTY_PART, UpdateRules
 from barnraise.exchange.network.transport import Transport
-from barnraise.exchange.pacing.peer_estimates import Fellows
-from barnraise.exchange.pacing.round_schedule import Rhythm
-from barnraise.exchange.pacing.weighting import ramp
+from barnraise.exchange.pacing.peer_estimates import PeerEstimates
+from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.exchange.pacing.weighting import weight_ramp
 from barnraise.exchange.server import PeerServer
 from barnraise.exchange.stats import ExchangeStats, collect_stats
 from barnraise.protocol.enums import Role
@@ -60,7 +60,7 @@ class Exchange:
         identity: Identity,
         incarnation: str,
         ledger: Ledger,
-        blobs: Blobs,
+        blobs: BlobStore,
         transport: Transport,
         ticket: Signed,
         mirrors: frozenset[str],
@@ -75,7 +75,7 @@ class Exchange:
         self.author = f"{identity.key}.{incarnation}"
         self._naming = threading.Lock()  # an update is not signed while the author changes
         self._hub = PeerServer(
-            rules=Rules.of(spec, run, mirrors),
+            rules=UpdateRules.from_spec(spec, run, mirrors),
             spec=digest(spec.to_json()),
             incarnation=incarnation,
             ledger=ledger,
@@ -89,12 +89,12 @@ class Exchange:
             else None,
         )
         self._hub.inbox.refetch = lambda digest, size: self.fetch_blobs({digest: size}, REPAIR)
-        self._audit = Audit(spec, ledger)
+        self._audit = AnchorScrub(spec, ledger)
         self._saved: dict[str, int] = {}  # the version vector of the last state on disk
         self._replay: list[ReceivedUpdate] = []
-        self._fellows = Fellows(spec, self._hub.gossip)
+        self._fellows = PeerEstimates(spec, self._hub.gossip)
         self._complete, self._clock = False, clock
-        self._rhythm: Rhythm | None = None
+        self._rhythm: RoundSchedule | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
@@ -113,21 +113,22 @@ class Exchange:
         if self._failure:
             raise self._failure
 
-    def start(self, applied: dict[str, int], holes: Holes | None = None) -> None:
+    def start(self, applied: dict[str, int], holes: Retracted | None = None) -> None:
         """Updates flow from now on. `applied`, `holes`: the anchor's version vector, and what is out of it; what the
         ledger has past it arrives again, and what verdicts took out since comes out. Raises StateError when the ledger
         begins after it, OSError when the transport cannot listen."""
         self.open()
         ledger, inbox = self._ledger, self._hub.inbox
-        if not ledger.begins_within(applied):
+        if not ledger.has_payloads_after(applied):
             raise StateError(
                 "the anchor lacks updates from before the snapshot at which this folder's ledger begins: join again "
                 "from an empty folder"
             )
         self._replay = [
-            inbox.arrival(entry(update, ledger.verdicts)) for _, update in ledger.since(applied)
+            inbox.arrival(anchor_entry(update, ledger.verdicts))
+            for _, update in ledger.updates_since(applied)
         ]
-        self._await(self._hub.begin(withdrawals(ledger, applied, holes or {})), None)
+        self._await(self._hub.begin(retractions(ledger, applied, holes or {})), None)
 
     def stop(self) -> None:
         """Says goodbye and ends every thread. The ledger stays open. Safe to call twice."""
@@ -166,7 +167,7 @@ class Exchange:
         while queue:
             arrival = queue.popleft()
             if isinstance(arrival.header, Update):
-                self._fellows.arrived(arrival.header, now)
+                self._fellows.on_update_received(arrival.header, now)
             arrivals.append(arrival)
         return arrivals
 
@@ -183,17 +184,19 @@ class Exchange:
                 with self._naming:
                     self._rename("what this machine publishes under its old name no longer counts")
         finally:
-            self._blobs.release(part.digest for part in parts if part.size)
-        self._fellows.said(update, self._clock())
+            self._blobs.unpin(part.digest for part in parts if part.size)
+        self._fellows.on_update_published(update, self._clock())
         self._tell(self._hub.published, update)
         return update
 
     def _stored(self, said: tuple[bytes, torch.Tensor] | None) -> FragmentUpdate:
         if said is None:
-            return UNSAID
+            return EMPTY_PART
         payload, units = said
         return FragmentUpdate(
-            digest=self._blobs.put(payload, hold=True), size=len(payload), sketch=sketch(units)
+            digest=self._blobs.store(payload, hold=True),
+            size=len(payload),
+            sketch=compute_sketch(units),
         )
 
     def _entered(self, parts: list[FragmentUpdate], tokens: int) -> Update | None:
@@ -210,10 +213,10 @@ class Exchange:
                 total=head.total + tokens,
                 fragments=parts,
             )
-            if self._ledger.verdicts.out(self.author, update.seq):
+            if self._ledger.verdicts.is_retracted(self.author, update.seq):
                 return None
             outcome = self._ledger.append(self._identity.sign("update", update), update)
-        assert outcome in (Outcome.ADDED, Outcome.OUT), outcome
+        assert outcome in (Outcome.ADDED, Outcome.RETRACTED), outcome
         return update if outcome is Outcome.ADDED else None
 
     def on_state_saved(self, vector: dict[str, int]) -> None:
@@ -230,7 +233,7 @@ class Exchange:
     def find_damaged_fragment(self, anchor: Anchor) -> int | None:
         """Between two steps: holds one fragment of the anchor against its ledger, now and then. The index of one that
         is damaged, until it is put right."""
-        return self._audit.look(anchor)
+        return self._audit.check_next(anchor)
 
     def rebuild_fragment(
         self, anchor: Anchor, index: int, given_up: Callable[[], bool] = lambda: False
@@ -239,44 +242,44 @@ class Exchange:
         verdicts gives it now. Blocks, and asks `given_up` now and then."""
 
         def ask() -> torch.Tensor | None:
-            if anchor.holes != self._ledger.verdicts.holes(anchor.vector):
+            if anchor.retracted != self._ledger.verdicts.retracted_within(anchor.vector):
                 return None  # something is still to come out: no peer is where this anchor is
             return self._await(
                 snapshots.fragment(self._hub, index, anchor.vector, REPAIR), None, given_up
             )
 
-        return self._audit.mended(anchor, index, ask)
+        return self._audit.rebuild_fragment(anchor, index, ask)
 
     def compute_weight(self, rate: float) -> float:
         """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone, less for who joined
         late and is new."""
-        rounds = self.last_published_seq // (self._rhythm.updates if self._rhythm else 1)
-        return self._fellows.weight(rate, time.monotonic()) * (
-            ramp(rounds) if self._ledger.base_heads() else 1.0
+        rounds = self.last_published_seq // (self._rhythm.updates_per_round if self._rhythm else 1)
+        return self._fellows.training_share(rate, time.monotonic()) * (
+            weight_ramp(rounds) if self._ledger.base_heads() else 1.0
         )
 
     def predict_in_flight(self, rate: float) -> tuple[float, ...]:
         """By how many of its momenta each fragment of the replica of this machine, at `rate` tokens/s, is to be ahead
         of what it has: for updates whose headers have come and whose payloads have not."""
-        return self._fellows.guess(self._hub.inbox.under_way(), rate, time.monotonic())
+        return self._fellows.predict_in_flight(self._hub.inbox.under_way(), rate, time.monotonic())
 
-    def plan_round(self, rate: float, turns: bool = True) -> Rhythm:
+    def plan_round(self, rate: float, turns: bool = True) -> RoundSchedule:
         """The next round at `rate` tokens/s, and the form of its update. `turns`: whether it may be said in turns."""
         line = min(self._hub.turns.measured_rate or math.inf, self._hub.turns.rate)
-        self._rhythm = self._fellows.rhythm(rate, line, time.monotonic(), self._clock(), turns)
+        self._rhythm = self._fellows.plan_round(rate, line, time.monotonic(), self._clock(), turns)
         return self._rhythm
 
     def announce_rate(self, rate: float) -> None:
         """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
-        if self._hub.gossip.news(
+        if self._hub.gossip.progress_changed(
             rate, self._complete
         ):  # what is no news need not wake the exchange's thread
             self._tell(self._hub.announce, rate, self._complete)
 
     def report_anchor_digest(self, vector: str, anchor: str) -> None:
         """Our anchor's digest at a version vector (by its digest), for peers to compare theirs with."""
-        if self._hub.gossip.anchors.get(vector) != anchor:
-            self._tell(self._hub.gossip.stands, vector, anchor)
+        if self._hub.gossip.anchor_digests.get(vector) != anchor:
+            self._tell(self._hub.gossip.on_anchor_digest, vector, anchor)
 
     def announce_completion(self) -> None:
         """This machine publishes no more."""
@@ -285,7 +288,7 @@ class Exchange:
 
     def is_synchronized(self) -> bool:
         """Every connected peer is complete and has exactly the updates we have. True when nobody is connected."""
-        return self._hub.gossip.settled and self._hub.court.settled
+        return self._hub.gossip.is_converged and self._hub.court.settled
 
     def all_published_delivered(self) -> bool:
         """Some connected peer has everything this machine published. True when nobody is connected."""
@@ -372,7 +375,7 @@ class Exchange:
         says so. Blocks; call before `start`.
         """
         if self._ledger.vector() and (
-            (base := snapshots.load_base_snapshot(self._ledger)) or not self._ledger.gone()
+            (base := snapshots.load_base_snapshot(self._ledger)) or not self._ledger.pruned()
         ):
             return base
         self.open()

@@ -24,9 +24,9 @@ from barnraise.exchange.handlers.snapshot_server import Frozen, Question, Snapsh
 from barnraise.exchange.handlers.update_receiver import UpdateReceiver
 from barnraise.exchange.handlers.update_sender import asked, blob_frames, update_frames
 from barnraise.exchange.handlers.verdict_handler import VerdictHandler
-from barnraise.exchange.ledger.anchor import Withdrawal
+from barnraise.exchange.ledger.anchor import Retraction
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import Rules
+from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.exchange.network.connection import Connection, Frames, FrameSources
 from barnraise.exchange.network.framing import unpack
@@ -45,7 +45,7 @@ class PeerServer:
     def __init__(
         self,
         *,
-        rules: Rules,
+        rules: UpdateRules,
         spec: str,
         incarnation: str,
         ledger: Ledger,
@@ -105,7 +105,7 @@ class PeerServer:
         self._poked, self._stopping = asyncio.Event(), asyncio.Event()
         try:
             await self.transport.start()
-            self.gossip.circle.introduce(self.ledger.met.peers(), self._loop.time())
+            self.gossip.membership.add_peers(self.ledger.peer_store.peers(), self._loop.time())
             ready()
             recheck = self.door.recheck(self.links, self._drop)
             for work in (
@@ -132,25 +132,25 @@ class PeerServer:
 
     # ---- from the node's thread, by call_soon_threadsafe or run_coroutine_threadsafe
 
-    async def begin(self, gone: list[Withdrawal]) -> None:
+    async def begin(self, gone: list[Retraction]) -> None:
         """The anchor is settled: what we lack is wanted, what comes enters the ledger, and `gone` comes out of it."""
-        self.gossip.begin(self.ledger.vector(), self.ledger.gone(), self._loop.time())
-        self.court.accord.ruled(self.ledger.verdicts.digest)
+        self.gossip.start(self.ledger.vector(), self.ledger.pruned(), self._loop.time())
+        self.court.accord.on_verdicts(self.ledger.verdicts.digest)
         self.court.resume(gone)
         await self.inbox.begin()
         self.poke()
 
     async def pause(self) -> None:
         """Until `begin`, nothing is asked for, and what comes waits."""
-        self.gossip.wanting = False
+        self.gossip.wants_updates = False
         self.court.pause()
         await self.inbox.pause()
 
     def published(self, update: messages.Update) -> None:
-        if not self.ledger.verdicts.out(
+        if not self.ledger.verdicts.is_retracted(
             update.author, update.seq
         ):  # which may have come in this moment
-            self.gossip.holds(update.author, update.seq)
+            self.gossip.on_local_update(update.author, update.seq)
         self.poke()
 
     def kept(self, safe: dict[str, int]) -> None:
@@ -158,11 +158,11 @@ class PeerServer:
         self._spawn(self.keeper.prune(safe))
 
     def introduce(self, peers: list[messages.Peer]) -> None:
-        self.gossip.circle.introduce(peers, self._loop.time())
+        self.gossip.membership.add_peers(peers, self._loop.time())
         self.poke()
 
     def announce(self, rate: float, complete: bool) -> None:
-        self.gossip.announce(rate, complete)
+        self.gossip.set_progress(rate, complete)
         self.poke()
 
     def renew(self, ticket: messages.Signed) -> None:
@@ -205,7 +205,7 @@ class PeerServer:
             async with asyncio.timeout(DIAL):
                 channel = await self.transport.connect(peer)
         except (ChannelClosedError, TimeoutError):
-            self.gossip.circle.dial_failed(peer.key, self._loop.time())
+            self.gossip.membership.on_dial_failed(peer.key, self._loop.time())
             self.poke()
             return
         await self._serve(channel, dialled=True)
@@ -221,14 +221,14 @@ class PeerServer:
             )
             log.warning("refused %s: %s", channel.peer[:8], reason)
             channel.close(reason)
-            self.gossip.circle.dial_failed(channel.peer, self._loop.time(), refused=True)
+            self.gossip.membership.on_dial_failed(channel.peer, self._loop.time(), refused=True)
             return
         finally:
             self._greeting -= 1
         if self._adopt(link):
             await self._converse(link)
         else:
-            self.gossip.circle.dial_failed(channel.peer, self._loop.time(), refused=True)
+            self.gossip.membership.on_dial_failed(channel.peer, self._loop.time(), refused=True)
 
     def _adopt(self, link: Connection) -> bool:
         """Makes a greeted peer one of ours, unless there is a better connection to it or no room."""
@@ -244,10 +244,10 @@ class PeerServer:
         self.links[link.key] = link
         self.inbox.met(link.key, link.hello.ticket)
         peer = messages.Peer(key=link.key, addresses=link.hello.addresses)
-        self.gossip.circle.introduce([peer], now)
+        self.gossip.membership.add_peers([peer], now)
         if peer.addresses:
-            self._spawn(self.disk(self.ledger.met.keep_peer, peer))
-        self.gossip.linked(link.key, now)
+            self._spawn(self.disk(self.ledger.peer_store.store_peer, peer))
+        self.gossip.on_connected(link.key, now)
         if self._directive:
             link.send_message(messages.DirectiveRelay(directive=self._directive))
         log.info("connected to %s", link.key[:8])
@@ -267,7 +267,7 @@ class PeerServer:
         try:
             while True:
                 message, payload = unpack(await link.receive())
-                self.gossip.heard(link.key, self._loop.time())
+                self.gossip.on_message(link.key, self._loop.time())
                 await self._handle(link, message, payload)
         except ChannelClosedError as error:
             log.info("lost %s: %s", link.key[:8], error)
@@ -282,9 +282,9 @@ class PeerServer:
             self._count(link)
             if self.links.get(link.key) is link:
                 del self.links[link.key]
-                self.gossip.unlinked(link.key, self._loop.time())
+                self.gossip.on_disconnected(link.key, self._loop.time())
                 self.cuts.left(link.key)
-                self.court.accord.left(link.key)
+                self.court.accord.on_disconnected(link.key)
                 self.poke()
 
     def _written(self, link: Connection, task: asyncio.Task) -> None:
@@ -309,7 +309,7 @@ class PeerServer:
         match message:
             case messages.PeerState():
                 message = self.court.counting(message)
-                self.gossip.told_state(link.key, message, now)
+                self.gossip.on_state(link.key, message, now)
                 self.court.compare(link.key, message)
                 self.register.answer(link.key, message, now)
             case messages.UpdatePush():
@@ -321,7 +321,7 @@ class PeerServer:
                 return  # nothing to decide
             case messages.UpdateRequest():
                 if not message.headers:
-                    self.gossip.asked(link.key, message.author)
+                    self.gossip.on_request(link.key, message.author)
                 for seq in asked(self.ledger, message):
                     link.send_update(message.author, seq, not message.headers)
                 return
@@ -333,14 +333,14 @@ class PeerServer:
                 return
             case messages.BlobMissing():
                 for author, seq in self.inbox.needing(message.digest):
-                    self.gossip.failed(link.key, author, seq, now)
+                    self.gossip.on_request_failed(link.key, author, seq, now)
                 self.fetcher.missing(link.key, message.digest, now)
             case messages.SnapshotRequest():
                 self.cuts.wanted(link.key, message.vector, now)
             case messages.SnapshotManifest():
                 self.cuts.came(link.key, message)
             case messages.PeerList():
-                self.gossip.circle.introduce(message.peers, now, vouched=False)
+                self.gossip.membership.add_peers(message.peers, now, vouched=False)
             case messages.DirectiveRelay():
                 self.revoke(self.door.directed(message.directive), message.directive)
             case verdicts.SignedVerdict() | Fork():
@@ -351,7 +351,7 @@ class PeerServer:
                 link.renew_introduction(message, self.door.checked(link.key, message))
                 self.inbox.met(link.key, message.ticket)
             case messages.Disconnect():
-                self.gossip.parting(link.key, now)
+                self.gossip.on_goodbye(link.key, now)
                 raise ChannelClosedError(message.reason)
         self.poke()
 
@@ -362,11 +362,11 @@ class PeerServer:
             self.poke()
 
     def _state(self, link: Connection) -> messages.PeerState | None:
-        if (state := self.gossip.tell(link.key, self._loop.time())) is None:
+        if (state := self.gossip.build_state(link.key, self._loop.time())) is None:
             return None
         said = {
             "verdicts_digest": self.ledger.verdicts.digest,
-            "heads_digest": self.ledger.summary,
+            "heads_digest": self.ledger.heads_digest,
             "mirror_list_version": self.register.version,
         }
         return state.model_copy(update=said)
@@ -377,7 +377,7 @@ class PeerServer:
                 None if peer == self.transport.key else self.inbox.ticket(peer)
             )  # ours came with our hello
 
-        lacks = partial(self.gossip.lacks, link.key, author, seq)
+        lacks = partial(self.gossip.needs, link.key, author, seq)
         return update_frames(self.ledger, author, seq, whole, ticket, lacks)
 
     # ---- the clockwork
@@ -388,12 +388,12 @@ class PeerServer:
             self._poked.clear()
             for link in self.links.values():
                 link.update_meters(self._loop.time())
-            for action in self.gossip.act(self._loop.time()):
+            for action in self.gossip.next_actions(self._loop.time()):
                 self._do(action)
             self.court.act(self._loop.time())
             if self.overtaken.due(self._loop.time()):
                 self._spawn(self.overtaken.fetch())
-            wait = max(0.02, self.gossip.next_at(self._loop.time()) - self._loop.time())
+            wait = max(0.02, self.gossip.next_wakeup(self._loop.time()) - self._loop.time())
             alarm = self._loop.call_later(wait, self.poke)
             await self._poked.wait()
             alarm.cancel()
@@ -402,21 +402,21 @@ class PeerServer:
         if isinstance(action, g.Dial):
             self._spawn(self._dial(action.peer))
             return
-        if isinstance(action, g.Drop):
+        if isinstance(action, g.Disconnect):
             self._drop(action.peer, action.reason)
             return
         if (link := self.links.get(action.to)) is None:
             return
         match action:
-            case g.TellState():
+            case g.SendState():
                 link.schedule_state()
-            case g.Goodbye():
+            case g.SendGoodbye():
                 link.send_message(messages.Disconnect(reason="this machine has enough links"))
-            case g.TellPeers():
+            case g.SendPeers():
                 link.send_message(messages.PeerList(peers=list(action.peers)))
             case g.PushUpdate():
                 link.send_update(action.author, action.seq)
-            case g.AskFor():
+            case g.RequestUpdates():
                 for question in self.inbox.questions(action):
                     link.send_message(question)
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from barnraise.exchange.compression.scheme import CHUNK
-from barnraise.exchange.ledger.anchor_scrub import Findings
-from barnraise.exchange.pacing.round_schedule import Rhythm
+from barnraise.exchange.ledger.anchor_scrub import ScrubFindings
+from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.exchange.server import PeerServer
 from barnraise.protocol.reports import ExchangeView
 
@@ -24,7 +24,7 @@ class ExchangeStats:
     uplink_rate: (
         float  # bytes/s that the line carries when there is something to carry; 0 while unknown
     )
-    round_schedule: Rhythm | None  # of this machine's rounds; None before its first
+    round_schedule: RoundSchedule | None  # of this machine's rounds; None before its first
     neighbours: tuple["NeighbourStats", ...]
     fragments_checked: int = 0  # fragments of the anchor held against the ledger
     corruptions: int = 0  # fragments and payload files that were found damaged…
@@ -35,9 +35,9 @@ class ExchangeStats:
     def summary(self) -> ExchangeView | None:
         if self.round_schedule is None:
             return None
-        form = self.round_schedule.form
+        scheme = self.round_schedule.scheme
         return ExchangeView(
-            round_steps=self.round_schedule.steps, scheme=str(form), density=form.kept / CHUNK, bits_per_parameter=form.bits_a_parameter,
+            round_steps=self.round_schedule.steps, scheme=str(scheme), density=scheme.kept / CHUNK, bits_per_parameter=scheme.bits_per_parameter,
             sent_rate=self.sent_rate, received_rate=self.received_rate, uplink_rate=self.uplink_rate, lag=self.updates_behind,
         )  # fmt: skip
 
@@ -54,7 +54,9 @@ class NeighbourStats:
     agrees: bool | None
 
 
-def collect_stats(hub: PeerServer, findings: Findings, rhythm: Rhythm | None) -> ExchangeStats:
+def collect_stats(
+    hub: PeerServer, findings: ScrubFindings, rhythm: RoundSchedule | None
+) -> ExchangeStats:
     """As things stand. `findings`: of the anchor's audit."""
     links, known = list(hub.links.values()), dict(hub.gossip.links)
     sent, received = hub.past_bytes
@@ -66,7 +68,7 @@ def collect_stats(hub: PeerServer, findings: Findings, rhythm: Rhythm | None) ->
         bytes_sent=sent + sum(link.channel.bytes_sent for link in links),
         bytes_received=received + sum(link.channel.bytes_received for link in links),
         peers=len(links),
-        updates_behind=hub.gossip.behind,
+        updates_behind=hub.gossip.updates_behind,
         sent_rate=sum(link.sent_meter.rate for link in links),
         received_rate=sum(link.received_meter.rate for link in links),
         uplink_rate=hub.turns.measured_rate,
@@ -77,13 +79,13 @@ def collect_stats(hub: PeerServer, findings: Findings, rhythm: Rhythm | None) ->
                 _lag(vector, tie.vector),
                 link.sent_meter.rate,
                 link.received_meter.rate,
-                tie.agrees,
+                tie.anchor_agrees,
             )
             for link in links
             if (tie := known.get(link.key))
         ),
         fragments_checked=findings.checked,
-        corruptions=findings.found + hub.scrub.found,
+        corruptions=findings.corrupted + hub.scrub.found,
         repaired=findings.repaired + hub.scrub.repaired,
         damaged_fragment=findings.damaged,
     )

@@ -45,7 +45,7 @@ Encode = Callable[
 
 
 class AnchorLike(Protocol):
-    def note(self, header: Any) -> None: ...
+    def record(self, header: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Engine:
 
     def _note(self, update: PendingUpdate) -> None:
         for arrival in update.arrivals:
-            self.anchor.note(arrival.header)
+            self.anchor.record(arrival.header)
         update.arrivals = []
 
     # ---- trading ---------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Engine:
                     self.executor.apply_to_tile(i, t, units, growth[i], weights, moments)
                 del units  # before the next fragment's are made
             for arrival in arrivals:
-                self.anchor.note(arrival.header)
+                self.anchor.record(arrival.header)
             self._arrivals = self._arrivals[len(arrivals) :]
             self._guessed()
             self.executor.invalidate_cached_weights()
@@ -257,7 +257,7 @@ class Engine:
         self, encode: Encode, weight: float, due: Collection[int] | None = None
     ) -> Iterator[tuple[bytes, Tensor] | None]:
         """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
-        applied to the anchor and the replica. Consume it whole, then `anchor.note` the header and `commit`. `weight`:
+        applied to the anchor and the replica. Consume it whole, then `anchor.record` the header and `commit`. `weight`:
         this author's share, 0…1. `due`: the fragments whose round ends; the others go on, and None comes for them. A
         step whose update is pending counts in the next round of those, so that it may stay so.
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.coordinator_client.failover import Mirrored
 from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.protocol.coordinator_messages import Directive, JoinReply, RunView, TextManifest
 from barnraise.protocol.enums import RunStatus
 from barnraise.protocol.messages import Peer, Signed
@@ -199,11 +199,11 @@ def _prepare(
     """Builds the draft's text into the folder's blobs and posts what came out. False, with the reason in the log, where
     the weights it begins with cannot be had now."""
     draft, taken = RunSpec.from_json(reply.run.spec), InitialWeights()
-    blobs = Blobs(folder.path / "blobs")
+    blobs = BlobStore(folder.path / "blobs")
     if draft.start.run:
         assert weights is not None, "whoever may be told to prepare can get them"
         try:
-            taken = weights(draft, blobs.put)
+            taken = weights(draft, blobs.store)
         except StateError as error:
             log.warning(
                 "the weights that '%s' begins with cannot be had now: %s", reply.run.name, error
@@ -212,7 +212,7 @@ def _prepare(
     log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
     found = sources.documents(draft.text, paths)
     manifest = shards.prepare(
-        draft.text, draft.model.vocabulary, reply.run.id, blobs.put, found, taken.tokenizer
+        draft.text, draft.model.vocabulary, reply.run.id, blobs.store, found, taken.tokenizer
     )
     manifest = manifest.model_copy(update={"start": list(taken.fragments)})
     try:

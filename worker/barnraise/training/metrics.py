@@ -47,7 +47,7 @@ class Links(Protocol):
 
 class SharedWeights(Protocol):
     heads: Mapping[str, Update]
-    holes: Mapping[str, Mapping[int, int]]
+    retracted: Mapping[str, Mapping[int, int]]
 
     @property
     def fragments(self) -> Sized: ...
@@ -236,5 +236,5 @@ class TrainingMetrics:
 
 def anchor_vector_digest(anchor: SharedWeights) -> str:
     """The digest of what is in an anchor: equal on machines whose anchors must be."""
-    held = [dict(anchor.vector), anchor.holes] if anchor.holes else dict(anchor.vector)
+    held = [dict(anchor.vector), anchor.retracted] if anchor.retracted else dict(anchor.vector)
     return digest(json.dumps(held, sort_keys=True))

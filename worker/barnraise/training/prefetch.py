@@ -7,7 +7,7 @@ from blake3 import blake3
 
 from barnraise.errors import StateError
 from barnraise.exchange.exchange import Exchange
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise")
@@ -20,7 +20,7 @@ AT_ONCE = 64  # files: enough for every peer's line to be full
 
 def fetch_all_blobs(
     exchange: Exchange,
-    blobs: Blobs,
+    blobs: BlobStore,
     sizes: Mapping[str, int | None],
     what: str,
     given_up: Callable[[], bool],
@@ -39,7 +39,7 @@ def fetch_all_blobs(
 
 
 def fetch_start_weights(
-    exchange: Exchange, blobs: Blobs, spec: RunSpec, given_up: Callable[[], bool]
+    exchange: Exchange, blobs: BlobStore, spec: RunSpec, given_up: Callable[[], bool]
 ) -> bool:
     """The weights a run takes over, if it does. Raises StateError where they are not what the run's rules say: its
     owner's machine put its name to others."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from barnraise.errors import StateError
 from barnraise.exchange.handlers.snapshot_client import load_base_snapshot
-from barnraise.exchange.ledger.anchor import Anchor, sketch
+from barnraise.exchange.ledger.anchor import Anchor, compute_sketch
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.planning.plan import Plan
 from barnraise.spec import ModelSpec, Recipe
@@ -97,21 +97,21 @@ class SavedState:
         place of the kept one; moments, momentum and feedback stay."""
         assert self.header is not None
         vector = {author: head.seq for author, head in self.header.heads.items()}
-        if ledger.continues(vector, self.header.retracted):
+        if ledger.can_continue_from(vector, self.header.retracted):
             return True
-        base = load_base_snapshot(ledger) if ledger.reaches(vector) else None
+        base = load_base_snapshot(ledger) if ledger.has_received(vector) else None
         if base is None:
             return False
         anchor = Anchor([], base.heads)
-        anchor.resume(base.heads, base.holes, [sketch(units) for units in base.fragments])
+        anchor.restore(base.heads, base.holes, [compute_sketch(units) for units in base.fragments])
         log.info(
             "taking the peers' anchor at %s tokens in the place of an older one",
             f"{anchor.tokens:,}",
         )
         stands = {
             "heads": anchor.heads,
-            "retracted": anchor.holes,
-            "sketches": anchor.sums,
+            "retracted": anchor.retracted,
+            "sketches": anchor.expected_sketches,
             "tokens": anchor.tokens,
         }
         self._rebase(base.fragments, self.header.model_copy(update=stands), recipe)

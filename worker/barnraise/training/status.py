@@ -13,8 +13,8 @@ from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import Rules
-from barnraise.exchange.ledger.verdicts import believed
+from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.ledger.verdicts import verify_proof
 from barnraise.planning.plan import Plan
 from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.signing import digest
@@ -46,7 +46,7 @@ class StatusPublisher:
     ):
         """`watch` is handed the status as well. The ledger is the exchange's."""
         self._place, self._plan, self._watch, self._ledger = place, plan, watch, ledger
-        self._rules = Rules.of(place.spec, place.run, frozenset(place.spec.roots))
+        self._rules = UpdateRules.from_spec(place.spec, place.run, frozenset(place.spec.roots))
         self._witnessing = Attester(place.coordinator.identity, place.run, ledger)
         self._refused: deque[str] = deque(maxlen=64)  # verdicts: one sentence each is enough
         self._progress, self._reporter, self._exchange = progress, reporter, exchange
@@ -113,7 +113,7 @@ class StatusPublisher:
         if name in self._ledger.verdicts.rulings or digest(whole) in self._refused:
             return
         try:
-            believed(ruling, self._rules)
+            verify_proof(ruling, self._rules)
         except MessageError as error:
             self._refused.append(digest(whole))  # of another signature the same text may be true
             log.error(

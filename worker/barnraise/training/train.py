@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from barnraise.coordinator_client.reporter import Reporter, Spool
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange.compression import codec
-from barnraise.exchange.compression.scheme import Form
+from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.exchange import Exchange
 from barnraise.exchange.handlers.snapshot_client import Snapshot
-from barnraise.exchange.ledger.anchor import Anchor, beginning
+from barnraise.exchange.ledger.anchor import Anchor, load_initial_fragment
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.transport import Transport
@@ -103,7 +103,7 @@ class Worker:
         )
         if self.limits.uplink:
             self.exchange.set_uplink_limit(self.limits.uplink)
-        self.anchor = Anchor([], self.ledger.last())  # until `join` has the weights
+        self.anchor = Anchor([], self.ledger.last_updates())  # until `join` has the weights
         self.milestone, self._worn = -1, False
         self.metrics = TrainingMetrics(self.key)
         self.metrics.plan = plan_view(self.plan, hardware)
@@ -150,7 +150,7 @@ class Worker:
                 exchange.plan_round(progress.tokens_per_second, turns=not self.plan.on_disk),
                 None,
             )
-            while not rhythm.over(
+            while not rhythm.is_over(
                 engine.round_tokens // (recipe.step_sequences * context), clock()
             ):
                 batch = self.text.batch(
@@ -165,22 +165,22 @@ class Worker:
                 if not self.wait_while_paused():
                     break
             else:
-                due = rhythm.due(clock())
+                due = rhythm.fragments_due(clock())
             if engine.round_tokens:
-                self.publish_round(rhythm.form, due)
+                self.publish_round(rhythm.scheme, due)
                 partly = due is not None
             self.exchange_updates()
         if partly:
-            self.publish_round(rhythm.form)
+            self.publish_round(rhythm.scheme)
 
-    def publish_round(self, form: Form, due: Collection[int] | None = None) -> None:
+    def publish_round(self, form: QuantizationScheme, due: Collection[int] | None = None) -> None:
         """What was learnt of the fragments that are `due`, or of all of them; the state is saved once a round."""
         exchange, engine, encode = self.exchange, self.engine, partial(codec.encode, form=form)
         tokens, weight = (
             engine.round_tokens,
             exchange.compute_weight(self.metrics.tokens_per_second),
         )
-        self.anchor.note(exchange.publish(engine.end_round(encode, weight, due), tokens))
+        self.anchor.record(exchange.publish(engine.end_round(encode, weight, due), tokens))
         if due is None or self.plan.last in due:
             self.save_checkpoint()
 
@@ -281,8 +281,8 @@ class Worker:
             last_seq=self.anchor.vector.get(self.exchange.author, 0),
             tokens=self.anchor.tokens,
             heads=self.anchor.heads,
-            retracted=self.anchor.holes,
-            sketches=self.anchor.sums or [],
+            retracted=self.anchor.retracted,
+            sketches=self.anchor.expected_sketches or [],
             progress=progress_fields(progress),
         )
 
@@ -325,9 +325,9 @@ class Worker:
             FragmentSequence(self.store, "anchor"), held=self.plan.exchange != "disk"
         )
         if mark:
-            self.anchor.resume(mark.heads, mark.retracted, mark.sketches)
+            self.anchor.restore(mark.heads, mark.retracted, mark.sketches)
         if cut:
-            self.anchor.begin(cut.fragments, cut.heads, cut.holes)
+            self.anchor.load(cut.fragments, cut.heads, cut.holes)
             trust = (
                 "two volunteers agree on it"
                 if cut.confirmed
@@ -337,10 +337,14 @@ class Worker:
                 "took the anchor at %s tokens from the peers (%s)", f"{self.anchor.tokens:,}", trust
             )
         elif mark is None:
-            self.anchor.begin(
-                (beginning(self.spec, each.index, self.blobs) for each in self.plan.fragments), {}
+            self.anchor.load(
+                (
+                    load_initial_fragment(self.spec, each.index, self.blobs)
+                    for each in self.plan.fragments
+                ),
+                {},
             )
-        self.exchange.start(self.anchor.vector, self.anchor.holes)
+        self.exchange.start(self.anchor.vector, self.anchor.retracted)
         standing = self.saved_state.read_progress(self.store)
         self.engine = Engine(
             self.plan, self.spec.recipe, self.store, self.anchor, self.describe, standing
@@ -367,7 +371,7 @@ class Worker:
         self.save_checkpoint(closing=True)
         self._opened.close()
         del self.engine, self.store
-        self.anchor = Anchor([], self.ledger.last())
+        self.anchor = Anchor([], self.ledger.last_updates())
         self.exchange.resync()
         self.saved_state = SavedState(self.joined.folder.path, self.plan)
         self.initialise_state(self.load_saved_state())
@@ -394,12 +398,12 @@ class Worker:
     def fetch_snapshot(self) -> Snapshot | None:
         """The others' anchor. Asked for again while they are ahead: who began at the seed's weights then would have to
         replay everything, from peers that may not have it."""
-        known = self.joined.peers or self.ledger.met.peers()
+        known = self.joined.peers or self.ledger.peer_store.peers()
         for _ in range(SNAPSHOT_TRIES):
             cut = self.exchange.fetch_snapshot(
                 SNAPSHOT_SECONDS if known else 0.0, self.poll_should_stop
             )
-            whole = self.ledger.vector() and not self.ledger.gone()
+            whole = self.ledger.vector() and not self.ledger.pruned()
             if cut or whole or self.leaving.is_set() or not self.exchange.stats.updates_behind:
                 return cut
             log.warning("the others are ahead, and their anchor has not come yet: asking again")

@@ -11,8 +11,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from barnraise.errors import BarnraiseError, StateError
-from barnraise.exchange.ledger.anchor import fragment_bytes
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.anchor import fragment_to_bytes
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.planning.hardware import Hardware
 from barnraise.spec import RunSpec
 from barnraise.state_dir import Home
@@ -82,7 +82,9 @@ def _kept(
         home.folder(start.run)
     ):  # what lies there changes under whoever reads beside a worker
         tokenizer = (
-            Blobs(path / "blobs", sweep=False).sound(start.tokenizer) if start.tokenizer else None
+            BlobStore(path / "blobs", sweep=False).read_verified(start.tokenizer)
+            if start.tokenizer
+            else None
         )
         if start.tokenizer and tokenizer is None:
             return None
@@ -93,11 +95,12 @@ def _kept(
                 return None
             hasher = blake3()
             for index in range(count):
-                hasher.update(fragment_bytes(state[f"anchor.{index}"]))
+                hasher.update(fragment_to_bytes(state[f"anchor.{index}"]))
             if hasher.hexdigest() != start.digest:
                 return None
             return InitialWeights(
-                [put(fragment_bytes(state[f"anchor.{index}"])) for index in range(count)], tokenizer
+                [put(fragment_to_bytes(state[f"anchor.{index}"])) for index in range(count)],
+                tokenizer,
             )
 
 

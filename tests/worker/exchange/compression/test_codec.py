@@ -11,16 +11,16 @@ from barnraise.errors import MessageError
 from barnraise.exchange.compression.codec import (
     CHUNK,
     HEADER,
+    LEVEL_ITERATIONS,
     MANY,
+    MAX_CODE,
     MAX_LEVEL,
     SAMPLE,
-    TOP,
-    TURNS,
     decode,
     encode,
     payload_size,
 )
-from barnraise.exchange.compression.scheme import Form
+from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.spec import MAX_UPDATE_UNITS
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -105,7 +105,7 @@ def slow_multiples(values: list[int], top: int) -> tuple[list[int], list[int], l
     level = largest = -(-max(sizes) // top)
     if top == 7:
         level = min(largest, slow_start(sum(few) // len(few)))
-        for _ in range(TURNS[4]):
+        for _ in range(LEVEL_ITERATIONS[4]):
             now = steps(few, level)
             products = sum(a * b for a, b in zip(now, few, strict=True))
             level = min(largest, halves_up(products, max(1, sum(q * q for q in now))))
@@ -125,7 +125,7 @@ def slow_start(mean: int) -> int:
 def slow_two(values: list[int], _: int) -> tuple[list[int], list[int], list[int]]:
     few = looked_at([abs(v) for v in values])
     twice = 2 * sum(few) // len(few)
-    for _ in range(TURNS[2]):
+    for _ in range(LEVEL_ITERATIONS[2]):
         below, above = [s for s in few if 2 * s <= twice], [s for s in few if 2 * s > twice]
         low = halves_up(sum(below), len(below))
         high = halves_up(sum(above), len(above)) if above else low
@@ -143,7 +143,7 @@ def slow_two(values: list[int], _: int) -> tuple[list[int], list[int], list[int]
 @settings(deadline=None, max_examples=150)
 @given(st.lists(INT32 | st.integers(-300, 300), min_size=1, max_size=80), st.sampled_from(NAMES))
 def test_the_bytes_are_those_of_a_slow_reference(values, name):
-    fitted = str(Form.parse(name).fitted(len(values)))
+    fitted = str(QuantizationScheme.parse(name).smallest_for(len(values)))
     payload, sent = encode(torch.tensor(values, dtype=torch.int32), name)
     assert (payload, sent.tolist()) == slow(values, fitted)
 
@@ -182,12 +182,12 @@ def test_eight_bits_round_to_within_half_a_level_of_each_value(n):
     _, sent = encode(values)
     for start in range(0, n, CHUNK):
         piece = slice(start, start + CHUNK)
-        level = (int(values[piece].abs().max()) + TOP - 1) // TOP
+        level = (int(values[piece].abs().max()) + MAX_CODE - 1) // MAX_CODE
         assert 2 * int((values[piece] - sent[piece]).abs().max()) <= level
 
 
 def test_small_integers_travel_without_loss():
-    values = drawn(CHUNK * 2 + 7, TOP)
+    values = drawn(CHUNK * 2 + 7, MAX_CODE)
     assert torch.equal(encode(values)[1], values)
 
 
@@ -231,7 +231,7 @@ def test_with_decay_one_sent_plus_residual_is_the_exact_sum_of_the_steps(steps, 
 def test_what_is_over_the_bound_stays_in_the_residual():
     values = torch.tensor([2**31 - 1, -(2**31), 5], dtype=torch.int32)
     _, sent = encode(values)
-    assert sent.tolist() == [TOP * MAX_LEVEL, -TOP * MAX_LEVEL, 0]
+    assert sent.tolist() == [MAX_CODE * MAX_LEVEL, -MAX_CODE * MAX_LEVEL, 0]
     for name in NAMES:
         assert int(encode(values.repeat(100), name)[1].abs().max()) <= MAX_UPDATE_UNITS
 
@@ -261,13 +261,15 @@ def test_a_parameter_takes_as_many_bits_as_computed_by_hand(name, most):
     n = 198_272  # a block of width 128
     payload, _ = encode(heavy_tailed(n), name)
     assert 8 * len(payload) / n <= most
-    assert 8 * len(payload) / n == pytest.approx(Form.parse(name).bits_a_parameter, rel=0.01)
+    assert 8 * len(payload) / n == pytest.approx(
+        QuantizationScheme.parse(name).bits_per_parameter, rel=0.01
+    )
 
 
 def test_the_bits_of_a_form_are_its_levels_positions_and_values():
-    assert Form.parse("top64x2").bits_a_parameter == (2 * 32 + 64 * (12 + 2)) / 4096
-    assert Form.parse("top100x8").bits_a_parameter == (32 + 100 * (12 + 8)) / 4096
-    assert Form.parse("dense4").bits_a_parameter == 4 + 32 / 4096
+    assert QuantizationScheme.parse("top64x2").bits_per_parameter == (2 * 32 + 64 * (12 + 2)) / 4096
+    assert QuantizationScheme.parse("top100x8").bits_per_parameter == (32 + 100 * (12 + 8)) / 4096
+    assert QuantizationScheme.parse("dense4").bits_per_parameter == 4 + 32 / 4096
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_the_bits_of_a_form_are_its_levels_positions_and_values():
 )
 def test_where_a_dense_form_takes_no_more_bytes_it_is_taken(asked, taken):
     values = heavy_tailed(16 * CHUNK)
-    assert str(Form.parse(asked).fitted(len(values))) == taken
+    assert str(QuantizationScheme.parse(asked).smallest_for(len(values))) == taken
     assert encode(values, asked)[0] == encode(values, taken)[0]
 
 
@@ -310,7 +312,7 @@ def test_what_is_left_unsaid_of_heavy_tailed_values_is_as_measured(name):
 
 @pytest.mark.parametrize("name", ["dense8", "dense4", "dense2", "top64x2", "top4095x8", "top1x2"])
 def test_a_form_has_one_name(name):
-    assert str(Form.parse(name)) == name
+    assert str(QuantizationScheme.parse(name)) == name
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ def peer(number: int, address: str = "x:1") -> Peer:
     return Peer(key=key_of(number), addresses=[address])
 
 
-def asks(actions: list[g.Action]) -> list[g.AskFor]:
-    return [action for action in actions if isinstance(action, g.AskFor)]
+def asks(actions: list[g.Action]) -> list[g.RequestUpdates]:
+    return [action for action in actions if isinstance(action, g.RequestUpdates)]
 
 
 def pushes(actions: list[g.Action]) -> list[str]:
@@ -60,7 +60,7 @@ def test_a_peer_that_missed_updates_catches_up():
     simulation.partition({})
     assert simulation.run(60, until=lambda: simulation.agreed)
     assert simulation.machines[key_of(2)].vector == {author_of(0): 200}
-    assert simulation.machines[key_of(2)].behind == 0
+    assert simulation.machines[key_of(2)].updates_behind == 0
 
 
 def test_an_update_reaches_machines_that_know_its_author_only_through_third_peers():
@@ -68,7 +68,7 @@ def test_an_update_reaches_machines_that_know_its_author_only_through_third_peer
     for number in range(4):  # a chain, and no more links than that
         simulation.dialled(key_of(number), key_of(number + 1))
     for machine in simulation.machines.values():
-        machine.circle.known.clear()
+        machine.membership.passive.clear()
     simulation.publish(0)
     simulation.publish(4)
     assert simulation.run(20, until=lambda: simulation.agreed)
@@ -76,54 +76,56 @@ def test_an_update_reaches_machines_that_know_its_author_only_through_third_peer
 
 def test_a_duplicate_makes_a_link_lazy_on_both_sides_and_an_ask_makes_it_eager_again():
     me, author = met(1, 2, 3), author_of(9)
-    me.pushed(key_of(2), author, 1, 1.0)
-    me.pushed(key_of(3), author, 1, 1.1)  # it is on its way already
-    me.act(1.1)
-    told = me.tell(key_of(3), 1.1)
+    me.on_update(key_of(2), author, 1, 1.0)
+    me.on_update(key_of(3), author, 1, 1.1)  # it is on its way already
+    me.next_actions(1.1)
+    told = me.build_state(key_of(3), 1.1)
     assert (
         told.declined == {author: 1} and not me.links[key_of(3)].eager and me.links[key_of(2)].eager
     )
-    assert me.tell(key_of(2), 1.1).declined == {}, "it goes on sending"
+    assert me.build_state(key_of(2), 1.1).declined == {}, "it goes on sending"
 
     you = met(3, 1)
-    you.told_state(key_of(1), told, 1.2)
-    you.holds(author, 1)
-    you.holds(author_of(3), 1)
-    assert pushes(you.act(1.2)) == [], "what is new is only announced"
-    assert author_of(3) in you.tell(key_of(1), 1.5).vector
-    you.asked(key_of(1), author_of(3))
-    you.holds(author_of(3), 2)
-    assert pushes(you.act(1.3)) == [key_of(1)]
+    you.on_state(key_of(1), told, 1.2)
+    you.on_local_update(author, 1)
+    you.on_local_update(author_of(3), 1)
+    assert pushes(you.next_actions(1.2)) == [], "what is new is only announced"
+    assert author_of(3) in you.build_state(key_of(1), 1.5).vector
+    you.on_request(key_of(1), author_of(3))
+    you.on_local_update(author_of(3), 2)
+    assert pushes(you.next_actions(1.3)) == [key_of(1)]
 
 
 def test_a_push_that_is_declined_is_not_gone_on_with():
     me, author = met(1, 2), author_of(1)
-    me.holds(author, 1)
-    assert me.lacks(key_of(2), author, 1)
-    me.told_state(key_of(2), said({}, declined={author: 1}, full=False), 1.0)
-    assert not me.lacks(key_of(2), author, 1)
-    me.asked(key_of(2), author)  # whoever was sending it broke off
-    assert me.lacks(key_of(2), author, 1)
+    me.on_local_update(author, 1)
+    assert me.needs(key_of(2), author, 1)
+    me.on_state(key_of(2), said({}, declined={author: 1}, full=False), 1.0)
+    assert not me.needs(key_of(2), author, 1)
+    me.on_request(key_of(2), author)  # whoever was sending it broke off
+    assert me.needs(key_of(2), author, 1)
 
 
 def test_what_comes_is_passed_on_to_eager_links_but_not_to_where_it_came_from():
     me, author = met(1, 2, 3, 4), author_of(9)
     me.links[key_of(4)].eager = False
-    me.pushed(key_of(2), author, 1, 1.0)
-    me.holds(author, 1)
-    assert pushes(me.act(1.0)) == [key_of(3)]
+    me.on_update(key_of(2), author, 1, 1.0)
+    me.on_local_update(author, 1)
+    assert pushes(me.next_actions(1.0)) == [key_of(3)]
 
 
 def test_an_update_whose_source_stalls_is_asked_of_another():
     me, author = met(1, 2, 3), author_of(9)
-    me.told_state(key_of(3), said({author: 1}), 0.0)
-    me.pushed(key_of(2), author, 1, 0.5)
-    me.act(0.5)
-    me.arriving(key_of(2), author, 1, 4.0)
-    assert not asks(me.act(4.0 + requests.STALLED - 0.1))
-    assert asks(me.act(4.0 + requests.STALLED + 0.1)) == []  # its grace begins when it is missed
-    assert asks(me.act(4.0 + requests.STALLED + 0.2 + requests.GRACE)) == [
-        g.AskFor(key_of(3), author, 1, 1)
+    me.on_state(key_of(3), said({author: 1}), 0.0)
+    me.on_update(key_of(2), author, 1, 0.5)
+    me.next_actions(0.5)
+    me.on_payload_bytes(key_of(2), author, 1, 4.0)
+    assert not asks(me.next_actions(4.0 + requests.STALL_TIMEOUT - 0.1))
+    assert (
+        asks(me.next_actions(4.0 + requests.STALL_TIMEOUT + 0.1)) == []
+    )  # its grace begins when it is missed
+    assert asks(me.next_actions(4.0 + requests.STALL_TIMEOUT + 0.2 + requests.MIN_GRACE)) == [
+        g.RequestUpdates(key_of(3), author, 1, 1)
     ]
 
 
@@ -134,61 +136,63 @@ def test_a_peer_that_promises_what_it_does_not_have_is_not_waited_for():
     liar, honest, me = (key_of(n) for n in (0, 1, 2))
     author = author_of(9)
     simulation.held[honest][author] = {1}
-    simulation.machines[honest].holds(author, 1)
-    simulation.machines[me].told_state(liar, said({author: 1, author_of(8): 50}), simulation.now)
+    simulation.machines[honest].on_local_update(author, 1)
+    simulation.machines[me].on_state(liar, said({author: 1, author_of(8): 50}), simulation.now)
     assert simulation.run(40, until=lambda: simulation.machines[me].vector.get(author) == 1)
 
 
 def test_nothing_is_asked_for_while_a_snapshot_is_being_fetched():
     me, author = Gossip(key_of(1), 0), author_of(3)
-    me.linked(key_of(2), 0.0)
-    me.told_state(key_of(2), said({author: 5}), 0.0)
-    assert not asks(me.act(0.0)) and not asks(me.act(5.0))
-    me.begin({}, {}, 5.0)
-    me.act(5.0)
-    assert asks(me.act(5.0 + requests.GRACE)) == [g.AskFor(key_of(2), author, 1, 5)]
-    assert not asks(me.act(5.1 + requests.GRACE)), "it is under way"
+    me.on_connected(key_of(2), 0.0)
+    me.on_state(key_of(2), said({author: 5}), 0.0)
+    assert not asks(me.next_actions(0.0)) and not asks(me.next_actions(5.0))
+    me.start({}, {}, 5.0)
+    me.next_actions(5.0)
+    assert asks(me.next_actions(5.0 + requests.MIN_GRACE)) == [
+        g.RequestUpdates(key_of(2), author, 1, 5)
+    ]
+    assert not asks(me.next_actions(5.1 + requests.MIN_GRACE)), "it is under way"
 
 
 def test_what_was_announced_gets_a_moment_to_come_along_the_tree_and_longer_where_the_tree_is_slow():
     me, author = met(1, 2, 3), author_of(9)
-    me.told_state(key_of(2), said({author: 1}), 0.0)
-    assert not asks(me.act(0.0))
-    assert me.next_at(0.1) <= requests.GRACE
-    assert asks(me.act(requests.GRACE + 0.01))
+    me.on_state(key_of(2), said({author: 1}), 0.0)
+    assert not asks(me.next_actions(0.0))
+    assert me.next_wakeup(0.1) <= requests.MIN_GRACE
+    assert asks(me.next_actions(requests.MIN_GRACE + 0.01))
     for seq in range(
         2, 40
     ):  # now they come along the tree, each three seconds after it was announced
         now = 10.0 * seq
-        me.holds(author, seq - 1)
-        me.told_state(key_of(2), said({author: seq}), now)
-        me.act(now)
-        me.pushed(key_of(3), author, seq, now + 3)
-    me.holds(author, seq)
-    me.told_state(key_of(2), said({author: seq + 1}), 1000.0)
+        me.on_local_update(author, seq - 1)
+        me.on_state(key_of(2), said({author: seq}), now)
+        me.next_actions(now)
+        me.on_update(key_of(3), author, seq, now + 3)
+    me.on_local_update(author, seq)
+    me.on_state(key_of(2), said({author: seq + 1}), 1000.0)
     assert (
-        not asks(me.act(1000.0))
-        and not asks(me.act(1005.0))
-        and asks(me.act(1000.0 + requests.GRACE_MOST))
+        not asks(me.next_actions(1000.0))
+        and not asks(me.next_actions(1005.0))
+        and asks(me.next_actions(1000.0 + requests.MAX_GRACE))
     )
 
 
 def test_what_a_peer_has_no_more_is_not_asked_of_it_and_when_nobody_has_it_only_a_snapshot_helps():
     me, author = met(1, 2, 3), author_of(9)
-    me.told_state(key_of(2), said({author: 9}, pruned={author: 5}), 0.0)
-    me.told_state(key_of(3), said({author: 3}), 0.0)
-    me.act(0.0)
-    assert asks(me.act(2.0)) == [
-        g.AskFor(key_of(3), author, 1, 3),
-        g.AskFor(key_of(2), author, 6, 9),
+    me.on_state(key_of(2), said({author: 9}, pruned={author: 5}), 0.0)
+    me.on_state(key_of(3), said({author: 3}), 0.0)
+    me.next_actions(0.0)
+    assert asks(me.next_actions(2.0)) == [
+        g.RequestUpdates(key_of(3), author, 1, 3),
+        g.RequestUpdates(key_of(2), author, 6, 9),
     ]
-    assert not me.overtaken(100.0)
-    me.unlinked(key_of(3), 100.0)
-    me.act(100.0)
-    assert not me.overtaken(100.0) and me.overtaken(100.0 + requests.OVERTAKEN)
-    me.begin({author: 9}, {author: 9}, 200.0)
-    me.act(200.0)
-    assert not me.overtaken(300.0)
+    assert not me.needs_snapshot(100.0)
+    me.on_disconnected(key_of(3), 100.0)
+    me.next_actions(100.0)
+    assert not me.needs_snapshot(100.0) and me.needs_snapshot(100.0 + requests.SNAPSHOT_DELAY)
+    me.start({author: 9}, {author: 9}, 200.0)
+    me.next_actions(200.0)
+    assert not me.needs_snapshot(300.0)
 
 
 # ---- what States say
@@ -197,15 +201,15 @@ def test_what_a_peer_has_no_more_is_not_asked_of_it_and_when_nobody_has_it_only_
 def test_a_state_says_what_changed_since_the_last_and_now_and_then_everything():
     me = met(1, 2)
     for number in range(50):
-        me.holds(author_of(number), 1)
-    first = me.tell(key_of(2), 0.0)
+        me.on_local_update(author_of(number), 1)
+    first = me.build_state(key_of(2), 0.0)
     assert first.full and len(first.vector) == 50 and first.links == 1
-    assert me.tell(key_of(2), 0.1).vector == {}
-    me.holds(author_of(7), 2)
-    me.pruned(author_of(7), 1)
-    some = me.tell(key_of(2), 0.2)
+    assert me.build_state(key_of(2), 0.1).vector == {}
+    me.on_local_update(author_of(7), 2)
+    me.on_pruned(author_of(7), 1)
+    some = me.build_state(key_of(2), 0.2)
     assert (some.full, some.vector, some.pruned) == (False, {author_of(7): 2}, {author_of(7): 1})
-    assert me.tell(key_of(2), 2 * g.WHOLE_EVERY).full
+    assert me.build_state(key_of(2), 2 * g.FULL_STATE_INTERVAL).full
 
 
 @settings(max_examples=50, deadline=None)
@@ -216,20 +220,20 @@ def test_a_peer_that_hears_every_state_knows_the_whole_vector(steps):
     for number, tells in steps:
         now += 0.1
         author = author_of(number)
-        me.holds(author, me.vector.get(author, 0) + 1)
+        me.on_local_update(author, me.vector.get(author, 0) + 1)
         if tells:
-            you.told_state(key_of(1), me.tell(key_of(2), now), now)
+            you.on_state(key_of(1), me.build_state(key_of(2), now), now)
             assert you.links[key_of(1)].vector == me.vector
 
 
 def test_a_state_of_too_many_authors_tells_ever_another_part_and_all_of_them_in_the_end():
     me, you = Gossip(key_of(1), 1), met(2, 1)
-    me.linked(key_of(2), 0.0)
-    me.begin({author_of(n): n for n in range(1, g.MAX_TOLD + 100)}, {}, 0.0)
+    me.on_connected(key_of(2), 0.0)
+    me.start({author_of(n): n for n in range(1, g.MAX_STATE_AUTHORS + 100)}, {}, 0.0)
     for n in range(40):
-        told = me.tell(key_of(2), n * 2 * g.WHOLE_EVERY)
-        assert len(told.vector) == g.MAX_TOLD and not told.full
-        you.told_state(key_of(1), told, 0.0)
+        told = me.build_state(key_of(2), n * 2 * g.FULL_STATE_INTERVAL)
+        assert len(told.vector) == g.MAX_STATE_AUTHORS and not told.full
+        you.on_state(key_of(1), told, 0.0)
     assert you.links[key_of(1)].vector == me.vector
 
 
@@ -237,7 +241,7 @@ def test_what_a_peer_says_it_has_is_bounded():
     me = met(1, 2)
     for part in range(g.MAX_AUTHORS // 1000 + 5):
         many = {author_of(n, life=part + 1): 1 for n in range(1000)}
-        me.told_state(
+        me.on_state(
             key_of(2),
             PeerState.model_construct(vector=many, pruned={}, full=False, declined={}, rate=1.0),
             0.0,
@@ -247,16 +251,16 @@ def test_what_a_peer_says_it_has_is_bounded():
 
 def test_settled_means_everybody_is_complete_with_the_same_updates():
     me = Gossip(key_of(1), 0)
-    assert me.settled
-    me.linked(key_of(2), 0.0)
-    assert not me.settled, "it has not said where it is"
-    me.holds(author_of(1), 3)
-    me.told_state(key_of(2), said({author_of(1): 3}), 0.0)
-    assert not me.settled
-    me.told_state(key_of(2), said({author_of(1): 2}, complete=True), 0.0)
-    assert not me.settled
-    me.told_state(key_of(2), said({author_of(1): 3}, complete=True), 0.0)
-    assert me.settled
+    assert me.is_converged
+    me.on_connected(key_of(2), 0.0)
+    assert not me.is_converged, "it has not said where it is"
+    me.on_local_update(author_of(1), 3)
+    me.on_state(key_of(2), said({author_of(1): 3}), 0.0)
+    assert not me.is_converged
+    me.on_state(key_of(2), said({author_of(1): 2}, complete=True), 0.0)
+    assert not me.is_converged
+    me.on_state(key_of(2), said({author_of(1): 3}, complete=True), 0.0)
+    assert me.is_converged
 
 
 # ---- whom to be linked to
@@ -264,77 +268,92 @@ def test_settled_means_everybody_is_complete_with_the_same_updates():
 
 def test_a_silent_peer_is_dropped_and_a_gone_one_is_dialled_again_ever_more_rarely():
     me = Gossip(key_of(1), 0)
-    me.circle.introduce([peer(2)], 0.0)
-    me.linked(key_of(2), 0.0)
-    assert g.Drop in {type(action) for action in me.act(g.SILENCE)}
-    me.unlinked(key_of(2), g.SILENCE)
-    now, waits = g.SILENCE, []
+    me.membership.add_peers([peer(2)], 0.0)
+    me.on_connected(key_of(2), 0.0)
+    assert g.Disconnect in {type(action) for action in me.next_actions(g.PEER_TIMEOUT)}
+    me.on_disconnected(key_of(2), g.PEER_TIMEOUT)
+    now, waits = g.PEER_TIMEOUT, []
     for _ in range(10):
         began = now
-        while not any(isinstance(action, g.Dial) for action in me.act(now)):
+        while not any(isinstance(action, g.Dial) for action in me.next_actions(now)):
             now += 0.1
         waits.append(now - began)
-        me.circle.dial_failed(key_of(2), now)
-    assert waits[0] < 2 and waits[4] > waits[0] and max(waits) <= membership.REDIAL_MOST * 1.3
+        me.membership.on_dial_failed(key_of(2), now)
+    assert waits[0] < 2 and waits[4] > waits[0] and max(waits) <= membership.REDIAL_MAX * 1.3
 
 
 def test_hearsay_neither_overrides_what_a_peer_says_of_itself_nor_fills_the_memory():
     me = Gossip(key_of(1), 0)
-    me.circle.introduce([peer(2, "true:1")], 0.0)
-    me.circle.introduce([peer(2, "false:1")], 1.0, vouched=False)
-    assert me.circle.known[key_of(2)].addresses == ("true:1",)
-    for number in range(3, 3 * membership.MAX_KNOWN):
-        me.circle.introduce([peer(number)], 1.0, vouched=False)
-    assert len(me.circle.known) == membership.MAX_KNOWN
-    assert sum(isinstance(action, g.Dial) for action in me.act(10.0)) == membership.WANTED
+    me.membership.add_peers([peer(2, "true:1")], 0.0)
+    me.membership.add_peers([peer(2, "false:1")], 1.0, vouched=False)
+    assert me.membership.passive[key_of(2)].addresses == ("true:1",)
+    for number in range(3, 3 * membership.MAX_PASSIVE):
+        me.membership.add_peers([peer(number)], 1.0, vouched=False)
+    assert len(me.membership.passive) == membership.MAX_PASSIVE
+    assert (
+        sum(isinstance(action, g.Dial) for action in me.next_actions(10.0))
+        == membership.TARGET_LINKS
+    )
 
 
 def test_whom_a_coordinator_names_is_known_and_dialled_however_much_hearsay_there_is():
     me = Gossip("0" * 64, seed=1)
-    me.circle.introduce([peer(n) for n in range(1, membership.MAX_KNOWN + 50)], 0.0, vouched=False)
-    assert len(me.circle.known) == membership.MAX_KNOWN
-    me.circle.introduce([Peer(key="f" * 64, addresses=["a:1"])], 0.0)
-    assert "f" * 64 in me.circle.known and len(me.circle.known) == membership.MAX_KNOWN
-    first = next(action for action in me.act(10.0) if isinstance(action, g.Dial))
+    me.membership.add_peers(
+        [peer(n) for n in range(1, membership.MAX_PASSIVE + 50)], 0.0, vouched=False
+    )
+    assert len(me.membership.passive) == membership.MAX_PASSIVE
+    me.membership.add_peers([Peer(key="f" * 64, addresses=["a:1"])], 0.0)
+    assert (
+        "f" * 64 in me.membership.passive and len(me.membership.passive) == membership.MAX_PASSIVE
+    )
+    first = next(action for action in me.next_actions(10.0) if isinstance(action, g.Dial))
     assert first.peer.key == "f" * 64
 
 
 def test_a_machine_does_not_dial_itself():
     me = Gossip(key_of(1), 0)
-    me.circle.introduce([peer(1)], 0.0)
-    assert not me.circle.known
+    me.membership.add_peers([peer(1)], 0.0)
+    assert not me.membership.passive
 
 
 def test_with_too_many_links_it_says_goodbye_to_lazy_ones_and_keeps_those_who_have_few_others():
-    me = met(99, *range(1, membership.MOST + 4))
-    for number in range(1, membership.MOST + 4):
+    me = met(99, *range(1, membership.MAX_LINKS + 4))
+    for number in range(1, membership.MAX_LINKS + 4):
         few = number <= 2
-        me.told_state(key_of(number), said({}, links=1 if few else 8), 0.0)
+        me.on_state(key_of(number), said({}, links=1 if few else 8), 0.0)
         me.links[key_of(number)].eager = few or number >= 6
-    assert not [action for action in me.act(1.0) if isinstance(action, g.Goodbye)], (
+    assert not [action for action in me.next_actions(1.0) if isinstance(action, g.SendGoodbye)], (
         "they have only just come"
     )
-    gone = {action.to for action in me.act(membership.SETTLED) if isinstance(action, g.Goodbye)}
+    gone = {
+        action.to
+        for action in me.next_actions(membership.MIN_LINK_AGE)
+        if isinstance(action, g.SendGoodbye)
+    }
     assert gone == {key_of(3), key_of(4), key_of(5)}
     assert not [
-        action for action in me.act(membership.SETTLED + 1) if isinstance(action, g.Goodbye)
+        action
+        for action in me.next_actions(membership.MIN_LINK_AGE + 1)
+        if isinstance(action, g.SendGoodbye)
     ], "once is enough"
-    late = me.act(membership.SETTLED + g.PARTING + 1)
-    assert {action.peer for action in late if isinstance(action, g.Drop)} == gone, (
+    late = me.next_actions(membership.MIN_LINK_AGE + g.GOODBYE_TIMEOUT + 1)
+    assert {action.peer for action in late if isinstance(action, g.Disconnect)} == gone, (
         "they did not go by themselves"
     )
 
 
 def test_who_said_goodbye_is_not_dialled_again_soon():
     me = met(1, 2)
-    me.circle.introduce([peer(2)], 0.0)
-    me.parting(key_of(2), 1.0)
-    me.unlinked(key_of(2), 1.0)
+    me.membership.add_peers([peer(2)], 0.0)
+    me.on_goodbye(key_of(2), 1.0)
+    me.on_disconnected(key_of(2), 1.0)
 
     def dialled(now: float) -> bool:
-        return any(isinstance(action, g.Dial) for action in me.act(now))
+        return any(isinstance(action, g.Dial) for action in me.next_actions(now))
 
-    assert not dialled(1.0 + membership.LATER) and dialled(1.0 + 2 * membership.LATER)
+    assert not dialled(1.0 + membership.REDIAL_AFTER_GOODBYE) and dialled(
+        1.0 + 2 * membership.REDIAL_AFTER_GOODBYE
+    )
 
 
 def test_it_never_asks_to_be_looked_at_again_without_pause():

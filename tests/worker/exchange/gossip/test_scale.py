@@ -47,8 +47,8 @@ def test_a_thousand_peers_with_bounded_links_pay_for_each_update_little_more_tha
     simulation.run(20)
     assert (
         simulation.whole
-        and max(simulation.degrees) <= membership.MOST + 2
-        and min(simulation.degrees) >= membership.FEW
+        and max(simulation.degrees) <= membership.MAX_LINKS + 2
+        and min(simulation.degrees) >= membership.MIN_LINKS
     )
     for number in simulation.random.sample(range(many), 8):
         simulation.publish(number)
@@ -61,7 +61,7 @@ def test_a_thousand_peers_with_bounded_links_pay_for_each_update_little_more_tha
     assert simulation.run(60, until=lambda: simulation.agreed)
     cost = (simulation.bytes - before) / (len(authors) * simulation.payload * (many - 1))
     assert 1.0 <= cost <= 1.15, cost
-    assert simulation.whole and max(simulation.degrees) <= membership.MOST + 2
+    assert simulation.whole and max(simulation.degrees) <= membership.MAX_LINKS + 2
 
 
 def test_a_thousand_peers_that_were_cut_in_two_and_come_and_go_grow_together_again():
@@ -87,5 +87,5 @@ def test_a_thousand_peers_that_were_cut_in_two_and_come_and_go_grow_together_aga
     assert simulation.run(120, until=lambda: simulation.agreed)
     assert simulation.whole and len(simulation.machines[key_of(0)].vector) == 6
     assert (
-        max(simulation.degrees) <= membership.MOST + 8
+        max(simulation.degrees) <= membership.MAX_LINKS + 8
     )  # those who were introduced to four of us are still moving on

@@ -14,7 +14,7 @@ from barnraise.exchange.handlers import snapshot_server as desk_module
 from barnraise.exchange.handlers import update_sender
 from barnraise.exchange.handlers.snapshot_client import chosen, read_heads
 from barnraise.exchange.handlers.snapshot_server import Question, SnapshotServer
-from barnraise.exchange.ledger.anchor import fragment_bytes
+from barnraise.exchange.ledger.anchor import fragment_to_bytes
 from barnraise.protocol.messages import SnapshotManifest
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -31,7 +31,7 @@ def test_a_fourth_machine_that_starts_late_gets_the_anchor_from_the_others_and_j
     late = world.machine(4)
     with stepping(a, b, c):
         snapshot = joined(late, a, b, c)
-    assert snapshot.confirmed and late.ledger.base() is not None
+    assert snapshot.confirmed and late.ledger.base_snapshot() is not None
     late.round(99)
     a.round(98)
     world.agree(a, b, c, late)
@@ -113,8 +113,8 @@ def test_a_peer_whose_anchor_differs_is_outvoted(world):
     with stepping(a, b, c):
         snapshot = joined(world.machine(4), a, b, c)
     assert snapshot.confirmed
-    assert bytes(fragment_bytes(snapshot.fragments[0])) == bytes(
-        fragment_bytes(a.anchor.fragments[0])
+    assert bytes(fragment_to_bytes(snapshot.fragments[0])) == bytes(
+        fragment_to_bytes(a.anchor.fragments[0])
     )
 
 

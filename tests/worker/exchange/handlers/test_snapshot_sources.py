@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from helpers.wait_for import joined, stepping, waits_for
 
-from barnraise.exchange.compression.scheme import Form
+from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.handlers import blob_fetcher as fetching
-from barnraise.exchange.ledger.anchor import fragment_bytes
-from barnraise.exchange.pacing.round_schedule import Rhythm
-from barnraise.exchange.pacing.streaming import turns
-from barnraise.exchange.pacing.weighting import RAMP
+from barnraise.exchange.ledger.anchor import fragment_to_bytes
+from barnraise.exchange.pacing.round_schedule import RoundSchedule
+from barnraise.exchange.pacing.streaming import split_evenly
+from barnraise.exchange.pacing.weighting import RAMP_ROUNDS
 from barnraise.spec import ModelSpec
 
 DEEP = ModelSpec(
@@ -80,8 +80,8 @@ def test_a_damaged_fragment_at_one_server_costs_it_only_that_one(world):
     with stepping(*servers):
         snapshot = joined(late, *servers)
     assert snapshot.confirmed
-    assert bytes(fragment_bytes(snapshot.fragments[7])) == bytes(
-        fragment_bytes(servers[0].anchor.fragments[7])
+    assert bytes(fragment_to_bytes(snapshot.fragments[7])) == bytes(
+        fragment_to_bytes(servers[0].anchor.fragments[7])
     )
 
 
@@ -93,7 +93,7 @@ def test_who_joined_late_begins_with_a_small_weight_and_comes_to_its_full_one(wo
         joined(late, a)
     waits_for(lambda: late.exchange._hub.gossip.links[a.identity.key].rate == 100.0)
     weights = []
-    for seed in range(RAMP + 2):
+    for seed in range(RAMP_ROUNDS + 2):
         weights.append(late.exchange.compute_weight(100.0))
         late.round(10 + seed)
     assert weights == sorted(weights) and weights[0] < 0.15 and weights[-1] == weights[-2] == 0.5
@@ -107,7 +107,9 @@ def test_where_rounds_are_said_in_turns_a_late_machines_weight_grows_by_rounds_a
     a.round(1)
     with stepping(a):
         joined(late, a)
-    late.exchange._rhythm = Rhythm(10, Form.parse("dense4"), turns=turns((10, 10), 2))
+    late.exchange._rhythm = RoundSchedule(
+        10, QuantizationScheme.parse("dense4"), streaming=split_evenly((10, 10), 2)
+    )
     weights = []
     for seed in range(4):
         weights.append(late.exchange.compute_weight(100.0))
@@ -125,4 +127,4 @@ def test_who_was_met_is_known_after_a_restart_and_found_again_without_anybodys_h
     b.open()
     b.start()  # nobody introduces it
     world.agree(a, b)
-    assert b.ledger.met.peers() and b.anchor.vector == {a.exchange.author: 2}
+    assert b.ledger.peer_store.peers() and b.anchor.vector == {a.exchange.author: 2}

@@ -32,7 +32,7 @@ def joined(machine, *others):
     machine.knows(*others)
     snapshot = machine.exchange.fetch_snapshot(30.0)
     assert snapshot is not None
-    machine.anchor.begin(snapshot.fragments, snapshot.heads, snapshot.holes)
+    machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.holes)
     return machine.start()
 
 
@@ -42,7 +42,7 @@ def test_after_a_verdict_all_anchors_are_the_sum_of_the_others_updates_alone(wor
     found = world.agree(a, b, p)
     assert found == world.sum(a, lambda who, seq: who != author)
     assert a.anchor.tokens == a.ledger.tokens == 600 and author not in a.anchor.vector
-    assert all(m.anchor.sound(index) for m in (a, b, p) for index in range(3)), (
+    assert all(m.anchor.is_intact(index) for m in (a, b, p) for index in range(3)), (
         "the checksums follow"
     )
     b.round(7)
@@ -115,7 +115,7 @@ def test_one_that_never_had_a_single_update_gets_its_successors_without_it(world
     second = a.ledger.update(author, 2)
     for machine in (a, b, p):
         for part in second.fragments:
-            machine.ledger.blobs.drop(part.digest)  # nobody keeps it any more
+            machine.ledger.blobs.delete(part.digest)  # nobody keeps it any more
     world.network.heal()
     late.knows(a, b, p)
     found = world.agree(a, b, p, late, seconds=40)
@@ -166,7 +166,7 @@ def test_one_that_has_lost_the_bytes_gets_them_from_the_others(world):
     a, b, p, author = poisoned(world)
     for seq in (2, 3):
         for part in b.ledger.update(author, seq).fragments:
-            b.ledger.blobs.drop(part.digest)
+            b.ledger.blobs.delete(part.digest)
     a.exchange.apply_verdict(world.ruling({author: 1}))
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
 
@@ -178,7 +178,7 @@ def test_a_crash_after_a_verdict_is_made_up_for_from_any_anchor(world):
     waits_for(lambda: b.ledger.verdicts.digest is not None)
     b.stop()  # its loop has taken nothing out yet
     b.open()
-    b.anchor.begin(old, heads)
+    b.anchor.load(old, heads)
     b.start().knows(a, p)
     found = world.agree(a, b, p)
     b.stop()
@@ -217,8 +217,8 @@ def test_a_verdict_in_mid_join_is_not_lost(world):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(accord_module, "SHOWN", 0.2)
-    monkeypatch.setattr(accord_module, "AGAIN", 1.0)
+    monkeypatch.setattr(accord_module, "HEADS_INTERVAL", 0.2)
+    monkeypatch.setattr(accord_module, "RESEND_INTERVAL", 1.0)
 
 
 def restored(world, machine, copy, name: str = "f" * 16):

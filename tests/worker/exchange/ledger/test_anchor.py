@@ -9,10 +9,10 @@ from barnraise.exchange.compression.codec import decode, encode
 from barnraise.exchange.ledger.anchor import (
     Anchor,
     add_sketches,
-    fragment_bytes,
-    fragment_from,
-    initial,
-    sketch,
+    compute_sketch,
+    fragment_from_bytes,
+    fragment_to_bytes,
+    initial_weights,
 )
 from barnraise.protocol.messages import Update
 from barnraise.spec import UNIT_BITS, ModelSpec, preset
@@ -48,7 +48,7 @@ def test_any_order_and_any_duplication_of_updates_gives_identical_integers(data)
     deliveries = data.draw(st.lists(st.sampled_from(identities), max_size=30)) + data.draw(
         st.permutations(identities)
     )
-    anchor, waiting = Anchor.initial(TINY, 3), set()
+    anchor, waiting = Anchor.from_seed(TINY, 3), set()
     for delivered in deliveries:
         waiting.add(delivered)
         while ready := [
@@ -56,8 +56,8 @@ def test_any_order_and_any_duplication_of_updates_gives_identical_integers(data)
         ]:
             author, seq = ready[0]
             for index, part in enumerate(units(hash_of(author, seq))):
-                anchor.add(index, part)
-            anchor.note(update(author, seq))
+                anchor.add_units(index, part)
+            anchor.record(update(author, seq))
         waiting = {(a, s) for a, s in waiting if s > anchor.vector.get(f"{a * 64}.{'0' * 16}", 0)}
     assert anchor.digest() == everything_in_order()
     assert anchor.tokens == 90
@@ -68,11 +68,11 @@ def hash_of(author: str, seq: int) -> int:
 
 
 def everything_in_order() -> str:
-    anchor = Anchor.initial(TINY, 3)
+    anchor = Anchor.from_seed(TINY, 3)
     for author in "abc":
         for seq in (1, 2, 3):
             for index, part in enumerate(units(hash_of(author, seq))):
-                anchor.add(index, part)
+                anchor.add_units(index, part)
     return anchor.digest()
 
 
@@ -80,24 +80,24 @@ def everything_in_order() -> str:
 def test_adding_and_subtracting_an_update_restores_the_integers_even_past_overflow(values, seed):
     anchor = Anchor([torch.tensor(values, dtype=torch.int32)])
     before, part = anchor.fragments[0].clone(), torch.full((64,), seed % 2**31, dtype=torch.int32)
-    anchor.add(0, part)
+    anchor.add_units(0, part)
     wrapped = [(v + seed % 2**31 + 2**31) % 2**32 - 2**31 for v in values]
     assert anchor.fragments[0].tolist() == wrapped
-    anchor.subtract(0, part)
+    anchor.subtract_units(0, part)
     assert torch.equal(anchor.fragments[0], before)
 
 
 def test_the_initial_weights_are_the_same_for_ever():
-    assert Anchor.initial(preset("gpt-nano"), 7).digest() == GOLDEN
+    assert Anchor.from_seed(preset("gpt-nano"), 7).digest() == GOLDEN
 
 
 def test_another_seed_fragment_or_slot_gives_other_weights():
     first, second = TINY.fragments()[0], TINY.fragments()[1]
-    assert not torch.equal(initial(first, 1), initial(first, 2))
+    assert not torch.equal(initial_weights(first, 1), initial_weights(first, 2))
     qkv, up = (
         next(s for s in second.slots if s.name == name) for name in ("qkv.weight", "up.weight")
     )
-    weights = initial(second, 1)
+    weights = initial_weights(second, 1)
     assert not torch.equal(
         weights[qkv.offset : qkv.offset + 64], weights[up.offset : up.offset + 64]
     )
@@ -105,7 +105,7 @@ def test_another_seed_fragment_or_slot_gives_other_weights():
 
 def test_the_initial_weights_have_the_deviation_the_slot_names_and_ones_and_zeros_where_it_says_so():
     for fragment in preset("gpt-nano").fragments():
-        weights, covered = initial(fragment, 5), 0
+        weights, covered = initial_weights(fragment, 5), 0
         for slot in fragment.slots:
             part = weights[slot.offset : slot.offset + slot.size].double()
             covered += int(part.count_nonzero())
@@ -123,7 +123,7 @@ def test_the_initial_weights_have_the_deviation_the_slot_names_and_ones_and_zero
 def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches(values, other):
     a = torch.tensor(values, dtype=torch.int32)
     b = torch.full_like(a, other)
-    assert sketch(a + b) == add_sketches(sketch(a), sketch(b))
+    assert compute_sketch(a + b) == add_sketches(compute_sketch(a), compute_sketch(b))
 
 
 def test_the_sketch_sees_a_flipped_bit_and_two_swapped_elements_beyond_the_first_megabyte_too():
@@ -131,33 +131,33 @@ def test_the_sketch_sees_a_flipped_bit_and_two_swapped_elements_beyond_the_first
     flipped, swapped = values.clone(), values.clone()
     flipped[-1] ^= 1 << 30
     swapped[5], swapped[(1 << 20) + 5] = values[(1 << 20) + 5], values[5]
-    assert len({sketch(values), sketch(flipped), sketch(swapped)}) == 3
+    assert len({compute_sketch(values), compute_sketch(flipped), compute_sketch(swapped)}) == 3
 
 
 def test_an_anchor_fragments_sketch_is_the_sum_over_its_ledger():
-    anchor = Anchor.initial(TINY, 1)
-    expected = anchor.sketch(1)
+    anchor = Anchor.from_seed(TINY, 1)
+    expected = anchor.fragment_sketch(1)
     for seed in range(3):
         part = units(seed)[1] // 64
-        anchor.add(1, part)
-        expected = add_sketches(expected, sketch(part))
-    assert anchor.sketch(1) == expected
+        anchor.add_units(1, part)
+        expected = add_sketches(expected, compute_sketch(part))
+    assert anchor.fragment_sketch(1) == expected
 
 
 def test_an_update_out_of_its_authors_order_is_our_own_bug():
     with pytest.raises(AssertionError):
-        Anchor.initial(TINY, 1).note(update("a", 2))
+        Anchor.from_seed(TINY, 1).record(update("a", 2))
 
 
 def test_the_loudest_weight_is_found_on_both_sides_of_zero():
     assert (
         Anchor(
             [torch.tensor([5, -9], dtype=torch.int32), torch.tensor([8], dtype=torch.int32)]
-        ).loudest()
+        ).largest_magnitude()
         == 9
     )
 
 
 def test_a_fragment_survives_the_trip_through_bytes():
     fragment = torch.tensor([0, 1, -1, 2**31 - 1, -(2**31)], dtype=torch.int32)
-    assert torch.equal(fragment_from(bytes(fragment_bytes(fragment))), fragment)
+    assert torch.equal(fragment_from_bytes(bytes(fragment_to_bytes(fragment))), fragment)

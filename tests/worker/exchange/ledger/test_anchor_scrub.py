@@ -13,14 +13,14 @@ from barnraise.exchange import exchange as node_module
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.handlers import blob_scrub as scrub_module
 from barnraise.exchange.ledger import anchor_scrub as audit_module
-from barnraise.exchange.ledger.anchor import Anchor, initial
-from barnraise.exchange.ledger.anchor_scrub import Audit
+from barnraise.exchange.ledger.anchor import Anchor, initial_weights
+from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(audit_module, "EACH", 0.0)
-    monkeypatch.setattr(audit_module, "SHARE", 1e9)
+    monkeypatch.setattr(audit_module, "MIN_INTERVAL", 0.0)
+    monkeypatch.setattr(audit_module, "TIME_SHARE", 1e9)
 
 
 def looked_at(machine, times: int = 6) -> list:
@@ -61,7 +61,7 @@ def test_a_sound_anchor_is_looked_through_fragment_by_fragment(world):
 
 def test_looking_takes_its_share_of_the_time_and_no_more(world, monkeypatch):
     a, _ = pair(world)
-    monkeypatch.setattr(audit_module, "EACH", 30.0)
+    monkeypatch.setattr(audit_module, "MIN_INTERVAL", 30.0)
     assert looked_at(a, 5) == [None] * 5
     assert a.exchange.stats.fragments_checked == 1, "the next one is due in half a minute"
 
@@ -86,9 +86,9 @@ def test_a_bit_that_flipped_in_memory_is_found_and_made_anew_from_the_ledger(wor
 def test_where_payloads_are_gone_the_fragment_comes_from_a_peer_at_the_same_state(world):
     a, b = pair(world)
     right = a.anchor.digest()
-    for _, update in a.ledger.since({}):
+    for _, update in a.ledger.updates_since({}):
         for part in update.fragments:
-            a.ledger.blobs.drop(part.digest)
+            a.ledger.blobs.delete(part.digest)
     flip(a, 0)
     b.round(50)  # it has gone on, and makes the cut that is asked for
     with stepping(b):
@@ -101,8 +101,8 @@ def test_where_payloads_are_gone_the_fragment_comes_from_a_peer_at_the_same_stat
 
 def test_a_peer_that_gives_another_fragment_is_not_believed(world):
     a, b = pair(world)
-    for _, update in a.ledger.since({}):
-        a.ledger.blobs.drop(update.fragments[0].digest)
+    for _, update in a.ledger.updates_since({}):
+        a.ledger.blobs.delete(update.fragments[0].digest)
     flip(a, 0)
     flip(b, 0, element=9)
     with stepping(b):
@@ -113,7 +113,7 @@ def test_a_peer_that_gives_another_fragment_is_not_believed(world):
 def test_with_nobody_and_nothing_to_make_it_from_it_stays_damaged_and_says_so(world):
     a = world.machine(1).start()
     update = a.round(1)
-    a.ledger.blobs.drop(update.fragments[2].digest)
+    a.ledger.blobs.delete(update.fragments[2].digest)
     flip(a, 2)
     waits_for(lambda: looked_at(a, 1) == [2], 5)
     assert not mend(a, 2) and a.exchange.stats.damaged_fragment == "final"
@@ -125,7 +125,7 @@ def test_one_that_began_at_a_snapshot_goes_back_to_the_cuts_own_checksums(world)
     late.knows(a, b)
     with stepping(a, b):
         snapshot = late.exchange.fetch_snapshot(30.0)
-    late.anchor.begin(snapshot.fragments, snapshot.heads, snapshot.holes)
+    late.anchor.load(snapshot.fragments, snapshot.heads, snapshot.holes)
     late.start()
     a.round(70)
     right = world.agree(a, b, late)
@@ -159,8 +159,8 @@ def test_a_fragment_whose_disk_says_itself_that_it_is_damaged_is_found_so(world)
 
 def test_an_anchor_of_unknown_beginning_is_not_judged(world):
     a = world.machine(1)
-    bare = Anchor([initial(fragment, 3) for fragment in world.spec.model.fragments()])
-    assert Audit(world.spec, a.ledger).look(bare) is None
+    bare = Anchor([initial_weights(fragment, 3) for fragment in world.spec.model.fragments()])
+    assert AnchorScrub(world.spec, a.ledger).check_next(bare) is None
 
 
 # ---- payload files
@@ -183,7 +183,9 @@ def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_ag
     part = b.ledger.update(a.exchange.author, 2).fragments[1]
     damage(b, part)
     waits_for(lambda: b.exchange.stats.repaired == 1)
-    assert b.ledger.blobs.sound(part.digest) is not None and b.exchange.stats.corruptions == 1
+    assert (
+        b.ledger.blobs.read_verified(part.digest) is not None and b.exchange.stats.corruptions == 1
+    )
     assert "is damaged" in caplog.text and "came again" in caplog.text
 
 
@@ -193,8 +195,10 @@ def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_sa
     monkeypatch.setattr(scrub_module, "EACH", 0.01)
     monkeypatch.setattr(scrub_module, "SHARE", 1e9)
     a = world.machine(1).start()
-    read, sound = [], a.ledger.blobs.sound
-    monkeypatch.setattr(a.ledger.blobs, "sound", lambda name: read.append(name) or sound(name))
+    read, sound = [], a.ledger.blobs.read_verified
+    monkeypatch.setattr(
+        a.ledger.blobs, "read_verified", lambda name: read.append(name) or sound(name)
+    )
     said = encode(torch.arange(a.anchor.fragments[0].numel(), dtype=torch.int32))
     update = a.exchange.publish([said, *[None] * (len(a.anchor.fragments) - 1)], 10)
     waits_for(lambda: len(read) > 3)
@@ -207,7 +211,7 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
     monkeypatch.setattr(scrub_module, "EACH", 0.01)
     monkeypatch.setattr(scrub_module, "SHARE", 1e9)
     a, b = pair(world)
-    part, sound = b.ledger.update(a.exchange.author, 2).fragments[1], b.ledger.blobs.sound
+    part, sound = b.ledger.update(a.exchange.author, 2).fragments[1], b.ledger.blobs.read_verified
     failed: list[str] = []
 
     def unreadable(name: str) -> bytes | None:
@@ -216,7 +220,7 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return sound(name)
 
-    monkeypatch.setattr(b.ledger.blobs, "sound", unreadable)
+    monkeypatch.setattr(b.ledger.blobs, "read_verified", unreadable)
     waits_for(lambda: b.exchange.stats.repaired == 1)
     assert sound(part.digest) is not None and b.exchange.stats.corruptions == 1
     assert "cannot be read: [Errno 5]" in caplog.text
@@ -225,9 +229,9 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
 def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):
     monkeypatch.setattr(scrub_module, "EACH", 0.01)
     _, b = pair(world)
-    parts = [part for _, update in b.ledger.since({}) for part in update.payload_parts]
+    parts = [part for _, update in b.ledger.updates_since({}) for part in update.payload_parts]
     for part in parts[:-1]:
-        b.ledger.blobs.drop(part.digest)
+        b.ledger.blobs.delete(part.digest)
     damage(b, parts[-1])
     monkeypatch.setattr(scrub_module, "FEW", 1)
     monkeypatch.setattr(scrub_module, "SHARE", 1e-9)  # whoever looked at one waits for years

@@ -15,11 +15,16 @@ from hypothesis import given, settings
 
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.ledger.anchor import sketch
-from barnraise.exchange.ledger.blob_store import EMPTY, Blobs, Growth
-from barnraise.exchange.ledger.ledger import NOTHING, Head, Ledger, Outcome
-from barnraise.exchange.ledger.validation import UNSAID, Rules, accept, check_payload
-from barnraise.exchange.ledger.verdicts import Verdicts
+from barnraise.exchange.ledger.anchor import compute_sketch
+from barnraise.exchange.ledger.blob_store import EMPTY_DIGEST, AppendResult, BlobStore
+from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, LedgerHead, Outcome
+from barnraise.exchange.ledger.validation import (
+    EMPTY_PART,
+    UpdateRules,
+    decode_payload,
+    validate_header,
+)
+from barnraise.exchange.ledger.verdicts import VerdictSet
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec
@@ -28,12 +33,12 @@ RUN = "01890000-0000-7000-8000-000000000001"
 OTHER_RUN = "01890000-0000-7000-8000-000000000002"
 AUTHOR, MIRROR, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
 SPEC = RunSpec(ModelSpec(1, 16, 1, 8, 256), roots=(MIRROR.key,))
-RULES = Rules.of(SPEC, RUN, frozenset([MIRROR.key]))
+RULES = UpdateRules.from_spec(SPEC, RUN, frozenset([MIRROR.key]))
 
 
 def chain(count: int, tokens: int = 10, identity: Identity = AUTHOR, life: str = "0" * 16):
     """`count` signed headers without fragments, each continuing the last."""
-    made, previous, total = [], NOTHING, 0
+    made, previous, total = [], GENESIS_DIGEST, 0
     for seq in range(1, count + 1):
         total += tokens
         update = messages.Update(
@@ -66,10 +71,10 @@ def test_any_order_and_any_duplication_of_headers_gives_one_ledger(tmp_path_fact
         head = ledger.head(headers[index][1].author).seq
         outcome = ledger.append(*headers[index])
         assert outcome is (
-            Outcome.KNOWN if index < head else Outcome.ADDED if index == head else Outcome.GAP
+            Outcome.DUPLICATE if index < head else Outcome.ADDED if index == head else Outcome.GAP
         )
     assert ledger.vector() == {headers[0][1].author: 6} and ledger.tokens == 60
-    assert [update.seq for _, update in ledger.since({})] == [1, 2, 3, 4, 5, 6]
+    assert [update.seq for _, update in ledger.updates_since({})] == [1, 2, 3, 4, 5, 6]
     ledger.close()
 
 
@@ -77,43 +82,45 @@ def test_a_ledger_opened_again_holds_what_it_held(tmp_path):
     first, headers = Ledger(tmp_path), chain(150)
     for header in headers:
         first.append(*header)
-    first.met.keep_ticket(AUTHOR.key, headers[0][0])
+    first.peer_store.store_ticket(AUTHOR.key, headers[0][0])
     first.close()
     again, author = Ledger(tmp_path), headers[0][1].author
-    assert again.head(author) == Head(150, digest(headers[-1][0].body), 1500)
-    assert list(again.since({author: 3})) == headers[3:]
+    assert again.head(author) == LedgerHead(150, digest(headers[-1][0].body), 1500)
+    assert list(again.updates_since({author: 3})) == headers[3:]
     assert list(again.headers(author, 10, 12)) == headers[9:12]
     assert again.header(author, 7) == headers[6][0] and again.header(author, 151) is None
-    assert again.met.tickets() == {AUTHOR.key: headers[0][0]}
+    assert again.peer_store.tickets() == {AUTHOR.key: headers[0][0]}
     again.close()
 
 
 def test_a_header_that_does_not_continue_its_authors_last_is_broken(ledger):
     headers = chain(3)
     ledger.append(*headers[0])
-    assert ledger.append(*altered(headers[1][1], previous="a" * 64)) is Outcome.APART
-    assert ledger.append(*altered(headers[1][1], total=99)) is Outcome.BROKEN
+    assert ledger.append(*altered(headers[1][1], previous="a" * 64)) is Outcome.DIVERGENT
+    assert ledger.append(*altered(headers[1][1], total=99)) is Outcome.WRONG_TOTAL
     assert ledger.append(*headers[1]) is Outcome.ADDED
 
 
 def test_two_signed_updates_of_one_identity_prove_a_fork_and_end_that_author_for_good(tmp_path):
     ledger, headers = Ledger(tmp_path), chain(3)
-    ledger.met.keep_ticket(AUTHOR.key, ticket())
+    ledger.peer_store.store_ticket(AUTHOR.key, ticket())
     ledger.append(*headers[0])
     ledger.append(*headers[1])
     other = altered(headers[0][1], tokens=11, total=11)
-    assert ledger.append(*other) is Outcome.FORK and ledger.fork(*headers[0]) is None
-    fork = ledger.fork(*other)
+    assert ledger.append(*other) is Outcome.FORK and ledger.fork_proof(*headers[0]) is None
+    fork = ledger.fork_proof(*other)
     assert (fork.one, fork.other) == (headers[0][0], other[0])
-    assert ledger.rule(Verdicts.of(fork)) == ({headers[0][1].author: 2}, {})
+    assert ledger.apply_verdicts(VerdictSet.from_proof(fork)) == ({headers[0][1].author: 2}, {})
     assert ledger.vector() == {} and ledger.tokens == 0, "from the fork on nothing counts"
-    assert ledger.append(*headers[2]) is Outcome.OUT
+    assert ledger.append(*headers[2]) is Outcome.RETRACTED
     other_life = chain(1, life="1" * 16)[0]
     assert ledger.append(*other_life) is Outcome.ADDED, "another incarnation is another author"
     ledger.close()
     ledger = Ledger(tmp_path)
-    assert ledger.forked == {headers[0][1].author} and ledger.vector() == {other_life[1].author: 1}
-    assert ledger.append(*headers[2]) is Outcome.OUT
+    assert ledger.forked_authors == {headers[0][1].author} and ledger.vector() == {
+        other_life[1].author: 1
+    }
+    assert ledger.append(*headers[2]) is Outcome.RETRACTED
     assert ledger.header(headers[0][1].author, 2) == headers[1][0], (
         "who has to take it out may need it"
     )
@@ -129,18 +136,18 @@ def test_a_header_never_comes_before_its_payloads(ledger):
 
 def test_a_ledger_can_begin_at_a_snapshot_and_goes_on_from_there(tmp_path):
     ledger, headers = Ledger(tmp_path), chain(8)
-    fragments = [ledger.blobs.put(b"one"), ledger.blobs.put(b"two")]
+    fragments = [ledger.blobs.store(b"one"), ledger.blobs.store(b"two")]
     ledger.rebase([headers[4]], fragments)
-    assert ledger.append(*headers[2]) is Outcome.KNOWN
+    assert ledger.append(*headers[2]) is Outcome.DUPLICATE
     assert ledger.append(*headers[6]) is Outcome.GAP
     assert ledger.append(*headers[5]) is Outcome.ADDED
     assert ledger.tokens == 60
     ledger.close()
     ledger = Ledger(tmp_path)
-    assert ledger.base() == ([headers[4]], fragments)
+    assert ledger.base_snapshot() == ([headers[4]], fragments)
     assert ledger.vector() == {headers[0][1].author: 6}
     assert ledger.header(headers[4][1].author, 5) == headers[4][0]
-    assert list(ledger.since({headers[4][1].author: 5})) == [headers[5]]
+    assert list(ledger.updates_since({headers[4][1].author: 5})) == [headers[5]]
     ledger.close()
 
 
@@ -164,10 +171,12 @@ def test_a_flipped_bit_in_the_file_is_one_sentence_or_changes_nothing_signed(dat
         ledger, headers = Ledger(Path(folder)), [*chain(6), *chain(3, identity=STRANGER)]
         for each in headers:
             ledger.append(*each)
-        ledger.met.keep_ticket(AUTHOR.key, headers[0][0])
-        ledger.rule(Verdicts.of(ledger.fork(*altered(headers[5][1], tokens=11, total=61))))
-        vector, summary, forked = ledger.vector(), ledger.summary, ledger.verdicts
-        kept = list(ledger.since({}))
+        ledger.peer_store.store_ticket(AUTHOR.key, headers[0][0])
+        ledger.apply_verdicts(
+            VerdictSet.from_proof(ledger.fork_proof(*altered(headers[5][1], tokens=11, total=61)))
+        )
+        vector, summary, forked = ledger.vector(), ledger.heads_digest, ledger.verdicts
+        kept = list(ledger.updates_since({}))
         ledger.close()
         path = Path(folder) / "ledger.sqlite"
         content = bytearray(path.read_bytes())
@@ -178,8 +187,8 @@ def test_a_flipped_bit_in_the_file_is_one_sentence_or_changes_nothing_signed(dat
         except StateError as error:
             assert "ledger.sqlite" in str(error)
             return
-        assert (ledger.vector(), ledger.summary, ledger.verdicts) == (vector, summary, forked)
-        assert list(ledger.since({})) == kept
+        assert (ledger.vector(), ledger.heads_digest, ledger.verdicts) == (vector, summary, forked)
+        assert list(ledger.updates_since({})) == kept
         ledger.close()
 
 
@@ -187,47 +196,49 @@ def test_a_flipped_bit_in_the_file_is_one_sentence_or_changes_nothing_signed(dat
 
 
 def test_a_blob_in_pieces_appears_only_when_it_is_whole_and_right(tmp_path):
-    blobs, data = Blobs(tmp_path), bytes(range(256)) * 10
+    blobs, data = BlobStore(tmp_path), bytes(range(256)) * 10
     name = blake3(data).hexdigest()
-    assert blobs.extend(name, 0, data[:1000], len(data)) is Growth.MORE
-    assert not blobs.has(name) and blobs.started(name) == 1000 and blobs.size(name) is None
-    assert blobs.extend(name, 1500, data[1500:], len(data)) is Growth.MORE, (
+    assert blobs.append_piece(name, 0, data[:1000], len(data)) is AppendResult.INCOMPLETE
+    assert not blobs.has(name) and blobs.partial_size(name) == 1000 and blobs.size(name) is None
+    assert blobs.append_piece(name, 1500, data[1500:], len(data)) is AppendResult.INCOMPLETE, (
         "it does not continue what is here"
     )
-    blobs = Blobs(tmp_path)  # a restart
-    assert blobs.started(name) == 1000
-    assert blobs.extend(name, 0, data[:1400], len(data)) is Growth.MORE, "an overlap continues it"
-    assert blobs.started(name) == 1400
-    assert blobs.extend(name, 1400, data[1400:], len(data)) is Growth.WHOLE
+    blobs = BlobStore(tmp_path)  # a restart
+    assert blobs.partial_size(name) == 1000
+    assert blobs.append_piece(name, 0, data[:1400], len(data)) is AppendResult.INCOMPLETE, (
+        "an overlap continues it"
+    )
+    assert blobs.partial_size(name) == 1400
+    assert blobs.append_piece(name, 1400, data[1400:], len(data)) is AppendResult.COMPLETE
     assert blobs.read(name) == data and blobs.read(name, 100, 5) == data[100:105]
-    assert blobs.extend(name, 0, b"late", len(data)) is Growth.WHOLE
-    assert blobs.put(data) == name and blobs.started(name) == 0
+    assert blobs.append_piece(name, 0, b"late", len(data)) is AppendResult.COMPLETE
+    assert blobs.store(data) == name and blobs.partial_size(name) == 0
 
 
 def test_bytes_that_are_not_what_the_digest_says_are_thrown_away(tmp_path):
-    blobs = Blobs(tmp_path)
-    assert blobs.extend("a" * 64, 0, b"wrong", 5) is Growth.DAMAGED
-    assert blobs.extend("a" * 64, 0, b"far too long", 5) is Growth.DAMAGED
-    assert blobs.extend("a" * 64, 0, b"wr", 5) is Growth.MORE
-    assert blobs.extend("a" * 64, 2, b"ong", 5) is Growth.DAMAGED
-    assert not blobs.has("a" * 64) and blobs.started("a" * 64) == 0
+    blobs = BlobStore(tmp_path)
+    assert blobs.append_piece("a" * 64, 0, b"wrong", 5) is AppendResult.CORRUPT
+    assert blobs.append_piece("a" * 64, 0, b"far too long", 5) is AppendResult.CORRUPT
+    assert blobs.append_piece("a" * 64, 0, b"wr", 5) is AppendResult.INCOMPLETE
+    assert blobs.append_piece("a" * 64, 2, b"ong", 5) is AppendResult.CORRUPT
+    assert not blobs.has("a" * 64) and blobs.partial_size("a" * 64) == 0
 
 
 DATA = bytes(range(256)) * 4
 NAME = blake3(DATA).hexdigest()
 
 
-def in_pieces(blobs: Blobs) -> None:
-    blobs.extend(NAME, 0, DATA[:400], len(DATA))
-    blobs.extend(NAME, 400, DATA[400:], len(DATA))
+def in_pieces(blobs: BlobStore) -> None:
+    blobs.append_piece(NAME, 0, DATA[:400], len(DATA))
+    blobs.append_piece(NAME, 400, DATA[400:], len(DATA))
 
 
 @pytest.mark.parametrize(
-    "keep", [lambda b: b.put(DATA), lambda b: b.extend(NAME, 0, DATA, len(DATA)), in_pieces],
+    "keep", [lambda b: b.store(DATA), lambda b: b.append_piece(NAME, 0, DATA, len(DATA)), in_pieces],
     ids=["put", "in one piece", "in pieces"],
 )  # fmt: skip
 def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch, keep):
-    blobs, events = Blobs(tmp_path), []
+    blobs, events = BlobStore(tmp_path), []
     fsync, replace = os.fsync, Path.replace
 
     def synced(fd: int) -> None:
@@ -241,7 +252,7 @@ def test_a_blob_is_synced_before_it_has_its_name(tmp_path, monkeypatch, keep):
 
 
 def test_a_disk_that_refuses_keeps_nothing_of_a_blob(tmp_path, monkeypatch):
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
 
     def full(fd: int) -> None:
         if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -249,20 +260,23 @@ def test_a_disk_that_refuses_keeps_nothing_of_a_blob(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        for keep in (lambda: blobs.put(DATA), lambda: blobs.extend(NAME, 0, DATA, len(DATA))):
+        for keep in (
+            lambda: blobs.store(DATA),
+            lambda: blobs.append_piece(NAME, 0, DATA, len(DATA)),
+        ):
             with pytest.raises(OSError, match="No space left"):
                 keep()
     assert not blobs.has(NAME) and not [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert blobs.put(DATA) == NAME
+    assert blobs.store(DATA) == NAME
 
 
 def test_leftovers_of_a_crash_are_swept_and_scratch_folders_begin_empty(tmp_path):
-    blobs = Blobs(tmp_path)
-    name = blobs.put(b"kept")
+    blobs = BlobStore(tmp_path)
+    name = blobs.store(b"kept")
     leftover = blobs.path(name).with_name("x.new")
     leftover.write_bytes(b"half")
-    assert Blobs(tmp_path).has(name) and not leftover.exists()
-    assert not Blobs(tmp_path, fresh=True).has(name)
+    assert BlobStore(tmp_path).has(name) and not leftover.exists()
+    assert not BlobStore(tmp_path, fresh=True).has(name)
 
 
 # ---- acceptance
@@ -292,7 +306,7 @@ def sound() -> messages.Update:
 
 
 def test_an_update_with_its_authors_ticket_counts_even_long_after_the_ticket_expired():
-    assert accept(AUTHOR.sign("update", sound()), ticket(expires=1.0), RULES) == sound()
+    assert validate_header(AUTHOR.sign("update", sound()), ticket(expires=1.0), RULES) == sound()
 
 
 @pytest.mark.parametrize(
@@ -316,13 +330,13 @@ def test_an_update_with_its_authors_ticket_counts_even_long_after_the_ticket_exp
 )
 def test_an_update_that_does_not_count_is_refused_with_the_reason(signed, with_ticket, why):
     with pytest.raises(MessageError, match=why):
-        accept(signed, with_ticket, RULES)
+        validate_header(signed, with_ticket, RULES)
 
 
 def test_an_altered_body_is_refused():
     signed = AUTHOR.sign("update", sound())
     with pytest.raises(MessageError):
-        accept(
+        validate_header(
             signed.model_copy(update={"body": signed.body.replace('"tokens":10', '"tokens":11')}),
             ticket(),
             RULES,
@@ -332,78 +346,82 @@ def test_an_altered_body_is_refused():
 def test_a_payload_larger_than_its_fragment_could_need_is_refused():
     parts = [part.model_copy(update={"size": 1 << 40}) for part in sound().fragments]
     with pytest.raises(MessageError, match="bytes for fragment 0"):
-        accept(altered(sound(), fragments=parts)[0], ticket(), RULES)
+        validate_header(altered(sound(), fragments=parts)[0], ticket(), RULES)
 
 
 def test_an_update_may_say_nothing_of_some_fragments_in_one_way_alone_and_not_of_all():
     first, *rest = sound().fragments
-    turn = altered(sound(), fragments=[first, *([UNSAID] * len(rest))])[0]
-    assert [part.size for part in accept(turn, ticket(), RULES).payload_parts] == [20]
+    turn = altered(sound(), fragments=[first, *([EMPTY_PART] * len(rest))])[0]
+    assert [part.size for part in validate_header(turn, ticket(), RULES).payload_parts] == [20]
     with pytest.raises(MessageError, match=r"says nothing$"):
-        accept(altered(sound(), fragments=[UNSAID] * len(RULES.sizes))[0], ticket(), RULES)
+        validate_header(
+            altered(sound(), fragments=[EMPTY_PART] * len(RULES.sizes))[0], ticket(), RULES
+        )
     for changed in ({"digest": "a" * 64}, {"sketch": "1" + "0" * 15}):
-        parts = [first, *([UNSAID.model_copy(update=changed)] * len(rest))]
+        parts = [first, *([EMPTY_PART.model_copy(update=changed)] * len(rest))]
         with pytest.raises(MessageError, match="not as nothing is said"):
-            accept(altered(sound(), fragments=parts)[0], ticket(), RULES)
+            validate_header(altered(sound(), fragments=parts)[0], ticket(), RULES)
 
 
 def test_the_blob_without_bytes_is_always_here_and_takes_no_file(tmp_path):
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     assert (
-        blobs.put(b"") == EMPTY
-        and blobs.has(EMPTY)
-        and (blobs.size(EMPTY), blobs.read(EMPTY)) == (0, b"")
+        blobs.store(b"") == EMPTY_DIGEST
+        and blobs.has(EMPTY_DIGEST)
+        and (blobs.size(EMPTY_DIGEST), blobs.read(EMPTY_DIGEST)) == (0, b"")
     )
-    assert blobs.sound(EMPTY) == b"" and not list(tmp_path.rglob("*"))
-    blobs.drop(EMPTY)
-    assert blobs.let_go(EMPTY) and blobs.has(EMPTY)
+    assert blobs.read_verified(EMPTY_DIGEST) == b"" and not list(tmp_path.rglob("*"))
+    blobs.delete(EMPTY_DIGEST)
+    assert blobs.remove_unless_pinned(EMPTY_DIGEST) and blobs.has(EMPTY_DIGEST)
 
 
 def test_a_payload_with_another_checksum_than_stated_is_refused():
     payload, units = encode(torch.arange(100, dtype=torch.int32))
-    part = messages.FragmentUpdate(digest=digest(payload), size=len(payload), sketch=sketch(units))
-    check_payload(payload, part, 100)
+    part = messages.FragmentUpdate(
+        digest=digest(payload), size=len(payload), sketch=compute_sketch(units)
+    )
+    decode_payload(payload, part, 100)
     with pytest.raises(MessageError, match="checksum"):
-        check_payload(payload, part.model_copy(update={"sketch": "f" * 16}), 100)
+        decode_payload(payload, part.model_copy(update={"sketch": "f" * 16}), 100)
     with pytest.raises(MessageError, match="bytes"):
-        check_payload(payload, part.model_copy(update={"size": 5}), 100)
+        decode_payload(payload, part.model_copy(update={"size": 5}), 100)
 
 
 def test_parts_that_nobody_completes_do_not_stay_for_ever(tmp_path):
-    blobs = Blobs(tmp_path)
+    blobs = BlobStore(tmp_path)
     fresh, old = (blake3(data).hexdigest() for data in (b"fresh", b"old"))
     for digest_ in (fresh, old):
-        assert blobs.extend(digest_, 0, b"x", 10) is Growth.MORE
+        assert blobs.append_piece(digest_, 0, b"x", 10) is AppendResult.INCOMPLETE
     os.utime(tmp_path / old[:2] / f"{old}.part", (1, 1))
-    again = Blobs(tmp_path)
-    assert (again.started(fresh), again.started(old)) == (1, 0)
+    again = BlobStore(tmp_path)
+    assert (again.partial_size(fresh), again.partial_size(old)) == (1, 0)
 
 
 def test_a_ledger_says_whether_it_goes_on_from_an_anchor(tmp_path):
     ledger = Ledger(tmp_path)
     author, made = f"{AUTHOR.key}.{'0' * 16}", chain(3)
-    ledger.rebase([made[0]], [ledger.blobs.put(b"a fragment")])
+    ledger.rebase([made[0]], [ledger.blobs.store(b"a fragment")])
     ledger.append(*made[1])
-    assert [ledger.continues({author: seq}, {}) for seq in (0, 1, 2, 3)] == [
+    assert [ledger.can_continue_from({author: seq}, {}) for seq in (0, 1, 2, 3)] == [
         False,
         True,
         True,
         False,
     ]
-    assert ledger.last() == {author: made[1][1]}
+    assert ledger.last_updates() == {author: made[1][1]}
     ledger.close()
 
 
 def test_a_base_that_the_disk_refuses_leaves_the_ledger_empty_and_usable(tmp_path):
     ledger = Ledger(tmp_path)
-    made, fragment = chain(1), ledger.blobs.put(b"a fragment")
+    made, fragment = chain(1), ledger.blobs.store(b"a fragment")
     ledger._db.execute(
         "CREATE TRIGGER full BEFORE INSERT ON base_fragments BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
     with pytest.raises(sqlite3.Error, match="full"):
         ledger.rebase([made[0]], [fragment])
-    assert ledger.vector() == {} and ledger.base() is None
+    assert ledger.vector() == {} and ledger.base_snapshot() is None
     ledger._db.execute("DROP TRIGGER full")
     ledger.rebase([made[0]], [fragment])
-    assert ledger.base() is not None
+    assert ledger.base_snapshot() is not None
     ledger.close()

@@ -20,7 +20,7 @@ from barnraise.exchange.handlers.snapshot_client import load_base_snapshot
 from barnraise.exchange.ledger import retention
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.verdicts import Verdicts
+from barnraise.exchange.ledger.verdicts import VerdictSet
 from barnraise.protocol import enums, messages
 
 waits_for = partial(wait_for.waits_for, seconds=30.0)
@@ -32,7 +32,7 @@ def here(ledger: Ledger, update: messages.Update) -> bool:
 
 def agree(ledger: Ledger) -> None:
     """Rows and files: what is said to be here is, and what is said to be gone is not, but for what is shared."""
-    gone, kept, lost = ledger.gone(), set(), set()
+    gone, kept, lost = ledger.pruned(), set(), set()
     for author, last in ledger.vector().items():
         for _, update in ledger.headers(author, 1, last):
             files = {part.digest for part in update.fragments}
@@ -70,10 +70,12 @@ def test_the_oldest_payloads_go_and_all_headers_stay(ledger, tmp_path):
     assert ledger.prune(600, ledger.vector()) == {one: 3, two: 3}
     assert [here(ledger, update) for update in updates] == [False] * 6 + [True] * 4
     agree(ledger)
-    assert ledger.vector() == {one: 5, two: 5} and len(list(ledger.since({}))) == 10
-    assert ledger.continues({one: 3, two: 3}, {}) and not ledger.continues({one: 2, two: 3}, {})
+    assert ledger.vector() == {one: 5, two: 5} and len(list(ledger.updates_since({}))) == 10
+    assert ledger.can_continue_from({one: 3, two: 3}, {}) and not ledger.can_continue_from(
+        {one: 2, two: 3}, {}
+    )
     again = Ledger(tmp_path)
-    assert again.gone() == {one: 3, two: 3}
+    assert again.pruned() == {one: 3, two: 3}
     assert again.prune(600, again.vector()) == {}
     again.close()
 
@@ -100,11 +102,11 @@ def test_bytes_that_two_updates_share_stay_as_long_as_one_of_them(ledger):
 def test_bytes_that_an_update_on_its_way_needs_are_not_let_go_under_it(ledger):
     first = publish(ledger, AUTHORS[0], b"same")
     name = first.fragments[0].digest
-    ledger.blobs.hold([name])
+    ledger.blobs.pin([name])
     ledger.prune(0, ledger.vector())
     assert ledger.blobs.has(name)
     second = publish(ledger, AUTHORS[1], b"same")
-    ledger.blobs.release([name])
+    ledger.blobs.unpin([name])
     assert here(ledger, second)
     ledger.prune(0, ledger.vector())
     assert not ledger.blobs.has(name)
@@ -114,9 +116,9 @@ def test_bytes_that_an_update_on_its_way_needs_are_not_let_go_under_it(ledger):
 def test_an_archive_keeps_everything_within_the_horizon_whatever_it_takes(ledger):
     for n in range(20):
         publish(ledger, AUTHORS[n % 2], bytes([n]) * 100, tokens=10)
-    assert ledger.horizon(4) == 200 - 4 * 20, "a round is one update of each machine"
-    assert sum(ledger.prune(0, ledger.vector(), ledger.horizon(4)).values()) == 12
-    assert ledger._retention.bytes == 800
+    assert ledger.horizon_tokens(4) == 200 - 4 * 20, "a round is one update of each machine"
+    assert sum(ledger.prune(0, ledger.vector(), ledger.horizon_tokens(4)).values()) == 12
+    assert ledger._retention.payload_bytes == 800
     agree(ledger)
 
 
@@ -132,8 +134,11 @@ def test_the_role_in_the_ticket_makes_an_archive(world):
 
 
 def test_the_budget_is_a_share_of_the_free_disk_within_bounds():
-    assert retention.budget(0) == retention.LEAST and retention.budget(1 << 60) == retention.MOST
-    assert retention.budget(100 << 30) == 10 << 30
+    assert (
+        retention.payload_budget(0) == retention.MIN_BUDGET_BYTES
+        and retention.payload_budget(1 << 60) == retention.MAX_BUDGET_BYTES
+    )
+    assert retention.payload_budget(100 << 30) == 10 << 30
 
 
 @settings(max_examples=30, deadline=None)
@@ -154,13 +159,13 @@ def test_rows_and_files_agree_whatever_is_published_pruned_and_begun_again(tmp_p
             folder = ledger.blobs.folder.parent
             ledger.close()
             ledger = Ledger(folder)
-        elif heads := ledger.last():
+        elif heads := ledger.last_updates():
             signed = [(ledger.header(author, head.seq), head) for author, head in heads.items()]
-            ledger.rebase(signed, [ledger.blobs.put(b"anchor %d" % step)])
-            assert ledger.base()[1] and ledger.continues(ledger.vector(), {})
+            ledger.rebase(signed, [ledger.blobs.store(b"anchor %d" % step)])
+            assert ledger.base_snapshot()[1] and ledger.can_continue_from(ledger.vector(), {})
         vector = ledger.vector()
         agree(ledger)
-        assert ledger.vector() == vector and ledger.admits(vector, Verdicts())
+        assert ledger.vector() == vector and ledger.can_rebase(vector, VerdictSet())
     ledger.close()
 
 
@@ -194,8 +199,8 @@ def test_rows_and_files_agree_after_a_kill_at_any_instant(tmp_path):
 def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_goes_on(
     world, monkeypatch, caplog
 ):
-    monkeypatch.setattr(pruner, "budget", lambda free: 20_000)
-    monkeypatch.setattr(requests, "OVERTAKEN", 1.0)
+    monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
+    monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 1.0)
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     c.knows(a)
     b.round(50)  # before it meets anybody
@@ -211,7 +216,7 @@ def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_go
             machine.exchange.on_state_saved(
                 machine.anchor.vector
             )  # round after round, until each knows what the other has
-        return min(machine.ledger.gone().get(author, 0) for machine in (a, c)) >= 4
+        return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 4
 
     waits_for(pruned)
     b.knows(a)
@@ -234,15 +239,15 @@ def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_go
 
 
 def test_own_updates_that_nobody_else_has_are_not_let_go(world, monkeypatch):
-    monkeypatch.setattr(pruner, "budget", lambda free: 0)
+    monkeypatch.setattr(pruner, "payload_budget", lambda free: 0)
     a, b = (world.machine(n).start() for n in (1, 2))
     for seed in range(4):
         a.round(seed)
         a.exchange.on_state_saved(a.anchor.vector)
     time.sleep(0.3)
-    assert a.ledger.gone() == {}
+    assert a.ledger.pruned() == {}
     b.knows(a)
     world.agree(a, b)
     waits_for(lambda: a.exchange.all_published_delivered())
     a.exchange.on_state_saved(a.anchor.vector)
-    waits_for(lambda: a.ledger.gone() == {a.exchange.author: 4})
+    waits_for(lambda: a.ledger.pruned() == {a.exchange.author: 4})

@@ -10,13 +10,18 @@ from hypothesis import HealthCheck, given, settings
 
 from barnraise.cli.verdict import judged
 from barnraise.errors import MessageError, StateError
-from barnraise.exchange.gossip.verdict_sync import AGAIN, Accord, ShowHeads, TellVerdicts
+from barnraise.exchange.gossip.verdict_sync import (
+    RESEND_INTERVAL,
+    SendHeads,
+    SendVerdicts,
+    VerdictSync,
+)
 from barnraise.exchange.ledger import verdicts as verdicts_module
 from barnraise.exchange.ledger.anchor import Anchor
-from barnraise.exchange.ledger.diff import entry, path, withdrawals
-from barnraise.exchange.ledger.ledger import NOTHING, Ledger, Outcome
-from barnraise.exchange.ledger.validation import Rules
-from barnraise.exchange.ledger.verdicts import Fork, Verdicts, believed
+from barnraise.exchange.ledger.diff import anchor_entry, retractions, updates_between
+from barnraise.exchange.ledger.ledger import GENESIS_DIGEST, Ledger, Outcome
+from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.ledger.verdicts import Fork, VerdictSet, verify_proof
 from barnraise.protocol import messages
 from barnraise.protocol.signing import Identity, digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
@@ -28,12 +33,16 @@ MIRRORS = frozenset([MIRROR.key, SECOND.key])
 SPEC = RunSpec(
     ModelSpec(1, 16, 1, 8, 256), owner=OWNER.key, roots=(MIRROR.key, SECOND.key), threshold=2
 )
-RULES = Rules.of(SPEC, RUN, MIRRORS)
+RULES = UpdateRules.from_spec(SPEC, RUN, MIRRORS)
 NAMES = [f"{AUTHOR.key}.{n:016x}" for n in range(3)]
 
 
 def header(
-    seq: int, life: int = 0, previous: str = NOTHING, tokens: int = 10, total: int | None = None
+    seq: int,
+    life: int = 0,
+    previous: str = GENESIS_DIGEST,
+    tokens: int = 10,
+    total: int | None = None,
 ) -> messages.Signed:
     parts = [
         messages.FragmentUpdate(digest="a" * 64, size=20, sketch="0" * 16) for _ in RULES.sizes
@@ -84,12 +93,12 @@ PROOFS = [
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(range(len(PROOFS)))), st.permutations(range(len(PROOFS))))
 def test_any_order_and_any_duplication_of_proofs_gives_one_set(some, all_of_them):
-    found = Verdicts()
+    found = VerdictSet()
     for index in [*some, *all_of_them]:
-        found |= Verdicts.of(PROOFS[index])
-    whole = Verdicts()
+        found |= VerdictSet.from_proof(PROOFS[index])
+    whole = VerdictSet()
     for proof in PROOFS:
-        whole = Verdicts.of(proof) | whole
+        whole = VerdictSet.from_proof(proof) | whole
     assert found == whole and found.digest == whole.digest
     assert found.limits == {NAMES[0]: 1, NAMES[1]: 1}
     assert found.singles == {NAMES[2]: {7: 10}}, "what is past a limit is out anyway"
@@ -100,39 +109,43 @@ def test_any_order_and_any_duplication_of_proofs_gives_one_set(some, all_of_them
     st.lists(st.sampled_from(range(len(PROOFS)))),
 )
 def test_what_is_covered_changes_nothing(first, second):
-    one, other = Verdicts(), Verdicts()
+    one, other = VerdictSet(), VerdictSet()
     for index in first:
-        one |= Verdicts.of(PROOFS[index])
+        one |= VerdictSet.from_proof(PROOFS[index])
     for index in second:
-        other |= Verdicts.of(PROOFS[index])
+        other |= VerdictSet.from_proof(PROOFS[index])
     assert (one | other).covers(one) and (one | other).covers(other)
     assert one.covers(other) == ((one | other).digest == one.digest)
 
 
 def test_an_empty_set_has_no_digest_and_takes_nothing_out():
-    empty = Verdicts()
+    empty = VerdictSet()
     assert (
         empty.digest is None
-        and not empty.out(NAMES[0], 1)
-        and empty.clamped({NAMES[0]: 3}) == {NAMES[0]: 3}
+        and not empty.is_retracted(NAMES[0], 1)
+        and empty.clamp({NAMES[0]: 3}) == {NAMES[0]: 3}
     )
 
 
 def test_what_a_set_takes_out():
-    found = Verdicts.of(ruling({NAMES[0]: 3}, {NAMES[1]: {2: 50}})) | Verdicts.of(fork(1, life=2))
-    assert [found.out(NAMES[0], seq) for seq in (3, 4)] == [False, True]
-    assert [found.out(NAMES[1], seq) for seq in (1, 2, 3)] == [False, True, False]
-    assert found.clamped(dict.fromkeys(NAMES, 9)) == {NAMES[0]: 3, NAMES[1]: 9}
-    assert found.holes({NAMES[1]: 1}) == {} and found.holes({NAMES[1]: 2}) == {NAMES[1]: {2: 50}}
+    found = VerdictSet.from_proof(
+        ruling({NAMES[0]: 3}, {NAMES[1]: {2: 50}})
+    ) | VerdictSet.from_proof(fork(1, life=2))
+    assert [found.is_retracted(NAMES[0], seq) for seq in (3, 4)] == [False, True]
+    assert [found.is_retracted(NAMES[1], seq) for seq in (1, 2, 3)] == [False, True, False]
+    assert found.clamp(dict.fromkeys(NAMES, 9)) == {NAMES[0]: 3, NAMES[1]: 9}
+    assert found.retracted_within({NAMES[1]: 1}) == {} and found.retracted_within(
+        {NAMES[1]: 2}
+    ) == {NAMES[1]: {2: 50}}
 
 
 def test_what_a_machine_may_fork_is_bounded(monkeypatch):
-    monkeypatch.setattr(verdicts_module, "FORKS_OF_ONE", 2)
-    found = Verdicts.of(fork(1)) | Verdicts.of(fork(1, life=1))
-    assert not found.has_room(Verdicts.of(fork(1, life=2)))
-    assert found.has_room(Verdicts.of(fork(1, life=1, other=12))) and found.has_room(
-        Verdicts.of(ruling({NAMES[0]: 1}))
-    )
+    monkeypatch.setattr(verdicts_module, "MAX_FORKS_PER_PEER", 2)
+    found = VerdictSet.from_proof(fork(1)) | VerdictSet.from_proof(fork(1, life=1))
+    assert not found.has_room_for(VerdictSet.from_proof(fork(1, life=2)))
+    assert found.has_room_for(
+        VerdictSet.from_proof(fork(1, life=1, other=12))
+    ) and found.has_room_for(VerdictSet.from_proof(ruling({NAMES[0]: 1})))
 
 
 # ---- proofs
@@ -140,8 +153,8 @@ def test_what_a_machine_may_fork_is_bounded(monkeypatch):
 
 def test_the_owner_alone_or_enough_mirrors_give_a_verdict():
     for by in ((OWNER,), (MIRROR, SECOND), (OWNER, MIRROR)):
-        assert believed(ruling({NAMES[0]: 1}, by=by), RULES).limits == {NAMES[0]: 1}
-    assert believed(fork(3), RULES).limits == {NAMES[0]: 2}
+        assert verify_proof(ruling({NAMES[0]: 1}, by=by), RULES).limits == {NAMES[0]: 1}
+    assert verify_proof(fork(3), RULES).limits == {NAMES[0]: 2}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +202,7 @@ def test_the_owner_alone_or_enough_mirrors_give_a_verdict():
 )
 def test_what_proves_nothing_is_refused_with_the_reason(proof, why):
     with pytest.raises(MessageError, match=why):
-        believed(proof, RULES)
+        verify_proof(proof, RULES)
 
 
 # ---- a ledger and an anchor under it
@@ -199,7 +212,7 @@ def chained(
     count: int, identity: Identity, tokens: int = 10
 ) -> list[tuple[messages.Signed, messages.Update]]:
     """Headers without fragments: arithmetic of numbers alone."""
-    made, previous = [], NOTHING
+    made, previous = [], GENESIS_DIGEST
     for seq in range(1, count + 1):
         update = messages.Update(
             run=RUN, peer=identity.key, incarnation="0" * 16, seq=seq, previous=previous, tokens=tokens,
@@ -228,10 +241,10 @@ some_verdicts = st.lists(
 
 def follow(anchor: Anchor, ledger: Ledger) -> None:
     """What a node hands its loop at a start."""
-    for each in withdrawals(ledger, anchor.vector, anchor.holes):
-        anchor.note(each)
-    for _, update in ledger.since(anchor.vector):
-        anchor.note(entry(update, ledger.verdicts))
+    for each in retractions(ledger, anchor.vector, anchor.retracted):
+        anchor.record(each)
+    for _, update in ledger.updates_since(anchor.vector):
+        anchor.record(anchor_entry(update, ledger.verdicts))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -245,27 +258,27 @@ def test_whenever_verdicts_come_and_wherever_an_anchor_stood_it_ends_where_the_l
     left = [*rulings]
     while any(headers.values()) or left:
         if left and chance.random() < 0.3:
-            ledger.rule(Verdicts.of(left.pop()))
+            ledger.apply_verdicts(VerdictSet.from_proof(left.pop()))
         elif headers[author := chance.choice(KEYS)]:
             outcome = ledger.append(*headers[author].pop(0))
-            assert outcome in (Outcome.ADDED, Outcome.OUT)
+            assert outcome in (Outcome.ADDED, Outcome.RETRACTED)
         if chance.random() < 0.3:
             follow(anchor, ledger)
     follow(anchor, ledger)
     vector = ledger.vector()
-    assert (anchor.vector, anchor.holes) == (vector, ledger.verdicts.holes(vector))
+    assert (anchor.vector, anchor.retracted) == (vector, ledger.verdicts.retracted_within(vector))
     assert (
         anchor.tokens
         == ledger.tokens
         == sum(
             update.tokens
             for _, update in [*ONE, *OTHER]
-            if not ledger.verdicts.out(update.author, update.seq)
+            if not ledger.verdicts.is_retracted(update.author, update.seq)
         )
     )
     fresh = Anchor([])
     follow(fresh, ledger)
-    assert (fresh.heads, fresh.holes) == (anchor.heads, anchor.holes)
+    assert (fresh.heads, fresh.retracted) == (anchor.heads, anchor.retracted)
     ledger.close()
 
 
@@ -274,7 +287,9 @@ def test_whenever_verdicts_come_and_wherever_an_anchor_stood_it_ends_where_the_l
 def test_a_path_is_the_difference_of_two_sets(full_ledger, start, end, gone, out):
     author = KEYS[0]
     gone, out = ({s: 10 for s in seqs if s <= last} for seqs, last in ((gone, start), (out, end)))
-    way = path(full_ledger, {author: start}, {author: gone}, {author: end}, {author: out})
+    way = updates_between(
+        full_ledger, {author: start}, {author: gone}, {author: end}, {author: out}
+    )
     before, after = set(range(1, start + 1)) - gone.keys(), set(range(1, end + 1)) - out.keys()
     assert {(update.seq, times) for update, times in way} == {
         *((seq, 1) for seq in after - before), *((seq, -1) for seq in before - after)
@@ -296,10 +311,10 @@ def test_the_fragments_checksums_follow_what_goes_in_and_out():
     ]
     update = ONE[0][1].model_copy(update={"fragments": made})
     anchor = Anchor([torch.zeros(1, dtype=torch.int32)] * 2)
-    anchor.resume({}, {}, ["0" * 16] * 2)
-    anchor.note(update)
-    assert anchor.sums == [f"{5:016x}", f"{1 << 40:016x}"]
-    assert not anchor.sound(0) and anchor.sound(1), (
+    anchor.restore({}, {}, ["0" * 16] * 2)
+    anchor.record(update)
+    assert anchor.expected_sketches == [f"{5:016x}", f"{1 << 40:016x}"]
+    assert not anchor.is_intact(0) and anchor.is_intact(1), (
         "the lower half counts: the rest may come of a weight that wrapped"
     )
 
@@ -312,36 +327,36 @@ def state(verdicts: str | None = None, heads: str | None = None) -> messages.Pee
 
 
 def test_who_heeds_other_verdicts_is_told_ours_at_once_and_then_now_and_then():
-    accord = Accord("a" * 64)
-    assert accord.act(0.0) == []
-    accord.told("x", state(), False, "f" * 64)
-    accord.told("y", state("a" * 64), False, "f" * 64)
-    assert accord.act(0.0) == [TellVerdicts("x")] and accord.act(1.0) == []
-    assert accord.act(AGAIN) == [TellVerdicts("x")]
-    assert accord.agrees("y") and not accord.agrees("x")
-    accord.ruled("b" * 64)
-    assert accord.act(AGAIN + 1) == [TellVerdicts("x"), TellVerdicts("y")]
-    accord.told("x", state("b" * 64), False, "f" * 64)
-    accord.left("y")
-    assert accord.act(100.0) == [] and accord.agrees("x")
+    accord = VerdictSync("a" * 64)
+    assert accord.next_actions(0.0) == []
+    accord.on_state("x", state(), False, "f" * 64)
+    accord.on_state("y", state("a" * 64), False, "f" * 64)
+    assert accord.next_actions(0.0) == [SendVerdicts("x")] and accord.next_actions(1.0) == []
+    assert accord.next_actions(RESEND_INTERVAL) == [SendVerdicts("x")]
+    assert accord.has_same_verdicts("y") and not accord.has_same_verdicts("x")
+    accord.on_verdicts("b" * 64)
+    assert accord.next_actions(RESEND_INTERVAL + 1) == [SendVerdicts("x"), SendVerdicts("y")]
+    accord.on_state("x", state("b" * 64), False, "f" * 64)
+    accord.on_disconnected("y")
+    assert accord.next_actions(100.0) == [] and accord.has_same_verdicts("x")
 
 
 def test_who_has_nothing_to_tell_tells_nothing():
-    accord = Accord(None)
-    accord.told("x", state("a" * 64), False, "f" * 64)
-    assert accord.act(0.0) == []
+    accord = VerdictSync(None)
+    accord.on_state("x", state("a" * 64), False, "f" * 64)
+    assert accord.next_actions(0.0) == []
 
 
 def test_other_headers_under_one_vector_twice_in_a_row_are_looked_into():
-    accord = Accord(None)
+    accord = VerdictSync(None)
     same, other = state(heads="f" * 64), state(heads="e" * 64)
     for each, equal in ((other, True), (same, True), (other, False), (other, True)):
-        accord.told("x", each, equal, "f" * 64)
-        assert accord.act(0.0) == []
-    accord.told("x", other, True, "f" * 64)
-    assert accord.act(0.0) == [ShowHeads("x")] and accord.act(0.1) == []
-    accord.told("x", state(), True, "f" * 64)
-    assert accord.act(100.0) == [], "one that does not say cannot be compared"
+        accord.on_state("x", each, equal, "f" * 64)
+        assert accord.next_actions(0.0) == []
+    accord.on_state("x", other, True, "f" * 64)
+    assert accord.next_actions(0.0) == [SendHeads("x")] and accord.next_actions(0.1) == []
+    accord.on_state("x", state(), True, "f" * 64)
+    assert accord.next_actions(100.0) == [], "one that does not say cannot be compared"
 
 
 # ---- the owner's command
@@ -378,5 +393,5 @@ def test_a_verdict_that_cannot_be_carried_out_is_refused_with_a_sentence(
 
 
 def test_every_merge_of_three_sets_is_the_same():
-    sets = [Verdicts.of(PROOFS[n]) for n in (0, 5, 6)]
+    sets = [VerdictSet.from_proof(PROOFS[n]) for n in (0, 5, 6)]
     assert len({(a | (b | c)).digest for a, b, c in itertools.permutations(sets)}) == 1

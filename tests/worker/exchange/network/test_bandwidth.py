@@ -42,7 +42,7 @@ def test_an_update_that_was_cut_off_goes_on_from_another_peer_where_it_stopped(l
 
 def test_a_capped_line_is_shared_by_turns_and_messages_do_not_wait_for_it(large):
     a, b, c = (large.machine(n).start() for n in (1, 2, 3))
-    blobs = [a.ledger.blobs.put(bytes([n]) * 3_000_000) for n in (1, 2)]
+    blobs = [a.ledger.blobs.store(bytes([n]) * 3_000_000) for n in (1, 2)]
     large.network.partition({b.identity.key}, {c.identity.key})
     for machine in (b, c):
         machine.knows(a)
@@ -99,9 +99,9 @@ def test_each_machine_knows_how_far_its_peers_are_what_its_line_does_and_whether
     assert a.exchange.stats.summary is None, "it has begun no round of its own"
     rhythm = a.exchange.plan_round(rate=1000.0)
     view = a.exchange.stats.summary
-    assert (view.round_steps, view.scheme) == (rhythm.steps, str(rhythm.form))
+    assert (view.round_steps, view.scheme) == (rhythm.steps, str(rhythm.scheme))
     assert (
-        view.bits_per_parameter == rhythm.form.bits_a_parameter
+        view.bits_per_parameter == rhythm.scheme.bits_per_parameter
         and view.uplink_rate == a.exchange.stats.uplink_rate
     )
     waits_for(lambda: a.exchange.stats.neighbours[0].lag == 0)

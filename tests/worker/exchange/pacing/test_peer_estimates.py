@@ -8,16 +8,22 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from barnraise.exchange.compression.scheme import Form
-from barnraise.exchange.gossip.gossip import Linked
-from barnraise.exchange.ledger.validation import UNSAID
-from barnraise.exchange.pacing.delay_compensation import LARGEST, MOST, Absent, larger, momenta
-from barnraise.exchange.pacing.peer_estimates import Fellows
-from barnraise.exchange.pacing.round_schedule import STRETCH, Rhythm, together
+from barnraise.exchange.compression.scheme import QuantizationScheme
+from barnraise.exchange.gossip.gossip import LinkState
+from barnraise.exchange.ledger.validation import EMPTY_PART
+from barnraise.exchange.pacing.delay_compensation import (
+    MAX_IN_FLIGHT,
+    MAX_RELATIVE_SIZE,
+    InFlightUpdate,
+    estimate_relative_sizes,
+    predict_in_flight,
+)
+from barnraise.exchange.pacing.peer_estimates import PeerEstimates
+from barnraise.exchange.pacing.round_schedule import MAX_STRETCH, RoundSchedule, align_with_peers
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import Recipe, RunSpec, preset
 
-DENSE = Form.parse("dense4")
+DENSE = QuantizationScheme.parse("dense4")
 RECIPE = Recipe(codec="dense4", round_steps=10, strategy="windows")
 SECONDS = st.floats(1e-3, 1e4)
 RATES, TOKENS = st.floats(1.0, 1e6), st.integers(1, 1 << 30)
@@ -33,29 +39,31 @@ def update(
     part = FragmentUpdate(digest="0" * 64, size=1, sketch="0" * 16)
     return Update(
         run="01890000-0000-7000-8000-000000000000", peer=key, incarnation=incarnation, seq=seq, previous="0" * 64,
-        tokens=tokens, total=tokens * seq, fragments=[part if i in said else UNSAID for i in range(FRAGMENTS)],
+        tokens=tokens, total=tokens * seq, fragments=[part if i in said else EMPTY_PART for i in range(FRAGMENTS)],
     )  # fmt: skip
 
 
 class Circle:
     def __init__(self):
-        self.links: dict[str, Linked] = {}
+        self.links: dict[str, LinkState] = {}
 
-    def link(self, author: str, rate: float = 100.0, **vector: int) -> Linked:
+    def link(self, author: str, rate: float = 100.0, **vector: int) -> LinkState:
         key = author.partition(".")[0]
-        self.links[key] = Linked(key, since=0.0, heard=0.0, whole_at=0.0, rate=rate)
+        self.links[key] = LinkState(
+            key, connected_at=0.0, last_received_at=0.0, next_full_state_at=0.0, rate=rate
+        )
         return self.links[key]
 
 
-def company(recipe: Recipe = RECIPE) -> tuple[Circle, Fellows]:
+def company(recipe: Recipe = RECIPE) -> tuple[Circle, PeerEstimates]:
     """Ben's and Cleo's first three updates have come, one every ten seconds, at 100 tokens/s each."""
     circle = Circle()
-    fellows = Fellows(RunSpec(MODEL, recipe=recipe), circle)
-    fellows.said(update(ME, 3), 0.0)
+    fellows = PeerEstimates(RunSpec(MODEL, recipe=recipe), circle)
+    fellows.on_update_published(update(ME, 3), 0.0)
     for author in (BEN, CLEO):
         circle.link(author).vector = {ME: 3, BEN: 3, CLEO: 3}
         for seq in (1, 2, 3):
-            fellows.arrived(update(author, seq), 10.0 * seq)
+            fellows.on_update_received(update(author, seq), 10.0 * seq)
     return circle, fellows
 
 
@@ -67,11 +75,11 @@ def test_a_window_ends_within_itself_and_at_the_same_moment_for_all_who_see_one_
     mine, mean, now, steps
 ):
     recipe = replace(RECIPE, round_steps=steps)
-    alone = Rhythm(steps, DENSE)
-    found, other = (together(recipe, alone, seconds, mean, now) for seconds in (mine, 1.0))
+    alone = RoundSchedule(steps, DENSE)
+    found, other = (align_with_peers(recipe, alone, seconds, mean, now) for seconds in (mine, 1.0))
     period = 2.0 ** round(math.log2(steps * mean))
-    assert found.ends == other.ends and found.form == DENSE
-    assert now < found.ends <= now + period * (1 + 1e-9) + 1e-6
+    assert found.ends_at == other.ends_at and found.scheme == DENSE
+    assert now < found.ends_at <= now + period * (1 + 1e-9) + 1e-6
     assert period / math.sqrt(2) * (1 - 1e-9) <= steps * mean <= period * math.sqrt(2) * (1 + 1e-9)
     assert found.steps == max(1, min(6666, round(period / mine)))
 
@@ -83,7 +91,8 @@ def test_rounds_that_lines_choose_end_together_every_second_time_or_fourth(
     """And none is shorter than its line demands."""
     recipe = replace(RECIPE, codec="auto")
     ends = sorted(
-        together(recipe, Rhythm(steps, DENSE), seconds, 1.0, now).ends for steps in (fast, slow)
+        align_with_peers(recipe, RoundSchedule(steps, DENSE), seconds, 1.0, now).ends_at
+        for steps in (fast, slow)
     )
     periods = sorted(2.0 ** math.ceil(math.log2(steps * seconds)) for steps in (fast, slow))
     assert all(
@@ -96,29 +105,29 @@ def test_rounds_that_lines_choose_end_together_every_second_time_or_fourth(
 
 
 def test_a_round_has_a_step_at_least_and_no_clock_can_make_it_endless():
-    window = together(RECIPE, Rhythm(10, DENSE), 0.4, 0.4, 1e9)
+    window = align_with_peers(RECIPE, RoundSchedule(10, DENSE), 0.4, 0.4, 1e9)
     assert (
-        not window.over(0, math.inf)
-        and window.over(1, window.ends)
-        and not window.over(1, window.ends - 0.1)
+        not window.is_over(0, math.inf)
+        and window.is_over(1, window.ends_at)
+        and not window.is_over(1, window.ends_at - 0.1)
     )
-    assert window.steps == 10 and window.over(int(STRETCH * 10), 0.0), (
+    assert window.steps == 10 and window.is_over(int(MAX_STRETCH * 10), 0.0), (
         "the clock went back by years"
     )
-    assert together(RECIPE, Rhythm(10, DENSE), 0.4, 0.4, 1e9, most=1).over(1, 0.0), (
-        "no update may state more tokens"
-    )
+    assert align_with_peers(RECIPE, RoundSchedule(10, DENSE), 0.4, 0.4, 1e9, max_steps=1).is_over(
+        1, 0.0
+    ), "no update may state more tokens"
 
 
 def test_who_is_alone_or_does_as_it_likes_has_rounds_of_the_recipes_steps():
     circle, fellows = company()
-    assert math.isfinite(fellows.rhythm(100.0, math.inf, 31.0, 1e9).ends)
+    assert math.isfinite(fellows.plan_round(100.0, math.inf, 31.0, 1e9).ends_at)
     circle.links.clear()
-    assert fellows.rhythm(100.0, math.inf, 500.0, 1e9) == Rhythm(10, DENSE)
+    assert fellows.plan_round(100.0, math.inf, 500.0, 1e9) == RoundSchedule(10, DENSE)
     _, apart = company(replace(RECIPE, strategy="async"))
-    assert apart.rhythm(100.0, math.inf, 31.0, 1e9) == Rhythm(10, DENSE)
+    assert apart.plan_round(100.0, math.inf, 31.0, 1e9) == RoundSchedule(10, DENSE)
     _, fellows = company()
-    assert fellows.rhythm(0.0, math.inf, 31.0, 1e9) == Rhythm(10, DENSE), (
+    assert fellows.plan_round(0.0, math.inf, 31.0, 1e9) == RoundSchedule(10, DENSE), (
         "before the first step was timed"
     )
 
@@ -140,52 +149,56 @@ ONE = RECIPE.outer_rate  # of its momenta an update of a machine like us
 )
 def test_a_guess_is_bounded_and_of_the_said_alone_whatever_is_announced(updates, own_tokens, rate):
     absent = [
-        Absent(who, True, larger(said, tokens, theirs, own_tokens, rate))
+        InFlightUpdate(who, True, estimate_relative_sizes(said, tokens, theirs, own_tokens, rate))
         for who, said, tokens, theirs in updates
     ]
-    found = momenta(RECIPE, absent, 3)
+    found = predict_in_flight(RECIPE, absent, 3)
     for i, guessed in enumerate(found):
         authors = [who for who, said, _, _ in updates if said[i]]
-        counted = sum(min(MOST, authors.count(who)) for who in set(authors))
-        assert 0 <= guessed <= counted * LARGEST * ONE * (1 + 1e-9)
+        counted = sum(min(MAX_IN_FLIGHT, authors.count(who)) for who in set(authors))
+        assert 0 <= guessed <= counted * MAX_RELATIVE_SIZE * ONE * (1 + 1e-9)
         assert (guessed > 0) == bool(counted and own_tokens[i])
-    half = momenta(replace(RECIPE, speculation=0.5), absent, 3)
-    in_turns = momenta(RECIPE, [replace(each, whole=False) for each in absent], 3)
+    half = predict_in_flight(replace(RECIPE, speculation=0.5), absent, 3)
+    in_turns = predict_in_flight(RECIPE, [replace(each, is_complete=False) for each in absent], 3)
     assert half == in_turns == pytest.approx([each / 2 for each in found])
 
 
 def test_an_update_is_larger_than_ours_by_weight_and_by_tokens_of_each_fragment():
-    assert larger([True, True], 1000, 50.0, [1000, 500], 50.0) == (1.0, 2.0)
-    assert larger([True, False], 2000, 100.0, [1000, 1000], 50.0) == (4.0, 0.0), (
+    assert estimate_relative_sizes([True, True], 1000, 50.0, [1000, 500], 50.0) == (1.0, 2.0)
+    assert estimate_relative_sizes([True, False], 2000, 100.0, [1000, 1000], 50.0) == (4.0, 0.0), (
         "twice as fast, in one window"
     )
-    assert larger([True, True], 1000, 50.0, [0, 1000], 50.0) == (0.0, 1.0), (
+    assert estimate_relative_sizes([True, True], 1000, 50.0, [0, 1000], 50.0) == (0.0, 1.0), (
         "nothing of our own to guess by"
     )
-    assert larger([True, True], 1000, 50.0, [1000, 1000], 0.0) == (0.0, 0.0)
+    assert estimate_relative_sizes([True, True], 1000, 50.0, [1000, 1000], 0.0) == (0.0, 0.0)
 
 
 def test_what_was_announced_and_has_not_come_is_guessed_until_it_comes():
     circle, fellows = company()
-    assert fellows.guess([], 100.0, 31.0) == (0.0,) * FRAGMENTS
-    assert fellows.guess([update(BEN, 4)], 100.0, 31.0) == pytest.approx((ONE,) * FRAGMENTS)
-    circle.links["b" * 64].rate = 700.0
-    assert fellows.guess([update(BEN, 4)], 100.0, 31.5) == pytest.approx((ONE,) * FRAGMENTS), (
-        "it counts as it did"
+    assert fellows.predict_in_flight([], 100.0, 31.0) == (0.0,) * FRAGMENTS
+    assert fellows.predict_in_flight([update(BEN, 4)], 100.0, 31.0) == pytest.approx(
+        (ONE,) * FRAGMENTS
     )
+    circle.links["b" * 64].rate = 700.0
+    assert fellows.predict_in_flight([update(BEN, 4)], 100.0, 31.5) == pytest.approx(
+        (ONE,) * FRAGMENTS
+    ), "it counts as it did"
     more = [update(CLEO, 4), update(BEN, 4), update(f"{'d' * 64}.{'0' * 16}", 50)]
-    assert fellows.guess(more, 100.0, 32.0) == pytest.approx((2 * ONE,) * FRAGMENTS), (
+    assert fellows.predict_in_flight(more, 100.0, 32.0) == pytest.approx((2 * ONE,) * FRAGMENTS), (
         "of a stranger nothing is known"
     )
-    fellows.arrived(update(BEN, 4), 33.0)
-    fellows.arrived(update(CLEO, 4), 33.0)
-    assert fellows.guess([], 100.0, 33.0) == (0.0,) * FRAGMENTS
+    fellows.on_update_received(update(BEN, 4), 33.0)
+    fellows.on_update_received(update(CLEO, 4), 33.0)
+    assert fellows.predict_in_flight([], 100.0, 33.0) == (0.0,) * FRAGMENTS
 
 
 def test_of_what_is_said_in_turns_only_the_fragments_that_are_said_are_guessed():
     _, fellows = company()
-    fellows.said(update(ME, 4, 500, said=[2]), 40.0)
-    found = fellows.guess([update(BEN, 4, said=[0]), update(CLEO, 4, said=[2, 3])], 100.0, 31.0)
+    fellows.on_update_published(update(ME, 4, 500, said=[2]), 40.0)
+    found = fellows.predict_in_flight(
+        [update(BEN, 4, said=[0]), update(CLEO, 4, said=[2, 3])], 100.0, 31.0
+    )
     assert found[:5] == pytest.approx((ONE / 2, 0.0, ONE, ONE / 2, 0.0)), (
         "ours of the third was half as large"
     )
@@ -195,36 +208,38 @@ def test_of_what_is_said_in_turns_only_the_fragments_that_are_said_are_guessed()
 def test_of_one_authors_updates_the_first_few_are_guessed():
     _, fellows = company()
     many = [update(BEN, seq, said=[0] if seq % 2 else [0, 1]) for seq in reversed(range(4, 12))]
-    assert fellows.guess(many, 100.0, 31.0)[:3] == pytest.approx(
-        (MOST * ONE / 2, MOST * ONE / 2, 0.0)
+    assert fellows.predict_in_flight(many, 100.0, 31.0)[:3] == pytest.approx(
+        (MAX_IN_FLIGHT * ONE / 2, MAX_IN_FLIGHT * ONE / 2, 0.0)
     )
 
 
 def test_what_was_announced_and_never_comes_is_not_waited_for():
     _, fellows = company()
-    assert all(fellows.guess([update(BEN, 4)], 100.0, 69.0))
-    assert not any(fellows.guess([update(BEN, 4)], 100.0, 71.0)), "four of its rounds later"
+    assert all(fellows.predict_in_flight([update(BEN, 4)], 100.0, 69.0))
+    assert not any(fellows.predict_in_flight([update(BEN, 4)], 100.0, 71.0)), (
+        "four of its rounds later"
+    )
 
 
 def test_without_speculation_nothing_is_guessed():
     _, fellows = company(replace(RECIPE, speculation=0.0))
-    assert not any(fellows.guess([update(BEN, 4)], 100.0, 31.0))
+    assert not any(fellows.predict_in_flight([update(BEN, 4)], 100.0, 31.0))
 
 
 def test_streams_are_windows_said_in_turns():
     _, fellows = company(replace(RECIPE, strategy="streams", round_steps=30))
     clock = 1e9 + 0.5
-    window = company(replace(RECIPE, round_steps=30))[1].rhythm(500.0, math.inf, 31.0, clock)
-    assert fellows.rhythm(500.0, math.inf, 31.0, clock, turns=False) == window
-    turn = fellows.rhythm(500.0, math.inf, 31.0, clock)
+    window = company(replace(RECIPE, round_steps=30))[1].plan_round(500.0, math.inf, 31.0, clock)
+    assert fellows.plan_round(500.0, math.inf, 31.0, clock, allow_streaming=False) == window
+    turn = fellows.plan_round(500.0, math.inf, 31.0, clock)
     assert (turn.steps, turn.period) == (
         window.steps,
         window.period,
-    ) and clock < turn.ends <= window.ends
-    assert len(turn.turns.ends) > 1
-    fellows.said(update(ME, 4), turn.ends)
-    following = fellows.rhythm(500.0, math.inf, 31.0, turn.ends)
-    assert set(turn.due(turn.ends)) == set(range(14)), "all that was never said"
-    assert following.ends > turn.ends and set(following.due(following.ends)) in map(
-        set, following.turns.parts
-    )
+    ) and clock < turn.ends_at <= window.ends_at
+    assert len(turn.streaming.ends) > 1
+    fellows.on_update_published(update(ME, 4), turn.ends_at)
+    following = fellows.plan_round(500.0, math.inf, 31.0, turn.ends_at)
+    assert set(turn.fragments_due(turn.ends_at)) == set(range(14)), "all that was never said"
+    assert following.ends_at > turn.ends_at and set(
+        following.fragments_due(following.ends_at)
+    ) in map(set, following.streaming.parts)

@@ -6,14 +6,21 @@ import pytest
 from helpers.simulated_swarm import key_of, met
 
 from barnraise.exchange.gossip import gossip as g
-from barnraise.exchange.pacing.weighting import QUIET, Fellow, Pace, weight
+from barnraise.exchange.pacing.weighting import (
+    GRACE_SECONDS,
+    RoundHistory,
+    TrainingPeer,
+    training_share,
+)
 
 
 def test_weights_of_machines_that_train_at_once_add_up_to_one():
     rates = [100.0, 300.0, 50.0]
-    total = sum(weight(r, [Fellow(o, 0.0) for o in rates if o is not r], 1e6) for r in rates)
+    total = sum(
+        training_share(r, [TrainingPeer(o, 0.0) for o in rates if o is not r], 1e6) for r in rates
+    )
     assert total == pytest.approx(1.0)
-    assert weight(100.0, [], 0.0) == 1.0
+    assert training_share(100.0, [], 0.0) == 1.0
 
 
 def test_a_rate_is_told_when_it_has_moved_and_not_at_every_breath():
@@ -21,12 +28,12 @@ def test_a_rate_is_told_when_it_has_moved_and_not_at_every_breath():
 
     def told(rate: float, complete: bool = False) -> bool:
         nonlocal now
-        me.announce(rate, complete)
-        now += g.STATE_SOONEST
-        me.links[key_of(2)].state_at = math.inf  # it is to hear of news alone
-        found = [action for action in me.act(now) if isinstance(action, g.TellState)]
+        me.set_progress(rate, complete)
+        now += g.MIN_STATE_INTERVAL
+        me.links[key_of(2)].next_state_at = math.inf  # it is to hear of news alone
+        found = [action for action in me.next_actions(now) if isinstance(action, g.SendState)]
         for each in found:
-            me.tell(each.to, now)
+            me.build_state(each.to, now)
         return bool(found)
 
     assert told(100.0)
@@ -36,17 +43,17 @@ def test_a_rate_is_told_when_it_has_moved_and_not_at_every_breath():
 
 
 def test_a_peer_that_has_announced_nothing_counts_as_our_equal_for_a_while_only():
-    fellow = [Fellow(0.0, since=10.0)]
-    assert weight(100.0, fellow, 11.0) == 0.5
-    assert weight(100.0, fellow, 10.0 + QUIET) == 1.0
+    fellow = [TrainingPeer(0.0, connected_at=10.0)]
+    assert training_share(100.0, fellow, 11.0) == 0.5
+    assert training_share(100.0, fellow, 10.0 + GRACE_SECONDS) == 1.0
 
 
 def test_the_ledger_corrects_what_a_peer_says_of_itself_within_a_factor():
-    pace = Pace()
-    assert pace.rate(100.0) == 100.0
-    pace.note(0.0, 1000)
-    pace.note(10.0, 500)
-    assert pace.rate(100.0) == 50.0
-    pace.note(10.1, 10**9)
-    assert pace.rate(100.0) == 400.0
-    assert pace.rate(0.0) == 0.0
+    pace = RoundHistory()
+    assert pace.corrected_rate(100.0) == 100.0
+    pace.record_round(0.0, 1000)
+    pace.record_round(10.0, 500)
+    assert pace.corrected_rate(100.0) == 50.0
+    pace.record_round(10.1, 10**9)
+    assert pace.corrected_rate(100.0) == 400.0
+    assert pace.corrected_rate(0.0) == 0.0

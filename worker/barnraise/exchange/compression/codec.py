@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from barnraise.errors import MessageError
-from barnraise.exchange.compression.scheme import CHUNK, HEADER_BYTES, Form
+from barnraise.exchange.compression.scheme import CHUNK, HEADER_BYTES, QuantizationScheme
 from barnraise.spec import MAX_UPDATE_UNITS
 
 HEADER = struct.Struct(
@@ -35,35 +35,37 @@ HEADER = struct.Struct(
 )  # magic, mode, bits a value, values kept of each chunk (0: dense), elements
 MAGIC = b"BRU1"
 DENSE, SPARSE = 1, 2
-TOPS = {
+MAX_CODES = {
     2: 1,
     4: 7,
     8: 127,
 }  # the largest value; the one below its negative is never written and never read
-TOP = TOPS[8]
-MAX_LEVEL = MAX_UPDATE_UNITS // TOP
-TURNS = {2: 5, 4: 3}  # of bettering the levels…
+MAX_CODE = MAX_CODES[8]
+MAX_LEVEL = MAX_UPDATE_UNITS // MAX_CODE
+LEVEL_ITERATIONS = {2: 5, 4: 3}  # of bettering the levels…
 SAMPLE, MANY = 3, 1000  # …by every third value, where there are as many
 BLOCK = 32 * CHUNK  # elements worked on at a time, so that intermediates stay small
 
 assert HEADER.size == HEADER_BYTES
 
 
-def encode(values: torch.Tensor, form: Form | str = "dense8") -> tuple[bytes, torch.Tensor]:
+def encode(
+    values: torch.Tensor, form: QuantizationScheme | str = "dense8"
+) -> tuple[bytes, torch.Tensor]:
     """(payload, sent) for int32[n] `values` in units; `sent` is int32[n], exactly what `decode` returns.
 
     Of each chunk the largest magnitudes are kept, of equal ones the first. Where a dense form takes no more bytes it is
     used instead. Raises ValueError for a form there is none of."""
     assert values.dtype == torch.int32 and values.dim() == 1 and values.device.type == "cpu"
     n = values.numel()
-    form = (Form.parse(form) if isinstance(form, str) else form).fitted(n)
+    form = (QuantizationScheme.parse(form) if isinstance(form, str) else form).smallest_for(n)
     sent = torch.empty_like(values) if form.dense else torch.zeros_like(values)
-    levels = torch.empty(-(-n // CHUNK), form.levels, dtype=torch.int32)
-    codes = torch.empty(form.kept_of(n), dtype=torch.uint8)
-    positions = torch.empty(0 if form.dense else form.kept_of(n), dtype=torch.int16)
-    bound = TOPS[form.bits] * (MAX_UPDATE_UNITS // TOPS[form.bits])
+    levels = torch.empty(-(-n // CHUNK), form.levels_per_chunk, dtype=torch.int32)
+    codes = torch.empty(form.values_sent(n), dtype=torch.uint8)
+    positions = torch.empty(0 if form.dense else form.values_sent(n), dtype=torch.int16)
+    bound = MAX_CODES[form.bits] * (MAX_UPDATE_UNITS // MAX_CODES[form.bits])
     for start, chunks, size in _pieces(n):
-        first, kept = start // CHUNK, form.kept_of(size)
+        first, kept = start // CHUNK, form.values_sent(size)
         rows = values[start : start + chunks * size].view(chunks, size).clamp(-bound, bound)
         into = sent[start : start + chunks * size].view(chunks, size)
         piece = slice(first * form.kept, first * form.kept + chunks * kept)
@@ -90,11 +92,11 @@ def decode(payload: bytes, n: int) -> torch.Tensor:
     """The int32[n] a payload stands for. Raises MessageError on anything malformed, over the bound, or that no encoder
     writes."""
     form = _form(payload, n)
-    sizes = form.parts(n)
+    sizes = form.section_sizes(n)
     raw = np.frombuffer(payload, np.uint8)
     levels, places, codes = np.split(raw[HEADER.size :], np.cumsum(sizes)[:2])
-    level = levels.view("<u4").reshape(-1, form.levels)
-    if level.size and int(level.max()) > MAX_UPDATE_UNITS // TOPS[form.bits]:
+    level = levels.view("<u4").reshape(-1, form.levels_per_chunk)
+    if level.size and int(level.max()) > MAX_UPDATE_UNITS // MAX_CODES[form.bits]:
         raise MessageError(
             f"an update's payload moves a weight by more than {MAX_UPDATE_UNITS} units"
         )
@@ -102,7 +104,7 @@ def decode(payload: bytes, n: int) -> torch.Tensor:
     _check_padding(form, n, places, codes)
     units = np.zeros(n, np.int32)
     for start, chunks, size in _pieces(n):
-        first, kept = start // CHUNK, form.kept_of(size)
+        first, kept = start // CHUNK, form.values_sent(size)
         begin, count = first * form.kept, chunks * kept
         code = _unpacked(codes, begin, count, form.bits).reshape(chunks, kept)
         amounts = _amounts(code, level[first : first + chunks], form.bits)
@@ -119,25 +121,29 @@ def decode(payload: bytes, n: int) -> torch.Tensor:
     return torch.from_numpy(units)
 
 
-def payload_size(n: int, form: Form | str = "dense8") -> int:
+def payload_size(n: int, form: QuantizationScheme | str = "dense8") -> int:
     """Bytes of a payload of n values; no form takes more than dense8."""
-    return (Form.parse(form) if isinstance(form, str) else form).fitted(n).size(n)
+    return (
+        (QuantizationScheme.parse(form) if isinstance(form, str) else form)
+        .smallest_for(n)
+        .payload_size(n)
+    )
 
 
-def _form(payload: bytes, n: int) -> Form:
+def _form(payload: bytes, n: int) -> QuantizationScheme:
     """What the header says, if a payload of n values can be so. Raises MessageError."""
     if len(payload) < HEADER.size:
         raise MessageError(f"an update's payload of {len(payload)} bytes has no header")
     magic, mode, bits, kept, count = HEADER.unpack_from(payload)
     sound = (mode == DENSE and kept == 0) or (mode == SPARSE and 0 < kept < CHUNK)
-    if magic != MAGIC or not sound or bits not in TOPS:
+    if magic != MAGIC or not sound or bits not in MAX_CODES:
         raise MessageError("an update's payload is of a format this version does not read")
-    form = Form(kept or CHUNK, bits)
-    if count != n or len(payload) != form.size(n):
+    form = QuantizationScheme(kept or CHUNK, bits)
+    if count != n or len(payload) != form.payload_size(n):
         raise MessageError(
             f"an update's payload holds {count} values in {len(payload)} bytes, not {n}"
         )
-    if form.fitted(n) != form:
+    if form.smallest_for(n) != form:
         raise MessageError(f"an update's payload is longer as {form} than it need be")
     return form
 
@@ -166,7 +172,7 @@ def _largest(rows: torch.Tensor, kept: int) -> torch.Tensor:
 def _quantised(values: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(levels int32 [chunks, levels], codes uint8, what they stand for int32) of int32 [chunks, kept] within the
     bound."""
-    magnitude, top = values.abs(), TOPS[bits]
+    magnitude, top = values.abs(), MAX_CODES[bits]
     largest = magnitude.amax(dim=1, keepdim=True)
     sample = magnitude[:, :: SAMPLE if magnitude.shape[1] > MANY else 1]
     if bits == 2:
@@ -209,7 +215,7 @@ def _least_squares(magnitude: torch.Tensor, largest: torch.Tensor, top: int) -> 
     that is less."""
     mean = _sum(magnitude) // magnitude.shape[1]
     level = torch.minimum(largest, (5 * mean // top + 1).to(torch.int32))
-    for _ in range(TURNS[4]):
+    for _ in range(LEVEL_ITERATIONS[4]):
         steps = _steps(magnitude, level, top)
         squares, products = _sum(steps * steps).clamp_(min=1), _sum(steps * magnitude)
         level = torch.minimum(largest, ((2 * products + squares) // (2 * squares)).to(torch.int32))
@@ -223,7 +229,7 @@ def _two_means(magnitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     middle = total // count  # begins at the mean, over which there is something
     low = high = total
     upper = torch.empty_like(magnitude)
-    for _ in range(TURNS[2]):
+    for _ in range(LEVEL_ITERATIONS[2]):
         torch.gt(magnitude, middle.double(), out=upper)
         many, above = _sum(upper), _sum(upper.mul_(magnitude))
         few = (count - many).clamp_(
@@ -255,7 +261,7 @@ def _amounts(codes: np.ndarray, levels: np.ndarray, bits: int) -> np.ndarray:
         return np.multiply(said, 1 - (codes & 2).view(np.int8), dtype=np.int32)
     shift = 8 - bits
     steps = (codes << shift).view(np.int8) >> shift
-    if (steps < -TOPS[bits]).any() or ((levels == 0) & (steps != 0)).any():
+    if (steps < -MAX_CODES[bits]).any() or ((levels == 0) & (steps != 0)).any():
         raise MessageError("an update's payload holds a value that no encoder writes")
     return np.multiply(steps, levels, dtype=np.int32)
 
@@ -316,9 +322,11 @@ def _unpacked_positions(raw: np.ndarray, begin: int, count: int) -> np.ndarray:
     ]
 
 
-def _check_padding(form: Form, n: int, positions: np.ndarray, codes: np.ndarray) -> None:
+def _check_padding(
+    form: QuantizationScheme, n: int, positions: np.ndarray, codes: np.ndarray
+) -> None:
     """The bits past the last position and the last value are zero. Raises MessageError."""
-    kept = form.kept_of(n)
+    kept = form.values_sent(n)
     for part, used in ((positions, 12 * kept), (codes, form.bits * kept)):
         if part.size and used % 8 and int(part[-1]) >> used % 8:
             raise MessageError("an update's payload holds bits that no encoder writes")

@@ -1,13 +1,15 @@
-"""Whom to tell what, what is missing and whom to ask for it: a pure state machine.
+"""Gossip: which peer to send what, which updates are missing and which peer to ask for them. Pure.
 
-Facts go in through methods, each with the time; `act(now)` gives the actions they call for, and `next_at(now)` when to
-look again. No socket, no clock, no thread: a thousand peers are tested in one loop.
+A state machine: events enter through methods, each with the time; `next_actions(now)` returns the actions that they
+call for, and `next_wakeup(now)` returns when to call it again. It has no socket, clock or thread, so that a test
+simulates a thousand peers in one loop.
 
-New updates spread along a tree, after Plumtree (Leitão, Pereira and Rodrigues, SRDS 2007). What is new is pushed over
-eager links, and over lazy ones only announced, in the next State. Who is pushed what it has, or what somebody else is
-in the middle of sending, says so, and that link is lazy from then on: in a while every update reaches everybody once.
-Who hears of an update that does not come asks whoever announced it, and that link is eager again: a tree that is cut
-mends itself. Beneath it lies anti-entropy: States say what changed since the last, and now and then everything.
+New updates spread along a tree, after Plumtree (Leitão, Pereira and Rodrigues, "Epidemic Broadcast Trees", SRDS 2007,
+section 3). An update is pushed over eager links, and only announced over lazy ones, in the next State. A peer that
+receives a push which it already has, or which another peer is sending it, declines it, and that link is lazy from then
+on: after a while every update reaches every peer exactly once. A peer that learns of an update which does not
+arrive requests it from a peer that announced it, and that link is eager again: a tree that is cut repairs itself.
+Below the tree works anti-entropy: each State contains what changed since the last one, and at intervals everything.
 """
 
 import math
@@ -15,50 +17,58 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from barnraise.exchange.gossip.membership import FEW, Circle
-from barnraise.exchange.gossip.requests import Asking
+from barnraise.exchange.gossip.membership import MIN_LINKS, PartialView
+from barnraise.exchange.gossip.requests import RequestScheduler
 from barnraise.protocol.messages import Peer, PeerState
 
-STATE_EVERY = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
-STATE_SOONEST = 2.0  # …and the least between two when something does that is news to it
-WHOLE_EVERY = 30.0  # seconds between two that say everything, ± a quarter
-SILENCE = 20.0  # a peer that says nothing for this long is gone
-PARTING = 5.0  # …and one that was told goodbye
-PEERS_EVERY = 30.0
-MAX_TOLD = 1100  # authors in one State: with `gone`, as much as a header holds
-MAX_AUTHORS = 50_000  # remembered of one peer
-MAX_SPARED = 200  # pushes declined in one State
-STEADY = 0.05  # by which our rate may have changed since it was told
-COMPARED = 16  # of our anchors, with those of peers that come to the same vector sooner or later
+STATE_INTERVAL = 5.0  # seconds between two States to a peer when nothing changes, ± a quarter
+MIN_STATE_INTERVAL = 2.0  # seconds between two States to a peer when something changes for it
+FULL_STATE_INTERVAL = 30.0  # seconds between two States with everything, ± a quarter
+PEER_TIMEOUT = 20.0  # seconds without a message after which a peer is disconnected
+GOODBYE_TIMEOUT = 5.0  # seconds after a goodbye after which a peer is disconnected
+PEERS_INTERVAL = 30.0  # seconds between two messages about other peers
+MAX_STATE_AUTHORS = 1100  # authors in one State: with `pruned`, as much as a header holds
+MAX_AUTHORS = 50_000  # authors stored for one peer
+MAX_DECLINED = 200  # pushes declined in one State
+RATE_TOLERANCE = 0.05  # relative change of the training rate that is not worth a State
+MAX_ANCHOR_DIGESTS = 16  # of our anchors, compared with peers that reach the same vector later
 
 
 @dataclass(frozen=True)
 class Dial:
+    """Connect to this peer."""
+
     peer: Peer
 
 
 @dataclass(frozen=True)
-class TellState:
-    """`tell` says what is in it, once it can go out."""
+class SendState:
+    """Send a State to this peer; `Gossip.build_state` builds it once it can be sent."""
 
     to: str
 
 
 @dataclass(frozen=True)
-class TellPeers:
+class SendPeers:
+    """Send this peer the addresses of others."""
+
     to: str
     peers: tuple[Peer, ...]
 
 
 @dataclass(frozen=True)
 class PushUpdate:
+    """Send this update to a peer that has not requested it."""
+
     to: str
     author: str
     seq: int
 
 
 @dataclass(frozen=True)
-class AskFor:
+class RequestUpdates:
+    """Request an author's updates `first` to `last` from this peer."""
+
     to: str
     author: str
     first: int
@@ -66,338 +76,453 @@ class AskFor:
 
 
 @dataclass(frozen=True)
-class Goodbye:
-    """It has other links, and we have too many."""
+class SendGoodbye:
+    """Ask this peer to leave: it has other links, and we have too many."""
 
     to: str
 
 
 @dataclass(frozen=True)
-class Drop:
+class Disconnect:
+    """Close the link to this peer."""
+
     peer: str
     reason: str
 
 
-Action = Dial | TellState | TellPeers | PushUpdate | AskFor | Goodbye | Drop
+Action = Dial | SendState | SendPeers | PushUpdate | RequestUpdates | SendGoodbye | Disconnect
 
 
 @dataclass
-class Linked:
-    """A peer we are connected to: what it last said, and what it is to be told."""
+class LinkState:
+    """A connected peer: what it reported last, and what it is to be sent.
+
+    All times are in seconds. A `vector` maps authors to the sequence number of their last update, and `pruned` to the
+    one up to which their payloads have been removed.
+
+    Attributes:
+        key: The peer's key.
+        connected_at: When the link was established.
+        last_received_at: When its last message arrived.
+        next_full_state_at: When it is sent our next full State.
+        next_state_at: When it is sent our next State at the latest.
+        last_state_at: When it was sent our last State.
+        next_peers_at: When it is sent our next message about other peers.
+        has_news: Whether something worth a State has changed since the last one.
+        changed_authors: Authors whose changes it has not been sent (an ordered set).
+        to_decline: Author → sequence number up to which the next State declines pushes.
+        eager: Whether new updates are pushed to it, not only announced.
+        leaving_since: When one side said goodbye; None if neither did.
+        vector: What it has.
+        pruned: What it has no payloads of.
+        declined: Author → sequence number up to which it has declined pushes.
+        rate: Tokens per second at which it trains.
+        anchor_vector: Digest of the vector of its anchor.
+        anchor_digest: Digest of its anchor at that vector.
+        anchor_agrees: Whether its anchor equals ours, when both were last at one vector; None if they never were.
+        degree: How many links it reports to have.
+        complete: Whether it will publish no further updates.
+        has_state: Whether its first State has arrived.
+    """
 
     key: str
-    since: float
-    heard: float
-    whole_at: float  # when it gets our next whole State
-    state_at: float = 0.0  # when it gets our next State, whatever happens
-    told: float = -math.inf  # when it got our last
-    peers_at: float = 0.0
-    stale: bool = True  # something changed since
-    changed: dict[str, None] = field(
-        default_factory=dict
-    )  # authors whose updates it was not told of (ordered)
-    spare: dict[str, int] = field(
-        default_factory=dict
-    )  # what it need not push to us: author → up to
-    eager: bool = True  # new updates are pushed to it, and not only announced
-    leaving: float | None = None  # since when it is being let go
-    vector: dict[str, int] = field(default_factory=dict)
-    gone: dict[str, int] = field(
-        default_factory=dict
-    )  # author → up to where it has the payloads no more
-    spared: dict[str, int] = field(default_factory=dict)  # what it asked us not to push
+    connected_at: float
+    last_received_at: float
+    next_full_state_at: float
+    next_state_at: float = 0.0
+    last_state_at: float = -math.inf
+    next_peers_at: float = 0.0
+    has_news: bool = True
+    changed_authors: dict[str, None] = field(default_factory=dict[str, None])
+    to_decline: dict[str, int] = field(default_factory=dict[str, int])
+    eager: bool = True
+    leaving_since: float | None = None
+    vector: dict[str, int] = field(default_factory=dict[str, int])
+    pruned: dict[str, int] = field(default_factory=dict[str, int])
+    declined: dict[str, int] = field(default_factory=dict[str, int])
     rate: float = 0.0
-    stands: str | None = None  # a version vector, by its digest…
-    anchor: str | None = None  # …and the digest of its anchor there
-    agrees: bool | None = None  # with ours, the last time both were at one vector
-    degree: int = 0  # its links
+    anchor_vector: str | None = None
+    anchor_digest: str | None = None
+    anchor_agrees: bool | None = None
+    degree: int = 0
     complete: bool = False
-    spoke: bool = False  # its first State is here
+    has_state: bool = False
 
 
 class Gossip:
-    def __init__(self, key: str, seed: int):
+    """The gossip state machine of one machine.
+
+    Attributes:
+        key: This machine's own key.
+        vector: Author → sequence number of the last update in our ledger.
+        pruned: Author → sequence number up to which our ledger has no payloads.
+        wants_updates: Whether missing updates are requested; False while a snapshot is being fetched.
+        rate: Tokens per second at which this machine trains.
+        complete: Whether this machine will publish no further updates.
+        anchor_digests: Digest of a version vector → digest of our anchor there, for the last few vectors.
+        links: The connected peers by key.
+        membership: The peers that this machine knows.
+        requests: The updates that are missing or on their way.
+    """
+
+    def __init__(self, key: str, seed: int) -> None:
+        """Create the state machine of a machine without links.
+
+        Args:
+            key: This machine's own key.
+            seed: Seed of all random choices.
+        """
         self.key = key
-        self.vector: dict[str, int] = {}  # what is in our ledger
-        self.gone: dict[str, int] = {}  # author → up to where we have the payloads no more
-        self.wanting = (
-            False  # whether we want what we lack (not while the snapshot is being fetched)
-        )
-        self.rate, self.complete = 0.0, False
-        self.anchors: dict[
-            str, str
-        ] = {}  # of our anchor at the last few version vectors, by their digests
-        self.links: dict[str, Linked] = {}
-        self.circle = Circle(key, seed)
-        self.asking = Asking(seed)
+        self.vector: dict[str, int] = {}
+        self.pruned: dict[str, int] = {}
+        self.wants_updates = False
+        self.rate = 0.0
+        self.complete = False
+        self.anchor_digests: dict[str, str] = {}
+        self.links: dict[str, LinkState] = {}
+        self.membership = PartialView(key, seed)
+        self.requests = RequestScheduler(seed)
         self._pushes: list[PushUpdate] = []
         self._random = random.Random(seed)
 
-    # ---- facts
+    # ---- events: this machine
 
-    def begin(self, vector: dict[str, int], gone: dict[str, int], now: float) -> None:
-        """Our ledger stands at `vector`, its payloads after `gone`; from now on we want what we lack."""
-        self.vector, self.gone, self.wanting = dict(vector), dict(gone), True
-        self.asking.begin()
+    def start(self, vector: dict[str, int], pruned: dict[str, int], now: float) -> None:
+        """Start, or start again, from what the ledger holds; from now on, request missing updates.
+
+        Args:
+            vector: Author → sequence number of the last update in the ledger.
+            pruned: Author → sequence number up to which the ledger has no payloads.
+            now: The time in seconds.
+        """
+        self.vector = dict(vector)
+        self.pruned = dict(pruned)
+        self.wants_updates = True
+        self.requests.reset()
         for link in self.links.values():
-            link.whole_at, link.stale = now, True
-            self.asking.notice(link.key, link.vector, self.vector)
+            link.next_full_state_at = now
+            link.has_news = True
+            self.requests.on_vector(link.key, link.vector, self.vector)
 
-    def linked(self, key: str, now: float) -> None:
-        """A peer stands connected (anew: what the old connection had promised is void)."""
-        self.asking.void(key)
-        eager = sum(link.eager for link in self.links.values()) < FEW
-        self.links[key] = Linked(key, now, now, whole_at=now, eager=eager)
-        self.circle.met(key)
+    def set_progress(self, rate: float, complete: bool) -> None:
+        """Publish this machine's training rate, in tokens per second, and whether it is complete."""
+        if self.progress_changed(rate, complete):
+            self.rate = rate
+            self.complete = complete
+            for link in self.links.values():
+                link.has_news = True
 
-    def unlinked(self, key: str, now: float) -> None:
+    def progress_changed(self, rate: float, complete: bool) -> bool:
+        """Return whether this progress is worth publishing. Safe to call from another thread."""
+        rate_changed = abs(rate - self.rate) > RATE_TOLERANCE * self.rate
+        return complete != self.complete or rate_changed
+
+    def on_anchor_digest(self, vector: str, anchor: str) -> None:
+        """Record the digest of our anchor at a version vector, which is named by its digest."""
+        if self.anchor_digests.get(vector) != anchor:
+            digests = [*self.anchor_digests.items(), (vector, anchor)]
+            self.anchor_digests = dict(digests[-MAX_ANCHOR_DIGESTS:])
+            for link in self.links.values():
+                self._compare_anchors(link)
+
+    def on_local_update(self, author: str, seq: int) -> None:
+        """Record that our ledger has this author's updates up to `seq`, and schedule their spread.
+
+        Peers that need the update are pushed it, or sent a State soon. The other peers see it in their next State,
+        which is sent soon only if one of the two sides is about to end.
+        """
+        self.vector[author] = max(seq, self.vector.get(author, 0))
+        self.requests.on_stored(author, seq)
+        for link in self.links.values():
+            link.changed_authors[author] = None
+            needs_state = self.needs(link.key, author, seq)
+            if needs_state and link.eager and link.has_state:
+                self._pushes.append(PushUpdate(link.key, author, seq))
+                needs_state = False
+            link.has_news = link.has_news or needs_state or link.complete or self.complete
+
+    def on_update_buffered(self, author: str, seq: int) -> None:
+        """Record that an update is complete here and waits for its author's earlier ones."""
+        self.requests.on_buffered(author, seq)
+
+    def on_pruned(self, author: str, seq: int) -> None:
+        """Record that the payloads of this author's updates up to `seq` have been removed here."""
+        self.pruned[author] = seq
+        for link in self.links.values():
+            link.changed_authors[author] = None
+
+    def on_verdicts(
+        self,
+        vector: dict[str, int],
+        clamp: Callable[[dict[str, int]], dict[str, int]],
+        is_retracted: Callable[[str, int], bool],
+        now: float,
+    ) -> None:
+        """Record that verdicts retracted updates.
+
+        Args:
+            vector: Our ledger's version vector from now on.
+            clamp: Returns the part of a peer's version vector that is not cut off.
+            is_retracted: Whether the update of an author and sequence number is retracted.
+            now: The time in seconds.
+        """
+        self.vector = dict(vector)
+        for link in self.links.values():
+            link.vector = clamp(link.vector)
+            # A State of changes cannot express that an author's sequence number went down.
+            link.next_full_state_at = now
+            link.has_news = True
+        self.requests.cancel_retracted(is_retracted)
+
+    def ban_author(self, author: str) -> None:
+        """Request no further updates of this author."""
+        self.requests.banned.add(author)
+
+    # ---- events: peers
+
+    def on_connected(self, key: str, now: float) -> None:
+        """Record that a link to this peer is established; it replaces an earlier link to the same peer."""
+        self.requests.on_disconnected(key)
+        eager = sum(link.eager for link in self.links.values()) < MIN_LINKS
+        self.links[key] = LinkState(key, now, now, next_full_state_at=now, eager=eager)
+        self.membership.on_connected(key)
+
+    def on_disconnected(self, key: str, now: float) -> None:
+        """Record that the link to this peer is gone."""
         link = self.links.pop(key, None)
-        self.asking.void(key)
-        self.circle.lost(key, now, let_go=link is not None and link.leaving is not None)
+        self.requests.on_disconnected(key)
+        said_goodbye = link is not None and link.leaving_since is not None
+        self.membership.on_disconnected(key, now, said_goodbye)
 
-    def heard(self, key: str, now: float) -> None:
+    def on_message(self, key: str, now: float) -> None:
+        """Record that a message of any kind has arrived from this peer."""
         if link := self.links.get(key):
-            link.heard = now
+            link.last_received_at = now
 
-    def told_state(self, key: str, state: PeerState, now: float) -> None:
-        if (link := self.links.get(key)) is None:
+    def on_state(self, key: str, state: PeerState, now: float) -> None:
+        """Record a State that has arrived from this peer."""
+        link = self.links.get(key)
+        if link is None:
             return
-        link.heard, link.spoke = now, True
-        link.rate, link.complete, link.degree = state.rate, state.complete, state.links
-        link.stands, link.anchor = state.anchor_vector, state.anchor_digest
-        self._compare(link)
+        link.last_received_at = now
+        link.has_state = True
+        link.rate = state.rate
+        link.complete = state.complete
+        link.degree = state.links
+        link.anchor_vector = state.anchor_vector
+        link.anchor_digest = state.anchor_digest
+        self._compare_anchors(link)
         if state.full:
-            link.vector, link.gone = dict(state.vector), dict(state.pruned)
+            link.vector = dict(state.vector)
+            link.pruned = dict(state.pruned)
         elif len(link.vector) + len(state.vector) <= MAX_AUTHORS:
             for author, seq in state.vector.items():
                 link.vector[author] = max(seq, link.vector.get(author, 0))
-            link.gone |= state.pruned
+            link.pruned |= state.pruned
         if state.declined:
-            link.eager, link.spared = False, dict(state.declined)
-        link.stale = link.stale or (state.complete and bool(link.changed))
-        self.asking.notice(key, state.vector, self.vector)
+            link.eager = False
+            link.declined = dict(state.declined)
+        link.has_news = link.has_news or (state.complete and bool(link.changed_authors))
+        self.requests.on_vector(key, state.vector, self.vector)
 
-    def stands(self, vector: str, anchor: str) -> None:
-        """Our anchor's digest at a version vector, by its digest."""
-        if self.anchors.get(vector) != anchor:
-            self.anchors = dict([*self.anchors.items(), (vector, anchor)][-COMPARED:])
-            for link in self.links.values():
-                self._compare(link)
+    def on_update(self, key: str, author: str, seq: int, now: float) -> None:
+        """Record that the valid header of an update has arrived from this peer.
 
-    def announce(self, rate: float, complete: bool) -> None:
-        """Tokens/s we train at, and whether we publish no more."""
-        if self.news(rate, complete):
-            self.rate, self.complete = rate, complete
-            for link in self.links.values():
-                link.stale = True
-
-    def news(self, rate: float, complete: bool) -> bool:
-        """Whether that would be any: a rate that hardly moved is not. Safe to call from another thread."""
-        return complete != self.complete or abs(rate - self.rate) > STEADY * self.rate
-
-    def holds(self, author: str, seq: int) -> None:
-        """Our ledger has this author's updates up to `seq`: those who lack it are pushed it, or told soon. Who has it
-        or gets it hears so with the next State, and soon only where one of the two is about to end."""
-        self.vector[author] = max(seq, self.vector.get(author, 0))
-        self.asking.held(author, seq)
-        for link in self.links.values():
-            link.changed[author] = None
-            lacks = self.lacks(link.key, author, seq)
-            if lacks and link.eager and link.spoke:
-                self._pushes.append(PushUpdate(link.key, author, seq))
-                lacks = False
-            link.stale = link.stale or lacks or link.complete or self.complete
-
-    def pruned(self, author: str, seq: int) -> None:
-        """The payloads of this author's updates up to `seq` are here no more."""
-        self.gone[author] = seq
-        for link in self.links.values():
-            link.changed[author] = None
-
-    def pushed(self, key: str, author: str, seq: int, now: float) -> None:
-        """The header of an update that counts has come from this peer: its payloads will, too, unless they are here
-        already or on their way from somebody else."""
-        if (link := self.links.get(key)) is None:
+        Its payloads follow, unless they are here already or another peer is sending them: then they are declined.
+        """
+        link = self.links.get(key)
+        if link is None:
             return
         link.vector[author] = max(seq, link.vector.get(author, 0))
-        if seq <= self.vector.get(author, 0) or not self.asking.pushed(key, author, seq, now):
-            self.spare(key, author, seq)
+        is_stored = seq <= self.vector.get(author, 0)
+        if is_stored or not self.requests.on_header(key, author, seq, now):
+            self.decline(key, author, seq)
         else:
-            link.eager = (
-                True  # it is where news comes from: both sides of a link of the tree push over it
-            )
-            self.asking.notice(key, {author: seq}, self.vector)
+            # New updates arrive over this link, so it is part of the tree: both sides push over it.
+            link.eager = True
+            self.requests.on_vector(key, {author: seq}, self.vector)
 
-    def spare(self, key: str, author: str, seq: int) -> None:
-        """This peer need not push that: it is told, and only announces what is new from then on."""
-        if (link := self.links.get(key)) and len(link.spare) < MAX_SPARED:
-            link.eager = False
-            link.spare[author] = max(seq, link.spare.get(author, 0))
+    def on_payload_bytes(self, key: str, author: str, seq: int, now: float) -> None:
+        """Record that bytes of an update have arrived from this peer."""
+        if seq > self.vector.get(author, 0):
+            self.requests.on_payload_bytes(key, author, seq, now)
 
-    def asked(self, key: str, author: str) -> None:
-        """This peer wants updates of an author: it gets what is new at once from then on."""
+    def on_request(self, key: str, author: str) -> None:
+        """Record that this peer requested updates of an author: new ones are pushed to it again."""
         if link := self.links.get(key):
             link.eager = True
-            link.spared.pop(author, None)
+            link.declined.pop(author, None)
 
-    def lacks(self, key: str, author: str, seq: int) -> bool:
-        """Whether a linked peer, as far as we know, lacks an update and would have it from us."""
+    def on_request_failed(self, key: str, author: str, seq: int, now: float) -> None:
+        """Record that this peer cannot deliver an update that was requested from it."""
+        self.requests.on_failed(key, author, seq, now)
+
+    def on_goodbye(self, key: str, now: float) -> None:
+        """Record that one side of this link said goodbye."""
+        if link := self.links.get(key):
+            link.leaving_since = link.leaving_since or now
+
+    def decline(self, key: str, author: str, seq: int) -> None:
+        """Decline this peer's push in the next State; from then on it only announces new updates."""
         link = self.links.get(key)
-        return (
-            link is not None and max(link.vector.get(author, 0), link.spared.get(author, 0)) < seq
+        if link is not None and len(link.to_decline) < MAX_DECLINED:
+            link.eager = False
+            link.to_decline[author] = max(seq, link.to_decline.get(author, 0))
+
+    # ---- queries
+
+    def needs(self, key: str, author: str, seq: int) -> bool:
+        """Return whether a linked peer, as far as is known, lacks an update and has not declined it."""
+        link = self.links.get(key)
+        if link is None:
+            return False
+        return max(link.vector.get(author, 0), link.declined.get(author, 0)) < seq
+
+    @property
+    def updates_behind(self) -> int:
+        """Count the updates that the peers together have and this machine lacks."""
+        newest: dict[str, int] = {}
+        for link in list(self.links.values()):  # copies: other threads call this, too
+            for author, seq in list(link.vector.items()):
+                newest[author] = max(seq, newest.get(author, 0))
+        return sum(max(0, seq - self.vector.get(author, 0)) for author, seq in newest.items())
+
+    @property
+    def is_converged(self) -> bool:
+        """Return whether every linked peer is complete and has exactly what this machine has.
+
+        It is True when there is no link.
+        """
+        links = list(self.links.values())
+        return all(
+            link.has_state and link.complete and link.vector == self.vector for link in links
         )
 
-    def arriving(self, key: str, author: str, seq: int, now: float) -> None:
-        """Bytes of an update have come from this peer."""
-        if seq > self.vector.get(author, 0):
-            self.asking.arriving(key, author, seq, now)
+    def needs_snapshot(self, now: float) -> bool:
+        """Return whether only a snapshot helps: no linked peer has had the next missing update for a while."""
+        return self.wants_updates and self.requests.needs_snapshot(now)
 
-    def waiting(self, author: str, seq: int) -> None:
-        """An update is whole here and waits for its author's earlier ones."""
-        self.asking.waiting(author, seq)
+    def sample_heads(self, count: int) -> list[tuple[str, int]]:
+        """Return (author, last seq) of up to `count` random authors in our ledger."""
+        return self._random.sample(sorted(self.vector.items()), min(count, len(self.vector)))
 
-    def failed(self, key: str, author: str, seq: int, now: float) -> None:
-        """This peer cannot give us that update after all."""
-        self.asking.failed(key, author, seq, now)
+    # ---- decisions
 
-    def ban(self, author: str) -> None:
-        self.asking.banned.add(author)
+    def next_actions(self, now: float) -> list[Action]:
+        """Return the actions that are due, and schedule the next ones.
 
-    def parting(self, key: str, now: float) -> None:
-        """One side of this link said goodbye."""
-        if link := self.links.get(key):
-            link.leaving = link.leaving or now
-
-    def ruled(
-        self,
-        vector: dict[str, int],
-        clamped: Callable[[dict], dict],
-        out: Callable[[str, int], bool],
-        now: float,
-    ) -> None:
-        """A verdict took updates out: our ledger is at `vector` now, and of what peers have only `clamped` counts."""
-        self.vector = dict(vector)
-        for link in self.links.values():
-            link.vector = clamped(link.vector)
-            link.whole_at, link.stale = (
-                now,
-                True,
-            )  # what no longer counts cannot be told as what changed
-        self.asking.ruled(out)
-
-    # ---- what is known
-
-    @property
-    def behind(self) -> int:
-        """How many updates the peers have, taken together, that we lack."""
-        best: dict[str, int] = {}
-        for link in list(self.links.values()):  # other threads look too
-            for author, seq in list(link.vector.items()):
-                best[author] = max(seq, best.get(author, 0))
-        return sum(max(0, seq - self.vector.get(author, 0)) for author, seq in best.items())
-
-    @property
-    def settled(self) -> bool:
-        """Every linked peer publishes no more and has exactly what we have. True when there is none."""
-        links = list(self.links.values())
-        return all(link.spoke and link.complete and link.vector == self.vector for link in links)
-
-    def overtaken(self, now: float) -> bool:
-        """Whether what we lack next is kept by nobody we are linked to, and has not been for a while: only a snapshot
-        helps."""
-        return self.wanting and self.asking.overtaken(now)
-
-    # ---- what follows
-
-    def act(self, now: float) -> list[Action]:
+        Args:
+            now: The time in seconds.
+        """
         actions: list[Action] = [*self._pushes]
         self._pushes = []
         for link in list(self.links.values()):
-            if now >= link.heard + SILENCE:
-                actions.append(Drop(link.key, f"it said nothing for {SILENCE:.0f} seconds"))
-                link.heard = now  # once is enough
-            elif link.leaving is not None and now >= link.leaving + PARTING:
-                actions.append(Drop(link.key, "it was told goodbye and does not go"))
-                link.leaving = now
-            if (
-                now >= link.state_at
-                or link.spare
-                or (link.stale and now >= link.told + STATE_SOONEST)
-            ):
-                actions.append(TellState(link.key))
-                link.told, link.stale = now, False
-                link.state_at = now + STATE_EVERY * (0.75 + self._random.random() / 2)
-            if now >= link.peers_at:
-                link.peers_at = now + PEERS_EVERY
-                if others := self.circle.others(link.key, self.links):
-                    actions.append(TellPeers(link.key, others))
-        for key in self.circle.surplus(self.links.values(), now):
-            self.links[key].leaving = now
-            actions.append(Goodbye(key))
-        return (
-            actions + [Dial(peer) for peer in self.circle.dials(self.links, now)] + self._asks(now)
-        )
+            actions += self._link_actions(link, now)
+        for key in self.membership.choose_goodbyes(self.links.values(), now):
+            self.links[key].leaving_since = now
+            actions.append(SendGoodbye(key))
+        actions += [Dial(peer) for peer in self.membership.choose_dials(self.links, now)]
+        actions += self._update_requests(now)
+        return actions
 
-    def next_at(self, now: float) -> float:
-        """When `act` is worth calling again if no fact comes in before."""
-        times = [now + STATE_EVERY, self.asking.wake, self.circle.next_at(self.links, now)]
+    def _link_actions(self, link: LinkState, now: float) -> list[Action]:
+        """Return the actions that are due on one link."""
+        actions: list[Action] = []
+        if now >= link.last_received_at + PEER_TIMEOUT:
+            actions.append(Disconnect(link.key, f"it sent nothing for {PEER_TIMEOUT:.0f} seconds"))
+            link.last_received_at = now  # so that it is disconnected once
+        elif link.leaving_since is not None and now >= link.leaving_since + GOODBYE_TIMEOUT:
+            actions.append(Disconnect(link.key, "it did not leave after a goodbye"))
+            link.leaving_since = now
+        state_is_due = (
+            now >= link.next_state_at
+            or bool(link.to_decline)
+            or (link.has_news and now >= link.last_state_at + MIN_STATE_INTERVAL)
+        )
+        if state_is_due:
+            actions.append(SendState(link.key))
+            link.last_state_at = now
+            link.has_news = False
+            link.next_state_at = now + STATE_INTERVAL * (0.75 + self._random.random() / 2)
+        if now >= link.next_peers_at:
+            link.next_peers_at = now + PEERS_INTERVAL
+            if peers := self.membership.peers_to_share(link.key, self.links):
+                actions.append(SendPeers(link.key, peers))
+        return actions
+
+    def _update_requests(self, now: float) -> list[RequestUpdates]:
+        """Return the requests for missing updates; consecutive ones to one peer become one."""
+        self.requests.expire(self.vector, now)
+        merged: list[RequestUpdates] = []
+        if not self.wants_updates:
+            return merged
+        for to, author, seq in self.requests.choose_requests(self.links, self.vector, now):
+            self.links[to].eager = True
+            last = merged[-1] if merged else None
+            if last and (last.to, last.author, last.last) == (to, author, seq - 1):
+                merged[-1] = RequestUpdates(to, author, last.first, seq)
+            else:
+                merged.append(RequestUpdates(to, author, seq, seq))
+        return merged
+
+    def next_wakeup(self, now: float) -> float:
+        """Return when `next_actions` is worth calling again if no event occurs before, in seconds."""
+        times = [
+            now + STATE_INTERVAL,
+            self.requests.wake_at,
+            self.membership.next_wakeup(self.links, now),
+        ]
         for link in self.links.values():
-            times += [link.heard + SILENCE, link.state_at, link.peers_at]
-            if link.stale:
-                times.append(link.told + STATE_SOONEST)
-        times += [flight.deadline for flight in self.asking.flights.values()]
+            times += [link.last_received_at + PEER_TIMEOUT, link.next_state_at, link.next_peers_at]
+            if link.has_news:
+                times.append(link.last_state_at + MIN_STATE_INTERVAL)
+        times += [incoming.deadline for incoming in self.requests.incoming.values()]
         return max(now, min(times))
 
-    def tell(self, key: str, now: float) -> PeerState | None:
-        """Our next State to this peer; what is in it counts as told. None once it is gone. Everything where it is time
-        and a message can hold it; else what changed, or as much of it as a message holds."""
-        if (link := self.links.get(key)) is None:
+    def build_state(self, key: str, now: float) -> PeerState | None:
+        """Build our next State to this peer, and record its contents as sent.
+
+        Args:
+            key: The peer's key.
+            now: The time in seconds.
+
+        Returns:
+            A full State if one is due and fits into a message; else the changes, or as many of them as a message
+            holds. None if the peer is not connected.
+        """
+        link = self.links.get(key)
+        if link is None:
             return None
-        whole = now >= link.whole_at
-        every = self.vector if whole else link.changed
-        some = [*every] if len(every) <= MAX_TOLD else self._random.sample(sorted(every), MAX_TOLD)
-        stands, anchor = next(reversed(self.anchors.items()), (None, None))
+        full_is_due = now >= link.next_full_state_at
+        authors = self.vector if full_is_due else link.changed_authors
+        if len(authors) <= MAX_STATE_AUTHORS:
+            sent = [*authors]
+        else:
+            sent = self._random.sample(sorted(authors), MAX_STATE_AUTHORS)
+        anchor_vector, anchor_digest = next(reversed(self.anchor_digests.items()), (None, None))
         state = PeerState.model_construct(
-            vector={author: self.vector[author] for author in some if author in self.vector},
-            pruned={author: self.gone[author] for author in some if author in self.gone},
-            full=whole and len(some) == len(every),
-            declined=link.spare,
+            vector={author: self.vector[author] for author in sent if author in self.vector},
+            pruned={author: self.pruned[author] for author in sent if author in self.pruned},
+            full=full_is_due and len(sent) == len(authors),
+            declined=link.to_decline,
             links=len(self.links),
-            anchor_vector=stands,
-            anchor_digest=anchor,
+            anchor_vector=anchor_vector,
+            anchor_digest=anchor_digest,
             rate=self.rate,
             complete=self.complete,
         )
-        if whole:
-            link.whole_at = now + WHOLE_EVERY * (0.75 + self._random.random() / 2)
-        for author in some:
-            link.changed.pop(author, None)
-        link.spare, link.stale = {}, bool(link.changed)
+        if full_is_due:
+            link.next_full_state_at = now + FULL_STATE_INTERVAL * (0.75 + self._random.random() / 2)
+        for author in sent:
+            link.changed_authors.pop(author, None)
+        link.to_decline = {}
+        link.has_news = bool(link.changed_authors)
         return state
 
-    def _compare(self, link: Linked) -> None:
-        if link.stands and (ours := self.anchors.get(link.stands)):
-            link.agrees = ours == link.anchor
-
-    def some(self, count: int) -> list[tuple[str, int]]:
-        """Some authors and their last updates here, ever others."""
-        return self._random.sample(sorted(self.vector.items()), min(count, len(self.vector)))
-
-    def _asks(self, now: float) -> list[Action]:
-        """Neighbouring seqs asked of one peer become one question."""
-        self.asking.lost(self.vector, now)
-        asks: list[Action] = []
-        for to, author, seq in (
-            self.asking.asks(self.links, self.vector, now) if self.wanting else ()
-        ):
-            self.links[to].eager = True
-            last = asks[-1] if asks else None
-            if isinstance(last, AskFor) and (last.to, last.author, last.last) == (
-                to,
-                author,
-                seq - 1,
-            ):
-                asks[-1] = AskFor(to, author, last.first, seq)
-            else:
-                asks.append(AskFor(to, author, seq, seq))
-        return asks
+    def _compare_anchors(self, link: LinkState) -> None:
+        """Compare a peer's anchor with ours, if ours has been at the same vector."""
+        if link.anchor_vector is None:
+            return
+        ours = self.anchor_digests.get(link.anchor_vector)
+        if ours is not None:
+            link.anchor_agrees = ours == link.anchor_digest

@@ -1,10 +1,12 @@
-"""Whom to know, whom to be linked to and whom to let go: a bounded circle of links out of all peers heard of. Pure.
+"""Membership of the overlay: which peers to know, which to dial and which links to close. Pure.
 
-After HyParView (Leitão, Pereira and Rodrigues, DSN 2007), simpler: its active view are the links, its passive one is
-`known`. A machine dials until it has WANTED links, and one more now and then, taken at random: a swarm that was cut in
-two, each half content with itself, grows together again. Above MOST it says goodbye to some who have others; a peer
-with few links is kept, for it may reach nobody else. What peers say of third ones is hearsay and never overrides what
-a coordinator, or the peer itself, said.
+Follows HyParView (Leitão, Pereira and Rodrigues, DSN 2007, sections 4.1 to 4.4), simplified: its active view is
+the set of links, its passive view is `PartialView.passive`. A machine dials until it has TARGET_LINKS links. Now
+and then it dials one more, chosen at random, so that two halves of a partitioned swarm that are both content with
+their links grow together again. Above MAX_LINKS it says goodbye to peers that have other links; peers with few
+links stay, because they may reach nobody else.
+
+What one peer reports about another is hearsay: it never overrides what a coordinator or the peer itself reported.
 """
 
 import math
@@ -15,22 +17,30 @@ from typing import Protocol
 
 from barnraise.protocol.messages import Peer
 
-WANTED = 8  # links we go and look for
-MOST = 12  # links above which we let some go
-FEW = 3  # links of a peer that is not let go: it may reach nobody else
-SETTLED = 5.0  # seconds before a link may be let go
-EXPLORE = 60.0  # seconds between two links more than WANTED, ± a half
-LATER = 120.0  # who let us go, or was let go, is not dialled again this long
-REDIAL_FIRST, REDIAL_MOST = 0.5, 30.0
-POLITE = 0.7  # the larger key waits this long with its first dial, so that two do not dial each other at once
-MAX_KNOWN = 1000
-MAX_SPOKEN_OF = 32  # peers in one answer about others
-FORGET_AFTER = 8  # failed dials of a peer that only other peers speak of
+TARGET_LINKS = 8  # a machine dials until it has this many links
+MAX_LINKS = 12  # above this many links a machine closes some
+MIN_LINKS = 3  # a peer with at most this many links is never asked to leave
+MIN_LINK_AGE = 5.0  # seconds that a link lasts at least before this machine closes it
+EXPLORE_INTERVAL = 60.0  # seconds between two links beyond TARGET_LINKS, ± a half
+REDIAL_AFTER_GOODBYE = 120.0  # seconds before redialling a peer after a goodbye, up to twice that
+REDIAL_MIN = 0.5  # seconds before the first redial after a failure or a lost link
+REDIAL_MAX = 30.0  # seconds between two redials at most
+TIE_BREAK_DELAY = 0.7  # seconds that the larger key waits, so that two peers do not dial each other
+MAX_PASSIVE = 1000  # peers in the passive view
+MAX_SHARED = 32  # peers in one message about others
+MAX_HEARSAY_FAILURES = 8  # failed dials after which a peer known by hearsay alone is forgotten
 
 
 @dataclass
-class Known:
-    """A peer we have heard of. `vouched`: by a coordinator or by itself, not only by others."""
+class KnownPeer:
+    """A peer of the passive view.
+
+    Attributes:
+        addresses: Where to dial it.
+        vouched: Whether a coordinator or the peer itself reported it, not only other peers.
+        next_dial: When it may be dialled next, in seconds.
+        failures: Failed dials since it was last connected.
+    """
 
     addresses: tuple[str, ...]
     vouched: bool
@@ -38,138 +48,195 @@ class Known:
     failures: int = 0
 
 
-class Tie(Protocol):
-    """What letting go looks at. `degree`: how many links the peer says it has; `leaving`: since when it is let go."""
+class PeerLink(Protocol):
+    """The part of a link that decides whether this machine closes it.
+
+    Attributes:
+        key: The peer's key.
+        connected_at: When the link was established, in seconds.
+        degree: How many links the peer reports to have.
+        eager: Whether new updates are pushed over the link (see `gossip`).
+        leaving_since: When one side said goodbye; None if neither did.
+    """
 
     key: str
-    since: float
+    connected_at: float
     degree: int
     eager: bool
-    leaving: float | None
+    leaving_since: float | None
 
 
-class Circle:
-    def __init__(self, key: str, seed: int):
+class PartialView:
+    """The peers that one machine knows, and when to dial which of them.
+
+    Args:
+        key: This machine's own key.
+        seed: Seed of the random choices.
+    """
+
+    def __init__(self, key: str, seed: int) -> None:
         self.key = key
-        self.known: dict[str, Known] = {}
+        self.passive: dict[str, KnownPeer] = {}
         self._random = random.Random(seed)
         self._dialling: set[str] = set()
-        self._explore = -math.inf  # when to look for one more
+        self._explore_at = -math.inf  # when to look for one link beyond TARGET_LINKS
 
-    # ---- facts
+    # ---- events
 
-    def introduce(self, peers: Iterable[Peer], now: float, vouched: bool = True) -> None:
-        """Peers to know of, from a coordinator or the peer itself (`vouched`), or hearsay, which never overrides."""
+    def add_peers(self, peers: Iterable[Peer], now: float, vouched: bool = True) -> None:
+        """Add peers to the passive view, or update their addresses.
+
+        Args:
+            peers: The peers, each with its addresses.
+            now: The time in seconds.
+            vouched: Whether a coordinator or the peer itself reported them. Otherwise they are hearsay, which
+                overrides only hearsay whose addresses have failed.
+        """
         for peer in peers:
-            known = self.known.get(peer.key)
-            if (
-                peer.key == self.key
-                or not peer.addresses
-                or (known is None and not self._makes_room(vouched))
-            ):
+            if peer.key == self.key or not peer.addresses:
                 continue
-            if known is None:
-                polite = POLITE * (1 + self._random.random()) if self.key > peer.key else 0.0
-                self.known[peer.key] = Known(tuple(peer.addresses), vouched, now + polite)
-            elif vouched or (not known.vouched and known.failures):
-                if tuple(peer.addresses) != known.addresses:
-                    known.failures, known.next_dial = 0, min(known.next_dial, now + REDIAL_FIRST)
-                known.addresses, known.vouched = tuple(peer.addresses), vouched or known.vouched
+            known = self.passive.get(peer.key)
+            if known is not None:
+                self._update_peer(known, tuple(peer.addresses), now, vouched)
+            elif self._make_room(vouched):
+                delay = (
+                    TIE_BREAK_DELAY * (1 + self._random.random()) if self.key > peer.key else 0.0
+                )
+                self.passive[peer.key] = KnownPeer(tuple(peer.addresses), vouched, now + delay)
 
-    def _makes_room(self, vouched: bool) -> bool:
-        """Whether one more may be known. Hearsay gives way to who is vouched for: else whoever tells us of enough
-        machines that do not exist would keep us from all that do."""
-        if len(self.known) < MAX_KNOWN:
-            return True
-        if vouched and (
-            least := next((key for key, known in self.known.items() if not known.vouched), None)
-        ):
-            del self.known[least]
-            return True
-        return False
+    @staticmethod
+    def _update_peer(
+        known: KnownPeer, addresses: tuple[str, ...], now: float, vouched: bool
+    ) -> None:
+        replaces = vouched or (not known.vouched and known.failures > 0)
+        if not replaces:
+            return
+        if addresses != known.addresses:
+            known.failures = 0
+            known.next_dial = min(known.next_dial, now + REDIAL_MIN)
+        known.addresses = addresses
+        known.vouched = vouched or known.vouched
 
-    def met(self, key: str) -> None:
-        """A link to it stands."""
-        if known := self.known.get(key):
+    def _make_room(self, vouched: bool) -> bool:
+        """Return whether one more peer fits, after removing one known by hearsay if necessary.
+
+        Only a vouched peer displaces another. Without that, a peer that reports enough machines that do not exist
+        would keep this machine from all that do.
+        """
+        if len(self.passive) < MAX_PASSIVE:
+            return True
+        if not vouched:
+            return False
+        hearsay = next((key for key, known in self.passive.items() if not known.vouched), None)
+        if hearsay is None:
+            return False
+        del self.passive[hearsay]
+        return True
+
+    def on_connected(self, key: str) -> None:
+        """Record that a link to this peer is established."""
+        if known := self.passive.get(key):
             known.failures = 0
         self._dialling.discard(key)
 
-    def lost(self, key: str, now: float, let_go: bool) -> None:
-        """The link to it is gone; `let_go`: one side had enough others."""
-        if known := self.known.get(key):
-            wait = LATER if let_go else REDIAL_FIRST
-            known.next_dial = now + wait * (1 + self._random.random())
+    def on_disconnected(self, key: str, now: float, said_goodbye: bool) -> None:
+        """Record that the link to this peer is gone.
 
-    def dial_failed(self, key: str, now: float, refused: bool = False) -> None:
-        """Nobody answered, or it would not have us (`refused`: try rarely)."""
+        Args:
+            key: The peer's key.
+            now: The time in seconds.
+            said_goodbye: Whether one side closed the link because it had enough others.
+        """
+        if known := self.passive.get(key):
+            delay = REDIAL_AFTER_GOODBYE if said_goodbye else REDIAL_MIN
+            known.next_dial = now + delay * (1 + self._random.random())
+
+    def on_dial_failed(self, key: str, now: float, refused: bool = False) -> None:
+        """Record that a dial failed and schedule the next one, with exponential backoff.
+
+        Args:
+            key: The peer's key.
+            now: The time in seconds.
+            refused: Whether the peer answered and refused the link; it is then dialled only rarely.
+        """
         self._dialling.discard(key)
-        known = self.known.get(key)
+        known = self.passive.get(key)
         if known is None:
             return
         known.failures += 1
-        if known.failures >= FORGET_AFTER and not known.vouched:
-            del self.known[key]
+        if known.failures >= MAX_HEARSAY_FAILURES and not known.vouched:
+            del self.passive[key]
             return
-        wait = (
-            REDIAL_MOST
-            if refused
-            else min(REDIAL_MOST, REDIAL_FIRST * 2 ** min(known.failures, 10))
-        )
-        known.next_dial = now + wait * (0.75 + self._random.random() / 2)
+        delay = REDIAL_MAX
+        if not refused:
+            delay = min(REDIAL_MAX, REDIAL_MIN * 2 ** min(known.failures, 10))
+        known.next_dial = now + delay * (0.75 + self._random.random() / 2)
 
-    # ---- what follows
+    # ---- decisions
 
-    def dials(self, links: Collection[str], now: float) -> list[Peer]:
-        """Whom to dial now."""
-        room = self._room(links, now)
+    def choose_dials(self, links: Collection[str], now: float) -> list[Peer]:
+        """Choose the peers to dial now and mark them as being dialled.
+
+        Args:
+            links: Keys of the peers that are connected.
+            now: The time in seconds.
+        """
+        room = self._count_dials(links, now)
         if room <= 0:
             return []
         due = [key for key, known in self._unlinked(links) if known.next_dial <= now]
         self._random.shuffle(due)
-        if len(links) < WANTED:
-            due.sort(key=lambda key: not self.known[key].vouched)
+        if len(links) < TARGET_LINKS:
+            due.sort(key=lambda key: not self.passive[key].vouched)
         chosen = due[:room]
         self._dialling |= {*chosen}
-        if chosen or now >= self._explore:
-            self._explore = now + EXPLORE * (0.5 + self._random.random())
-        return [Peer(key=key, addresses=list(self.known[key].addresses)) for key in chosen]
+        if chosen or now >= self._explore_at:
+            self._explore_at = now + EXPLORE_INTERVAL * (0.5 + self._random.random())
+        return [Peer(key=key, addresses=list(self.passive[key].addresses)) for key in chosen]
 
-    def surplus(self, links: Collection[Tie], now: float) -> list[str]:
-        """Whom to say goodbye to: at random, those first over whom no updates come."""
-        over = len(links) - MOST - sum(link.leaving is not None for link in links)
-        if over <= 0:
+    def choose_goodbyes(self, links: Collection[PeerLink], now: float) -> list[str]:
+        """Choose the peers to say goodbye to: at random, peers on lazy links first."""
+        excess = len(links) - MAX_LINKS - sum(link.leaving_since is not None for link in links)
+        if excess <= 0:
             return []
-        able = [
+        candidates = [
             link
             for link in links
-            if link.leaving is None and link.degree > FEW and now >= link.since + SETTLED
+            if link.leaving_since is None
+            and link.degree > MIN_LINKS
+            and now >= link.connected_at + MIN_LINK_AGE
         ]
-        self._random.shuffle(able)
-        able.sort(key=lambda link: link.eager)
-        return [link.key for link in able[:over]]
+        self._random.shuffle(candidates)
+        candidates.sort(key=lambda link: link.eager)
+        return [link.key for link in candidates[:excess]]
 
-    def others(self, key: str, links: Collection[str]) -> tuple[Peer, ...]:
-        """Some peers that are worth telling this one about: those we are linked to."""
-        keys = [k for k in links if k != key and k in self.known]
+    def peers_to_share(self, key: str, links: Collection[str]) -> tuple[Peer, ...]:
+        """Return some connected peers that the peer `key` may want to know."""
+        keys = [other for other in links if other != key and other in self.passive]
         self._random.shuffle(keys)
         return tuple(
-            Peer(key=k, addresses=list(self.known[k].addresses)) for k in keys[:MAX_SPOKEN_OF]
+            Peer(key=other, addresses=list(self.passive[other].addresses))
+            for other in keys[:MAX_SHARED]
         )
 
-    def next_at(self, links: Collection[str], now: float) -> float:
-        """When `dials` is worth calling again."""
-        if self._room(links, now) <= 0:
-            return self._explore if now < self._explore and len(links) < MOST else math.inf
+    def next_wakeup(self, links: Collection[str], now: float) -> float:
+        """Return when `choose_dials` is worth calling again, in seconds; inf if no time is."""
+        if self._count_dials(links, now) <= 0:
+            may_explore = now < self._explore_at and len(links) < MAX_LINKS
+            return self._explore_at if may_explore else math.inf
         return min((known.next_dial for _, known in self._unlinked(links)), default=math.inf)
 
-    def _unlinked(self, links: Collection[str]) -> list[tuple[str, Known]]:
+    def _unlinked(self, links: Collection[str]) -> list[tuple[str, KnownPeer]]:
+        """Return the known peers that are neither connected nor being dialled."""
         return [
             (key, known)
-            for key, known in self.known.items()
+            for key, known in self.passive.items()
             if key not in links and key not in self._dialling
         ]
 
-    def _room(self, links: Collection[str], now: float) -> int:
-        if len(links) < WANTED:
-            return WANTED - len(links) - len(self._dialling)
-        return 1 - len(self._dialling) if now >= self._explore and len(links) < MOST else 0
+    def _count_dials(self, links: Collection[str], now: float) -> int:
+        """Return how many more peers may be dialled now; not positive if none."""
+        if len(links) < TARGET_LINKS:
+            return TARGET_LINKS - len(links) - len(self._dialling)
+        explores = now >= self._explore_at and len(links) < MAX_LINKS
+        return 1 - len(self._dialling) if explores else 0

@@ -1,7 +1,9 @@
-"""What we lack, who has it, what is under way, and whom to ask for the rest: the asking half of `gossip`. Pure.
+"""Schedule requests for missing updates: what is missing, what is on its way, which peer to ask for the rest. Pure.
 
-Nobody is asked for what is coming: an update that was announced has a while to come along the tree, and one that is
-under way is waited for until its source stalls. Then somebody else is asked, for what is still missing of it.
+Updates that are on their way are not requested. An announced update has a grace period to arrive along the
+broadcast tree (see `gossip`), and an update whose transfer has started is waited for until its source stalls. Then
+another peer is asked for what is still missing of it. The timers correspond to those of Plumtree (Leitão, Pereira and
+Rodrigues, SRDS 2007, section 3.4).
 """
 
 import math
@@ -10,182 +12,260 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-GRACE, GRACE_MOST = (
-    1.0,
-    15.0,
-)  # seconds what was announced has to come along the tree; more where that has been slow
-ASKED = 5.0  # seconds for an answer to begin
-STALLED = 10.0  # seconds without a byte of an update that is under way
-SHUNNED = 20.0  # who did not deliver something is not asked for it again this long
-OVERTAKEN = (
-    10.0  # seconds for which nobody must have what we lack next, to believe that nobody will
-)
-WINDOW = 64  # updates of one author under way at once
-PER_LINK = 64  # updates asked of one peer at once
+MIN_GRACE = 1.0  # seconds for an announced update to arrive along the tree
+MAX_GRACE = 15.0  # seconds of that where the tree has been slow
+RESPONSE_TIMEOUT = 5.0  # seconds for the answer to a request to start
+STALL_TIMEOUT = 10.0  # seconds without a byte after which a transfer counts as failed
+RETRY_DELAY = 20.0  # seconds before a peer that failed to deliver an update is asked for it again
+SNAPSHOT_DELAY = 10.0  # seconds without any source of an update before only a snapshot helps
+AUTHOR_WINDOW = 64  # updates of one author in transfer at once
+MAX_PER_PEER = 64  # updates requested from one peer at once
 
 
 @dataclass
-class Flight:
-    """An update on its way to us; nobody else is asked for it until `deadline`. `begun`: its header is here."""
+class IncomingUpdate:
+    """An update on its way to this machine.
+
+    Attributes:
+        source: Key of the peer that sends it; empty if it is here and waits for earlier ones.
+        deadline: When another peer may be asked for it, in seconds.
+        has_header: Whether its header has arrived.
+    """
 
     source: str
     deadline: float
-    begun: bool = False
+    has_header: bool = False
 
 
-class Holder(Protocol):
-    """A linked peer, as far as it matters who has what. `gone`: up to where it has the payloads no more."""
+class UpdateSource(Protocol):
+    """A linked peer as a source of updates.
+
+    Attributes:
+        key: The peer's key.
+        eager: Whether new updates are pushed over the link.
+        vector: Author → sequence number of the last update that the peer has.
+        pruned: Author → sequence number up to which the peer has removed the payloads.
+    """
 
     key: str
     eager: bool
     vector: dict[str, int]
-    gone: dict[str, int]
+    pruned: dict[str, int]
 
 
-class Asking:
-    def __init__(self, seed: int):
-        self.flights: dict[tuple[str, int], Flight] = {}
-        self.banned: set[str] = set()  # authors nothing more is taken of
-        self.wake = math.inf  # when an ask that waits for its grace is due
-        self._ahead: dict[
-            str, dict[str, None]
-        ] = {}  # author → links that may have more of it than we (ordered)
-        self._noticed: dict[str, dict[int, float]] = {}  # author → seq → when we first heard of it
-        self._nobody: dict[str, float] = {}  # author → since when nobody has what we lack next
-        self._shunned: dict[
-            tuple[str, str, int], float
-        ] = {}  # (peer, author, seq) asked in vain, until
+class RequestScheduler:
+    """The updates that are missing or on their way, and the requests for them.
+
+    Args:
+        seed: Seed of the random choices.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.incoming: dict[tuple[str, int], IncomingUpdate] = {}  # by author and seq
+        self.banned: set[str] = set()  # authors whose updates are refused
+        self.wake_at = math.inf  # when a request that waits for its grace period is due
+        # author → keys of the links that may have more of it than this machine (an ordered set)
+        self._ahead: dict[str, dict[str, None]] = {}
+        self._announced_at: dict[str, dict[int, float]] = {}  # author → seq → first announcement
+        # author → since when no linked peer has the payloads of its next missing update
+        self._unavailable_since: dict[str, float] = {}
+        # (peer, author, seq) of a failed request → until when it is not repeated
+        self._failed_until: dict[tuple[str, str, int], float] = {}
         self._lag = 0.0  # seconds between an update's announcement and its push, a running mean
         self._random = random.Random(seed)
 
-    # ---- facts
+    # ---- events
 
-    def begin(self) -> None:
-        self._ahead, self._nobody = {}, {}
+    def reset(self) -> None:
+        """Forget which peers are ahead; `on_vector` reports them again."""
+        self._ahead = {}
+        self._unavailable_since = {}
 
-    def notice(self, key: str, theirs: Mapping[str, int], mine: Mapping[str, int]) -> None:
-        """What this link says it has, against what we have."""
+    def on_vector(self, key: str, theirs: Mapping[str, int], ours: Mapping[str, int]) -> None:
+        """Compare what a peer reports to have with what this machine has.
+
+        Args:
+            key: The peer's key.
+            theirs: Author → sequence number at the peer; it may cover some authors only.
+            ours: Author → sequence number at this machine.
+        """
         for author, seq in theirs.items():
-            if seq > mine.get(author, 0):
+            if seq > ours.get(author, 0):
                 self._ahead.setdefault(author, {})[key] = None
 
-    def held(self, author: str, seq: int) -> None:
-        self.flights.pop((author, seq), None)
-        self._noticed.get(author, {}).pop(seq, None)
+    def on_stored(self, author: str, seq: int) -> None:
+        """Record that this update is in the ledger."""
+        self.incoming.pop((author, seq), None)
+        self._announced_at.get(author, {}).pop(seq, None)
 
-    def pushed(self, key: str, author: str, seq: int, now: float) -> bool:
-        """The header of an update we lack comes from this peer: whether its payloads should, too. Not while another
-        is in the middle of sending them."""
-        flight = self.flights.get((author, seq))
-        elsewhere = flight is not None and flight.source != key
-        if (noticed := self._noticed.get(author, {}).get(seq)) and (elsewhere or flight is None):
-            self._lag += 0.2 * (now - noticed - self._lag)
-        if elsewhere and flight.begun:
+    def on_header(self, key: str, author: str, seq: int, now: float) -> bool:
+        """Record that a peer sent the header of a missing update.
+
+        Returns:
+            Whether the peer should send the payloads, too. It should not while another peer is sending them.
+        """
+        incoming = self.incoming.get((author, seq))
+        is_elsewhere = incoming is not None and incoming.source != key
+        announced_at = self._announced_at.get(author, {}).get(seq)
+        if announced_at and (is_elsewhere or incoming is None):
+            self._lag += 0.2 * (now - announced_at - self._lag)
+        if incoming is not None and is_elsewhere and incoming.has_header:
             return False
-        self.arriving(key, author, seq, now)
+        self.on_payload_bytes(key, author, seq, now)
         return True
 
-    def arriving(self, key: str, author: str, seq: int, now: float) -> None:
-        """Bytes of it have come from this peer."""
-        self.flights[author, seq] = Flight(key, now + STALLED, begun=True)
+    def on_payload_bytes(self, key: str, author: str, seq: int, now: float) -> None:
+        """Record that bytes of this update have arrived from a peer."""
+        self.incoming[author, seq] = IncomingUpdate(key, now + STALL_TIMEOUT, has_header=True)
 
-    def waiting(self, author: str, seq: int) -> None:
-        """It is whole here and waits for its author's earlier ones."""
-        self.flights[author, seq] = Flight("", math.inf, begun=True)
+    def on_buffered(self, author: str, seq: int) -> None:
+        """Record that this update is complete here and waits for its author's earlier ones."""
+        self.incoming[author, seq] = IncomingUpdate("", math.inf, has_header=True)
 
-    def failed(self, key: str, author: str, seq: int, now: float) -> None:
-        """This peer cannot give us that update after all."""
-        self.flights.pop((author, seq), None)
-        self._shunned[key, author, seq] = now + SHUNNED
+    def on_failed(self, key: str, author: str, seq: int, now: float) -> None:
+        """Record that this peer cannot deliver this update."""
+        self.incoming.pop((author, seq), None)
+        self._failed_until[key, author, seq] = now + RETRY_DELAY
 
-    def void(self, key: str) -> None:
-        """What this peer had promised will not come."""
-        self.flights = {
-            what: flight for what, flight in self.flights.items() if flight.source != key
+    def on_disconnected(self, key: str) -> None:
+        """Forget the updates that were expected from this peer."""
+        self.incoming = {
+            identity: incoming
+            for identity, incoming in self.incoming.items()
+            if incoming.source != key
         }
 
-    def ruled(self, out: Callable[[str, int], bool]) -> None:
-        """Of what a verdict took out nothing is waited for."""
-        self.flights = {what: flight for what, flight in self.flights.items() if not out(*what)}
+    def cancel_retracted(self, is_retracted: Callable[[str, int], bool]) -> None:
+        """Stop waiting for updates that a verdict retracted.
 
-    # ---- what follows
+        Args:
+            is_retracted: Whether the update of an author and sequence number is retracted.
+        """
+        self.incoming = {
+            identity: incoming
+            for identity, incoming in self.incoming.items()
+            if not is_retracted(*identity)
+        }
 
-    def overtaken(self, now: float) -> bool:
-        return any(now >= since + OVERTAKEN for since in list(self._nobody.values()))
+    # ---- decisions
 
-    def lost(self, mine: Mapping[str, int], now: float) -> None:
-        """Who has begun an update and not gone on is not waited for any longer."""
-        for (author, seq), flight in list(self.flights.items()):
-            if now >= flight.deadline:
-                self.failed(flight.source, author, seq, now)
-            elif seq <= mine.get(author, 0):
-                del self.flights[author, seq]
-        self._shunned = {what: until for what, until in self._shunned.items() if until > now}
+    def needs_snapshot(self, now: float) -> bool:
+        """Return whether for a while no linked peer has had an author's next missing update."""
+        return any(
+            now >= since + SNAPSHOT_DELAY for since in list(self._unavailable_since.values())
+        )
 
-    def asks(
-        self, links: Mapping[str, Holder], mine: Mapping[str, int], now: float
+    def expire(self, ours: Mapping[str, int], now: float) -> None:
+        """Give up on transfers that have stalled, and on failures that are long enough ago.
+
+        Args:
+            ours: Author → sequence number at this machine.
+            now: The time in seconds.
+        """
+        for (author, seq), incoming in list(self.incoming.items()):
+            if now >= incoming.deadline:
+                self.on_failed(incoming.source, author, seq, now)
+            elif seq <= ours.get(author, 0):
+                del self.incoming[author, seq]
+        self._failed_until = {
+            request: until for request, until in self._failed_until.items() if until > now
+        }
+
+    def choose_requests(
+        self, links: Mapping[str, UpdateSource], ours: Mapping[str, int], now: float
     ) -> list[tuple[str, str, int]]:
-        """(peer, author, seq) to ask for now, each author's in order."""
-        self.wake = math.inf
+        """Choose the updates to request now and mark them as incoming.
+
+        Args:
+            links: The linked peers by key.
+            ours: Author → sequence number at this machine.
+            now: The time in seconds.
+
+        Returns:
+            (peer, author, seq) for each request, each author's in ascending order.
+        """
+        self.wake_at = math.inf
         if not self._ahead:
             return []
-        load = dict.fromkeys(links, 0)
-        for flight in self.flights.values():
-            if flight.source in load:
-                load[flight.source] += 1
-        pushing = any(link.eager for link in links.values())
-        grace = min(GRACE_MOST, max(GRACE, 4 * self._lag)) if pushing else 0.0
-        wanted: list[tuple[str, str, int]] = []
+        load = self._count_incoming(links)
+        grace = self._grace(links)
+        requests: list[tuple[str, str, int]] = []
         for author, keys in list(self._ahead.items()):
-            have = mine.get(author, 0)
-            able = [
+            last_stored = ours.get(author, 0)
+            sources = [
                 link
                 for key in keys
-                if (link := links.get(key)) and link.vector.get(author, 0) > have
+                if (link := links.get(key)) and link.vector.get(author, 0) > last_stored
             ]
-            if not able or author in self.banned:
-                for table in (self._ahead, self._noticed, self._nobody):
-                    table.pop(author, None)
-            elif all(link.gone.get(author, 0) > have for link in able):
-                self._nobody.setdefault(author, now)
+            if not sources or author in self.banned:
+                self._ahead.pop(author, None)
+                self._announced_at.pop(author, None)
+                self._unavailable_since.pop(author, None)
+            elif all(link.pruned.get(author, 0) > last_stored for link in sources):
+                self._unavailable_since.setdefault(author, now)
             else:
-                self._nobody.pop(author, None)
-                last = min(have + WINDOW, max(link.vector[author] for link in able))
-                wanted += self._of(author, range(have + 1, last + 1), able, load, grace, now)
-        return wanted
+                self._unavailable_since.pop(author, None)
+                last = min(
+                    last_stored + AUTHOR_WINDOW, max(link.vector[author] for link in sources)
+                )
+                ripe = self._ripe_updates(author, range(last_stored + 1, last + 1), grace, now)
+                requests += self._assign(author, ripe, sources, load, now)
+        return requests
 
-    def _of(
+    def _count_incoming(self, links: Mapping[str, UpdateSource]) -> dict[str, int]:
+        """Return how many updates are incoming from each linked peer, by key."""
+        load = dict.fromkeys(links, 0)
+        for incoming in self.incoming.values():
+            if incoming.source in load:
+                load[incoming.source] += 1
+        return load
+
+    def _grace(self, links: Mapping[str, UpdateSource]) -> float:
+        """Return how many seconds an announced update has to arrive before it is requested."""
+        if not any(link.eager for link in links.values()):
+            return 0.0
+        return min(MAX_GRACE, max(MIN_GRACE, 4 * self._lag))
+
+    def _ripe_updates(self, author: str, seqs: range, grace: float, now: float) -> list[int]:
+        """Return those updates of one author that are not incoming and past their grace period."""
+        announced_at = self._announced_at.setdefault(author, {})
+        ripe: list[int] = []
+        for seq in seqs:
+            if (author, seq) in self.incoming:
+                continue
+            ripe_at = announced_at.setdefault(seq, now) + grace
+            if ripe_at > now:
+                self.wake_at = min(self.wake_at, ripe_at)
+            else:
+                ripe.append(seq)
+        return ripe
+
+    def _assign(
         self,
         author: str,
-        seqs: range,
-        links: list[Holder],
+        seqs: list[int],
+        sources: list[UpdateSource],
         load: dict[str, int],
-        grace: float,
         now: float,
     ) -> list[tuple[str, str, int]]:
-        """What is missing of one author, not under way, and past its grace; of as few peers as can be."""
-        wanted = []
-        noticed = self._noticed.setdefault(author, {})
-        favourite = None
+        """Assign updates of one author to as few sources as possible; count them in `load`."""
+        requests: list[tuple[str, str, int]] = []
+        favourite: UpdateSource | None = None
         for seq in seqs:
-            if (author, seq) in self.flights:
-                continue
-            if (ripe := noticed.setdefault(seq, now) + grace) > now:
-                self.wake = min(self.wake, ripe)
-                continue
             holders = [
-                link for link in links if link.gone.get(author, 0) < seq <= link.vector[author]
+                link
+                for link in sources
+                if link.pruned.get(author, 0) < seq <= link.vector[author]
+                and load[link.key] < MAX_PER_PEER
             ]
-            holders = [link for link in holders if load[link.key] < PER_LINK]
-            able = [link for link in holders if (link.key, author, seq) not in self._shunned]
+            able = [link for link in holders if (link.key, author, seq) not in self._failed_until]
             if not able:
-                self.wake = min(
-                    [self.wake] + [self._shunned[link.key, author, seq] for link in holders]
-                )
+                retries = [self._failed_until[link.key, author, seq] for link in holders]
+                self.wake_at = min([self.wake_at, *retries])
                 continue
-            if favourite not in able:
+            if favourite is None or favourite not in able:
                 favourite = min(able, key=lambda link: (load[link.key], self._random.random()))
             load[favourite.key] += 1
-            self.flights[author, seq] = Flight(favourite.key, now + ASKED)
-            wanted.append((favourite.key, author, seq))
-        return wanted
+            self.incoming[author, seq] = IncomingUpdate(favourite.key, now + RESPONSE_TIMEOUT)
+            requests.append((favourite.key, author, seq))
+        return requests

@@ -1,9 +1,11 @@
-"""Whether those we are linked to take the same updates out as we do, and hold the same ones under the same numbers: a
-pure state machine beside gossip, which sees numbers alone.
+"""Compare verdict sets and log heads with linked peers, and send what differs (anti-entropy). Pure.
 
-Whose verdicts have another digest is told all of ours, now and then, until it says that it has them. It does the same,
-so that both end with the union. Where vector and verdicts are equal and the headers behind them are not, somebody
-forked: each shows the other its authors' last headers, and whoever sees two with one number has the proof.
+A peer whose verdict set has another digest is sent this machine's whole set, repeatedly, until it reports the same
+digest. The peer does the same, so that both end with the union. If version vector and verdicts are equal and the
+headers behind them are not, an author has forked: each peer sends the other its authors' last headers, and whoever
+receives two headers with one identity has the proof.
+
+Gossip (`gossip`) compares sequence numbers only; this module compares the contents behind them.
 """
 
 import math
@@ -11,71 +13,100 @@ from dataclasses import dataclass
 
 from barnraise.protocol.messages import PeerState
 
-AGAIN = 10.0  # seconds after which one that does not know our verdicts yet is told them again
-SHOWN = 3.0  # …and after which headers are compared again
-TWICE = 2  # States in a row that must differ: an update that is just coming in may be in one digest and not the other
+RESEND_INTERVAL = 10.0  # seconds before a peer that still reports other verdicts is sent ours again
+HEADS_INTERVAL = 3.0  # seconds before headers are compared again
+MIN_MISMATCHES = (
+    2  # consecutive States: an update that is just being stored may be in one digest only
+)
 
 
 @dataclass(frozen=True)
-class TellVerdicts:
+class SendVerdicts:
+    """Send all our verdicts to this peer."""
+
     to: str
 
 
 @dataclass(frozen=True)
-class ShowHeads:
+class SendHeads:
+    """Send our authors' last headers to this peer."""
+
     to: str
 
 
 @dataclass
-class Said:
-    """What a linked peer last said."""
+class PeerVerdicts:
+    """What a linked peer reported last.
+
+    Attributes:
+        verdicts: Digest of its verdict set; None for the empty set.
+        next_verdicts_at: When it may be sent our verdicts (again), in seconds.
+        mismatches: In how many consecutive States its headers differed from ours.
+        next_heads_at: When it may be sent our headers (again), in seconds.
+    """
 
     verdicts: str | None = None
-    tell_at: float = -math.inf  # when it may be told ours (again)
-    apart: int = 0  # how often in a row its headers were others than ours
-    show_at: float = -math.inf
+    next_verdicts_at: float = -math.inf
+    mismatches: int = 0
+    next_heads_at: float = -math.inf
 
 
-class Accord:
-    def __init__(self, verdicts: str | None):
-        self._verdicts = verdicts  # the digest of ours
-        self._said: dict[str, Said] = {}
+class VerdictSync:
+    """The verdict sets of the linked peers, compared with ours.
 
-    def told(self, key: str, state: PeerState, same: bool, heads: str) -> None:
-        """A peer's State. `same`: its vector is ours; `heads`: our headers' digest."""
-        said = self._said.setdefault(key, Said())
-        said.verdicts = state.verdicts_digest
-        apart = (
-            same
+    Args:
+        verdicts: Digest of our verdict set; None for the empty set.
+    """
+
+    def __init__(self, verdicts: str | None) -> None:
+        self._verdicts = verdicts
+        self._peers: dict[str, PeerVerdicts] = {}
+
+    def on_state(self, key: str, state: PeerState, same_vector: bool, heads: str) -> None:
+        """Record a peer's State.
+
+        Args:
+            key: The peer's key.
+            state: Its State.
+            same_vector: Whether its version vector equals ours.
+            heads: Digest of our authors' last headers.
+        """
+        peer = self._peers.setdefault(key, PeerVerdicts())
+        peer.verdicts = state.verdicts_digest
+        differs = (
+            same_vector
             and state.verdicts_digest == self._verdicts
             and state.heads_digest not in (None, heads)
         )
-        said.apart = said.apart + 1 if apart else 0
+        peer.mismatches = peer.mismatches + 1 if differs else 0
 
-    def ruled(self, verdicts: str | None) -> None:
-        """Ours are others now: whoever lacks them hears of it at once."""
+    def on_verdicts(self, verdicts: str | None) -> None:
+        """Record that our verdict set changed; peers with another set are sent ours at once."""
         self._verdicts = verdicts
-        for said in self._said.values():
-            said.tell_at = -math.inf
+        for peer in self._peers.values():
+            peer.next_verdicts_at = -math.inf
 
-    def left(self, key: str) -> None:
-        self._said.pop(key, None)
+    def on_disconnected(self, key: str) -> None:
+        """Forget a peer."""
+        self._peers.pop(key, None)
 
-    def agrees(self, key: str) -> bool:
-        """Whether this peer takes the same updates out as we do."""
-        return key in self._said and self._said[key].verdicts == self._verdicts
+    def has_same_verdicts(self, key: str) -> bool:
+        """Return whether this peer retracts the same updates as this machine."""
+        return key in self._peers and self._peers[key].verdicts == self._verdicts
 
-    def act(self, now: float) -> list[TellVerdicts | ShowHeads]:
-        actions: list[TellVerdicts | ShowHeads] = []
-        for key, said in self._said.items():
-            if (
-                self._verdicts is not None
-                and said.verdicts != self._verdicts
-                and now >= said.tell_at
-            ):
-                said.tell_at = now + AGAIN
-                actions.append(TellVerdicts(key))
-            if said.apart >= TWICE and now >= said.show_at:
-                said.show_at = now + SHOWN
-                actions.append(ShowHeads(key))
+    def next_actions(self, now: float) -> list[SendVerdicts | SendHeads]:
+        """Return what to send now and schedule when it may be sent again.
+
+        Args:
+            now: The time in seconds.
+        """
+        actions: list[SendVerdicts | SendHeads] = []
+        for key, peer in self._peers.items():
+            has_other_verdicts = self._verdicts is not None and peer.verdicts != self._verdicts
+            if has_other_verdicts and now >= peer.next_verdicts_at:
+                peer.next_verdicts_at = now + RESEND_INTERVAL
+                actions.append(SendVerdicts(key))
+            if peer.mismatches >= MIN_MISMATCHES and now >= peer.next_heads_at:
+                peer.next_heads_at = now + HEADS_INTERVAL
+                actions.append(SendHeads(key))
         return actions

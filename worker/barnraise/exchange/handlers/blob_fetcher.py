@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger.blob_store import Blobs, Growth
+from barnraise.exchange.ledger.blob_store import AppendResult, BlobStore
 from barnraise.exchange.network.connection import PIECE_BYTES, Connection
 from barnraise.protocol import messages
 
@@ -80,7 +80,9 @@ class _Fetch:
 
 
 class BlobFetcher:
-    def __init__(self, links: dict[str, Connection], blobs: Blobs, disk: Callable[..., Awaitable]):
+    def __init__(
+        self, links: dict[str, Connection], blobs: BlobStore, disk: Callable[..., Awaitable]
+    ):
         """`links` is the hub's own table, by key; `disk` runs a call beside the loop."""
         self._links, self._blobs, self._disk = links, blobs, disk
         self._fetches: dict[str, _Fetch] = {}
@@ -127,17 +129,19 @@ class BlobFetcher:
         fetch = self._fetches[part.digest]
         if part.total > fetch.wanted.at_most or fetch.wanted.size not in (None, part.total):
             raise MessageError(f"a blob of {part.total} bytes is not the one that was wanted")
-        growth = await self._disk(self._blobs.extend, part.digest, part.offset, payload, part.total)
+        growth = await self._disk(
+            self._blobs.append_piece, part.digest, part.offset, payload, part.total
+        )
         fresh = part.offset + len(payload) - fetch.have if part.offset <= fetch.have else 0
         if fresh > 0:
             fetch.have, fetch.came = fetch.have + fresh, fetch.came + fresh
             if known := self._sources.get(source):
                 known.sent(len(payload), asyncio.get_running_loop().time())
-        if growth is Growth.DAMAGED:
+        if growth is AppendResult.CORRUPT:
             fetch.have = 0
             self.missing(source, part.digest, asyncio.get_running_loop().time())
             raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")
-        if growth is Growth.WHOLE:
+        if growth is AppendResult.COMPLETE:
             fetch.whole = True
             self._ended(fetch)
 
@@ -151,7 +155,7 @@ class BlobFetcher:
     # ---- whom to ask
 
     def _begun(self, wanted: WantedBlob, holders: Mapping[str, Container[str]] | None) -> _Fetch:
-        have = self._blobs.started(wanted.digest)
+        have = self._blobs.partial_size(wanted.digest)
         fetch = self._fetches.setdefault(wanted.digest, _Fetch(wanted, have))
         fetch.users += 1
         fetch.holders = None if holders is None else holders[wanted.digest]
@@ -217,7 +221,7 @@ class BlobFetcher:
             source.moved = now
         fetch.source = key
         source.owes[fetch.wanted.digest] = fetch
-        fetch.have = self._blobs.started(fetch.wanted.digest)
+        fetch.have = self._blobs.partial_size(fetch.wanted.digest)
         self._links[key].send_message(
             messages.BlobRequest(digest=fetch.wanted.digest, offset=fetch.have)
         )

@@ -34,7 +34,7 @@ class BlobScrub:
             await asyncio.sleep(EACH)
             said = (
                 (update, part)
-                for _, update in self._ledger.since({})
+                for _, update in self._ledger.updates_since({})
                 for part in update.payload_parts
             )
             while few := list(islice(said, FEW)):
@@ -67,7 +67,7 @@ class BlobScrub:
                     log.error(
                         "%s, of update %d of %s, is damaged", path, update.seq, update.peer[:8]
                     )
-                    blobs.drop(name)
+                    blobs.delete(name)
                     damaged.add(name)
             except OSError as error:
                 log.warning("%s cannot be looked at: %s", path, error)
@@ -75,7 +75,7 @@ class BlobScrub:
 
     def _sound(self, name: str) -> bool:
         try:
-            return self._ledger.blobs.sound(name) is not None
+            return self._ledger.blobs.read_verified(name) is not None
         except OSError as error:  # a bad sector
             log.error("%s cannot be read: %s", self._ledger.blobs.path(name), error)
             return False

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from barnraise import __version__
 from barnraise.errors import MessageError, TicketError
-from barnraise.exchange.ledger.validation import Rules
+from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.framing import pack, unpack
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
@@ -23,7 +23,7 @@ class Handshake:
     def __init__(
         self,
         transport: Transport,
-        rules: Rules,
+        rules: UpdateRules,
         spec: str,
         incarnation: str,
         ticket: messages.Signed,
@@ -78,7 +78,7 @@ class Handshake:
             ticket,
             run=self.rules.run,
             peer=peer,
-            mirrors=self.rules.mirrors - self.rules.expelled,
+            mirrors=self.rules.mirrors - self.rules.expelled_mirrors,
             revoked=self.revoked,
             now=self._clock(),
             orphaned=self.orphaned,
@@ -98,7 +98,7 @@ class Handshake:
         """Whom a mirror's directive revokes. Raises MessageError."""
         directive = open_signed(signed, "directive", coordinator_messages.Directive)
         if (
-            signed.key not in self.rules.mirrors - self.rules.expelled
+            signed.key not in self.rules.mirrors - self.rules.expelled_mirrors
             or directive.run != self.rules.run
         ):
             raise MessageError("a directive is not by a mirror of this run")

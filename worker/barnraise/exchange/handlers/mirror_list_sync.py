@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from barnraise.errors import ListError
-from barnraise.exchange.ledger.validation import Rules
+from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.connection import Connection
 from barnraise.protocol.messages import PeerState
 from barnraise.protocol.mirror_list import (
@@ -29,13 +29,13 @@ AGAIN = 30.0  # seconds after which a peer that still has an older list is told 
 
 
 class Ruled(Protocol):
-    rules: Rules
+    rules: UpdateRules
 
 
 class MirrorListSync:
     def __init__(
         self,
-        rules: Rules,
+        rules: UpdateRules,
         links: Mapping[str, Connection],
         clock: Callable[[], float],
         ruled: Sequence[Ruled],
@@ -87,7 +87,9 @@ class MirrorListSync:
         self.chain, self.version = chain, newest.version
         rules = self._base
         if rules.mirrors & newest.keys:
-            rules = replace(rules, mirrors=rules.mirrors | newest.keys, expelled=newest.expelled)
+            rules = replace(
+                rules, mirrors=rules.mirrors | newest.keys, expelled_mirrors=newest.expelled
+            )
         for each in self._ruled:
             each.rules = rules
         for link in self._links.values():

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.retention import budget
+from barnraise.exchange.ledger.retention import payload_budget
 
 log = logging.getLogger("barnraise.exchange")
 
@@ -33,7 +33,7 @@ class Pruner:
             key,
             archive,
         )
-        self._most = budget(shutil.disk_usage(ledger.blobs.folder).free)
+        self._most = payload_budget(shutil.disk_usage(ledger.blobs.folder).free)
         self._taken: dict[str, int] = {}  # our own authors → up to where somebody else has had them
 
     async def prune(self, safe: Mapping[str, int]) -> None:
@@ -51,8 +51,8 @@ class Pruner:
         }
         gone = await self._disk(self._prune, may)
         for author, seq in gone.items():
-            self._gossip.pruned(author, seq)
+            self._gossip.on_pruned(author, seq)
 
     def _prune(self, may: Mapping[str, int]) -> dict[str, int]:
-        before = None if self._archive is None else self._ledger.horizon(self._archive)
+        before = None if self._archive is None else self._ledger.horizon_tokens(self._archive)
         return self._ledger.prune(self._most, may, before)

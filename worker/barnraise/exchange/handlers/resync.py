@@ -26,7 +26,7 @@ class Resync:
             not self._at_it
             and self.found is None
             and now >= self._next
-            and self._hub.gossip.overtaken(now)
+            and self._hub.gossip.needs_snapshot(now)
         )
 
     async def fetch(self) -> None:
@@ -36,7 +36,7 @@ class Resync:
                 "nobody keeps the updates that this machine lacks: taking a snapshot in their place"
             )
             found = await snapshots.fetch(self._hub, FETCH)
-            if found and self._hub.ledger.admits(found.cut.vector, found.verdicts):
+            if found and self._hub.ledger.can_rebase(found.cut.vector, found.verdicts):
                 self.found = found
         finally:
             self._at_it = False
@@ -46,7 +46,7 @@ class Resync:
         """The ledger begins again at what was found; updates wait until `Hub.begin`. False when it cannot after all."""
         found, self.found = self.found, None
         await self._hub.pause()
-        if found is None or not self._hub.ledger.admits(found.cut.vector, found.verdicts):
+        if found is None or not self._hub.ledger.can_rebase(found.cut.vector, found.verdicts):
             return False
         await self._hub.disk(
             self._hub.ledger.rebase, found.heads, found.cut.fragments, found.verdicts

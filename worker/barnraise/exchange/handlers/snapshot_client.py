@@ -17,11 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 from barnraise.errors import MessageError
 from barnraise.exchange.handlers.blob_fetcher import WantedBlob
 from barnraise.exchange.handlers.snapshot_server import PATIENCE, Proofs, blobs_of
-from barnraise.exchange.ledger.anchor import Holes, fragment_from
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.anchor import Retracted, fragment_from_bytes
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import Rules
-from barnraise.exchange.ledger.verdicts import Verdicts, believed
+from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.ledger.verdicts import VerdictSet, verify_proof
 from barnraise.protocol.messages import Signed, SnapshotManifest, Update
 from barnraise.protocol.signing import open_signed
 
@@ -49,20 +49,20 @@ class Snapshot:
     fragments: Sequence[torch.Tensor]
     heads: dict[str, Update]
     confirmed: bool
-    holes: Holes = field(default_factory=dict)
+    holes: Retracted = field(default_factory=dict)
 
 
 class Fetched(Sequence[torch.Tensor]):
     """Fragments that lie as blobs, read one at a time: a model may be larger than memory."""
 
-    def __init__(self, blobs: Blobs, digests: Sequence[str]):
+    def __init__(self, blobs: BlobStore, digests: Sequence[str]):
         self._blobs, self._digests = blobs, digests
 
     def __len__(self) -> int:
         return len(self._digests)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return fragment_from(self._blobs.read(self._digests[index]))
+        return fragment_from_bytes(self._blobs.read(self._digests[index]))
 
 
 def _alike(one: SnapshotManifest, other: SnapshotManifest) -> bool:
@@ -83,27 +83,27 @@ def read_heads(data: bytes, run: str, vector: dict[str, int]) -> list[tuple[Sign
     return heads
 
 
-def read_verdicts(data: bytes, rules: Rules, cut: SnapshotManifest) -> Verdicts:
+def read_verdicts(data: bytes, rules: UpdateRules, cut: SnapshotManifest) -> VerdictSet:
     """The verdicts that a blob of proofs proves, when they are those that the cut names. Raises MessageError."""
-    verdicts = Verdicts()
+    verdicts = VerdictSet()
     try:
         told = Proofs.model_validate_json(data)
     except ValidationError:
         raise MessageError("a snapshot's verdicts are not a list of proofs") from None
     for proof in (*told.rulings, *told.forks):
-        verdicts |= believed(proof, rules)
-    if verdicts.digest != cut.verdicts or verdicts.clamped(cut.vector) != cut.vector:
+        verdicts |= verify_proof(proof, rules)
+    if verdicts.digest != cut.verdicts or verdicts.clamp(cut.vector) != cut.vector:
         raise MessageError("a snapshot's verdicts are not those that it says it heeds")
     return verdicts
 
 
 def load_base_snapshot(ledger: Ledger) -> Snapshot | None:
     """The snapshot this ledger began at, read again from its blobs; None when it began at the run's start."""
-    if (base := ledger.base()) is None:
+    if (base := ledger.base_snapshot()) is None:
         return None
     heads, digests = base
     heads = {update.author: update for _, update in heads}
-    return Snapshot(Fetched(ledger.blobs, digests), heads, True, ledger.base_holes())
+    return Snapshot(Fetched(ledger.blobs, digests), heads, True, ledger.base_retracted())
 
 
 def chosen(answers: Iterable[tuple[str, SnapshotManifest]]) -> tuple[SnapshotManifest, int] | None:
@@ -141,19 +141,21 @@ class Found:
 
     cut: SnapshotManifest
     heads: list[tuple[Signed, Update]]
-    verdicts: Verdicts
+    verdicts: VerdictSet
     confirmed: bool
 
 
 async def join(hub, timeout: float) -> Snapshot | None:
     """Fetches a snapshot through `hub` and begins its ledger there; None when there is none to be had."""
     found = await fetch(hub, timeout)
-    if found is None or not hub.ledger.admits(found.cut.vector, found.verdicts):
+    if found is None or not hub.ledger.can_rebase(found.cut.vector, found.verdicts):
         return None
     hub.ledger.rebase(found.heads, found.cut.fragments, found.verdicts)
     fragments = Fetched(hub.ledger.blobs, found.cut.fragments)
     last = {update.author: update for _, update in found.heads}
-    return Snapshot(fragments, last, found.confirmed, found.verdicts.holes(found.cut.vector))
+    return Snapshot(
+        fragments, last, found.confirmed, found.verdicts.retracted_within(found.cut.vector)
+    )
 
 
 async def fetch(hub, timeout: float) -> Found | None:
@@ -218,8 +220,8 @@ async def fragment(hub, index: int, vector: dict[str, int], timeout: float) -> t
     blobs = hub.ledger.blobs
     if not await hub.fetcher.fetch([WantedBlob(name, size, size)], timeout, SLOW_LINE):
         return None
-    units = fragment_from(blobs.read(name))
-    blobs.drop(name)
+    units = fragment_from_bytes(blobs.read(name))
+    blobs.delete(name)
     return units
 
 
@@ -231,7 +233,7 @@ async def _first_cut(hub, end: float):
     next_ask, fresh_since = 0.0, None
     try:
         while (now := loop.time()) < end:
-            spoken = [peer for peer in hub.gossip.links.values() if peer.spoke]
+            spoken = [peer for peer in hub.gossip.links.values() if peer.has_state]
             ahead = sorted((p for p in spoken if p.vector), key=lambda p: -sum(p.vector.values()))
             for key, question in list(asking.items()):
                 if question.done():
@@ -287,7 +289,9 @@ class Witnesses:
         last = self._began + min(WITNESS, (end - self._began) / 3)  # time to fetch must be left
         while (now := loop.time()) < last and chosen(self._answers.values())[1] < 2:
             unmet = (
-                self._hub.gossip.circle.known.keys() - self._hub.links.keys() - self._asking.keys()
+                self._hub.gossip.membership.passive.keys()
+                - self._hub.links.keys()
+                - self._asking.keys()
             )
             quiet = all(task.done() for task in self._asking.values())
             if quiet and now > self._began + (ACQUAINTED if unmet else HEARD_OF):

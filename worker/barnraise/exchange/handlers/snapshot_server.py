@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 
 from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.ledger.anchor import Holes, fragment_bytes
-from barnraise.exchange.ledger.blob_store import Blobs
-from barnraise.exchange.ledger.diff import path
+from barnraise.exchange.ledger.anchor import Retracted, fragment_to_bytes
+from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.exchange.ledger.diff import updates_between
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.protocol.messages import SnapshotManifest, Update
@@ -40,7 +40,7 @@ class Frozen:
     """A copy of the anchor, made between two steps."""
 
     vector: dict[str, int]
-    holes: Holes
+    holes: Retracted
     fragments: Sequence[torch.Tensor]
 
 
@@ -58,7 +58,7 @@ class SnapshotServer:
 
     def __init__(self, ledger: Ledger):
         self._ledger = ledger
-        self.cuts = Blobs(ledger.blobs.folder.parent / "cuts", fresh=True)
+        self.cuts = BlobStore(ledger.blobs.folder.parent / "cuts", fresh=True)
         self._questions: list[Question] = []
         self._lately: list[tuple[float, SnapshotManifest]] = []
         self._copy: weakref.ref[Frozen] | None = (
@@ -94,8 +94,8 @@ class SnapshotServer:
             self._questions = [q for q in open_ones if q not in ripe]
         if not ripe:
             return None
-        holes = {author: dict(gone) for author, gone in anchor.holes.items()}
-        frozen = Frozen(vector, holes, anchor.frozen(self.cuts.folder))
+        holes = {author: dict(gone) for author, gone in anchor.retracted.items()}
+        frozen = Frozen(vector, holes, anchor.copy_fragments(self.cuts.folder))
         self._copy = weakref.ref(frozen)
         return frozen, ripe
 
@@ -105,7 +105,7 @@ class SnapshotServer:
         """Makes the cut at `vector` out of a copy, and its blobs. None when updates that must come out are not here,
         and when a verdict keeps out what it asks for."""
         verdicts = self._ledger.verdicts
-        vector = verdicts.clamped(frozen.vector) if vector is None else vector
+        vector = verdicts.clamp(frozen.vector) if vector is None else vector
         with self._lock:
             known = (
                 cut
@@ -115,11 +115,13 @@ class SnapshotServer:
             if made := next(known, None):
                 return made
         heads = [self._ledger.header(author, seq) for author, seq in sorted(vector.items())]
-        way = path(self._ledger, frozen.vector, frozen.holes, vector, verdicts.holes(vector))
+        way = updates_between(
+            self._ledger, frozen.vector, frozen.holes, vector, verdicts.retracted_within(vector)
+        )
         if (
             None in heads
             or way is None
-            or verdicts.clamped(vector) != vector
+            or verdicts.clamp(vector) != vector
             or not self._has_payloads(way)
         ):
             log.info("a peer asked for a cut that this machine cannot make")
@@ -131,10 +133,10 @@ class SnapshotServer:
                 part = update.fragments[index]
                 if not part.size:
                     continue
-                if (payload := self._ledger.blobs.sound(part.digest)) is None:
+                if (payload := self._ledger.blobs.read_verified(part.digest)) is None:
                     return None  # damaged: it is being repaired, and whoever asks asks again
                 units.add_(decode(payload, units.numel()), alpha=times)
-            digests.append(self.cuts.put(fragment_bytes(units)))
+            digests.append(self.cuts.store(fragment_to_bytes(units)))
         text = json.dumps([head.model_dump() for head in heads], separators=(",", ":"))
         rulings, forks = (
             list(verdicts.rulings.values()),
@@ -144,9 +146,9 @@ class SnapshotServer:
         cut = SnapshotManifest(
             vector=vector,
             fragments=digests,
-            heads=self.cuts.put(text.encode()),
+            heads=self.cuts.store(text.encode()),
             verdicts=verdicts.digest,
-            proofs=self.cuts.put(proofs.encode()) if verdicts.digest else None,
+            proofs=self.cuts.store(proofs.encode()) if verdicts.digest else None,
         )
         self._keep(cut, now)
         return cut
@@ -162,7 +164,7 @@ class SnapshotServer:
             self._lately = [*kept, (now, cut)]
             alive = {blob for _, c in self._lately for blob in blobs_of(c)}
         for blob in {blob for c in gone for blob in blobs_of(c)} - alive:
-            self.cuts.drop(blob)
+            self.cuts.delete(blob)
 
 
 def blobs_of(cut: SnapshotManifest) -> list[str]:

@@ -15,13 +15,13 @@ import torch
 
 from barnraise.errors import MessageError, StateError
 from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.gossip.gossip import AskFor, Gossip
-from barnraise.exchange.gossip.requests import WINDOW
-from barnraise.exchange.ledger.anchor import Withdrawal
-from barnraise.exchange.ledger.blob_store import Blobs, Growth
-from barnraise.exchange.ledger.diff import entry
+from barnraise.exchange.gossip.gossip import Gossip, RequestUpdates
+from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.ledger.anchor import Retraction
+from barnraise.exchange.ledger.blob_store import AppendResult, BlobStore
+from barnraise.exchange.ledger.diff import anchor_entry
 from barnraise.exchange.ledger.ledger import Ledger, Outcome
-from barnraise.exchange.ledger.validation import Rules, accept, check_payload
+from barnraise.exchange.ledger.validation import UpdateRules, decode_payload, validate_header
 from barnraise.exchange.ledger.verdicts import Fork
 from barnraise.protocol.messages import (
     BlobPart,
@@ -36,7 +36,7 @@ from barnraise.protocol.messages import (
 log = logging.getLogger("barnraise.exchange")
 
 PENDING = 512  # headers whose payloads, or predecessors, are awaited
-PENDING_OF_ONE = 2 * WINDOW  # …of one machine, in all its incarnations
+PENDING_OF_ONE = 2 * AUTHOR_WINDOW  # …of one machine, in all its incarnations
 STALE = 60.0  # seconds without a byte after which one makes room for others
 DECODED = 16 << 20  # bytes of integers kept from the check of payloads until the loop adds them
 
@@ -50,23 +50,23 @@ class ReceivedUpdate:
     `refetch(digest, size)` gets a payload from the others, waiting for it; whether it came. `units`: what its payloads
     decode to, where that is known already."""
 
-    header: Update | Withdrawal
+    header: Update | Retraction
     sizes: tuple[int, ...]
-    blobs: Blobs
+    blobs: BlobStore
     refetch: Callable[[str, int], bool] = lambda digest, size: False
     units: Units = ()
 
     @property
     def retracts(self) -> bool:
         """Whether it takes out what is in the anchor."""
-        return isinstance(self.header, Withdrawal) and self.header.times < 0
+        return isinstance(self.header, Retraction) and self.header.multiplier < 0
 
     def decode(self, index: int) -> torch.Tensor | None:
         """int32[size] units to add to fragment `index`; None where it says nothing of it. Raises StateError when the
         disk gives other bytes back, and nobody else has the right ones."""
         update, times = self.header, 1
-        if isinstance(update, Withdrawal):
-            update, times = update.update, update.times
+        if isinstance(update, Retraction):
+            update, times = update.update, update.multiplier
         part = update.fragments[index]
         if times == 0 or not part.size:
             return None
@@ -76,12 +76,14 @@ class ReceivedUpdate:
         return units if times > 0 else units.neg_()
 
     def _payload(self, update: Update, part: FragmentUpdate) -> bytes:
-        if (payload := self.blobs.sound(part.digest)) is not None:
+        if (payload := self.blobs.read_verified(part.digest)) is not None:
             return payload
         what = f"{self.blobs.path(part.digest)}, a part of update {update.seq} of {update.peer[:8]}, is damaged"
         log.error("%s: asking the others for it", what)
-        self.blobs.drop(part.digest)
-        payload = self.blobs.sound(part.digest) if self.refetch(part.digest, part.size) else None
+        self.blobs.delete(part.digest)
+        payload = (
+            self.blobs.read_verified(part.digest) if self.refetch(part.digest, part.size) else None
+        )
         if payload is None:
             raise StateError(f"{what}: join again from an empty folder")
         return payload
@@ -110,7 +112,12 @@ class Judge(Protocol):
 
 class UpdateReceiver:
     def __init__(
-        self, rules: Rules, ledger: Ledger, gossip: Gossip, disk: Callable[..., Awaitable], blame
+        self,
+        rules: UpdateRules,
+        ledger: Ledger,
+        gossip: Gossip,
+        disk: Callable[..., Awaitable],
+        blame,
     ):
         """`disk` runs a call beside the loop; `blame(peer, reason)` is told who passed on what nobody should."""
         self.rules, self._ledger, self._gossip, self._disk, self._blame = (
@@ -126,7 +133,7 @@ class UpdateReceiver:
         )  # set by whoever can wait
         self.court: Judge  # set by the court itself
         self.open = False  # whether whole updates go into the ledger (not while a snapshot is being fetched)
-        self._tickets = ledger.met.tickets()
+        self._tickets = ledger.peer_store.tickets()
         self._pending: dict[tuple[str, int], Pending] = {}
         self._wanted: dict[str, set[tuple[str, int]]] = {}
         self.turn = asyncio.Lock()  # one update is checked and entered at a time
@@ -147,7 +154,7 @@ class UpdateReceiver:
         """A peer showed its ticket: its updates can be accepted, and passed on."""
         if self._tickets.get(peer) != ticket:
             self._tickets[peer] = ticket
-            self._ledger.met.keep_ticket(peer, ticket)
+            self._ledger.peer_store.store_ticket(peer, ticket)
 
     def ticket(self, peer: str) -> Signed | None:
         return self._tickets.get(peer)
@@ -169,37 +176,37 @@ class UpdateReceiver:
         """Takes a header; returns the update if it is news. Raises MessageError for one nobody should pass on."""
         signed = push.header
         ticket = self._tickets.get(signed.key) or push.ticket
-        update = accept(signed, ticket, self.rules)
+        update = validate_header(signed, ticket, self.rules)
         self.met(update.peer, ticket)
         author, seq = update.author, update.seq
-        outcome = self._ledger.judge(signed, update)
-        if outcome is Outcome.BROKEN:
+        outcome = self._ledger.classify(signed, update)
+        if outcome is Outcome.WRONG_TOTAL:
             self._cut(author, f"its update {seq} does not continue its last")
             raise MessageError(
                 f"update {seq} of {update.peer[:8]} does not continue that author's last"
             )
-        if outcome is Outcome.KNOWN:
-            self._gossip.pushed(source, author, seq, now)
+        if outcome is Outcome.DUPLICATE:
+            self._gossip.on_update(source, author, seq, now)
         if outcome not in (Outcome.ADDED, Outcome.GAP):
             await self._strange(outcome, signed, update, source, now)
-            return update if outcome is Outcome.APART else None
+            return update if outcome is Outcome.DIVERGENT else None
         if pending := self._pending.get((author, seq)):
             if pending.signed.body == signed.body:
-                self._gossip.pushed(source, author, seq, now)
+                self._gossip.on_update(source, author, seq, now)
             else:
                 await self.court.take(Fork(one=pending.signed, other=signed, ticket=ticket))
             return None
-        if seq > self._ledger.head(author).seq + WINDOW or not self._room(update.peer, now):
-            self._gossip.spare(source, author, seq)
+        if seq > self._ledger.head(author).seq + AUTHOR_WINDOW or not self._room(update.peer, now):
+            self._gossip.decline(source, author, seq)
             return update  # it will be asked for when its turn comes
         blobs = self._ledger.blobs
-        blobs.hold(part.digest for part in update.fragments)
-        parts = [] if self._ledger.verdicts.out(author, seq) else update.fragments
+        blobs.pin(part.digest for part in update.fragments)
+        parts = [] if self._ledger.verdicts.is_retracted(author, seq) else update.fragments
         missing = {part.digest: part.size for part in parts if not blobs.has(part.digest)}
         self._pending[author, seq] = pending = Pending(signed, update, source, missing, now)
         for blob in missing:
             self._wanted.setdefault(blob, set()).add((author, seq))
-        self._gossip.pushed(source, author, seq, now)
+        self._gossip.on_update(source, author, seq, now)
         if not missing:
             await self._check(pending)
         return update
@@ -209,15 +216,15 @@ class UpdateReceiver:
     ) -> None:
         """A header that does not go in, and what that says of its author."""
         author, seq = update.author, update.seq
-        if outcome is Outcome.KNOWN:
+        if outcome is Outcome.DUPLICATE:
             await self.court.recalled(signed, update)
         elif outcome is Outcome.FORK:
-            if fork := self._ledger.fork(signed, update):
+            if fork := self._ledger.fork_proof(signed, update):
                 await self.court.take(fork)
         elif (
-            outcome is Outcome.APART
+            outcome is Outcome.DIVERGENT
         ):  # who holds it has the other half of a fork below it, or its author lies
-            self._gossip.failed(source, author, seq, now)
+            self._gossip.on_request_failed(source, author, seq, now)
             self.court.ask(source, author, seq - 1, seq - 1)
 
     def _room(self, peer: str, now: float) -> bool:
@@ -245,14 +252,14 @@ class UpdateReceiver:
             )
         for author, seq in needing:
             self._pending[author, seq].moved = now
-            self._gossip.arriving(source, author, seq, now)
+            self._gossip.on_payload_bytes(source, author, seq, now)
         async with self.turn:
             growth = await self._disk(
-                self._ledger.blobs.extend, part.digest, part.offset, payload, part.total
+                self._ledger.blobs.append_piece, part.digest, part.offset, payload, part.total
             )
-        if growth is Growth.DAMAGED:
+        if growth is AppendResult.CORRUPT:
             raise MessageError(f"the bytes of {part.digest[:8]} are not what their digest says")
-        if growth is Growth.WHOLE:
+        if growth is AppendResult.COMPLETE:
             for identity in self._wanted.pop(part.digest, set()):
                 pending = self._pending.get(identity)
                 if (
@@ -274,17 +281,17 @@ class UpdateReceiver:
             self._blame(pending.source, str(error))
             return
         pending.whole = True
-        self._gossip.waiting(update.author, update.seq)
+        self._gossip.on_update_buffered(update.author, update.seq)
         await self._enter(update.author)
 
     def _checked(self, update: Update, keep: bool) -> Units:
         """What an update's payloads decode to, if it is to be kept. Raises MessageError."""
-        if self._ledger.verdicts.out(update.author, update.seq):
+        if self._ledger.verdicts.is_retracted(update.author, update.seq):
             return ()
         units: list[torch.Tensor | None] = []
         for part, size in zip(update.fragments, self.rules.sizes, strict=True):
             said = (
-                check_payload(self._ledger.blobs.read(part.digest), part, size)
+                decode_payload(self._ledger.blobs.read(part.digest), part, size)
                 if part.size
                 else None
             )
@@ -316,29 +323,29 @@ class UpdateReceiver:
                     odd = outcome, pending
                     break
                 self.arrived.append(
-                    self.arrival(entry(pending.update, self._ledger.verdicts), pending.units)
+                    self.arrival(anchor_entry(pending.update, self._ledger.verdicts), pending.units)
                 )
-                self._gossip.holds(author, pending.update.seq)
+                self._gossip.on_local_update(author, pending.update.seq)
             head = self._ledger.head(author).seq
             for seq in [seq for who, seq in self._pending if who == author and seq <= head]:
                 self._forget(author, seq)
-        if odd and odd[0] is Outcome.BROKEN:
+        if odd and odd[0] is Outcome.WRONG_TOTAL:
             self._cut(author, f"its update {odd[1].update.seq} is broken")
         elif odd:
             now = asyncio.get_running_loop().time()
             await self._strange(odd[0], odd[1].signed, odd[1].update, odd[1].source, now)
 
-    def arrival(self, header: Update | Withdrawal, units: Units = ()) -> ReceivedUpdate:
+    def arrival(self, header: Update | Retraction, units: Units = ()) -> ReceivedUpdate:
         """A change, ready for the loop."""
         return ReceivedUpdate(header, self.rules.sizes, self._ledger.blobs, self.refetch, units)
 
     def ruled(self) -> None:
         """A verdict is heeded from now on: what waits here and is named by it is let go of."""
         for author, seq in list(self._pending):
-            if self._ledger.verdicts.out(author, seq):
+            if self._ledger.verdicts.is_retracted(author, seq):
                 self._forget(author, seq)
 
-    def questions(self, ask: AskFor) -> list[UpdateRequest | BlobRequest]:
+    def questions(self, ask: RequestUpdates) -> list[UpdateRequest | BlobRequest]:
         """Whole updates, or what is still missing of those that were interrupted."""
         whole: list[int] = []
         found: list[UpdateRequest | BlobRequest] = []
@@ -347,7 +354,7 @@ class UpdateReceiver:
             if missing is None:
                 whole.append(seq)
             found += [
-                BlobRequest(digest=each, offset=self._ledger.blobs.started(each))
+                BlobRequest(digest=each, offset=self._ledger.blobs.partial_size(each))
                 for each in missing or ()
             ]
         return (
@@ -359,17 +366,17 @@ class UpdateReceiver:
     def _cut(self, author: str, why: str) -> None:
         """Nothing more is taken of this author: every peer that sees the same bytes decides the same."""
         log.error("no more updates of %s (%s) are taken: %s", author[:8], author[-16:], why)
-        self._gossip.ban(author)
+        self._gossip.ban_author(author)
         for seq in [seq for who, seq in self._pending if who == author]:
             self._forget(author, seq)
 
     def _forget(self, author: str, seq: int) -> None:
         if (pending := self._pending.pop((author, seq), None)) is None:
             return
-        self._ledger.blobs.release(part.digest for part in pending.update.fragments)
+        self._ledger.blobs.unpin(part.digest for part in pending.update.fragments)
         for blob in pending.missing:
             if needing := self._wanted.get(blob):
                 needing.discard((author, seq))
                 if not needing:
                     del self._wanted[blob]
-                    self._ledger.blobs.abandon(blob)
+                    self._ledger.blobs.discard_partial(blob)

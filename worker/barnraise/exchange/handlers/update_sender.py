@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from barnraise.exchange.gossip.requests import WINDOW
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.connection import PIECE_BYTES, Frames
 from barnraise.exchange.network.framing import pack
@@ -14,8 +14,10 @@ def asked(ledger: Ledger, ask: messages.UpdateRequest) -> Iterable[int]:
     """The numbers of what a peer asks for, as far as it may be here; of headers alone the last first, as it knows an
     earlier one by the later."""
     if ask.headers:
-        return range(ask.last, max(ask.first, ask.last - WINDOW + 1) - 1, -1)
-    return range(ask.first, min(ask.last, ask.first + WINDOW - 1, ledger.head(ask.author).seq) + 1)
+        return range(ask.last, max(ask.first, ask.last - AUTHOR_WINDOW + 1) - 1, -1)
+    return range(
+        ask.first, min(ask.last, ask.first + AUTHOR_WINDOW - 1, ledger.head(ask.author).seq) + 1
+    )
 
 
 def update_frames(
@@ -31,7 +33,7 @@ def update_frames(
     if (signed := ledger.header(author, seq)) is None or (whole and not lacks()):
         return
     update = messages.Update.model_validate_json(signed.body)
-    whole = whole and not ledger.verdicts.out(author, seq)
+    whole = whole and not ledger.verdicts.is_retracted(author, seq)
     if whole and not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return
     yield pack(messages.UpdatePush(header=signed, ticket=ticket(update.peer)))
@@ -42,7 +44,7 @@ def update_frames(
             yield frame
 
 
-def blob_frames(shelves: list[Blobs], digest: str, offset: int) -> Frames:
+def blob_frames(shelves: list[BlobStore], digest: str, offset: int) -> Frames:
     """A blob from `offset` on, from whichever shelf has it; an empty one is one empty piece."""
     for blobs in shelves:
         if (total := blobs.size(digest)) is None:

@@ -16,15 +16,15 @@ from pydantic import ValidationError
 
 from barnraise.errors import MessageError
 from barnraise.exchange.gossip.gossip import Gossip
-from barnraise.exchange.gossip.requests import WINDOW
-from barnraise.exchange.gossip.verdict_sync import Accord, ShowHeads, TellVerdicts
+from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
+from barnraise.exchange.gossip.verdict_sync import SendHeads, SendVerdicts, VerdictSync
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
 from barnraise.exchange.handlers.update_receiver import UpdateReceiver
-from barnraise.exchange.ledger.anchor import Withdrawal
-from barnraise.exchange.ledger.diff import lacking, withdrawals
+from barnraise.exchange.ledger.anchor import Retraction
+from barnraise.exchange.ledger.diff import missing_headers, retractions
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.validation import Rules
-from barnraise.exchange.ledger.verdicts import Fork, Proof, Verdicts, believed
+from barnraise.exchange.ledger.validation import UpdateRules
+from barnraise.exchange.ledger.verdicts import Fork, Proof, VerdictSet, verify_proof
 from barnraise.exchange.network.connection import Connection
 from barnraise.protocol import messages
 from barnraise.protocol import verdicts as verdicts_module
@@ -43,7 +43,7 @@ VERDICT_FOLDER = "verdicts"  # that folder, beside the ledger
 class VerdictHandler:
     def __init__(
         self,
-        rules: Rules,
+        rules: UpdateRules,
         ledger: Ledger,
         gossip: Gossip,
         inbox: UpdateReceiver,
@@ -63,10 +63,10 @@ class VerdictHandler:
             fetcher,
         )
         self._links, self._disk, self._spawn, self._drop, self._cut = links, disk, spawn, drop, cut
-        self.accord = Accord(ledger.verdicts.digest)
+        self.accord = VerdictSync(ledger.verdicts.digest)
         self.waiting = 0  # updates that are to come out and whose payloads are not here
         self._held: dict[
-            str, Verdicts
+            str, VerdictSet
         ] = {}  # by digest: what waits for headers from before our base
         self._lines: dict[str, asyncio.Lock] = {}  # of one author withdrawals keep their order
         self._under_way: set[asyncio.Task] = set()
@@ -74,7 +74,7 @@ class VerdictHandler:
 
     async def take(self, proof: Proof, source: str | None = None) -> None:
         """A verdict or a fork, from a peer or from ourselves. Raises MessageError for what proves nothing."""
-        found = await self._disk(believed, proof, self.rules)
+        found = await self._disk(verify_proof, proof, self.rules)
         if (
             self._inbox.open
         ):  # before that there is nothing to take out, and the snapshot brings its own
@@ -82,37 +82,37 @@ class VerdictHandler:
 
     async def recalled(self, signed: messages.Signed, update: messages.Update) -> None:
         """A header that is not news: it may be one from before our base that a verdict waits for."""
-        if self._held and self._ledger.recall(signed, update):
+        if self._held and self._ledger.restore_header(signed, update):
             for found in list(self._held.values()):
                 await self._heed(found, None, asks=False)
 
     def ask(self, peer: str | None, author: str, first: int, last: int) -> None:
         """Asks one peer, or all, for an author's signed headers, the last first."""
         question = messages.UpdateRequest(
-            author=author, first=max(first, last - WINDOW + 1), last=last, headers=True
+            author=author, first=max(first, last - AUTHOR_WINDOW + 1), last=last, headers=True
         )
         for link in list(self._links.values()):
             if peer in (None, link.key):
                 link.send_message(question)
 
-    async def _heed(self, found: Verdicts, source: str | None, asks: bool = True) -> None:
+    async def _heed(self, found: VerdictSet, source: str | None, asks: bool = True) -> None:
         name = found.digest or ""
         async with self._inbox.turn:  # nothing goes in meanwhile
             verdicts = self._ledger.verdicts
-            if verdicts.covers(found) or not verdicts.has_room(found):
+            if verdicts.covers(found) or not verdicts.has_room_for(found):
                 self._held.pop(name, None)
                 return
-            lacks = await self._disk(lacking, self._ledger, found)
+            lacks = await self._disk(missing_headers, self._ledger, found)
             if not lacks:
                 self._held.pop(name, None)
-                before = await self._disk(self._ledger.rule, found)
-                self._ruled(found, await self._disk(withdrawals, self._ledger, *before))
+                before = await self._disk(self._ledger.apply_verdicts, found)
+                self._ruled(found, await self._disk(retractions, self._ledger, *before))
         if lacks and asks and len(self._held) < HELD:
             self._held[name] = found
             for author, first, last in lacks:
                 self.ask(source, author, first, last)
 
-    def _ruled(self, found: Verdicts, gone: list[Withdrawal]) -> None:
+    def _ruled(self, found: VerdictSet, gone: list[Retraction]) -> None:
         """What is heeded from now on, to everybody whom it concerns."""
         verdicts = self._ledger.verdicts
         for author, limit in found.limits.items():
@@ -136,9 +136,9 @@ class VerdictHandler:
                 [*updates],
             )
         now = asyncio.get_running_loop().time()
-        self._gossip.ruled(self._ledger.vector(), verdicts.clamped, verdicts.out, now)
+        self._gossip.on_verdicts(self._ledger.vector(), verdicts.clamp, verdicts.is_retracted, now)
         self._inbox.ruled()
-        self.accord.ruled(verdicts.digest)
+        self.accord.on_verdicts(verdicts.digest)
         self._cut(found.limits)
         for author, (seq, fork) in found.forks.items():
             self._expose(author, seq, fork)
@@ -155,7 +155,7 @@ class VerdictHandler:
         if (link := self._links.get(key)) and link.hello.incarnation == incarnation:
             self._drop(key, f"it signed two updates as number {seq}: nothing from there on counts")
 
-    def resume(self, gone: list[Withdrawal]) -> None:
+    def resume(self, gone: list[Retraction]) -> None:
         """What the anchor holds though a verdict took it out: it comes out again as its payloads are here."""
         for author in dict.fromkeys(each.update.author for each in gone):
             task = self._spawn(
@@ -169,10 +169,10 @@ class VerdictHandler:
         for task in self._under_way:
             task.cancel()
 
-    async def _withdraw(self, author: str, gone: list[Withdrawal]) -> None:
+    async def _withdraw(self, author: str, gone: list[Retraction]) -> None:
         async with self._lines.setdefault(author, asyncio.Lock()):
             for each in gone:
-                for part in each.update.fragments if each.times else ():
+                for part in each.update.fragments if each.multiplier else ():
                     if not self._ledger.blobs.has(part.digest):
                         await self._payload(each.update, part)
                 self._inbox.arrived.append(self._inbox.arrival(each))
@@ -201,7 +201,7 @@ class VerdictHandler:
         """A peer's State, without what no longer counts in it."""
         verdicts = self._ledger.verdicts
         return (
-            state.model_copy(update={"vector": verdicts.clamped(state.vector)})
+            state.model_copy(update={"vector": verdicts.clamp(state.vector)})
             if verdicts.limits
             else state
         )
@@ -210,24 +210,26 @@ class VerdictHandler:
         """…and whether it takes out and holds what we do, once gossip knows its vector."""
         theirs = self._gossip.links.get(key)
         same = theirs is not None and theirs.vector == self._gossip.vector
-        self.accord.told(key, state, same, self._ledger.summary)
+        self.accord.on_state(key, state, same, self._ledger.heads_digest)
 
     def act(self, now: float) -> None:
-        for action in self.accord.act(now):
+        for action in self.accord.next_actions(now):
             if (link := self._links.get(action.to)) is None:
                 continue
             match action:
-                case TellVerdicts():
+                case SendVerdicts():
                     for proof in self._ledger.verdicts.proofs():
                         link.send_message(proof)
-                case ShowHeads():
-                    for author, seq in self._gossip.some(HEADS):
+                case SendHeads():
+                    for author, seq in self._gossip.sample_heads(HEADS):
                         link.send_update(author, seq, whole=False)
 
     @property
     def settled(self) -> bool:
         """Whether all who are linked take out what we do, and nothing waits to be taken out."""
-        return not self.waiting and all(self.accord.agrees(key) for key in list(self._links))
+        return not self.waiting and all(
+            self.accord.has_same_verdicts(key) for key in list(self._links)
+        )
 
     async def mail(self) -> None:
         """What `barnraise verdict` left for the worker of its machine."""
@@ -248,5 +250,5 @@ class VerdictHandler:
             log.error("the verdict in %s is refused: %s", path, error)
             path.replace(path.with_suffix(".refused"))
             return
-        if self._ledger.verdicts.covers(Verdicts.of(ruling)):
+        if self._ledger.verdicts.covers(VerdictSet.from_proof(ruling)):
             path.unlink(missing_ok=True)

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.protocol.messages import Update
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, RunSpec
 
-Holes = Mapping[
+Retracted = Mapping[
     str, Mapping[int, int]
 ]  # author → number → tokens of updates that are out though later ones are in
-ALARM = 1 << 30  # a weight this loud (16.0) means the run has gone wrong
+DIVERGENCE_LIMIT = 1 << 30  # a weight this loud (16.0) means the run has gone wrong
 _BLOCK = 1 << 20  # elements worked on at a time…
 _CACHED = 1 << 15  # …and where that many wide integers would not stay in a core's cache
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -33,7 +33,7 @@ _SPREAD = (
 )
 
 
-def initial(fragment: Fragment, seed: int) -> torch.Tensor:
+def initial_weights(fragment: Fragment, seed: int) -> torch.Tensor:
     """int32[fragment.size] of initial weights; padding is zero.
 
     A "normal" slot's element i is the sum of the four 16-bit quarters of mix(key + i), centred and scaled to the slot's
@@ -60,7 +60,7 @@ def initial(fragment: Fragment, seed: int) -> torch.Tensor:
     return torch.from_numpy(units)
 
 
-def sketch(values: torch.Tensor) -> str:
+def compute_sketch(values: torch.Tensor) -> str:
     """Σ rⱼ·uⱼ mod 2⁶⁴ over int32[n] `values`, as 16 hex digits. Linear: the sketch of a sum is the sum of the sketches.
 
     rⱼ is odd, fixed, and looks random by position (a table's entry times a factor for each megabyte of positions).
@@ -81,7 +81,7 @@ def add_sketches(one: str, other: str, times: int = 1) -> str:
     return f"{(int(one, 16) + times * int(other, 16)) & _MASK:016x}"
 
 
-class Fragments(Protocol):
+class FragmentStorage(Protocol):
     """int32[n] a fragment, in index order. What is changed must be put back: a fragment may be a copy from disk."""
 
     def __len__(self) -> int: ...
@@ -94,16 +94,16 @@ class Fragments(Protocol):
 
 
 @dataclass(frozen=True)
-class Withdrawal:
+class Retraction:
     """An update that is not to be in the sum. `times`: what its integers are added by, -1, or 0 when they are not in.
 
     `single`: its author's later ones stay (or come). Else it is its author's last in the anchor, and `before` will be;
     None: nothing of that author is left."""
 
     update: Update
-    times: int
+    multiplier: int
     single: bool
-    before: Update | None = None
+    previous: Update | None = None
     tokens: int = 0  # that a single one is counted with, by the verdict
 
 
@@ -117,40 +117,40 @@ class Anchor:
     """
 
     def __init__(
-        self, fragments: Fragments, heads: dict[str, Update] | None = None, held: bool = True
+        self, fragments: FragmentStorage, heads: dict[str, Update] | None = None, held: bool = True
     ):
-        self.fragments, self.held = fragments, held
-        self.resume(heads or {}, {}, [])
+        self.fragments, self.in_memory = fragments, held
+        self.restore(heads or {}, {}, [])
 
-    def resume(self, heads: dict[str, Update], holes: Holes, sums: Sequence[str]) -> None:
+    def restore(self, heads: dict[str, Update], holes: Retracted, sums: Sequence[str]) -> None:
         """The fragments are there already, and hold this. `sums` empty: unknown."""
         self.heads = dict(heads)
-        self.holes = {author: dict(gone) for author, gone in holes.items()}
-        self.sums = list(sums) or None
+        self.retracted = {author: dict(gone) for author, gone in holes.items()}
+        self.expected_sketches = list(sums) or None
 
     @classmethod
-    def initial(cls, model: ModelSpec, seed: int) -> "Anchor":
-        made = cls([initial(fragment, seed) for fragment in model.fragments()])
-        made.sums = [sketch(fragment) for fragment in made.fragments]
+    def from_seed(cls, model: ModelSpec, seed: int) -> "Anchor":
+        made = cls([initial_weights(fragment, seed) for fragment in model.fragments()])
+        made.expected_sketches = [compute_sketch(fragment) for fragment in made.fragments]
         return made
 
-    def begin(
+    def load(
         self,
         fragments: Iterable[torch.Tensor],
         heads: dict[str, Update],
-        holes: Holes | None = None,
+        holes: Retracted | None = None,
     ) -> None:
         """Becomes what others, or the seed, say; one fragment after the other."""
         sums = []
         for index, units in enumerate(fragments):
-            sums.append(sketch(units))
+            sums.append(compute_sketch(units))
             self.fragments[index] = units
-        self.resume(heads, holes or {}, sums)
+        self.restore(heads, holes or {}, sums)
 
-    def frozen(self, folder: Path) -> Sequence[torch.Tensor]:
+    def copy_fragments(self, folder: Path) -> Sequence[torch.Tensor]:
         """The fragments as they are now: a copy in memory, or in a file of `folder` that goes with the copy, for an
         anchor that memory does not hold."""
-        if self.held:
+        if self.in_memory:
             return [fragment.clone() for fragment in self.fragments]
         return _Copied(folder, self.fragments)
 
@@ -162,19 +162,19 @@ class Anchor:
     def tokens(self) -> int:
         """Tokens that everybody spent on what is in here: the one clock all peers share."""
         return sum(head.total for head in self.heads.values()) - sum(
-            sum(gone.values()) for gone in self.holes.values()
+            sum(gone.values()) for gone in self.retracted.values()
         )
 
-    def add(self, index: int, units: torch.Tensor) -> None:
+    def add_units(self, index: int, units: torch.Tensor) -> None:
         """Adds int32 units to fragment `index`, mod 2**32. `note` the header once all fragments are in."""
         self.fragments[index] = self.fragments[index].add_(units)
 
-    def subtract(self, index: int, units: torch.Tensor) -> None:
+    def subtract_units(self, index: int, units: torch.Tensor) -> None:
         self.fragments[index] = self.fragments[index].sub_(units)
 
-    def note(self, header: Update | Withdrawal) -> None:
+    def record(self, header: Update | Retraction) -> None:
         """All fragments of this update are in, as its author's next; or they are out again."""
-        if isinstance(header, Withdrawal):
+        if isinstance(header, Retraction):
             self._withdrawn(header)
             return
         self._follow(header)
@@ -187,60 +187,64 @@ class Anchor:
         )
         self.heads[header.author] = header
 
-    def _withdrawn(self, gone: Withdrawal) -> None:
+    def _withdrawn(self, gone: Retraction) -> None:
         update, author = gone.update, gone.update.author
-        holes = self.holes.get(author, {})
+        holes = self.retracted.get(author, {})
         if gone.single:
             if author not in self.heads or update.seq > self.heads[author].seq:
                 self._follow(update)
-            self.holes[author] = holes | {update.seq: gone.tokens}
+            self.retracted[author] = holes | {update.seq: gone.tokens}
         else:
             assert self.heads[author].seq == update.seq, (
                 f"{author[:8]} {update.seq} is not its last"
             )
             left = {seq: tokens for seq, tokens in holes.items() if seq < update.seq}
-            self.holes.pop(author, None)
-            self.holes |= {author: left} if left else {}
-            if gone.before is None:
+            self.retracted.pop(author, None)
+            self.retracted |= {author: left} if left else {}
+            if gone.previous is None:
                 del self.heads[author]
             else:
-                self.heads[author] = gone.before
-        self._count(update, gone.times)
+                self.heads[author] = gone.previous
+        self._count(update, gone.multiplier)
 
     def _count(self, header: Update, times: int) -> None:
-        if self.sums is not None:
+        if self.expected_sketches is not None:
             for index, part in enumerate(header.fragments):
-                self.sums[index] = add_sketches(self.sums[index], part.sketch, times=times)
+                self.expected_sketches[index] = add_sketches(
+                    self.expected_sketches[index], part.sketch, times=times
+                )
 
     def digest(self) -> str:
         """BLAKE3 over all fragments in order, as little-endian int32: equal on peers with equal vectors."""
         hasher = blake3()
         for fragment in self.fragments:
-            hasher.update(fragment_bytes(fragment))
+            hasher.update(fragment_to_bytes(fragment))
         return hasher.hexdigest()
 
     def fragment_digest(self, index: int) -> str:
-        return blake3(fragment_bytes(self.fragments[index])).hexdigest()
+        return blake3(fragment_to_bytes(self.fragments[index])).hexdigest()
 
-    def sketch(self, index: int) -> str:
-        return sketch(self.fragments[index])
+    def fragment_sketch(self, index: int) -> str:
+        return compute_sketch(self.fragments[index])
 
     def checksum(self) -> str:
         """All fragments' sketches in one: the sum of them, each as often as its place says."""
-        sums = self.sums or [self.sketch(index) for index in range(len(self.fragments))]
+        sums = self.expected_sketches or [
+            self.fragment_sketch(index) for index in range(len(self.fragments))
+        ]
         total = "0" * 16
         for place, each in enumerate(sums, 1):
             total = add_sketches(total, each, times=2 * place - 1)
         return total
 
-    def sound(self, index: int, units: torch.Tensor | None = None) -> bool:
+    def is_intact(self, index: int, units: torch.Tensor | None = None) -> bool:
         """Whether a fragment (or `units`, in its place) has the sketch that its updates add up to. The lower halves are
         compared: a weight that wrapped around changes the upper one, a single damaged weight always the lower."""
-        assert self.sums is not None
-        found = self.sketch(index) if units is None else sketch(units)
-        return found[8:] == self.sums[index][8:]
+        assert self.expected_sketches is not None
+        found = self.fragment_sketch(index) if units is None else compute_sketch(units)
+        return found[8:] == self.expected_sketches[index][8:]
 
-    def loudest(self) -> int:
+    def largest_magnitude(self) -> int:
         """The largest |weight| in units, for the alarm over 2**30."""
         return max(max(int(f.max()), -int(f.min())) for f in self.fragments)
 
@@ -251,7 +255,7 @@ class _Copied(Sequence[torch.Tensor]):
     def __init__(self, folder: Path, fragments: Iterable[torch.Tensor]):
         self._file, self._sizes = tempfile.TemporaryFile(dir=folder), []  # noqa: SIM115 -- closed with the last reader
         for fragment in fragments:
-            self._file.write(fragment_bytes(fragment))
+            self._file.write(fragment_to_bytes(fragment))
             self._sizes.append(4 * fragment.numel())
 
     def __len__(self) -> int:
@@ -260,25 +264,25 @@ class _Copied(Sequence[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         index = range(len(self))[index]
         self._file.seek(sum(self._sizes[:index]))
-        return fragment_from(self._file.read(self._sizes[index]))
+        return fragment_from_bytes(self._file.read(self._sizes[index]))
 
 
-def fragment_bytes(fragment: torch.Tensor) -> memoryview:
+def fragment_to_bytes(fragment: torch.Tensor) -> memoryview:
     """int32[n] as little-endian bytes, without a copy where the machine is little-endian."""
     return memoryview(fragment.numpy().astype("<i4", copy=False)).cast("B")
 
 
-def fragment_from(data: bytes) -> torch.Tensor:
+def fragment_from_bytes(data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(data, "<i4").astype(np.int32))
 
 
-def beginning(spec: RunSpec, index: int, blobs: Blobs) -> torch.Tensor | None:
+def load_initial_fragment(spec: RunSpec, index: int, blobs: BlobStore) -> torch.Tensor | None:
     """int32 [n] that a fragment is before the first update: the seed's, or what the run takes over from another; None
     where that is not in `blobs`, or not sound."""
     if not spec.start.run:
-        return initial(spec.model.fragments()[index], spec.seed)
-    data = blobs.sound(spec.start.fragments[index])
-    return None if data is None else fragment_from(data)
+        return initial_weights(spec.model.fragments()[index], spec.seed)
+    data = blobs.read_verified(spec.start.fragments[index])
+    return None if data is None else fragment_from_bytes(data)
 
 
 @cache

@@ -15,46 +15,46 @@ import torch
 
 from barnraise.errors import DamageError
 from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.ledger.anchor import Anchor, beginning, fragment_from
-from barnraise.exchange.ledger.diff import path
+from barnraise.exchange.ledger.anchor import Anchor, fragment_from_bytes, load_initial_fragment
+from barnraise.exchange.ledger.diff import updates_between
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")
 
-EACH = 2.0  # seconds between two fragments, at least…
-SHARE = 0.005  # …and so that looking takes no more of the time
-FEW = 1000  # updates that are added up again here before peers are asked
+MIN_INTERVAL = 2.0  # seconds between two fragments, at least…
+TIME_SHARE = 0.005  # …and so that looking takes no more of the time
+MAX_LOCAL_UPDATES = 1000  # updates that are added up again here before peers are asked
 
 
 @dataclass
-class Findings:
+class ScrubFindings:
     """What became of looking, since this process began."""
 
     checked: int = 0  # fragments
-    found: int = 0  # …that were damaged
+    corrupted: int = 0  # …that were damaged
     repaired: int = 0  # …and are whole again
     damaged: str | None = None  # the one that is not
 
 
-class Audit:
+class AnchorScrub:
     def __init__(self, spec: RunSpec, ledger: Ledger):
         self._fragments, self._spec, self._ledger = spec.model.fragments(), spec, ledger
-        self.findings = Findings()
+        self.findings = ScrubFindings()
         self._next, self._at = 0, 0.0  # which fragment, and when (monotonic seconds)
 
-    def look(self, anchor: Anchor) -> int | None:
+    def check_next(self, anchor: Anchor) -> int | None:
         """The fragment that is damaged, of the one whose turn it is; None when it is sound or none is due. A damaged
         one stays due."""
         began = time.monotonic()
-        if anchor.sums is None or began < self._at or not len(anchor.fragments):
+        if anchor.expected_sketches is None or began < self._at or not len(anchor.fragments):
             return None
         index, findings = self._next % len(anchor.fragments), self.findings
         name = self._fragments[index].name
         sound = _sound(anchor, index)
         if not sound:
             if findings.damaged is None:
-                findings.found, findings.damaged = findings.found + 1, name
+                findings.corrupted, findings.damaged = findings.corrupted + 1, name
                 log.error("the anchor's %s is not what its ledger adds up to: repairing it", name)
             return index
         if findings.damaged is not None:
@@ -62,16 +62,16 @@ class Audit:
             log.warning("the anchor's %s is whole again", name)
         findings.checked += 1
         self._next, now = index + 1, time.monotonic()
-        self._at = now + max(EACH, (now - began) / SHARE)
+        self._at = now + max(MIN_INTERVAL, (now - began) / TIME_SHARE)
         return None
 
-    def mended(
+    def rebuild_fragment(
         self, anchor: Anchor, index: int, ask: Callable[[], torch.Tensor | None]
     ) -> torch.Tensor | None:
         """int32 [n] that fragment `index` must be; None when neither the ledger nor `ask`, which asks the peers, gives
         what has its sketch."""
         for make in (
-            lambda: self._added_up(anchor, index, FEW),
+            lambda: self._added_up(anchor, index, MAX_LOCAL_UPDATES),
             ask,
             lambda: self._added_up(anchor, index),
         ):
@@ -79,7 +79,7 @@ class Audit:
             if (
                 units is not None
                 and units.numel() == self._fragments[index].size
-                and anchor.sound(index, units)
+                and anchor.is_intact(index, units)
             ):
                 return units
         return None
@@ -87,26 +87,28 @@ class Audit:
     def _added_up(self, anchor: Anchor, index: int, most: int | None = None) -> torch.Tensor | None:
         """The fragment from its beginning and the payloads; None when they are more than `most`, or not all here."""
         ledger, blobs = self._ledger, self._ledger.blobs
-        if (base := ledger.base()) is None and ledger.base_heads():
+        if (base := ledger.base_snapshot()) is None and ledger.base_heads():
             return None  # its beginning was let go
         start = {update.author: update.seq for _, update in base[0]} if base else {}
         if most is not None and sum(anchor.vector.values()) - sum(start.values()) > most:
             return None
-        way = path(ledger, start, ledger.base_holes(), anchor.vector, anchor.holes)
+        way = updates_between(
+            ledger, start, ledger.base_retracted(), anchor.vector, anchor.retracted
+        )
         if way is None or not all(blobs.has(update.fragments[index].digest) for update, _ in way):
             return None
         if base is None:
-            if (units := beginning(self._spec, index, blobs)) is None:
+            if (units := load_initial_fragment(self._spec, index, blobs)) is None:
                 return None
-        elif (data := blobs.sound(base[1][index])) is not None:
-            units = fragment_from(data)
+        elif (data := blobs.read_verified(base[1][index])) is not None:
+            units = fragment_from_bytes(data)
         else:
             return None
         for update, times in way:
             part = update.fragments[index]
             if not part.size:
                 continue
-            if (payload := blobs.sound(part.digest)) is None:
+            if (payload := blobs.read_verified(part.digest)) is None:
                 return None
             units.add_(decode(payload, units.numel()), alpha=times)
         return units
@@ -114,7 +116,7 @@ class Audit:
 
 def _sound(anchor: Anchor, index: int) -> bool:
     try:
-        return anchor.sound(index)
+        return anchor.is_intact(index)
     except DamageError as error:  # a state on disk knows by itself
         log.error("%s", error)
         return False

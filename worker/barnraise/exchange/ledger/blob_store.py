@@ -18,22 +18,22 @@ from blake3 import blake3
 
 from barnraise.durable_io import move_into_place, sync_folder
 
-EMPTY = blake3(b"").hexdigest()  # the blob without bytes: always here, and no file
-KEPT = (
+EMPTY_DIGEST = blake3(b"").hexdigest()  # the blob without bytes: always here, and no file
+MAX_PARTIAL_AGE = (
     7 * 86400.0
 )  # seconds without a byte after which a blob that never got whole is swept at the next start
 _READ = 1 << 20  # bytes hashed at a time
 
 
-class Growth(Enum):
+class AppendResult(Enum):
     """What became of a blob that a piece was added to."""
 
-    MORE = "more"  # not whole yet
-    WHOLE = "whole"  # checked, fsynced, and under its name
-    DAMAGED = "damaged"  # all bytes came and are not what the digest says; thrown away
+    INCOMPLETE = "more"  # not whole yet
+    COMPLETE = "whole"  # checked, fsynced, and under its name
+    CORRUPT = "damaged"  # all bytes came and are not what the digest says; thrown away
 
 
-class Blobs:
+class BlobStore:
     def __init__(self, folder: Path, fresh: bool = False, sweep: bool = True):
         """`fresh`: empty to begin with, whatever was left there. `sweep` False: another process may be writing here,
         and what looks left over is not."""
@@ -50,7 +50,7 @@ class Blobs:
         for leftover in folder.glob("*/*.new"):
             leftover.unlink(missing_ok=True)
         for part in folder.glob("*/*.part"):
-            if part.stat().st_mtime < time.time() - KEPT:
+            if part.stat().st_mtime < time.time() - MAX_PARTIAL_AGE:
                 part.unlink(missing_ok=True)
 
     def path(self, digest: str) -> Path:
@@ -59,11 +59,11 @@ class Blobs:
         return self.folder / digest[:2] / digest
 
     def has(self, digest: str) -> bool:
-        return digest == EMPTY or self.path(digest).exists()
+        return digest == EMPTY_DIGEST or self.path(digest).exists()
 
     def size(self, digest: str) -> int | None:
         """Bytes, or None where there is no such blob."""
-        if digest == EMPTY:
+        if digest == EMPTY_DIGEST:
             return 0
         try:
             return self.path(digest).stat().st_size
@@ -72,18 +72,18 @@ class Blobs:
 
     def read(self, digest: str, offset: int = 0, size: int = -1) -> bytes:
         """`size` bytes from `offset` on (all by default). Raises FileNotFoundError."""
-        if digest == EMPTY:
+        if digest == EMPTY_DIGEST:
             return b""
         with self.path(digest).open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
-    def put(self, data: bytes | memoryview, hold: bool = False) -> str:
+    def store(self, data: bytes | memoryview, hold: bool = False) -> str:
         """Keeps bytes durably; returns their digest. What was here already is not written again. `hold`: until
         `release`, they are not let go."""
         digest = blake3(data).hexdigest()
         if hold:
-            self.hold([digest])
+            self.pin([digest])
         if not self.has(digest):
             self._keep(digest, data)
         return digest
@@ -99,7 +99,7 @@ class Blobs:
             fresh.unlink(missing_ok=True)
             raise
 
-    def sound(self, digest: str) -> bytes | None:
+    def read_verified(self, digest: str) -> bytes | None:
         """A blob's bytes, if they are here and what their name says."""
         try:
             data = self.read(digest)
@@ -115,64 +115,68 @@ class Blobs:
             sync_folder(self.folder)
         return path
 
-    def started(self, digest: str) -> int:
+    def partial_size(self, digest: str) -> int:
         """Bytes here of a blob that is still arriving."""
         try:
             return self._part(digest).stat().st_size
         except FileNotFoundError:
             return 0
 
-    def extend(self, digest: str, offset: int, data: bytes | memoryview, total: int) -> Growth:
+    def append_piece(
+        self, digest: str, offset: int, data: bytes | memoryview, total: int
+    ) -> AppendResult:
         """Adds a piece of a blob of `total` bytes. A piece that does not continue what is here is let go by."""
         with self._growing:
             return self._extend(digest, offset, data, total)
 
-    def _extend(self, digest: str, offset: int, data: bytes | memoryview, total: int) -> Growth:
+    def _extend(
+        self, digest: str, offset: int, data: bytes | memoryview, total: int
+    ) -> AppendResult:
         if self.has(digest):
-            return Growth.WHOLE
-        part, length = self._part(digest), self.started(digest)
+            return AppendResult.COMPLETE
+        part, length = self._part(digest), self.partial_size(digest)
         if (
             offset == length == 0 and len(data) == total
         ):  # whole in one piece, as most updates of small models are
             if blake3(data).hexdigest() != digest:
-                return Growth.DAMAGED
+                return AppendResult.CORRUPT
             self._keep(digest, data)
-            return Growth.WHOLE
+            return AppendResult.COMPLETE
         self._shelved(digest)
         if offset <= length < offset + len(data):
             with part.open("ab") as file:
                 file.write(data[length - offset :])
             length = offset + len(data)
         if length < total:
-            return Growth.MORE
+            return AppendResult.INCOMPLETE
         if length > total or _digest(part) != digest:
             part.unlink()
-            return Growth.DAMAGED
+            return AppendResult.CORRUPT
         move_into_place(part, self.path(digest))
-        return Growth.WHOLE
+        return AppendResult.COMPLETE
 
-    def drop(self, digest: str) -> None:
+    def delete(self, digest: str) -> None:
         """Forgets a blob, whole or in part."""
         self.path(digest).unlink(missing_ok=True)
         self._part(digest).unlink(missing_ok=True)
 
-    def hold(self, digests: Iterable[str]) -> None:
+    def pin(self, digests: Iterable[str]) -> None:
         """Keeps these from being let go, here or not, until they are released as often."""
         with self._growing:
             self._held.update(digests)
 
-    def release(self, digests: Iterable[str]) -> None:
+    def unpin(self, digests: Iterable[str]) -> None:
         with self._growing:
             self._held -= Counter(digests)
 
-    def let_go(self, digest: str) -> bool:
+    def remove_unless_pinned(self, digest: str) -> bool:
         """Forgets a whole blob unless somebody holds it; whether it did."""
         with self._growing:
             if not self._held[digest]:
                 self.path(digest).unlink(missing_ok=True)
             return not self._held[digest]
 
-    def abandon(self, digest: str) -> None:
+    def discard_partial(self, digest: str) -> None:
         """Forgets what has come of a blob that nobody waits for any more; a whole one stays."""
         with self._growing:
             self._part(digest).unlink(missing_ok=True)

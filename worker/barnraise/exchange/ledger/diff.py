@@ -6,19 +6,19 @@ covers. Nothing here changes anything.
 
 from collections.abc import Mapping
 
-from barnraise.exchange.ledger.anchor import Holes, Withdrawal
+from barnraise.exchange.ledger.anchor import Retracted, Retraction
 from barnraise.exchange.ledger.ledger import Ledger
-from barnraise.exchange.ledger.verdicts import Verdicts
+from barnraise.exchange.ledger.verdicts import VerdictSet
 from barnraise.protocol.messages import Update
 
 
-def entry(update: Update, verdicts: Verdicts) -> Update | Withdrawal:
+def anchor_entry(update: Update, verdicts: VerdictSet) -> Update | Retraction:
     """What an anchor is to note of its author's next update: the update, or that it stays out."""
     tokens = verdicts.singles.get(update.author, {}).get(update.seq)
-    return update if tokens is None else Withdrawal(update, 0, True, tokens=tokens)
+    return update if tokens is None else Retraction(update, 0, True, tokens=tokens)
 
 
-def withdrawals(ledger: Ledger, vector: Mapping[str, int], holes: Holes) -> list[Withdrawal]:
+def retractions(ledger: Ledger, vector: Mapping[str, int], holes: Retracted) -> list[Retraction]:
     """What must come out of an anchor at `vector` without `holes`, of each author from the last back."""
     found, verdicts = [], ledger.verdicts
     for author, last in vector.items():
@@ -28,19 +28,19 @@ def withdrawals(ledger: Ledger, vector: Mapping[str, int], holes: Holes) -> list
             assert update is not None and (before is not None or seq == 1), (
                 "headers first: see `lacking`"
             )
-            found.append(Withdrawal(update, 0 if seq in gone else -1, False, before))
+            found.append(Retraction(update, 0 if seq in gone else -1, False, before))
         for seq, tokens in verdicts.singles.get(author, {}).items():
             if seq <= limit and seq not in gone:
                 update = ledger.update(author, seq)
                 assert update is not None, "headers first: see `lacking`"
-                found.append(Withdrawal(update, -1, True, tokens=tokens))
+                found.append(Retraction(update, -1, True, tokens=tokens))
     return found
 
 
-def lacking(ledger: Ledger, found: Verdicts) -> list[tuple[str, int, int]]:
+def missing_headers(ledger: Ledger, found: VerdictSet) -> list[tuple[str, int, int]]:
     """(author, first, last) of headers from before the ledger's base without which `found` cannot be heeded."""
     lacks: list[tuple[str, int, int]] = []
-    merged, holes = ledger.verdicts | found, ledger.base_holes()
+    merged, holes = ledger.verdicts | found, ledger.base_retracted()
     for _, head in ledger.base_heads():
         author, limit = head.author, min(head.seq, merged.limits.get(head.author, head.seq))
         singles = set(merged.singles.get(author, {})) - set(holes.get(author, {}))
@@ -53,8 +53,12 @@ def lacking(ledger: Ledger, found: Verdicts) -> list[tuple[str, int, int]]:
     return lacks
 
 
-def path(
-    ledger: Ledger, start: Mapping[str, int], gone: Holes, end: Mapping[str, int], out: Holes
+def updates_between(
+    ledger: Ledger,
+    start: Mapping[str, int],
+    gone: Retracted,
+    end: Mapping[str, int],
+    out: Retracted,
 ) -> list[tuple[Update, int]] | None:
     """From an anchor at `start` without `gone` to one at `end` without `out`: (update, by how much it is added: 1 or
     -1). None when a header that it takes is not here."""

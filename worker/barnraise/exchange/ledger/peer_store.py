@@ -6,18 +6,18 @@ import threading
 from barnraise.protocol.messages import Peer, Signed
 from barnraise.sqlite import transaction
 
-PEERS = 200  # remembered
+MAX_PEERS = 200  # remembered
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tickets (peer TEXT PRIMARY KEY, signed TEXT);
 CREATE TABLE IF NOT EXISTS peers (place INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE, peer TEXT);
 """
 
 
-class Met:
+class PeerStore:
     def __init__(self, db: sqlite3.Connection, lock: threading.RLock):
         self._db, self._lock = db, lock
 
-    def keep_ticket(self, peer: str, ticket: Signed) -> None:
+    def store_ticket(self, peer: str, ticket: Signed) -> None:
         """Remembers an author's ticket: whoever gets its updates from here needs it to accept them."""
         with self._lock:
             self._db.execute(
@@ -29,14 +29,14 @@ class Met:
             rows = self._db.execute("SELECT peer, signed FROM tickets").fetchall()
         return {peer: Signed.model_validate_json(text) for peer, text in rows}
 
-    def keep_peer(self, peer: Peer) -> None:
+    def store_peer(self, peer: Peer) -> None:
         """Remembers where a peer was reached: who holds a ticket comes back through any one, whoever else is gone."""
         with self._lock, transaction(self._db):
             row = peer.key, peer.model_dump_json()
             self._db.execute("INSERT OR REPLACE INTO peers (key, peer) VALUES (?, ?)", row)
             self._db.execute(
                 "DELETE FROM peers WHERE place NOT IN (SELECT place FROM peers ORDER BY place DESC LIMIT ?)",
-                (PEERS,),
+                (MAX_PEERS,),
             )
 
     def peers(self) -> list[Peer]:

@@ -10,11 +10,11 @@ import sqlite3
 import threading
 from collections.abc import Mapping
 
-from barnraise.exchange.ledger.blob_store import Blobs
+from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.protocol.messages import Update
 
-SHARE = 0.1  # of the disk's free bytes that payloads may take…
-LEAST, MOST = 256 << 20, 20 << 30  # …but at least, and at most, so many
+DISK_SHARE = 0.1  # of the disk's free bytes that payloads may take…
+MIN_BUDGET_BYTES, MAX_BUDGET_BYTES = 256 << 20, 20 << 30  # …but at least, and at most, so many
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS payloads (place INTEGER PRIMARY KEY AUTOINCREMENT, author TEXT, seq INTEGER, bytes INTEGER,
                                      tokens INTEGER);
@@ -29,21 +29,23 @@ _NEEDED = (
 )
 
 
-def budget(free: int) -> int:
+def payload_budget(free: int) -> int:
     """Bytes of payloads that a machine keeps on a disk with so many bytes free."""
-    return min(MOST, max(LEAST, int(SHARE * free)))
+    return min(MAX_BUDGET_BYTES, max(MIN_BUDGET_BYTES, int(DISK_SHARE * free)))
 
 
 class Retention:
     """Works on the ledger's own database. What changes rows and says so is called within the ledger's transaction."""
 
-    def __init__(self, db: sqlite3.Connection, lock: threading.RLock, blobs: Blobs, sweep: bool):
+    def __init__(
+        self, db: sqlite3.Connection, lock: threading.RLock, blobs: BlobStore, sweep: bool
+    ):
         self._db, self._lock, self._blobs = db, lock, blobs
         if sweep:
-            self.sweep()
+            self.delete_files()
 
     @property
-    def bytes(self) -> int:
+    def payload_bytes(self) -> int:
         """That kept payloads take, shared ones counted again."""
         with self._lock:
             return self._db.execute("SELECT COALESCE(SUM(bytes), 0) FROM payloads").fetchone()[0]
@@ -55,7 +57,7 @@ class Retention:
 
     # ---- within the ledger's transaction
 
-    def add(self, update: Update, tokens: int) -> None:
+    def add_update(self, update: Update, tokens: int) -> None:
         """An update whose payloads are here; the ledger has `tokens` with it."""
         size = sum(part.size for part in update.fragments)
         row = (update.author, update.seq, size, tokens)
@@ -67,7 +69,7 @@ class Retention:
             "INSERT INTO payload_files VALUES (?, ?)", [(digest, place) for digest in files]
         )
 
-    def let_go(self, places: list[int]) -> None:
+    def mark_pruned(self, places: list[int]) -> None:
         """These rows' payloads are no longer said to be here. `sweep` removes the files."""
         for place in places:
             author, seq = self._db.execute(
@@ -84,15 +86,15 @@ class Retention:
                 (author, seq),
             )
 
-    def covered(self, vector: Mapping[str, int]) -> list[int]:
+    def rows_covered_by(self, vector: Mapping[str, int]) -> list[int]:
         """Rows that a snapshot at `vector` makes needless."""
         rows = self._db.execute("SELECT place, author, seq FROM payloads").fetchall()
         return [place for place, author, seq in rows if seq <= vector.get(author, 0)]
 
-    def surplus(self, most: int, safe: Mapping[str, int], before: int | None) -> list[int]:
+    def surplus_rows(self, most: int, safe: Mapping[str, int], before: int | None) -> list[int]:
         """The oldest rows beyond `most` bytes. Only such as are in a state on disk (`safe`: author → seq), as a restart
         needs the others, and, where `before` is given, only such as came in before the ledger had so many tokens."""
-        over = self.bytes - most
+        over = self.payload_bytes - most
         chosen: list[int] = []
         stopped: set[str] = (
             set()
@@ -114,11 +116,11 @@ class Retention:
 
     # ---- after it
 
-    def sweep(self) -> None:
+    def delete_files(self) -> None:
         """Removes the files of what was let go, but for those that some update still needs, or is about to."""
         with self._lock:
             going = [row[0] for row in self._db.execute("SELECT digest FROM going")]
             for digest in going:
                 needed = self._db.execute(_NEEDED, (digest,)).fetchone()
-                if needed or self._blobs.let_go(digest):
+                if needed or self._blobs.remove_unless_pinned(digest):
                     self._db.execute("DELETE FROM going WHERE digest=?", (digest,))

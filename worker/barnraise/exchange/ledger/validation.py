@@ -10,13 +10,15 @@ import torch
 
 from barnraise.errors import MessageError
 from barnraise.exchange.compression.codec import decode, payload_size
-from barnraise.exchange.ledger.anchor import sketch
-from barnraise.exchange.ledger.blob_store import EMPTY
+from barnraise.exchange.ledger.anchor import compute_sketch
+from barnraise.exchange.ledger.blob_store import EMPTY_DIGEST
 from barnraise.protocol.messages import FragmentUpdate, Signed, Ticket, Update
 from barnraise.protocol.signing import open_signed
 from barnraise.spec import RunSpec
 
-UNSAID = FragmentUpdate(digest=EMPTY, size=0, sketch="0" * 16)  # of a fragment whose turn it is not
+EMPTY_PART = FragmentUpdate(
+    digest=EMPTY_DIGEST, size=0, sketch="0" * 16
+)  # of a fragment whose turn it is not
 HEADER, A_FRAGMENT = (
     600,
     200,
@@ -24,7 +26,7 @@ HEADER, A_FRAGMENT = (
 
 
 @dataclass(frozen=True)
-class Rules:
+class UpdateRules:
     """What of a run decides. `sizes`: each fragment's elements; `mirrors`: keys whose tickets count, and of whom
     `threshold` may give a verdict; so may `owner`. `expelled`: those of them whose tickets open no door any more."""
 
@@ -34,15 +36,15 @@ class Rules:
     max_tokens: int
     owner: str = ""
     threshold: int = 1
-    expelled: frozenset[str] = frozenset()
+    expelled_mirrors: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "Rules":
+    def from_spec(cls, spec: RunSpec, run: str, mirrors: frozenset[str]) -> "UpdateRules":
         sizes = tuple(fragment.size for fragment in spec.model.fragments())
         return cls(run, mirrors, sizes, spec.max_tokens_per_update, spec.owner, spec.threshold)
 
 
-def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
+def validate_header(signed: Signed, ticket: Signed | None, rules: UpdateRules) -> Update:
     """The update of a signed header that counts, its payloads apart. Raises MessageError with the reason."""
     update = open_signed(signed, "update", Update, key=signed.key)
     who = f"update {update.seq} of {update.peer[:8]}"
@@ -67,7 +69,7 @@ def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
             raise MessageError(
                 f"{who} needs {part.size} bytes for fragment {index} of {size} weights"
             )
-        if not part.size and part != UNSAID:
+        if not part.size and part != EMPTY_PART:
             raise MessageError(
                 f"{who} says nothing of fragment {index}, and not as nothing is said"
             )
@@ -85,12 +87,12 @@ def accept(signed: Signed, ticket: Signed | None, rules: Rules) -> Update:
     return update
 
 
-def check_payload(payload: bytes, part: FragmentUpdate, size: int) -> torch.Tensor:
+def decode_payload(payload: bytes, part: FragmentUpdate, size: int) -> torch.Tensor:
     """The int32[size] that a payload, its digest already checked, decodes to. Raises MessageError unless they have the
     stated sketch."""
     if len(payload) != part.size:
         raise MessageError(f"a payload is of {len(payload)} bytes, and its header says {part.size}")
     units = decode(payload, size)
-    if (found := sketch(units)) != part.sketch:
+    if (found := compute_sketch(units)) != part.sketch:
         raise MessageError(f"a payload's checksum is {found}, and its header says {part.sketch}")
     return units

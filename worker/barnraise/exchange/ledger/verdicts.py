@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import Literal
 
 from barnraise.errors import MessageError
-from barnraise.exchange.ledger.validation import Rules, accept
+from barnraise.exchange.ledger.validation import UpdateRules, validate_header
 from barnraise.protocol.messages import Signed, Update
 from barnraise.protocol.signing import digest, open_signed
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import MAX_VERDICT_BYTES, MAX_VERDICTS, SignedVerdict, Verdict
 
-FORKS_OF_ONE = 64  # lives of one machine that are known to have forked
+MAX_FORKS_PER_PEER = 64  # lives of one machine that are known to have forked
 
 
 class Fork(Message):
@@ -34,21 +34,21 @@ Proof = SignedVerdict | Fork
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class VerdictSet:
     """`rulings` by the digest of their text; `forks` by author, with the number that was signed twice."""
 
     rulings: Mapping[str, SignedVerdict] = field(default_factory=dict)
     forks: Mapping[str, tuple[int, Fork]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, proof: Proof) -> "Verdicts":
+    def from_proof(cls, proof: Proof) -> "VerdictSet":
         """What one proof says; `believed` is for those that come from elsewhere."""
         if isinstance(proof, SignedVerdict):
             return cls({digest(proof.body): proof})
         update = Update.model_validate_json(proof.one.body)
         return cls(forks={update.author: (update.seq, proof)})
 
-    def __or__(self, other: "Verdicts") -> "Verdicts":
+    def __or__(self, other: "VerdictSet") -> "VerdictSet":
         """Both together. Of two proofs of one thing the same one stays, whichever way they are merged."""
         rulings, forks = dict(self.rulings), dict(self.forks)
         for name, ruling in other.rulings.items():
@@ -57,20 +57,20 @@ class Verdicts:
             forks[author] = min(
                 forks.get(author, found), found, key=lambda one: (one[0], _text(one[1]))
             )
-        return Verdicts(rulings, forks)
+        return VerdictSet(rulings, forks)
 
-    def covers(self, other: "Verdicts") -> bool:
+    def covers(self, other: "VerdictSet") -> bool:
         """Whether nothing of `other` is news."""
         return other.rulings.keys() <= self.rulings.keys() and all(
             author in self.forks and self.forks[author][0] <= seq
             for author, (seq, _) in other.forks.items()
         )
 
-    def has_room(self, other: "Verdicts") -> bool:
+    def has_room_for(self, other: "VerdictSet") -> bool:
         """Whether more may be remembered: forks cost their author nothing."""
         keys = [author.partition(".")[0] for author in self.forks]
         return len(self.rulings.keys() | other.rulings.keys()) <= MAX_VERDICTS and all(
-            author in self.forks or keys.count(author.partition(".")[0]) < FORKS_OF_ONE
+            author in self.forks or keys.count(author.partition(".")[0]) < MAX_FORKS_PER_PEER
             for author in other.forks
         )
 
@@ -114,16 +114,16 @@ class Verdicts:
     def _verdicts(self) -> list[Verdict]:
         return [Verdict.model_validate_json(ruling.body) for ruling in self.rulings.values()]
 
-    def out(self, author: str, seq: int) -> bool:
+    def is_retracted(self, author: str, seq: int) -> bool:
         """Whether this update is not to be in the sum."""
         return seq > self.limits.get(author, seq) or seq in self.singles.get(author, ())
 
-    def clamped(self, vector: Mapping[str, int]) -> dict[str, int]:
+    def clamp(self, vector: Mapping[str, int]) -> dict[str, int]:
         """What of a version vector stays."""
         found = {author: min(seq, self.limits.get(author, seq)) for author, seq in vector.items()}
         return {author: seq for author, seq in found.items() if seq}
 
-    def holes(self, vector: Mapping[str, int]) -> dict[str, dict[int, int]]:
+    def retracted_within(self, vector: Mapping[str, int]) -> dict[str, dict[int, int]]:
         """The single ones that are out of an anchor at `vector`, with their tokens."""
         within = {
             author: {seq: tokens for seq, tokens in updates.items() if seq <= vector.get(author, 0)}
@@ -132,16 +132,16 @@ class Verdicts:
         return {author: updates for author, updates in within.items() if updates}
 
 
-def believed(proof: Proof, rules: Rules) -> Verdicts:
+def verify_proof(proof: Proof, rules: UpdateRules) -> VerdictSet:
     """What a proof says, once it holds. Raises MessageError with the reason where it does not."""
     if isinstance(proof, SignedVerdict):
         _check_ruling(proof, rules)
     else:
         _check_fork(proof, rules)
-    return Verdicts.of(proof)
+    return VerdictSet.from_proof(proof)
 
 
-def _check_ruling(ruling: SignedVerdict, rules: Rules) -> None:
+def _check_ruling(ruling: SignedVerdict, rules: UpdateRules) -> None:
     if len(ruling.body.encode()) > MAX_VERDICT_BYTES:
         raise MessageError(f"a verdict of more than {MAX_VERDICT_BYTES} bytes is refused")
     for key, signature in ruling.signatures.items():
@@ -161,8 +161,8 @@ def _check_ruling(ruling: SignedVerdict, rules: Rules) -> None:
         )
 
 
-def _check_fork(fork: Fork, rules: Rules) -> None:
-    one, other = (accept(signed, fork.ticket, rules) for signed in (fork.one, fork.other))
+def _check_fork(fork: Fork, rules: UpdateRules) -> None:
+    one, other = (validate_header(signed, fork.ticket, rules) for signed in (fork.one, fork.other))
     if (one.author, one.seq) != (other.author, other.seq) or fork.one.body == fork.other.body:
         raise MessageError("what was said to be a fork is not two updates with one identity")
 

@@ -1,9 +1,20 @@
-"""Updates that are under way, guessed by one's own momentum: where the others will have taken the anchor. Pure.
+"""Predict the updates in flight from this machine's own momentum: where peers will have moved the anchor. Pure.
 
-A machine that goes on as before says ηm in a round: s = η(Δ + μm), and m is Δ/(1 − μ) by then. Another's update is as
-much larger as its weight, which goes by its rate, and as its round, by its tokens. Of all guesses that the study tried
-(docs/benchmarks/exchange_study.md) this needs nothing but a number a fragment kept: own momentum is there anyway, on
-its tier.
+This is weight prediction for delayed updates, as in SpecTrain (Chen et al., arXiv 1809.02839, section 3) and PipeMare
+(Yang et al., arXiv 1910.05124, section 3.2). A machine that goes on as before publishes s = ηm in
+a round: with the outer step s = η(Δ + μm), its momentum m ← μm + Δ converges to m = Δ/(1 − μ).
+Another machine's update is larger than ours by its weight, which is proportional to its training rate, and by its round,
+which is proportional to its tokens. The prediction for fragment i, in multiples of this machine's momentum, is
+
+    g_i = p · η · Σ_u f_u · r_ui        over the updates u in flight, at most MAX_IN_FLIGHT of each author
+
+    p     strength of the prediction      `Recipe.speculation`
+    η     outer learning rate             `Recipe.outer_rate`
+    f_u   1, or STREAMED_FACTOR           for an update of some fragments only (`InFlightUpdate.is_complete`)
+    r_ui  relative size of fragment i     `InFlightUpdate.relative_sizes`
+
+Of all predictors in the study (docs/benchmarks/exchange_study.md) this one needs only one number for each fragment: the
+momentum is stored anyway, on its tier.
 """
 
 from collections import Counter
@@ -12,43 +23,68 @@ from dataclasses import dataclass
 
 from barnraise.spec import Recipe
 
-MOST = 3  # of one author's updates of a fragment that are thought to be under way, whatever is announced
-IN_TURNS = 0.5  # of the momentum for an update that says some fragments only: it comes sooner (found by the study)
-LARGEST = (
-    16.0  # by which one update may be thought larger than ours: beyond, our own says little of it
-)
+MAX_IN_FLIGHT = 3  # updates of one author and fragment that count, however many are announced
+STREAMED_FACTOR = 0.5  # for an update of some fragments only: it arrives sooner (from the study)
+MAX_RELATIVE_SIZE = 16.0  # of an update; our momentum predicts little about a larger one
 
 
 @dataclass(frozen=True)
-class Absent:
-    """An update whose header is here and whose payloads are not. `whole`: it says all fragments; `larger`: of each,
-    than our last of it; 0 of those that it does not say."""
+class InFlightUpdate:
+    """An update whose header has arrived and whose payloads have not.
+
+    Attributes:
+        author: Its author.
+        is_complete: Whether it contains every fragment.
+        relative_sizes: For each fragment, its size relative to our last update of it; 0 for fragments that it does
+            not contain.
+    """
 
     author: str
-    whole: bool
-    larger: tuple[float, ...]
+    is_complete: bool
+    relative_sizes: tuple[float, ...]
 
 
-def larger(
-    said: Sequence[bool], tokens: int, rate: float, own_tokens: Sequence[int], own_rate: float
+def estimate_relative_sizes(
+    has_payload: Sequence[bool],
+    tokens: int,
+    rate: float,
+    own_tokens: Sequence[int],
+    own_rate: float,
 ) -> tuple[float, ...]:
-    """How much larger an update is than ours, by fragment: of `tokens`, by who trains `rate` tokens/s. `said`: which
-    fragments it says; `own_tokens`: of our last update that said each, 0 where there is none to guess by."""
+    """Estimate how much larger another machine's update is than ours, for each fragment.
+
+    Args:
+        has_payload: For each fragment, whether the update contains it.
+        tokens: Training tokens of the update.
+        rate: Tokens per second at which its author trains.
+        own_tokens: For each fragment, training tokens of our last update of it; 0 if there is none.
+        own_rate: Tokens per second at which this machine trains.
+    """
     if own_rate <= 0:
-        return (0.0,) * len(said)
+        return (0.0,) * len(has_payload)
     return tuple(
-        min(LARGEST, rate / own_rate * tokens / own) if says and own else 0.0
-        for says, own in zip(said, own_tokens, strict=True)
+        min(MAX_RELATIVE_SIZE, rate / own_rate * tokens / own) if contained and own else 0.0
+        for contained, own in zip(has_payload, own_tokens, strict=True)
     )
 
 
-def momenta(recipe: Recipe, absent: Iterable[Absent], fragments: int) -> tuple[float, ...]:
-    """What is under way of each fragment, in our momenta. `absent`: of each author in order."""
-    guessed, counted = [0.0] * fragments, Counter[tuple[str, int]]()
-    for update in absent:
-        one = recipe.speculation * recipe.outer_rate * (1.0 if update.whole else IN_TURNS)
-        for i, times in enumerate(update.larger):
-            if times and counted[update.author, i] < MOST:
+def predict_in_flight(
+    recipe: Recipe, in_flight: Iterable[InFlightUpdate], fragments: int
+) -> tuple[float, ...]:
+    """Predict what the updates in flight will add to each fragment, in multiples of our momentum.
+
+    Args:
+        recipe: The run's recipe.
+        in_flight: The updates in flight; those of one author in the order of their sequence numbers.
+        fragments: The number of fragments.
+    """
+    predicted = [0.0] * fragments
+    counted: Counter[tuple[str, int]] = Counter()
+    for update in in_flight:
+        factor = recipe.speculation * recipe.outer_rate
+        factor *= 1.0 if update.is_complete else STREAMED_FACTOR
+        for i, relative_size in enumerate(update.relative_sizes):
+            if relative_size and counted[update.author, i] < MAX_IN_FLIGHT:
                 counted[update.author, i] += 1
-                guessed[i] += one * times
-    return tuple(guessed)
+                predicted[i] += factor * relative_size
+    return tuple(predicted)

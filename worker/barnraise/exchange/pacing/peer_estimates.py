@@ -1,103 +1,163 @@
-"""The others as one machine sees them: how fast they train, what of theirs is under way, and when a round ends with
-theirs. No I/O.
+"""Estimate the peers' training speed, updates in flight and round boundaries. Pure.
 
-Links are bounded: who trains beyond them shows in the ledger, by its pace.
+A machine has few links. Peers beyond them are seen in the ledger, by the rounds that arrive from them.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from barnraise.exchange.gossip.gossip import Linked
-from barnraise.exchange.pacing.delay_compensation import Absent, larger, momenta
-from barnraise.exchange.pacing.round_schedule import Rhythm, agreed, together
-from barnraise.exchange.pacing.weighting import Fellow, Pace, weight
+from barnraise.exchange.gossip.gossip import LinkState
+from barnraise.exchange.pacing.delay_compensation import (
+    InFlightUpdate,
+    estimate_relative_sizes,
+    predict_in_flight,
+)
+from barnraise.exchange.pacing.round_schedule import (
+    RoundSchedule,
+    align_with_peers,
+    choose_schedule,
+)
+from barnraise.exchange.pacing.weighting import RoundHistory, TrainingPeer, training_share
 from barnraise.protocol.messages import Update
 from barnraise.spec import RunSpec
 
 
-class Circle(Protocol):
-    links: Mapping[str, Linked]  # by key; another thread changes them
+class LinkTable(Protocol):
+    """The connected peers by key. Another thread changes the mapping."""
+
+    @property
+    def links(self) -> Mapping[str, LinkState]:
+        """Return the connected peers by key."""
+        ...
 
 
-class Fellows:
-    def __init__(self, spec: RunSpec, circle: Circle):
-        self._recipe, self._parameters = spec.recipe, spec.model.parameters
+class PeerEstimates:
+    """What one machine knows of the others' training.
+
+    Args:
+        spec: The run's spec.
+        link_table: The connected peers.
+    """
+
+    def __init__(self, spec: RunSpec, link_table: LinkTable) -> None:
+        self._recipe = spec.recipe
+        self._parameters = spec.model.parameters
         self._sizes = tuple(fragment.size for fragment in spec.model.fragments())
         self._step_tokens = spec.recipe.step_sequences * spec.model.context
-        self._most = max(1, spec.max_tokens_per_update // self._step_tokens)
-        self._circle = circle
-        self._paces: dict[str, Pace] = {}  # by peer
-        self._absent: dict[tuple[str, int], Absent] = {}  # what is under way, by author and seq
-        self._said = [0] * len(self._sizes)  # tokens of our last update that said each fragment
-        self._said_at = 0.0  # when our last was said, by the shared clock
+        self._max_steps = max(1, spec.max_tokens_per_update // self._step_tokens)
+        self._link_table = link_table
+        self._histories: dict[str, RoundHistory] = {}  # by peer
+        self._in_flight: dict[tuple[str, int], InFlightUpdate] = {}  # by author and seq
+        # for each fragment, training tokens of our last update of it
+        self._published_tokens = [0] * len(self._sizes)
+        self._last_published_at = 0.0  # seconds since 1970
 
-    def arrived(self, update: Update, now: float) -> None:
-        """The loop gets an update."""
-        self._paces.setdefault(update.peer, Pace()).note(now, update.tokens)
+    def on_update_received(self, update: Update, now: float) -> None:
+        """Record that the training loop received an update, at `now` in seconds."""
+        history = self._histories.setdefault(update.peer, RoundHistory())
+        history.record_round(now, update.tokens)
 
-    def said(self, update: Update, clock: float) -> None:
-        """The loop publishes an update. `clock`: seconds since 1970."""
-        self._said = [
-            update.tokens if part.size else was
-            for part, was in zip(update.fragments, self._said, strict=True)
+    def on_update_published(self, update: Update, clock: float) -> None:
+        """Record that the training loop published an update, at `clock` in seconds since 1970."""
+        self._published_tokens = [
+            update.tokens if part.size else tokens
+            for part, tokens in zip(update.fragments, self._published_tokens, strict=True)
         ]
-        self._said_at = clock
+        self._last_published_at = clock
 
-    def weight(self, rate: float, now: float) -> float:
-        """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone."""
-        return weight(rate, self._training(now), now)
+    def training_share(self, rate: float, now: float) -> float:
+        """Return this machine's share of all training, in (0, 1]; 1 when it is alone.
 
-    def guess(self, under_way: Iterable[Update], rate: float, now: float) -> tuple[float, ...]:
-        """Of each fragment, in the momenta of this machine, which trains at `rate` tokens/s: what these updates, whose
-        headers alone have come, will say of it. Nothing of an author whose pace is unknown, or who is long overdue. An
-        update counts the same until it comes: what moved with every rate would move the replica at every step."""
-        known, self._absent = self._absent, {}
+        Args:
+            rate: Tokens per second at which this machine trains.
+            now: The time in seconds.
+        """
+        return training_share(rate, self._training_peers(now), now)
+
+    def predict_in_flight(
+        self, in_flight: Iterable[Update], rate: float, now: float
+    ) -> tuple[float, ...]:
+        """Predict what the updates in flight will add to each fragment, in multiples of our momentum.
+
+        Updates of a peer whose speed is unknown, or which is long overdue, count as nothing. An update counts the same
+        until it arrives: an estimate that moved with every rate would move the replica at every step.
+
+        Args:
+            in_flight: The updates whose headers have arrived and whose payloads have not.
+            rate: Tokens per second at which this machine trains.
+            now: The time in seconds.
+        """
+        estimated_before = self._in_flight
+        self._in_flight = {}
         if self._recipe.speculation:
-            for update in sorted(under_way, key=lambda update: update.seq):
-                pace = self._paces.get(update.peer)
-                if pace is not None and not pace.overdue(now):
-                    identity = update.author, update.seq
-                    self._absent[identity] = known.get(identity) or self._lacking(update, rate, now)
-        return momenta(self._recipe, self._absent.values(), len(self._sizes))
+            for update in sorted(in_flight, key=lambda update: update.seq):
+                history = self._histories.get(update.peer)
+                if history is None or history.is_overdue(now):
+                    continue
+                identity = update.author, update.seq
+                estimate = estimated_before.get(identity) or self._estimate(update, rate, now)
+                self._in_flight[identity] = estimate
+        return predict_in_flight(self._recipe, self._in_flight.values(), len(self._sizes))
 
-    def rhythm(
-        self, rate: float, line: float, now: float, clock: float, turns: bool = True
-    ) -> Rhythm:
-        """The next round at `rate` tokens/s over a line of so many bytes/s: as the recipe says or the line allows and,
-        unless nobody else trains, in the window that the others have. `clock`: seconds since 1970. `turns`: whether it
-        may be said in turns, where the recipe wants it."""
-        pushes = sum(link.eager for link in dict(self._circle.links).values())
-        seconds = self._step_tokens / rate if rate else None
-        alone = agreed(self._recipe, self._parameters, line, seconds, max(1, pushes), self._most)
-        rates = [fellow.rate for fellow in self._training(now) if fellow.rate]
-        if not rates or seconds is None or self._recipe.strategy == "async":
+    def plan_round(
+        self, rate: float, uplink: float, now: float, clock: float, allow_streaming: bool = True
+    ) -> RoundSchedule:
+        """Plan the next round: its length, its end and how its update is compressed.
+
+        It is as the recipe says or the uplink allows. Unless no other machine trains or the recipe's strategy is
+        "async", it ends together with the others' rounds.
+
+        Args:
+            rate: Tokens per second at which this machine trains; 0 if it is not known yet.
+            uplink: Bytes per second; inf if it is not known.
+            now: The time in seconds.
+            clock: The time in seconds since 1970.
+            allow_streaming: Whether the round may be published in parts, if the recipe wants that.
+        """
+        links = dict(self._link_table.links)
+        pushes = sum(link.eager for link in links.values())
+        step_seconds = self._step_tokens / rate if rate else None
+        alone = choose_schedule(
+            self._recipe, self._parameters, uplink, step_seconds, max(1, pushes), self._max_steps
+        )
+        rates = [peer.rate for peer in self._training_peers(now) if peer.rate]
+        if not rates or step_seconds is None or self._recipe.strategy == "async":
             return alone
-        mean = self._step_tokens * (1 + len(rates)) / (rate + sum(rates))
-        window = together(self._recipe, alone, seconds, mean, clock, self._most)
-        if turns and self._recipe.strategy == "streams":
-            window = window.streamed(self._sizes, self._said_at, clock)
-        return window
+        mean_step_seconds = self._step_tokens * (1 + len(rates)) / (rate + sum(rates))
+        aligned = align_with_peers(
+            self._recipe, alone, step_seconds, mean_step_seconds, clock, self._max_steps
+        )
+        if allow_streaming and self._recipe.strategy == "streams":
+            aligned = aligned.with_streaming(self._sizes, self._last_published_at, clock)
+        return aligned
 
-    # ---- what is known of them
-
-    def _training(self, now: float) -> list[Fellow]:
-        """Who trains too, linked to us or not."""
-        links = dict(self._circle.links)
-        near = [
-            Fellow(self._rate(key, links, now), link.since)
+    def _training_peers(self, now: float) -> list[TrainingPeer]:
+        """Return the other machines that train, connected to this one or not."""
+        links = dict(self._link_table.links)
+        connected = [
+            TrainingPeer(self._rate(key, links, now), link.connected_at)
             for key, link in links.items()
             if not link.complete
         ]
-        further = [pace.unseen(now) for key, pace in self._paces.items() if key not in links]
-        return near + [Fellow(rate, now) for rate in further if rate]
+        rates = [
+            history.measured_rate(now)
+            for key, history in self._histories.items()
+            if key not in links
+        ]
+        return connected + [TrainingPeer(rate, now) for rate in rates if rate]
 
-    def _lacking(self, update: Update, rate: float, now: float) -> Absent:
-        theirs = self._rate(update.peer, dict(self._circle.links), now)
-        said = [part.size > 0 for part in update.fragments]
-        return Absent(
-            update.author, all(said), larger(said, update.tokens, theirs, self._said, rate)
+    def _estimate(self, update: Update, rate: float, now: float) -> InFlightUpdate:
+        """Estimate the size of an update in flight, relative to ours at `rate` tokens per second."""
+        their_rate = self._rate(update.peer, dict(self._link_table.links), now)
+        has_payload = [part.size > 0 for part in update.fragments]
+        relative_sizes = estimate_relative_sizes(
+            has_payload, update.tokens, their_rate, self._published_tokens, rate
         )
+        return InFlightUpdate(update.author, all(has_payload), relative_sizes)
 
-    def _rate(self, key: str, links: Mapping[str, Linked], now: float) -> float:
-        pace = self._paces.get(key, Pace())
-        return pace.rate(links[key].rate) if key in links else pace.unseen(now)
+    def _rate(self, key: str, links: Mapping[str, LinkState], now: float) -> float:
+        """Return a peer's tokens per second: announced and corrected if connected, else measured."""
+        history = self._histories.get(key, RoundHistory())
+        if key in links:
+            return history.corrected_rate(links[key].rate)
+        return history.measured_rate(now)

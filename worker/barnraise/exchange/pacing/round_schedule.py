@@ -1,131 +1,202 @@
-"""How often and how thinly a machine says what it learnt, from what its link carries. Pure."""
+"""Choose the length of a round and the compression of its update from what the uplink carries. Pure."""
 
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from barnraise.exchange.compression.scheme import Form
-from barnraise.exchange.pacing.streaming import Turns, fitting
+from barnraise.exchange.compression.scheme import QuantizationScheme
+from barnraise.exchange.pacing.streaming import StreamingSchedule, fit_to_round
 from barnraise.spec import AUTO, Recipe
 
-SHARE = 0.8  # of the uplink that updates may take
-STRETCH = 1.5  # times the steps of a window that a round may have
-FIRST = Form.parse("dense2")  # on a line that is not known yet
+UPLINK_SHARE = 0.8  # of the uplink that updates may use
+MAX_STRETCH = 1.5  # times the planned steps that a round ending by the clock may take
+DEFAULT_SCHEME = QuantizationScheme.parse("dense2")  # while the uplink is not measured yet
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A form of updates, and the rounds it is good for: from `shortest` to `longest` steps."""
+class CompressionLevel:
+    """A compression scheme and the round lengths that suit it.
 
-    form: Form
-    shortest: int
-    longest: int
+    Attributes:
+        scheme: How updates are compressed.
+        min_steps: The shortest round that it is used for.
+        max_steps: The longest round that it is used for.
+    """
+
+    scheme: QuantizationScheme
+    min_steps: int
+    max_steps: int
 
 
-def _rung(form: str, shortest: int, longest: int) -> Rung:
-    return Rung(Form.parse(form), shortest, longest)
-
-
-LADDER = (
-    _rung("dense2", 10, 60),
-    _rung("top256x2", 26, 120),
-    _rung("top64x2", 30, 10_000),
-)
+COMPRESSION_LADDER = (
+    CompressionLevel(QuantizationScheme.parse("dense2"), 10, 60),
+    CompressionLevel(QuantizationScheme.parse("top256x2"), 26, 120),
+    CompressionLevel(QuantizationScheme.parse("top64x2"), 30, 10_000),
+)  # in ascending order of compression
 
 
 @dataclass(frozen=True)
-class Rhythm:
-    """A round of `steps`, or of about so many where it `ends` by the clock that machines share; the form of its
-    update. With `turns` it is the next of them that ends then, of a round of `period` seconds."""
+class RoundSchedule:
+    """When a round ends and how its update is compressed.
+
+    Times are in seconds since 1970, by the clock that the machines share.
+
+    Attributes:
+        steps: The steps of the round; an estimate if the clock ends it.
+        scheme: How its update is compressed.
+        ends_at: When the clock ends the round, or its next part; inf if `steps` ends it.
+        period: The length of the round in seconds; inf if `steps` ends it.
+        streaming: The parts of the round; None if it is published at once.
+        last_published_at: When this machine published last.
+    """
 
     steps: int
-    form: Form
-    ends: float = math.inf  # seconds since 1970
+    scheme: QuantizationScheme
+    ends_at: float = math.inf
     period: float = math.inf
-    turns: Turns | None = None
-    since: float = 0.0  # when something was said last
+    streaming: StreamingSchedule | None = None
+    last_published_at: float = 0.0
 
-    def over(self, steps: int, now: float) -> bool:
-        """Whether a round of `steps` so far ends here. A clock that jumps changes the round it jumps in by no more than
-        STRETCH."""
-        if math.isinf(self.ends):
+    def is_over(self, steps: int, now: float) -> bool:
+        """Return whether the round ends after `steps` steps, at `now`.
+
+        A clock that jumps lengthens the round in which it jumps by no more than MAX_STRETCH.
+        """
+        if math.isinf(self.ends_at):
             return steps >= self.steps
-        return steps > 0 and (now >= self.ends or steps >= int(STRETCH * self.steps))
+        return steps > 0 and (now >= self.ends_at or steps >= int(MAX_STRETCH * self.steps))
 
     @property
-    def updates(self) -> int:
-        """That such a round has."""
-        return 1 if self.turns is None else len(self.turns.ends)
+    def updates_per_round(self) -> int:
+        """Count the updates that a round is published in."""
+        return 1 if self.streaming is None else len(self.streaming.ends)
 
-    def due(self, now: float) -> Collection[int] | None:
-        """The fragments that are to be said, of a round that is over; None for all of them."""
-        if self.turns is None:
+    def fragments_due(self, now: float) -> Collection[int] | None:
+        """Return the fragments to publish once the round is over; None for all of them."""
+        if self.streaming is None:
             return None
-        return self.turns.due(self.since / self.period, now / self.period) or None
+        since = self.last_published_at / self.period
+        return self.streaming.fragments_due(since, now / self.period) or None
 
-    def streamed(self, sizes: tuple[int, ...], since: float, now: float) -> "Rhythm":
-        """This round said in turns, of fragments of these sizes, where it is long enough for two; at `now`, by a
-        machine that said something last at `since`."""
-        turns = fitting(sizes, self.period, self.steps)
-        if math.isinf(self.period) or len(turns.ends) == 1:
+    def with_streaming(
+        self, sizes: tuple[int, ...], last_published_at: float, now: float
+    ) -> "RoundSchedule":
+        """Return this schedule with its round split into parts, if the round is long enough for two.
+
+        Args:
+            sizes: The elements of each fragment.
+            last_published_at: When this machine published last, in seconds since 1970.
+            now: The time in seconds since 1970.
+        """
+        streaming = fit_to_round(sizes, self.period, self.steps)
+        if math.isinf(self.period) or len(streaming.ends) == 1:
             return self
         return replace(
-            self, ends=self.period * turns.next(now / self.period), turns=turns, since=since
+            self,
+            ends_at=self.period * streaming.next_end(now / self.period),
+            streaming=streaming,
+            last_published_at=last_published_at,
         )
 
 
-def agreed(
-    recipe: Recipe, parameters: int, line: float, step_seconds: float | None, pushes: int, most: int
-) -> Rhythm:
-    """A machine's next round: as the recipe says or, with "auto", as its line allows, of which updates may take SHARE.
-    `line`: bytes a second as measured, or the volunteer's cap where that is less; inf while neither is known. Then, and
-    before the first step was timed, rounds are the recipe's own and updates FIRST."""
-    if recipe.codec != AUTO:
-        return Rhythm(recipe.round_steps, Form.parse(recipe.codec))
-    if math.isinf(line) or step_seconds is None:
-        return Rhythm(min(recipe.round_steps, most), FIRST)
-    return rhythm(SHARE * line, step_seconds, parameters, pushes, most)
-
-
-def rhythm(
-    allowed: float, step_seconds: float, parameters: int, pushes: int = 1, most: int = 10_000
-) -> Rhythm:
-    """How a machine publishes that may send `allowed` bytes a second, takes `step_seconds` a step, and sends each
-    update to `pushes` peers itself.
-
-    A round of H steps lasts as long as its update may take to leave, so H steps of what is allowed must carry it:
-    H ≥ pushes · bytes / (allowed · step_seconds). The ladder is in the order of loss a byte as the study measured it
-    (docs/benchmarks/exchange_study.md): every value in two bits every ten steps, then rounds lengthen, then values are
-    left out. Four and eight bits cost bytes and gain nothing, and an update that is late costs more than one that says
-    less: so what a fast link carries beyond the first rung makes updates arrive sooner. The first rung is taken that
-    the link carries in rounds it is good for, and on it the shortest round that fits: never thinner, never rarer than
-    the link demands. `most` bounds the steps (an update may state only so many tokens); a link too slow even for the
-    thinnest form of so many steps is given that, and takes longer than a round."""
-    carried = max(allowed * step_seconds, 1e-9)
-    for rung in LADDER:
-        steps = math.ceil(pushes * rung.form.size(parameters) / carried)
-        if steps <= min(rung.longest, most):
-            return Rhythm(min(most, max(steps, rung.shortest)), rung.form)
-    return Rhythm(most, LADDER[-1].form)
-
-
-def together(
+def choose_schedule(
     recipe: Recipe,
-    alone: Rhythm,
-    step_seconds: float,
-    mean_seconds: float,
-    now: float,
-    most: int = 10_000,
-) -> Rhythm:
-    """The round that `alone` would be, so that it ends when those of the others do: at the next multiple, on the clock
-    all machines share, of a power of two of seconds. Who is slower ends with the others every second time, or every
-    fourth, without a word between them. Nobody waits: a round ends with the first step that is done by then.
+    parameters: int,
+    uplink: float,
+    step_seconds: float | None,
+    pushes: int,
+    max_steps: int,
+) -> RoundSchedule:
+    """Choose a machine's next round without regard to its peers.
 
-    "auto": no shorter than the line demands. Else the nearest to the recipe's steps at the average machine's
-    `mean_seconds` a step, so that all have the same and a fast one takes more steps in it."""
+    A recipe with a fixed codec sets it. With "auto" the uplink does, of which updates may use UPLINK_SHARE; until the
+    uplink and the first step have been measured, rounds are as long as the recipe says and updates use DEFAULT_SCHEME.
+
+    Args:
+        recipe: The run's recipe.
+        parameters: The parameters of the model.
+        uplink: Bytes per second as measured, or the volunteer's limit if that is less; inf if neither is known.
+        step_seconds: The length of a training step; None before the first.
+        pushes: To how many peers this machine sends each update itself.
+        max_steps: The longest round that is allowed.
+    """
+    if recipe.codec != AUTO:
+        return RoundSchedule(recipe.round_steps, QuantizationScheme.parse(recipe.codec))
+    if math.isinf(uplink) or step_seconds is None:
+        return RoundSchedule(min(recipe.round_steps, max_steps), DEFAULT_SCHEME)
+    return fit_to_uplink(UPLINK_SHARE * uplink, step_seconds, parameters, pushes, max_steps)
+
+
+def fit_to_uplink(
+    allowed: float,
+    step_seconds: float,
+    parameters: int,
+    pushes: int = 1,
+    max_steps: int = 10_000,
+) -> RoundSchedule:
+    """Choose the least compression and the shortest round that an uplink carries.
+
+    A round lasts as long as its update takes to send, so its steps must satisfy
+
+        H ≥ p · B / (R · t)
+
+        H   steps of the round                    result
+        p   copies that this machine sends        `pushes`
+        B   bytes of an update                    `scheme.payload_size(parameters)`
+        R   bytes per second that updates may use `allowed`
+        t   seconds of a step                     `step_seconds`
+
+    COMPRESSION_LADDER is ordered by loss per byte as the study measured it (docs/benchmarks/exchange_study.md): first
+    every value in two bits every ten steps, then longer rounds, then fewer values. Four and eight bits cost bytes and
+    gain nothing, and a late update costs more than a smaller one; so what a fast link carries beyond the first level
+    makes updates arrive sooner. The first level is chosen that the link carries in rounds it suits, and on it the
+    shortest round that fits. A link too slow even for the last level at `max_steps` gets exactly that, and its
+    updates take longer than a round to send.
+
+    Args:
+        allowed: Bytes per second that updates may use.
+        step_seconds: The length of a training step.
+        parameters: The parameters of the model.
+        pushes: To how many peers this machine sends each update itself.
+        max_steps: The longest round that is allowed, because an update may state only so many tokens.
+    """
+    bytes_per_step = max(allowed * step_seconds, 1e-9)
+    for level in COMPRESSION_LADDER:
+        steps = math.ceil(pushes * level.scheme.payload_size(parameters) / bytes_per_step)
+        if steps <= min(level.max_steps, max_steps):
+            return RoundSchedule(min(max_steps, max(steps, level.min_steps)), level.scheme)
+    return RoundSchedule(max_steps, COMPRESSION_LADDER[-1].scheme)
+
+
+def align_with_peers(
+    recipe: Recipe,
+    alone: RoundSchedule,
+    step_seconds: float,
+    mean_step_seconds: float,
+    now: float,
+    max_steps: int = 10_000,
+) -> RoundSchedule:
+    """Align a round's end with those of the peers, without communication.
+
+    The round ends at the next multiple of a power of two of seconds, by the clock that all machines share. A slower
+    machine then ends with the others every second or fourth time. No machine waits: a round ends with the first step
+    that is done by then.
+
+    With the codec "auto" the period is no shorter than the uplink demands. Otherwise it is the nearest to the recipe's
+    steps at the average machine's speed, so that all have the same period and a fast machine takes more steps in it.
+
+    Args:
+        recipe: The run's recipe.
+        alone: The round that this machine would choose without peers.
+        step_seconds: The length of this machine's training step.
+        mean_step_seconds: The length of a step at the average rate of all machines.
+        now: The time in seconds since 1970.
+        max_steps: The longest round that is allowed.
+    """
     if recipe.codec == AUTO:
         period = 2.0 ** math.ceil(math.log2(alone.steps * step_seconds))
     else:
-        period = 2.0 ** round(math.log2(alone.steps * mean_seconds))
-    steps = max(1, min(int(most / STRETCH), round(period / step_seconds)))
-    return Rhythm(steps, alone.form, period * (math.floor(now / period) + 1), period)
+        period = 2.0 ** round(math.log2(alone.steps * mean_step_seconds))
+    steps = max(1, min(int(max_steps / MAX_STRETCH), round(period / step_seconds)))
+    ends_at = period * (math.floor(now / period) + 1)
+    return RoundSchedule(steps, alone.scheme, ends_at, period)

@@ -1,8 +1,9 @@
-"""A round said in turns: when in it which fragments are said. Pure.
+"""Spread the fragments of a round's update over the round: which are published when. Pure.
 
-An update that fills its line for most of a round is late by most of a round. Said in turns it is not: a fragment's
-round ends when the line has carried those before it, so that each is late by no more than its own bytes, of the same
-bytes in all (Streaming DiLoCo, arXiv 2501.18512, spreads its fragments alike, and waits for them).
+An update that fills its uplink for most of a round arrives late by most of a round. Streaming avoids that: the
+fragments are published in several parts, and a part's round ends when the uplink has carried the parts before it.
+Each is then late by no more than its own transfer, and the bytes are the same. Streaming DiLoCo (Douillard et al., arXiv
+2501.18512, section 3.1) spreads its fragments alike; it waits for them, which Barnraise does not.
 """
 
 import math
@@ -10,58 +11,75 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache
 
-MOST = 8  # turns of a round
-SECONDS, STEPS = (
-    2.0,
-    2,
-)  # that one lasts at the least: shorter ones save less than their headers and fsyncs cost
-NEAR = 1e-6  # of a round: the same moment, counted since 1970 in floats
+MAX_PARTS = 8  # parts of a round
+MIN_PART_SECONDS = 2.0  # shorter parts save less than their headers and fsyncs cost
+MIN_PART_STEPS = 2
+TIME_TOLERANCE = 1e-6  # rounds: times since 1970 that are closer than this are the same moment
 
 
 @dataclass(frozen=True)
-class Turns:
-    """`ends`: of a round, ascending, the last 1.0; `parts`: the fragments said at each, by index."""
+class StreamingSchedule:
+    """When in a round which fragments are published.
+
+    All times are in rounds since an arbitrary origin, so that the n-th round is the interval [n, n + 1).
+
+    Attributes:
+        ends: For each part, the point of the round at which it is published, ascending; the last is 1.0.
+        parts: For each part, the indices of its fragments.
+    """
 
     ends: tuple[float, ...]
     parts: tuple[range, ...]
 
-    def next(self, at: float) -> float:
-        """The first end after `at`, both in rounds since whenever."""
-        rounds, turn = divmod(self._ended(at), len(self.ends))
-        return rounds + self.ends[turn]
+    def next_end(self, now: float) -> float:
+        """Return the first end of a part after `now`, both in rounds."""
+        rounds, part = divmod(self._count_ended(now), len(self.ends))
+        return rounds + self.ends[part]
 
-    def due(self, since: float, now: float) -> frozenset[int]:
-        """Fragments whose turn ended after `since` and not after `now`, in rounds since whenever."""
+    def fragments_due(self, since: float, now: float) -> frozenset[int]:
+        """Return the fragments whose part ended after `since` and not after `now`, both in rounds."""
         if now - since >= 1:
             return frozenset(i for part in self.parts for i in part)
-        return frozenset(
-            i for turn in range(self._ended(since), self._ended(now)) for i in self._part(turn)
-        )
+        ended = range(self._count_ended(since), self._count_ended(now))
+        return frozenset(i for part in ended for i in self.parts[part % len(self.parts)])
 
-    def _ended(self, at: float) -> int:
-        """How many turns have, since whenever."""
-        whole = math.floor(at)
-        return whole * len(self.ends) + bisect_right(self.ends, at - whole + NEAR)
-
-    def _part(self, turn: int) -> range:
-        return self.parts[turn % len(self.parts)]
+    def _count_ended(self, now: float) -> int:
+        """Count the parts that have ended since the origin."""
+        whole = math.floor(now)
+        return whole * len(self.ends) + bisect_right(self.ends, now - whole + TIME_TOLERANCE)
 
 
 @cache
-def turns(sizes: tuple[int, ...], most: int) -> Turns:
-    """At most so many turns of fragments of these sizes, in order, as even as whole fragments allow. A rest that is too
-    small for one goes with the last."""
-    total, ends, parts = sum(sizes), [], []
-    begin = said = 0
+def split_evenly(sizes: tuple[int, ...], max_parts: int) -> StreamingSchedule:
+    """Split fragments, in order, into parts that are as even as whole fragments allow.
+
+    Args:
+        sizes: The elements of each fragment.
+        max_parts: The number of parts at most; a rest that is too small for a part joins the last one.
+    """
+    total = sum(sizes)
+    ends: list[float] = []
+    parts: list[range] = []
+    first = 0  # fragment of the current part
+    elements = 0  # of all fragments so far
     for i, size in enumerate(sizes):
-        said += size
-        if said * most >= total * (len(ends) + 1) and (total - said) * 2 * most >= total:
-            ends.append(said / total)
-            parts.append(range(begin, i + 1))
-            begin = i + 1
-    return Turns((*ends, 1.0), (*parts, range(begin, len(sizes))))
+        elements += size
+        is_full = elements * max_parts >= total * (len(ends) + 1)
+        rest_is_large = (total - elements) * 2 * max_parts >= total
+        if is_full and rest_is_large:
+            ends.append(elements / total)
+            parts.append(range(first, i + 1))
+            first = i + 1
+    return StreamingSchedule((*ends, 1.0), (*parts, range(first, len(sizes))))
 
 
-def fitting(sizes: tuple[int, ...], seconds: float, steps: int) -> Turns:
-    """The turns of a round of so many seconds and steps; a single one where there is no room for two."""
-    return turns(sizes, max(1, int(min(MOST, seconds / SECONDS, steps / STEPS))))
+def fit_to_round(sizes: tuple[int, ...], seconds: float, steps: int) -> StreamingSchedule:
+    """Split a round into parts that are long enough; a single part if there is no room for two.
+
+    Args:
+        sizes: The elements of each fragment.
+        seconds: The length of the round.
+        steps: The steps of the round.
+    """
+    parts = int(min(MAX_PARTS, seconds / MIN_PART_SECONDS, steps / MIN_PART_STEPS))
+    return split_evenly(sizes, max(1, parts))
