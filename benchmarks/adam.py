@@ -16,11 +16,10 @@ from statistics import median
 import torch
 
 from barnraise.spec import Fragment, preset
-from barnraise.swap.adamw import adamw_update
+from barnraise.swap.adamw import AdamWStep, adamw_update
 from barnraise.swap.precision import Moments8, encode_moments, split, update_8bit, update_split
 from barnraise.swap.tile_threads import BLOCK, for_each_tile
 
-HOW = {"steps": 100, "rate": 1e-4, "decay": 0.1}
 TRIAD, TILED, FP32, HALVES, BYTES = "triad", "triad by tiles", "fp32", "halves", "8-bit"
 MOVED = {TRIAD: 12, TILED: 12, FP32: 28, HALVES: 28, BYTES: 16}  # bytes a parameter
 
@@ -32,20 +31,21 @@ class Block:
         self.fragment, n = fragment, fragment.size
         self.weights, self.gradient, self.m = (torch.randn(n) * 0.02 for _ in range(3))
         self.v = torch.rand(n) * 1e-3
-        self.high, self.low = split(self.weights)
+        self.step = AdamWStep(fragment, number=100, learning_rate=1e-4, weight_decay=0.1)
+        self.halves = split(self.weights)
         blocks = -(-n // BLOCK)
         coded = (torch.zeros(n, dtype=torch.uint8) for _ in range(2))
         self.moments = Moments8(*coded, *(torch.zeros(blocks) for _ in range(2)))
         encode_moments(self.m, self.v, self.moments)
 
     def kinds(self) -> dict[str, Callable[[], object]]:
-        f, g, m, v = self.fragment, self.gradient, self.m, self.v
+        step, g, m, v = self.step, self.gradient, self.m, self.v
         return {
             TRIAD: lambda: triad(None, 0, m, v, self.weights),
             TILED: lambda: for_each_tile(triad, m, v, self.weights),
-            FP32: lambda: adamw_update(f, 0, self.weights, g, m, v, **HOW),
-            HALVES: lambda: update_split(f, 0, self.high, self.low, g, m, v, **HOW),
-            BYTES: lambda: update_8bit(f, 0, self.weights, g, self.moments, **HOW),
+            FP32: lambda: adamw_update(step, 0, self.weights, g, m, v),
+            HALVES: lambda: update_split(step, 0, self.halves, g, m, v),
+            BYTES: lambda: update_8bit(step, 0, self.weights, g, self.moments),
         }
 
 

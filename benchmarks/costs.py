@@ -20,9 +20,9 @@ from barnraise.planning import cost_model
 from barnraise.planning.hardware import keep_freed_memory
 from barnraise.planning.hardware_probe import probe
 from barnraise.spec import ModelSpec, preset
-from barnraise.swap.arena import Leaves
 from barnraise.swap.forward_backward import BlockEnd
 from barnraise.swap.fused_loss import head_step
+from barnraise.swap.leaves import Leaves
 
 SHAPES = (  # model, sequences of its context
     ("gpt2-124m", 1), ("gpt2-124m", 2), ("gpt2-355m", 1), ("gpt-mini", 4), ("gpt-micro", 8), ("gpt2-1.5b", 1),

@@ -7,7 +7,7 @@ import torch
 from study_case import Case
 from study_model import SIZE, STEP_TOKENS, Replica, batch, initial_units, nothing, rate_scale
 
-from barnraise.swap.arena import units_to_float
+from barnraise.swap.precision import units_to_float
 
 FINAL, BETWEEN, POINTS = (
     512,

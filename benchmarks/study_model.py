@@ -17,7 +17,8 @@ from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.protocol.coordinator_messages import TextManifest
 from barnraise.spec import ModelSpec, Recipe, TextSpec
-from barnraise.swap.adamw import AdamWStep, learning_rate_scale
+from barnraise.swap.adamw import AdamWKernel, AdamWStep
+from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.text import shards
 
 
@@ -122,9 +123,8 @@ class Replica:
             if self.optimizer == "muon" and fragment.name.startswith("block"):
                 _muon(fragment, *parts[:3], rate)
             else:
-                AdamWStep.of(fragment, 0, parts[0], steps=self.steps, rate=rate, decay=DECAY).apply(
-                    0, *parts
-                )
+                step = AdamWStep(fragment, self.steps, rate, DECAY)
+                AdamWKernel.prepare(step, 0, parts[0]).apply(0, *parts)
 
     @torch.no_grad()
     def validate(self, flat: Tensor, sequences: int) -> float:

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.pacing.delay_compensation import MAX_IN_FLIGHT, MAX_RELATIVE_SIZE
-from barnraise.swap.arena import units_to_float
 from barnraise.swap.outer_optimizer import accumulate_feedback
+from barnraise.swap.precision import units_to_float
 
 RAMP = 3  # rounds over which a late joiner comes to its weight
 

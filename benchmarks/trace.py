@@ -46,7 +46,7 @@ def recorded(model_name: str, memory: int, folder: Path) -> list[tuple[str, Op, 
     engine = Engine(plan, Recipe(), store, Anchor(shelf))
     spans: list[tuple[str, Op, float, float]] = []
     for lane in engine.executor.lanes.values():
-        lane.watch = lambda name, op, began, ended: spans.append((name, op, began, ended))
+        lane.observe(lambda name, op, began, ended: spans.append((name, op, began, ended)))
     stir = torch.Generator().manual_seed(0)
     for step in range(3):
         spans.clear()

@@ -112,7 +112,7 @@ def train_round(
 ) -> FakeUpdate:
     for step in range(3):
         engine.step([sample_text(seed=100 * seed + step)])
-    arrived = FakeUpdate(author, seq, [payload for payload, _ in engine.end_round(encode, weight)])
+    arrived = FakeUpdate(author, seq, [part.payload for part in engine.end_round(encode, weight)])
     engine.anchor.record(arrived.header)
     return arrived
 

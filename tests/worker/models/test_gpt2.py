@@ -12,8 +12,9 @@ from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.spec import ALIGN, TENSOR_ALIGN, ModelSpec, preset
 from barnraise.swap import fused_loss as loss_module
-from barnraise.swap.arena import Leaves, units_to_float
 from barnraise.swap.fused_loss import head_loss, head_step
+from barnraise.swap.leaves import Leaves
+from barnraise.swap.precision import units_to_float
 
 TOLERANCE = 2e-5
 TINY = ModelSpec(layers=2, width=32, heads=4, context=24, vocabulary=301)

@@ -1,7 +1,7 @@
 """What a plan is said to take on each tier, against what the store and the buffers allocate and what a step has torch
 allocate, by the allocator's own record."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from barnraise.planning import memory_model
 from barnraise.spec import ModelSpec
 from barnraise.swap import tile_threads
 from barnraise.swap.adam_moments import AdamMoments
-from barnraise.swap.adamw import sum_of_squares
+from barnraise.swap.adamw import AdamWStep, sum_of_squares
 from barnraise.swap.buffers import Buffers
 from barnraise.swap.state_store import STATE_FILE, StateStore
 
@@ -81,17 +81,22 @@ def test_the_scratch_that_is_counted_is_that_of_the_longest_tile_there_is(
 
 @pytest.mark.parametrize("coded", [{}, EIGHT, SPLIT, EIGHT | SPLIT], ids=str)
 def test_a_thread_s_scratch_is_what_norms_and_updates_take(coded, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # all of it is this thread's
-    monkeypatch.setattr(tile_threads, "_own", threading.local())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # all of it is one thread's
     plan = resident(SHAPES[0], threads=1, **coded)
     fragment = max(plan.fragments, key=lambda fragment: fragment.size)
     n, streamed = fragment.size, getattr(torch, plan.dtype)
     record = torch.zeros(plan.record("moments", n), dtype=torch.uint8)
     weights, gradient = (torch.randn(n).to(dtype) for dtype in (streamed, streamed))
-    sum_of_squares(gradient.float())
-    AdamMoments.of(plan, record, n).step(fragment, 0, weights, gradient, steps=1, rate=1e-3, decay=0.1)
-    taken = [flat.nbytes for flats in vars(tile_threads._own).values() for flat in flats.values()]
-    assert sum(taken) == memory_model.scratch_bytes(plan)
+    step = AdamWStep(fragment, 1, learning_rate=1e-3, weight_decay=0.1)
+
+    def allocate_scratch() -> int:
+        sum_of_squares(gradient.float())
+        AdamMoments.of(plan, record, n).update(step, 0, weights, gradient)
+        return tile_threads.scratch_bytes()
+
+    with ThreadPoolExecutor(1) as fresh_thread:
+        allocated = fresh_thread.submit(allocate_scratch).result()
+    assert allocated == memory_model.scratch_bytes(plan)
 
 
 SHAPES = [

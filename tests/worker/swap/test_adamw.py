@@ -15,16 +15,17 @@ from barnraise.swap.adamw import (
     BETA1,
     BETA2,
     EPSILON,
+    AdamWStep,
     adamw_update,
     decay_spans,
-    learning_rate_scale,
     sum_of_squares,
 )
+from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.tile_threads import BLOCK, for_each_tile
 
 ODD = ModelSpec(layers=2, width=20, heads=2, context=9, vocabulary=257)
 DECAY, RATE = 0.1, 3e-3
-HOW = {"steps": 3, "rate": RATE, "decay": DECAY}
+STEP_NUMBER = 3
 
 
 @dataclass
@@ -83,10 +84,10 @@ def torch_adamw(layers: list[Layer], **kind) -> tuple[torch.optim.AdamW, list[to
     return torch.optim.AdamW(groups, lr=RATE, betas=(BETA1, BETA2), eps=EPSILON, **kind), clones
 
 
-def step_all(layers: list[Layer], count: int, shrink: float = 1.0) -> None:
+def step_all(layers: list[Layer], count: int, divisor: float = 1.0) -> None:
     for layer in layers:
         flats = layer.weights, layer.gradient, layer.m, layer.v
-        adamw_update(layer.fragment, 0, *flats, steps=count, rate=RATE, decay=DECAY, shrink=shrink)
+        adamw_update(AdamWStep(layer.fragment, count, RATE, DECAY, divisor), 0, *flats)
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
@@ -97,12 +98,12 @@ def test_twenty_steps_match_torch_adamw_with_decay_on_matrices_alone(clip):
         some_gradient(layers, step)
         for clone, gradient in zip(clones, tensors(layers, "gradient"), strict=True):
             clone.grad = gradient.clone()
-        shrink = 1.0
+        divisor = 1.0
         if clip:
             norm = torch.nn.utils.clip_grad_norm_(clones, clip).item()
-            shrink = max(1.0, norm / clip)
+            divisor = max(1.0, norm / clip)
         theirs.step()
-        step_all(layers, step + 1, shrink)
+        step_all(layers, step + 1, divisor)
     for clone, weights in zip(clones, tensors(layers, "weights"), strict=True):
         torch.testing.assert_close(weights, clone, rtol=2e-6, atol=2e-6)
 
@@ -127,33 +128,34 @@ BLOCKS = [ODD.fragments()[1], preset("gpt-nano").fragments()[1], preset("gpt-nan
 @settings(max_examples=40, deadline=None)
 def test_the_bits_do_not_depend_on_the_cut_into_tiles_or_on_threads(data):
     fragment = data.draw(st.sampled_from(BLOCKS), label="fragment")
-    shrink = data.draw(st.sampled_from([1.0, 1.7]), label="shrink")
+    divisor = data.draw(st.sampled_from([1.0, 1.7]), label="divisor")
     inner = st.integers(1, fragment.size // ALIGN - 1).map(lambda k: k * ALIGN)
     edges = sorted({0, fragment.size, *data.draw(st.lists(inner, max_size=8), label="cuts")})
     whole, tiled = buffers(fragment), buffers(fragment)
     torch.set_num_threads(1)
-    reference(fragment, whole, shrink)
+    reference(fragment, whole, divisor)
     torch.set_num_threads(data.draw(st.integers(1, 4), label="threads"))
+    step = AdamWStep(fragment, STEP_NUMBER, RATE, DECAY, divisor)
     for begin, end in data.draw(st.permutations(list(itertools.pairwise(edges))), label="order"):
-        adamw_update(fragment, begin, *(flat[begin:end] for flat in tiled), **HOW, shrink=shrink)
+        adamw_update(step, begin, *(flat[begin:end] for flat in tiled))
     assert all(torch.equal(a, b) for a, b in zip(whole, tiled, strict=True))
 
 
-def reference(fragment: Fragment, flats: list[torch.Tensor], shrink: float) -> None:
+def reference(fragment: Fragment, flats: list[torch.Tensor], divisor: float) -> None:
     """torch's kernel on each span, whole."""
     for begin, end, decays in decay_spans(fragment):
         torch._fused_adamw_(
-            *([flat[begin:end]] for flat in flats), [], [torch.tensor(float(HOW["steps"]))],
+            *([flat[begin:end]] for flat in flats), [], [torch.tensor(float(STEP_NUMBER))],
             lr=RATE, beta1=BETA1, beta2=BETA2, weight_decay=DECAY if decays else 0.0, eps=EPSILON,
-            amsgrad=False, maximize=False, grad_scale=None if shrink == 1.0 else torch.tensor(shrink),
+            amsgrad=False, maximize=False, grad_scale=None if divisor == 1.0 else torch.tensor(divisor),
         )  # fmt: skip
 
 
 def test_the_count_of_steps_may_be_a_tensor():
     fragment = ODD.fragments()[1]
     one, two = buffers(fragment), buffers(fragment)
-    adamw_update(fragment, 0, *one, steps=7, rate=RATE, decay=DECAY, shrink=2.0)
-    adamw_update(fragment, 0, *two, steps=torch.tensor(7.0), rate=RATE, decay=DECAY, shrink=2.0)
+    adamw_update(AdamWStep(fragment, 7, RATE, DECAY, 2.0), 0, *one)
+    adamw_update(AdamWStep(fragment, torch.tensor(7.0), RATE, DECAY, 2.0), 0, *two)
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
@@ -161,7 +163,7 @@ def test_the_count_of_steps_may_be_a_tensor():
 def test_what_is_no_tile_is_refused(begin, length):
     flats = [torch.zeros(length) for _ in range(4)]
     with pytest.raises(AssertionError, match="no tile"):
-        adamw_update(ODD.fragments()[1], begin, *flats, **HOW)
+        adamw_update(AdamWStep(ODD.fragments()[1], STEP_NUMBER, RATE, DECAY), begin, *flats)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,9 @@ def test_every_element_is_in_one_tile(blocks, rest, threads):
     visits, starts = torch.zeros(n), torch.full((-(-n // BLOCK),), -1)
 
     def work(scratch, offset, visited, first):
-        assert scratch.a.shape == scratch.int16_scratch.shape == visited.shape and len(first) == -(
+        assert scratch.fp32_scratch(
+            0
+        ).shape == scratch.int16_scratch.shape == visited.shape and len(first) == -(
             -len(visited) // BLOCK
         )
         visited.add_(1)

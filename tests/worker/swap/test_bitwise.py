@@ -14,7 +14,7 @@ from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
 from barnraise.spec import ModelSpec
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON
-from barnraise.swap.arena import units_to_float
+from barnraise.swap.precision import units_to_float
 
 COMBINATIONS = list(
     itertools.product(exactness.TIERS, exactness.CLIPPINGS, exactness.MICRO_BATCHES)

@@ -24,9 +24,9 @@ from helpers.plans import (
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.spec import UNIT_BITS
-from barnraise.swap.arena import units_to_float
 from barnraise.swap.engine import Engine
 from barnraise.swap.outer_optimizer import accumulate_feedback
+from barnraise.swap.precision import units_to_float
 
 # ---- steps -------------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_
         replicas = [weights.numpy() for weights in weights_of(engine)]
         anchors = [units.numpy() for units in exchange_state(engine, "anchor")]
         harvested = [
-            (payload, units.numpy().copy()) for payload, units in engine.end_round(encode, 0.3)
+            (part.payload, part.units.numpy().copy()) for part in engine.end_round(encode, 0.3)
         ]
         assert len(harvested) == count
         kept = {
@@ -201,10 +201,10 @@ def test_a_turn_says_its_fragments_as_a_round_does_and_leaves_the_others_as_they
         {name: exchange_state(turn, name) for name in ("anchor", "momentum", "feedback")},
         weights_of(turn),
     )
-    said = [payload for payload, _ in whole.end_round(encode, 0.3)]
+    said = [part.payload for part in whole.end_round(encode, 0.3)]
     due = {1, 3}
-    found = [each and each[0] for each in turn.end_round(encode, 0.3, due)]
-    assert found == [payload if i in due else None for i, payload in enumerate(said)]
+    found = {part.fragment: part.payload for part in turn.end_round(encode, 0.3, due)}
+    assert found == {i: payload for i, payload in enumerate(said) if i in due}
     for name, parts in before.items():
         for i, (was, now, ended) in enumerate(
             zip(parts, exchange_state(turn, name), exchange_state(whole, name), strict=True)
@@ -215,12 +215,9 @@ def test_a_turn_says_its_fragments_as_a_round_does_and_leaves_the_others_as_they
     ):
         assert torch.equal(now, ended if i in due else was), i
     assert turn.round_tokens == 0
-    rest = [
-        each and each[0] for each in turn.end_round(encode, 0.3, set(range(TINY.layers + 2)) - due)
-    ]
-    assert rest == [None if i in due else payload for i, payload in enumerate(said)], (
-        "in two turns, as in one round"
-    )
+    others = set(range(TINY.layers + 2)) - due
+    rest = {part.fragment: part.payload for part in turn.end_round(encode, 0.3, others)}
+    assert rest == {i: payload for i, payload in enumerate(said) if i not in due}
     assert state_digest(turn) == state_digest(whole)
 
 
@@ -230,7 +227,7 @@ def test_a_step_that_is_pending_at_a_turns_end_stays_so_and_counts_once(new_engi
     assert (
         engine.progress_with_pending.optimizer_steps == 1 and engine.progress.optimizer_steps == 0
     ), "its update waits for the next step"
-    list(engine.end_round(encode, 1.0, due={1}))
+    list(engine.end_round(encode, 1.0, {1}))
     assert engine.progress.optimizer_steps == 0 and engine.round_tokens == 0
     engine.step([sample_text(seed=1)])
     assert engine.round_tokens == 4 * TINY.context
@@ -244,9 +241,9 @@ def test_a_step_that_is_pending_at_a_turns_end_stays_so_and_counts_once(new_engi
 def test_an_update_that_says_nothing_of_a_fragment_leaves_it_as_it_is(kind, new_engine):
     engine, author = new_engine(kind), new_engine()
     author.step([sample_text()])
-    arrived = FakeUpdate(
-        "b", 1, [each[0] if each else b"" for each in author.end_round(encode, 1.0, due={2})]
-    )
+    (part,) = author.end_round(encode, 1.0, {2})
+    payloads = [part.payload if i == 2 else b"" for i in range(TINY.layers + 2)]
+    arrived = FakeUpdate("b", 1, payloads)
     before, replica = exchange_state(engine, "anchor"), weights_of(engine)
     engine.queue_updates(arrived)
     engine.step([sample_text(seed=5)])

@@ -27,10 +27,11 @@ from helpers.plans import (
 from barnraise.errors import DamageError, PlanError, StateError
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
+from barnraise.planning.program import Kind as OperationKind
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.arena import PAGE
-from barnraise.swap.lanes import DirectFile
+from barnraise.swap.direct_io import DirectFile
 from barnraise.swap.state_store import STATE_FILE
 
 MODEL = ModelSpec(layers=2, width=16, heads=1, context=8, vocabulary=256)
@@ -183,7 +184,7 @@ def failing(monkeypatch, what: str, at: int) -> None:
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("at", [1, 2, 7, 20])
-@pytest.mark.parametrize("what", ["_read", "_write"])
+@pytest.mark.parametrize("what", ["read_request", "write_request"])
 def test_an_error_of_the_disk_in_mid_run_is_told_with_what_was_being_done(
     what, at, staged, tmp_path, monkeypatch
 ):
@@ -205,7 +206,7 @@ def test_an_error_of_the_disk_in_mid_run_is_told_with_what_was_being_done(
 def test_an_error_between_steps_leaves_the_last_commit(at, tmp_path, monkeypatch):
     engine = engine_of(plan_of(), tmp_path)
     train(engine, 3)
-    failing(monkeypatch, "_write", at)
+    failing(monkeypatch, "write_request", at)
     with pytest.raises((StateError, OSError), match="Input/output error"):
         list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     engine.close()
@@ -217,8 +218,7 @@ def test_an_error_between_steps_leaves_the_last_commit(at, tmp_path, monkeypatch
 def test_bytes_that_change_under_a_running_engine_are_found_before_they_count(kind, tmp_path):
     engine = engine_of(plan_of(), tmp_path)
     train(engine, 2)
-    slot, _ = engine.store._newest[kind, 1, 0]
-    at = engine.store._offset(kind, 1, 0, slot) + 40
+    at = engine.store.newest_offset(kind, 1, 0) + 40
     with (tmp_path / STATE_FILE).open("r+b", buffering=0) as file:
         file.seek(at)
         byte = file.read(1)[0]
@@ -304,7 +304,8 @@ def test_a_gradient_that_is_not_finite_though_the_loss_is_drops_the_round_with_f
     """Found after some fragments were stepped already: clipping by layers does not wait for all."""
     engine = engine_of(plan_of(clipping=clipping), tmp_path)
     engine.step([sample_text(model=MODEL)], position=1)
-    whole = engine.executor._norm
+    handlers = engine.executor.handlers
+    whole = handlers[OperationKind.NORM]
 
     def overflowing(op):
         call = whole(op)
@@ -316,12 +317,10 @@ def test_a_gradient_that_is_not_finite_though_the_loss_is_drops_the_round_with_f
 
         return norm
 
-    engine.executor._does[next(kind for kind in engine.executor._does if kind == "norm")] = (
-        overflowing
-    )
+    handlers[OperationKind.NORM] = overflowing
     broken = engine.step([sample_text(model=MODEL)], position=2)
     assert broken.abandoned and math.isfinite(broken.loss) and not math.isfinite(broken.norm)
-    engine.executor._does["norm"] = whole
+    handlers[OperationKind.NORM] = whole
     assert all(torch.isfinite(t).all() for t in exactness.state(engine))
     assert not engine.step([sample_text(model=MODEL)], position=3).abandoned
     engine.close()

@@ -11,9 +11,10 @@ from barnraise.models.gpt2 import views
 from barnraise.planning.program import Lane as Name
 from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations, HostActivations
-from barnraise.swap.arena import Leaves, units_to_float
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.lanes import WorkerLane
+from barnraise.swap.leaves import Leaves
+from barnraise.swap.precision import units_to_float
 
 MODEL = ModelSpec(layers=6, width=16, heads=2, context=8, vocabulary=256)
 WAYS = [
@@ -35,7 +36,7 @@ class Watched(Activations):
 
     def store(self, i, m, x) -> None:
         super().store(i, m, x)
-        self.most = max(self.most, len(self._kept))
+        self.most = max(self.most, self.count)
 
 
 def run(plan, boundaries, text: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -86,7 +87,7 @@ def test_every_grouping_and_way_of_keeping_gives_the_bits_of_one_block_at_a_time
     found = run(planned(forward, backward, **way), kept, text())
     for ours, theirs in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
         assert torch.equal(ours, theirs)
-    assert not kept._kept, "nothing waits when the step is over"
+    assert kept.count == 0, "nothing waits when the step is over"
 
 
 def test_gradients_are_those_of_one_graph_over_everything():
@@ -120,6 +121,6 @@ def test_inputs_that_wait_in_memory_come_back_as_they_were():
         found = run(planned(forward, backward, **way), boundaries, text())
         expected = run(planned(forward, backward, **way), Activations(), text())
         assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
-        assert len(boundaries._free) == len(pool), "every buffer is free again"
+        assert boundaries.count == 0, "every buffer is free again"
     for lane in lanes.values():
         lane.close()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from barnraise.errors import StateError
 from barnraise.swap.arena import PAGE, Arena, page_aligned
-from barnraise.swap.lanes import REQUEST_BYTES, DirectFile, WorkerLane, checksum
+from barnraise.swap.direct_io import REQUEST_BYTES, DirectFile, checksum
+from barnraise.swap.lanes import WorkerLane
 
 
 @pytest.fixture

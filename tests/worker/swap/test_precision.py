@@ -12,10 +12,11 @@ from torch import Tensor
 
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
-from barnraise.spec import ALIGN, ModelSpec, preset
-from barnraise.swap.adamw import adamw_update
+from barnraise.spec import ALIGN, Fragment, ModelSpec, preset
+from barnraise.swap.adamw import AdamWStep, adamw_update
 from barnraise.swap.precision import (
     Moments8,
+    SplitWeights,
     decode_moments,
     encode_moments,
     join,
@@ -27,7 +28,6 @@ from barnraise.swap.tile_threads import BLOCK
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 BLOCKS = [TINY.fragments()[1], preset("gpt-nano").fragments()[1]]
-HOW = {"steps": 3, "rate": 3e-3, "decay": 0.1}
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,10 @@ def buffers(n: int, seed: int = 0) -> list[Tensor]:
     stir = torch.Generator().manual_seed(seed)
     weights, gradient, m = (torch.randn(n, generator=stir) for _ in range(3))
     return [weights, gradient, m, torch.rand(n, generator=stir)]
+
+
+def step_of(fragment: Fragment, divisor: float = 1.0) -> AdamWStep:
+    return AdamWStep(fragment, 3, learning_rate=3e-3, weight_decay=0.1, gradient_divisor=divisor)
 
 
 def no_moments(n: int) -> Moments8:
@@ -71,20 +75,20 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def test_every_upper_half_comes_back_with_every_kind_of_lower_half():
     low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234, 0xABCD])
     weights = floats(((torch.arange(1 << 16) << 16)[:, None] + low).view(-1))
-    assert same_bits(join(*split(weights)), weights)
+    assert same_bits(join(split(weights)), weights)
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=200))
 @settings(deadline=None)
 def test_any_pattern_comes_back(patterns):
     weights = floats(torch.tensor(patterns))
-    assert same_bits(join(*split(weights)), weights)
+    assert same_bits(join(split(weights)), weights)
 
 
 def test_joining_writes_where_it_is_told_to():
     weights = torch.randn(100)
     out = torch.empty(100)
-    assert join(*split(weights), out=out) is out and torch.equal(out, weights)
+    assert join(split(weights), out=out) is out and torch.equal(out, weights)
 
 
 def test_the_high_half_is_the_weight_rounded_to_nearest_and_away_from_zero_between_two():
@@ -106,7 +110,7 @@ def test_what_is_beyond_bf16_reads_as_infinite_or_not_a_number_and_comes_back():
     inf = torch.inf
     assert high.tolist()[:4] == [inf, -inf, inf, -inf] and high[4].isnan()
     assert high.tolist()[5:] == [inf, 0.0], "a NaN's payload is rounded too, and may carry"
-    assert same_bits(join(high, low), cases)
+    assert same_bits(join(SplitWeights(high, low)), cases)
 
 
 @given(st.data())
@@ -114,20 +118,24 @@ def test_what_is_beyond_bf16_reads_as_infinite_or_not_a_number_and_comes_back():
 def test_a_step_on_halves_has_the_bits_of_one_on_the_whole(data):
     fragment = data.draw(st.sampled_from(BLOCKS), label="fragment")
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), label="gradient")
-    how = HOW | {"shrink": data.draw(st.sampled_from([1.0, 1.7]), label="shrink")}
+    divisor = data.draw(st.sampled_from([1.0, 1.7]), label="divisor")
+    step = step_of(fragment, divisor)
     inner = st.integers(1, fragment.size // ALIGN - 1).map(lambda k: k * ALIGN)
     edges = sorted({0, fragment.size, *data.draw(st.lists(inner, max_size=4), label="cuts")})
     weights, gradient, m, v = buffers(fragment.size)
     gradient = gradient.to(dtype)
     (high, low), m2, v2 = split(weights), m.clone(), v.clone()
     torch.set_num_threads(1)
-    adamw_update(fragment, 0, weights, gradient.float().clone(), m, v, **how)
+    adamw_update(step, 0, weights, gradient.float().clone(), m, v)
     torch.set_num_threads(data.draw(st.integers(1, 3), label="threads"))
     for begin, end in itertools.pairwise(edges):
-        update_split(
-            fragment, begin, *(flat[begin:end] for flat in (high, low, gradient, m2, v2)), **how
-        )
-    assert same_bits(join(high, low), weights) and torch.equal(m2, m) and torch.equal(v2, v)
+        parts = [flat[begin:end] for flat in (high, low, gradient, m2, v2)]
+        update_split(step, begin, SplitWeights(*parts[:2]), *parts[2:])
+    assert (
+        same_bits(join(SplitWeights(high, low)), weights)
+        and torch.equal(m2, m)
+        and torch.equal(v2, v)
+    )
 
 
 # ---- bytes ---------------------------------------------------------------------------------------------------------
@@ -209,9 +217,9 @@ def test_v_fades_as_in_fp32_where_gradients_stop():
     for steps in range(1, 121):
         gradient.normal_(generator=stir)
         gradient[still] *= steps <= 20
-        how = {"steps": steps, "rate": 0.0, "decay": 0.0}
-        adamw_update(fragment, 0, weights.clone(), gradient, m, v, **how)
-        update_8bit(fragment, 0, weights, gradient, moments, **how)
+        step = AdamWStep(fragment, steps, learning_rate=0.0, weight_decay=0.0)
+        adamw_update(step, 0, weights.clone(), gradient, m, v)
+        update_8bit(step, 0, weights, gradient, moments)
     ratio = (decode_moments(moments)[1] / v)[still]
     assert ratio.mean() == pytest.approx(1, abs=0.1) and ratio.min() > 0.2 and ratio.max() < 5
 
@@ -229,21 +237,21 @@ def test_the_bits_of_a_step_in_bytes_depend_on_no_cut_and_no_threads(data):
         encode_moments(m, v, moments)
     flat = split(weights) if halves else (weights.clone(),)
     torch.set_num_threads(1)
-    update_8bit(fragment, 0, weights, gradient, whole, **HOW)
+    step = step_of(fragment)
+    update_8bit(step, 0, weights, gradient, whole)
     torch.set_num_threads(data.draw(st.integers(1, 3), label="threads"))
     for begin, end in itertools.pairwise(edges):
         low = {"low": flat[1][begin:end]} if halves else {}
-        update_8bit(
-            fragment, begin, flat[0][begin:end], gradient[begin:end], part(tiled, begin, end), **HOW, **low
-        )  # fmt: skip
-    assert same_bits(join(*flat) if halves else flat[0], weights)
+        moments = part(tiled, begin, end)
+        update_8bit(step, begin, flat[0][begin:end], gradient[begin:end], moments, **low)
+    assert same_bits(join(SplitWeights(*flat)) if halves else flat[0], weights)
     assert all(torch.equal(a, b) for a, b in zip(whole.tensors, tiled.tensors, strict=True))
 
 
 def test_a_tile_in_bytes_begins_on_a_block():
     with pytest.raises(AssertionError, match="begins on a block"):
         update_8bit(
-            BLOCKS[1], ALIGN, torch.zeros(ALIGN), torch.zeros(ALIGN), no_moments(ALIGN), **HOW
+            step_of(BLOCKS[1]), ALIGN, torch.zeros(ALIGN), torch.zeros(ALIGN), no_moments(ALIGN)
         )
 
 
@@ -279,12 +287,12 @@ def trained(kind: str, steps: int = 200) -> float:
         loss.backward()
         losses.append(loss.item())
         norm = torch.stack([gradient.norm() for _, _, gradient, *_ in layers]).norm().item()
-        how = {"steps": step, "rate": 3e-3, "decay": 0.1, "shrink": max(1.0, norm)}
         for fragment, weights, gradient, m, v, moments in layers:
+            adamw = AdamWStep(fragment, step, 3e-3, 0.1, max(1.0, norm))
             if kind == "8-bit":
-                update_8bit(fragment, 0, weights, gradient, moments, **how)
+                update_8bit(adamw, 0, weights, gradient, moments)
             else:
-                adamw_update(fragment, 0, weights, gradient, m, v, **how)
+                adamw_update(adamw, 0, weights, gradient, m, v)
     return sum(losses[-10:]) / 10
 
 

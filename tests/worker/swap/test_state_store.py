@@ -51,10 +51,9 @@ def test_every_record_lies_on_whole_pages_of_its_own(tmp_path):
     for kind, width in (("exact", 32), ("restart", 8)):
         store = StateStore(small_plan(kind, moments_bits=width), tmp_path / kind)
         spans = []
-        for (name, i, t), begin in store._offsets.items():
-            slots = 1 if name == "gradient" or not store.plan.two_slots(name) else 2
-            assert begin % PAGE == store._sizes[name, i, t] % PAGE == 0
-            spans.append((begin, begin + slots * store._sizes[name, i, t]))
+        for offset, size in store.record_extents().values():
+            assert offset % PAGE == size % PAGE == 0
+            spans.append((offset, offset + size))
         spans.sort()
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
         assert (
@@ -165,7 +164,7 @@ def test_before_the_first_write_in_place_the_manifest_says_it_is_not_whole(tmp_p
     store.commit("whole")
     store.write("moments", 1, 0, record(store, "moments", 1, 0, 1))
     body = json.loads(json.loads((tmp_path / MANIFEST_FILE).read_text())["body"])
-    assert body["void"] == sorted(TRAINING_KINDS) and body["mark"] == "whole"
+    assert body["invalid"] == sorted(TRAINING_KINDS) and body["header"] == "whole"
     store.write("anchor", 1, 0, record(store, "anchor", 1, 0, 2))
     assert store.invalid_kinds == set(TRAINING_KINDS), "the anchor has two slots"
     store.close()
@@ -217,7 +216,7 @@ def test_a_state_laid_out_in_another_way_is_refused_with_what_to_do(tmp_path):
     ):
         with pytest.raises(
             StateError,
-            match=r"laid out in another way; give the limits it was begun with, or remove",
+            match=r"with another layout; give the limits it was created with, or remove",
         ):
             StateStore(other, tmp_path)
 
@@ -251,8 +250,7 @@ def test_an_altered_byte_is_found_and_named_and_opening_again_mends(kind, tmp_pa
     list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     engine.commit()
     store, place = engine.store, (kind, 1, 1)
-    slot, _ = store._kept[place]
-    at = store._offset(*place, slot) + 17
+    at = store.newest_offset(*place) + 17
     engine.close()
     with (tmp_path / STATE_FILE).open("r+b") as file:
         file.seek(at)

@@ -18,8 +18,8 @@ from barnraise.models import gpt2 as gpt
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.protocol.messages import FragmentUpdate, Update
 from barnraise.spec import ModelSpec, Recipe
-from barnraise.swap.arena import units_to_float
 from barnraise.swap.engine import Engine
+from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.text.shards import train_tokenizer
 from barnraise.training.checkpoint import HEADER_FILE, TENSORS_FILE, Checkpoint, StateHeader

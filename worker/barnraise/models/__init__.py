@@ -1,0 +1,1 @@
+"""Model architectures, one file each: functions of named weights, without state."""

@@ -1,10 +1,11 @@
-"""The GPT, architecture only: pre-LayerNorm blocks, learned positions, GELU (tanh), head tied to the token embedding.
+"""GPT-2's architecture.
 
-GPT-2 (Radford et al. 2019) as Hugging Face's `gpt2` computes it, without dropout. Three functions, because a layer is
-what gets swapped: `embed`, `block`, `head`; a block comes in two parts, because who computes it again for its backward
-needs only the first. Each takes its fragment's weights as a dict of views of one flat buffer, named as in
-`ModelSpec.fragments()`. Shapes: B sequences, T tokens, d width, V vocabulary. All fp32, on whatever device the weights
-are.
+Pre-LayerNorm blocks, learned positions, GELU (tanh), head tied to the token embedding, as Hugging
+Face's `gpt2` (Radford et al. 2019) computes it, without dropout. The model is three functions,
+because a layer is what gets swapped: `embed`, `block`, `head`. A block comes in two parts, because
+recomputation for its backward needs only the first. Each function takes its fragment's weights as a
+dict of views of one flat buffer, named as in `ModelSpec.fragments()`. Shapes: B sequences, T
+tokens, d width, V vocabulary. All fp32, on the device of the weights.
 """
 
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ Weights = dict[str, Tensor]  # one fragment's tensors by name
 
 
 def views(fragment: Fragment, flat: Tensor) -> Weights:
-    """The fragment's tensors, sharing `flat`'s memory (flat: [fragment.size], any dtype)."""
+    """Return the fragment's tensors by name, as views of `flat` ([fragment.size], any dtype)."""
     assert flat.shape == (fragment.size,), (
         f"{fragment.name} has {fragment.size} elements, not {tuple(flat.shape)}"
     )
@@ -29,33 +30,40 @@ def views(fragment: Fragment, flat: Tensor) -> Weights:
 
 
 def embed(weights: Weights, tokens: Tensor) -> Tensor:
-    """int64 [B, T] → fp32 [B, T, d]."""
+    """Embed tokens: int64 [B, T] → fp32 [B, T, d]."""
     return F.embedding(tokens, weights["token"]) + weights["position"][: tokens.shape[1]]
 
 
 def block(weights: Weights, x: Tensor, heads: int) -> Tensor:
-    """One layer: [B, T, d] → [B, T, d]."""
+    """Compute one layer: [B, T, d] → [B, T, d]."""
     return block_end(weights, *block_start(weights, x, heads))
 
 
 def block_start(weights: Weights, x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """All of a layer but its last product: the stream after attention [B, T, d], and [B, T, 4d] for `finish`."""
+    """Compute all of a layer but its last product.
+
+    Returns:
+        The residual stream after attention [B, T, d], and the feed-forward's hidden values [B, T,
+        4d].
+    """
     x = x + attention(weights, norm(weights, "norm1", x), heads)
     return x, expand(weights, norm(weights, "norm2", x))
 
 
-def block_end(weights: Weights, x: Tensor, wide: Tensor) -> Tensor:
-    """The layer's end, which its backward does not need: [B, T, d], [B, T, 4d] → [B, T, d]."""
-    return x + F.linear(wide, weights["down.weight"], weights["down.bias"])
+def block_end(weights: Weights, x: Tensor, expanded: Tensor) -> Tensor:
+    """Compute the layer's last product: [B, T, d], [B, T, 4d] → [B, T, d]."""
+    return x + F.linear(expanded, weights["down.weight"], weights["down.bias"])
 
 
 def attention(weights: Weights, x: Tensor, heads: int) -> Tensor:
-    """Causal self-attention; rows of the qkv matrix are all queries, then all keys, then all values, each by head."""
+    """Compute causal self-attention: [B, T, d] → [B, T, d].
+
+    The rows of the qkv matrix are all queries, then all keys, then all values, each by head.
+    """
     b, t, d = x.shape
     qkv = F.linear(x, weights["qkv.weight"], weights["qkv.bias"]).view(b, t, 3, heads, d // heads)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(
-        0
-    )  # each [B, heads, T, d / heads], not copied
+    # Three views of [B, heads, T, d / heads].
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return F.linear(
         mixed.transpose(1, 2).reshape(b, t, d), weights["out.weight"], weights["out.bias"]
@@ -63,17 +71,17 @@ def attention(weights: Weights, x: Tensor, heads: int) -> Tensor:
 
 
 def expand(weights: Weights, x: Tensor) -> Tensor:
-    """The feed-forward's hidden values: [B, T, d] → [B, T, 4d]."""
+    """Compute the feed-forward's hidden values: [B, T, d] → [B, T, 4d]."""
     return F.gelu(F.linear(x, weights["up.weight"], weights["up.bias"]), approximate="tanh")
 
 
 def head(final: Weights, embedding: Weights, x: Tensor) -> Tensor:
-    """Logits: [B, T, d] → [B, T, V]."""
+    """Compute logits: [B, T, d] → [B, T, V]."""
     return F.linear(norm(final, "norm", x), embedding["token"])
 
 
 def norm(weights: Weights, name: str, x: Tensor) -> Tensor:
-    scale, shift = (
-        weights[f"{name}.{part}"].to(x.dtype) for part in ("weight", "bias")
-    )  # x may be wider
+    """Apply the layer norm `name` to x, which may be of a wider type than the weights."""
+    scale = weights[f"{name}.weight"].to(x.dtype)
+    shift = weights[f"{name}.bias"].to(x.dtype)
     return F.layer_norm(x, x.shape[-1:], scale, shift, NORM_EPSILON)

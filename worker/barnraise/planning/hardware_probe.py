@@ -312,12 +312,13 @@ def _updates(where: str) -> Calls:
     """AdamW in every form that weights and moments are kept in, as the engine makes it."""
     import torch
 
-    from barnraise.swap.adamw import adamw_update
-    from barnraise.swap.precision import BLOCK, Moments8, update_8bit, update_split
+    from barnraise.swap.adamw import AdamWStep, adamw_update
+    from barnraise.swap.precision import BLOCK, Moments8, SplitWeights, update_8bit, update_split
 
-    n, how = RAM_ELEMENTS // 2, {"steps": 100, "rate": 1e-4, "decay": 0.0}
+    n = RAM_ELEMENTS // 2
     like = {"device": "cuda" if where == "device" else "cpu"}
     fragment = Fragment(0, "probe", (), n)
+    step = AdamWStep(fragment, number=100, learning_rate=1e-4, weight_decay=0.0)
     weights, gradient, m, v = (torch.full((n,), 1e-3, **like) for _ in range(4))
     high, low = weights.bfloat16(), torch.zeros(n, dtype=torch.int16, **like)
     coded = (torch.ones(n, dtype=torch.uint8, **like) for _ in range(2))
@@ -325,19 +326,19 @@ def _updates(where: str) -> Calls:
     return {
         (f"{where} float32", 32): (
             n,
-            partial(adamw_update, fragment, 0, weights, gradient, m, v, **how),
+            partial(adamw_update, step, 0, weights, gradient, m, v),
         ),
         (f"{where} float32", 8): (
             n,
-            partial(update_8bit, fragment, 0, weights, gradient, eight, **how),
+            partial(update_8bit, step, 0, weights, gradient, eight),
         ),
         (f"{where} bfloat16", 32): (
             n,
-            partial(update_split, fragment, 0, high, low, gradient, m, v, **how),
+            partial(update_split, step, 0, SplitWeights(high, low), gradient, m, v),
         ),
         (f"{where} bfloat16", 8): (
             n,
-            partial(update_8bit, fragment, 0, high, gradient, eight, low=low, **how),
+            partial(update_8bit, step, 0, high, gradient, eight, low=low),
         ),
     }
 
@@ -350,7 +351,7 @@ def _disk_rates(folder: Path) -> tuple[float, float]:
     with its checksum, as the store's."""
     import torch
 
-    from barnraise.swap.lanes import checksum
+    from barnraise.swap.direct_io import checksum
 
     path = folder / f"probe-{os.getpid()}.scratch"
     block = mmap.mmap(-1, REQUEST)  # page-aligned, as O_DIRECT wants it

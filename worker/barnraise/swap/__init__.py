@@ -1,1 +1,4 @@
-"""Train one model on one machine. Standard library and torch alone; knows nothing of peers, files or codecs."""
+"""Train one model on one machine.
+
+Standard library and torch only; independent of peers, files and codecs.
+"""

@@ -1,93 +1,111 @@
-"""Where the inputs of blocks wait for backward, and streams between groups: by (block, micro-batch)."""
+"""Activation checkpoints: inputs of blocks that wait for backward, by (block, micro-batch)."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from barnraise.planning.program import Lane as Name
+from barnraise.planning.program import Lane
 from barnraise.swap.lanes import LaneEvent, WorkerLane
 
 
 class Activations:
-    """They wait where they were computed."""
+    """Activations that stay where they were computed."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], Tensor] = {}
+        """Begin empty."""
+        self._stored: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def count(self) -> int:
+        """Return the number of activations stored."""
+        return len(self._stored)
 
     def store(self, i: int, m: int, x: Tensor) -> None:
-        self._kept[i, m] = x
+        """Store the input of block i for micro-batch m."""
+        self._stored[i, m] = x
 
     def get(self, i: int, m: int) -> Tensor:
-        return self._kept[i, m]
+        """Return the input of block i for micro-batch m; it stays stored."""
+        return self._stored[i, m]
 
     def pop(self, i: int, m: int) -> Tensor:
-        return self._kept.pop((i, m))
+        """Return the input of block i for micro-batch m, and remove it."""
+        return self._stored.pop((i, m))
 
 
 class HostActivations(Activations):
-    """They wait in RAM: copied out beside the kernels, and back one ahead of when they are wanted.
+    """Activations that wait in host memory.
 
-    `pool`: fp32 buffers in RAM, each at least as large as a stream. What was put last stays on the device as well until
-    the next is put, as the next group often wants it at once.
+    They are copied out alongside the kernels, and copied back one micro-batch before they are
+    needed. The one stored last stays on the device as well until the next is stored, because the
+    next group often needs it at once.
     """
 
-    def __init__(self, lanes: Mapping[str, WorkerLane], pool: list[Tensor]):
+    def __init__(self, lanes: Mapping[Lane, WorkerLane], pool: list[Tensor]) -> None:
+        """Copy on `lanes` into `pool`: fp32 host buffers, each as large as an activation."""
         super().__init__()
         self._lanes, self._pool = lanes, pool
         self._free = list(range(len(pool)))
-        self._busy: list[LaneEvent | None] = [None] * len(pool)  # the last copy from or to each
+        # For each buffer of the pool, the last copy from or to it.
+        self._last_copy: list[LaneEvent | None] = [None] * len(pool)
         self._places: dict[tuple[int, int], tuple[int, torch.Size]] = {}
         self._latest: tuple[tuple[int, int], Tensor] | None = None
-        self._leaving: list[tuple[LaneEvent, Tensor]] = []  # not to be freed before they are out
-        self._coming: dict[tuple[int, int], tuple[LaneEvent, Tensor]] = {}
+        self._copies_out: list[tuple[LaneEvent, Tensor]] = []  # references until the copy has ended
+        self._copies_in: dict[tuple[int, int], tuple[LaneEvent, Tensor]] = {}
+
+    @property
+    def count(self) -> int:
+        """Return the number of activations stored."""
+        return len(self._pool) - len(self._free)
 
     def store(self, i: int, m: int, x: Tensor) -> None:
-        self._leaving = [(event, kept) for event, kept in self._leaving if not event.is_finished]
+        """Begin to copy the input of block i for micro-batch m to host memory."""
+        self._copies_out = [copy for copy in self._copies_out if not copy[0].is_finished]
         place = self._free.pop()
         self._places[i, m] = place, x.shape
         target = self._pool[place][: x.numel()].view(x.shape)
-        after = [self._lanes[Name.COMPUTE].record_event(), *self._before(place)]
-        event = self._lanes[Name.OUT].submit(
-            lambda: target.copy_(x, non_blocking=True), after, f"boundary {i}"
+        event = self._lanes[Lane.OUT].submit(
+            lambda: target.copy_(x, non_blocking=True),
+            [self._lanes[Lane.COMPUTE].record_event(), *self._copies_before(place)],
+            f"boundary {i}",
         )
-        self._busy[place] = event
-        self._leaving.append((event, x))
+        self._last_copy[place] = event
+        self._copies_out.append((event, x))
         self._latest = (i, m), x
 
     def get(self, i: int, m: int) -> Tensor:
+        """Return the input of block i for micro-batch m, and begin to copy the next one back."""
         if self._latest is not None and self._latest[0] == (i, m):
             return self._latest[1]
-        event, x = self._coming.pop((i, m), None) or self._come(i, m)
-        if (i, m + 1) in self._places and (i, m + 1) not in self._coming:
-            self._coming[i, m + 1] = self._come(i, m + 1)
-        event.wait(self._lanes[Name.COMPUTE].stream)
+        event, x = self._copies_in.pop((i, m), None) or self._copy_in(i, m)
+        if (i, m + 1) in self._places and (i, m + 1) not in self._copies_in:
+            self._copies_in[i, m + 1] = self._copy_in(i, m + 1)
+        event.wait(self._lanes[Lane.COMPUTE].stream)
         return x
 
     def pop(self, i: int, m: int) -> Tensor:
+        """Return the input of block i for micro-batch m, and free its buffer."""
         x = self.get(i, m)
         place, _ = self._places.pop((i, m))
-        self._coming.pop((i, m), None)
+        self._copies_in.pop((i, m), None)
         self._free.append(place)
         return x
 
-    def _come(self, i: int, m: int) -> tuple[LaneEvent, Tensor]:
+    def _copy_in(self, i: int, m: int) -> tuple[LaneEvent, Tensor]:
         place, shape = self._places[i, m]
         source = self._pool[place][: shape.numel()].view(shape)
-        device = (
-            self._lanes[Name.COMPUTE].stream.device if self._lanes[Name.COMPUTE].stream else "cpu"
+        stream = self._lanes[Lane.COMPUTE].stream
+        x = torch.empty(shape, device="cpu" if stream is None else stream.device)
+        event = self._lanes[Lane.IN].submit(
+            lambda: x.copy_(source, non_blocking=True),
+            # The compute lane may still use the memory that the allocator has given to x.
+            [self._lanes[Lane.COMPUTE].record_event(), *self._copies_before(place)],
+            f"boundary {i}",
         )
-        x = torch.empty(shape, device=device)
-        after = [
-            self._lanes[Name.COMPUTE].record_event(),
-            *self._before(place),
-        ]  # its memory may have been another's just now
-        event = self._lanes[Name.IN].submit(
-            lambda: x.copy_(source, non_blocking=True), after, f"boundary {i}"
-        )
-        self._busy[place] = event
+        self._last_copy[place] = event
         return event, x
 
-    def _before(self, place: int) -> list[LaneEvent]:
-        event = self._busy[place]
+    def _copies_before(self, place: int) -> list[LaneEvent]:
+        event = self._last_copy[place]
         return [] if event is None else [event]

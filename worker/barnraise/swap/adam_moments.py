@@ -1,4 +1,4 @@
-"""Adam's moments of one tile, in the form a plan keeps them: fp32 or 8 bits, with the low halves of split weights."""
+"""Adam's moments of one tile: fp32 or 8 bits, with the low halves of split weights."""
 
 from dataclasses import dataclass
 
@@ -6,15 +6,20 @@ import torch
 from torch import Tensor
 
 from barnraise.planning.plan import Plan, moments_parts
-from barnraise.spec import Fragment
 from barnraise.swap import precision
-from barnraise.swap.adamw import adamw_update
+from barnraise.swap.adamw import AdamWStep, adamw_update
 
 
 @dataclass(frozen=True)
 class AdamMoments:
-    """Views of one record (uint8): `m` and `v` [n], fp32 or uint8; `scales` fp32 [2, blocks] with 8 bits; `low` int16
-    [n] where the weights are streamed as bf16."""
+    """Views of one record of moments (uint8).
+
+    Attributes:
+        m: first moment [n], fp32 or uint8.
+        v: second moment [n], fp32 or uint8.
+        scales: fp32 [2, blocks] with 8-bit moments.
+        low: int16 [n], the low halves of the weights, where bf16 weights are streamed.
+    """
 
     m: Tensor
     v: Tensor
@@ -23,58 +28,68 @@ class AdamMoments:
 
     @classmethod
     def of(cls, plan: Plan, record: Tensor, n: int) -> "AdamMoments":
+        """Return views of a record, uint8, that holds the moments of n elements."""
         sizes = iter(moments_parts(n, plan.moments_bits, plan.dtype))
-        at = 0
+        offset = 0
 
         def part(dtype: torch.dtype, count: int) -> Tensor:
-            nonlocal at
-            begin, at = at, at + next(sizes)
+            nonlocal offset
+            begin = offset
+            offset += next(sizes)
             return record[begin : begin + count * dtype.itemsize].view(dtype)
 
-        wide = torch.float32 if plan.moments_bits == 32 else torch.uint8
-        m, v = part(wide, n), part(wide, n)
+        dtype = torch.float32 if plan.moments_bits == 32 else torch.uint8
+        m = part(dtype, n)
+        v = part(dtype, n)
         blocks = -(-n // precision.BLOCK)
         scales = part(torch.float32, 2 * blocks).view(2, blocks) if plan.moments_bits == 8 else None
         low = part(torch.int16, n) if plan.dtype == "bfloat16" else None
         return cls(m, v, scales, low)
 
-    def step(
-        self, fragment: Fragment, begin: int, weights: Tensor, gradient: Tensor, **how
-    ) -> None:
-        """AdamW on the tile that begins at element `begin` of its fragment; `how` as in `optimizer.update`."""
+    def update(self, step: AdamWStep, begin: int, weights: Tensor, gradient: Tensor) -> None:
+        """Apply an AdamW step in place to the tile that begins at element `begin` of its fragment.
+
+        Args:
+            step: the hyperparameters.
+            begin: the tile's first element in its fragment.
+            weights: the weights as streamed, fp32 or bf16 [n].
+            gradient: fp32 [n].
+        """
         if self.scales is not None:
-            eight = precision.Moments8(self.m, self.v, self.scales[0], self.scales[1])
-            precision.update_8bit(fragment, begin, weights, gradient, eight, low=self.low, **how)
+            precision.update_8bit(step, begin, weights, gradient, self._eight_bit(), low=self.low)
         elif self.low is not None:
-            precision.update_split(
-                fragment, begin, weights, self.low, gradient, self.m, self.v, **how
-            )
+            halves = precision.SplitWeights(weights, self.low)
+            precision.update_split(step, begin, halves, gradient, self.m, self.v)
         else:
-            adamw_update(fragment, begin, weights, gradient, self.m, self.v, **how)
+            adamw_update(step, begin, weights, gradient, self.m, self.v)
 
     def master(self, weights: Tensor) -> Tensor:
-        """fp32 [n]: the weights themselves, or joined from their halves."""
-        return weights if self.low is None else precision.join(weights, self.low)
+        """Return the master weights, fp32 [n]: the streamed ones, or joined from their halves."""
+        if self.low is None:
+            return weights
+        return precision.join(precision.SplitWeights(weights, self.low))
 
     def store_master(self, weights: Tensor, master: Tensor) -> None:
-        """Takes back a master that was changed."""
-        if self.low is not None:
-            precision.split(master, out=(weights, self.low))
+        """Write master weights, fp32 [n], into the streamed weights and the low halves."""
+        if self.low is None:
+            weights.copy_(master)
+        else:
+            precision.split(master, out=precision.SplitWeights(weights, self.low))
 
     def to_float32(self) -> tuple[Tensor, Tensor]:
-        """m and v in fp32: by reference where they are so."""
+        """Return m and v in fp32: by reference where they are stored so."""
         if self.scales is None:
             return self.m, self.v
-        return precision.decode_moments(
-            precision.Moments8(self.m, self.v, self.scales[0], self.scales[1])
-        )
+        return precision.decode_moments(self._eight_bit())
 
     def load_float32(self, m: Tensor, v: Tensor) -> None:
-        """Sets m and v from fp32 [n]."""
+        """Set m and v from fp32 [n] each."""
         if self.scales is None:
             self.m.copy_(m)
             self.v.copy_(v)
         else:
-            precision.encode_moments(
-                m, v, precision.Moments8(self.m, self.v, self.scales[0], self.scales[1])
-            )
+            precision.encode_moments(m, v, self._eight_bit())
+
+    def _eight_bit(self) -> precision.Moments8:
+        assert self.scales is not None, "these moments are fp32"
+        return precision.Moments8(self.m, self.v, self.scales[0], self.scales[1])

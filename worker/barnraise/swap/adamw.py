@@ -1,86 +1,99 @@
-"""AdamW (Loshchilov & Hutter 2019) over flat buffers, by torch's fused kernel; and the learning-rate schedule.
+"""AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over flat buffers, by torch's fused kernel.
 
-Matrices and embeddings decay, norms and biases do not (GPT-3). Decay differs within one flat buffer, so a buffer is
-cut into spans of one kind, neighbours merged, and the kernel gets the list of each kind. Spans start and end on
-TENSOR_ALIGN boundaries, whole cache lines: the kernel's vector path covers every element, and its bits do not depend on
-the cut. So any tile of a fragment can be stepped by itself, wherever it lies.
+Matrices and embeddings decay, norms and biases do not (as in GPT-3). Decay differs within one flat
+buffer, so a buffer is cut into spans of one kind, with neighbours merged, and the kernel gets the
+list of each kind. Spans start and end on TENSOR_ALIGN boundaries, which are whole cache lines: the
+kernel's vector path covers every element, and the bits of the result do not depend on the cut. So
+any tile of a fragment can be updated by itself, wherever it lies.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from barnraise.spec import ALIGN, Fragment, Recipe
+from barnraise.spec import ALIGN, Fragment
 from barnraise.swap.tile_threads import BLOCK, Scratch, for_each_tile
 
 BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8  # GPT-3's
-WARMUP_FROM = 0.1  # the ledger's clock moves a round at a time: a rate of zero would waste the whole first round
-COSINE_TO = 0.1
 
-
-def learning_rate_scale(recipe: Recipe, tokens: int) -> float:
-    """What to multiply the recipe's learning rate by when the run's ledger holds `tokens`. Between 0 and 1."""
-    if tokens < recipe.warmup_tokens:
-        return WARMUP_FROM + (1 - WARMUP_FROM) * tokens / recipe.warmup_tokens
-    if recipe.schedule == "constant":
-        return 1.0
-    span = recipe.token_budget - recipe.warmup_tokens
-    done = min(1.0, (tokens - recipe.warmup_tokens) / span) if span > 0 else 1.0
-    return COSINE_TO + (1 - COSINE_TO) * (1 + math.cos(math.pi * done)) / 2
-
-
-def decay_spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
-    """(begin, end, decays), in order, covering the buffer; padding goes with the tensor before it."""
-    found: list[tuple[int, int, bool]] = []
-    ends = [slot.offset for slot in fragment.slots[1:]] + [fragment.size]
-    for slot, end in zip(fragment.slots, ends, strict=True):
-        decays = len(slot.shape) >= 2
-        begin = found.pop()[0] if found and found[-1][2] == decays else slot.offset
-        found.append((begin, end, decays))
-    return found
+# torch computes the sum of a tensor this short on one thread, so that its order is fixed.
+SUM_CHUNK = 1 << 14
 
 
 @dataclass(frozen=True)
 class AdamWStep:
-    """One AdamW step of one fragment, to be made on its tiles in any order, on any thread."""
+    """The hyperparameters of one AdamW step of one fragment.
 
-    cut: list[tuple[int, int, bool]]  # spans
-    count: Tensor  # fp32 scalar: of the fragment's steps, with this one
-    rate: float
-    decay: float
-    scale: Tensor | None  # fp32 scalar that divides the gradient
+    Attributes:
+        fragment: the fragment whose tiles are updated.
+        number: this step's number, from 1, for Adam's bias correction.
+        learning_rate: the rate of this step, with schedule and warm-up.
+        weight_decay: the decay of matrices and embeddings.
+        gradient_divisor: what clipping divides the gradient by, ≥ 1.
+    """
+
+    fragment: Fragment
+    number: int | Tensor
+    learning_rate: float
+    weight_decay: float
+    gradient_divisor: float = 1.0
+
+
+def decay_spans(fragment: Fragment) -> list[tuple[int, int, bool]]:
+    """Return (begin, end, decays) spans that cover the buffer in order.
+
+    Padding belongs to the tensor before it.
+    """
+    spans: list[tuple[int, int, bool]] = []
+    ends = [slot.offset for slot in fragment.slots[1:]] + [fragment.size]
+    for slot, end in zip(fragment.slots, ends, strict=True):
+        decays = len(slot.shape) >= 2
+        begin = slot.offset
+        if spans and spans[-1][2] == decays:
+            begin = spans.pop()[0]
+        spans.append((begin, end, decays))
+    return spans
+
+
+@dataclass(frozen=True)
+class AdamWKernel:
+    """An AdamW step prepared for one device, for tiles in any order and on any thread."""
+
+    spans: list[tuple[int, int, bool]]
+    step_count: Tensor  # fp32 scalar
+    learning_rate: float
+    weight_decay: float
+    gradient_divisor: Tensor | None  # fp32 scalar
 
     @classmethod
-    def of(
-        cls, fragment: Fragment, begin: int, flat: Tensor, *,
-        steps: int | Tensor, rate: float, decay: float, shrink: float = 1.0,
-    ) -> "AdamWStep":  # fmt: skip
-        """For the tile at `begin` that `flat` is of. `steps`: this step's number, from 1. `shrink` ≥ 1: what clipping
-        divides the gradient by, in the same pass."""
+    def prepare(cls, step: AdamWStep, begin: int, flat: Tensor) -> "AdamWKernel":
+        """Prepare a step for the tile of the size of `flat` that begins at element `begin`."""
         end, device = begin + flat.numel(), flat.device
+        fragment, divisor = step.fragment, step.gradient_divisor
         assert begin % ALIGN == 0 and end % ALIGN == 0 and end <= fragment.size, (
-            f"[{begin}, {end}) is no tile"
+            f"[{begin}, {end}) is no tile of {fragment.name}"
         )
-        assert shrink >= 1.0, f"clipping does not stretch: {shrink}"
-        cut = decay_spans(fragment) if decay else [(0, fragment.size, False)]
-        count = torch.as_tensor(steps, dtype=torch.float32, device=device)
+        assert divisor >= 1.0, f"clipping must not enlarge a gradient: its divisor is {divisor}"
         return cls(
-            cut, count, rate, decay, None if shrink == 1.0 else torch.tensor(shrink, device=device)
+            spans=decay_spans(fragment) if step.weight_decay else [(0, fragment.size, False)],
+            step_count=torch.as_tensor(step.number, dtype=torch.float32, device=device),
+            learning_rate=step.learning_rate,
+            weight_decay=step.weight_decay,
+            gradient_divisor=None if divisor == 1.0 else torch.tensor(divisor, device=device),
         )
 
     def apply(self, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor) -> None:
-        """In place, fp32 [n] each; a gradient that is divided is left divided."""
+        """Update fp32 [n] tensors in place; a gradient that is divided stays divided."""
         end, flats = begin + weights.numel(), (weights, gradient, m, v)
-        mine = [span for span in self.cut if span[0] < end and begin < span[1]]
-        if len(mine) == 1:  # most tiles: nothing to cut
-            self._call(mine[0][2], *([flat] for flat in flats))
+        spans = [span for span in self.spans if span[0] < end and begin < span[1]]
+        if len(spans) == 1:  # most tiles lie within one span
+            self._call(spans[0][2], *([flat] for flat in flats))
             return
-        for kind in {decays for _, _, decays in mine}:
+        for kind in {decays for _, _, decays in spans}:
             pieces = [
-                slice(max(a, begin) - begin, min(b, end) - begin)
-                for a, b, decays in mine
+                slice(max(first, begin) - begin, min(last, end) - begin)
+                for first, last, decays in spans
                 if decays == kind
             ]
             self._call(kind, *([flat[piece] for piece in pieces] for flat in flats))
@@ -92,50 +105,60 @@ class AdamWStep:
         gradients: list[Tensor],
         m: list[Tensor],
         v: list[Tensor],
-    ):
-        torch._fused_adamw_(
+    ) -> None:
+        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]: torch has no public name for the kernel
             weights,
             gradients,
             m,
             v,
             [],
-            [self.count] * len(weights),
-            lr=self.rate,
+            [self.step_count] * len(weights),
+            lr=self.learning_rate,
             beta1=BETA1,
             beta2=BETA2,
-            weight_decay=self.decay if decays else 0.0,
+            weight_decay=self.weight_decay if decays else 0.0,
             eps=EPSILON,
             amsgrad=False,
             maximize=False,
-            grad_scale=self.scale,
+            grad_scale=self.gradient_divisor,
         )
 
 
 def adamw_update(
-    fragment: Fragment, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor, *,
-    steps: int | Tensor, rate: float, decay: float, shrink: float = 1.0,
-) -> None:  # fmt: skip
-    """One step, in place, of the tile [begin, begin + n) of a fragment: fp32 [n] each, begin and n multiples of ALIGN.
-    The same bits for every cut into tiles and every number of threads. `steps`: this step's number, from 1; `decay`: of
-    what decays; `shrink` ≥ 1 divides the gradient, which is left divided."""
-    step = AdamWStep.of(
-        fragment, begin, weights, steps=steps, rate=rate, decay=decay, shrink=shrink
-    )
-    for_each_tile(
-        lambda _, offset, *tile: step.apply(begin + offset, *tile), weights, gradient, m, v
-    )
+    step: AdamWStep, begin: int, weights: Tensor, gradient: Tensor, m: Tensor, v: Tensor
+) -> None:
+    """Apply one AdamW step in place to the tile [begin, begin + n) of a fragment.
+
+    The result has the same bits for every cut into tiles and every number of threads.
+
+    Args:
+        step: the hyperparameters.
+        begin: the tile's first element in its fragment; begin and n are multiples of ALIGN.
+        weights: fp32 [n].
+        gradient: fp32 [n]; stays divided by the step's divisor.
+        m: first moment, fp32 [n].
+        v: second moment, fp32 [n].
+    """
+    kernel = AdamWKernel.prepare(step, begin, weights)
+
+    def update_tile(_: Scratch, offset: int, *tile: Tensor) -> None:
+        kernel.apply(begin + offset, *tile)
+
+    for_each_tile(update_tile, weights, gradient, m, v)
 
 
 def sum_of_squares(gradient: Tensor) -> Tensor:
-    """fp32 [n] → fp64 scalar, the same bits on any number of threads. Blocks in fp32, their sums in fp64: torch's norm,
-    on a CPU one sum in fp32, is off by a few in a thousand after 38 million elements, and by the threads' number."""
-    sums = torch.empty(-(-gradient.numel() // BLOCK), device=gradient.device)
+    """Return the sum of squares of fp32 [n] as an fp64 scalar.
 
-    def work(scratch: Scratch, _: int, gradient: Tensor, sums: Tensor) -> None:
-        squares = torch.mul(gradient, gradient, out=scratch.a)
+    The result has the same bits on any number of threads. Sums blocks in fp32, and their sums in
+    fp64. On a CPU torch's norm is one sum in fp32: after 38 million elements it
+    is off by a few in a thousand, and it depends on the number of threads.
+    """
+    block_sums = torch.empty(-(-gradient.numel() // BLOCK), device=gradient.device)
+
+    def sum_blocks(scratch: Scratch, _: int, gradient: Tensor, sums: Tensor) -> None:
+        squares = torch.mul(gradient, gradient, out=scratch.fp32_scratch(0))
         torch.sum(squares.view(sums.numel(), -1), 1, out=sums)
 
-    for_each_tile(work, gradient, sums)
-    return torch.stack(
-        [part.sum() for part in sums.double().split(1 << 14)]
-    ).sum()  # torch shares no sum this short
+    for_each_tile(sum_blocks, gradient, block_sums)
+    return torch.stack([part.sum() for part in block_sums.double().split(SUM_CHUNK)]).sum()

@@ -1,4 +1,4 @@
-"""The static buffers a plan's operations work in: slots for weights, gradients, the ring. Allocated once."""
+"""The static buffers of a plan's operations: slots for weights, gradients, and the ring."""
 
 import torch
 from torch import Tensor
@@ -6,181 +6,215 @@ from torch import Tensor
 from barnraise.planning.plan import Plan
 from barnraise.planning.program import Op
 from barnraise.swap.adam_moments import AdamMoments
-from barnraise.swap.arena import Leaves
+from barnraise.swap.arena import Arena
+from barnraise.swap.leaves import Leaves
 from barnraise.swap.state_store import StateStore
+from barnraise.swap.tiles import Tile, streamed_dtype
 
-TILE_SCRATCH_BUFFERS = 4  # tiles of four bytes an element, for what is done between steps
+TILE_SCRATCH_BUFFERS = 4  # tiles of four bytes an element, for work between steps
 
 
 class Buffers:
-    """What lies where. "Compute memory" is the device's, or the RAM where there is no other."""
+    """Find the buffer of each operation.
 
-    def __init__(self, plan: Plan, store: StateStore):
-        self.plan, self.store = plan, store
+    "Compute memory" is the device's, or RAM where there is no device.
+
+    Attributes:
+        head_gradient: the head's gradient of the token table, fp32 [vocabulary, width].
+        streams: host buffers for activations, fp32, if they wait in host memory.
+    """
+
+    def __init__(self, plan: Plan, store: StateStore) -> None:
+        """Allocate all buffers of a plan.
+
+        Raises:
+            StateError: memory does not suffice; the message names what is missing.
+        """
+        self._plan, self._store = plan, store
+        self._dtype = streamed_dtype(plan)
         compute = store.device if plan.staged else store.host
-        fragments, block = plan.fragments, plan.fragments[1]
-        self.dtype = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
+        self._allocate_weights(compute)
+        self._allocate_gradients(compute)
+        self._allocate_staging()
+        self._tile_scratch = [store.host.allocate(size) for size in self._tile_scratch_sizes()]
 
-        self._slots = [
-            compute.allocate(plan.record("weights", block.size)) for _ in range(plan.slots)
-        ]
-        self._slot_leaves = [Leaves(block, self._typed(raw, block.size)) for raw in self._slots]
-        self._leaves: dict[int, Leaves] = {}
-        for fragment in fragments:
-            i = fragment.index
-            held = store.memory_buffer("weights", i)
-            if held is not None and (not plan.staged or plan.weights[i] == "device"):
-                self._leaves[i] = Leaves(fragment, self._typed(held, fragment.size))
-            elif i in (0, plan.last):
-                raw = compute.allocate(plan.record("weights", fragment.size))
-                self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
-
-        pooled = any(not plan.own_gradient(i) for i in plan.blocks)
-        self._pool = [
-            compute.allocate(4 * block.size) for _ in range(plan.gradient_slots if pooled else 0)
-        ]
-        self._gradients = {
-            f.index: compute.allocate(4 * f.size) for f in fragments if plan.own_gradient(f.index)
-        }
-        table = (plan.model.vocabulary, plan.model.width)
-        self.head_gradient = compute.allocate_floats(table[0] * table[1]).view(table)
-        self._host_gradients: list[Tensor] = []
-        self._host_ends: dict[int, Tensor] = {}
-        if plan.staged:
-            self._host_gradients = [
-                store.host.allocate(4 * block.size) for _ in range(plan.host_gradient_slots)
-            ]
-            self._host_ends = {
-                i: store.host.allocate(4 * fragments[i].size)
-                for i in (0, plan.last)
-                if plan.weights[i] != "device"
-            }
-        reads_blocks = plan.staged and "disk" in plan.weights
-        self._incoming = [
-            store.host.allocate(plan.record("weights", block.size))
-            for _ in range(plan.host_slots if reads_blocks else 0)
-        ]
-        through = any(plan.through_ring(i) for i in range(plan.last + 1))
-        self._ring = [
-            store.host.allocate(plan.ring_bytes()) for _ in range(plan.ring if through else 0)
-        ]
-        spare = max(plan.record("weights", plan.tile), plan.record("anchor", plan.tile))
-        sizes = (
-            [spare] * TILE_SCRATCH_BUFFERS + [plan.record("moments", plan.tile)]
-            if plan.on_disk
-            else []
-        )
-        self._spares = [store.host.allocate(size) for size in sizes]
         waiting = (plan.model.layers + 2) * plan.micro_batches if plan.boundaries == "host" else 0
         stream = plan.sequences * plan.model.context * plan.model.width
         self.streams = [store.host.allocate_floats(stream) for _ in range(waiting)]
 
-    def _typed(self, raw: Tensor, n: int) -> Tensor:
-        return raw[: n * self.dtype.itemsize].view(self.dtype)
+    def _allocate_weights(self, compute: Arena) -> None:
+        """Allocate the slots of paged blocks, and copies of other fragments to compute with."""
+        plan, block = self._plan, self._plan.fragments[1]
+        record = plan.record("weights", block.size)
+        self._slots = [compute.allocate(record) for _ in range(plan.slots)]
+        self._slot_leaves = [Leaves(block, self._typed(raw, block.size)) for raw in self._slots]
+        self._leaves: dict[int, Leaves] = {}
+        for fragment in plan.fragments:
+            i = fragment.index
+            raw = self._store.memory_buffer("weights", i)
+            if raw is not None and (not plan.staged or plan.weights[i] == "device"):
+                self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
+            elif i in (0, plan.last):
+                raw = compute.allocate(plan.record("weights", fragment.size))
+                self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
 
-    # ---- weights ---------------------------------------------------------------------------------------------
+    def _allocate_gradients(self, compute: Arena) -> None:
+        """Allocate the pool of gradients, and gradients of fragments that have one of their own."""
+        plan, block = self._plan, self._plan.fragments[1]
+        pooled = any(not plan.own_gradient(i) for i in plan.blocks)
+        pool_size = plan.gradient_slots if pooled else 0
+        self._pool = [compute.allocate(4 * block.size) for _ in range(pool_size)]
+        self._gradients = {
+            fragment.index: compute.allocate(4 * fragment.size)
+            for fragment in plan.fragments
+            if plan.own_gradient(fragment.index)
+        }
+        table = (plan.model.vocabulary, plan.model.width)
+        self.head_gradient = compute.allocate_floats(table[0] * table[1]).view(table)
+
+    def _allocate_staging(self) -> None:
+        """Allocate host memory for gradients, weights and tiles that pass between tiers."""
+        plan, host = self._plan, self._store.host
+        block = plan.fragments[1]
+        self._host_gradients: list[Tensor] = []
+        self._host_end_gradients: dict[int, Tensor] = {}
+        if plan.staged:
+            self._host_gradients = [
+                host.allocate(4 * block.size) for _ in range(plan.host_gradient_slots)
+            ]
+            self._host_end_gradients = {
+                i: host.allocate(4 * plan.fragments[i].size)
+                for i in (0, plan.last)
+                if plan.weights[i] != "device"
+            }
+        reads_blocks = plan.staged and "disk" in plan.weights
+        read_slots = plan.host_slots if reads_blocks else 0
+        record = plan.record("weights", block.size)
+        self._read_slots = [host.allocate(record) for _ in range(read_slots)]
+        uses_ring = any(plan.through_ring(i) for i in range(plan.last + 1))
+        ring = plan.ring if uses_ring else 0
+        self._ring = [host.allocate(plan.ring_bytes()) for _ in range(ring)]
+
+    def _tile_scratch_sizes(self) -> list[int]:
+        """Return the bytes of the tile scratch buffers: the last holds a tile of moments."""
+        plan = self._plan
+        if not plan.on_disk:
+            return []
+        size = max(plan.record("weights", plan.tile), plan.record("anchor", plan.tile))
+        return [size] * TILE_SCRATCH_BUFFERS + [plan.record("moments", plan.tile)]
+
+    def _typed(self, raw: Tensor, n: int) -> Tensor:
+        """View the first n elements of a uint8 buffer in the streamed type."""
+        return raw[: n * self._dtype.itemsize].view(self._dtype)
+
+    # ---- weights -------------------------------------------------------------------------------
 
     def leaves(self, i: int, slot: int) -> Leaves:
-        """Where fragment i's weights are computed with."""
+        """Return the leaves that fragment i is computed with: a slot's, or for -1 its own."""
         return self._slot_leaves[slot] if slot >= 0 else self._leaves[i]
 
     def end_leaves(self, i: int) -> Leaves:
-        """The embedding's or the final norm's, which stay where the blocks compute."""
+        """Return the leaves of the embedding (0) or final norm, which stay in compute memory."""
         return self._leaves[i]
 
     def read_target(self, op: Op) -> Tensor:
-        """uint8: where a READ puts its block."""
+        """Return the buffer, uint8, that a READ fills."""
         (slot,) = op.slots
-        return self._incoming[slot] if self.plan.staged else self._slots[slot]
+        return self._read_slots[slot] if self._plan.staged else self._slots[slot]
 
     def write_source(self, op: Op) -> Tensor:
-        """uint8: what a WRITE takes."""
+        """Return the buffer, uint8, that a WRITE writes to disk."""
         (i,), (slot,) = op.blocks, op.slots
-        held = self.store.memory_buffer("weights", i)
-        return self._slots[slot] if held is None else held
+        raw = self._store.memory_buffer("weights", i)
+        return self._slots[slot] if raw is None else raw
 
     def load_endpoints(self, op: Op) -> tuple[Tensor, Tensor]:
-        """(target on the device, source in memory) of a LOAD."""
+        """Return (target on the device, source in host memory) of a LOAD."""
         (i,), (slot,) = op.blocks, op.slots
         return self.leaves(i, slot).flat, self.host_weights(i)
 
     def host_weights(self, i: int) -> Tensor:
-        """The streamed form of fragment i's weights in memory: its home, or where a READ put it."""
-        held = self.store.memory_buffer("weights", i)
-        if held is None:
-            held = self._incoming[i % self.plan.host_slots]
-        return self._typed(held, self.plan.fragments[i].size)
+        """Return fragment i's streamed weights in host memory: at home, or from a READ."""
+        raw = self._store.memory_buffer("weights", i)
+        if raw is None:
+            raw = self._read_slots[i % self._plan.host_slots]
+        return self._typed(raw, self._plan.fragments[i].size)
 
-    # ---- gradients -------------------------------------------------------------------------------------------
+    # ---- gradients -----------------------------------------------------------------------------
 
     def gradient(self, i: int, slot: int) -> Tensor:
-        """fp32 [n], where it is computed."""
+        """Return fragment i's gradient, fp32 [n], where it is computed."""
         return self._floats(self._gradients[i] if slot < 0 else self._pool[slot], i)
 
     def host_gradient(self, i: int) -> Tensor:
-        """fp32 [n], where an update takes it from under staging."""
-        return self._floats(self._host_raw(i), i)
+        """Return fragment i's gradient, fp32 [n], in host memory, for a staged update."""
+        return self._floats(self._host_gradient_buffer(i), i)
 
     def spill_source(self, i: int, slot: int) -> Tensor:
-        """uint8, whole pages: what a SPILL takes."""
-        return self._host_raw(i) if self.plan.staged else self._pool[slot]
+        """Return the buffer, uint8 of whole pages, that a SPILL writes to disk."""
+        return self._host_gradient_buffer(i) if self._plan.staged else self._pool[slot]
 
-    def _host_raw(self, i: int) -> Tensor:
-        return (
-            self._host_ends[i]
-            if i in self._host_ends
-            else self._host_gradients[self.plan.host_gradient_slot(i)]
-        )
+    def _host_gradient_buffer(self, i: int) -> Tensor:
+        if i in self._host_end_gradients:
+            return self._host_end_gradients[i]
+        return self._host_gradients[self._plan.host_gradient_slot(i)]
 
     def _floats(self, raw: Tensor, i: int) -> Tensor:
-        return raw[: 4 * self.plan.fragments[i].size].view(torch.float32)
+        return raw[: 4 * self._plan.fragments[i].size].view(torch.float32)
 
-    def tile_scratch(self, k: int) -> Tensor:
-        """uint8: a tile's worth of memory for what is done between steps; the last is a tile of moments. Nothing where
-        memory holds all."""
-        return self._spares[k] if self._spares else torch.empty(0, dtype=torch.uint8)
+    # ---- scratch -------------------------------------------------------------------------------
+
+    def tile_scratch(self, number: int) -> Tensor:
+        """Return a uint8 buffer for one tile between steps; empty if nothing lies on disk."""
+        if not self._tile_scratch:
+            return torch.empty(0, dtype=torch.uint8)
+        return self._tile_scratch[number]
 
     def fragment_scratch(self, i: int) -> Tensor:
-        """int32 [n] in memory that is free between steps."""
-        if self.plan.staged:
-            return torch.empty(self.plan.fragments[i].size, dtype=torch.int32)
-        return self.gradient(i, -1 if self.plan.own_gradient(i) else 0).view(torch.int32)
+        """Return an int32 [n] buffer for fragment i in memory that is free between steps."""
+        if self._plan.staged:
+            return torch.empty(self._plan.fragments[i].size, dtype=torch.int32)
+        return self.gradient(i, -1 if self._plan.own_gradient(i) else 0).view(torch.int32)
 
-    # ---- updates ---------------------------------------------------------------------------------------------
+    # ---- updates -------------------------------------------------------------------------------
 
     def ring_parts(self, op: Op) -> dict[str, Tensor]:
-        """uint8 by kind: what comes from disk for one tile, one after the other in a buffer of the ring."""
-        (i,), plan = op.blocks, self.plan
+        """Return the parts (uint8) of a ring buffer, by the kind of state that lies in them."""
+        (i,), plan = op.blocks, self._plan
         begin, end = plan.bounds(i, op.tile)
-        wanted = {"moments": plan.record("moments", end - begin)}
+        sizes = {"moments": plan.record("moments", end - begin)}
         if plan.spilled(i):
-            wanted["gradient"] = plan.record("anchor", end - begin)
+            sizes["gradient"] = plan.record("anchor", end - begin)
         if plan.staged and plan.weights[i] == "disk":
-            wanted["weights"] = plan.record("weights", end - begin)
-        parts, at = {}, 0
-        for kind, size in wanted.items():
-            parts[kind] = self._ring[op.ring][at : at + size]
-            at += size
+            sizes["weights"] = plan.record("weights", end - begin)
+        parts: dict[str, Tensor] = {}
+        offset = 0
+        for kind, size in sizes.items():
+            parts[kind] = self._ring[op.ring][offset : offset + size]
+            offset += size
         return parts
 
-    def update_parts(self, op: Op, t: int) -> tuple[AdamMoments, Tensor, Tensor]:
-        """(moments, weights as streamed [n], gradient fp32 [n]) of one tile, wherever they are."""
-        (i,), (slot,), (gradient_slot,), plan = op.blocks, op.slots, op.gradients, self.plan
+    def update_parts(self, op: Op, t: int) -> tuple[Tile, Tensor]:
+        """Return tile t of an UPDATE and its gradient, fp32 [n], wherever they lie."""
+        (i,), (slot,), (gradient_slot,) = op.blocks, op.slots, op.gradients
+        plan = self._plan
         begin, end = plan.bounds(i, t)
         n = end - begin
-        parts = (
-            self.ring_parts(op)
-            if op.ring >= 0
-            else {"moments": self.store.memory_record("moments", i, t)}
-        )
+        if op.ring >= 0:
+            parts = self.ring_parts(op)
+        else:
+            parts = {"moments": self._store.memory_record("moments", i, t)}
         if "weights" in parts:
             weights = self._typed(parts["weights"], n)
+        elif slot >= 0:
+            weights = self.leaves(i, slot).flat[begin:end]
         else:
-            weights = (self.leaves(i, slot).flat if slot >= 0 else self.host_weights(i))[begin:end]
+            weights = self.host_weights(i)[begin:end]
         if "gradient" in parts:
             gradient = parts["gradient"][: 4 * n].view(torch.float32)
         elif plan.staged and plan.weights[i] != "device":
             gradient = self.host_gradient(i)[begin:end]
         else:
             gradient = self.gradient(i, gradient_slot)[begin:end]
-        return AdamMoments.of(plan, parts["moments"], n), weights.detach(), gradient
+        moments = AdamMoments.of(plan, parts["moments"], n)
+        return Tile(i, t, begin, moments, weights.detach()), gradient

@@ -1,8 +1,9 @@
-"""One machine's training under a plan: local steps on a replica, and the arithmetic between it, anchor and updates.
+"""One machine's training under a plan: local steps on a replica, and its exchange with the anchor.
 
-A step is a program of operations (`schedule.py`, `operations.py`). Between steps, `harvest`, `add`, `evaluate` and the
-rest go fragment by fragment, tile by tile, so that a model larger than memory trades and is judged like a small one.
-One thread calls all of this.
+A step is a program of operations (`planning/program.py`), which the executor runs. Between steps,
+everything (`end_round`, `queue_updates`, `evaluate`) works fragment by fragment and tile by tile,
+so that a model larger than memory is exchanged and evaluated like a small one. All methods are
+called from one thread.
 """
 
 import math
@@ -16,13 +17,12 @@ import torch
 from torch import Tensor
 
 from barnraise.errors import StateError
-from barnraise.models import gpt2 as gpt
-from barnraise.models.gpt2 import views
+from barnraise.models import gpt2
 from barnraise.planning import program
 from barnraise.planning.plan import KINDS, Plan
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
-from barnraise.swap.arena import release_free_memory, units_to_float
+from barnraise.swap.arena import release_free_memory
 from barnraise.swap.executor import (
     DecodableUpdate,
     EngineProgress,
@@ -33,25 +33,42 @@ from barnraise.swap.executor import (
 from barnraise.swap.forward_backward import ForwardBackward
 from barnraise.swap.fused_loss import head_loss
 from barnraise.swap.outer_optimizer import OuterOptimizer
-from barnraise.swap.state_store import EXCHANGE_KINDS, TRAINING_KINDS, FragmentSequence, StateStore
+from barnraise.swap.precision import units_to_float
+from barnraise.swap.state_store import (
+    EXCHANGE_KINDS,
+    TRAINING_KINDS,
+    FragmentSequence,
+    StateStore,
+)
 from barnraise.swap.tiles import Tiles
 
-UPDATES_PER_STEP = 16  # updates folded in at a time: their sum stays below 2**31
-WARMUP_STEPS = 20  # steps over which a machine that lost its moments comes back to its rate
+UPDATES_PER_STEP = 16  # updates applied at a time: the sum of so many stays below 2**31
+WARMUP_STEPS = 20  # steps over which the learning rate recovers after Adam's moments were lost
 
-Encode = Callable[
-    [Tensor], tuple[bytes, Tensor]
-]  # int32 [n] → payload, and the int32 [n] it decodes to
+# An int32 [n] tensor of units → the payload, and the int32 [n] units that the payload decodes to.
+Encode = Callable[[Tensor], tuple[bytes, Tensor]]
 
 
 class AnchorLike(Protocol):
-    def record(self, header: Any) -> None: ...
+    """The part of the anchor that the engine needs: the record of the updates in it."""
+
+    def record(self, header: Any) -> None:
+        """Record that the update with this header was added to the anchor's fragments."""
+        ...
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """`loss`: nats a token before the step; `norm`: of the gradient before clipping. `abandoned`: a loss or gradient
-    was not finite, the round's progress is dropped (the replica is the anchor again) and `tokens` is 0."""
+    """The result of one step.
+
+    Attributes:
+        loss: mean cross-entropy before the step, in nats a token.
+        tokens: tokens trained on; 0 for an abandoned step.
+        seconds: wall-clock time.
+        norm: L2 norm of the whole gradient before clipping.
+        abandoned: whether the loss or gradient was not finite. The round's progress is then
+            dropped: the replica is the anchor again.
+    """
 
     loss: float
     tokens: int
@@ -60,9 +77,27 @@ class StepStats:
     abandoned: bool = False
 
 
+@dataclass(frozen=True)
+class EncodedFragment:
+    """One fragment's part of an update.
+
+    Attributes:
+        fragment: the fragment's index.
+        payload: the encoded part.
+        units: int32 [n], what the payload decodes to.
+    """
+
+    fragment: int
+    payload: bytes
+    units: Tensor
+
+
 class Engine:
-    """`store` holds the state, `anchor` is told which updates are in. `describe(progress)`: what a manifest is to say
-    that the state belongs to (asked for states on disk only). `progress`: where the state in the store stands."""
+    """Train a replica step by step and keep it consistent with the anchor.
+
+    Attributes:
+        progress: how far the state in the store has come.
+    """
 
     def __init__(
         self,
@@ -72,369 +107,462 @@ class Engine:
         anchor: AnchorLike,
         describe: Callable[[EngineProgress], str] = lambda progress: "",
         progress: EngineProgress | None = None,
-    ):
-        self.plan, self.recipe, self.store, self.anchor, self.describe = (
-            plan,
-            recipe,
-            store,
-            anchor,
-            describe,
-        )
+    ) -> None:
+        """Build the executor and bring the state into a consistent form.
+
+        Args:
+            plan: what lies where, and how a step runs.
+            recipe: the run's hyperparameters.
+            store: the state.
+            anchor: records which updates are in the anchor.
+            describe: returns the header to commit with the state, for a state on disk.
+            progress: how far the state in `store` has come; None for a fresh state.
+        """
+        self.plan = plan
+        self.recipe = recipe
+        self.store = store
+        self.anchor = anchor
+        self.describe = describe
         self.device = torch.device(plan.device)
         self.fragments = plan.fragments
-        self.executor = Executor(plan, recipe, store, self._mark)
+        self.executor = Executor(plan, recipe, store, self._describe_commit)
         self.buffers = self.executor.buffers
         self.anchors = self.executor.anchors
-        self.tiles = Tiles(plan, store, self.buffers)
-        self.outer_optimizer = OuterOptimizer(recipe, store, self.tiles)
-        self._nothing = (0.0,) * len(self.fragments)  # is guessed
-        standing = progress or EngineProgress()
-        self._guess = standing.prediction or self._nothing  # what it is to be
-        self.progress = replace(standing, prediction=self._guess)
-        self._arrivals: list[DecodableUpdate] = []
+        self._tiles = Tiles(plan, store, self.buffers.tile_scratch)
+        self._outer_optimizer = OuterOptimizer(
+            recipe, store, self._tiles, self.buffers.tile_scratch
+        )
+        self._no_prediction = (0.0,) * len(self.fragments)
+        saved = progress or EngineProgress()
+        self._target_prediction = saved.prediction or self._no_prediction
+        self.progress = replace(saved, prediction=self._target_prediction)
+        self._queued_updates: list[DecodableUpdate] = []
         self._pending: PendingUpdate | None = None
         if progress is None:
             self.reset_round()
         else:
-            self._mend()
+            self._recover_invalid_state()
 
-    # ---- training --------------------------------------------------------------------------------------------
+    # ---- local steps ---------------------------------------------------------------------------
 
     @property
     def progress_with_pending(self) -> EngineProgress:
-        """With the step whose update is pending."""
+        """Return the progress including the step whose update is still pending."""
         return self._pending.progress if self._pending else self.progress
 
     @property
     def round_tokens(self) -> int:
-        """Trained on since the last harvest: what the next update's header states."""
+        """Return the tokens trained on since the last `end_round`, for the next header."""
         return self.progress_with_pending.round_tokens
 
     def step(self, batches: list[Tensor], rate_scale: float = 1.0, position: int = 0) -> StepStats:
-        """One AdamW step on the mean gradient of the micro-batches (int64 [sequences, context + 1] each), clipped as
-        the plan says. `rate_scale` is what `schedule` says; `position`: where in the data the next step begins.
-        Raises StateError or DamageError when a tier fails; what the manifest names is whole then."""
+        """Make one AdamW step on the mean gradient of the micro-batches, clipped as the plan says.
+
+        Args:
+            batches: micro-batches of tokens, int64 [sequences, context + 1] each.
+            rate_scale: factor on the recipe's learning rate (`learning_rate_scale`).
+            position: where in the data the next step begins.
+
+        Raises:
+            StateError: a tier failed. What the last manifest names is intact then.
+            DamageError: the disk returned other bytes than were written to it.
+        """
         started = time.perf_counter()
         tokens = [batch.shape[0] * (batch.shape[1] - 1) for batch in batches]
-        shares = [mine / sum(tokens) for mine in tokens]
         passes = ForwardBackward(
             self.plan,
             [batch.to(self.device) for batch in batches],
-            shares,
+            [count / sum(tokens) for count in tokens],
             self.executor.new_activations(),
         )
-        before, exact = self._pending, self.plan.clipping == "exact"
-        if exact and before is not None:
-            self._burden(before)
-        now = self._next(rate_scale, sum(tokens), position, passes)
-        if not exact:
-            self._burden(now)
-        update = before if exact else now
-        folds = update is not None and bool(update.arrivals)
-        if folds:
-            self.executor.drain()  # the anchor's free slots are only free once the last commit is made
-        self.executor.run(partial(program.step, pending=before is not None), update, passes)
-        if folds:
-            self.executor.drain()
-            self._note(update)
-        if before is not None:
-            self.progress, self._pending = before.progress, None
-        figures = [*passes.losses, *(passes.norms[i] for i in range(len(self.fragments)))]
-        figures = torch.stack(
-            [figure.double().to(self.device) for figure in figures]
-        ).tolist()  # the step's only wait
-        loss = sum(figures[: len(batches)])
-        norm = math.sqrt(sum(n * n for n in figures[len(batches) :]))
+        if self.plan.clipping == "exact":
+            update = self._step_with_exact_clipping(passes, rate_scale, sum(tokens), position)
+        else:
+            update = self._step_with_layerwise_clipping(passes, rate_scale, sum(tokens), position)
+        loss, norm = self._loss_and_norm(passes)
         abandoned = not (math.isfinite(loss) and math.isfinite(norm))
         if abandoned:
             self.progress = replace(self.progress, position=position)
             self.reset_round()
-        elif exact:
-            now.gradient_divisor = max(1.0, norm / self.recipe.clip)
-            self._pending = now
+        elif update.is_ready:  # and applied: its program has ended
+            self.progress = update.progress
+        else:
+            update.clip_to(norm, self.recipe.clip)
+            self._pending = update
             if not self.plan.defers:
                 self.flush()
-        else:
-            self.progress = now.progress
-        return StepStats(
-            loss, 0 if abandoned else sum(tokens), time.perf_counter() - started, norm, abandoned
-        )
+        seconds = time.perf_counter() - started
+        return StepStats(loss, 0 if abandoned else sum(tokens), seconds, norm, abandoned)
 
-    def _next(
-        self, rate_scale: float, tokens: int, position: int, passes: ForwardBackward
+    def _step_with_exact_clipping(
+        self, passes: ForwardBackward, rate_scale: float, tokens: int, position: int
     ) -> PendingUpdate:
-        ahead = self.progress_with_pending
-        warmth = 1 - ahead.warmup_steps_left / (WARMUP_STEPS + 1)
-        warming = max(0, ahead.warmup_steps_left - 1)
-        done = EngineProgress(
-            position,
-            ahead.round_tokens + tokens,
-            ahead.optimizer_steps + 1,
-            warming,
-            ahead.prediction,
-        )
-        shrink = 1.0 if self.plan.clipping == "none" else None
-        rate = self.recipe.learning_rate * rate_scale * warmth
-        return PendingUpdate(rate, done.optimizer_steps, shrink, self._nothing, done, passes.norms)
+        """Compute a gradient, and apply the previous step's update on the way.
 
-    def _burden(self, update: PendingUpdate) -> None:
-        """What came in meanwhile goes the way of an update."""
-        update.arrivals, self._arrivals = (
-            self._arrivals[:UPDATES_PER_STEP],
-            self._arrivals[UPDATES_PER_STEP:],
+        Clipping needs the norm of the whole gradient, which is known when the last backward has
+        ended. So this step's update becomes pending, and runs during the next step's forward.
+        """
+        previous = self._pending
+        if previous is not None:
+            self._attach_arrivals(previous)
+        update = self._new_update(passes, rate_scale, tokens, position)
+        self._run_step(passes, previous, pending=previous is not None)
+        if previous is not None:
+            self.progress = previous.progress
+            self._pending = None
+        return update
+
+    def _step_with_layerwise_clipping(
+        self, passes: ForwardBackward, rate_scale: float, tokens: int, position: int
+    ) -> PendingUpdate:
+        """Compute a gradient, and update each fragment as soon as its own gradient is complete."""
+        update = self._new_update(passes, rate_scale, tokens, position)
+        self._attach_arrivals(update)
+        self._run_step(passes, update, pending=False)
+        return update
+
+    def _run_step(
+        self, passes: ForwardBackward, update: PendingUpdate | None, pending: bool
+    ) -> None:
+        """Run one step's program, which applies `update` and the arrivals attached to it."""
+        compile_program = partial(program.step, pending=pending)
+        if update is None or not update.arrivals:
+            self.executor.run(compile_program, update, passes)
+            return
+        self.executor.drain()  # the anchor's unused slots are free once the last commit has ended
+        self.executor.run(compile_program, update, passes)
+        self.executor.drain()
+        self._record_arrivals(update)
+
+    def _new_update(
+        self, passes: ForwardBackward, rate_scale: float, tokens: int, position: int
+    ) -> PendingUpdate:
+        """Return the update of a step that is about to run."""
+        before = self.progress_with_pending
+        warmup = 1 - before.warmup_steps_left / (WARMUP_STEPS + 1)
+        progress = EngineProgress(
+            position=position,
+            round_tokens=before.round_tokens + tokens,
+            optimizer_steps=before.optimizer_steps + 1,
+            warmup_steps_left=max(0, before.warmup_steps_left - 1),
+            prediction=before.prediction,
         )
-        update.prediction_growth = self._growth(update.progress)
-        update.progress = replace(update.progress, prediction=self._guess)
+        return PendingUpdate(
+            clipping=self.plan.clipping,
+            learning_rate=self.recipe.learning_rate * rate_scale * warmup,
+            step_number=progress.optimizer_steps,
+            prediction_growth=self._no_prediction,
+            progress=progress,
+            norms=passes.norms,
+        )
+
+    def _loss_and_norm(self, passes: ForwardBackward) -> tuple[float, float]:
+        """Return the step's mean loss and its gradient's norm, once they are computed."""
+        norms = [passes.norms[i] for i in range(len(self.fragments))]
+        scalars = [scalar.double().to(self.device) for scalar in (*passes.losses, *norms)]
+        values = torch.stack(scalars).tolist()  # the step's only wait
+        loss = sum(values[: len(passes.losses)])
+        norm = math.sqrt(sum(value * value for value in values[len(passes.losses) :]))
+        return loss, norm
+
+    def _attach_arrivals(self, update: PendingUpdate) -> None:
+        """Attach queued updates and the growth of the prediction to an update about to run."""
+        update.arrivals = self._queued_updates[:UPDATES_PER_STEP]
+        self._queued_updates = self._queued_updates[UPDATES_PER_STEP:]
+        update.prediction_growth = self._prediction_growth(update.progress)
+        update.progress = replace(update.progress, prediction=self._target_prediction)
 
     def flush(self) -> None:
-        """Makes the pending updates now."""
-        if (update := self._pending) is not None:
+        """Apply the pending update now."""
+        update = self._pending
+        if update is not None:
             self.executor.run(program.flush, update)
-            self.progress, self._pending = update.progress, None
+            self.progress = update.progress
+            self._pending = None
 
-    def _mark(self, update: PendingUpdate) -> str:
-        """The mark of what a running program commits: all that it folds in is in by then."""
-        self._note(update)
+    def _describe_commit(self, update: PendingUpdate) -> str:
+        """Return the header for a running program's commit, when all its arrivals are added."""
+        self._record_arrivals(update)
         return self.describe(update.progress)
 
-    def _note(self, update: PendingUpdate) -> None:
+    def _record_arrivals(self, update: PendingUpdate) -> None:
+        """Tell the anchor which updates a program has added to it."""
         for arrival in update.arrivals:
             self.anchor.record(arrival.header)
         update.arrivals = []
 
-    # ---- trading ---------------------------------------------------------------------------------------------
+    # ---- exchange ------------------------------------------------------------------------------
 
     def queue_updates(
-        self, *arrivals: DecodableUpdate, prediction: tuple[float, ...] | None = None
+        self, *updates: DecodableUpdate, prediction: tuple[float, ...] | None = None
     ) -> None:
-        """Other authors' updates, at any moment of a round, and a guess of those that are still under way: by how many
-        of its momenta each fragment of the replica is to be ahead (the last guess stays where none is given). In memory
-        both are folded in at once; a state on another tier takes them when the next step's updates pass by (or `settle`
-        is called)."""
-        if not arrivals and prediction in (None, self._guess):
+        """Queue other authors' updates, and set the prediction for updates in flight.
+
+        May be called at any moment of a round. A state in memory applies both at once; a state on
+        another tier applies them while the next step moves it anyway, or in `apply_queued`.
+
+        Args:
+            updates: what to add to the anchor and to the replica.
+            prediction: for each fragment, by how many of its outer momenta the replica is to be
+                ahead of the anchor. None leaves the last prediction.
+        """
+        if not updates and prediction in (None, self._target_prediction):
             return
-        self._arrivals += arrivals
-        self._guess = self._guess if prediction is None else prediction
+        self._queued_updates += updates
+        if prediction is not None:
+            self._target_prediction = prediction
         if not (self.plan.on_disk or self.plan.staged):
             self.apply_queued()
 
     @torch.no_grad()
     def apply_queued(self) -> None:
-        """All that was added is in the anchor, the replica has the guess it was to have, and nothing is under way."""
+        """Apply all queued updates and the prediction now, and wait for all operations."""
         self.executor.drain()
-        while (
-            arrivals := self._arrivals[:UPDATES_PER_STEP]
-        ) or self._guess != self.progress.prediction:
-            growth = self._growth(self.progress)
+        while self._queued_updates or self._target_prediction != self.progress.prediction:
+            arrivals = self._queued_updates[:UPDATES_PER_STEP]
+            growth = self._prediction_growth(self.progress)
             for i in range(len(self.fragments)):
                 units = sum_of_updates(arrivals, i)
                 if units is None and not growth[i]:
                     continue
-                for t, (_, _, moments, weights) in enumerate(self.tiles.iterate(i)):
-                    self.executor.apply_to_tile(i, t, units, growth[i], weights, moments)
-                del units  # before the next fragment's are made
+                for tile in self._tiles.iterate(i):
+                    self.executor.apply_to_tile(tile, units, growth[i])
+                del units  # free it before the next fragment's units are allocated
             for arrival in arrivals:
                 self.anchor.record(arrival.header)
-            self._arrivals = self._arrivals[len(arrivals) :]
-            self._guessed()
+            self._queued_updates = self._queued_updates[len(arrivals) :]
+            self._change_progress(prediction=self._target_prediction)
             self.executor.invalidate_cached_weights()
             if self.plan.commits_steps and self._pending is None:
                 self.commit()
 
-    def _growth(self, progress: EngineProgress) -> tuple[float, ...]:
-        """By how much each fragment's guess is to grow from where `progress` has it."""
-        return tuple(
-            to_be - is_now for to_be, is_now in zip(self._guess, progress.prediction, strict=True)
-        )
+    def _prediction_growth(self, progress: EngineProgress) -> tuple[float, ...]:
+        """Return by how much each fragment's prediction has to grow from what `progress` states."""
+        pairs = zip(self._target_prediction, progress.prediction, strict=True)
+        return tuple(target - current for target, current in pairs)
 
-    def _guessed(self) -> None:
-        """The replica holds the guess that it was to have."""
-        self.progress = replace(self.progress, prediction=self._guess)
+    def _change_progress(self, **changes: Any) -> None:
+        """Change fields of the progress, with and without the pending update."""
+        self.progress = replace(self.progress, **changes)
         if self._pending is not None:
-            self._pending.progress = replace(self._pending.progress, prediction=self._guess)
+            self._pending.progress = replace(self._pending.progress, **changes)
 
     def end_round(
-        self, encode: Encode, weight: float, due: Collection[int] | None = None
-    ) -> Iterator[tuple[bytes, Tensor] | None]:
-        """Ends the round: for each fragment in order the update's payload and the integers it decodes to, by then
-        applied to the anchor and the replica. Consume it whole, then `anchor.record` the header and `commit`. `weight`:
-        this author's share, 0…1. `due`: the fragments whose round ends; the others go on, and None comes for them. A
-        step whose update is pending counts in the next round of those, so that it may stay so.
+        self, encode: Encode, weight: float, fragments: Collection[int] | None = None
+    ) -> Iterator[EncodedFragment]:
+        """End the round of some fragments: compute, encode and apply this author's update.
 
-        Δ ← w(anchor − g·m − replica), g the fragment's guess; m ← μm + Δ; s = η(Δ + μm); e ← round(βe) + round(s/unit);
-        the update is −C(e). The two are rounded apart so that with β = 1 sent plus residual is exactly the sum of the
-        rounded steps."""
-        if due is None:
+        Consume the iterator completely, then record the update's header with the anchor and
+        `commit`. With `fragments` given, a pending step counts towards their next round, so that it
+        may stay pending.
+
+        Δ ← w·(anchor − g·m − replica); m ← μ·m + Δ; s = η·(Δ + μ·m); e ← round(β·e) + round(s /
+        unit); the update is −C(e), and e ← e − C(e). The two roundings are separate, so that with β
+        = 1 everything sent plus the residual is exactly the sum of the rounded steps. (w: `weight`,
+        g: the fragment's prediction, m: outer momentum, μ: `recipe.outer_momentum`, η:
+        `recipe.outer_rate`, e: error feedback, β: `recipe.feedback_decay`, C: `encode`.)
+
+        Args:
+            encode: compresses int32 [n] units.
+            weight: this author's share of all training, 0 to 1.
+            fragments: indices of the fragments whose round ends; None ends the round of all.
+
+        Yields:
+            For each of them in order, the encoded part, which is by then applied to the anchor and
+            the replica.
+        """
+        if fragments is None:
             self.flush()
         self.apply_queued()
         release_free_memory()
         for i in range(len(self.fragments)):
-            if due is not None and i not in due:
-                yield None
+            if fragments is not None and i not in fragments:
                 continue
-            with torch.no_grad():  # as a decorator it would hold on to what was yielded last
+            with torch.no_grad():  # as a decorator it would hold a reference to the last part
                 values = self.buffers.fragment_scratch(i)
-                self.outer_optimizer.accumulate(i, values, weight, self.progress.prediction[i])
-                payload, units = encode(values)
-                self.outer_optimizer.apply_published(i, values, units, self.progress.prediction[i])
-            yield payload, units
-            del payload, units  # before the next fragment's are made
+                prediction = self.progress.prediction[i]
+                self._outer_optimizer.accumulate(i, values, weight, prediction)
+                part = EncodedFragment(i, *encode(values))
+                self._outer_optimizer.apply_published(i, values, part.units, prediction)
+            yield part
+            del part  # free it before the next fragment's part is allocated
         self.executor.invalidate_cached_weights()
-        self.progress = replace(self.progress, round_tokens=0)
-        if self._pending is not None:
-            self._pending.progress = replace(self._pending.progress, round_tokens=0)
+        self._change_progress(round_tokens=0)
 
     @torch.no_grad()
     def reset_round(self) -> None:
-        """The replica is the anchor again; what the round had learnt, and the guess, are dropped."""
-        self._pending, self._guess = None, self.progress.prediction
+        """Set the replica to the anchor; drop what the round has learnt, and the prediction."""
+        self._pending = None
+        self._target_prediction = self.progress.prediction
         self.apply_queued()
-        spare = self.buffers.tile_scratch(1)
+        scratch = self.buffers.tile_scratch(1)
         for i in range(len(self.fragments)):
-            for t, (begin, end, moments, weights) in enumerate(self.tiles.iterate(i, reads=False)):
-                anchor = self.store.load_tile("anchor", i, t, spare)[: 4 * (end - begin)].view(
-                    torch.int32
-                )
-                self.tiles.set_weights(moments, weights, units_to_float(anchor))
+            for tile in self._tiles.iterate(i, reads=False):
+                record = self.store.load_tile("anchor", i, tile.number, scratch)
+                units = record[: 4 * tile.size].view(torch.int32)
+                tile.set_master(units_to_float(units))
         self.executor.invalidate_cached_weights()
-        self._guess = self._nothing
-        self.progress = replace(self.progress, round_tokens=0, prediction=self._nothing)
+        self._target_prediction = self._no_prediction
+        self.progress = replace(self.progress, round_tokens=0, prediction=self._no_prediction)
         if self.plan.on_disk and self.store.header is not None:
             self.commit()
 
     def reset_feedback(self) -> None:
-        """The ledger holds an update of mine newer than the saved feedback: what it owed may have been said already."""
+        """Set the error feedback to zero.
+
+        For a ledger that holds an own update newer than the saved feedback, whose residual that
+        update may already contain.
+        """
         self.store.clear("feedback")
 
     def reset_momentum(self) -> None:
-        """A verdict took out what the momentum followed. What this machine owes stays owed."""
-        self._guess = self._nothing  # it was made of it
+        """Set the outer momentum to zero after an update that it followed was retracted.
+
+        The error feedback stays.
+        """
+        self._target_prediction = self._no_prediction  # it is a multiple of the momentum
         self.apply_queued()
         self.store.clear("momentum")
 
     def replace_fragment(self, index: int, units: Tensor) -> None:
-        """Fragment `index` of the anchor was damaged and must be int32 [n] `units`. The round is dropped."""
+        """Replace a damaged fragment of the anchor by int32 [n] `units`. The round is dropped."""
         self.executor.drain()
         self.anchors[index] = units
         self.reset_round()
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor]) -> float:
-        """Mean loss of the *anchor*, whatever the replica is in the middle of: peers with one anchor get one number.
+        """Return the mean loss of the *anchor*, in nats a token.
 
-        Layer by layer over all batches, so that one layer's weights are unpacked at a time."""
+        Peers with one anchor get the same number. Goes layer by layer over all batches, so that one
+        layer's weights are unpacked at a time.
+
+        Args:
+            batches: tokens, int64 [sequences, context + 1] each.
+        """
         self.apply_queued()
-        batches = [
+        parts = [
             part.to(self.device) for batch in batches for part in batch.split(self.plan.sequences)
         ]
-        embedding = self._anchored(0)
-        streams = [gpt.embed(embedding, batch[:, :-1]) for batch in batches]
+        embedding = self._anchor_weights(0)
+        streams = [gpt2.embed(embedding, part[:, :-1]) for part in parts]
         for i in self.plan.blocks:
-            weights = self._anchored(i)
+            weights = self._anchor_weights(i)
             for m, stream in enumerate(streams):
-                streams[m] = gpt.block(weights, stream, self.plan.model.heads)
+                streams[m] = gpt2.block(weights, stream, self.plan.model.heads)
             del weights, stream
-        final, total, count = self._anchored(self.plan.last), 0.0, 0
-        for batch, stream in zip(batches, streams, strict=True):
-            targets = batch[:, 1:]
+        final = self._anchor_weights(self.plan.last)
+        total = 0.0
+        count = 0
+        for part, stream in zip(parts, streams, strict=True):
+            targets = part[:, 1:]
             total += head_loss(final, embedding["token"], stream, targets).item() * targets.numel()
             count += targets.numel()
         return total / count
 
-    def _anchored(self, i: int) -> gpt.Weights:
+    def _anchor_weights(self, i: int) -> gpt2.Weights:
+        """Return a copy of fragment i of the anchor as named fp32 weights on the device."""
         release_free_memory()
-        return views(self.fragments[i], units_to_float(self.anchors[i]).to(self.device))
+        flat = units_to_float(self.anchors[i]).to(self.device)
+        return gpt2.views(self.fragments[i], flat)
 
-    # ---- keeping ---------------------------------------------------------------------------------------------
+    # ---- saving and loading --------------------------------------------------------------------
 
     def commit(self, closing: bool = False) -> None:
-        """A state on disk: what is there is now the state. `closing`: with what only memory held."""
+        """Make what lies on disk the state to recover.
+
+        Args:
+            closing: also write what only memory holds, because the engine is about to close.
+        """
         self.flush()
         self.executor.drain()
         if not self.plan.commits_steps:
             self.store.write_memory_records(KINDS if closing else ("anchor", *EXCHANGE_KINDS))
-        held = any(
+        trains_in_memory = any(
             self.store.memory_buffer(kind, i) is not None
             for kind in TRAINING_KINDS
             for i in range(len(self.fragments))
         )
-        self.store.commit(self.describe(self.progress), whole=closing or not held)
+        header = self.describe(self.progress)
+        self.store.commit(header, training_valid=closing or not trains_in_memory)
 
-    def _mend(self) -> None:
-        """What the manifest said is not whole begins anew: the replica at the anchor, all else at zero, as the store
-        has it then, and the moments with a warm-up."""
-        void = self.store.invalid_kinds
-        if void & set(TRAINING_KINDS):
+    def _recover_invalid_state(self) -> None:
+        """Restart the kinds of state that the manifest marks as invalid and the store zeroes.
+
+        The replica restarts at the anchor, and Adam's moments at zero with a warm-up.
+        """
+        invalid = self.store.invalid_kinds
+        if invalid & set(TRAINING_KINDS):
             self.progress = replace(
                 self.progress, optimizer_steps=0, warmup_steps_left=WARMUP_STEPS
             )
             self.reset_round()
-        elif void and any(self.progress.prediction):
-            self.reset_round()  # the guess in the replica was made of a momentum that may be gone
-        elif void:
+        elif invalid and any(self.progress.prediction):
+            self.reset_round()  # the replica is ahead by multiples of a momentum that may be lost
+        elif invalid:
             self.commit()
         self.executor.invalidate_cached_weights()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that a restart needs besides the anchor's heads, on the host, by reference where it lies there. The
-        replica is not in it: a restart begins a round. For states in memory; one on disk is its own."""
+        """Return all that a restart needs besides the anchor's heads.
+
+        Host tensors, by reference where possible. The replica is not included: a restart begins a
+        round. For states in memory; a state on disk is its own copy.
+        """
         self.flush()
         self.apply_queued()
-        tensors = {
-            "progress": torch.tensor(
-                [self.progress.optimizer_steps, self.progress.warmup_steps_left]
-            )
-        }
+        counters = [self.progress.optimizer_steps, self.progress.warmup_steps_left]
+        tensors = {"progress": torch.tensor(counters)}
         for i, fragment in enumerate(self.fragments):
-            m, v = AdamMoments.of(
-                self.plan, self.store.memory_record("moments", i, 0), fragment.size
-            ).to_float32()
+            record = self.store.memory_record("moments", i, 0)
+            m, v = AdamMoments.of(self.plan, record, fragment.size).to_float32()
             tensors |= {f"m.{i}": m.cpu(), f"v.{i}": v.cpu()}
-            for kind, shelf in self._shelves():
-                tensors[f"{kind}.{i}"] = shelf[i]
+            for kind, sequence in self._exchange_state():
+                tensors[f"{kind}.{i}"] = sequence[i]
         return tensors
 
-    def _shelves(self) -> list[tuple[str, FragmentSequence]]:
-        floats = FragmentSequence(self.store, "momentum", torch.float32)
+    def _exchange_state(self) -> list[tuple[str, FragmentSequence]]:
+        """Return the kinds of state that the exchange needs, by name."""
         return [
             ("anchor", self.anchors),
-            ("momentum", floats),
+            ("momentum", FragmentSequence(self.store, "momentum", torch.float32)),
             ("feedback", FragmentSequence(self.store, "feedback")),
         ]
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `state` gave, of any plan, and begins a round. Raises StateError, with nothing changed, if
-        it does not fit."""
-        wanted: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
-        for i, fragment in enumerate(self.fragments):
-            wanted |= {
-                f"{kind}.{i}": (fragment.size, torch.float32) for kind in ("m", "v", "momentum")
-            }
-            wanted |= {
-                f"{kind}.{i}": (fragment.size, torch.int32) for kind in ("anchor", "feedback")
-            }
-        given = {name: (tensors[name].numel(), tensors[name].dtype) for name in tensors}
-        if wrong := sorted(name for name, _ in wanted.items() ^ given.items()):
-            raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")
-        updates, warming = tensors["progress"].tolist()
+        """Load what `state_dict` of an engine under any plan returned, and begin a round.
+
+        Raises:
+            StateError: the tensors do not fit this model; nothing has changed.
+        """
+        self._check_shapes(tensors)
+        optimizer_steps, warmup_steps_left = tensors["progress"].tolist()
         self.progress = EngineProgress(
-            optimizer_steps=updates, warmup_steps_left=warming, prediction=self._nothing
+            optimizer_steps=optimizer_steps,
+            warmup_steps_left=warmup_steps_left,
+            prediction=self._no_prediction,
         )
         for i in range(len(self.fragments)):
-            for kind, shelf in self._shelves():
-                shelf[i] = tensors[f"{kind}.{i}"]
-            m, v = tensors[f"m.{i}"], tensors[f"v.{i}"]
-            for t in range(self.plan.tile_count(i)):
-                begin, end = self.plan.bounds(i, t)
-                record = self.tiles.record("moments", i, t, 4, reads=False)
-                AdamMoments.of(self.plan, record, end - begin).load_float32(
-                    m[begin:end], v[begin:end]
-                )
-                self.store.store_tile("moments", i, t, record)
+            for kind, sequence in self._exchange_state():
+                sequence[i] = tensors[f"{kind}.{i}"]
+            self._tiles.write_moments(i, tensors[f"m.{i}"], tensors[f"v.{i}"])
         self.reset_round()
 
+    def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise StateError unless names, sizes and types are those of this model's state."""
+        expected: dict[str, tuple[int, torch.dtype]] = {"progress": (2, torch.int64)}
+        for i, fragment in enumerate(self.fragments):
+            for kind in ("m", "v", "momentum"):
+                expected[f"{kind}.{i}"] = (fragment.size, torch.float32)
+            for kind in ("anchor", "feedback"):
+                expected[f"{kind}.{i}"] = (fragment.size, torch.int32)
+        actual = {name: (tensors[name].numel(), tensors[name].dtype) for name in tensors}
+        wrong = sorted(name for name, _ in expected.items() ^ actual.items())
+        if wrong:
+            raise StateError(f"the saved state is not of this model: '{wrong[0]}' does not fit")
+
     def close(self) -> None:
-        """Ends the lanes. The state stays as the last commit left it."""
+        """Stop the lanes and close the store. The state stays as the last commit left it."""
         self.executor.close()
         self.store.close()

@@ -1,6 +1,7 @@
-"""Runs a program of operations: one method for each kind, on whatever tier its buffers lie."""
+"""The executor of programs: one method for each kind of operation, on any tier."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -8,32 +9,49 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from barnraise.errors import BarnraiseError, StateError
 from barnraise.models.gpt2 import views
-from barnraise.planning import program as program_module
 from barnraise.planning.plan import Plan
-from barnraise.planning.program import Hazards, Kind, Op
+from barnraise.planning.program import Hazards, Kind, Lane, Op, Program
 from barnraise.spec import Recipe
 from barnraise.swap.activations import Activations, HostActivations
-from barnraise.swap.adam_moments import AdamMoments
-from barnraise.swap.adamw import sum_of_squares
-from barnraise.swap.arena import Leaves, units_to_float
+from barnraise.swap.adamw import AdamWStep, sum_of_squares
 from barnraise.swap.buffers import Buffers
 from barnraise.swap.forward_backward import ForwardBackward
-from barnraise.swap.lanes import WorkerLane, as_state_error
+from barnraise.swap.lanes import WorkerLane
+from barnraise.swap.leaves import Leaves
+from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import FragmentSequence, StateStore
+from barnraise.swap.tiles import Tile
+
+DEVICE_LANES = (Lane.COMPUTE, Lane.IN, Lane.OUT)
+ANCHOR_SCRATCH, MOMENTUM_SCRATCH = 1, 2  # numbers of tile scratch buffers
+
+Task = Callable[[], object]
 
 
 class DecodableUpdate(Protocol):
+    """Another author's update as the exchange delivers it."""
+
     header: Any
 
-    def decode(self, index: int) -> Tensor | None: ...
+    def decode(self, index: int) -> Tensor | None:
+        """Return fragment `index`'s int32 [n] units; None where the update has no part for it."""
+        ...
 
 
 @dataclass(frozen=True)
 class EngineProgress:
-    """How far the state has come: `position` in the data, tokens of the round, AdamW's steps, how many more warm up
-    after a loss of moments, and the guess in the replica: by how many of its momenta each fragment is where updates
-    under way are thought to take the anchor (empty: nowhere)."""
+    """How far a state has come.
+
+    Attributes:
+        position: where in the data the next step begins.
+        round_tokens: tokens trained on in this round.
+        optimizer_steps: AdamW's steps.
+        warmup_steps_left: steps that still have a reduced rate after Adam's moments were lost.
+        prediction: for each fragment, by how many outer momenta the replica is ahead of the anchor,
+            because updates in flight are expected to move the anchor there; empty for none.
+    """
 
     position: int = 0
     round_tokens: int = 0
@@ -44,84 +62,137 @@ class EngineProgress:
 
 @dataclass
 class PendingUpdate:
-    """One step's updates: the rate, AdamW's count with this one, and by how much gradients are divided; `shrink` None:
-    by each fragment's own norm. `arrivals` are folded in on the way, and each fragment's guess grows by `guess`.
-    `progress`: once it is done."""
+    """One step's update: what AdamW, arrivals and prediction will change when it is applied.
 
+    Attributes:
+        clipping: "exact" (by the norm of the whole gradient), "layer" (by each fragment's own) or
+            "none".
+        learning_rate: the rate of this step, with schedule and warm-up.
+        step_number: AdamW's step number, from 1.
+        prediction_growth: for each fragment, by how many momenta the prediction grows.
+        progress: the progress once the update is applied.
+        norms: the norm of each fragment's gradient, filled in by the step's program.
+        arrivals: updates of other authors that are added to the anchor and the replica on the way.
+        gradient_divisor: what exact clipping divides gradients by; None until the whole norm is
+            known.
+        is_cancelled: whether a loss or gradient was not finite, so that AdamW changes nothing more.
+    """
+
+    clipping: str
     learning_rate: float
     step_number: int
-    gradient_divisor: float | None
     prediction_growth: tuple[float, ...]
     progress: EngineProgress
     norms: dict[int, Tensor] = field(default_factory=dict)
     arrivals: list[DecodableUpdate] = field(default_factory=list)
-    is_cancelled: bool = False  # something was not finite: nothing is stepped any more
+    gradient_divisor: float | None = None
+    is_cancelled: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be applied: exact clipping waits for the norm of the whole gradient."""
+        return self.clipping != "exact" or self.gradient_divisor is not None
+
+    def clip_to(self, norm: float, limit: float) -> None:
+        """Make an exactly clipped update ready: reduce the whole `norm` to `limit`."""
+        self.gradient_divisor = max(1.0, norm / limit)
 
 
 class Executor:
-    """Lanes, buffers, and what is done in them. `committed(update)` is asked for the mark of a COMMIT."""
+    """Run programs on lanes and buffers.
+
+    Attributes:
+        lanes: the lanes by name.
+        buffers: the static buffers.
+        anchors: the anchor's fragments.
+        handlers: for each kind of operation, the method that returns what its lane will run.
+    """
 
     def __init__(
         self,
         plan: Plan,
         recipe: Recipe,
         store: StateStore,
-        committed: Callable[[PendingUpdate], str],
-    ):
-        self.plan, self.recipe, self.store, self.committed = plan, recipe, store, committed
-        self.device = torch.device(plan.device)
+        describe_commit: Callable[[PendingUpdate], str],
+    ) -> None:
+        """Allocate the buffers and start the lanes.
+
+        Args:
+            plan: what lies where.
+            recipe: the run's hyperparameters.
+            store: the state.
+            describe_commit: returns the header for a COMMIT of the running update.
+        """
+        self._plan, self._recipe, self._store = plan, recipe, store
+        self._describe_commit = describe_commit
         self.buffers = Buffers(plan, store)
         self.anchors = FragmentSequence(store, "anchor")
-        threads = torch.get_num_threads()
-        on_device = (program_module.Lane.COMPUTE, program_module.Lane.IN, program_module.Lane.OUT)
-        self.lanes = {
-            lane: WorkerLane(
-                lane,
-                self.device if lane in on_device else None,
-                inline=lane is program_module.Lane.COMPUTE,
-                eager=lane is program_module.Lane.OPTIMIZER,
-                threads=threads if lane is program_module.Lane.OPTIMIZER else 1,
-            )
-            for lane in program_module.Lane
-        }
-        torch.set_num_threads(threads)
+        self.lanes = _start_lanes(torch.device(plan.device))
         self._hazards = Hazards()
-        self._cached: dict[int, int] = {}
-        self._units: dict[
-            int, tuple[Tensor | None, int]
-        ] = {}  # fragment → what is folded in, tiles still to come
+        self._cached: dict[int, int] = {}  # block → the slot that holds its weights
+        # Fragment → the arrivals' units, and the number of tiles that still need them.
+        self._arrival_units: dict[int, tuple[Tensor | None, int]] = {}
         self._failure: BaseException | None = None
-        self._does = {kind: getattr(self, f"_{kind.name.lower()}") for kind in Kind}
+        self._running_update: PendingUpdate | None = None
+        self._running_passes: ForwardBackward | None = None
+        self.handlers: dict[Kind, Callable[[Op], Task]] = {
+            Kind.READ: self._read,
+            Kind.LOAD: self._load,
+            Kind.EMBED: self._embed,
+            Kind.FORWARD: self._forward,
+            Kind.HEAD: self._head,
+            Kind.BACKWARD: self._backward,
+            Kind.EMBED_BACKWARD: self._embed_backward,
+            Kind.NORM: self._norm,
+            Kind.OFFLOAD: self._offload,
+            Kind.SPILL: self._spill,
+            Kind.FETCH: self._fetch,
+            Kind.UPDATE: self._update,
+            Kind.STORE: self._store_records,
+            Kind.WRITE: self._write,
+            Kind.COMMIT: self._commit,
+        }
 
     def run(
         self,
-        write: Callable[..., program_module.Program],
+        compile_program: Callable[..., Program],
         update: PendingUpdate | None,
         passes: ForwardBackward | None = None,
     ) -> None:
-        """A program: `write(plan, …, cached=…)`. Returns when all that is done on this thread is; the rest goes on."""
-        self.update, self.passes = update, passes
-        program = write(self.plan, cached=self._cached)
-        self._cached = {}  # until it went well
+        """Run a program; return when the calling thread's part is done. The other lanes go on.
+
+        Args:
+            compile_program: `compile_program(plan, cached=…)` returns the program.
+            update: what its UPDATE operations apply.
+            passes: the step's forward and backward, if it has them.
+        """
+        assert update is None or update.is_ready, "the norm that clips this update is not known yet"
+        self._running_update, self._running_passes = update, passes
+        program = compile_program(self._plan, cached=self._cached)
+        self._cached = {}  # valid again when all operations were submitted without a failure
         for op in program.ops:
-            call = self._does[op.kind](op)
-            urgency = op.blocks[0] if op.blocks else 0
+            task = self.handlers[op.kind](op)
             event = self.lanes[op.lane].submit(
-                self._guarded(op, call), self._hazards.before(op), op, urgency
+                self._guarded(op, task),
+                self._hazards.before(op),
+                label=op,
+                urgency=op.blocks[0] if op.blocks else 0,
             )
             self._hazards.note(op, event)
         self._cached = dict(program.cached)
 
-    def _guarded(self, op: Op, call: Callable[[], None]) -> Callable[[], None]:
+    def _guarded(self, op: Op, task: Task) -> Callable[[], None]:
+        """Return a task that remembers the first failure, and fails if there was one before."""
+
         def run() -> None:
             if self._failure is not None:
                 raise self._failure
             try:
-                call()
+                task()
             except (OSError, RuntimeError, MemoryError) as error:
-                self._failure = self._failure or as_state_error(
-                    error, f"the {op.kind} of {self._name(op)} failed"
-                )
+                if self._failure is None:
+                    subject = f"the {op.kind} of {self._subject(op)} failed"
+                    self._failure = _as_state_error(error, subject)
                 raise self._failure from error
             except BaseException as error:
                 self._failure = self._failure or error
@@ -129,11 +200,15 @@ class Executor:
 
         return run
 
-    def _name(self, op: Op) -> str:
-        return self.plan.fragments[op.blocks[0]].name if op.blocks else "the state"
+    def _subject(self, op: Op) -> str:
+        return self._plan.fragments[op.blocks[0]].name if op.blocks else "the state"
 
     def drain(self) -> None:
-        """Until every lane has done all it was given. Raises what one of them met."""
+        """Wait until every lane is idle.
+
+        Raises:
+            BarnraiseError: an operation failed.
+        """
         for lane in self.lanes.values():
             lane.wait_until_idle()
         if self._failure is not None:
@@ -141,222 +216,281 @@ class Executor:
         self._hazards = Hazards()
 
     def invalidate_cached_weights(self) -> None:
-        """The master copies were changed beside the programs: nothing in the slots is theirs any more."""
+        """Drop copies of weights in slots and on the device after the masters were changed."""
         self._cached = {}
-        if self.plan.staged:
-            for i in (0, self.plan.last):
-                if self.plan.weights[i] != "device":
+        if self._plan.staged:
+            for i in (0, self._plan.last):
+                if self._plan.weights[i] != "device":
                     self.buffers.end_leaves(i).flat.data.copy_(self.buffers.host_weights(i))
 
     def new_activations(self) -> Activations:
-        """For one step."""
-        if self.plan.boundaries == "host":
+        """Return an empty store of activations for one step."""
+        if self._plan.boundaries == "host":
             return HostActivations(self.lanes, self.buffers.streams)
         return Activations()
 
     def close(self) -> None:
+        """Stop the lanes."""
         for lane in self.lanes.values():
             lane.close()
 
-    # ---- kinds: each returns what its lane will do; buffers are chosen here, on the calling thread, in order --
+    @property
+    def _active_update(self) -> PendingUpdate:
+        assert self._running_update is not None, "this program has no update"
+        return self._running_update
 
-    def _read(self, op: Op) -> Callable[[], None]:
-        (i,), into = op.blocks, self.buffers.read_target(op)
+    @property
+    def _active_passes(self) -> ForwardBackward:
+        assert self._running_passes is not None, "this program has no forward and backward"
+        return self._running_passes
+
+    # ---- handlers ------------------------------------------------------------------------------
+    # Each returns what its lane will run. Buffers are chosen on the calling thread, in order.
+
+    def _read(self, op: Op) -> Task:
+        (i,), target = op.blocks, self.buffers.read_target(op)
 
         def read() -> None:
-            for t in range(self.plan.tile_count(i)):
-                self.store.read("weights", i, t, into[self.store.record_slice("weights", i, t)])
+            for t in range(self._plan.tile_count(i)):
+                part = target[self._store.record_slice("weights", i, t)]
+                self._store.read("weights", i, t, part)
 
         return read
 
-    def _load(self, op: Op) -> Callable[[], None]:
+    def _load(self, op: Op) -> Task:
         target, source = self.buffers.load_endpoints(op)
         return lambda: target.data.copy_(source, non_blocking=True)
 
-    def _embed(self, op: Op) -> Callable[[], None]:
-        return lambda: self.passes.embed(self.buffers.end_leaves(0))
+    def _embed(self, op: Op) -> Task:
+        return lambda: self._active_passes.embed(self.buffers.end_leaves(0))
 
-    def _forward(self, op: Op) -> Callable[[], None]:
-        return lambda: self.passes.forward(op.blocks, self._leaves(op))
+    def _forward(self, op: Op) -> Task:
+        return lambda: self._active_passes.forward(op.blocks, self._leaves(op))
 
-    def _head(self, op: Op) -> Callable[[], None]:
+    def _head(self, op: Op) -> Task:
         def head() -> None:
-            final, gradient = (
-                self.buffers.end_leaves(self.plan.last),
-                self.buffers.gradient(self.plan.last, -1),
-            )
+            passes = self._active_passes
+            final = self.buffers.end_leaves(self._plan.last)
+            gradient = self.buffers.gradient(self._plan.last, -1)
             gradient.zero_()
             self.buffers.head_gradient.zero_()
             final.accumulate_into(gradient)
-            self.passes.head(final, self.buffers.end_leaves(0), self.buffers.head_gradient)
-            if (
-                self.plan.clipping != "exact"
-            ):  # the losses are looked at before the first update of a step
-                self.update.is_cancelled = not math.isfinite(float(sum(self.passes.losses)))
+            passes.head(final, self.buffers.end_leaves(0), self.buffers.head_gradient)
+            if self._plan.clipping != "exact":  # updates follow soon: check the losses before
+                loss = float(sum(passes.losses))
+                self._active_update.is_cancelled = not math.isfinite(loss)
 
         return head
 
-    def _backward(self, op: Op) -> Callable[[], None]:
+    def _backward(self, op: Op) -> Task:
         leaves = self._leaves(op)
 
         def backward() -> None:
-            for i, mine, slot in zip(op.blocks, leaves, op.gradients, strict=True):
+            for i, fragment_leaves, slot in zip(op.blocks, leaves, op.gradients, strict=True):
                 gradient = self.buffers.gradient(i, slot)
                 gradient.zero_()
-                mine.accumulate_into(gradient)
-            self.passes.backward(op.blocks, leaves)
+                fragment_leaves.accumulate_into(gradient)
+            self._active_passes.backward(op.blocks, leaves)
 
         return backward
 
     def _leaves(self, op: Op) -> list[Leaves]:
         return [self.buffers.leaves(i, slot) for i, slot in zip(op.blocks, op.slots, strict=True)]
 
-    def _embed_backward(self, op: Op) -> Callable[[], None]:
+    def _embed_backward(self, op: Op) -> Task:
         def backward() -> None:
             gradient = self.buffers.gradient(0, -1)
             gradient.zero_()
-            self.passes.embed_backward(
-                views(self.plan.fragments[0], gradient), self.buffers.head_gradient
+            self._active_passes.embed_backward(
+                views(self._plan.fragments[0], gradient), self.buffers.head_gradient
             )
 
         return backward
 
-    def _norm(self, op: Op) -> Callable[[], None]:
-        (i,), (slot,), norms = op.blocks, op.gradients, self.passes.norms
-        return lambda: norms.update({i: sum_of_squares(self.buffers.gradient(i, slot)).sqrt_()})
+    def _norm(self, op: Op) -> Task:
+        (i,), (slot,) = op.blocks, op.gradients
+        norms = self._active_passes.norms
 
-    def _offload(self, op: Op) -> Callable[[], None]:
+        def norm() -> None:
+            norms[i] = sum_of_squares(self.buffers.gradient(i, slot)).sqrt_()
+
+        return norm
+
+    def _offload(self, op: Op) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
         source, target = self.buffers.gradient(i, slot), self.buffers.host_gradient(i)
         return lambda: target.copy_(source, non_blocking=True)
 
-    def _spill(self, op: Op) -> Callable[[], None]:
+    def _spill(self, op: Op) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
         source = self.buffers.spill_source(i, slot)
 
         def spill() -> None:
-            for t in range(self.plan.tile_count(i)):
-                self.store.write(
-                    "gradient", i, t, source[self.store.record_slice("anchor", i, t)]
-                )  # four bytes as well
+            for t in range(self._plan.tile_count(i)):
+                # A gradient has four bytes an element, as the anchor has.
+                part = source[self._store.record_slice("anchor", i, t)]
+                self._store.write("gradient", i, t, part)
 
         return spill
 
-    def _fetch(self, op: Op) -> Callable[[], None]:
+    def _fetch(self, op: Op) -> Task:
         (i,), parts = op.blocks, self.buffers.ring_parts(op)
 
         def fetch() -> None:
             for kind, part in parts.items():
-                self.store.read(kind, i, op.tile, part)
+                self._store.read(kind, i, op.tile, part)
 
         return fetch
 
-    def _update(self, op: Op) -> Callable[[], None]:
-        (i,), update = op.blocks, self.update
-        tiles = [op.tile] if op.tile >= 0 else range(self.plan.tile_count(i))
+    def _update(self, op: Op) -> Task:
+        (i,), update = op.blocks, self._active_update
+        tiles = [op.tile] if op.tile >= 0 else range(self._plan.tile_count(i))
 
         def run() -> None:
-            shrink = self._shrink(update, i)
+            step = AdamWStep(
+                fragment=self._plan.fragments[i],
+                number=update.step_number,
+                learning_rate=update.learning_rate,
+                weight_decay=self._recipe.weight_decay,
+                gradient_divisor=self._gradient_divisor(update, i),
+            )
             for t in tiles:
-                moments, weights, gradient = self.buffers.update_parts(op, t)
-                self._fold(update, i, t, weights, moments)
+                tile, gradient = self.buffers.update_parts(op, t)
+                self._apply_arrivals(update, tile)
                 if not update.is_cancelled:
-                    moments.step(
-                        self.plan.fragments[i], self.plan.bounds(i, t)[0], weights, gradient,
-                        steps=update.step_number, rate=update.learning_rate, decay=self.recipe.weight_decay, shrink=shrink,
-                    )  # fmt: skip
+                    tile.moments.update(step, tile.begin, tile.weights, gradient)
 
         return run
 
-    def _shrink(self, update: PendingUpdate, i: int) -> float:
-        """By how much fragment i's gradient is divided. Per layer: each fragment's norm is held to clip / √fragments,
-        so that the whole gradient's is held to clip."""
-        if update.gradient_divisor is not None and self.plan.clipping == "exact":
+    def _gradient_divisor(self, update: PendingUpdate, i: int) -> float:
+        """Return what fragment i's gradient is divided by; cancel if its norm is not finite.
+
+        Layer-wise clipping limits each fragment's norm to clip / √fragments, so that the norm of
+        the whole gradient is at most clip.
+        """
+        if update.gradient_divisor is not None:
             return update.gradient_divisor
         norm = float(update.norms[i])
-        update.is_cancelled = update.is_cancelled or not math.isfinite(norm)
-        return update.gradient_divisor or max(
-            1.0, norm * math.sqrt(len(self.plan.fragments)) / self.recipe.clip
-        )
+        if not math.isfinite(norm):
+            update.is_cancelled = True
+        if update.clipping == "none":
+            return 1.0
+        return max(1.0, norm * math.sqrt(len(self._plan.fragments)) / self._recipe.clip)
 
-    def _fold(
-        self, update: PendingUpdate, i: int, t: int, weights: Tensor, moments: AdamMoments
-    ) -> None:
-        """Other machines' updates: into the anchor and the replica alike, so that their difference stays this
-        machine's own progress and what is guessed."""
+    def _apply_arrivals(self, update: PendingUpdate, tile: Tile) -> None:
+        """Apply other authors' updates and the growth of the prediction to one tile."""
+        i = tile.fragment
+        growth = update.prediction_growth[i]
         if not update.arrivals:
-            if update.prediction_growth[i]:
-                self.apply_to_tile(i, t, None, update.prediction_growth[i], weights, moments)
+            if growth:
+                self.apply_to_tile(tile, None, growth)
             return
-        if i not in self._units:
-            self._units[i] = sum_of_updates(update.arrivals, i), self.plan.tile_count(i)
-        units, left = self._units[i]
-        self.apply_to_tile(i, t, units, update.prediction_growth[i], weights, moments)
-        self._units[i] = units, left - 1
-        if left == 1:
-            del self._units[i]
+        if i not in self._arrival_units:
+            units = sum_of_updates(update.arrivals, i)
+            self._arrival_units[i] = units, self._plan.tile_count(i)
+        units, tiles_left = self._arrival_units[i]
+        self.apply_to_tile(tile, units, growth)
+        self._arrival_units[i] = units, tiles_left - 1
+        if tiles_left == 1:
+            del self._arrival_units[i]
 
-    def apply_to_tile(
-        self,
-        i: int,
-        t: int,
-        units: Tensor | None,
-        guess: float,
-        weights: Tensor,
-        moments: AdamMoments,
-    ) -> None:
-        """Adds a tile of int32 units [fragment] to the anchor and to the replica, and to the latter so many momenta:
-        down, as an update goes."""
-        begin, end = self.plan.bounds(i, t)
-        master = moments.master(weights)
+    def apply_to_tile(self, tile: Tile, units: Tensor | None, prediction_growth: float) -> None:
+        """Add other authors' updates and a growth of the prediction to one tile.
+
+        Updates go into the anchor and the replica alike, so that their difference stays this
+        machine's own progress and its prediction.
+
+        Args:
+            tile: the replica's tile.
+            units: int32 units of the whole fragment, or None for none.
+            prediction_growth: how many momenta to subtract from the replica, the direction in which
+                updates go.
+        """
+        store, i, t = self._store, tile.fragment, tile.number
+        master = tile.master()
         if units is not None:
-            raw = self.store.load_tile("anchor", i, t, self.buffers.tile_scratch(1))
-            raw[: 4 * (end - begin)].view(torch.int32).add_(units[begin:end])
-            self.store.store_tile("anchor", i, t, raw)
-            master.add_(units_to_float(units[begin:end].to(master.device)))
-        if guess:
-            raw = self.store.load_tile("momentum", i, t, self.buffers.tile_scratch(2))
-            master.sub_(raw[: 4 * (end - begin)].view(torch.float32).to(master.device) * guess)
-        moments.store_master(weights, master)
+            added = units[tile.begin : tile.end]
+            record = store.load_tile("anchor", i, t, self.buffers.tile_scratch(ANCHOR_SCRATCH))
+            record[: 4 * tile.size].view(torch.int32).add_(added)
+            store.store_tile("anchor", i, t, record)
+            master.add_(units_to_float(added.to(master.device)))
+        if prediction_growth:
+            record = store.load_tile("momentum", i, t, self.buffers.tile_scratch(MOMENTUM_SCRATCH))
+            momentum = record[: 4 * tile.size].view(torch.float32)
+            master.sub_(momentum.to(master.device) * prediction_growth)
+        tile.set_master(master)
 
-    def _store(self, op: Op) -> Callable[[], None]:
-        (i,) = op.blocks
+    def _store_records(self, op: Op) -> Task:
+        (i,), store = op.blocks, self._store
         if op.ring >= 0:
-            parts = {
-                kind: part
-                for kind, part in self.buffers.ring_parts(op).items()
-                if kind != "gradient"
-            }
-        else:
-            parts = {}
+            parts = self.buffers.ring_parts(op)
+            parts.pop("gradient", None)
 
-        def put() -> None:
-            for kind, part in parts.items():
-                self.store.write(kind, i, op.tile, part)
-            for t in range(self.plan.tile_count(i) if op.ring < 0 else 0):
-                self.store.write("moments", i, t, self.store.memory_record("moments", i, t))
+            def store_tile() -> None:
+                for kind, part in parts.items():
+                    store.write(kind, i, op.tile, part)
 
-        return put
+            return store_tile
 
-    def _write(self, op: Op) -> Callable[[], None]:
+        def store_moments() -> None:
+            for t in range(self._plan.tile_count(i)):
+                store.write("moments", i, t, store.memory_record("moments", i, t))
+
+        return store_moments
+
+    def _write(self, op: Op) -> Task:
         (i,), source = op.blocks, self.buffers.write_source(op)
 
         def write() -> None:
-            for t in range(self.plan.tile_count(i)):
-                self.store.write("weights", i, t, source[self.store.record_slice("weights", i, t)])
+            for t in range(self._plan.tile_count(i)):
+                part = source[self._store.record_slice("weights", i, t)]
+                self._store.write("weights", i, t, part)
 
         return write
 
-    def _commit(self, op: Op) -> Callable[[], None]:
-        mark = self.committed(self.update)
-        return lambda: self.store.commit(mark)
+    def _commit(self, op: Op) -> Task:
+        header = self._describe_commit(self._active_update)
+        return lambda: self._store.commit(header)
 
 
-def sum_of_updates(arrivals: list[DecodableUpdate], i: int) -> Tensor | None:
-    """The sum of all arrivals' units of fragment i, int32 [n]; None where none says anything of it."""
+def _start_lanes(device: torch.device) -> dict[Lane, WorkerLane]:
+    """Start one lane for each name. Only the optimizer's computes with all of torch's threads."""
+    threads = torch.get_num_threads()
+    lanes = {
+        name: WorkerLane(
+            name,
+            device if name in DEVICE_LANES else None,
+            inline=name is Lane.COMPUTE,
+            eager=name is Lane.OPTIMIZER,
+            threads=threads if name is Lane.OPTIMIZER else 1,
+        )
+        for name in Lane
+    }
+    torch.set_num_threads(threads)  # each lane's thread has set its own number
+    return lanes
+
+
+def sum_of_updates(updates: list[DecodableUpdate], i: int) -> Tensor | None:
+    """Return the sum of the updates' units of fragment i, int32 [n]; None for no part."""
     total = None
-    for arrival in arrivals:
-        if (units := arrival.decode(i)) is not None:
+    for update in updates:
+        units = update.decode(i)
+        if units is not None:
             total = units if total is None else total.add_(units)
-        del units  # before the next one's are made
+        del units  # free it before the next update is decoded
     return total
+
+
+def _as_state_error(error: BaseException, summary: str) -> BarnraiseError:
+    """Return a failure as an error whose message is one sentence about the resource that failed."""
+    if isinstance(error, BarnraiseError):
+        return error
+    reason = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in reason:
+        size = re.search(r"allocate (\d+) bytes", reason)
+        need = f" ({int(size[1]) / 1e6:,.0f} MB more)" if size else ""
+        reason = (
+            f"there is not as much memory left as it needs{need}; another program may have taken it"
+        )
+    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return StateError(f"{summary}: {reason}{where}")

@@ -1,106 +1,140 @@
-"""Forward and backward of a group of blocks, all micro-batches, and where their inputs wait in between."""
+"""Forward and backward of a group of blocks over all micro-batches, with recomputation."""
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from barnraise.models import gpt2 as gpt
+from barnraise.models import gpt2
 from barnraise.planning.plan import Plan
 from barnraise.swap.activations import Activations
-from barnraise.swap.arena import Leaves
 from barnraise.swap.fused_loss import head_step
+from barnraise.swap.leaves import Leaves
 
-STREAM = -1  # the boundary that gradients travel in, on their way down
+GRADIENT_STREAM = -1  # the "block" under which gradients by a group's outputs are stored
 
 
 class BlockEnd(torch.autograd.Function):
-    """The end of a block for its backward, which needs none of its results: where the stream is not `wanted`, it is not
-    computed (a twelfth of a step's products), and there is no memory behind what stands for it. The last matrix's
-    gradient is added in place."""
+    """The end of a block, whose backward needs none of its results.
+
+    Where the output is not `wanted`, it is not computed (a twelfth of a step's products), and a
+    tensor without memory stands for it. The last matrix's gradient is added in place.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, wide: Tensor, leaves: Leaves, wanted: bool) -> Tensor:
-        ctx.save_for_backward(wide)
+    def forward(ctx: Any, x: Tensor, expanded: Tensor, leaves: Leaves, wanted: bool) -> Tensor:
+        """Return the block's output, [B, T, d], if it is wanted."""
+        ctx.save_for_backward(expanded)
         ctx.leaves = leaves
-        return gpt.block_end(leaves.weights, x, wide) if wanted else x.new_empty(1).expand_as(x)
+        if not wanted:
+            return x.new_empty(1).expand_as(x)
+        return gpt2.block_end(leaves.weights, x, expanded)
 
     @staticmethod
-    def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        (wide,), leaves = ctx.saved_tensors, ctx.leaves
-        weight, rows = leaves.weights["down.weight"], dy.reshape(-1, dy.shape[-1])
+    def backward(ctx: Any, *outputs: Any) -> tuple[Tensor, Tensor, None, None]:
+        """Return the gradients by both inputs; add those of the weights to the leaves' sums."""
+        (dy,) = outputs
+        (expanded,) = ctx.saved_tensors
+        leaves: Leaves = ctx.leaves
+        weight = leaves.weights["down.weight"]
+        rows = dy.reshape(-1, dy.shape[-1])
         leaves.add_vector_gradient("down.bias", rows.sum(0))
         rows = rows.to(weight.dtype)
-        leaves.add_matrix_gradient("down.weight", rows, wide.reshape(-1, wide.shape[-1]))
-        return dy, (rows @ weight).view_as(wide), None, None
+        leaves.add_matrix_gradient("down.weight", rows, expanded.reshape(-1, expanded.shape[-1]))
+        return dy, (rows @ weight).view_as(expanded), None, None
 
 
 class ForwardBackward:
-    """One step's activations and figures. `losses`: share · loss of each micro-batch, `norms`: of each fragment's
-    gradient; both stay on the device."""
+    """One step's forward and backward.
+
+    Attributes:
+        losses: share · loss of each micro-batch; they stay on the device.
+        norms: the norm of each fragment's gradient, filled in by the executor; they stay on the
+            device.
+    """
 
     def __init__(
         self,
         plan: Plan,
         batches: Sequence[Tensor],
         shares: Sequence[float],
-        boundaries: Activations,
-    ):
-        """`batches`: int64 [sequences, context + 1] each, on the device."""
-        self.plan, self.heads = plan, plan.model.heads
-        self.batches, self.shares = batches, shares
-        self.activations = boundaries
+        activations: Activations,
+    ) -> None:
+        """Prepare a step.
+
+        Args:
+            plan: how groups are formed and what is recomputed.
+            batches: micro-batches on the device, int64 [sequences, context + 1] each.
+            shares: each micro-batch's share of the step's tokens.
+            activations: stores the inputs of blocks.
+        """
+        self._plan, self._heads = plan, plan.model.heads
+        self._batches, self._shares = batches, shares
+        self._activations = activations
         self.losses: list[Tensor] = []
         self.norms: dict[int, Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._first_retained = plan.last - plan.retained
-        starts = {group[0] for group in plan.backward_groups}
-        self._kept = {i for i in plan.blocks if plan.kept_inputs == "block" or i in starts}
+        group_starts = {group[0] for group in plan.backward_groups}
+        # Blocks whose inputs are stored; the inputs of the others are recomputed.
+        self._checkpoints = {
+            i for i in plan.blocks if plan.kept_inputs == "block" or i in group_starts
+        }
 
     def _precision(self) -> contextlib.AbstractContextManager:
-        if self.plan.dtype == "bfloat16":
-            return torch.autocast(self.plan.device, torch.bfloat16)
+        if self._plan.dtype == "bfloat16":
+            return torch.autocast(self._plan.device, torch.bfloat16)
         return contextlib.nullcontext()
 
     def _block(self, leaves: Leaves, x: Tensor) -> Tensor:
         with self._precision():
-            return gpt.block(leaves.weights, x, self.heads)
+            return gpt2.block(leaves.weights, x, self._heads)
 
     def _graph(self, leaves: Leaves, leaf: Tensor, wanted: bool) -> Tensor:
-        """What a block's backward starts from; its stream only if `wanted`."""
+        """Return what a block's backward starts from; it holds the output only if `wanted`."""
         with torch.enable_grad(), self._precision():
-            return BlockEnd.apply(
-                *gpt.block_start(leaves.weights, leaf, self.heads), leaves, wanted
-            )
+            x, expanded = gpt2.block_start(leaves.weights, leaf, self._heads)
+            output = BlockEnd.apply(x, expanded, leaves, wanted)
+        assert isinstance(output, Tensor)
+        return output
 
     def embed(self, embedding: Leaves) -> None:
+        """Store the first block's inputs."""
         with torch.no_grad():
-            for m, batch in enumerate(self.batches):
-                self.activations.store(1, m, gpt.embed(embedding.weights, batch[:, :-1]).float())
+            for m, batch in enumerate(self._batches):
+                self._activations.store(1, m, gpt2.embed(embedding.weights, batch[:, :-1]).float())
 
     def forward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
-        for m in range(len(self.batches)):
-            first = group[0]
-            keeps = first in self._kept and first < self._first_retained
-            x = self.activations.get(first, m) if keeps else self.activations.pop(first, m)
-            for i, mine in zip(group, leaves, strict=True):
+        """Compute all micro-batches through a group; store the next group's inputs."""
+        first = group[0]
+        stays = first in self._checkpoints and first < self._first_retained
+        for m in range(len(self._batches)):
+            x = self._activations.get(first, m) if stays else self._activations.pop(first, m)
+            for i, block_leaves in zip(group, leaves, strict=True):
                 if i >= self._first_retained:
                     leaf = x.detach().requires_grad_()
-                    y = self._graph(mine, leaf, wanted=True)
+                    y = self._graph(block_leaves, leaf, wanted=True)
                     self._graphs[i, m] = leaf, y
                     x = y.detach()
                     continue
-                if i != first and i in self._kept:
-                    self.activations.store(i, m, x)
+                if i != first and i in self._checkpoints:
+                    self._activations.store(i, m, x)
                 with torch.no_grad():
-                    x = self._block(mine, x)
-            self.activations.store(group[-1] + 1, m, x)
+                    x = self._block(block_leaves, x)
+            self._activations.store(group[-1] + 1, m, x)
 
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
-        """`token_gradient`: fp32 [V, d], added to."""
-        for m, (batch, share) in enumerate(zip(self.batches, self.shares, strict=True)):
-            x = self.activations.pop(self.plan.last, m)
+        """Compute the losses, and the gradients by the last block's outputs.
+
+        Args:
+            final: the final norm's leaves, whose gradients are added to.
+            embedding: the embedding's leaves.
+            token_gradient: the token table's gradient, fp32 [V, d], added to.
+        """
+        for m, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
+            x = self._activations.pop(self._plan.last, m)
             with self._precision():
                 loss, dx = head_step(
                     final.weights,
@@ -111,47 +145,55 @@ class ForwardBackward:
                     token_gradient,
                 )
             self.losses.append(loss)
-            self.activations.store(STREAM, m, dx)
+            self._activations.store(GRADIENT_STREAM, m, dx)
 
     def backward(self, group: Sequence[int], leaves: Sequence[Leaves]) -> None:
-        """Adds to the leaves' gradients, micro-batch after micro-batch in ascending order."""
-        of = dict(zip(group, leaves, strict=True))
-        for m in range(len(self.batches)):
-            inputs = self._inputs(group, of, m)
-            dy = self.activations.pop(STREAM, m)
+        """Add to the gradients of a group's leaves, micro-batches in ascending order."""
+        leaves_of = dict(zip(group, leaves, strict=True))
+        for m in range(len(self._batches)):
+            inputs = self._inputs(group, leaves_of, m)
+            dy = self._activations.pop(GRADIENT_STREAM, m)
             for i in reversed(group):
                 if i >= self._first_retained:
                     leaf, y = self._graphs.pop((i, m))
                 else:
                     leaf = inputs.pop(i).detach().requires_grad_()
-                    y = self._graph(of[i], leaf, wanted=False)
+                    y = self._graph(leaves_of[i], leaf, wanted=False)
                 y.backward(dy)
+                assert leaf.grad is not None
                 dy = leaf.grad
                 del leaf, y
-            self.activations.store(STREAM, m, dy)
+            self._activations.store(GRADIENT_STREAM, m, dy)
 
-    def _inputs(self, group: Sequence[int], of: dict[int, Leaves], m: int) -> dict[int, Tensor]:
-        """Inputs of the group's blocks that compute again: kept ones, or from the group's first on."""
-        again = [i for i in group if i < self._first_retained]
-        found: dict[int, Tensor] = {}
-        for i in again:
-            if i in self._kept:
-                found[i] = self.activations.pop(i, m)
+    def _inputs(
+        self, group: Sequence[int], leaves_of: dict[int, Leaves], m: int
+    ) -> dict[int, Tensor]:
+        """Return the inputs of the group's recomputed blocks: stored ones, or recomputed too."""
+        recomputed = [i for i in group if i < self._first_retained]
+        inputs: dict[int, Tensor] = {}
+        for i in recomputed:
+            if i in self._checkpoints:
+                inputs[i] = self._activations.pop(i, m)
             else:
                 with torch.no_grad():
-                    found[i] = self._block(of[i - 1], found[i - 1])
-        return found
+                    inputs[i] = self._block(leaves_of[i - 1], inputs[i - 1])
+        return inputs
 
-    def embed_backward(self, gradient: gpt.Weights, token_gradient: Tensor) -> None:
-        """Adds to the embedding's gradient, and to its table's what the head added up (the two are tied)."""
+    def embed_backward(self, gradient: gpt2.Weights, token_gradient: Tensor) -> None:
+        """Add to the embedding's gradient, including the head's gradient of the tied token table.
+
+        Args:
+            gradient: the embedding's gradients by name.
+            token_gradient: what the head has added up, fp32 [V, d].
+        """
         with torch.no_grad():
-            for m, batch in enumerate(self.batches):
-                dx, tokens = self.activations.pop(STREAM, m), batch[:, :-1]
+            for m, batch in enumerate(self._batches):
+                dx, tokens = self._activations.pop(GRADIENT_STREAM, m), batch[:, :-1]
                 gradient["position"][: tokens.shape[1]].add_(dx.sum(0))
                 rows = dx.reshape(-1, dx.shape[-1])
                 if dx.device.type == "cpu":
                     gradient["token"].index_add_(0, tokens.reshape(-1), rows)
-                else:  # index_add_ there is a race of atomics; this sorts
+                else:  # on a GPU index_add_ sums in random order by atomics; this kernel sorts
                     count = gradient["token"].shape[0]
                     gradient["token"].add_(
                         torch.ops.aten.embedding_dense_backward(

@@ -1,78 +1,111 @@
-"""The tied head and its cross-entropy in one, a slice of rows at a time, gradient included.
+"""The tied head and its cross-entropy in one, a slice of rows at a time, with gradients.
 
-Logits are the largest tensor of a step (tokens × vocabulary). Here a slice of them is made, turned into its gradient in
-place, multiplied into the gradients of the stream and of the table, and forgotten: memory stays free, and a slice fits
-a cache where the vocabulary lets it (the idea of Liger's and Apple's "cut" cross-entropy, in plain torch).
+Logits are the largest tensor of a step (tokens × vocabulary). Here a slice of them is computed,
+turned into its gradient in place, multiplied into the gradients of the stream and of the table, and
+discarded. So memory stays free, and a slice fits a cache if the vocabulary permits. The idea is
+that of Liger-Kernel (arXiv:2410.10989) and of Apple's Cut Cross-Entropy (arXiv:2411.09009), here in
+plain torch.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from barnraise.models.gpt2 import Weights, norm
 
-CPU_SLICE = 1 << 20  # logits at a time: 4 MiB…
+CPU_SLICE = 1 << 20  # logits of a slice: 4 MiB
 GPU_SLICE = 1 << 26
-WORDS = (
-    1 << 13
-)  # whose gradients are made at a time where they are not fp32: they need a copy that is
-ROWS = 256  # …but never fewer tokens: each slice reads the whole table, and with 50,257 × 768 of it that decides
+
+# Rows of a slice at the least: each slice reads the whole table, whose 50,257 × 768 elements
+# outweigh a few logits.
+ROWS = 256
+
+# Rows of the table whose gradients are computed at a time where they are not fp32, because they
+# need an fp32 copy.
+WORDS = 1 << 13
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """The gradients of share · mean loss: `x` [n, d] is filled in, `token` fp32 [V, d] added to."""
+
+    x: Tensor
+    token: Tensor
+    share: float
 
 
 def head_loss(final: Weights, token: Tensor, x: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy, nats a token: [B, T, d], int64 [B, T] → []. No gradient."""
+    """Return the mean cross-entropy, nats a token, without gradients.
+
+    Args:
+        final: the final norm's weights.
+        token: the token table, [V, d].
+        x: the last block's outputs, [B, T, d].
+        targets: int64 [B, T].
+    """
     with torch.no_grad():
         hidden = norm(final, "norm", x)
-        return _sweep(hidden.reshape(-1, hidden.shape[-1]), token, targets.reshape(-1), None, None)
+        return _sweep(hidden.reshape(-1, hidden.shape[-1]), token, targets.reshape(-1), None)
 
 
 def head_step(
     final: Weights, token: Tensor, x: Tensor, targets: Tensor, share: float, token_gradient: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(share · mean cross-entropy [], its gradient by x [B, T, d]). Adds the gradients of the final norm to its leaves'
-    .grad and that of the table to `token_gradient` (fp32 [V, d])."""
+    """Compute share · mean cross-entropy and its gradients.
+
+    Args:
+        final: the final norm's leaves; their gradients are added to their `.grad`.
+        token: the token table, [V, d].
+        x: the last block's outputs, [B, T, d].
+        targets: int64 [B, T].
+        share: the micro-batch's share of the step's tokens.
+        token_gradient: the table's gradient, fp32 [V, d], added to.
+
+    Returns:
+        The loss [] and its gradient by x [B, T, d].
+    """
     leaf = x.detach().requires_grad_()
     with torch.enable_grad():
         hidden = norm(final, "norm", leaf)
     flat = hidden.detach().reshape(-1, hidden.shape[-1])
-    gradient = torch.empty_like(flat)
+    gradients = _Gradients(torch.empty_like(flat), token_gradient, share)
     with torch.no_grad():
-        loss = _sweep(flat, token, targets.reshape(-1), gradient, token_gradient, share)
-    hidden.backward(gradient.view_as(hidden))
+        loss = _sweep(flat, token, targets.reshape(-1), gradients)
+    hidden.backward(gradients.x.view_as(hidden))
+    assert leaf.grad is not None
     return loss.mul_(share), leaf.grad
 
 
-def _sweep(
-    x: Tensor,
-    token: Tensor,
-    targets: Tensor,
-    dx: Tensor | None,
-    dtoken: Tensor | None,
-    share: float = 1.0,
-) -> Tensor:
-    """Mean cross-entropy of rows x [n, d]; fills dx and adds to dtoken, both for share · mean."""
+def _sweep(x: Tensor, token: Tensor, targets: Tensor, gradients: _Gradients | None) -> Tensor:
+    """Return the mean cross-entropy of rows x [n, d] with targets [n], slice by slice."""
     rows, vocabulary = x.shape[0], token.shape[0]
-    at_once = max(ROWS, (CPU_SLICE if x.device.type == "cpu" else GPU_SLICE) // vocabulary)
-    chances = torch.empty(rows, dtype=torch.float32, device=x.device)  # given to the right token
-    for begin in range(0, rows, at_once):
-        part, right = (
-            x[begin : begin + at_once].to(token.dtype),
-            targets[begin : begin + at_once, None],
-        )
+    slice_rows = max(ROWS, (CPU_SLICE if x.device.type == "cpu" else GPU_SLICE) // vocabulary)
+    probabilities = torch.empty(rows, dtype=torch.float32, device=x.device)  # of the targets
+    for begin in range(0, rows, slice_rows):
+        part = x[begin : begin + slice_rows].to(token.dtype)
+        target = targets[begin : begin + slice_rows, None]
         slab = torch.softmax(part @ token.t(), dim=-1, dtype=torch.float32)
-        chances[begin : begin + at_once] = slab.gather(1, right)[:, 0]
-        if dx is not None:
-            slab.scatter_add_(1, right, slab.new_full((1, 1), -1.0).expand_as(right)).mul_(
-                share / rows
-            )
-            if token.dtype == torch.float32:
-                torch.mm(slab, token, out=dx[begin : begin + at_once])
-                dtoken.addmm_(slab.t(), part)
-            else:
-                slab = slab.to(token.dtype)
-                dx[begin : begin + at_once] = slab @ token
-                for first in range(0, vocabulary, WORDS):
-                    words = slice(first, first + WORDS)
-                    dtoken[words].add_(slab[:, words].t() @ part)
-    return (
-        chances.clamp_min_(torch.finfo(torch.float32).tiny).log_().mean().neg_()
-    )  # at most 87 nats; nan stays nan
+        probabilities[begin : begin + slice_rows] = slab.gather(1, target)[:, 0]
+        if gradients is not None:
+            slab.scatter_add_(1, target, slab.new_full((1, 1), -1.0).expand_as(target))
+            slab.mul_(gradients.share / rows)
+            slab = slab.to(token.dtype)  # the logits' gradient; frees the fp32 copy
+            _add_gradients(gradients, slab, part, token, begin)
+    # The clamp bounds the loss at 87 nats; nan stays nan.
+    return probabilities.clamp_min_(torch.finfo(torch.float32).tiny).log_().mean().neg_()
+
+
+def _add_gradients(
+    gradients: _Gradients, dlogits: Tensor, part: Tensor, token: Tensor, begin: int
+) -> None:
+    """Multiply a slice of logits' gradients into those of its rows and of the table."""
+    rows = slice(begin, begin + len(part))
+    if token.dtype == torch.float32:
+        torch.mm(dlogits, token, out=gradients.x[rows])
+        gradients.token.addmm_(dlogits.t(), part)
+        return
+    gradients.x[rows] = dlogits @ token
+    for first in range(0, len(token), WORDS):
+        words = slice(first, first + WORDS)
+        gradients.token[words].add_(dlogits[:, words].t() @ part)

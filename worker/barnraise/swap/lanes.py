@@ -1,70 +1,83 @@
-"""Bytes between tiers: lanes that work beside each other, events between them, and the disk past the page cache.
+"""Lanes that work in parallel, and the events between them.
 
-A lane is one Python thread; under CUDA it has a stream as well, so that what it starts there runs beside the kernels.
-Whoever depends on what a lane does waits for its event: within CUDA by the stream, elsewhere by the thread. The
-machine without a GPU runs the very same lanes, without streams.
+A lane is one Python thread. Under CUDA it has a stream as well, so that what it starts there runs
+alongside the kernels. Work that depends on a lane's work waits for its event: on CUDA the stream
+waits, elsewhere the thread. A machine without a GPU runs the same lanes, without streams.
 """
 
 import contextlib
-import errno
-import os
-import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from barnraise.errors import BarnraiseError, StateError
-from barnraise.swap.arena import PAGE
-
-REQUEST_BYTES = (
-    8 << 20
-)  # bytes a disk is asked for at a time: large enough to stream, small enough to be fair
+# Receives (lane, label, start, end) of a finished task; times as of time.perf_counter().
+Observer = Callable[[str, object, float, float], None]
 
 
 class LaneEvent:
-    """Something a lane will have done. Carries the failure of what could not be done."""
+    """The completion of a task on a lane, or its failure."""
 
     def __init__(self) -> None:
-        self._said = threading.Event()
-        self._mark: torch.cuda.Event | None = None
+        """Create the event of a task that has not run yet."""
+        self._issued = threading.Event()
+        self._cuda_event: torch.cuda.Event | None = None
         self.error: BaseException | None = None
 
     @property
     def is_issued(self) -> bool:
-        """Whether the lane has come to it (its stream may still be at it)."""
-        return self._said.is_set()
+        """Whether the lane has run the task; its stream may still be working on it."""
+        return self._issued.is_set()
 
     @property
     def is_finished(self) -> bool:
-        """Whether it is done altogether."""
-        return self.is_issued and (self._mark is None or self._mark.query())
+        """Whether the task is complete, on the stream too."""
+        return self.is_issued and (self._cuda_event is None or self._cuda_event.query())
 
     def complete(
-        self, mark: "torch.cuda.Event | None" = None, error: BaseException | None = None
+        self, cuda_event: "torch.cuda.Event | None" = None, error: BaseException | None = None
     ) -> None:
-        self._mark, self.error = mark, error
-        self._said.set()
+        """Mark the task as run, with the event of its stream or with its failure."""
+        self._cuda_event, self.error = cuda_event, error
+        self._issued.set()
 
     def wait(self, stream: "torch.cuda.Stream | None" = None) -> None:
-        """Until it is done; on a stream: what the stream does next waits for it. Raises what the lane raised."""
-        self._said.wait()
+        """Wait until the task is complete; with a stream, only let the stream wait.
+
+        Raises:
+            BaseException: what the task raised.
+        """
+        self._issued.wait()
         if self.error is not None:
             raise self.error
-        if self._mark is not None:
+        if self._cuda_event is not None:
             if stream is not None:
-                stream.wait_event(self._mark)
+                stream.wait_event(self._cuda_event)
             else:
-                self._mark.synchronize()
+                self._cuda_event.synchronize()
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    call: Callable[[], object]
+    dependencies: list[LaneEvent]
+    event: LaneEvent
+    label: object
+    urgency: float
 
 
 class WorkerLane:
-    """Work done beside the others' work: in the order given or, `eager`, whatever can begin, the most urgent first.
-    `inline`: in the caller's own thread, at once."""
+    """Run tasks in the order submitted or, if `eager`, the most urgent task that can start.
+
+    An `inline` lane runs each task at once in the caller's thread.
+
+    Attributes:
+        name: the lane's name.
+        stream: the CUDA stream, or None.
+    """
 
     def __init__(
         self,
@@ -73,257 +86,143 @@ class WorkerLane:
         inline: bool = False,
         eager: bool = False,
         threads: int = 1,
-    ):
-        """`threads`: that torch computes with in it."""
-        self.name, self.inline, self.eager, self._threads = name, inline, eager, threads
-        self.stream = None
+    ) -> None:
+        """Start the lane.
+
+        Args:
+            name: names the thread.
+            device: with a CUDA device, the lane has a stream there.
+            inline: run tasks in the caller's thread.
+            eager: choose among the tasks that can start.
+            threads: number of threads with which torch computes in this lane.
+        """
+        self.name = name
+        self.stream: torch.cuda.Stream | None = None
         if device is not None and device.type == "cuda":
             self.stream = torch.cuda.current_stream(device) if inline else torch.cuda.Stream(device)
-        self.watch: Callable[[str, object, float, float], None] | None = (
-            None  # (lane, label, began, ended)
-        )
-        self._queue: deque[tuple[Callable[[], None], list[LaneEvent], LaneEvent, object, float]] = (
-            deque()
-        )
-        self._more = threading.Condition()
-        self._closed = self._busy = False
-        self._thread = (
-            None
-            if inline
-            else threading.Thread(target=self._work, name=f"barnraise-{name}", daemon=True)
-        )
-        if self._thread:
-            # In torch this number is each thread's own, and the last one set is what new threads begin with: whoever
-            # makes lanes sets its own again.
-            self._ready = threading.Event()
+        self._eager, self._threads = eager, threads
+        self._observer: Observer | None = None
+        self._queue: deque[_Task] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._busy = False
+        self._thread: threading.Thread | None = None
+        if not inline:
+            # torch's number of threads belongs to each thread, and new threads get the number set
+            # last: code that starts lanes sets its own number again.
+            self._started = threading.Event()
+            self._thread = threading.Thread(
+                target=self._work, name=f"barnraise-{name}", daemon=True
+            )
             self._thread.start()
-            self._ready.wait()
+            self._started.wait()
+
+    def observe(self, observer: Observer) -> None:
+        """Report each finished task to `observer`, for traces; this costs some overlap."""
+        self._observer = observer
 
     def submit(
         self,
-        call: Callable[[], None],
+        call: Callable[[], object],
         after: Iterable[LaneEvent] = (),
         label: object = "",
         urgency: float = 0.0,
     ) -> LaneEvent:
-        """Runs `call` once all of `after` are done. The least `urgency` is the most urgent."""
-        event, after = LaneEvent(), list(after)
+        """Run `call` once all events in `after` are complete.
+
+        Args:
+            call: the task.
+            after: what it depends on.
+            label: names the task to the observer.
+            urgency: the smallest is the most urgent.
+
+        Returns:
+            The task's event.
+
+        Raises:
+            BaseException: an inline task raised it.
+        """
+        task = _Task(call, list(after), LaneEvent(), label, urgency)
         if self._thread is None:
-            self._run(call, after, event, label)
-            if event.error is not None:
-                raise event.error
-            return event
-        with self._more:
-            self._queue.append((call, after, event, label, urgency))
-            self._more.notify_all()
-        return event
+            self._run(task)
+            if task.event.error is not None:
+                raise task.event.error
+            return task.event
+        with self._changed:
+            self._queue.append(task)
+            self._changed.notify_all()
+        return task.event
 
     def record_event(self) -> LaneEvent:
-        """An event for all that an inline lane has begun."""
+        """Return an event for everything that an inline lane has started."""
         event = LaneEvent()
         event.complete(None if self.stream is None else self.stream.record_event())
         return event
 
     def wait_until_idle(self) -> None:
-        """Until all that was submitted is done."""
+        """Wait until all submitted tasks are complete."""
         if self._thread is not None:
-            with self._more:
-                self._more.wait_for(lambda: not self._queue and not self._busy)
+            with self._changed:
+                self._changed.wait_for(lambda: not self._queue and not self._busy)
         if self.stream is not None:
             self.stream.synchronize()
 
     def close(self) -> None:
-        """Ends the thread after what was submitted."""
+        """Stop the thread after the submitted tasks."""
         if self._thread is not None:
-            with self._more:
+            with self._changed:
                 self._closed = True
-                self._more.notify_all()
+                self._changed.notify_all()
             self._thread.join()
 
     def _work(self) -> None:
         torch.set_num_threads(self._threads)
-        self._ready.set()
+        self._started.set()
         while True:
-            with self._more:
-                self._more.wait_for(lambda: self._queue or self._closed)
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return
-                chosen = self._queue[0]
-                if self.eager:
-                    ready = [
-                        each for each in self._queue if all(event.is_issued for event in each[1])
-                    ]
-                    chosen = min(ready, key=lambda each: each[4], default=chosen)
-                self._queue.remove(chosen)
+                task = self._next_task()
+                self._queue.remove(task)
                 self._busy = True
-            call, after, event, label, _ = chosen
-            self._run(call, after, event, label)
-            del (
-                call,
-                after,
-                event,
-                chosen,
-            )  # nothing of a finished task is kept alive while waiting for the next
-            with self._more:
+            self._run(task)
+            del task  # while the lane waits for the next task, it must not hold tensors of this one
+            with self._changed:
                 self._busy = False
-                self._more.notify_all()
+                self._changed.notify_all()
 
-    def _run(
-        self, call: Callable[[], None], after: list[LaneEvent], event: LaneEvent, label: object
-    ) -> None:
+    def _next_task(self) -> _Task:
+        if not self._eager:
+            return self._queue[0]
+        ready = [
+            task for task in self._queue if all(event.is_issued for event in task.dependencies)
+        ]
+        return min(ready, key=lambda task: task.urgency, default=self._queue[0])
+
+    def _run(self, task: _Task) -> None:
         try:
-            for each in after:
-                each.wait(self.stream)
-            began = time.perf_counter()
-            with torch.no_grad() if not self.inline else contextlib.nullcontext():
-                if self.stream is None:
-                    call()
-                    mark = None
-                else:
-                    with torch.cuda.stream(self.stream):
-                        call()
-                        mark = torch.cuda.Event(enable_timing=False)
-                        mark.record(self.stream)
-            if self.watch is not None:
-                if mark is not None:
-                    mark.synchronize()  # a trace is of what happened, at the price of some overlap
-                self.watch(self.name, label, began, time.perf_counter())
-            event.complete(mark)
-        except BaseException as error:  # whoever waits for the event gets it
-            event.complete(error=error)
+            for event in task.dependencies:
+                event.wait(self.stream)
+            started = time.perf_counter()
+            cuda_event = self._call(task.call)
+            if self._observer is not None:
+                if cuda_event is not None:
+                    cuda_event.synchronize()  # a trace shows when the work was done, not started
+                self._observer(self.name, task.label, started, time.perf_counter())
+            task.event.complete(cuda_event)
+        except BaseException as error:  # is raised where the event is waited for
+            task.event.complete(error=error)
 
-
-def checksum(data: Tensor) -> int:
-    """64 bits over uint8 [n] (n a multiple of 8): sums of 64-bit words by 4 KiB sectors, each sector weighted by an odd
-    number, mod 2**64. As fast as memory, and finds flipped bits, lost, stale and swapped sectors; against accidents,
-    not against attackers."""
-    words = data.view(torch.int64)
-    sectors = PAGE // 8
-    whole = words.numel() // sectors * sectors
-    sums = words[:whole].view(-1, sectors).sum(1)
-    if whole < words.numel():
-        sums = torch.cat((sums, words[whole:].sum().view(1)))
-    weights = torch.arange(1, 2 * sums.numel(), 2, dtype=torch.int64)
-    weights.mul_(0x5851F42D4C957F2D).bitwise_xor_(weights >> 29)
-    return int(sums.mul_(weights | 1).sum().item()) & ((1 << 64) - 1)
-
-
-class DirectFile:
-    """One file of a fixed size, read and written in large aligned requests, past the page cache where the system
-    can."""
-
-    def __init__(self, path: Path, size: int):
-        """Takes the space at once. Raises StateError naming the folder and the need."""
-        self.path, self.size = path, size
-        self.direct = False
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._open(path)
-        except OSError as error:
-            raise StateError(
-                f"{path.parent} cannot hold the model's state: {error.strerror or error}"
-            ) from None
-        try:
-            self._reserve(size)
-        except OSError as error:
-            os.close(self._file)
-            what = "is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-            raise StateError(
-                f"{path.parent} {what}: the model's state needs {size / 1e9:,.1f} GB there"
-            ) from None
-
-    def _open(self, path: Path) -> int:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-        if hasattr(os, "O_DIRECT"):
-            try:
-                opened = os.open(path, flags | os.O_DIRECT, 0o600)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # a file system in memory has no way past the cache
-                    raise
-            else:
-                self.direct = True
-                return opened
-        opened = os.open(path, flags, 0o600)
-        if hasattr(os, "F_NOCACHE"):
-            import fcntl
-
-            fcntl.fcntl(opened, fcntl.F_NOCACHE, 1)
-        return opened
-
-    def _reserve(self, size: int) -> None:
-        if os.fstat(self._file).st_size >= size:
-            return
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._file, 0, size)
-        else:
-            os.ftruncate(self._file, size)
-
-    def read(self, offset: int, into: Tensor) -> None:
-        """Fills uint8 [n] from `offset`, both multiples of a page. Raises OSError."""
-        view = memoryview(into.numpy())
-        while len(view):
-            with self._named():
-                got = self._read(view[:REQUEST_BYTES], offset)
-            if got <= 0:
-                raise OSError(errno.EIO, f"{self.path} ends at {offset}")
-            offset, view = offset + got, view[got:]
-
-    def write(self, offset: int, data: Tensor) -> None:
-        view = memoryview(data.numpy())
-        while len(view):
-            with self._named():
-                put = self._write(view[:REQUEST_BYTES], offset)
-            offset, view = offset + put, view[put:]
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Failures of an open file do not say which it was."""
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror or str(error), str(self.path)) from None
-
-    if hasattr(os, "preadv"):
-
-        def _read(self, view: memoryview, offset: int) -> int:
-            return os.preadv(self._file, [view], offset)
-
-        def _write(self, view: memoryview, offset: int) -> int:
-            return os.pwritev(self._file, [view], offset)
-
-    else:  # Windows: one position for all
-        _turn = threading.Lock()
-
-        def _read(self, view: memoryview, offset: int) -> int:
-            with self._turn:
-                os.lseek(self._file, offset, os.SEEK_SET)
-                data = os.read(self._file, len(view))
-            view[: len(data)] = data
-            return len(data)
-
-        def _write(self, view: memoryview, offset: int) -> int:
-            with self._turn:
-                os.lseek(self._file, offset, os.SEEK_SET)
-                return os.write(self._file, view)
-
-    def sync(self) -> None:
-        """What was written survives a power cut."""
-        (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(self._file)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-
-def as_state_error(error: BaseException, what: str) -> BarnraiseError:
-    """A failure as a sentence about the resource that failed."""
-    if isinstance(error, BarnraiseError):
-        return error
-    told = getattr(error, "strerror", None) or str(error)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in told:
-        asked = re.search(r"allocate (\d+) bytes", told)
-        need = f" ({int(asked[1]) / 1e6:,.0f} MB more)" if asked else ""
-        told = (
-            f"there is not as much memory left as it needs{need}; another program may have taken it"
-        )
-    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-    return StateError(f"{what}: {told}{where}")
+    def _call(self, call: Callable[[], object]) -> "torch.cuda.Event | None":
+        """Run a task on the lane's stream; return the event that its stream records after it."""
+        inline = self._thread is None
+        with contextlib.nullcontext() if inline else torch.no_grad():
+            if self.stream is None:
+                call()
+                return None
+            with torch.cuda.stream(self.stream):
+                call()
+                cuda_event = torch.cuda.Event(enable_timing=False)
+                cuda_event.record(self.stream)
+                return cuda_event

@@ -1,84 +1,139 @@
-"""The outer step: what a round learnt becomes an update, and the replica begins the next (DESIGN section 5).
+"""The outer optimizer (DiLoCo, Douillard et al. 2023, arXiv:2311.08105) with error feedback.
 
-Momentum and error feedback are the author's own. While updates of others are under way the replica is ahead of the
-anchor by a guess of them: a fragment's `guess` times this machine's momentum, which is what it says itself when it goes
-on as before. The anchor never holds a guess, and no update does, because what is guessed is taken off again.
+It turns what a round has learnt into an update, and sets the replica to where the next round
+begins. Outer momentum and error feedback are the author's own. While updates of others are in
+flight, the replica is ahead of the anchor by a prediction of them: a fragment's `prediction` times
+this machine's momentum, which is what the machine itself publishes when it goes on as before. The
+anchor never contains a prediction, and neither does an update, because the prediction is subtracted
+again.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from barnraise.spec import UNIT_BITS, Recipe
-from barnraise.swap.arena import units_to_float
+from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import StateStore
 from barnraise.swap.tiles import Tiles
 
-FEEDBACK_BOUND = (
-    1 << 30
-)  # units, 16.0: far beyond what an update may say, and room below int32's end
+# Units, 16.0: far beyond what an update may hold, and far enough below int32's end that a sum
+# cannot wrap.
+FEEDBACK_BOUND = 1 << 30
 STEP_BOUND = 1 << 29
+
+ANCHOR_SCRATCH, MOMENTUM_SCRATCH, FEEDBACK_SCRATCH = 1, 2, 3  # numbers of tile scratch buffers
 
 
 class OuterOptimizer:
-    def __init__(self, recipe: Recipe, store: StateStore, tiles: Tiles):
-        self.recipe, self.store, self.tiles = recipe, store, tiles
-        self.plan, self.spare = tiles.plan, tiles.buffers.tile_scratch
+    """Compute one fragment's update at the end of a round, and apply it."""
 
-    def accumulate(self, i: int, values: Tensor, weight: float, guess: float) -> None:
-        """What the round adds to what was owed: into the error feedback, and negated into `values` (int32 [n])."""
-        recipe, (a, b, c) = self.recipe, (self.spare(k) for k in (1, 2, 3))
-        for t, (begin, end, moments, weights) in enumerate(self.tiles.iterate(i, changes=False)):
-            n = end - begin
-            anchor = self.store.load_tile("anchor", i, t, a)[: 4 * n].view(torch.int32)
-            raw = self.store.load_tile("momentum", i, t, b)
-            momentum = raw[: 4 * n].view(torch.float32)
-            delta = (
-                predicted_start(anchor, momentum, guess)
-                .sub_(moments.master(weights).to(anchor.device))
-                .mul_(weight)
-            )
+    def __init__(
+        self,
+        recipe: Recipe,
+        store: StateStore,
+        tiles: Tiles,
+        tile_scratch: Callable[[int], Tensor],
+    ) -> None:
+        """Work on the state in `store`.
+
+        Args:
+            recipe: the run's hyperparameters.
+            store: holds anchor, momentum and feedback.
+            tiles: gives access to the replica's weights.
+            tile_scratch: returns a uint8 buffer by its number, for a tile that memory does not
+                hold.
+        """
+        self._recipe, self._store, self._tiles = recipe, store, tiles
+        self._tile_scratch = tile_scratch
+
+    def accumulate(self, i: int, values: Tensor, weight: float, prediction: float) -> None:
+        """Add what the round has learnt of fragment i to the momentum and to the error feedback.
+
+        Args:
+            i: the fragment's index.
+            values: int32 [n], receives the negated error feedback: what an update without loss
+                would hold.
+            weight: this author's share of all training, 0 to 1.
+            prediction: by how many momenta the replica was ahead of the anchor.
+        """
+        recipe, store = self._recipe, self._store
+        for tile in self._tiles.iterate(i, changes=False):
+            t, n = tile.number, tile.size
+            anchor = self._load("anchor", i, t, ANCHOR_SCRATCH)[: 4 * n].view(torch.int32)
+            momentum_record = self._load("momentum", i, t, MOMENTUM_SCRATCH)
+            momentum = momentum_record[: 4 * n].view(torch.float32)
+
+            # Δ = w · (anchor − g · m − replica)
+            start = predicted_start(anchor, momentum, prediction)
+            delta = start.sub_(tile.master().to(anchor.device)).mul_(weight)
             assert torch.isfinite(delta).all(), (
-                f"the replica of {self.plan.fragments[i].name} is not finite"
+                f"the replica of {store.plan.fragments[i].name} is not finite"
             )
+
+            # m ← μ · m + Δ and s = η · (Δ + μ · m)
             momentum.mul_(recipe.outer_momentum).add_(delta)
-            self.store.store_tile("momentum", i, t, raw)
+            store.store_tile("momentum", i, t, momentum_record)
             step = momentum.mul(recipe.outer_momentum).add_(delta).mul_(recipe.outer_rate)
-            feedback = self.store.load_tile("feedback", i, t, c)[: 4 * n].view(torch.int32)
+
+            # e ← round(β · e) + round(s / unit); `apply_published` stores the residual
+            feedback_record = self._load("feedback", i, t, FEEDBACK_SCRATCH)
+            feedback = feedback_record[: 4 * n].view(torch.int32)
             accumulate_feedback(feedback, step, recipe.feedback_decay)
-            torch.neg(feedback, out=values[begin:end])
+            torch.neg(feedback, out=values[tile.begin : tile.end])
 
-    def apply_published(self, i: int, values: Tensor, units: Tensor, guess: float) -> None:
-        """`units` of `values` were said: the rest stays owed, the anchor moves, and the replica begins ahead of it."""
-        a, b, c = (self.spare(k) for k in (1, 2, 3))
-        for t, (begin, end, moments, weights) in enumerate(self.tiles.iterate(i)):
-            n, said = end - begin, units[begin:end]
-            held = self.store.memory_buffer("feedback", i)
-            raw = (
-                b[: self.plan.record("feedback", n)]
-                if held is None
-                else self.store.memory_record("feedback", i, t)
-            )
-            torch.sub(said, values[begin:end], out=raw[: 4 * n].view(torch.int32))
-            self.store.store_tile("feedback", i, t, raw)
-            raw = self.store.load_tile("anchor", i, t, a)
-            anchor = raw[: 4 * n].view(torch.int32).add_(said)
-            self.store.store_tile("anchor", i, t, raw)
-            momentum = (
-                self.store.load_tile("momentum", i, t, c)[: 4 * n].view(torch.float32)
-                if guess
-                else anchor
-            )
-            self.tiles.set_weights(moments, weights, predicted_start(anchor, momentum, guess))
+    def apply_published(self, i: int, values: Tensor, units: Tensor, prediction: float) -> None:
+        """Apply the published update of fragment i to residual, anchor and replica.
+
+        Args:
+            i: the fragment's index.
+            values: int32 [n], what `accumulate` returned.
+            units: int32 [n], what of it the update holds.
+            prediction: by how many momenta the replica is to be ahead of the anchor.
+        """
+        store = self._store
+        for tile in self._tiles.iterate(i):
+            t, n, published = tile.number, tile.size, units[tile.begin : tile.end]
+
+            # e ← e − C(e)
+            feedback_record = self._feedback_record(i, t, n)
+            residual = feedback_record[: 4 * n].view(torch.int32)
+            torch.sub(published, values[tile.begin : tile.end], out=residual)
+            store.store_tile("feedback", i, t, feedback_record)
+
+            anchor_record = self._load("anchor", i, t, ANCHOR_SCRATCH)
+            anchor = anchor_record[: 4 * n].view(torch.int32).add_(published)
+            store.store_tile("anchor", i, t, anchor_record)
+
+            if prediction:
+                momentum_record = self._load("momentum", i, t, FEEDBACK_SCRATCH)
+                momentum = momentum_record[: 4 * n].view(torch.float32)
+                tile.set_master(predicted_start(anchor, momentum, prediction))
+            else:
+                tile.set_master(units_to_float(anchor))
+
+    def _load(self, kind: str, i: int, t: int, scratch: int) -> Tensor:
+        return self._store.load_tile(kind, i, t, self._tile_scratch(scratch))
+
+    def _feedback_record(self, i: int, t: int, n: int) -> Tensor:
+        """Return the record of feedback to write to, uint8, without reading it."""
+        if self._store.memory_buffer("feedback", i) is not None:
+            return self._store.memory_record("feedback", i, t)
+        return self._tile_scratch(MOMENTUM_SCRATCH)[: self._store.plan.record("feedback", n)]
 
 
-def predicted_start(anchor: Tensor, momentum: Tensor, guess: float) -> Tensor:
-    """Where a replica begins: fp32, from int32 units and, with a guess, the momentum."""
+def predicted_start(anchor: Tensor, momentum: Tensor, prediction: float) -> Tensor:
+    """Return where a replica begins, fp32 [n]: anchor (int32 units) − prediction · momentum."""
     start = units_to_float(anchor)
-    return start.sub_(momentum * guess) if guess else start
+    return start.sub_(momentum * prediction) if prediction else start
 
 
 def accumulate_feedback(feedback: Tensor, step: Tensor, decay: float) -> None:
-    """feedback (int32 units) ← round(decay · feedback) + round(step / unit), bounded; uses up `step` (fp32)."""
+    """Set feedback (int32 units) to round(decay · feedback) + round(step / unit), bounded.
+
+    Overwrites `step` (fp32).
+    """
     if decay != 1.0:
         feedback.copy_(feedback.double().mul_(decay).round_())
     rounded = step.mul_(2.0**UNIT_BITS).round_().clamp_(-STEP_BOUND, STEP_BOUND).to(torch.int32)

@@ -1,11 +1,13 @@
-"""Every kind of state of every fragment, on its tier: what memory holds, and what one file on disk does.
+"""The state of every fragment on its tier: in memory, or as records in one file on disk.
 
-A state on disk is records, one a (kind, fragment, tile), and a manifest. With `exact` crash safety each record has two
-slots: writing goes to the one the manifest does not name, and a new manifest, fsynced and renamed into place once all
-the bytes are durable, turns them over together. With `restart` only the anchor has two; the other kinds are written in
-place, and a manifest says of each whether it is whole: before the first such write it is made to say that it is not.
-Either way what a manifest names is whole, whatever instant a crash came at. Each record's checksum is in the manifest
-and looked at whenever the record is read.
+The kinds of state are weights, moments, anchor, momentum and feedback. A state on disk consists of
+records, one for each (kind, fragment, tile), and a manifest. With `exact` crash safety each record
+has two slots. A write goes to the slot that the manifest does not name; once all bytes are durable,
+a new manifest, fsynced and renamed into place, switches all slots at once. With `restart` only the
+anchor has two slots. The other kinds are written in place, and the manifest states for each whether
+it is valid: before the first such write it is marked invalid. Either way, what a manifest names is
+intact, at whatever instant a crash comes. The manifest holds each record's checksum, which is
+verified on every read.
 """
 
 import datetime
@@ -14,6 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,22 +25,35 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError, StateError
 from barnraise.planning.plan import KINDS, Plan
 from barnraise.swap.arena import Arena, page_aligned
-from barnraise.swap.lanes import DirectFile, checksum
+from barnraise.swap.direct_io import DirectFile, checksum
 
 FORMAT = 1
 MANIFEST_FILE, STATE_FILE = "manifest.json", "state.bin"
 TRAINING_KINDS, EXCHANGE_KINDS = ("weights", "moments"), ("momentum", "feedback")
 Key = tuple[str, int, int]  # kind, fragment, tile
+Slot = tuple[int, int]  # number of the slot, checksum of the record in it
 
 
 class StateStore:
-    """The state of one machine in one run under one plan. `folder` is None for a state in memory alone.
+    """The state of one machine in one run under one plan.
 
-    `mark`: what the manifest says the state belongs to, None for a fresh one. `void`: kinds it says are not whole.
+    Attributes:
+        host: the arena of host memory.
+        device: the arena of the device's memory.
+        plan: what lies where.
+        folder: where the state on disk lies; None for a state in memory.
+        header: what the last commit named as the state's owner and progress; None for a fresh
+            state.
+        invalid_kinds: kinds of state that the manifest marks as invalid.
+        written_today: bytes written on this UTC day.
     """
 
-    def __init__(self, plan: Plan, folder: Path | None = None):
-        """Takes all memory and disk that the state needs. Raises StateError naming what is missing."""
+    def __init__(self, plan: Plan, folder: Path | None = None) -> None:
+        """Allocate all memory and disk space that the state needs.
+
+        Raises:
+            StateError: names what is missing.
+        """
         assert plan.on_disk == (folder is not None)
         cuda = torch.device("cuda") if plan.device == "cuda" else None
         self.host, self.device = Arena(registered=cuda is not None), Arena(cuda)
@@ -45,231 +61,284 @@ class StateStore:
         self.header: str | None = None
         self.invalid_kinds: set[str] = set()
         self.written_today, self._day = 0, _today()
-        self._held: dict[tuple[str, int], Tensor] = {}
-        for kind, i in self._all():
-            if (tier := self._tier(kind, i)) != "disk":
+        self._memory: dict[tuple[str, int], Tensor] = {}
+        for kind, i in self._kinds_and_fragments():
+            tier = self._tier(kind, i)
+            if tier != "disk":
                 arena = self.device if tier == "device" else self.host
-                self._held[kind, i] = arena.allocate(plan.total(kind, i))
-        self._newest: dict[Key, tuple[int, int]] = {}  # (slot, checksum) of what was written last
-        self._kept: dict[Key, tuple[int, int]] = {}  # …of what the manifest names
-        self._turn = threading.Lock()
+                self._memory[kind, i] = arena.allocate(plan.total(kind, i))
+        self._newest: dict[Key, Slot] = {}  # what was written last
+        self._committed: dict[Key, Slot] = {}  # what the manifest names
+        self._lock = threading.Lock()
         if folder is None:
             return
-        self._place()
-        self._disk = DirectFile(folder / STATE_FILE, self._end)
+        self._lay_out_records()
+        self._disk = DirectFile(folder / STATE_FILE, self._file_size)
         try:
-            self._read_manifest()
+            self._load_manifest(folder)
         except BaseException:
             self._disk.close()
             raise
 
-    def _all(self) -> Iterator[tuple[str, int]]:
+    def _kinds_and_fragments(self) -> Iterator[tuple[str, int]]:
         return ((kind, i) for kind in KINDS for i in range(self.plan.last + 1))
 
     def _tier(self, kind: str, i: int) -> str:
         plan = self.plan
         return {"weights": plan.weights[i], "moments": plan.moments[i]}.get(kind, plan.exchange)
 
-    def _place(self) -> None:
-        """Where each record lies."""
+    def _lay_out_records(self) -> None:
+        """Decide where each record lies in the file."""
         self._offsets: dict[Key, int] = {}
         self._sizes: dict[Key, int] = {}
-        at = 0
-        for kind, i in (
-            *self._all(),
-            *(("gradient", i) for i in self.plan.blocks if self.plan.spilled(i)),
-        ):
-            for t, size in enumerate(
-                self.plan.records("anchor" if kind == "gradient" else kind, i)
-            ):
-                self._offsets[kind, i, t], self._sizes[kind, i, t] = at, size
-                at += size * (2 if kind != "gradient" and self.plan.two_slots(kind) else 1)
-        self._end = at
+        spilled = [("gradient", i) for i in self.plan.blocks if self.plan.spilled(i)]
+        offset = 0
+        for kind, i in (*self._kinds_and_fragments(), *spilled):
+            sizes = self.plan.records("anchor" if kind == "gradient" else kind, i)
+            for t, size in enumerate(sizes):
+                self._offsets[kind, i, t], self._sizes[kind, i, t] = offset, size
+                offset += size * self._slot_count(kind)
+        self._file_size = offset
 
-    # ---- memory ----------------------------------------------------------------------------------------------
+    def _slot_count(self, kind: str) -> int:
+        return 2 if kind != "gradient" and self.plan.two_slots(kind) else 1
+
+    # ---- memory --------------------------------------------------------------------------------
 
     def memory_buffer(self, kind: str, i: int) -> Tensor | None:
-        """uint8 [all records of the fragment], when memory holds them."""
-        return self._held.get((kind, i))
-
-    def load_tile(self, kind: str, i: int, t: int, spare: Tensor) -> Tensor:
-        """uint8 [record]: where memory holds it, or read into `spare`."""
-        if (held := self._held.get((kind, i))) is not None:
-            return held[self.record_slice(kind, i, t)]
-        into = spare[: self._sizes[kind, i, t]]
-        self.read(kind, i, t, into)
-        return into
-
-    def store_tile(self, kind: str, i: int, t: int, data: Tensor) -> None:
-        """A tile that was changed, where `tile` gave it: to disk, if that is its home or must follow."""
-        if self.folder is not None and (self._tier(kind, i) == "disk" or self.plan.commits_steps):
-            self.write(kind, i, t, data)
-
-    def record_slice(self, kind: str, i: int, t: int) -> slice:
-        """Where a tile's record lies among its fragment's."""
-        begin = t * self.plan.record(kind, self.plan.tile)
-        return slice(begin, begin + self.plan.record(kind, self._elements(i, t)))
+        """Return all records of a fragment, uint8, if memory holds them."""
+        return self._memory.get((kind, i))
 
     def memory_record(self, kind: str, i: int, t: int) -> Tensor:
-        """uint8 [record] of a tile that memory holds."""
-        return self._held[kind, i][self.record_slice(kind, i, t)]
+        """Return the record, uint8, of a tile that memory holds."""
+        return self._memory[kind, i][self.record_slice(kind, i, t)]
 
-    def _elements(self, i: int, t: int) -> int:
-        begin, end = self.plan.bounds(i, t)
-        return end - begin
+    def load_tile(self, kind: str, i: int, t: int, scratch: Tensor) -> Tensor:
+        """Return a tile's record, uint8: by reference if in memory, else read into `scratch`."""
+        if (kind, i) in self._memory:
+            return self.memory_record(kind, i, t)
+        target = scratch[: self._sizes[kind, i, t]]
+        self.read(kind, i, t, target)
+        return target
+
+    def store_tile(self, kind: str, i: int, t: int, record: Tensor) -> None:
+        """Write a changed record of `load_tile` to disk, if disk is its tier or follows memory."""
+        if self.folder is not None and (self._tier(kind, i) == "disk" or self.plan.commits_steps):
+            self.write(kind, i, t, record)
+
+    def record_slice(self, kind: str, i: int, t: int) -> slice:
+        """Return where a tile's record lies among its fragment's records."""
+        begin = t * self.plan.record(kind, self.plan.tile)
+        first, last = self.plan.bounds(i, t)
+        return slice(begin, begin + self.plan.record(kind, last - first))
+
+    # ---- disk ----------------------------------------------------------------------------------
 
     def was_written(self, kind: str, i: int, t: int) -> bool:
-        """Whether the tile was ever written to disk."""
+        """Return whether the tile was ever written to disk."""
         return (kind, i, t) in self._newest
 
-    # ---- disk ------------------------------------------------------------------------------------------------
+    def read(self, kind: str, i: int, t: int, target: Tensor) -> None:
+        """Read the record that was written last into uint8 [record]; zeros before the first write.
 
-    def read(self, kind: str, i: int, t: int, into: Tensor) -> None:
-        """What was written last, into uint8 [record]; zeros before the first. Raises OSError, and DamageError for other
-        bytes than those that were written."""
+        Raises:
+            OSError: the disk failed.
+            DamageError: the disk returned other bytes than were written.
+        """
         if not self.was_written(kind, i, t):
-            into.zero_()
+            target.zero_()
             return
-        slot, wanted = self._newest[kind, i, t]
-        self._disk.read(self._offset(kind, i, t, slot), into)
-        if checksum(into) != wanted:
+        slot, expected = self._newest[kind, i, t]
+        self._disk.read(self._offset(kind, i, t, slot), target)
+        if checksum(target) != expected:
             self.mark_invalid(kind)
             name = self.plan.fragments[i].name
             raise DamageError(
-                f"{self._disk.path}: the {kind} of {name} are not what was written there. Training stopped; joining "
-                f"again goes on from what is whole. Check this disk"
+                f"{self._disk.path}: the {kind} of {name} are not what was written there. "
+                "Training stopped; joining again goes on from what is intact. Check this disk"
             )
 
-    def write(self, kind: str, i: int, t: int, data: Tensor) -> None:
-        """To the slot the manifest does not name; in place, where there is one. Raises OSError."""
+    def write(self, kind: str, i: int, t: int, record: Tensor) -> None:
+        """Write a record to the slot that the manifest does not name, or to its only slot.
+
+        Raises:
+            OSError: the disk failed.
+        """
         key = (kind, i, t)
         slot = 0
-        if kind == "gradient":
-            pass
-        elif self.plan.two_slots(kind):
-            slot = 1 - self._kept.get(key, (1, 0))[0]
-        elif self.header is not None and kind not in self.invalid_kinds:
+        if self._slot_count(kind) == 2:
+            slot = 1 - self._committed.get(key, (1, 0))[0]
+        elif kind != "gradient" and self.header is not None and not self.is_invalid(kind):
             self.mark_invalid(kind)
-        if data.device.type != "cpu":
-            data = page_aligned(data.numel()).copy_(data)
-        total = checksum(data)
-        self._disk.write(self._offset(kind, i, t, slot), data)
-        with self._turn:
-            self._newest[key] = (slot, total)
+        if record.device.type != "cpu":
+            record = page_aligned(record.numel()).copy_(record)
+        digest = checksum(record)
+        self._disk.write(self._offset(kind, i, t, slot), record)
+        with self._lock:
+            self._newest[key] = (slot, digest)
             if self._day != _today():
                 self._day, self.written_today = _today(), 0
-            self.written_today += data.numel()
+            self.written_today += record.numel()
+
+    def write_memory_records(self, kinds: Sequence[str]) -> None:
+        """Write what memory holds of these kinds to disk, before a commit."""
+        for (kind, i), buffer in self._memory.items():
+            for t in range(self.plan.tile_count(i) if kind in kinds else 0):
+                self.write(kind, i, t, buffer[self.record_slice(kind, i, t)])
 
     def clear(self, kind: str) -> None:
-        """Zeros, everywhere."""
+        """Set a kind of state to zero on every tier."""
         for i in range(self.plan.last + 1):
-            if (held := self._held.get((kind, i))) is not None:
-                held.zero_()
+            buffer = self._memory.get((kind, i))
+            if buffer is not None:
+                buffer.zero_()
             for t in range(self.plan.tile_count(i)):
                 self._newest.pop((kind, i, t), None)
 
-    def commit(self, mark: str, whole: bool = True) -> None:
-        """What was written since the last commit, and `mark`, is now the state. `whole`: training state too, where it
-        is written in place. Raises OSError; then the last manifest still holds."""
+    def commit(self, header: str, training_valid: bool = True) -> None:
+        """Make everything written since the last commit, with `header`, the state to recover.
+
+        Args:
+            header: what the state belongs to.
+            training_valid: whether weights and moments that are written in place are complete.
+
+        Raises:
+            OSError: the disk failed. The last manifest is still valid then.
+        """
         self._disk.sync()
-        self.header = mark
-        self.invalid_kinds = set() if whole or self.plan.commits_steps else set(TRAINING_KINDS)
-        self._kept = {key: at for key, at in self._newest.items() if key[0] != "gradient"}
+        self.header = header
+        valid = training_valid or self.plan.commits_steps
+        self.invalid_kinds = set() if valid else set(TRAINING_KINDS)
+        self._committed = {key: slot for key, slot in self._newest.items() if key[0] != "gradient"}
         self._write_manifest()
 
+    def is_invalid(self, kind: str) -> bool:
+        """Return whether the manifest marks this kind as invalid."""
+        return kind in self.invalid_kinds
+
     def mark_invalid(self, kind: str) -> None:
-        """From here on the manifest says that this kind is not whole (with weights go moments, and the reverse)."""
-        with self._turn:
-            wider = (
-                TRAINING_KINDS
-                if kind in TRAINING_KINDS
-                else EXCHANGE_KINDS
-                if kind in EXCHANGE_KINDS
-                else KINDS
-            )
-            if self.header is not None and not self.invalid_kinds.issuperset(wider):
-                self.invalid_kinds |= set(wider)
+        """Mark this kind as invalid in the manifest, with the kinds that are useless without it."""
+        with self._lock:
+            group: Sequence[str] = KINDS
+            if kind in TRAINING_KINDS:
+                group = TRAINING_KINDS
+            elif kind in EXCHANGE_KINDS:
+                group = EXCHANGE_KINDS
+            if self.header is not None and not self.invalid_kinds.issuperset(group):
+                self.invalid_kinds |= set(group)
                 self._write_manifest()
+
+    def record_extents(self) -> dict[Key, tuple[int, int]]:
+        """Return (offset, bytes) of each record in the file, including both slots."""
+        return {
+            key: (offset, self._sizes[key] * self._slot_count(key[0]))
+            for key, offset in self._offsets.items()
+        }
+
+    def newest_offset(self, kind: str, i: int, t: int) -> int:
+        """Return the offset in the file of the record that was written last."""
+        return self._offset(kind, i, t, self._newest[kind, i, t][0])
 
     def _offset(self, kind: str, i: int, t: int, slot: int) -> int:
         return self._offsets[kind, i, t] + slot * self._sizes[kind, i, t]
 
-    @property
-    def layout(self) -> dict:
-        return self.layout_of(self.plan)
-
-    @staticmethod
-    def layout_of(plan: Plan) -> dict:
-        """What decides, besides the model, where records lie and what is in them. Which of them memory holds does not:
-        a state outlives a change of limits."""
-        return {
-            "format": FORMAT, "tile": plan.tile, "crash_safety": plan.crash_safety, "dtype": plan.dtype,
-            "moments_bits": plan.moments_bits,
-        }  # fmt: skip
-
-    def _write_manifest(self) -> None:
-        kept: dict[str, list[list[list[int]]]] = {}
-        for kind, i in self._all():
-            tiles = [self._kept.get((kind, i, t)) for t in range(self.plan.tile_count(i))]
-            kept.setdefault(kind, []).append([list(each) if each else [] for each in tiles])
-        body = {
-            "layout": self.layout, "mark": self.header, "void": sorted(self.invalid_kinds), "day": self._day,
-            "written": self.written_today, "kept": kept,
-        }  # fmt: skip
-        text = json.dumps(body)
-        whole = json.dumps({"digest": sha256(text.encode()).hexdigest(), "body": text})
-        write_atomically(self.folder / MANIFEST_FILE, whole.encode())
-
-    def _read_manifest(self) -> None:
-        body = read_manifest(self.folder)
-        if body is None:
-            return
-        if body["layout"] != self.layout:
-            raise StateError(
-                f"{self.folder} holds a state laid out in another way; give the limits it was begun with, or remove it"
-            )
-        self.header, self.invalid_kinds = body["mark"], set(body["void"])
-        self._day, self.written_today = body["day"], body["written"]
-        for kind, fragments in body["kept"].items():
-            for i, tiles in enumerate(fragments):
-                for t, at in enumerate(tiles):
-                    if at:
-                        self._kept[kind, i, t] = (at[0], at[1])
-        self._newest = {
-            key: at for key, at in self._kept.items() if key[0] not in self.invalid_kinds
-        }
-        for kind, i in self._held:  # what memory holds is read once, here
-            if kind not in self.invalid_kinds:
-                for t in range(self.plan.tile_count(i)):
-                    if (kind, i, t) in self._newest:
-                        into = self.memory_record(kind, i, t)
-                        fresh = into if into.device.type == "cpu" else page_aligned(into.numel())
-                        self.read(kind, i, t, fresh)
-                        into.copy_(fresh)
-
-    def write_memory_records(self, kinds: Sequence[str]) -> None:
-        """What memory holds of these kinds and nothing else writes goes to disk, before a commit."""
-        for (kind, i), held in self._held.items():
-            for t in range(self.plan.tile_count(i) if kind in kinds else 0):
-                self.write(kind, i, t, held[self.record_slice(kind, i, t)])
-
     def writes_left_today(self, daily: int | None) -> int | None:
-        """Bytes that may still be written today; None without a budget."""
+        """Return the bytes that may still be written on this UTC day; None without a limit."""
         if daily is None:
             return None
         return max(0, daily - (self.written_today if self._day == _today() else 0))
 
     def close(self) -> None:
+        """Free the memory and close the file."""
         self.host.close()
         if self.folder is not None:
             self._disk.close()
 
+    # ---- manifest ------------------------------------------------------------------------------
 
-class FragmentSequence(Sequence):
-    """One int32 or fp32 kind of all fragments: `shelf[i]` is a fragment's tensor by reference, or a copy from disk;
-    `shelf[i] = tensor` keeps it."""
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Return the layout of this store's plan."""
+        return self.layout_of(self.plan)
 
-    def __init__(self, store: StateStore, kind: str, dtype: torch.dtype = torch.int32):
+    @staticmethod
+    def layout_of(plan: Plan) -> dict[str, Any]:
+        """Return what decides, besides the model, where records lie and what is in them.
+
+        Which records memory holds is not part of it: a state survives a change of limits.
+        """
+        return {
+            "format": FORMAT,
+            "tile": plan.tile,
+            "crash_safety": plan.crash_safety,
+            "dtype": plan.dtype,
+            "moments_bits": plan.moments_bits,
+        }
+
+    def _write_manifest(self) -> None:
+        assert self.folder is not None
+        slots: dict[str, list[list[list[int]]]] = {}
+        for kind, i in self._kinds_and_fragments():
+            tiles = [self._committed.get((kind, i, t)) for t in range(self.plan.tile_count(i))]
+            slots.setdefault(kind, []).append([list(slot) if slot else [] for slot in tiles])
+        body = {
+            "layout": self.layout,
+            "header": self.header,
+            "invalid": sorted(self.invalid_kinds),
+            "day": self._day,
+            "written": self.written_today,
+            "slots": slots,
+        }
+        text = json.dumps(body)
+        envelope = json.dumps({"digest": sha256(text.encode()).hexdigest(), "body": text})
+        write_atomically(self.folder / MANIFEST_FILE, envelope.encode())
+
+    def _load_manifest(self, folder: Path) -> None:
+        """Adopt the state that the manifest in the folder names, if there is one."""
+        body = read_manifest(folder)
+        if body is None:
+            return
+        if body["layout"] != self.layout:
+            raise StateError(
+                f"{folder} holds a state with another layout; give the limits it was created with, "
+                "or remove it"
+            )
+        self.header, self.invalid_kinds = body["header"], set(body["invalid"])
+        self._day, self.written_today = body["day"], body["written"]
+        for kind, fragments in body["slots"].items():
+            for i, tiles in enumerate(fragments):
+                for t, slot in enumerate(tiles):
+                    if slot:
+                        self._committed[kind, i, t] = (slot[0], slot[1])
+        self._newest = {
+            key: slot for key, slot in self._committed.items() if not self.is_invalid(key[0])
+        }
+        self._load_memory_records()
+
+    def _load_memory_records(self) -> None:
+        """Read from disk what memory holds."""
+        for kind, i in self._memory:
+            for t in range(self.plan.tile_count(i)):
+                if not self.was_written(kind, i, t):
+                    continue
+                target = self.memory_record(kind, i, t)
+                if target.device.type == "cpu":
+                    self.read(kind, i, t, target)
+                else:
+                    record = page_aligned(target.numel())
+                    self.read(kind, i, t, record)
+                    target.copy_(record)
+
+
+class FragmentSequence(Sequence[Tensor]):
+    """One int32 or fp32 kind of state as a sequence of fragments.
+
+    `sequence[i]` is a fragment's tensor: by reference where memory holds it, else a copy from disk.
+    `sequence[i] = tensor` stores it.
+    """
+
+    def __init__(self, store: StateStore, kind: str, dtype: torch.dtype = torch.int32) -> None:
+        """View `kind` of the state in `store`, whose elements have four bytes each, as `dtype`."""
         self._store, self._kind, self._dtype = store, kind, dtype
 
     def __len__(self) -> int:
@@ -278,37 +347,41 @@ class FragmentSequence(Sequence):
     def __getitem__(self, i: int) -> Tensor:
         i = range(len(self))[i]
         store, size = self._store, self._store.plan.fragments[i].size
-        if (held := store.memory_buffer(self._kind, i)) is not None:
-            return held.view(self._dtype)[:size]
-        whole = page_aligned(sum(store.plan.records(self._kind, i)))
-        for t in range(store.plan.tile_count(i)):
-            store.read(self._kind, i, t, whole[store.record_slice(self._kind, i, t)])
-        return whole.view(self._dtype)[:size]
+        buffer = store.memory_buffer(self._kind, i)
+        if buffer is None:
+            buffer = page_aligned(sum(store.plan.records(self._kind, i)))
+            for t in range(store.plan.tile_count(i)):
+                store.read(self._kind, i, t, buffer[store.record_slice(self._kind, i, t)])
+        return buffer.view(self._dtype)[:size]
 
     def __setitem__(self, i: int, tensor: Tensor) -> None:
         i = range(len(self))[i]
         store, kind = self._store, self._kind
-        whole = store.memory_buffer(kind, i)
-        if whole is None:
-            whole = page_aligned(sum(store.plan.records(kind, i)))
-        flat = whole.view(self._dtype)[: tensor.numel()]
+        buffer = store.memory_buffer(kind, i)
+        if buffer is None:
+            buffer = page_aligned(sum(store.plan.records(kind, i)))
+        flat = buffer.view(self._dtype)[: tensor.numel()]
         if flat.data_ptr() != tensor.data_ptr():
             flat.copy_(tensor)
         for t in range(store.plan.tile_count(i)):
-            store.store_tile(kind, i, t, whole[store.record_slice(kind, i, t)])
+            store.store_tile(kind, i, t, buffer[store.record_slice(kind, i, t)])
 
 
-def read_manifest(folder: Path) -> dict | None:
-    """A state's manifest; None where there is none. Raises StateError when it is damaged."""
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the body of a state's manifest; None where there is no manifest.
+
+    Raises:
+        StateError: it is damaged; the message says what to remove.
+    """
     try:
         text = (folder / MANIFEST_FILE).read_text()
     except FileNotFoundError:
         return None
     try:
-        outer = json.loads(text)
-        if sha256(outer["body"].encode()).hexdigest() != outer["digest"]:
-            raise ValueError("its digest is another")
-        return json.loads(outer["body"])
+        envelope = json.loads(text)
+        if sha256(envelope["body"].encode()).hexdigest() != envelope["digest"]:
+            raise ValueError("its digest does not match")
+        return json.loads(envelope["body"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(
             f"{folder / MANIFEST_FILE} is damaged ({error}): remove {folder} and join again"
@@ -316,4 +389,5 @@ def read_manifest(folder: Path) -> dict | None:
 
 
 def _today() -> str:
+    """Return the UTC date in ISO 8601."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()

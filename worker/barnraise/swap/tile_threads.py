@@ -1,8 +1,9 @@
-"""Threads that go through flat buffers tile by tile, each with scratch of its own.
+"""A thread pool that goes through flat buffers tile by tile, with scratch buffers for each thread.
 
-Ten operations over a whole fragment stream it through memory ten times; tile by tile, all between the first and the
-last stays in cache. And a thread computes its tile alone: torch's own threads share every operation and wait for each
-other after it, for milliseconds when something else has the core of one (on a machine that trains, something has).
+Ten operations over a whole fragment stream it through memory ten times. Tile by tile, everything
+between the first and the last operation stays in the cache. Each thread computes its tile alone:
+torch's own threads share every operation and wait for each other after it, for milliseconds when
+another program occupies the core of one of them.
 """
 
 import functools
@@ -15,18 +16,37 @@ import torch
 from torch import Tensor
 
 BLOCK = 2048  # elements: tiles begin on multiples of it
-TILE = (
-    1 << 19
-)  # elements: two megabytes that several threads' cache may hold; with fewer, Python and its lock count
-DEVICE_TILE = 1 << 22  # on a GPU, which wants few large calls
+
+# Elements of a tile on a CPU: 2 MB, which fits the cache of several threads. With smaller tiles,
+# Python and its lock take a noticeable share of the time.
+TILE = 1 << 19
+DEVICE_TILE = 1 << 22  # elements of a tile on a GPU, which is efficient with few large calls
 
 
 class Scratch:
-    """Buffers of one thread, fp32 [n] each and views of them, there once they are asked for; what is in them when work
-    begins is nobody's."""
+    """The scratch buffers of one thread, allocated on first use, of undefined content."""
 
-    def __init__(self, n: int, flats: dict[str, Tensor], device: torch.device):
+    def __init__(self, n: int, flats: dict[str, Tensor], device: torch.device) -> None:
         self._n, self._flats, self._device = n, flats, device
+
+    def fp32_scratch(self, number: int) -> Tensor:
+        """Return fp32 [n] buffer `number`."""
+        return self._flat(f"fp32 {number}")
+
+    @property
+    def int16_scratch(self) -> Tensor:
+        """Return an int16 [n] buffer."""
+        return self._flat("int16").view(torch.int16)[: self._n]
+
+    @property
+    def int16_spare(self) -> Tensor:
+        """Return a second int16 [n] buffer."""
+        return self._flat("int16").view(torch.int16)[self._n :]
+
+    @property
+    def fp16_scratch(self) -> Tensor:
+        """Return `int16_scratch` as fp16 [n]: the same memory."""
+        return self.int16_scratch.view(torch.float16)
 
     def _flat(self, name: str) -> Tensor:
         flat = self._flats.get(name)
@@ -34,63 +54,81 @@ class Scratch:
             flat = self._flats[name] = torch.empty(self._n, device=self._device)
         return flat if flat.numel() == self._n else flat[: self._n]
 
-    a, b, c, e = (property(lambda self, name=name: self._flat(name)) for name in "abce")
 
-    @property
-    def int16_scratch(self) -> Tensor:
-        return self._flat("d").view(torch.int16)[: self._n]
+class _ThreadBuffers(threading.local):
+    """The calling thread's buffers, by device and name."""
 
-    @property
-    def int16_spare(self) -> Tensor:
-        return self._flat("d").view(torch.int16)[self._n :]
-
-    @property
-    def fp16_scratch(self) -> Tensor:
-        return self.int16_scratch.view(torch.float16)
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, dict[str, Tensor]] = {}
 
 
-_own = threading.local()  # each thread's buffers, by device and name
+_thread_buffers = _ThreadBuffers()
 
 
-def for_each_tile(work: Callable[..., None], *flats: Tensor) -> None:
-    """Calls work(scratch, offset, *parts) for every tile of the tensors: [n], or [⌈n / BLOCK⌉], an element a block.
-    Scratch is as long as the tile. In any order, on as many threads as torch computes with here. A last block that is
-    not whole is a tile of its own. Raises what `work` raised, once no thread is at it any more."""
-    n, device = flats[0].numel(), flats[0].device
-    tile, threads = (TILE, torch.get_num_threads()) if device.type == "cpu" else (DEVICE_TILE, 1)
-    whole = n // BLOCK * BLOCK
-    share = -(-whole // (threads * BLOCK)) * BLOCK
-    tile = max(BLOCK, min(tile, share))
-    sizes = [min(tile, whole - begin) for begin in range(0, whole, tile)] + [n - whole] * (
-        n > whole
+def scratch_bytes() -> int:
+    """Return the bytes of the calling thread's scratch buffers."""
+    return sum(
+        flat.nbytes for flats in _thread_buffers.by_device.values() for flat in flats.values()
     )
+
+
+def for_each_tile(work: Callable[..., object], *flats: Tensor) -> None:
+    """Call work(scratch, offset, *parts) for every tile of the tensors.
+
+    Uses as many threads as torch computes with in the calling thread. Tiles come in any order. A
+    last block that is not whole is a tile of its own.
+
+    Args:
+        work: receives scratch buffers as long as the tile, the tile's first element, and the tile's
+            part of each tensor.
+        flats: tensors of [n], or of [⌈n / BLOCK⌉], one element a block; the first has n elements.
+
+    Raises:
+        Exception: what `work` raised, once all threads have ended.
+    """
+    n, device = flats[0].numel(), flats[0].device
+    on_cpu = device.type == "cpu"
+    threads = torch.get_num_threads() if on_cpu else 1
+    sizes = _tile_sizes(n, threads, TILE if on_cpu else DEVICE_TILE)
     blocks = [-(-size // BLOCK) for size in sizes]
     offsets = [0, *itertools.accumulate(sizes)][:-1]
     parts = [flat.split(sizes if flat.numel() == n else blocks) for flat in flats]
-    left = iter(list(zip(sizes, offsets, *parts, strict=True)))
+    tiles = iter(list(zip(sizes, offsets, *parts, strict=True)))
 
     @torch.no_grad()
-    def some() -> None:
-        for size, *rest in left:  # whoever is free takes the next
-            work(_scratch(device, size), *rest)
+    def work_off_tiles() -> None:
+        for size, *tile in tiles:  # shared by the threads: an idle one gets the next tile
+            work(_scratch(device, size), *tile)
 
     if min(threads, len(sizes)) < 2:
-        some()
+        work_off_tiles()
     else:
-        done = [_crew(threads).submit(some) for _ in range(threads)]
-        wait(done)
-        for each in done:
-            each.result()
+        futures = [_thread_pool(threads).submit(work_off_tiles) for _ in range(threads)]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+
+def _tile_sizes(n: int, threads: int, largest: int) -> list[int]:
+    """Return the elements of each tile: whole blocks, a tile for each thread, and the rest."""
+    whole = n // BLOCK * BLOCK
+    share = -(-whole // (threads * BLOCK)) * BLOCK
+    tile = max(BLOCK, min(largest, share))
+    sizes = [min(tile, whole - begin) for begin in range(0, whole, tile)]
+    if n > whole:
+        sizes.append(n - whole)
+    return sizes
 
 
 def _scratch(device: torch.device, n: int) -> Scratch:
-    return Scratch(n, _own.__dict__.setdefault(device, {}), device)
+    return Scratch(n, _thread_buffers.by_device.setdefault(device, {}), device)
 
 
 @functools.cache
-def _crew(threads: int) -> ThreadPoolExecutor:
+def _thread_pool(threads: int) -> ThreadPoolExecutor:
+    """Return the pool of so many threads, each of which computes with one thread of torch."""
     ready = threading.Barrier(threads)
-    crew = ThreadPoolExecutor(threads, "barnraise-crew", lambda: torch.set_num_threads(1))
-    list(crew.map(lambda _: ready.wait(), range(threads)))  # until all are there
-    torch.set_num_threads(threads)  # in torch the number set last is what new threads begin with
-    return crew
+    pool = ThreadPoolExecutor(threads, "barnraise-tiles", lambda: torch.set_num_threads(1))
+    list(pool.map(lambda _: ready.wait(), range(threads)))  # until all threads have started
+    torch.set_num_threads(threads)  # torch gives new threads the number that was set last
+    return pool

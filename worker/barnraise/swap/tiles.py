@@ -1,53 +1,108 @@
 """A fragment's weights tile by tile, between steps, on whichever tier they lie."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from barnraise.planning.plan import Plan
 from barnraise.swap.adam_moments import AdamMoments
-from barnraise.swap.buffers import Buffers
 from barnraise.swap.state_store import StateStore
+
+WEIGHTS_SCRATCH, MOMENTS_SCRATCH = 0, 4  # numbers of the scratch buffers that tiles are read into
+
+
+def streamed_dtype(plan: Plan) -> torch.dtype:
+    """Return the type in which weights are streamed and computed with."""
+    return torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile of a fragment's weights, as views of wherever it lies.
+
+    Attributes:
+        fragment: the fragment's index.
+        number: the tile's number in its fragment.
+        begin: its first element in the fragment.
+        moments: Adam's moments, with the low halves of split weights.
+        weights: the weights as streamed [n], fp32 or bf16.
+    """
+
+    fragment: int
+    number: int
+    begin: int
+    moments: AdamMoments
+    weights: Tensor
+
+    @property
+    def size(self) -> int:
+        """Return the number of elements n."""
+        return self.weights.numel()
+
+    @property
+    def end(self) -> int:
+        """Return the index after the tile's last element in the fragment."""
+        return self.begin + self.size
+
+    def master(self) -> Tensor:
+        """Return the master weights, fp32 [n]: the tile's own memory if it is fp32."""
+        return self.moments.master(self.weights)
+
+    def set_master(self, master: Tensor) -> None:
+        """Write master weights, fp32 [n] on any device, into the tile."""
+        self.moments.store_master(self.weights, master.to(self.weights.device))
 
 
 class Tiles:
-    def __init__(self, plan: Plan, store: StateStore, buffers: Buffers):
-        self.plan, self.store, self.buffers = plan, store, buffers
+    """Access to the weights and moments of all fragments, one tile at a time."""
 
-    def iterate(
-        self, i: int, changes: bool = True, reads: bool = True
-    ) -> Iterator[tuple[int, int, AdamMoments, Tensor]]:
-        """(begin, end, moments, weights as streamed) of fragment i's tiles; what was done to the weights is kept when
-        the next is asked for. Moments are read only where they hold half of the weights."""
-        plan, store = self.plan, self.store
+    def __init__(
+        self, plan: Plan, store: StateStore, tile_scratch: Callable[[int], Tensor]
+    ) -> None:
+        """Work on `store`; `tile_scratch(k)` returns a uint8 buffer for a tile on disk."""
+        self._plan, self._store, self._tile_scratch = plan, store, tile_scratch
+        self._dtype = streamed_dtype(plan)
+
+    def iterate(self, i: int, changes: bool = True, reads: bool = True) -> Iterator[Tile]:
+        """Yield fragment i's tiles; what was done to one is stored when the next is requested.
+
+        Args:
+            i: the fragment's index.
+            changes: whether the caller changes the weights.
+            reads: whether the caller needs the weights as they are. Moments are read only where
+                they hold half of the weights.
+        """
+        plan, store = self._plan, self._store
         split = plan.dtype == "bfloat16"
         for t in range(plan.tile_count(i)):
             begin, end = plan.bounds(i, t)
             n = end - begin
-            raw = self.record("weights", i, t, 0, reads)
-            record = self.record("moments", i, t, 4, split and plan.on_disk)
-            moments = AdamMoments.of(plan, record, n)
-            yield begin, end, moments, raw[: n * plan.streamed_bytes].view(self.buffers.dtype)
+            weights = self._record("weights", i, t, WEIGHTS_SCRATCH, reads)
+            moments = self._record("moments", i, t, MOMENTS_SCRATCH, split and plan.on_disk)
+            streamed = weights[: n * plan.streamed_bytes].view(self._dtype)
+            yield Tile(i, t, begin, AdamMoments.of(plan, moments, n), streamed)
             if changes:
-                store.store_tile("weights", i, t, raw)
+                store.store_tile("weights", i, t, weights)
                 if split:
-                    store.store_tile("moments", i, t, record)
+                    store.store_tile("moments", i, t, moments)
 
-    def record(self, kind: str, i: int, t: int, spare: int, reads: bool) -> Tensor:
-        """A tile's record; what it holds on disk only if `reads`."""
-        if self.store.memory_buffer(kind, i) is not None:
-            return self.store.memory_record(kind, i, t)
-        begin, end = self.plan.bounds(i, t)
-        into = self.buffers.tile_scratch(spare)[: self.plan.record(kind, end - begin)]
+    def write_moments(self, i: int, m: Tensor, v: Tensor) -> None:
+        """Set Adam's moments of fragment i, fp32 [n] each."""
+        for t in range(self._plan.tile_count(i)):
+            begin, end = self._plan.bounds(i, t)
+            record = self._record("moments", i, t, MOMENTS_SCRATCH, reads=False)
+            moments = AdamMoments.of(self._plan, record, end - begin)
+            moments.load_float32(m[begin:end], v[begin:end])
+            self._store.store_tile("moments", i, t, record)
+
+    def _record(self, kind: str, i: int, t: int, scratch: int, reads: bool) -> Tensor:
+        """Return a tile's record, uint8; its content is read from disk only if `reads`."""
+        if self._store.memory_buffer(kind, i) is not None:
+            return self._store.memory_record(kind, i, t)
+        begin, end = self._plan.bounds(i, t)
+        record = self._tile_scratch(scratch)[: self._plan.record(kind, end - begin)]
         if reads:
-            self.store.read(kind, i, t, into)
-        return into
-
-    @staticmethod
-    def set_weights(moments: AdamMoments, weights: Tensor, master: Tensor) -> None:
-        """The weights are `master`, fp32, from now on."""
-        master = master.to(weights.device)
-        if moments.low is None:
-            weights.copy_(master)
-        else:
-            moments.store_master(weights, master)
+            self._store.read(kind, i, t, record)
+        return record

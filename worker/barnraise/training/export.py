@@ -12,7 +12,7 @@ from torch import Tensor
 from barnraise.errors import StateError
 from barnraise.models.gpt2 import NORM_EPSILON, views
 from barnraise.spec import Fragment, ModelSpec
-from barnraise.swap.arena import units_to_float
+from barnraise.swap.precision import units_to_float
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = 2 << 30  # bytes of an exported file, about

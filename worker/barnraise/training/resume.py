@@ -266,9 +266,9 @@ def read_state_header(folder: Path) -> StateHeader | None:
         body = read_manifest(folder)
         if body is None:
             return None
-        if "anchor" in body["void"]:
+        if "anchor" in body["invalid"]:
             raise StateError("the anchor in it is damaged")
-        return StateHeader.model_validate_json(body["mark"])
+        return StateHeader.model_validate_json(body["header"])
     except (StateError, ValidationError) as error:
         log.warning("the state in %s is not used: %s", folder, error)
         return None

@@ -8,13 +8,15 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from barnraise.coordinator_client.reporter import Reporter, Spool
 from barnraise.errors import PlanError, StateError
@@ -33,8 +35,8 @@ from barnraise.planning.search import make_plan
 from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.protocol.signing import Identity
 from barnraise.swap import executor
-from barnraise.swap.adamw import learning_rate_scale
-from barnraise.swap.engine import WARMUP_STEPS, Engine
+from barnraise.swap.engine import WARMUP_STEPS, EncodedFragment, Engine
+from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.state_store import FragmentSequence
 from barnraise.text.shards import Text
 from barnraise.training.checkpoint import StateHeader
@@ -180,7 +182,8 @@ class Worker:
             engine.round_tokens,
             exchange.compute_weight(self.metrics.tokens_per_second),
         )
-        self.anchor.record(exchange.publish(engine.end_round(encode, weight, due), tokens))
+        parts = _in_order(engine.end_round(encode, weight, due), len(self.plan.fragments))
+        self.anchor.record(exchange.publish(parts, tokens))
         if due is None or self.plan.last in due:
             self.save_checkpoint()
 
@@ -467,3 +470,16 @@ class Worker:
 
     def report_status(self, at_once: bool = False) -> None:
         self.status_publisher.publish(self.anchor, at_once)
+
+
+def _in_order(
+    parts: Iterator[EncodedFragment], count: int
+) -> Iterator[tuple[bytes, Tensor] | None]:
+    """Yield (payload, units) of all fragments in order, and None for those that have no part."""
+    expected = 0
+    for part in parts:
+        yield from repeat(None, part.fragment - expected)
+        expected = part.fragment + 1
+        yield part.payload, part.units
+        del part  # free it before the next fragment's part is allocated
+    yield from repeat(None, count - expected)

@@ -1,0 +1,68 @@
+"""One fragment's weights as autograd leaves over a flat buffer."""
+
+import torch
+from torch import Tensor
+
+from barnraise.models.gpt2 import Weights, views
+from barnraise.spec import Fragment
+
+# Elements of a bf16 gradient added at a time: a CPU makes an fp32 copy of them.
+ADDED_AT_ONCE = 1 << 18
+
+
+class Leaves:
+    """Autograd leaves over a flat buffer, fp32 or bf16, with an fp32 sum of gradients.
+
+    Attributes:
+        fragment: the layout of the buffer.
+        flat: the buffer, [fragment.size].
+        weights: the leaves by name.
+    """
+
+    def __init__(self, fragment: Fragment, flat: Tensor) -> None:
+        """Make leaves that share the memory of `flat`."""
+        self.fragment, self.flat = fragment, flat
+        self.weights: Weights = {
+            name: view.detach().requires_grad_() for name, view in views(fragment, flat).items()
+        }
+        self._sums: Weights = {}
+        if flat.dtype != torch.float32:
+            for name, leaf in self.weights.items():
+                leaf.register_post_accumulate_grad_hook(
+                    lambda leaf, name=name: self._move_gradient(leaf, name)
+                )
+
+    def accumulate_into(self, gradient: Tensor | None) -> None:
+        """Let backward add to this fp32 flat buffer from now on; None: to nothing."""
+        self._sums = views(self.fragment, gradient) if gradient is not None else {}
+        for name, leaf in self.weights.items():
+            leaf.grad = self._sums.get(name) if leaf.dtype == torch.float32 else None
+
+    def add_matrix_gradient(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Add leftᵀ · right to the gradient of the matrix `name`.
+
+        Args:
+            name: the matrix.
+            left: [n, rows].
+            right: [n, columns].
+        """
+        sums = self._sums[name]
+        if right.dtype == torch.float32:
+            sums.addmm_(left.t(), right)
+            return
+        rows = max(1, ADDED_AT_ONCE // right.shape[1])
+        for total, part in zip(sums.split(rows), left.split(rows, dim=1), strict=True):
+            total.add_(part.t() @ right)
+
+    def add_vector_gradient(self, name: str, gradient: Tensor) -> None:
+        """Add to the gradient of the vector `name`."""
+        self._sums[name].add_(gradient)
+
+    def _move_gradient(self, leaf: Tensor, name: str) -> None:
+        """Add a bf16 leaf's gradient to the fp32 sum; autograd would sum in the leaf's type."""
+        assert leaf.grad is not None
+        sums = self._sums[name].reshape(-1).split(ADDED_AT_ONCE)
+        gradient = leaf.grad.reshape(-1).split(ADDED_AT_ONCE)
+        for total, part in zip(sums, gradient, strict=True):
+            total.add_(part)
+        leaf.grad = None
