@@ -66,7 +66,7 @@ class Known:
     def __init__(self) -> None:
         self.headers: list = []
 
-    def note(self, header) -> None:
+    def record(self, header) -> None:
         self.headers.append(header)
 
 
