@@ -22,8 +22,8 @@ import torch
 
 from barnraise.coordinator_client.client import Coordinator
 from barnraise.errors import BarnraiseError
-from barnraise.exchange import exchange
-from barnraise.exchange.handlers import blob_scrub, update_receiver
+from barnraise.exchange import exchange, update_writer
+from barnraise.exchange.handlers import blob_scrub, update_queue
 from barnraise.exchange.ledger import anchor_scrub, blob_store, ledger
 from barnraise.exchange.network.iroh_transport import IrohTransport
 from barnraise.exchange.network.transport import Channel, ChannelClosedError
@@ -131,8 +131,8 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
 
 USUAL = (
     anchor_scrub.MIN_INTERVAL,
-    blob_scrub.EACH,
-    blob_scrub.SHARE,
+    blob_scrub.MIN_INTERVAL,
+    blob_scrub.TIME_SHARE,
 )  # seconds between two looks at fragments, at files, and the latter's time
 HURRIED = 0.1, 0.01, 0.5
 
@@ -147,7 +147,7 @@ class Orders:
 
     def heed(self, worker: Worker) -> None:
         """Between two steps. `hurry`: a drill has no hours to wait until everything was looked at again."""
-        anchor_scrub.MIN_INTERVAL, blob_scrub.EACH, blob_scrub.SHARE = (
+        anchor_scrub.MIN_INTERVAL, blob_scrub.MIN_INTERVAL, blob_scrub.TIME_SHARE = (
             HURRIED if (self._folder / "hurry").exists() else USUAL
         )
         if (path := self._folder / "flip").exists() and len(worker.anchor.fragments):
@@ -217,8 +217,8 @@ class Spent:
         "barnraise-cuts_",
     )  # "barnraise-disk read" is the engine's
     CALLS = (
-        (worker_module.codec, "encode"), (update_receiver.ReceivedUpdate, "decode"), (blob_store.BlobStore, "store"), (ledger.Ledger, "append"),
-        (exchange.Exchange, "find_damaged_fragment"), (exchange.Exchange, "serve_snapshots"), (exchange.Exchange, "poll_updates"), (exchange, "compute_sketch"),
+        (worker_module.codec, "encode"), (update_queue.ReceivedUpdate, "decode"), (blob_store.BlobStore, "store"), (ledger.Ledger, "append"),
+        (exchange.Exchange, "find_damaged_fragment"), (exchange.Exchange, "serve_snapshots"), (exchange.Exchange, "poll_updates"), (update_writer, "compute_sketch"),
     )  # fmt: skip
 
     def __init__(self) -> None:

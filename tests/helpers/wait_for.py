@@ -52,6 +52,6 @@ def joined(machine, *others, timeout: float = 30.0):
     machine.knows(*others)
     snapshot = machine.exchange.fetch_snapshot(timeout)
     if snapshot is not None:
-        machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.holes)
+        machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     machine.start()
     return snapshot

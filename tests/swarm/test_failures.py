@@ -8,7 +8,7 @@ import time
 import pytest
 
 from barnraise.errors import StateError
-from barnraise.exchange import exchange as node_module
+from barnraise.exchange import exchange as exchange_module
 from barnraise.exchange.ledger import blob_store as blobs_module
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.ledger import Ledger
@@ -164,7 +164,7 @@ def test_a_revocation_is_kept_for_the_day_no_coordinator_answers(swarm):
 
 def test_a_payload_whose_bytes_changed_on_disk_never_reaches_the_anchor(swarm, monkeypatch):
     """The checkpoint is gone too, so the whole ledger is replayed, and nobody else has it."""
-    monkeypatch.setattr(node_module, "REPAIR", 0.5)
+    monkeypatch.setattr(exchange_module, "REPAIR_TIMEOUT", 0.5)
     run = swarm(token_budget=10_000_000)
     ada = run.start("ada")
     run.until(lambda: ada.status.get("updates_sent", 0) >= 1)

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from helpers.plans import RECIPE, engine_of, tiny_plan
 from helpers.wait_for import waits_for
 
 from barnraise.exchange.compression.codec import decode, encode
-from barnraise.exchange.exchange import Exchange
+from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.network.memory_transport import MemoryNetwork
@@ -39,12 +40,17 @@ class Machine:
     def open(self, **changed) -> None:
         """As a freshly started process would: everything from the folder."""
         self.ledger = Ledger(self.folder)
-        parts = dict(
-            spec=self.world.spec, run=RUN, identity=self.identity, incarnation=self.incarnation, ledger=self.ledger,
-            blobs=self.ledger.blobs, transport=self.world.transport(self.identity), ticket=self.ticket,
+        config = ExchangeConfig(
+            spec=self.world.spec,
+            run=RUN,
+            identity=self.identity,
+            incarnation=self.incarnation,
+            ticket=self.ticket,
             mirrors=frozenset([self.world.mirror.key]),
-        )  # fmt: skip
-        self.exchange = Exchange(**(parts | changed))
+        )
+        self.exchange = Exchange(
+            replace(config, **changed), self.ledger, self.world.transport(self.identity)
+        )
         self.anchor = Anchor.from_seed(self.world.spec.model, self.world.spec.seed)
 
     def start(self) -> "Machine":
@@ -135,7 +141,7 @@ class World:
     def sum(self, machine: Machine, keep: Callable[[str, int], bool]) -> str:
         """The digest of the initial weights and those updates in a machine's files that `keep` takes."""
         anchor, ledger = Anchor.from_seed(TINY, self.spec.seed), machine.ledger
-        for author in ledger._last:
+        for author in ledger.vector():
             for _, update in ledger.headers(author, 1, 1 << 40):
                 for index, part in enumerate(update.fragments if keep(author, update.seq) else ()):
                     anchor.add_units(

@@ -122,10 +122,11 @@ def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
     exchange.report_anchor_digest("a vector", "an anchor")
     waits_for(
         lambda: (
-            exchange._hub.gossip.rate == 100.0 and "a vector" in exchange._hub.gossip.anchor_digests
+            exchange.server.gossip.rate == 100.0
+            and "a vector" in exchange.server.gossip.anchor_digests
         )
     )
-    monkeypatch.setattr(exchange, "_tell", lambda call, *what: told.append(what))
+    monkeypatch.setattr(exchange.thread, "call", lambda call, *what: told.append(what))
     exchange.announce_rate(103.0)
     exchange.report_anchor_digest("a vector", "an anchor")
     assert not told
@@ -240,7 +241,7 @@ def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(wor
     events: list[str] = []
     settle, send = (
         blobs_module.move_into_place,
-        type(next(iter(a.exchange._hub.links.values())).channel).send,
+        type(next(iter(a.exchange.server.connections.values())).channel).send,
     )
     append = type(a.ledger).append
 
@@ -255,17 +256,19 @@ def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(wor
 
     async def sent(self, frame):
         message, _ = unpack(frame)
-        if message.type in ("push", "part"):
+        if message.type in ("update_push", "blob_part"):
             events.append(message.type)
         await send(self, frame)
 
     monkeypatch.setattr(blobs_module, "move_into_place", settled)
     monkeypatch.setattr(type(a.ledger), "append", appended)
-    monkeypatch.setattr(type(next(iter(a.exchange._hub.links.values())).channel), "send", sent)
+    monkeypatch.setattr(
+        type(next(iter(a.exchange.server.connections.values())).channel), "send", sent
+    )
     a.round(1)
     world.agree(a, b)
     fragments = len(a.anchor.fragments)
-    assert events[: fragments + 2] == ["file"] * fragments + ["row", "push"]
+    assert events[: fragments + 2] == ["file"] * fragments + ["row", "update_push"]
 
 
 def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
@@ -286,11 +289,13 @@ def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
 def test_more_authors_than_a_message_holds_do_not_end_the_exchange(world, monkeypatch):
     a, b = (world.machine(n).start() for n in (1, 2))
     many = {f"{n:064x}.{'0' * 16}": 1 for n in range(2100)}
-    a.exchange._tell(a.exchange._hub.gossip.vector.update, many)  # on the thread that reads it
+    a.exchange.thread.call(
+        a.exchange.server.gossip.vector.update, many
+    )  # on the thread that reads it
     b.knows(a)
     a.round(1)
     waits_for(lambda: a.exchange.author in b.ledger.vector())
-    assert a.exchange._thread.is_alive() and b.exchange._thread.is_alive()
+    assert a.exchange.thread.is_alive() and b.exchange.thread.is_alive()
 
 
 def test_an_exchange_that_breaks_while_it_runs_does_not_take_the_loop_with_it(world, monkeypatch):
@@ -299,9 +304,9 @@ def test_an_exchange_that_breaks_while_it_runs_does_not_take_the_loop_with_it(wo
     async def broken():
         raise OSError("the network card was pulled out")
 
-    monkeypatch.setattr(a.exchange._hub.transport, "close", broken)
-    a.exchange._tell(a.exchange._hub.stop)
-    a.exchange._thread.join()
+    monkeypatch.setattr(a.exchange.server.transport, "close", broken)
+    a.exchange.thread.call(a.exchange.server.stop)
+    waits_for(lambda: not a.exchange.thread.is_alive())
     a.round(1)
     assert (
         a.exchange.addresses() is not None

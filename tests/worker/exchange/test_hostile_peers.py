@@ -13,11 +13,10 @@ from helpers.wait_for import waits_for, within
 
 from barnraise.errors import StateError
 from barnraise.exchange.compression.codec import encode
-from barnraise.exchange.handlers import handshake as door_module
-from barnraise.exchange.handlers import update_receiver as inbox_module
+from barnraise.exchange.handlers import handshake, update_receiver
 from barnraise.exchange.ledger.anchor import compute_sketch
 from barnraise.exchange.ledger.verdicts import Fork
-from barnraise.exchange.network import connection as link_module
+from barnraise.exchange.network import connection as connection_module
 from barnraise.exchange.network.framing import pack
 from barnraise.exchange.network.transport import ChannelClosedError
 from barnraise.protocol import coordinator_messages
@@ -180,16 +179,16 @@ def test_a_stranger_with_a_good_ticket_and_sound_updates_is_welcome(world):
     assert arrival.decode(0)[:3].tolist() == [-50, -49, -48]
 
 
-@pytest.mark.parametrize("room", [inbox_module.DECODED, 0])
+@pytest.mark.parametrize("room", [update_receiver.MAX_DECODED_BYTES, 0])
 def test_what_payloads_were_checked_to_hold_is_kept_for_the_loop_as_far_as_there_is_room(
     world, monkeypatch, room
 ):
-    monkeypatch.setattr(inbox_module, "DECODED", room)
+    monkeypatch.setattr(update_receiver, "MAX_DECODED_BYTES", room)
     a, b = world.machine(1).start(), world.machine(2).start()
     a.knows(b)
     world.agree(a, b)
     a.round(1), a.round(2)
-    waits_for(lambda: len(b.exchange._hub.inbox.arrived) == 2)
+    waits_for(lambda: len(b.exchange.server.queue) == 2)
     for arrival in b.exchange.poll_updates():
         assert bool(arrival.units) == bool(room)
         read = replace(arrival, units=())
@@ -199,10 +198,10 @@ def test_what_payloads_were_checked_to_hold_is_kept_for_the_loop_as_far_as_there
 
 
 def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world, monkeypatch):
-    monkeypatch.setattr(inbox_module, "PENDING_OF_ONE", 3)
-    monkeypatch.setattr(inbox_module, "STALE", 1.0)
+    monkeypatch.setattr(update_receiver, "MAX_INCOMPLETE_PER_PEER", 3)
+    monkeypatch.setattr(update_receiver, "STALE_AFTER", 1.0)
     a = world.machine(1).start()
-    inbox = a.exchange._hub.inbox
+    updates = a.exchange.server.updates
     with stranger(world, a) as say:
         for life in range(20):
             say(
@@ -214,7 +213,7 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
         name = blake3(data).hexdigest()
         say(messages_module.BlobPart(digest=name, offset=0, total=len(data)), data[:-1])
         waits_for(lambda: a.ledger.blobs.partial_size(name))
-        assert len(inbox._pending) == 3
+        assert len(updates.incomplete) == 3
         b = world.machine(2).start().knows(a)
         b.round(1)
         world.agree(a, b)
@@ -225,11 +224,11 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
                     header=header(world, STRANGER, incarnation=f"{life:016x}")
                 )
             )
-        waits_for(lambda: {author[-2:] for author, _ in inbox._pending} == {"14", "15", "16"})
-        inbox._cut(f"{STRANGER.key}.{20:016x}", "the test says so")
+        waits_for(lambda: {author[-2:] for author, _ in updates.incomplete} == {"14", "15", "16"})
+        updates.ban_author(f"{STRANGER.key}.{20:016x}", "the test says so")
         assert a.ledger.blobs.partial_size(name), "others still wait for it"
         for life in (21, 22):
-            inbox._cut(f"{STRANGER.key}.{life:016x}", "the test says so")
+            updates.ban_author(f"{STRANGER.key}.{life:016x}", "the test says so")
         assert not a.ledger.blobs.partial_size(name), (
             "what nobody waits for does not stay on the disk"
         )
@@ -274,7 +273,7 @@ def test_a_revoked_peer_is_dropped_and_not_let_in_again_and_the_directive_travel
 def test_a_ticket_that_runs_out_ends_the_connection_unless_it_is_renewed_in_time(
     world, monkeypatch
 ):
-    monkeypatch.setattr(door_module, "RECHECK", 0.1)
+    monkeypatch.setattr(handshake, "RECHECK_INTERVAL", 0.1)
     now = [time.time()]
     a = world.machine(1)
     a.exchange.stop()
@@ -288,8 +287,8 @@ def test_a_ticket_that_runs_out_ends_the_connection_unless_it_is_renewed_in_time
     time.sleep(0.3)
     now[0] += 3 * 86400
     waits_for(lambda: a.exchange.stats.peers == 1)
-    assert list(a.exchange._hub.links) == [b.identity.key]
-    a.exchange.orphaned = True  # no mirror has answered for an hour: old tickets count again
+    assert list(a.exchange.server.connections) == [b.identity.key]
+    a.exchange.set_orphaned(True)  # no mirror has answered for an hour: old tickets count again
     c.knows(a)
     waits_for(lambda: a.exchange.stats.peers == 2)
 
@@ -314,7 +313,7 @@ def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_dis
 
 
 def test_a_flood_of_messages_slows_its_sender_down_and_nobody_else(world, monkeypatch):
-    monkeypatch.setattr(link_module, "FRAME_LIMIT", (50.0, 100.0))
+    monkeypatch.setattr(connection_module, "FRAME_LIMIT", (50.0, 100.0))
     a, b = (world.machine(n).start() for n in (1, 2))
     channels = []
     with stranger(world, a, channels=channels):
@@ -331,5 +330,5 @@ def test_a_flood_of_messages_slows_its_sender_down_and_nobody_else(world, monkey
                 a.round(seed)
                 world.agree(a, b)
         time.sleep(1.0)
-        heard = a.exchange._hub.gossip.links[STRANGER.key].rate
+        heard = a.exchange.server.gossip.links[STRANGER.key].rate
         assert 50 < heard < 399, "the rest of it waits"

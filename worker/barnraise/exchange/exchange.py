@@ -1,46 +1,51 @@
-"""The exchange as the loop sees it: a background thread that trades finished updates with the other workers.
+"""Exchange finished updates with the other workers, as the training loop sees it.
 
-    node = Node(spec, run, identity, incarnation, ledger, blobs, transport, ticket, mirrors)
-    snapshot = node.join(timeout)        # late? begin at the others' anchor
-    node.start(anchor.vector)
-    …for arrival in node.arrived(): …    # between steps; never blocks
-    node.offer(payloads, tokens)         # after a round; durable before anybody hears of it
-    node.stop()
+    exchange = Exchange(config, ledger, transport)
+    snapshot = exchange.fetch_snapshot(timeout)   # a late joiner starts at the peers' anchor
+    exchange.start(anchor.vector)
+    for received in exchange.poll_updates():      # between two steps; never blocks
+        ...
+    with exchange.new_update(tokens) as update:   # at the end of a round
+        ...
+    exchange.stop()
 
-Everything public is called from the worker's own thread. The network runs from the first call that needs it.
+Public methods are called from the training loop's thread. The network runs in a thread of its own,
+from the first call that needs it.
 """
 
-import asyncio
-import contextlib
 import logging
 import math
 import secrets
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import CancelledError, wait
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from barnraise.errors import StateError
-from barnraise.exchange.handlers import snapshot_client as snapshots
 from barnraise.exchange.handlers.blob_fetcher import WantedBlob
-from barnraise.exchange.handlers.snapshot_client import Snapshot
-from barnraise.exchange.handlers.update_receiver import ReceivedUpdate
-from barnraise.exchange.ledger.anchor import Anchor, Retracted, compute_sketch
+from barnraise.exchange.handlers.local_author import LocalAuthor
+from barnraise.exchange.handlers.snapshot_client import (
+    MIN_FETCH_RATE,
+    Snapshot,
+    load_base_snapshot,
+)
+from barnraise.exchange.handlers.update_queue import ReceivedUpdate, UpdateQueue
+from barnraise.exchange.ledger.anchor import Anchor, Retracted
 from barnraise.exchange.ledger.anchor_scrub import AnchorScrub
-from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.diff import anchor_entry, retractions
-from barnraise.exchange.ledger.ledger import Ledger, Outcome
-from barnraise.exchange.ledger.validation import EMPTY_PART, UpdateRules
+from barnraise.exchange.ledger.ledger import Ledger
+from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.transport import Transport
 from barnraise.exchange.pacing.peer_estimates import PeerEstimates
 from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.exchange.pacing.weighting import weight_ramp
-from barnraise.exchange.server import PeerServer
+from barnraise.exchange.server import PeerServer, ServerConfig
+from barnraise.exchange.server_thread import ServerThread
 from barnraise.exchange.stats import ExchangeStats, collect_stats
+from barnraise.exchange.update_writer import UpdateWriter
 from barnraise.protocol.enums import Role
-from barnraise.protocol.messages import FragmentUpdate, Peer, Signed, Ticket, Update
+from barnraise.protocol.messages import Peer, Signed, Ticket, Update
 from barnraise.protocol.mirror_list import SignedMirrorList, parse_list
 from barnraise.protocol.signing import Identity, digest, open_signed
 from barnraise.protocol.verdicts import SignedVerdict
@@ -48,391 +53,423 @@ from barnraise.spec import RunSpec
 
 log = logging.getLogger("barnraise.exchange")
 
-MAX_BLOB = 1 << 26  # bytes of a blob that is fetched by digest alone
-REPAIR = 20.0  # seconds the others have for what is damaged here
+MAX_BLOB_BYTES = 1 << 26  # of a blob that is fetched by digest alone
+REPAIR_TIMEOUT = 20.0  # seconds for the peers to replace what is damaged here
+
+ShouldStop = Callable[[], bool]  # asked now and then by calls that block
+
+
+def _create_incarnation() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True)
+class ExchangeConfig:
+    """Who takes part in which run.
+
+    Attributes:
+        spec: The run's spec.
+        run: The run's id.
+        identity: This machine's key.
+        incarnation: The incarnation of its state directory.
+        ticket: Its ticket.
+        mirrors: Keys of the run's mirrors.
+        clock: Returns seconds since 1970, by the coordinators' clock.
+        reincarnate: Creates a new incarnation of the state directory and stores it durably; called
+            when a peer proves that updates of ours were lost here, or a verdict ended the old one.
+    """
+
+    spec: RunSpec
+    run: str
+    identity: Identity
+    incarnation: str
+    ticket: Signed
+    mirrors: frozenset[str]
+    clock: Callable[[], float] = time.time
+    reincarnate: Callable[[], str] = _create_incarnation
 
 
 class Exchange:
-    def __init__(
-        self,
-        spec: RunSpec,
-        run: str,
-        identity: Identity,
-        incarnation: str,
-        ledger: Ledger,
-        blobs: BlobStore,
-        transport: Transport,
-        ticket: Signed,
-        mirrors: frozenset[str],
-        clock: Callable[[], float] = time.time,
-        reincarnate: Callable[[], str] = lambda: secrets.token_hex(8),
-    ):
-        """`blobs` are the ledger's. `reincarnate` makes, and makes durable, a new incarnation of this state folder: it
-        is called when a peer proves that updates of ours were lost here."""
-        assert blobs.folder == ledger.blobs.folder and transport.key == identity.key
-        self._ledger, self._blobs, self._identity = ledger, blobs, identity
-        self._run, self._reincarnate = run, reincarnate
-        self.author = f"{identity.key}.{incarnation}"
-        self._naming = threading.Lock()  # an update is not signed while the author changes
-        self._hub = PeerServer(
-            rules=UpdateRules.from_spec(spec, run, mirrors),
-            spec=digest(spec.to_json()),
-            incarnation=incarnation,
-            ledger=ledger,
-            transport=transport,
-            ticket=ticket,
-            clock=clock,
-            recognised=self.on_own_update,
-            cut=self._cut,
-            archive=spec.verdict_horizon
-            if Role.ARCHIVE in open_signed(ticket, "ticket", Ticket).roles
-            else None,
-        )
-        self._hub.inbox.refetch = lambda digest, size: self.fetch_blobs({digest: size}, REPAIR)
-        self._audit = AnchorScrub(spec, ledger)
-        self._saved: dict[str, int] = {}  # the version vector of the last state on disk
-        self._replay: list[ReceivedUpdate] = []
-        self._fellows = PeerEstimates(spec, self._hub.gossip)
-        self._complete, self._clock = False, clock
-        self._rhythm: RoundSchedule | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._ready = threading.Event()
-        self._failure: OSError | None = None
+    """Publish this machine's updates, and receive those of its peers.
 
-    # ---- life
+    Attributes:
+        server: The network side. Only its event loop changes it.
+        thread: Runs the server.
+    """
+
+    def __init__(self, config: ExchangeConfig, ledger: Ledger, transport: Transport) -> None:
+        """Prepare the exchange; `open` or the first call that needs the network starts it."""
+        assert transport.key == config.identity.key
+        spec = config.spec
+        rules = UpdateRules.from_spec(spec, config.run, config.mirrors)
+        self._ledger = ledger
+        self._author = LocalAuthor(
+            config.identity, config.run, config.incarnation, ledger, config.reincarnate
+        )
+        self._queue = UpdateQueue(rules.sizes, ledger.blobs, self._refetch_payload)
+        roles = open_signed(config.ticket, "ticket", Ticket).roles
+        server_config = ServerConfig(
+            rules=rules,
+            spec_digest=digest(spec.to_json()),
+            ticket=config.ticket,
+            clock=config.clock,
+            archive_rounds=spec.verdict_horizon if Role.ARCHIVE in roles else None,
+        )
+        self.server = PeerServer(server_config, ledger, transport, self._author, self._queue)
+        self.thread = ServerThread(self.server)
+        self._anchor_scrub = AnchorScrub(spec, ledger)
+        self._estimates = PeerEstimates(spec, self.server.gossip)
+        self._clock = config.clock
+        self._saved_vector: dict[str, int] = {}  # of the last training state on disk
+        self._replayed: list[ReceivedUpdate] = []  # what the ledger has past the anchor
+        self._is_complete = False
+        self._round_schedule: RoundSchedule | None = None
+
+    # ---- life cycle
 
     def open(self) -> None:
-        """Begins to listen and to answer, if it has not yet. Raises OSError when it cannot."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._serve, name="barnraise-exchange", daemon=True
-            )
-            self._thread.start()
-            self._ready.wait()
-        if self._failure:
-            raise self._failure
+        """Listen and answer peers, if that has not begun.
 
-    def start(self, applied: dict[str, int], holes: Retracted | None = None) -> None:
-        """Updates flow from now on. `applied`, `holes`: the anchor's version vector, and what is out of it; what the
-        ledger has past it arrives again, and what verdicts took out since comes out. Raises StateError when the ledger
-        begins after it, OSError when the transport cannot listen."""
+        Raises:
+            OSError: When the transport cannot listen.
+        """
+        self.thread.open()
+
+    def start(self, vector: dict[str, int], retracted: Retracted | None = None) -> None:
+        """Let updates flow from now on.
+
+        What the ledger has past the anchor is received again, and what verdicts retracted since is
+        retracted.
+
+        Args:
+            vector: The anchor's version vector.
+            retracted: What is not in the anchor though the vector covers it.
+
+        Raises:
+            StateError: When the ledger lacks updates between the anchor and its own beginning.
+            OSError: When the transport cannot listen.
+        """
         self.open()
-        ledger, inbox = self._ledger, self._hub.inbox
-        if not ledger.has_payloads_after(applied):
+        ledger = self._ledger
+        if not ledger.has_payloads_after(vector):
             raise StateError(
-                "the anchor lacks updates from before the snapshot at which this folder's ledger begins: join again "
-                "from an empty folder"
+                "the anchor lacks updates from before the snapshot at which this folder's ledger "
+                "begins: join again from an empty folder"
             )
-        self._replay = [
-            inbox.arrival(anchor_entry(update, ledger.verdicts))
-            for _, update in ledger.updates_since(applied)
+        self._replayed = [
+            self._queue.wrap(anchor_entry(update, ledger.verdicts))
+            for _, update in ledger.updates_since(vector)
         ]
-        self._await(self._hub.begin(retractions(ledger, applied, holes or {})), None)
+        changes = retractions(ledger, vector, retracted or {})
+        self.thread.run(self.server.start_updates(changes), None)
 
     def stop(self) -> None:
-        """Says goodbye and ends every thread. The ledger stays open. Safe to call twice."""
-        if self._thread is None:
-            return
-        self._tell(self._hub.stop)
-        self._thread.join()
+        """End every connection and thread. The ledger stays open. Safe to call twice."""
+        self.thread.close()
 
-    def _serve(self) -> None:
-        async def main() -> None:
-            self._loop = asyncio.get_running_loop()
-            await self._hub.run(self._ready.set)
+    # ---- publishing and receiving
 
-        try:
-            asyncio.run(main())
-        except Exception as error:
-            if self._ready.is_set():  # it had been running: the loop must not fall with it
-                log.critical(
-                    "the exchange ended by an error; training goes on alone", exc_info=True
-                )
-            else:
-                self._failure = (
-                    error
-                    if isinstance(error, OSError)
-                    else OSError(f"the exchange cannot start: {error}")
-                )
-        finally:
-            self._ready.set()
-
-    # ---- the loop's side
-
-    def poll_updates(self) -> list[ReceivedUpdate]:
-        """Updates that came in since the last call, each author's in order. Already durable. Never blocks."""
-        arrivals, self._replay = self._replay, []
-        queue, now = self._hub.inbox.arrived, time.monotonic()
-        while queue:
-            arrival = queue.popleft()
-            if isinstance(arrival.header, Update):
-                self._fellows.on_update_received(arrival.header, now)
-            arrivals.append(arrival)
-        return arrivals
-
-    def publish(self, payloads: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
-        """Publishes a round, or a turn of it: (payload, the integers it decodes to) of each fragment in order, taken as
-        they come; None for one of which nothing is said. Files first, fsynced; then the ledger's row; only then is
-        anybody told. Raises OSError when the disk refuses; then nothing was published."""
-        parts: list[FragmentUpdate] = []
-        try:
-            for said in payloads:
-                parts.append(self._stored(said))
-                del said  # before the next fragment's are made
-            while (update := self._entered(parts, tokens)) is None:
-                with self._naming:
-                    self._rename("what this machine publishes under its old name no longer counts")
-        finally:
-            self._blobs.unpin(part.digest for part in parts if part.size)
-        self._fellows.on_update_published(update, self._clock())
-        self._tell(self._hub.published, update)
-        return update
-
-    def _stored(self, said: tuple[bytes, torch.Tensor] | None) -> FragmentUpdate:
-        if said is None:
-            return EMPTY_PART
-        payload, units = said
-        return FragmentUpdate(
-            digest=self._blobs.store(payload, hold=True),
-            size=len(payload),
-            sketch=compute_sketch(units),
-        )
-
-    def _entered(self, parts: list[FragmentUpdate], tokens: int) -> Update | None:
-        """The next update of this machine, in the ledger; None when verdicts keep this author out."""
-        with self._naming:
-            head = self._ledger.head(self.author)
-            update = Update(
-                run=self._run,
-                peer=self._identity.key,
-                incarnation=self.author.partition(".")[2],
-                seq=head.seq + 1,
-                previous=head.digest,
-                tokens=tokens,
-                total=head.total + tokens,
-                fragments=parts,
-            )
-            if self._ledger.verdicts.is_retracted(self.author, update.seq):
-                return None
-            outcome = self._ledger.append(self._identity.sign("update", update), update)
-        assert outcome in (Outcome.ADDED, Outcome.RETRACTED), outcome
-        return update if outcome is Outcome.ADDED else None
-
-    def on_state_saved(self, vector: dict[str, int]) -> None:
-        """A state at `vector` is on disk. Payloads that no restart needs may go: not even one from the state before."""
-        safe, self._saved = self._saved, dict(vector)
-        if safe:
-            self._tell(self._hub.kept, safe)
-
-    def serve_snapshots(self, anchor) -> None:
-        """Between two steps: copies the anchor if a joining peer waits for it. Costs nothing when nobody asks."""
-        if (taken := self._hub.desk.take(anchor, time.monotonic())) is not None:
-            self._tell(self._hub.frozen, *taken)
-
-    def find_damaged_fragment(self, anchor: Anchor) -> int | None:
-        """Between two steps: holds one fragment of the anchor against its ledger, now and then. The index of one that
-        is damaged, until it is put right."""
-        return self._audit.check_next(anchor)
-
-    def rebuild_fragment(
-        self, anchor: Anchor, index: int, given_up: Callable[[], bool] = lambda: False
-    ) -> torch.Tensor | None:
-        """int32 [n] that the damaged fragment must be; None when neither the ledger nor a peer at the same vector and
-        verdicts gives it now. Blocks, and asks `given_up` now and then."""
-
-        def ask() -> torch.Tensor | None:
-            if anchor.retracted != self._ledger.verdicts.retracted_within(anchor.vector):
-                return None  # something is still to come out: no peer is where this anchor is
-            return self._await(
-                snapshots.fragment(self._hub, index, anchor.vector, REPAIR), None, given_up
-            )
-
-        return self._audit.rebuild_fragment(anchor, index, ask)
-
-    def compute_weight(self, rate: float) -> float:
-        """This machine's share, at `rate` tokens/s, of all the training that goes on; 1 when alone, less for who joined
-        late and is new."""
-        rounds = self.last_published_seq // (self._rhythm.updates_per_round if self._rhythm else 1)
-        return self._fellows.training_share(rate, time.monotonic()) * (
-            weight_ramp(rounds) if self._ledger.base_heads() else 1.0
-        )
-
-    def predict_in_flight(self, rate: float) -> tuple[float, ...]:
-        """By how many of its momenta each fragment of the replica of this machine, at `rate` tokens/s, is to be ahead
-        of what it has: for updates whose headers have come and whose payloads have not."""
-        return self._fellows.predict_in_flight(self._hub.inbox.under_way(), rate, time.monotonic())
-
-    def plan_round(self, rate: float, turns: bool = True) -> RoundSchedule:
-        """The next round at `rate` tokens/s, and the form of its update. `turns`: whether it may be said in turns."""
-        line = min(self._hub.turns.measured_rate or math.inf, self._hub.turns.rate)
-        self._rhythm = self._fellows.plan_round(rate, line, time.monotonic(), self._clock(), turns)
-        return self._rhythm
-
-    def announce_rate(self, rate: float) -> None:
-        """Tells peers how many tokens/s this machine trains at; 0 while it does not."""
-        if self._hub.gossip.progress_changed(
-            rate, self._complete
-        ):  # what is no news need not wake the exchange's thread
-            self._tell(self._hub.announce, rate, self._complete)
-
-    def report_anchor_digest(self, vector: str, anchor: str) -> None:
-        """Our anchor's digest at a version vector (by its digest), for peers to compare theirs with."""
-        if self._hub.gossip.anchor_digests.get(vector) != anchor:
-            self._tell(self._hub.gossip.on_anchor_digest, vector, anchor)
-
-    def announce_completion(self) -> None:
-        """This machine publishes no more."""
-        self._complete = True
-        self._tell(self._hub.announce, self._hub.gossip.rate, True)
-
-    def is_synchronized(self) -> bool:
-        """Every connected peer is complete and has exactly the updates we have. True when nobody is connected."""
-        return self._hub.gossip.is_converged and self._hub.court.settled
-
-    def all_published_delivered(self) -> bool:
-        """Some connected peer has everything this machine published. True when nobody is connected."""
-        links, last = list(self._hub.gossip.links.values()), self.last_published_seq
-        return not links or any(link.vector.get(self.author, 0) >= last for link in links)
+    @property
+    def author(self) -> str:
+        """The name under which this machine publishes: its key and incarnation."""
+        return self._author.name
 
     @property
     def last_published_seq(self) -> int:
-        """The seq of this incarnation's last update in the ledger; 0 before the first."""
-        return self._ledger.head(self.author).seq
+        """The sequence number of this incarnation's last update; 0 before the first."""
+        return self._author.last_seq
+
+    def new_update(self, tokens: int) -> UpdateWriter:
+        """Return a writer for this machine's next update.
+
+        Args:
+            tokens: Tokens that this machine trained on for the update.
+        """
+        return UpdateWriter(self._author, self._ledger.blobs, tokens, self._on_published)
+
+    def publish(self, parts: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
+        """Publish an update; see `UpdateWriter`.
+
+        Args:
+            parts: One for each fragment, in order; each is stored before the next is requested.
+            tokens: Tokens that this machine trained on for the update.
+
+        Returns:
+            The update's header.
+
+        Raises:
+            OSError: When the disk refuses; then nothing was published.
+        """
+        with self.new_update(tokens) as update:
+            for part in parts:
+                update.add(part)
+                del part  # frees the fragment before the next one is computed
+        return update.header
+
+    def _on_published(self, update: Update) -> None:
+        self._estimates.on_update_published(update, self._clock())
+        self.thread.call(self.server.on_published, update)
+
+    def poll_updates(self) -> list[ReceivedUpdate]:
+        """Return the changes since the last call, each author's in order. Never blocks.
+
+        They are durable in the ledger, and to be added to the anchor.
+        """
+        received = self._queue.drain()
+        now = time.monotonic()
+        for each in received:
+            if isinstance(each.header, Update):
+                self._estimates.on_update_received(each.header, now)
+        replayed = self._replayed
+        self._replayed = []
+        return [*replayed, *received]
+
+    def on_state_saved(self, vector: dict[str, int]) -> None:
+        """Record that the training state at `vector` is on disk.
+
+        Payloads that no restart needs may be deleted: not even one from the state before.
+        """
+        safe = self._saved_vector
+        self._saved_vector = dict(vector)
+        if safe:
+            self.thread.call(self.server.prune, safe)
+
+    def all_published_delivered(self) -> bool:
+        """Return whether some peer has everything that this machine published.
+
+        True when no peer is connected.
+        """
+        links = list(self.server.gossip.links.values())
+        last_seq = self.last_published_seq
+        return not links or any(link.vector.get(self.author, 0) >= last_seq for link in links)
+
+    def is_synchronized(self) -> bool:
+        """Return whether every connected peer is complete and has exactly our updates.
+
+        True when no peer is connected.
+        """
+        return self.server.gossip.is_converged and self.server.verdicts.is_converged
+
+    # ---- the anchor
+
+    def serve_snapshots(self, anchor: Anchor) -> None:
+        """Copy the anchor, between two steps, if a joining peer waits for it."""
+        copied = self.server.snapshot_server.copy_anchor(anchor, time.monotonic())
+        if copied is not None:
+            self.thread.call(self.server.answer_snapshot_requests, *copied)
+
+    def find_damaged_fragment(self, anchor: Anchor) -> int | None:
+        """Check one fragment of the anchor against the ledger, now and then, between two steps.
+
+        Returns:
+            The index of a damaged fragment, until it is rebuilt.
+        """
+        return self._anchor_scrub.check_next(anchor)
+
+    def rebuild_fragment(
+        self, anchor: Anchor, index: int, should_stop: ShouldStop = lambda: False
+    ) -> torch.Tensor | None:
+        """Compute a damaged fragment again from the ledger, or fetch it from peers. Blocks.
+
+        Returns:
+            int32 [size]; None when neither the ledger nor a peer at the same vector and verdicts
+            provides it now.
+        """
+
+        def fetch() -> torch.Tensor | None:
+            if anchor.retracted != self._ledger.verdicts.retracted_within(anchor.vector):
+                return None  # a retraction is pending: no peer has an anchor like this one
+            work = self.server.snapshot_client.fetch_fragment(index, anchor.vector, REPAIR_TIMEOUT)
+            return self.thread.run(work, None, should_stop)
+
+        return self._anchor_scrub.rebuild_fragment(anchor, index, fetch)
+
+    def report_anchor_digest(self, vector: str, anchor: str) -> None:
+        """Publish our anchor's digest at a version vector, which is named by its digest."""
+        if self.server.gossip.anchor_digests.get(vector) != anchor:
+            self.thread.call(self.server.gossip.on_anchor_digest, vector, anchor)
+
+    # ---- pacing
+
+    def compute_weight(self, rate: float) -> float:
+        """Return the weight of this machine's update: its share of all training that goes on.
+
+        It is 1 for a machine alone, and grows over the first rounds of one that joined late.
+
+        Args:
+            rate: This machine's tokens per second.
+        """
+        updates_per_round = 1
+        if self._round_schedule is not None:
+            updates_per_round = self._round_schedule.updates_per_round
+        share = self._estimates.training_share(rate, time.monotonic())
+        if not self._ledger.base_heads():
+            return share
+        return share * weight_ramp(self.last_published_seq // updates_per_round)
+
+    def predict_in_flight(self, rate: float) -> tuple[float, ...]:
+        """Predict the updates whose headers have arrived and whose payloads have not.
+
+        Args:
+            rate: This machine's tokens per second.
+
+        Returns:
+            For each fragment, the predicted change of the anchor in multiples of this machine's
+            own momentum.
+        """
+        in_flight = self.server.updates.updates_in_flight()
+        return self._estimates.predict_in_flight(in_flight, rate, time.monotonic())
+
+    def plan_round(self, rate: float, streaming: bool = True) -> RoundSchedule:
+        """Plan the next round: its length, and how its update is compressed.
+
+        Args:
+            rate: This machine's tokens per second.
+            streaming: Whether fragments may be published one after the other during the round.
+        """
+        uplink = self.server.uplink
+        uplink_rate = min(uplink.measured_rate or math.inf, uplink.rate)
+        self._round_schedule = self._estimates.plan_round(
+            rate, uplink_rate, time.monotonic(), self._clock(), streaming
+        )
+        return self._round_schedule
+
+    def announce_rate(self, rate: float) -> None:
+        """Publish how many tokens per second this machine trains at; 0 while it does not."""
+        # The server's thread is woken only for a change that peers should know.
+        if self.server.gossip.progress_changed(rate, self._is_complete):
+            self.thread.call(self.server.set_progress, rate, self._is_complete)
+
+    def announce_completion(self) -> None:
+        """Publish that this machine will publish no further update."""
+        self._is_complete = True
+        self.thread.call(self.server.set_progress, self.server.gossip.rate, True)
 
     @property
     def stats(self) -> ExchangeStats:
-        return collect_stats(self._hub, self._audit.findings, self._rhythm)
+        """The figures for status and reports."""
+        return collect_stats(self.server, self._anchor_scrub.findings, self._round_schedule)
 
-    def apply_verdict(self, ruling: SignedVerdict) -> None:
-        """Heeds a verdict, and hands it to the peers. Raises MessageError for one that proves nothing."""
-        self._await(self._hub.court.take(ruling), None)
+    # ---- peers, tickets, verdicts, mirror lists
 
-    # ---- who may speak
-
-    def set_uplink_limit(self, uplink: float) -> None:
-        """Payloads leave at no more than `uplink` bytes/s, peers by turns. inf: as fast as the lines take them."""
-        self._hub.turns.limit(uplink)
+    def set_uplink_limit(self, bytes_per_second: float) -> None:
+        """Limit the rate of payloads, shared fairly among peers; inf sets no limit."""
+        self.server.uplink.limit(bytes_per_second)
 
     def add_peers(self, peers: list[Peer]) -> None:
-        """Peers a coordinator names."""
+        """Add peers that a coordinator names."""
         self.open()
-        self._tell(self._hub.introduce, peers)
+        self.thread.call(self.server.add_peers, peers)
 
     def addresses(self) -> list[str]:
-        """Where others may reach this machine, to tell a coordinator."""
+        """Return the addresses at which others may reach this machine."""
         self.open()
-        return self._hub.transport.addresses()
+        return self.server.transport.addresses()
 
     def renew_ticket(self, ticket: Signed) -> None:
-        self._tell(self._hub.renew, ticket)
+        """Replace this machine's ticket."""
+        self.thread.call(self.server.renew_ticket, ticket)
 
     def revoke_keys(self, keys: Iterable[str], directive: Signed | None = None) -> None:
-        """These keys are out. `directive`: the signed proof, passed on to peers who cannot reach a coordinator."""
-        self._tell(self._hub.revoke, frozenset(keys), directive)
+        """Refuse these keys.
+
+        Args:
+            keys: The keys.
+            directive: The signed proof, relayed to peers that cannot reach a coordinator.
+        """
+        self.thread.call(self.server.revoke, frozenset(keys), directive)
+
+    def apply_verdict(self, verdict: SignedVerdict) -> None:
+        """Apply a verdict and send it to the peers.
+
+        Raises:
+            MessageError: When its signatures do not suffice.
+        """
+        self.thread.run(self.server.verdicts.on_proof(verdict), None)
 
     def set_mirror_lists(self, lists: list[SignedMirrorList]) -> list[SignedMirrorList]:
-        """The mirror lists this machine holds, for the peers. Returns those of the peers, where they are newer."""
-        register, version = self._hub.register, parse_list(lists[-1]).version if lists else 0
-        if version > register.version:
-            self._tell(register.know, lists)
-        return register.chain if register.version > version else []
+        """Give the peers the mirror lists that this machine has.
 
-    @property
-    def orphaned(self) -> bool:
-        """Whether no coordinator has answered for an hour: tickets then count long past their expiry."""
-        return self._hub.door.orphaned
+        Returns:
+            The peers' lists, if they are newer.
+        """
+        mirror_lists = self.server.mirror_lists
+        version = parse_list(lists[-1]).version if lists else 0
+        if version > mirror_lists.version:
+            self.thread.call(mirror_lists.set_lists, lists)
+        return mirror_lists.chain if mirror_lists.version > version else []
 
-    @orphaned.setter
-    def orphaned(self, value: bool) -> None:
-        self._hub.door.orphaned = value
+    def set_orphaned(self, orphaned: bool) -> None:
+        """Set whether no coordinator has answered for an hour.
 
-    # ---- what is fetched
+        Tickets are then valid for long past their expiry.
+        """
+        self.server.handshake.set_orphaned(orphaned)
+
+    def on_own_update(self, update: Update) -> None:
+        """Continue under a new incarnation if our key signed an update that the ledger lacks."""
+        self._author.on_own_update(update)
+
+    # ---- blobs and snapshots
 
     def fetch_blobs(
         self,
         sizes: Mapping[str, int | None],
         timeout: float,
-        given_up: Callable[[], bool] = lambda: False,
+        should_stop: ShouldStop = lambda: False,
     ) -> bool:
-        """Blobs (digest → bytes, where known) from all peers that have any, at once, checked. False when not all came
-        within `timeout` seconds, to which what comes adds, or soon after `given_up` says so. Blocks."""
-        if all(self._blobs.has(each) for each in sizes):
+        """Fetch blobs from all peers that have any. Blocks.
+
+        Args:
+            sizes: Digest → bytes, where known.
+            timeout: Seconds; bytes that arrive extend it.
+            should_stop: Ends the call early.
+
+        Returns:
+            Whether all are here.
+        """
+        if all(self._ledger.blobs.has(digest) for digest in sizes):
             return True
         self.open()
-        wanted = [WantedBlob(each, size, size or MAX_BLOB) for each, size in sizes.items()]
-        return self._await(
-            self._hub.fetcher.fetch(wanted, timeout, snapshots.SLOW_LINE), False, given_up
-        )
+        wanted = [
+            WantedBlob(digest, size, size or MAX_BLOB_BYTES) for digest, size in sizes.items()
+        ]
+        work = self.server.fetcher.fetch(wanted, timeout, MIN_FETCH_RATE)
+        return self.thread.run(work, False, should_stop)
+
+    def _refetch_payload(self, digest: str, size: int) -> bool:
+        return self.fetch_blobs({digest: size}, REPAIR_TIMEOUT)
 
     def fetch_snapshot(
-        self, timeout: float, given_up: Callable[[], bool] = lambda: False
+        self, timeout: float, should_stop: ShouldStop = lambda: False
     ) -> Snapshot | None:
-        """The anchor to start from, if the run is under way: from the peers, or what an earlier join fetched.
+        """Return the anchor to start from, if the run is under way. Blocks; call before `start`.
 
-        None when the peers are at the start, when none answers within `timeout` seconds, and when this folder has
-        updates from the start on: then the initial weights plus the ledger are right. None, too, soon after `given_up`
-        says so. Blocks; call before `start`.
+        It comes from the peers, or from an earlier call.
+
+        Returns:
+            None when the peers are at the run's start, when none answers within `timeout` seconds
+            or before `should_stop` says so, and when the ledger has all updates from the start:
+            then the initial weights plus the ledger are right.
         """
-        if self._ledger.vector() and (
-            (base := snapshots.load_base_snapshot(self._ledger)) or not self._ledger.pruned()
-        ):
-            return base
+        if self._ledger.vector():
+            base = load_base_snapshot(self._ledger)
+            if base is not None or not self._ledger.pruned():
+                return base
         self.open()
-        return self._await(snapshots.join(self._hub, timeout), None, given_up)
+        return self.thread.run(self.server.snapshot_client.join(timeout), None, should_stop)
 
     @property
     def needs_resync(self) -> bool:
-        """Whether nobody keeps what this machine lacks, and the others' anchor is here to `begin_again` from."""
-        return self._hub.overtaken.found is not None
+        """Whether no peer has what this machine lacks, and a snapshot is here for `resync`."""
+        return self.server.resync_handler.is_ready
 
     def resync(self) -> bool:
-        """Has the ledger begin again at that anchor, with what is here past it; then `start` with what was applied. Own
-        updates stay own. False when nothing changed."""
-        return self._await(self._hub.overtaken.begin_again(), False)
+        """Begin the ledger again at the fetched snapshot; then call `start`. Blocks.
 
-    # ---- between the threads
+        Our own updates stay in the ledger.
 
-    def on_own_update(self, update: Update) -> None:
-        """Our own key signed an update we do not know: this folder is older than what it says. On any thread."""
-        with self._naming:
-            if update.author == self.author and update.seq > self._ledger.head(self.author).seq:
-                self._rename("peers know updates of ours that this folder lost")
-
-    def _cut(self, authors: Iterable[str]) -> None:
-        """Nothing more is taken of these."""
-        with self._naming:
-            if self.author in authors:
-                self._rename(
-                    "a verdict, or a fork, ended what this machine published under its old name"
-                )
-
-    def _rename(self, why: str) -> None:
-        """A new incarnation. The caller holds `_naming`."""
-        incarnation = self._reincarnate()
-        log.warning("%s: it goes on as %s", why, incarnation)
-        self.author = f"{self._identity.key}.{incarnation}"
-        self._hub.door.incarnation = incarnation
-
-    def _tell(self, call: Callable, *values) -> None:
-        """Runs a call on the hub's thread; once the hub has ended there is nobody to tell."""
-        if self._thread is None:
-            self.open()
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                self._loop.call_soon_threadsafe(call, *values)
-
-    def _await(self, work: Coroutine, otherwise, given_up: Callable[[], bool] = lambda: False):
-        """The result of a coroutine on the hub's thread; `otherwise` when the hub ends first, or nobody waits on."""
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # its loop is closed
-            work.close()
-            return otherwise
-        while not future.done() and not given_up():
-            wait([future], 0.1)
-        future.cancel()  # of no effect on one that is done
-        try:
-            return future.result()
-        except CancelledError:
-            return otherwise
+        Returns:
+            Whether the ledger changed.
+        """
+        return self.thread.run(self.server.resync(), False)

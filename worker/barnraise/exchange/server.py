@@ -1,439 +1,599 @@
-"""The exchange's event loop: connections in and out, each message to where it belongs, each action of gossip done.
+"""The network side of the exchange: connections, and the dispatch of messages and gossip actions.
 
-Everything here runs on one asyncio loop in a thread of its own (`node.Node` starts it); only `frozen` and the plain
-attributes named there are touched from elsewhere. A message that should not have been sent drops its connection, with
-the reason in the log on both sides, and changes nothing.
+Everything here runs on one asyncio event loop, in a thread that `ServerThread` starts; other
+threads call only the methods that say so. A message that should not have been sent ends its
+connection, with the reason in the log on both sides, and changes nothing.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from barnraise.errors import MessageError
-from barnraise.exchange.gossip import gossip as g
+from barnraise.exchange.gossip import gossip as gossip_module
+from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher
 from barnraise.exchange.handlers.blob_scrub import BlobScrub
+from barnraise.exchange.handlers.context import HandlerContext
 from barnraise.exchange.handlers.handshake import Handshake
+from barnraise.exchange.handlers.local_author import LocalAuthor
 from barnraise.exchange.handlers.mirror_list_sync import MirrorListSync
 from barnraise.exchange.handlers.pruner import Pruner
 from barnraise.exchange.handlers.resync import Resync
-from barnraise.exchange.handlers.snapshot_protocol import Cuts
-from barnraise.exchange.handlers.snapshot_server import Frozen, Question, SnapshotServer
+from barnraise.exchange.handlers.snapshot_client import SnapshotClient
+from barnraise.exchange.handlers.snapshot_server import AnchorCopy, PendingRequest, SnapshotServer
+from barnraise.exchange.handlers.update_queue import UpdateQueue
 from barnraise.exchange.handlers.update_receiver import UpdateReceiver
-from barnraise.exchange.handlers.update_sender import asked, blob_frames, update_frames
+from barnraise.exchange.handlers.update_sender import (
+    UpdateToSend,
+    blob_frames,
+    requested_seqs,
+    update_frames,
+)
 from barnraise.exchange.handlers.verdict_handler import VerdictHandler
 from barnraise.exchange.ledger.anchor import Retraction
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
-from barnraise.exchange.ledger.verdicts import Fork
+from barnraise.exchange.ledger.verdicts import Fork, VerdictSet
 from barnraise.exchange.network.connection import Connection, Frames, FrameSources
 from barnraise.exchange.network.framing import unpack
 from barnraise.exchange.network.rate_limit import FairShare
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
-from barnraise.protocol import messages, types, verdicts
+from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import MirrorLists
+from barnraise.protocol.types import Message
+from barnraise.protocol.verdicts import SignedVerdict
 
 log = logging.getLogger("barnraise.exchange")
 
-DIAL = 15.0  # seconds a dialled peer has to answer
-MAX_LINKS = 128
+DIAL_TIMEOUT = 15.0  # seconds in which a dialled peer must answer
+MAX_CONNECTIONS = 128
+MIN_PUMP_INTERVAL = 0.02  # seconds between two timed rounds of gossip actions
+
+MessageHandler = Callable[[Connection, Any, memoryview], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a peer server is told once.
+
+    Attributes:
+        rules: What updates of the run are checked against.
+        spec_digest: The digest of the run's spec.
+        ticket: This machine's ticket.
+        clock: Returns seconds since 1970, by the coordinators' clock.
+        archive_rounds: Rounds for which all payloads are kept, if this machine is an archive.
+    """
+
+    rules: UpdateRules
+    spec_digest: str
+    ticket: messages.Signed
+    clock: Callable[[], float]
+    archive_rounds: int | None = None
 
 
 class PeerServer:
+    """Serve the peers: accept and dial connections, receive their messages, send ours."""
+
     def __init__(
         self,
-        *,
-        rules: UpdateRules,
-        spec: str,
-        incarnation: str,
+        config: ServerConfig,
         ledger: Ledger,
         transport: Transport,
-        ticket: messages.Signed,
-        clock: Callable[[], float],
-        recognised: Callable[[messages.Update], None],
-        cut: Callable[[Iterable[str]], None],
-        archive: int | None = None,
-    ):
-        """`spec`: its digest. `recognised` is told of new updates that this machine's own key signed, `cut` of authors
-        that nothing more is taken of. `archive`: rounds for which all payloads are kept, where that is its role."""
-        self.rules, self.ledger, self.transport = rules, ledger, transport
-        self.door = Handshake(transport, rules, spec, incarnation, ticket, clock)
-        self.gossip = g.Gossip(transport.key, seed=int(transport.key[:12], 16))
-        self.gossip.vector = ledger.vector()
-        self.links: dict[str, Connection] = {}
-        self.desk = SnapshotServer(ledger)
-        self.turns = FairShare()  # at this machine's line, for payloads
-        self.past_bytes = (0, 0)  # sent, received, over channels that are closed
-        self._recognised = recognised
-        self._disk = ThreadPoolExecutor(1, "barnraise-disk")
-        self._slow = ThreadPoolExecutor(
-            1, "barnraise-cuts"
-        )  # cuts of large models must not hold up updates
-        self.disk = disk = partial(self._beside, self._disk)
-        self.inbox = UpdateReceiver(rules, ledger, self.gossip, disk, self._drop)
-        self.fetcher = BlobFetcher(self.links, ledger.blobs, disk)
-        self.cuts = Cuts(self.links, self.desk, partial(self._beside, self._slow))
-        self.keeper = Pruner(ledger, self.gossip, disk, transport.key, archive)
-        self.overtaken = Resync(self)
-        self.court = VerdictHandler(
-            rules,
-            ledger,
-            self.gossip,
-            self.inbox,
-            self.fetcher,
-            self.links,
-            disk,
-            self._spawn,
-            self._drop,
-            cut,
+        author: LocalAuthor,
+        queue: UpdateQueue,
+    ) -> None:
+        """Assemble the handlers; `run` starts them.
+
+        Args:
+            config: See `ServerConfig`.
+            ledger: The run's ledger.
+            transport: Opens and accepts channels.
+            author: This machine's own author.
+            queue: Where received changes wait for the training loop.
+        """
+        rules = config.rules
+        self.ledger = ledger
+        self.transport = transport
+        self.queue = queue
+        self.gossip = Gossip(transport.key, seed=int(transport.key[:12], 16))
+        self.gossip.restore(ledger.vector())
+        self.connections: dict[str, Connection] = {}
+        self.uplink = FairShare()
+        self.closed_bytes_sent = 0  # over connections that have ended
+        self.closed_bytes_received = 0
+        self._author = author
+        self._disk_thread = ThreadPoolExecutor(1, "barnraise-disk")
+        # Snapshots of large models take long, and must not delay updates.
+        self._slow_thread = ThreadPoolExecutor(1, "barnraise-cuts")
+        run_on_disk = partial(self._run_in_thread, self._disk_thread)
+        run_slowly = partial(self._run_in_thread, self._slow_thread)
+        context = HandlerContext(
+            ledger=ledger,
+            gossip=self.gossip,
+            connections=self.connections,
+            run_on_disk=run_on_disk,
+            spawn=self._spawn,
+            disconnect=self._disconnect,
         )
-        self.register = MirrorListSync(
-            rules, self.links, clock, (self.door, self.inbox, self.court)
+        self.handshake = Handshake(
+            transport, rules, config.spec_digest, config.ticket, author, config.clock
         )
-        self.scrub = BlobScrub(ledger, self.fetcher, partial(self._beside, self._slow))
-        self.inbox.met(transport.key, ticket)
-        self._directive: messages.Signed | None = None  # the last that revoked somebody
-        self._proven: frozenset[str] = frozenset()  # keys whose revocation was passed on
-        self._tasks: set[asyncio.Task] = set()
-        self._greeting = 0
+        self.fetcher = BlobFetcher(self.connections, ledger.blobs, run_on_disk)
+        self.verdicts = VerdictHandler(
+            context, rules, queue, self.fetcher, self._on_verdicts_applied
+        )
+        self.updates = UpdateReceiver(context, rules, queue, self.verdicts)
+        self.snapshot_server = SnapshotServer(ledger, self.connections, run_slowly)
+        self.snapshot_client = SnapshotClient(context, rules, self.fetcher)
+        self.resync_handler = Resync(ledger, self.gossip, self.snapshot_client, run_on_disk)
+        self.pruner = Pruner(ledger, self.gossip, run_on_disk, transport.key, config.archive_rounds)
+        self.mirror_lists = MirrorListSync(
+            rules, self.connections, config.clock, self._on_rules_changed
+        )
+        self.scrub = BlobScrub(ledger, self.fetcher, run_slowly)
+        self.updates.store_ticket(transport.key, config.ticket)
+        self._directive: messages.Signed | None = None  # the last one that revoked a key
+        self._relayed_revocations: frozenset[str] = frozenset()  # keys that a directive revoked
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._handshakes = 0  # in progress
+        self._message_handlers: dict[type[Message], MessageHandler] = {
+            messages.Hello: self._on_hello,
+            messages.PeerState: self._on_state,
+            messages.UpdatePush: self._on_update,
+            messages.UpdateRequest: self._on_update_request,
+            messages.BlobPart: self._on_part,
+            messages.BlobRequest: self._on_blob_request,
+            messages.BlobMissing: self._on_blob_missing,
+            messages.SnapshotRequest: self._on_snapshot_request,
+            messages.SnapshotManifest: self._on_snapshot_manifest,
+            messages.PeerList: self._on_peers,
+            messages.DirectiveRelay: self._on_directive,
+            SignedVerdict: self._on_proof,
+            Fork: self._on_proof,
+            MirrorLists: self._on_mirror_lists,
+            messages.Disconnect: self._on_disconnect,
+        }
+
+    # ---- life cycle
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serves until `stop`. Raises OSError when the transport cannot listen."""
+        """Serve until `stop`.
+
+        Args:
+            ready: Called once the transport listens.
+
+        Raises:
+            OSError: When the transport cannot listen.
+        """
         self._loop = asyncio.get_running_loop()
-        self._poked, self._stopping = asyncio.Event(), asyncio.Event()
+        self._wake_up = asyncio.Event()
+        self._stopping = asyncio.Event()
         try:
             await self.transport.start()
             self.gossip.membership.add_peers(self.ledger.peer_store.peers(), self._loop.time())
             ready()
-            recheck = self.door.recheck(self.links, self._drop)
             for work in (
-                self._accept(),
+                self._accept_connections(),
                 self._pump(),
-                recheck,
-                self.court.mail(),
+                self.handshake.recheck_tickets(self.connections, self._disconnect),
+                self.verdicts.watch_folder(),
                 self.scrub.run(),
             ):
                 self._spawn(work).add_done_callback(lambda task: self.stop())
             await self._stopping.wait()
         finally:
-            for link in self.links.values():
-                link.channel.close("leaving")
+            for connection in self.connections.values():
+                connection.channel.close("leaving")
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self.transport.close()
-            self._disk.shutdown()
-            self._slow.shutdown()
+            self._disk_thread.shutdown()
+            self._slow_thread.shutdown()
 
     def stop(self) -> None:
+        """End `run`."""
         self._stopping.set()
 
-    # ---- from the node's thread, by call_soon_threadsafe or run_coroutine_threadsafe
+    async def start_updates(self, changes: list[Retraction]) -> None:
+        """Request missing updates and let received ones enter the ledger from now on.
 
-    async def begin(self, gone: list[Retraction]) -> None:
-        """The anchor is settled: what we lack is wanted, what comes enters the ledger, and `gone` comes out of it."""
+        Args:
+            changes: What is in the anchor and must be retracted.
+        """
         self.gossip.start(self.ledger.vector(), self.ledger.pruned(), self._loop.time())
-        self.court.accord.on_verdicts(self.ledger.verdicts.digest)
-        self.court.resume(gone)
-        await self.inbox.begin()
-        self.poke()
+        self.verdicts.on_verdicts_replaced()
+        self.verdicts.retract(changes)
+        await self.updates.start()
+        self.wake()
 
-    async def pause(self) -> None:
-        """Until `begin`, nothing is asked for, and what comes waits."""
-        self.gossip.wants_updates = False
-        self.court.pause()
-        await self.inbox.pause()
+    async def resync(self) -> bool:
+        """Begin the ledger again at a fetched snapshot; updates wait until `start_updates`.
 
-    def published(self, update: messages.Update) -> None:
-        if not self.ledger.verdicts.is_retracted(
-            update.author, update.seq
-        ):  # which may have come in this moment
+        Returns:
+            Whether the ledger changed.
+        """
+        self.gossip.pause_requests()
+        self.verdicts.cancel_retractions()
+        await self.queue.close()
+        return await self.resync_handler.rebase()
+
+    # ---- calls from the exchange
+
+    def on_published(self, update: messages.Update) -> None:
+        """Spread an update of ours that is durable in the ledger."""
+        # A verdict may have retracted it since.
+        if not self.ledger.verdicts.is_retracted(update.author, update.seq):
             self.gossip.on_local_update(update.author, update.seq)
-        self.poke()
+        self.wake()
 
-    def kept(self, safe: dict[str, int]) -> None:
-        """A restart needs no payloads up to `safe`."""
-        self._spawn(self.keeper.prune(safe))
+    def prune(self, safe: dict[str, int]) -> None:
+        """Delete surplus payloads up to the vector `safe`, which no restart needs."""
+        self._spawn(self.pruner.prune(safe))
 
-    def introduce(self, peers: list[messages.Peer]) -> None:
+    def add_peers(self, peers: list[messages.Peer]) -> None:
+        """Add peers that a coordinator names."""
         self.gossip.membership.add_peers(peers, self._loop.time())
-        self.poke()
+        self.wake()
 
-    def announce(self, rate: float, complete: bool) -> None:
+    def set_progress(self, rate: float, complete: bool) -> None:
+        """Publish our tokens per second, and whether we publish no further update."""
         self.gossip.set_progress(rate, complete)
-        self.poke()
+        self.wake()
 
-    def renew(self, ticket: messages.Signed) -> None:
-        """Shows every peer our new ticket."""
-        self.door.ticket = ticket
-        self.inbox.met(self.transport.key, ticket)
-        for link in self.links.values():
-            link.send_message(self.door.hello())
+    def renew_ticket(self, ticket: messages.Signed) -> None:
+        """Send our new ticket to every peer."""
+        self.handshake.set_ticket(ticket)
+        self.updates.store_ticket(self.transport.key, ticket)
+        for connection in self.connections.values():
+            connection.send_message(self.handshake.build_hello())
 
     def revoke(self, keys: frozenset[str], directive: messages.Signed | None) -> None:
-        """Drops these keys' connections and takes no new ones. A signed directive is passed on to all."""
-        fresh = keys - self.door.revoked
-        self.door.revoked |= keys
-        for key in fresh & set(self.links):
-            self._drop(key, "its ticket was revoked")
-        if directive and keys - self._proven:
-            self._proven, self._directive = self._proven | keys, directive
-            for link in self.links.values():
-                link.send_message(messages.DirectiveRelay(directive=directive))
+        """Refuse these keys and end their connections; relay the signed directive to all peers."""
+        newly_revoked = keys - self.handshake.revoked
+        self.handshake.revoke(keys)
+        for key in newly_revoked & set(self.connections):
+            self._disconnect(key, "its ticket was revoked")
+        if directive and keys - self._relayed_revocations:
+            self._relayed_revocations |= keys
+            self._directive = directive
+            for connection in self.connections.values():
+                connection.send_message(messages.DirectiveRelay(directive=directive))
 
-    def frozen(self, frozen: Frozen, questions: list[Question]) -> None:
-        """The loop copied its anchor for these questions."""
-        self._spawn(self.cuts.answer(frozen, questions))
+    def answer_snapshot_requests(self, copy: AnchorCopy, requests: list[PendingRequest]) -> None:
+        """Answer requests for snapshots from a copy of the anchor."""
+        self._spawn(self.snapshot_server.answer(copy, requests))
 
-    def poke(self) -> None:
-        self._poked.set()
+    def wake(self) -> None:
+        """Have gossip decide again: a fact has changed."""
+        self._wake_up.set()
 
     # ---- connections
 
-    async def _accept(self) -> None:
+    async def _accept_connections(self) -> None:
         while True:
             channel = await self.transport.accept()
-            if self._greeting >= MAX_LINKS:
+            if self._handshakes >= MAX_CONNECTIONS:
                 channel.close("too many connections at once")
             else:
                 self._spawn(self._serve(channel, dialled=False))
 
     async def _dial(self, peer: messages.Peer) -> None:
         try:
-            async with asyncio.timeout(DIAL):
+            async with asyncio.timeout(DIAL_TIMEOUT):
                 channel = await self.transport.connect(peer)
         except (ChannelClosedError, TimeoutError):
             self.gossip.membership.on_dial_failed(peer.key, self._loop.time())
-            self.poke()
+            self.wake()
             return
         await self._serve(channel, dialled=True)
 
     async def _serve(self, channel: Channel, dialled: bool) -> None:
-        """A connection's whole life: introductions, then messages until it ends."""
-        self._greeting += 1
+        """Serve one connection from the handshake to its end."""
+        self._handshakes += 1
         try:
-            link = await self.door.greet(channel, dialled)
+            connection = await self.handshake.greet(channel, dialled)
         except (MessageError, ChannelClosedError, TimeoutError) as error:
-            reason = (
-                "it did not introduce itself" if isinstance(error, TimeoutError) else str(error)
-            )
+            timed_out = isinstance(error, TimeoutError)
+            reason = "it did not introduce itself" if timed_out else str(error)
             log.warning("refused %s: %s", channel.peer[:8], reason)
             channel.close(reason)
-            self.gossip.membership.on_dial_failed(channel.peer, self._loop.time(), refused=True)
+            self._on_refused(channel.peer)
             return
         finally:
-            self._greeting -= 1
-        if self._adopt(link):
-            await self._converse(link)
+            self._handshakes -= 1
+        if self._add_connection(connection):
+            await self._receive_messages(connection)
         else:
-            self.gossip.membership.on_dial_failed(channel.peer, self._loop.time(), refused=True)
+            self._on_refused(channel.peer)
 
-    def _adopt(self, link: Connection) -> bool:
-        """Makes a greeted peer one of ours, unless there is a better connection to it or no room."""
-        if (old := self.links.get(link.key)) is not None:
-            if self.door.stays(old, link):
-                link.channel.close("there is a connection already")
+    def _on_refused(self, key: str) -> None:
+        self.gossip.membership.on_dial_failed(key, self._loop.time(), refused=True)
+
+    def _add_connection(self, connection: Connection) -> bool:
+        """Add a connection after the handshake.
+
+        Returns:
+            False when it was closed instead: there is a better one to the peer, or no room.
+        """
+        old = self.connections.get(connection.key)
+        if old is not None:
+            if self.handshake.is_preferred(old, connection):
+                connection.channel.close("there is a connection already")
                 return False
             old.channel.close("a newer connection took its place")
-        elif len(self.links) >= MAX_LINKS:
-            link.channel.close("too many peers")
+        elif len(self.connections) >= MAX_CONNECTIONS:
+            connection.channel.close("too many peers")
             return False
         now = self._loop.time()
-        self.links[link.key] = link
-        self.inbox.met(link.key, link.hello.ticket)
-        peer = messages.Peer(key=link.key, addresses=link.hello.addresses)
+        self.connections[connection.key] = connection
+        self.updates.store_ticket(connection.key, connection.hello.ticket)
+        peer = messages.Peer(key=connection.key, addresses=connection.hello.addresses)
         self.gossip.membership.add_peers([peer], now)
         if peer.addresses:
-            self._spawn(self.disk(self.ledger.peer_store.store_peer, peer))
-        self.gossip.on_connected(link.key, now)
+            store_peer = self.ledger.peer_store.store_peer
+            self._spawn(self._run_in_thread(self._disk_thread, store_peer, peer))
+        self.gossip.on_connected(connection.key, now)
         if self._directive:
-            link.send_message(messages.DirectiveRelay(directive=self._directive))
-        log.info("connected to %s", link.key[:8])
-        self.poke()
+            connection.send_message(messages.DirectiveRelay(directive=self._directive))
+        log.info("connected to %s", connection.key[:8])
+        self.wake()
         return True
 
-    async def _converse(self, link: Connection) -> None:
-        blob = partial(blob_frames, [self.ledger.blobs, self.desk.cuts])
-        writer = self._spawn(
-            link.run_writers(
-                FrameSources(
-                    partial(self._state, link), partial(self._update, link), blob, self.turns
-                )
-            )
+    async def _receive_messages(self, connection: Connection) -> None:
+        """Receive messages until the connection ends; a writer task sends meanwhile."""
+        sources = FrameSources(
+            compose_state=partial(self._build_state, connection.key),
+            open_update=partial(self._open_update, connection.key),
+            open_blob=partial(blob_frames, [self.ledger.blobs, self.snapshot_server.blobs]),
+            uplink=self.uplink,
         )
-        writer.add_done_callback(lambda task: self._written(link, task))
+        writer = self._spawn(connection.run_writers(sources))
+        writer.add_done_callback(partial(_close_when_failed, connection.channel))
+        key = connection.key
         try:
             while True:
-                message, payload = unpack(await link.receive())
-                self.gossip.on_message(link.key, self._loop.time())
-                await self._handle(link, message, payload)
+                message, payload = unpack(await connection.receive())
+                self.gossip.on_message(key, self._loop.time())
+                await self._message_handlers[type(message)](connection, message, payload)
         except ChannelClosedError as error:
-            log.info("lost %s: %s", link.key[:8], error)
+            log.info("lost %s: %s", key[:8], error)
         except MessageError as error:
-            log.warning("dropped %s: %s", link.key[:8], error)
-            link.channel.close(str(error))
+            log.warning("dropped %s: %s", key[:8], error)
+            connection.channel.close(str(error))
         except Exception:
-            log.exception("dropped %s: an error of ours", link.key[:8])
-            link.channel.close("an error on this side")
+            log.exception("dropped %s: an error of ours", key[:8])
+            connection.channel.close("an error on this side")
         finally:
             writer.cancel()
-            self._count(link)
-            if self.links.get(link.key) is link:
-                del self.links[link.key]
-                self.gossip.on_disconnected(link.key, self._loop.time())
-                self.cuts.left(link.key)
-                self.court.accord.on_disconnected(link.key)
-                self.poke()
+            self._remove_connection(connection)
 
-    def _written(self, link: Connection, task: asyncio.Task) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            link.channel.close(
-                str(error) if isinstance(error, ChannelClosedError) else "an error on this side"
-            )
+    def _remove_connection(self, connection: Connection) -> None:
+        """Record a connection's end, unless a newer one to the peer has replaced it."""
+        key = connection.key
+        self.closed_bytes_sent += connection.channel.bytes_sent
+        self.closed_bytes_received += connection.channel.bytes_received
+        if self.connections.get(key) is connection:
+            del self.connections[key]
+            self.gossip.on_disconnected(key, self._loop.time())
+            self.snapshot_client.on_disconnected(key)
+            self.verdicts.on_disconnected(key)
+            self.wake()
 
-    def _drop(self, key: str, reason: str) -> None:
-        if link := self.links.get(key):
+    def _disconnect(self, key: str, reason: str) -> None:
+        connection = self.connections.get(key)
+        if connection is not None:
             log.warning("dropped %s: %s", key[:8], reason)
-            link.channel.close(reason)
+            connection.channel.close(reason)
 
-    def _count(self, link: Connection) -> None:
-        sent, received = self.past_bytes
-        self.past_bytes = (sent + link.channel.bytes_sent, received + link.channel.bytes_received)
+    # ---- messages from peers: one handler for each type
 
-    # ---- messages
+    async def _on_hello(
+        self, connection: Connection, hello: messages.Hello, payload: memoryview
+    ) -> None:
+        ticket = self.handshake.check_hello(connection.key, hello)
+        connection.renew_introduction(hello, ticket)
+        self.updates.store_ticket(connection.key, hello.ticket)
+        self.wake()
 
-    async def _handle(self, link: Connection, message: types.Message, payload: memoryview) -> None:
+    async def _on_state(
+        self, connection: Connection, state: messages.PeerState, payload: memoryview
+    ) -> None:
         now = self._loop.time()
-        match message:
-            case messages.PeerState():
-                message = self.court.counting(message)
-                self.gossip.on_state(link.key, message, now)
-                self.court.compare(link.key, message)
-                self.register.answer(link.key, message, now)
-            case messages.UpdatePush():
-                update = await self.inbox.header(link.key, message, now)
-                if update and update.peer == self.transport.key:
-                    self._recognised(update)
-            case messages.BlobPart():
-                await self._take(link, message, payload)
-                return  # nothing to decide
-            case messages.UpdateRequest():
-                if not message.headers:
-                    self.gossip.on_request(link.key, message.author)
-                for seq in asked(self.ledger, message):
-                    link.send_update(message.author, seq, not message.headers)
-                return
-            case messages.BlobRequest():
-                if any(blobs.has(message.digest) for blobs in (self.ledger.blobs, self.desk.cuts)):
-                    link.send_blob(message.digest, message.offset)
-                else:
-                    link.send_message(messages.BlobMissing(digest=message.digest))
-                return
-            case messages.BlobMissing():
-                for author, seq in self.inbox.needing(message.digest):
-                    self.gossip.on_request_failed(link.key, author, seq, now)
-                self.fetcher.missing(link.key, message.digest, now)
-            case messages.SnapshotRequest():
-                self.cuts.wanted(link.key, message.vector, now)
-            case messages.SnapshotManifest():
-                self.cuts.came(link.key, message)
-            case messages.PeerList():
-                self.gossip.membership.add_peers(message.peers, now, vouched=False)
-            case messages.DirectiveRelay():
-                self.revoke(self.door.directed(message.directive), message.directive)
-            case verdicts.SignedVerdict() | Fork():
-                await self.court.take(message, link.key)
-            case MirrorLists():
-                self.register.heard(message)
-            case messages.Hello():
-                link.renew_introduction(message, self.door.checked(link.key, message))
-                self.inbox.met(link.key, message.ticket)
-            case messages.Disconnect():
-                self.gossip.on_goodbye(link.key, now)
-                raise ChannelClosedError(message.reason)
-        self.poke()
+        state = self.verdicts.without_retracted(state)
+        self.gossip.on_state(connection.key, state, now)
+        self.verdicts.on_state(connection.key, state)
+        self.mirror_lists.on_state(connection.key, state, now)
+        self.wake()
 
-    async def _take(self, link: Connection, part: messages.BlobPart, payload: memoryview) -> None:
+    async def _on_update(
+        self, connection: Connection, push: messages.UpdatePush, payload: memoryview
+    ) -> None:
+        update = await self.updates.on_header(connection.key, push, self._loop.time())
+        if update is not None and update.peer == self.transport.key:
+            self._author.on_own_update(update)
+        self.wake()
+
+    async def _on_part(
+        self, connection: Connection, part: messages.BlobPart, payload: memoryview
+    ) -> None:
         if self.fetcher.wants(part.digest):
-            await self.fetcher.take(link.key, part, payload)
-        elif await self.inbox.part(link.key, part, payload, self._loop.time()):
-            self.poke()
+            await self.fetcher.on_part(connection.key, part, payload)
+        elif await self.updates.on_part(connection.key, part, payload, self._loop.time()):
+            self.wake()
 
-    def _state(self, link: Connection) -> messages.PeerState | None:
-        if (state := self.gossip.build_state(link.key, self._loop.time())) is None:
+    async def _on_update_request(
+        self, connection: Connection, request: messages.UpdateRequest, payload: memoryview
+    ) -> None:
+        if not request.headers:
+            self.gossip.on_request(connection.key, request.author)
+        for seq in requested_seqs(self.ledger, request):
+            connection.send_update(request.author, seq, not request.headers)
+
+    async def _on_blob_request(
+        self, connection: Connection, request: messages.BlobRequest, payload: memoryview
+    ) -> None:
+        stores = (self.ledger.blobs, self.snapshot_server.blobs)
+        if any(blobs.has(request.digest) for blobs in stores):
+            connection.send_blob(request.digest, request.offset)
+        else:
+            connection.send_message(messages.BlobMissing(digest=request.digest))
+
+    async def _on_blob_missing(
+        self, connection: Connection, missing: messages.BlobMissing, payload: memoryview
+    ) -> None:
+        now = self._loop.time()
+        for author, seq in self.updates.updates_waiting_for(missing.digest):
+            self.gossip.on_request_failed(connection.key, author, seq, now)
+        self.fetcher.on_missing(connection.key, missing.digest, now)
+        self.wake()
+
+    async def _on_snapshot_request(
+        self, connection: Connection, request: messages.SnapshotRequest, payload: memoryview
+    ) -> None:
+        self.snapshot_server.on_request(connection.key, request.vector, self._loop.time())
+        self.wake()
+
+    async def _on_snapshot_manifest(
+        self, connection: Connection, manifest: messages.SnapshotManifest, payload: memoryview
+    ) -> None:
+        self.snapshot_client.on_manifest(connection.key, manifest)
+        self.wake()
+
+    async def _on_peers(
+        self, connection: Connection, peers: messages.PeerList, payload: memoryview
+    ) -> None:
+        self.gossip.membership.add_peers(peers.peers, self._loop.time(), vouched=False)
+        self.wake()
+
+    async def _on_directive(
+        self, connection: Connection, relay: messages.DirectiveRelay, payload: memoryview
+    ) -> None:
+        self.revoke(self.handshake.revoked_keys(relay.directive), relay.directive)
+        self.wake()
+
+    async def _on_proof(
+        self, connection: Connection, proof: SignedVerdict | Fork, payload: memoryview
+    ) -> None:
+        await self.verdicts.on_proof(proof, connection.key)
+        self.wake()
+
+    async def _on_mirror_lists(
+        self, connection: Connection, lists: MirrorLists, payload: memoryview
+    ) -> None:
+        self.mirror_lists.on_lists(lists)
+        self.wake()
+
+    async def _on_disconnect(
+        self, connection: Connection, message: messages.Disconnect, payload: memoryview
+    ) -> None:
+        self.gossip.on_goodbye(connection.key, self._loop.time())
+        raise ChannelClosedError(message.reason)
+
+    # ---- what handlers report
+
+    def _on_verdicts_applied(self, verdicts: VerdictSet) -> None:
+        self.updates.drop_retracted()
+        self._author.on_authors_ended(verdicts.limits)
+
+    def _on_rules_changed(self, rules: UpdateRules) -> None:
+        self.handshake.set_rules(rules)
+        self.updates.set_rules(rules)
+        self.verdicts.set_rules(rules)
+
+    # ---- what connections send
+
+    def _build_state(self, key: str) -> messages.PeerState | None:
+        state = self.gossip.build_state(key, self._loop.time())
+        if state is None:
             return None
-        said = {
-            "verdicts_digest": self.ledger.verdicts.digest,
-            "heads_digest": self.ledger.heads_digest,
-            "mirror_list_version": self.register.version,
-        }
-        return state.model_copy(update=said)
+        return state.model_copy(
+            update={
+                "verdicts_digest": self.ledger.verdicts.digest,
+                "heads_digest": self.ledger.heads_digest,
+                "mirror_list_version": self.mirror_lists.version,
+            }
+        )
 
-    def _update(self, link: Connection, author: str, seq: int, whole: bool) -> Frames:
-        def ticket(peer: str) -> messages.Signed | None:
-            return (
-                None if peer == self.transport.key else self.inbox.ticket(peer)
-            )  # ours came with our hello
+    def _open_update(self, key: str, author: str, seq: int, whole: bool) -> Frames:
+        is_needed = partial(self.gossip.needs, key, author, seq)
+        sending = UpdateToSend(author, seq, whole, self._ticket_to_send, is_needed)
+        return update_frames(self.ledger, sending)
 
-        lacks = partial(self.gossip.needs, link.key, author, seq)
-        return update_frames(self.ledger, author, seq, whole, ticket, lacks)
+    def _ticket_to_send(self, peer: str) -> messages.Signed | None:
+        """Return the ticket to send with a peer's updates; ours was sent with our Hello."""
+        return None if peer == self.transport.key else self.updates.ticket(peer)
 
-    # ---- the clockwork
+    # ---- gossip actions
 
     async def _pump(self) -> None:
-        """Does what gossip decides, when a fact came in or its time is up."""
+        """Perform gossip's actions whenever a fact changes or their time comes."""
         while True:
-            self._poked.clear()
-            for link in self.links.values():
-                link.update_meters(self._loop.time())
+            self._wake_up.clear()
+            for connection in self.connections.values():
+                connection.update_meters(self._loop.time())
             for action in self.gossip.next_actions(self._loop.time()):
-                self._do(action)
-            self.court.act(self._loop.time())
-            if self.overtaken.due(self._loop.time()):
-                self._spawn(self.overtaken.fetch())
-            wait = max(0.02, self.gossip.next_wakeup(self._loop.time()) - self._loop.time())
-            alarm = self._loop.call_later(wait, self.poke)
-            await self._poked.wait()
+                self._perform(action)
+            self.verdicts.send_due(self._loop.time())
+            if self.resync_handler.is_due(self._loop.time()):
+                self._spawn(self.resync_handler.fetch())
+            now = self._loop.time()
+            delay = max(MIN_PUMP_INTERVAL, self.gossip.next_wakeup(now) - self._loop.time())
+            alarm = self._loop.call_later(delay, self.wake)
+            await self._wake_up.wait()
             alarm.cancel()
 
-    def _do(self, action: g.Action) -> None:
-        if isinstance(action, g.Dial):
+    def _perform(self, action: gossip_module.Action) -> None:
+        if isinstance(action, gossip_module.Dial):
             self._spawn(self._dial(action.peer))
             return
-        if isinstance(action, g.Disconnect):
-            self._drop(action.peer, action.reason)
+        if isinstance(action, gossip_module.Disconnect):
+            self._disconnect(action.peer, action.reason)
             return
-        if (link := self.links.get(action.to)) is None:
+        connection = self.connections.get(action.to)
+        if connection is None:
             return
         match action:
-            case g.SendState():
-                link.schedule_state()
-            case g.SendGoodbye():
-                link.send_message(messages.Disconnect(reason="this machine has enough links"))
-            case g.SendPeers():
-                link.send_message(messages.PeerList(peers=list(action.peers)))
-            case g.PushUpdate():
-                link.send_update(action.author, action.seq)
-            case g.RequestUpdates():
-                for question in self.inbox.questions(action):
-                    link.send_message(question)
+            case gossip_module.SendState():
+                connection.schedule_state()
+            case gossip_module.SendGoodbye():
+                connection.send_message(messages.Disconnect(reason="this machine has enough links"))
+            case gossip_module.SendPeers():
+                connection.send_message(messages.PeerList(peers=list(action.peers)))
+            case gossip_module.PushUpdate():
+                connection.send_update(action.author, action.seq)
+            case gossip_module.RequestUpdates():
+                for request in self.updates.build_requests(action):
+                    connection.send_message(request)
 
-    def _spawn(self, work) -> asyncio.Task:
+    # ---- tasks and threads
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: asyncio.Task) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if (
-            not task.cancelled()
-            and (error := task.exception())
-            and not isinstance(error, ChannelClosedError)
-        ):
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ChannelClosedError):
             log.error("an error of ours in the exchange", exc_info=error)
 
-    async def _beside(self, pool: ThreadPoolExecutor, call: Callable, *values):
-        return await self._loop.run_in_executor(pool, partial(call, *values))
+    async def _run_in_thread(
+        self, thread: ThreadPoolExecutor, call: Callable[..., Any], *values: object
+    ) -> Any:
+        return await self._loop.run_in_executor(thread, partial(call, *values))
+
+
+def _close_when_failed(channel: Channel, writer: asyncio.Task[Any]) -> None:
+    """Close a connection whose writer has failed."""
+    error = None if writer.cancelled() else writer.exception()
+    if error is not None:
+        is_closed = isinstance(error, ChannelClosedError)
+        channel.close(str(error) if is_closed else "an error on this side")

@@ -1,4 +1,4 @@
-"""What an exchange does, in figures."""
+"""Figures of the exchange, for status and reports."""
 
 from dataclasses import dataclass
 
@@ -10,42 +10,16 @@ from barnraise.protocol.reports import ExchangeView
 
 
 @dataclass(frozen=True)
-class ExchangeStats:
-    """Updates count from the ledger's birth, bytes (frames with their headers) from this node's start."""
-
-    updates_sent: int  # published by this machine, in all its incarnations
-    updates_received: int  # of others, in the ledger
-    bytes_sent: int
-    bytes_received: int
-    peers: int  # connected now
-    updates_behind: int  # updates that connected peers have and we lack
-    sent_rate: float  # bytes/s just now
-    received_rate: float
-    uplink_rate: (
-        float  # bytes/s that the line carries when there is something to carry; 0 while unknown
-    )
-    round_schedule: RoundSchedule | None  # of this machine's rounds; None before its first
-    neighbours: tuple["NeighbourStats", ...]
-    fragments_checked: int = 0  # fragments of the anchor held against the ledger
-    corruptions: int = 0  # fragments and payload files that were found damaged…
-    repaired: int = 0  # …and are whole again
-    damaged_fragment: str | None = None  # the fragment that is not
-
-    @property
-    def summary(self) -> ExchangeView | None:
-        if self.round_schedule is None:
-            return None
-        scheme = self.round_schedule.scheme
-        return ExchangeView(
-            round_steps=self.round_schedule.steps, scheme=str(scheme), density=scheme.kept / CHUNK, bits_per_parameter=scheme.bits_per_parameter,
-            sent_rate=self.sent_rate, received_rate=self.received_rate, uplink_rate=self.uplink_rate, lag=self.updates_behind,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class NeighbourStats:
-    """A connected peer. `lag`: updates that we have and it lacks; bytes/s just now; `agrees`: whether its anchor is
-    ours, None before both were at one version vector."""
+    """A connected peer.
+
+    Attributes:
+        key: Its key.
+        lag: Updates that we have and it lacks.
+        sent_rate: Bytes per second sent to it now.
+        received_rate: Bytes per second received from it now.
+        agrees: Whether its anchor equals ours; None before both were at one version vector.
+    """
 
     key: str
     lag: int
@@ -54,42 +28,114 @@ class NeighbourStats:
     agrees: bool | None
 
 
+@dataclass(frozen=True)
+class ExchangeStats:
+    """What the exchange has done: updates since the ledger's beginning, bytes since the start.
+
+    Attributes:
+        updates_sent: Published by this machine, in all its incarnations.
+        updates_received: Of other authors, in the ledger.
+        bytes_sent: Frames and their headers.
+        bytes_received: Frames and their headers.
+        peers: Connected now.
+        updates_behind: Updates that connected peers have and we lack.
+        sent_rate: Bytes per second now.
+        received_rate: Bytes per second now.
+        uplink_rate: Bytes per second that the uplink carries while something is sent; 0 while
+            unknown.
+        round_schedule: Of this machine's rounds; None before its first.
+        neighbours: The connected peers.
+        fragments_checked: Fragments of the anchor that were checked against the ledger.
+        corruptions: Fragments and payload files that were found damaged.
+        repaired: How many of those have been repaired.
+        damaged_fragment: The name of a fragment that is not repaired yet.
+    """
+
+    updates_sent: int
+    updates_received: int
+    bytes_sent: int
+    bytes_received: int
+    peers: int
+    updates_behind: int
+    sent_rate: float
+    received_rate: float
+    uplink_rate: float
+    round_schedule: RoundSchedule | None
+    neighbours: tuple[NeighbourStats, ...]
+    fragments_checked: int = 0
+    corruptions: int = 0
+    repaired: int = 0
+    damaged_fragment: str | None = None
+
+    @property
+    def summary(self) -> ExchangeView | None:
+        """The part that is reported to the coordinator; None before the first round."""
+        schedule = self.round_schedule
+        if schedule is None:
+            return None
+        scheme = schedule.scheme
+        return ExchangeView(
+            round_steps=schedule.steps,
+            scheme=str(scheme),
+            density=scheme.kept / CHUNK,
+            bits_per_parameter=scheme.bits_per_parameter,
+            sent_rate=self.sent_rate,
+            received_rate=self.received_rate,
+            uplink_rate=self.uplink_rate,
+            lag=self.updates_behind,
+        )
+
+
 def collect_stats(
-    hub: PeerServer, findings: ScrubFindings, rhythm: RoundSchedule | None
+    server: PeerServer, findings: ScrubFindings, schedule: RoundSchedule | None
 ) -> ExchangeStats:
-    """As things stand. `findings`: of the anchor's audit."""
-    links, known = list(hub.links.values()), dict(hub.gossip.links)
-    sent, received = hub.past_bytes
-    vector = hub.ledger.vector()
-    own = sum(seq for author, seq in vector.items() if author.startswith(hub.transport.key))
-    return ExchangeStats(
-        updates_sent=own,
-        updates_received=sum(vector.values()) - own,
-        bytes_sent=sent + sum(link.channel.bytes_sent for link in links),
-        bytes_received=received + sum(link.channel.bytes_received for link in links),
-        peers=len(links),
-        updates_behind=hub.gossip.updates_behind,
-        sent_rate=sum(link.sent_meter.rate for link in links),
-        received_rate=sum(link.received_meter.rate for link in links),
-        uplink_rate=hub.turns.measured_rate,
-        round_schedule=rhythm,
-        neighbours=tuple(
+    """Return the figures as they are now. Safe to call from any thread.
+
+    Args:
+        server: The network side.
+        findings: Of the anchor's scrub.
+        schedule: Of this machine's rounds.
+    """
+    connections = list(server.connections.values())
+    channels = [connection.channel for connection in connections]
+    links = dict(server.gossip.links)
+    vector = server.ledger.vector()
+    own_key = server.transport.key
+    own_updates = sum(seq for author, seq in vector.items() if author.startswith(own_key))
+    neighbours = []
+    for connection in connections:
+        link = links.get(connection.key)
+        if link is None:
+            continue
+        neighbours.append(
             NeighbourStats(
-                link.key,
-                _lag(vector, tie.vector),
-                link.sent_meter.rate,
-                link.received_meter.rate,
-                tie.anchor_agrees,
+                connection.key,
+                _count_missing(vector, link.vector),
+                connection.sent_meter.rate,
+                connection.received_meter.rate,
+                link.anchor_agrees,
             )
-            for link in links
-            if (tie := known.get(link.key))
-        ),
+        )
+    return ExchangeStats(
+        updates_sent=own_updates,
+        updates_received=sum(vector.values()) - own_updates,
+        bytes_sent=server.closed_bytes_sent + sum(channel.bytes_sent for channel in channels),
+        bytes_received=server.closed_bytes_received
+        + sum(channel.bytes_received for channel in channels),
+        peers=len(connections),
+        updates_behind=server.gossip.updates_behind,
+        sent_rate=sum(connection.sent_meter.rate for connection in connections),
+        received_rate=sum(connection.received_meter.rate for connection in connections),
+        uplink_rate=server.uplink.measured_rate,
+        round_schedule=schedule,
+        neighbours=tuple(neighbours),
         fragments_checked=findings.checked,
-        corruptions=findings.corrupted + hub.scrub.found,
-        repaired=findings.repaired + hub.scrub.repaired,
+        corruptions=findings.corrupted + server.scrub.found,
+        repaired=findings.repaired + server.scrub.repaired,
         damaged_fragment=findings.damaged,
     )
 
 
-def _lag(ours: dict[str, int], theirs: dict[str, int]) -> int:
+def _count_missing(ours: dict[str, int], theirs: dict[str, int]) -> int:
+    """Return how many updates the version vector `theirs` lacks."""
     return sum(max(0, seq - theirs.get(author, 0)) for author, seq in ours.items())

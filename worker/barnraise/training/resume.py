@@ -103,7 +103,7 @@ class SavedState:
         if base is None:
             return False
         anchor = Anchor([], base.heads)
-        anchor.restore(base.heads, base.holes, [compute_sketch(units) for units in base.fragments])
+        anchor.restore(base.heads, base.retracted, [compute_sketch(units) for units in base.fragments])
         log.info(
             "taking the peers' anchor at %s tokens in the place of an older one",
             f"{anchor.tokens:,}",

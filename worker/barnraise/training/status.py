@@ -100,7 +100,7 @@ class StatusPublisher:
             self._place.folder.keep(DIRECTIVE_FILE, reporter.signed_directive)
         if revoked := reporter.directive.revoked:
             exchange.revoke_keys(revoked, reporter.signed_directive)
-        exchange.orphaned = reporter.orphaned
+        exchange.set_orphaned(reporter.orphaned)
         if ticket := reporter.taken_ticket():
             exchange.renew_ticket(ticket)
         for ruling in reporter.taken_rulings():

@@ -22,7 +22,7 @@ from barnraise.coordinator_client.reporter import Reporter, Spool
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange.compression import codec
 from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.exchange import Exchange
+from barnraise.exchange.exchange import Exchange, ExchangeConfig
 from barnraise.exchange.handlers.snapshot_client import Snapshot
 from barnraise.exchange.ledger.anchor import Anchor, load_initial_fragment
 from barnraise.exchange.ledger.ledger import Ledger
@@ -90,18 +90,18 @@ class Worker:
         self.reporter = Reporter(
             place.coordinator, place.run, place.machine, place.directive, spool
         )
-        self.exchange = Exchange(
-            self.spec,
-            place.run,
-            identity,
-            folder.label.incarnation,
-            self.ledger,
-            self.blobs,
-            transport or IrohTransport(identity.secret),
-            place.ticket,
-            frozenset(self.spec.roots),
+        exchange_config = ExchangeConfig(
+            spec=self.spec,
+            run=place.run,
+            identity=identity,
+            incarnation=folder.label.incarnation,
+            ticket=place.ticket,
+            mirrors=frozenset(self.spec.roots),
             clock=place.coordinator.now,
             reincarnate=folder.reincarnate,
+        )
+        self.exchange = Exchange(
+            exchange_config, self.ledger, transport or IrohTransport(identity.secret)
         )
         if self.limits.uplink:
             self.exchange.set_uplink_limit(self.limits.uplink)
@@ -149,7 +149,7 @@ class Worker:
         while self.wait_for_round():
             engine = self.engine  # another one, where the others' anchor took the place of ours
             rhythm, due = (
-                exchange.plan_round(progress.tokens_per_second, turns=not self.plan.on_disk),
+                exchange.plan_round(progress.tokens_per_second, streaming=not self.plan.on_disk),
                 None,
             )
             while not rhythm.is_over(
@@ -330,7 +330,7 @@ class Worker:
         if mark:
             self.anchor.restore(mark.heads, mark.retracted, mark.sketches)
         if cut:
-            self.anchor.load(cut.fragments, cut.heads, cut.holes)
+            self.anchor.load(cut.fragments, cut.heads, cut.retracted)
             trust = (
                 "two volunteers agree on it"
                 if cut.confirmed

@@ -8,7 +8,7 @@ from helpers.mirror_lists import listed, signed_list
 from helpers.wait_for import waits_for
 
 from barnraise.errors import TicketError
-from barnraise.exchange.handlers import mirror_list_sync as register_module
+from barnraise.exchange.handlers import mirror_list_sync
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import Expulsion, MirrorLists, SignedMirrorList
 from barnraise.protocol.signing import Identity
@@ -29,7 +29,7 @@ def second(world) -> SignedMirrorList:
 
 
 def version(machine) -> int:
-    return machine.exchange._hub.register.version
+    return machine.exchange.server.mirror_lists.version
 
 
 def linked(world, count: int):
@@ -74,7 +74,7 @@ def test_a_ticket_of_a_mirror_that_is_not_of_the_runs_opens_no_door(world):
     a.exchange.set_mirror_lists([stranger])
     waits_for(lambda: version(a) == 1)
     with pytest.raises(TicketError, match="not a mirror of this run"):
-        a.exchange._hub.door.valid("b" * 64, world.ticket("b" * 64, by=SECOND))
+        a.exchange.server.handshake.check_ticket("b" * 64, world.ticket("b" * 64, by=SECOND))
 
 
 def test_of_an_expelled_mirror_no_ticket_opens_a_door_and_what_was_accepted_stays(world):
@@ -87,9 +87,11 @@ def test_of_an_expelled_mirror_no_ticket_opens_a_door_and_what_was_accepted_stay
     a.exchange.set_mirror_lists([signed_list(3, gone, listed(SECOND, "https://two.example.org"))])
     waits_for(lambda: version(b) == 3)
     with pytest.raises(TicketError, match="not a mirror of this run"):
-        b.exchange._hub.door.valid(a.identity.key, a.ticket)
-    b.exchange._hub.door.valid(a.identity.key, world.ticket(a.identity.key, by=SECOND))
-    assert world.mirror.key in a.exchange._hub.inbox.rules.mirrors, (
+        b.exchange.server.handshake.check_ticket(a.identity.key, a.ticket)
+    b.exchange.server.handshake.check_ticket(
+        a.identity.key, world.ticket(a.identity.key, by=SECOND)
+    )
+    assert world.mirror.key in a.exchange.server.updates.rules.mirrors, (
         "updates that came with its tickets count for ever"
     )
 
@@ -118,35 +120,37 @@ def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_c
     }[what]
     a.exchange.set_mirror_lists([second(world)])
     waits_for(lambda: version(a) == version(b) == 2)
-    link = a.exchange._hub.links[b.identity.key]
-    a.exchange._tell(link.send_message, MirrorLists(lists=[told]))
-    a.exchange._tell(
+    link = a.exchange.server.connections[b.identity.key]
+    a.exchange.thread.call(link.send_message, MirrorLists(lists=[told]))
+    a.exchange.thread.call(
         link.send_message, messages.BlobRequest(digest="0" * 64)
     )  # answered by a BlobMissing: all before it was read
     if what == "too few signatures":
         waits_for(
             lambda: (
-                link.channel is not a.exchange._hub.links.get(b.identity.key, link).channel
+                link.channel is not a.exchange.server.connections.get(b.identity.key, link).channel
                 or not a.exchange.stats.peers
             )
         )
     else:
         time.sleep(0.5)
-        assert a.exchange._hub.links.get(b.identity.key) is link
-    assert version(b) == 2 and b.exchange._hub.register.chain[-1].digest == second(world).digest
+        assert a.exchange.server.connections.get(b.identity.key) is link
+    assert (
+        version(b) == 2 and b.exchange.server.mirror_lists.chain[-1].digest == second(world).digest
+    )
 
 
 def test_a_peer_of_an_older_version_is_told_nothing_that_it_could_not_read(world, monkeypatch):
-    monkeypatch.setattr(register_module, "AGAIN", 0.0)
+    monkeypatch.setattr(mirror_list_sync, "RESEND_INTERVAL", 0.0)
     a, b = linked(world, 2)
     waits_for(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
-    a.exchange._hub.register.know([second(world)])
+    a.exchange.server.mirror_lists.set_lists([second(world)])
     posted = []
-    a.exchange._hub.links[b.identity.key].send_message = posted.append
+    a.exchange.server.connections[b.identity.key].send_message = posted.append
     state = messages.PeerState(vector={}, rate=0)
-    a.exchange._hub.register.answer(b.identity.key, state, 0.0)
+    a.exchange.server.mirror_lists.on_state(b.identity.key, state, 0.0)
     assert not [message for message in posted if isinstance(message, MirrorLists)]
-    a.exchange._hub.register.answer(
+    a.exchange.server.mirror_lists.on_state(
         b.identity.key, state.model_copy(update={"mirror_list_version": 0}), 0.0
     )
     assert [message for message in posted if isinstance(message, MirrorLists)]

@@ -1,5 +1,6 @@
 """Joining late: the anchor at a named cut, from peers, compared, and gone on from."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -10,10 +11,9 @@ from helpers.wait_for import joined, stepping
 
 from barnraise.errors import MessageError
 from barnraise.exchange.handlers import snapshot_client as snapshots
-from barnraise.exchange.handlers import snapshot_server as desk_module
-from barnraise.exchange.handlers import update_sender
-from barnraise.exchange.handlers.snapshot_client import chosen, read_heads
-from barnraise.exchange.handlers.snapshot_server import Question, SnapshotServer
+from barnraise.exchange.handlers import snapshot_server, update_sender
+from barnraise.exchange.handlers.snapshot_client import choose_majority, read_heads
+from barnraise.exchange.handlers.snapshot_server import PendingRequest, SnapshotServer
 from barnraise.exchange.ledger.anchor import fragment_to_bytes
 from barnraise.protocol.messages import SnapshotManifest
 
@@ -152,27 +152,27 @@ def test_a_peer_that_never_answers_does_not_hold_the_joiner_longer_than_it_waits
 
 def test_serving_costs_nothing_when_nobody_asks_and_one_copy_when_many_do(world, monkeypatch):
     a = world.machine(1).start()
-    desk, now = a.exchange._hub.desk, time.monotonic()
-    assert desk.take(a.anchor, now) is None
+    server, now = a.exchange.server.snapshot_server, time.monotonic()
+    assert server.copy_anchor(a.anchor, now) is None
     for peer in "bcd":
-        desk.ask(Question(peer * 64, None, now + 30), now)
-    frozen, questions = desk.take(a.anchor, now)
+        server.add_request(PendingRequest(peer * 64, None, now + 30), now)
+    frozen, questions = server.copy_anchor(a.anchor, now)
     assert [q.peer[0] for q in questions] == ["b", "c", "d"]
     assert frozen.fragments[0].data_ptr() != a.anchor.fragments[0].data_ptr()
-    assert desk.take(a.anchor, now) is None
+    assert server.copy_anchor(a.anchor, now) is None
 
 
 def test_one_copy_at_a_time_and_one_question_a_peer_whoever_asks_without_end(world):
     a = world.machine(1).start()
-    desk, now = a.exchange._hub.desk, time.monotonic()
-    desk.ask(Question("b" * 64, None, now + 30), now)
-    frozen, _ = desk.take(a.anchor, now)
+    server, now = a.exchange.server.snapshot_server, time.monotonic()
+    server.add_request(PendingRequest("b" * 64, None, now + 30), now)
+    frozen, _ = server.copy_anchor(a.anchor, now)
     for _ in range(100):
-        desk.ask(Question("b" * 64, None, now + 30), now)
-    assert len(desk._questions) == 1
-    assert desk.take(a.anchor, now) is None, "the first copy is still being answered from"
+        server.add_request(PendingRequest("b" * 64, None, now + 30), now)
+    assert len(server.pending_requests) == 1
+    assert server.copy_anchor(a.anchor, now) is None, "the first copy is still being answered from"
     del frozen
-    assert desk.take(a.anchor, now) is not None
+    assert server.copy_anchor(a.anchor, now) is not None
 
 
 def test_a_fragment_larger_than_the_bound_for_heads_and_slower_than_the_timeout_still_comes(
@@ -181,9 +181,9 @@ def test_a_fragment_larger_than_the_bound_for_heads_and_slower_than_the_timeout_
     a = world.machine(1).start()
     a.round(1)
     largest = max(4 * fragment.numel() for fragment in a.anchor.fragments)
-    monkeypatch.setattr(snapshots, "HEADS_BYTES", largest - 1)
-    monkeypatch.setattr(snapshots, "STILL", 0.5)
-    monkeypatch.setattr(snapshots, "SLOW_LINE", 1000)
+    monkeypatch.setattr(snapshots, "MAX_HEADS_BYTES", largest - 1)
+    monkeypatch.setattr(snapshots, "MIN_FETCH_SECONDS", 0.5)
+    monkeypatch.setattr(snapshots, "MIN_FETCH_RATE", 1000)
     monkeypatch.setattr(update_sender, "PIECE_BYTES", 1000)
     world.network.bandwidth = largest / 3  # three seconds for it alone, where a join waits for two
     with stepping(a):
@@ -203,13 +203,13 @@ def test_a_joiner_that_gives_up_is_not_held(world):
 
 def test_a_question_for_a_cut_ahead_of_the_anchor_waits_for_it_and_no_longer_than_it_may(world):
     a = world.machine(1).start()
-    desk, now = SnapshotServer(a.ledger), time.monotonic()
-    desk.ask(Question("b" * 64, {a.exchange.author: 1}, now + 30), now)
-    assert desk.take(a.anchor, now) is None
+    server, now = SnapshotServer(a.ledger, {}, asyncio.to_thread), time.monotonic()
+    server.add_request(PendingRequest("b" * 64, {a.exchange.author: 1}, now + 30), now)
+    assert server.copy_anchor(a.anchor, now) is None
     a.round(1)
-    assert desk.take(a.anchor, now) is not None
-    desk.ask(Question("b" * 64, {a.exchange.author: 9}, now + 30), now)
-    assert desk.take(a.anchor, now + 31) is None and not desk._questions
+    assert server.copy_anchor(a.anchor, now) is not None
+    server.add_request(PendingRequest("b" * 64, {a.exchange.author: 9}, now + 30), now)
+    assert server.copy_anchor(a.anchor, now + 31) is None and not server.pending_requests
 
 
 def test_a_cut_behind_the_ledgers_own_beginning_cannot_be_served_and_is_not_made_up(world):
@@ -221,25 +221,25 @@ def test_a_cut_behind_the_ledgers_own_beginning_cannot_be_served_and_is_not_made
     with stepping(a, b):
         joined(world.machine(3), a, b)
     c = world.machines[2]
-    desk, now = c.exchange._hub.desk, time.monotonic()
-    desk.ask(Question("d" * 64, {a.exchange.author: 1}, now + 30), now)
-    frozen, _ = desk.take(c.anchor, now)
-    assert desk.answer(frozen, {a.exchange.author: 1}, now) is None
+    server, now = c.exchange.server.snapshot_server, time.monotonic()
+    server.add_request(PendingRequest("d" * 64, {a.exchange.author: 1}, now + 30), now)
+    frozen, _ = server.copy_anchor(c.anchor, now)
+    assert server.build_snapshot(frozen, {a.exchange.author: 1}, now) is None
 
 
 def test_old_cuts_bytes_are_let_go_of(world):
     a = world.machine(1).start()
-    desk, cuts = a.exchange._hub.desk, []
-    for seed in range(desk_module.CUTS + 2):
+    server, cuts = a.exchange.server.snapshot_server, []
+    for seed in range(snapshot_server.MAX_SNAPSHOTS + 2):
         a.round(seed)
-        desk.ask(Question("b" * 64, dict(a.anchor.vector), 1e9), 1e6)
-        frozen, _ = desk.take(a.anchor, 1e6)
-        cuts.append(desk.answer(frozen, frozen.vector, 1e6))
+        server.add_request(PendingRequest("b" * 64, dict(a.anchor.vector), 1e9), 1e6)
+        frozen, _ = server.copy_anchor(a.anchor, 1e6)
+        cuts.append(server.build_snapshot(frozen, frozen.vector, 1e6))
         del frozen
-    assert not desk.cuts.has(cuts[0].fragments[0]) and not desk.cuts.has(cuts[0].heads)
+    assert not server.blobs.has(cuts[0].fragments[0]) and not server.blobs.has(cuts[0].heads)
     assert all(
-        desk.cuts.has(blob)
-        for cut in cuts[-desk_module.CUTS :]
+        server.blobs.has(blob)
+        for cut in cuts[-snapshot_server.MAX_SNAPSHOTS :]
         for blob in (*cut.fragments, cut.heads)
     )
 
@@ -248,8 +248,8 @@ def test_the_snapshot_most_volunteers_agree_on_is_chosen_and_one_volunteer_count
     def cut(letter: str) -> SnapshotManifest:
         return SnapshotManifest(vector={}, fragments=[letter * 64], heads="0" * 64)
 
-    assert chosen([]) is None
-    picked, volunteers = chosen(
+    assert choose_majority([]) is None
+    picked, volunteers = choose_majority(
         [("v1", cut("a")), ("v1", cut("a")), ("v2", cut("b")), ("v3", cut("b"))]
     )
     assert picked.fragments == ["b" * 64] and volunteers == 2

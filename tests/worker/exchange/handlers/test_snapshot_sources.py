@@ -6,8 +6,9 @@ from dataclasses import replace
 from helpers.wait_for import joined, stepping, waits_for
 
 from barnraise.exchange.compression.scheme import QuantizationScheme
-from barnraise.exchange.handlers import blob_fetcher as fetching
+from barnraise.exchange.handlers import blob_fetcher
 from barnraise.exchange.ledger.anchor import fragment_to_bytes
+from barnraise.exchange.pacing.peer_estimates import PeerEstimates
 from barnraise.exchange.pacing.round_schedule import RoundSchedule
 from barnraise.exchange.pacing.streaming import split_evenly
 from barnraise.exchange.pacing.weighting import RAMP_ROUNDS
@@ -33,7 +34,7 @@ def served(world, *speeds: float):
 
 def timed(machine, monkeypatch) -> list[float]:
     """Seconds that each fetch of a snapshot's bytes takes."""
-    fetcher, seconds = machine.exchange._hub.fetcher, []
+    fetcher, seconds = machine.exchange.server.fetcher, []
     fetch = fetcher.fetch
 
     async def measured(*what):
@@ -61,7 +62,7 @@ def test_a_joiner_gets_four_fifths_of_what_the_links_carry_together(world, monke
 
 
 def test_a_fragment_whose_source_stalls_goes_on_from_another_where_it_stopped(world, monkeypatch):
-    monkeypatch.setattr(fetching, "STALL", 2.0)
+    monkeypatch.setattr(blob_fetcher, "STALL_TIMEOUT", 2.0)
     servers, late = served(world, 2e6, 2e6), world.machine(9)
     size = sum(4 * fragment.size for fragment in DEEP.fragments())
 
@@ -91,7 +92,7 @@ def test_who_joined_late_begins_with_a_small_weight_and_comes_to_its_full_one(wo
     a.round(1)
     with stepping(a):
         joined(late, a)
-    waits_for(lambda: late.exchange._hub.gossip.links[a.identity.key].rate == 100.0)
+    waits_for(lambda: late.exchange.server.gossip.links[a.identity.key].rate == 100.0)
     weights = []
     for seed in range(RAMP_ROUNDS + 2):
         weights.append(late.exchange.compute_weight(100.0))
@@ -102,14 +103,18 @@ def test_who_joined_late_begins_with_a_small_weight_and_comes_to_its_full_one(wo
     )
 
 
-def test_where_rounds_are_said_in_turns_a_late_machines_weight_grows_by_rounds_all_the_same(world):
+def test_where_rounds_are_said_in_turns_a_late_machines_weight_grows_by_rounds_all_the_same(
+    world, monkeypatch
+):
     a, late = world.machine(1).start(), world.machine(2)
     a.round(1)
     with stepping(a):
         joined(late, a)
-    late.exchange._rhythm = RoundSchedule(
+    schedule = RoundSchedule(
         10, QuantizationScheme.parse("dense4"), streaming=split_evenly((10, 10), 2)
     )
+    monkeypatch.setattr(PeerEstimates, "plan_round", lambda *values: schedule)
+    late.exchange.plan_round(100.0)
     weights = []
     for seed in range(4):
         weights.append(late.exchange.compute_weight(100.0))

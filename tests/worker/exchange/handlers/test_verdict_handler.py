@@ -32,7 +32,7 @@ def joined(machine, *others):
     machine.knows(*others)
     snapshot = machine.exchange.fetch_snapshot(30.0)
     assert snapshot is not None
-    machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.holes)
+    machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     return machine.start()
 
 
@@ -314,12 +314,12 @@ def test_two_updates_with_one_number_that_nobody_took_yet_prove_a_fork_too(world
             total=tokens, fragments=parts,
         )  # fmt: skip
         made.append(stranger.identity.sign("update", update))
-    inbox = a.exchange._hub.inbox
+    updates = a.exchange.server.updates
     for header in made:
         push = messages.UpdatePush(header=header, ticket=world.ticket(stranger.identity.key))
-        a.exchange._await(inbox.header("nobody", push, 0.0), None)
+        a.exchange.thread.run(updates.on_header("nobody", push, 0.0), None)
     assert a.ledger.verdicts.limits == {f"{stranger.identity.key}.{'9' * 16}": 0}
-    assert not inbox._pending
+    assert not updates.incomplete
 
 
 def test_a_verdict_by_enough_mirrors_is_as_good_as_the_owners(world):

@@ -9,7 +9,7 @@ import torch
 from helpers.wait_for import stepping, waits_for
 
 from barnraise.errors import DamageError, StateError
-from barnraise.exchange import exchange as node_module
+from barnraise.exchange import exchange as exchange_module
 from barnraise.exchange.compression.codec import encode
 from barnraise.exchange.handlers import blob_scrub as scrub_module
 from barnraise.exchange.ledger import anchor_scrub as audit_module
@@ -125,7 +125,7 @@ def test_one_that_began_at_a_snapshot_goes_back_to_the_cuts_own_checksums(world)
     late.knows(a, b)
     with stepping(a, b):
         snapshot = late.exchange.fetch_snapshot(30.0)
-    late.anchor.load(snapshot.fragments, snapshot.heads, snapshot.holes)
+    late.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     late.start()
     a.round(70)
     right = world.agree(a, b, late)
@@ -177,8 +177,8 @@ def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_ag
     world, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO, "barnraise.exchange")
-    monkeypatch.setattr(scrub_module, "EACH", 0.01)
-    monkeypatch.setattr(scrub_module, "SHARE", 1e9)
+    monkeypatch.setattr(scrub_module, "MIN_INTERVAL", 0.01)
+    monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e9)
     a, b = pair(world)
     part = b.ledger.update(a.exchange.author, 2).fragments[1]
     damage(b, part)
@@ -192,8 +192,8 @@ def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_ag
 def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_say(
     world, monkeypatch
 ):
-    monkeypatch.setattr(scrub_module, "EACH", 0.01)
-    monkeypatch.setattr(scrub_module, "SHARE", 1e9)
+    monkeypatch.setattr(scrub_module, "MIN_INTERVAL", 0.01)
+    monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e9)
     a = world.machine(1).start()
     read, sound = [], a.ledger.blobs.read_verified
     monkeypatch.setattr(
@@ -208,8 +208,8 @@ def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_sa
 def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
     world, monkeypatch, caplog
 ):
-    monkeypatch.setattr(scrub_module, "EACH", 0.01)
-    monkeypatch.setattr(scrub_module, "SHARE", 1e9)
+    monkeypatch.setattr(scrub_module, "MIN_INTERVAL", 0.01)
+    monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e9)
     a, b = pair(world)
     part, sound = b.ledger.update(a.exchange.author, 2).fragments[1], b.ledger.blobs.read_verified
     failed: list[str] = []
@@ -227,14 +227,14 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
 
 
 def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):
-    monkeypatch.setattr(scrub_module, "EACH", 0.01)
+    monkeypatch.setattr(scrub_module, "MIN_INTERVAL", 0.01)
     _, b = pair(world)
     parts = [part for _, update in b.ledger.updates_since({}) for part in update.payload_parts]
     for part in parts[:-1]:
         b.ledger.blobs.delete(part.digest)
     damage(b, parts[-1])
-    monkeypatch.setattr(scrub_module, "FEW", 1)
-    monkeypatch.setattr(scrub_module, "SHARE", 1e-9)  # whoever looked at one waits for years
+    monkeypatch.setattr(scrub_module, "BATCH_FILES", 1)
+    monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e-9)  # whoever looked at one waits for years
     waits_for(lambda: b.exchange.stats.corruptions == 1)
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_payload_that_is_needed_now_is_fetched_now(world):
 
 
 def test_a_damaged_payload_that_nobody_else_has_is_one_sentence(world, monkeypatch):
-    monkeypatch.setattr(node_module, "REPAIR", 0.5)
+    monkeypatch.setattr(exchange_module, "REPAIR_TIMEOUT", 0.5)
     a = world.machine(1).start()
     update = a.round(1)
     a.stop()

@@ -124,13 +124,13 @@ def test_an_archive_keeps_everything_within_the_horizon_whatever_it_takes(ledger
 
 def test_the_role_in_the_ticket_makes_an_archive(world):
     plain = world.machine(1)
-    assert plain.exchange._hub.keeper._archive is None
+    assert plain.exchange.server.pruner.archive_rounds is None
     ticket = messages.Ticket.model_validate_json(plain.ticket.body)
     role = world.mirror.sign(
         "ticket", ticket.model_copy(update={"roles": [enums.Role.WORKER, enums.Role.ARCHIVE]})
     )
     plain.open(ticket=role)
-    assert plain.exchange._hub.keeper._archive == world.spec.verdict_horizon
+    assert plain.exchange.server.pruner.archive_rounds == world.spec.verdict_horizon
 
 
 def test_the_budget_is_a_share_of_the_free_disk_within_bounds():

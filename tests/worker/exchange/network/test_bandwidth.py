@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.wait_for import waits_for
 
-from barnraise.exchange.network import connection as link_module
+from barnraise.exchange.network import connection as connection_module
 from barnraise.protocol.messages import BlobRequest
 from barnraise.protocol.signing import digest
 from barnraise.spec import ModelSpec
@@ -50,20 +50,20 @@ def test_a_capped_line_is_shared_by_turns_and_messages_do_not_wait_for_it(large)
     a.exchange.set_uplink_limit(1_000_000.0)
     began = time.monotonic()
     for machine, blob in ((b, blobs[0]), (c, blobs[1])):
-        machine.exchange._tell(
-            lambda m=machine, d=blob: m.exchange._hub.links[a.identity.key].send_message(
+        machine.exchange.thread.call(
+            lambda m=machine, d=blob: m.exchange.server.connections[a.identity.key].send_message(
                 BlobRequest(digest=d)
             )
         )
     time.sleep(1.0)
     a.exchange.announce_rate(123.0)
     told = time.monotonic()
-    waits_for(lambda: b.exchange._hub.gossip.links[a.identity.key].rate == 123.0)
+    waits_for(lambda: b.exchange.server.gossip.links[a.identity.key].rate == 123.0)
     assert time.monotonic() - told < 1.0
     time.sleep(1.0)
     got = [machine.exchange.stats.bytes_received for machine in (b, c)]
     assert sum(got) < 1.3e6 * (time.monotonic() - began) + 500_000
-    assert abs(got[0] - got[1]) <= 2 * link_module.PIECE_BYTES + 10_000
+    assert abs(got[0] - got[1]) <= 2 * connection_module.PIECE_BYTES + 10_000
 
 
 def test_updates_of_a_swarm_cost_each_peer_little_more_than_their_bytes(large):

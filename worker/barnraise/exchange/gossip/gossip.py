@@ -204,6 +204,14 @@ class Gossip:
             link.has_news = True
             self.requests.on_vector(link.key, link.vector, self.vector)
 
+    def restore(self, vector: dict[str, int]) -> None:
+        """Publish what the ledger has, without requesting updates yet."""
+        self.vector = dict(vector)
+
+    def pause_requests(self) -> None:
+        """Request no updates until the next `start`."""
+        self.wants_updates = False
+
     def set_progress(self, rate: float, complete: bool) -> None:
         """Publish this machine's training rate, in tokens per second, and whether it is complete."""
         if self.progress_changed(rate, complete):

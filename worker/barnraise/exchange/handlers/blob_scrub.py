@@ -1,87 +1,107 @@
-"""The ledger's payload files, read again a few at a time: what a disk has changed is got anew from the others.
+"""Re-read the ledger's payload files in the background, and replace those that the disk changed.
 
-Runs on the exchange's event loop for ever, at a small share of the time; reading goes to a thread beside it.
+It runs on the exchange's event loop and takes a small share of the time; files are read in a
+thread.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
+from barnraise.exchange.handlers.context import RunInThread
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.protocol.messages import FragmentUpdate, Update
 
 log = logging.getLogger("barnraise.exchange")
 
-FEW = 10  # files read in a row: to wake a thread costs more than to read a small one
-EACH = 10.0  # seconds between two times, at least…
-SHARE = 0.005  # …and so that reading takes no more of the time
-PATIENCE = 20.0  # seconds the others have for one
+BATCH_FILES = 10  # files read in a row: waking the thread costs more than reading a small file
+MIN_INTERVAL = 10.0  # seconds between two batches at least
+TIME_SHARE = 0.005  # of the time that reading may take: a slow batch is followed by a longer pause
+REPAIR_TIMEOUT = 20.0  # seconds for the peers to send one payload
 
-Said = tuple[Update, FragmentUpdate]  # a payload, and the update that it is of
+Payload = tuple[Update, FragmentUpdate]  # a payload with the update that it belongs to
 
 
 class BlobScrub:
-    def __init__(self, ledger: Ledger, fetcher: BlobFetcher, disk: Callable[..., Awaitable]):
-        self._ledger, self._fetcher, self._disk = ledger, fetcher, disk
-        self.found = self.repaired = 0  # files that were damaged, and that are whole again
-        self._lost: set[str] = set()
+    """Find and repair damaged payload files.
+
+    Attributes:
+        found: Files that were found damaged.
+        repaired: Files that a peer replaced.
+    """
+
+    def __init__(self, ledger: Ledger, fetcher: BlobFetcher, run_in_thread: RunInThread) -> None:
+        """Check the files of `ledger` and replace damaged ones with `fetcher`."""
+        self._ledger = ledger
+        self._fetcher = fetcher
+        self._run_in_thread = run_in_thread
+        self.found = 0
+        self.repaired = 0
+        self._damaged: set[str] = set()  # digests of files that are not repaired yet
 
     async def run(self) -> None:
+        """Check all payload files over and over, until cancelled."""
         while True:
-            await asyncio.sleep(EACH)
-            said = (
+            await asyncio.sleep(MIN_INTERVAL)
+            payloads = (
                 (update, part)
                 for _, update in self._ledger.updates_since({})
                 for part in update.payload_parts
             )
-            while few := list(islice(said, FEW)):
-                await self._look(few)
+            while batch := list(islice(payloads, BATCH_FILES)):
+                await self._check(batch)
 
-    async def _look(self, few: Sequence[Said]) -> None:
-        began = time.monotonic()
-        read, damaged = await self._disk(self._read, few)
-        took = time.monotonic() - began
+    async def _check(self, batch: Sequence[Payload]) -> None:
+        started_at = time.monotonic()
+        files_read, damaged = await self._run_in_thread(self._read, batch)
+        seconds = time.monotonic() - started_at
         self.found += len(damaged)
-        self._lost |= damaged
-        for _, part in few:
-            if part.digest in self._lost:
+        self._damaged |= damaged
+        for _, part in batch:
+            if part.digest in self._damaged:
                 await self._repair(part)
-        if read:  # what is not here any more is passed over
-            await asyncio.sleep(max(EACH, took / SHARE))
+        if files_read:  # pruned payloads cost no time
+            await asyncio.sleep(max(MIN_INTERVAL, seconds / TIME_SHARE))
 
-    def _read(self, few: Sequence[Said]) -> tuple[int, set[str]]:
-        """How many of these are here, and which of them were damaged: those are let go of."""
-        blobs, read, damaged = self._ledger.blobs, 0, set[str]()
-        for update, part in few:
-            name, path = part.digest, blobs.path(part.digest)
+    def _read(self, batch: Sequence[Payload]) -> tuple[int, set[str]]:
+        """Read payload files and delete damaged ones, in the thread.
+
+        Returns:
+            How many files are here, and the digests of those that were damaged.
+        """
+        blobs = self._ledger.blobs
+        files_read = 0
+        damaged: set[str] = set()
+        for update, part in batch:
+            path = blobs.path(part.digest)
             try:
-                if not blobs.has(name):
+                if not blobs.has(part.digest):
                     continue
-                read += 1
-                if not self._sound(name) and blobs.has(
-                    name
-                ):  # and not one that was pruned meanwhile
+                files_read += 1
+                # A file that is gone by now was pruned, not damaged.
+                if not self._is_intact(part.digest) and blobs.has(part.digest):
                     log.error(
                         "%s, of update %d of %s, is damaged", path, update.seq, update.peer[:8]
                     )
-                    blobs.delete(name)
-                    damaged.add(name)
+                    blobs.delete(part.digest)
+                    damaged.add(part.digest)
             except OSError as error:
                 log.warning("%s cannot be looked at: %s", path, error)
-        return read, damaged
+        return files_read, damaged
 
-    def _sound(self, name: str) -> bool:
+    def _is_intact(self, digest: str) -> bool:
         try:
-            return self._ledger.blobs.read_verified(name) is not None
-        except OSError as error:  # a bad sector
-            log.error("%s cannot be read: %s", self._ledger.blobs.path(name), error)
+            return self._ledger.blobs.read_verified(digest) is not None
+        except OSError as error:  # for example a bad sector
+            log.error("%s cannot be read: %s", self._ledger.blobs.path(digest), error)
             return False
 
     async def _repair(self, part: FragmentUpdate) -> None:
-        if await self._fetcher.fetch([WantedBlob(part.digest, part.size, part.size)], PATIENCE):
-            self._lost.discard(part.digest)
+        wanted = [WantedBlob(part.digest, part.size, part.size)]
+        if await self._fetcher.fetch(wanted, REPAIR_TIMEOUT):
+            self._damaged.discard(part.digest)
             self.repaired += 1
             log.warning("%s came again, whole, from a peer", self._ledger.blobs.path(part.digest))

@@ -1,111 +1,180 @@
-"""Who may speak with us: introductions on both sides, tickets, and which of two connections to one peer stays."""
+"""Introduce peers to each other: check their tickets, and decide which of two connections stays."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from barnraise import __version__
 from barnraise.errors import MessageError, TicketError
+from barnraise.exchange.handlers.local_author import LocalAuthor
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.connection import Connection
 from barnraise.exchange.network.framing import pack, unpack
 from barnraise.exchange.network.transport import Channel, ChannelClosedError, Transport
-from barnraise.protocol import coordinator_messages, messages
+from barnraise.protocol import messages
+from barnraise.protocol.coordinator_messages import Directive
 from barnraise.protocol.signing import check_ticket, open_signed
 
-HELLO = 10.0  # seconds a peer has to introduce itself
-RECHECK = 60.0  # seconds between looks at the tickets of those connected
-TOGETHER = (
-    5.0  # two connections of one pair this close were dialled at once: the smaller key's stays
-)
+HELLO_TIMEOUT = 10.0  # seconds in which a peer must introduce itself
+RECHECK_INTERVAL = 60.0  # seconds between two checks of the connected peers' tickets
+SIMULTANEOUS_SECONDS = 5.0  # two connections of one pair this close were dialled by both sides
 
 
 class Handshake:
+    """Decide which peers this machine exchanges messages with.
+
+    Attributes:
+        ticket: Our own ticket.
+        revoked: Keys whose tickets were revoked.
+        orphaned: Whether no coordinator has answered for an hour; expired tickets then count for
+            longer.
+    """
+
     def __init__(
         self,
         transport: Transport,
         rules: UpdateRules,
-        spec: str,
-        incarnation: str,
+        spec_digest: str,
         ticket: messages.Signed,
+        author: LocalAuthor,
         clock: Callable[[], float],
-    ):
-        """`spec`: the spec's digest. `clock`: seconds since 1970, as the coordinators have it."""
-        self._transport, self.rules, self._spec, self._clock = transport, rules, spec, clock
-        self.incarnation, self.ticket = incarnation, ticket
-        self.revoked: frozenset[str] = frozenset()
-        self.orphaned = (
-            False  # no coordinator has answered for an hour: expired tickets count for longer
-        )
+    ) -> None:
+        """Accept peers of one run.
 
-    def hello(self) -> messages.Hello:
+        Args:
+            transport: Where our addresses and key come from.
+            rules: The run and its mirrors.
+            spec_digest: The digest of the run's spec.
+            ticket: Our own ticket.
+            author: Knows our incarnation.
+            clock: Returns seconds since 1970, by the coordinators' clock.
+        """
+        self._transport = transport
+        self._rules = rules
+        self._spec_digest = spec_digest
+        self._author = author
+        self._clock = clock
+        self.ticket = ticket
+        self.revoked: frozenset[str] = frozenset()
+        self.orphaned = False
+
+    def set_rules(self, rules: UpdateRules) -> None:
+        """Replace the rules, which change with the mirror list."""
+        self._rules = rules
+
+    def set_ticket(self, ticket: messages.Signed) -> None:
+        """Replace our own ticket."""
+        self.ticket = ticket
+
+    def set_orphaned(self, orphaned: bool) -> None:
+        """Set whether no coordinator has answered for an hour. Safe to call from any thread."""
+        self.orphaned = orphaned
+
+    def revoke(self, keys: frozenset[str]) -> None:
+        """Refuse these keys from now on."""
+        self.revoked |= keys
+
+    def build_hello(self) -> messages.Hello:
+        """Return our introduction."""
         return messages.Hello(
             protocols=[messages.PROTOCOL_VERSION],
             version=__version__,
-            run=self.rules.run,
-            spec=self._spec,
-            incarnation=self.incarnation,
+            run=self._rules.run,
+            spec=self._spec_digest,
+            incarnation=self._author.incarnation,
             ticket=self.ticket,
             addresses=self._transport.addresses(),
         )
 
     async def greet(self, channel: Channel, dialled: bool) -> Connection:
-        """Both sides say who they are. Raises MessageError, ChannelClosed or TimeoutError when it comes to nothing."""
-        async with asyncio.timeout(HELLO):
-            await channel.send(pack(self.hello()))
+        """Exchange introductions over a new channel.
+
+        Args:
+            channel: The channel.
+            dialled: Whether this machine dialled the peer.
+
+        Raises:
+            MessageError: When the peer may not exchange messages with us.
+            ChannelClosedError: When the channel ended.
+            TimeoutError: When the peer did not introduce itself in time.
+        """
+        async with asyncio.timeout(HELLO_TIMEOUT):
+            await channel.send(pack(self.build_hello()))
             hello, _ = unpack(await channel.receive())
         if isinstance(hello, messages.Disconnect):
             raise ChannelClosedError(hello.reason)
         if not isinstance(hello, messages.Hello):
             raise MessageError(f"it said {hello.type} before hello")
-        ticket = self.checked(channel.peer, hello)
-        return Connection(channel, hello, ticket, dialled, asyncio.get_running_loop().time())
+        ticket = self.check_hello(channel.peer, hello)
+        now = asyncio.get_running_loop().time()
+        return Connection(channel, hello, ticket, dialled, now)
 
-    def checked(self, peer: str, hello: messages.Hello) -> messages.Ticket:
-        """The ticket of a peer that may speak with us. Raises MessageError."""
+    def check_hello(self, peer: str, hello: messages.Hello) -> messages.Ticket:
+        """Return the ticket of a peer that may exchange messages with us.
+
+        Raises:
+            MessageError: When it may not.
+        """
         if messages.PROTOCOL_VERSION not in hello.protocols:
             raise MessageError(
-                f"it speaks protocols {hello.protocols}, and this version {messages.PROTOCOL_VERSION}"
+                f"it speaks protocols {hello.protocols}, "
+                f"and this version {messages.PROTOCOL_VERSION}"
             )
-        if hello.run != self.rules.run:
-            raise MessageError(f"it works on run {hello.run}, not {self.rules.run}")
-        if hello.spec != self._spec:
-            raise MessageError(f"it has spec {hello.spec[:8]} of this run, not {self._spec[:8]}")
-        return self.valid(peer, hello.ticket)
+        if hello.run != self._rules.run:
+            raise MessageError(f"it works on run {hello.run}, not {self._rules.run}")
+        if hello.spec != self._spec_digest:
+            raise MessageError(
+                f"it has spec {hello.spec[:8]} of this run, not {self._spec_digest[:8]}"
+            )
+        return self.check_ticket(peer, hello.ticket)
 
-    def valid(self, peer: str, ticket: messages.Signed) -> messages.Ticket:
-        """The ticket, if it holds now. Raises TicketError."""
+    def check_ticket(self, peer: str, ticket: messages.Signed) -> messages.Ticket:
+        """Return a peer's ticket if it is valid now.
+
+        Raises:
+            TicketError: When it is not.
+        """
         return check_ticket(
             ticket,
-            run=self.rules.run,
+            run=self._rules.run,
             peer=peer,
-            mirrors=self.rules.mirrors - self.rules.expelled_mirrors,
+            mirrors=self._rules.mirrors - self._rules.expelled_mirrors,
             revoked=self.revoked,
             now=self._clock(),
             orphaned=self.orphaned,
         )
 
-    async def recheck(self, links: dict[str, Connection], drop: Callable[[str, str], None]) -> None:
-        """For ever: tickets run out while connections stand."""
+    async def recheck_tickets(
+        self, connections: Mapping[str, Connection], disconnect: Callable[[str, str], None]
+    ) -> None:
+        """Disconnect peers whose tickets have expired, until cancelled."""
         while True:
-            await asyncio.sleep(RECHECK)
-            for link in list(links.values()):
+            await asyncio.sleep(RECHECK_INTERVAL)
+            for connection in list(connections.values()):
                 try:
-                    self.valid(link.key, link.hello.ticket)
+                    self.check_ticket(connection.key, connection.hello.ticket)
                 except TicketError as error:
-                    drop(link.key, str(error))
+                    disconnect(connection.key, str(error))
 
-    def directed(self, signed: messages.Signed) -> frozenset[str]:
-        """Whom a mirror's directive revokes. Raises MessageError."""
-        directive = open_signed(signed, "directive", coordinator_messages.Directive)
-        if (
-            signed.key not in self.rules.mirrors - self.rules.expelled_mirrors
-            or directive.run != self.rules.run
-        ):
+    def revoked_keys(self, signed: messages.Signed) -> frozenset[str]:
+        """Return the keys that a coordinator's directive revokes.
+
+        Raises:
+            MessageError: When it is not a directive of a mirror of this run.
+        """
+        directive = open_signed(signed, "directive", Directive)
+        mirrors = self._rules.mirrors - self._rules.expelled_mirrors
+        if signed.key not in mirrors or directive.run != self._rules.run:
             raise MessageError("a directive is not by a mirror of this run")
         return frozenset(directive.revoked)
 
-    def stays(self, old: Connection, new: Connection) -> bool:
-        """Whether `old` stays and `new` goes. A newer connection takes over, as its peer may have restarted; of two
-        that were dialled from both sides at once both sides keep the one of the smaller key."""
-        at_once = new.connected_at - old.connected_at < TOGETHER and old.dialled != new.dialled
+    def is_preferred(self, old: Connection, new: Connection) -> bool:
+        """Return whether `old` stays and `new`, to the same peer, is closed.
+
+        A newer connection takes over, as its peer may have restarted. If both sides dialled at
+        once, both keep the connection that the smaller key dialled.
+        """
+        at_once = (
+            new.connected_at - old.connected_at < SIMULTANEOUS_SECONDS
+            and old.dialled != new.dialled
+        )
         return at_once and old.dialled == (self._transport.key < new.key)

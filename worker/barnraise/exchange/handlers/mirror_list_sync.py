@@ -1,14 +1,13 @@
-"""The mirror list among peers: who has an older one is told what leads to ours, and we take what is newer and holds.
+"""Spread the mirror list among peers, so that machines that reach no mirror learn of changes.
 
-So a mirror that was admitted or expelled is known to machines that reach none. What a ticket or a verdict is worth
-follows from it: the run's own mirrors count, and, where they are of the list, all that are or were in it; of those that
-were expelled no ticket opens a door any more.
+A peer with an older list is sent the lists that lead to ours, and we accept a newer one that is
+valid. The list decides what a ticket or a verdict is worth: the run's own mirrors count and, if
+they are in the list, all mirrors that are or were in it. Tickets of expelled mirrors admit nobody.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from barnraise.errors import ListError
 from barnraise.exchange.ledger.validation import UpdateRules
@@ -25,37 +24,51 @@ from barnraise.protocol.mirror_list import (
 
 log = logging.getLogger("barnraise.exchange")
 
-AGAIN = 30.0  # seconds after which a peer that still has an older list is told once more
-
-
-class Ruled(Protocol):
-    rules: UpdateRules
+RESEND_INTERVAL = 30.0  # seconds until a peer that still has an older list is sent ours again
 
 
 class MirrorListSync:
+    """Store the newest mirror list and send it to peers that have an older one.
+
+    Attributes:
+        chain: The lists that lead to the newest one, which is the last.
+        version: The newest list's version; 0 without one.
+    """
+
     def __init__(
         self,
         rules: UpdateRules,
-        links: Mapping[str, Connection],
+        connections: Mapping[str, Connection],
         clock: Callable[[], float],
-        ruled: Sequence[Ruled],
-    ):
-        """`clock`: seconds since 1970. `ruled`: whoever goes by the rules, which change with the list."""
-        self._base, self._links, self._clock, self._ruled = rules, links, clock, ruled
+        on_rules_changed: Callable[[UpdateRules], None],
+    ) -> None:
+        """Start without a list.
+
+        Args:
+            rules: What updates are checked against without a list.
+            connections: The connected peers by key; the server's own table.
+            clock: Returns seconds since 1970.
+            on_rules_changed: Called with the rules that follow from a new list.
+        """
+        self._base_rules = rules
+        self._connections = connections
+        self._clock = clock
+        self._on_rules_changed = on_rules_changed
         self.chain: list[SignedMirrorList] = []
         self.version = 0
-        self._told: dict[
-            str, tuple[int, float]
-        ] = {}  # peer → our version when it was told, and when (loop time)
+        self._sent: dict[str, tuple[int, float]] = {}  # peer → version sent to it, and loop time
 
-    def know(self, lists: Sequence[SignedMirrorList]) -> None:
-        """What this machine itself holds."""
+    def set_lists(self, lists: Sequence[SignedMirrorList]) -> None:
+        """Use the lists that this machine itself has, if they are newer."""
         if lists and parse_list(lists[-1]).version > self.version:
-            self._hold(list(lists))
+            self._replace_chain(list(lists))
 
-    def heard(self, lists: MirrorLists) -> None:
-        """What a peer told. Raises ListError for what nobody should have passed on; what is old, has expired, or cannot
-        be checked here is let go."""
+    def on_lists(self, lists: MirrorLists) -> None:
+        """Receive a peer's lists; ignore old, expired and unverifiable ones.
+
+        Raises:
+            ListError: When they are forged.
+        """
         try:
             chain = merge_chain(self.chain, lists.lists, self._clock())[-MAX_LISTS_PER_MESSAGE:]
         except ListError as error:
@@ -64,34 +77,34 @@ class MirrorListSync:
             log.debug("%s", error)
             return
         if chain != self.chain:
-            self._hold(chain)
+            self._replace_chain(chain)
 
-    def answer(self, peer: str, state: PeerState, now: float) -> None:
-        """A peer said which list it has. One that says nothing is of an older version, and would not read it."""
-        if (
-            state.mirror_list_version is None
-            or state.mirror_list_version >= self.version
-            or peer not in self._links
-        ):
+    def on_state(self, peer: str, state: PeerState, now: float) -> None:
+        """Send a peer our lists if its State names an older one.
+
+        A peer that names no version runs an older program, which could not read a list.
+        """
+        theirs = state.mirror_list_version
+        if theirs is None or theirs >= self.version or peer not in self._connections:
             return
-        told, at = self._told.get(peer, (0, -AGAIN))
-        if (told < self.version or now - at >= AGAIN) and (
-            lists := lists_after(self.chain, state.mirror_list_version)
-        ):
-            self._told = {key: told for key, told in self._told.items() if key in self._links}
-            self._told[peer] = self.version, now
-            self._links[peer].send_message(MirrorLists(lists=lists))
+        sent_version, sent_at = self._sent.get(peer, (0, -RESEND_INTERVAL))
+        if sent_version >= self.version and now - sent_at < RESEND_INTERVAL:
+            return
+        if lists := lists_after(self.chain, theirs):
+            self._sent = {key: sent for key, sent in self._sent.items() if key in self._connections}
+            self._sent[peer] = self.version, now
+            self._connections[peer].send_message(MirrorLists(lists=lists))
 
-    def _hold(self, chain: list[SignedMirrorList]) -> None:
+    def _replace_chain(self, chain: list[SignedMirrorList]) -> None:
         newest = parse_list(chain[-1])
-        self.chain, self.version = chain, newest.version
-        rules = self._base
+        self.chain = chain
+        self.version = newest.version
+        rules = self._base_rules
         if rules.mirrors & newest.keys:
             rules = replace(
                 rules, mirrors=rules.mirrors | newest.keys, expelled_mirrors=newest.expelled
             )
-        for each in self._ruled:
-            each.rules = rules
-        for link in self._links.values():
-            link.schedule_state()
+        self._on_rules_changed(rules)
+        for connection in self._connections.values():
+            connection.schedule_state()
         log.info("mirror list %d: %d mirrors", newest.version, len(newest.active))

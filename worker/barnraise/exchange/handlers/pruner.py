@@ -1,58 +1,63 @@
-"""When payloads are let go, and what one does who lacks what nobody keeps any more. Runs on the hub's loop.
+"""Delete payloads that exceed the disk budget, and publish up to where they are gone."""
 
-Whoever keeps payloads says up to where they are gone, so that nobody asks for those. A machine that finds what it lacks
-next with nobody it is linked to fetches a snapshot beside its training; the loop takes it between two rounds.
-"""
-
-import logging
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.exchange.handlers.context import RunInThread
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.retention import payload_budget
 
-log = logging.getLogger("barnraise.exchange")
-
 
 class Pruner:
+    """Prune the ledger's payloads on the exchange's event loop."""
+
     def __init__(
         self,
         ledger: Ledger,
         gossip: Gossip,
-        disk: Callable[..., Awaitable],
+        run_on_disk: RunInThread,
         key: str,
-        archive: int | None,
-    ):
-        """`disk` runs a call beside the loop; `key` is our own. `archive`: rounds for which everything is kept, where
-        that is this machine's role."""
-        self._ledger, self._gossip, self._disk, self._key, self._archive = (
-            ledger,
-            gossip,
-            disk,
-            key,
-            archive,
-        )
-        self._most = payload_budget(shutil.disk_usage(ledger.blobs.folder).free)
-        self._taken: dict[str, int] = {}  # our own authors → up to where somebody else has had them
+        archive_rounds: int | None,
+    ) -> None:
+        """Set the budget by the disk's free space.
+
+        Args:
+            ledger: What is pruned.
+            gossip: Publishes what is gone; knows what the peers have.
+            run_on_disk: Runs a call in the disk thread.
+            key: Our own key.
+            archive_rounds: Rounds for which everything is kept, if this machine is an archive.
+        """
+        self._ledger = ledger
+        self._gossip = gossip
+        self._run_on_disk = run_on_disk
+        self._key = key
+        self._max_bytes = payload_budget(shutil.disk_usage(ledger.blobs.folder).free)
+        self._delivered: dict[str, int] = {}  # our own authors → last update that some peer had
+        self.archive_rounds = archive_rounds
 
     async def prune(self, safe: Mapping[str, int]) -> None:
-        """Lets go of what is too much, of updates up to `safe`. Own ones that nobody else is known to have stay."""
+        """Delete surplus payloads of updates up to the version vector `safe`.
+
+        Payloads of our own updates stay until some peer has them.
+        """
         for link in self._gossip.links.values():
-            mine = {
-                author: seq for author, seq in link.vector.items() if author.startswith(self._key)
-            }
-            self._taken |= {
-                author: max(seq, self._taken.get(author, 0)) for author, seq in mine.items()
-            }
-        may = {
-            author: min(seq, self._taken.get(author, 0)) if author.startswith(self._key) else seq
+            for author, seq in link.vector.items():
+                if author.startswith(self._key):
+                    self._delivered[author] = max(seq, self._delivered.get(author, 0))
+        prunable = {
+            author: min(seq, self._delivered.get(author, 0))
+            if author.startswith(self._key)
+            else seq
             for author, seq in safe.items()
         }
-        gone = await self._disk(self._prune, may)
-        for author, seq in gone.items():
+        pruned = await self._run_on_disk(self._prune_ledger, prunable)
+        for author, seq in pruned.items():
             self._gossip.on_pruned(author, seq)
 
-    def _prune(self, may: Mapping[str, int]) -> dict[str, int]:
-        before = None if self._archive is None else self._ledger.horizon_tokens(self._archive)
-        return self._ledger.prune(self._most, may, before)
+    def _prune_ledger(self, prunable: Mapping[str, int]) -> dict[str, int]:
+        horizon = None
+        if self.archive_rounds is not None:
+            horizon = self._ledger.horizon_tokens(self.archive_rounds)
+        return self._ledger.prune(self._max_bytes, prunable, horizon)

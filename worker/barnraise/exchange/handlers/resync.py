@@ -1,54 +1,84 @@
-"""A machine that the others have left behind: what it lacks is kept by none of those it is linked to, so it takes a
-snapshot. That is fetched beside the training; the loop begins again from it when it likes (`Node.begin_again`). Runs on
-the hub's loop.
+"""Continue from the peers' anchor when no peer has the updates that this machine lacks.
+
+The snapshot is fetched while training goes on. The training loop continues from it when it likes
+(`Exchange.resync`). Everything runs on the exchange's event loop.
 """
 
 import asyncio
 import logging
 
-from barnraise.exchange.handlers import snapshot_client as snapshots
+from barnraise.exchange.gossip.gossip import Gossip
+from barnraise.exchange.handlers.context import RunInThread
+from barnraise.exchange.handlers.snapshot_client import FetchedSnapshot, SnapshotClient
+from barnraise.exchange.ledger.ledger import Ledger
 
 log = logging.getLogger("barnraise.exchange")
 
-FETCH = 60.0  # seconds for peers to answer, and more for what comes
-AGAIN = 30.0  # seconds until the next try
+FETCH_TIMEOUT = 60.0  # seconds for peers to answer; bytes that arrive extend it
+RETRY_INTERVAL = 30.0  # seconds until the next attempt
 
 
 class Resync:
-    def __init__(self, hub):
-        self._hub = hub
-        self._at_it, self._next = False, 0.0
-        self.found: snapshots.Found | None = None  # whole, on this disk
+    """Fetch a snapshot for a ledger that has fallen behind, and begin the ledger again there."""
 
-    def due(self, now: float) -> bool:
-        """Whether `fetch` is called for."""
+    def __init__(
+        self,
+        ledger: Ledger,
+        gossip: Gossip,
+        snapshots: SnapshotClient,
+        run_on_disk: RunInThread,
+    ) -> None:
+        """Watch `gossip` and fetch with `snapshots`."""
+        self._ledger = ledger
+        self._gossip = gossip
+        self._snapshots = snapshots
+        self._run_on_disk = run_on_disk
+        self._is_fetching = False
+        self._next_fetch_at = 0.0
+        self._snapshot: FetchedSnapshot | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a snapshot is on disk to continue from. Safe to read from any thread."""
+        return self._snapshot is not None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether `fetch` should be started."""
         return (
-            not self._at_it
-            and self.found is None
-            and now >= self._next
-            and self._hub.gossip.needs_snapshot(now)
+            not self._is_fetching
+            and self._snapshot is None
+            and now >= self._next_fetch_at
+            and self._gossip.needs_snapshot(now)
         )
 
     async def fetch(self) -> None:
-        self._at_it = True
+        """Fetch a snapshot."""
+        self._is_fetching = True
         try:
             log.warning(
                 "nobody keeps the updates that this machine lacks: taking a snapshot in their place"
             )
-            found = await snapshots.fetch(self._hub, FETCH)
-            if found and self._hub.ledger.can_rebase(found.cut.vector, found.verdicts):
-                self.found = found
+            snapshot = await self._snapshots.fetch(FETCH_TIMEOUT)
+            if snapshot is not None and self._fits(snapshot):
+                self._snapshot = snapshot
         finally:
-            self._at_it = False
-            self._next = asyncio.get_running_loop().time() + AGAIN
+            self._is_fetching = False
+            self._next_fetch_at = asyncio.get_running_loop().time() + RETRY_INTERVAL
 
-    async def begin_again(self) -> bool:
-        """The ledger begins again at what was found; updates wait until `Hub.begin`. False when it cannot after all."""
-        found, self.found = self.found, None
-        await self._hub.pause()
-        if found is None or not self._hub.ledger.can_rebase(found.cut.vector, found.verdicts):
+    async def rebase(self) -> bool:
+        """Begin the ledger again at the snapshot. Updates are paused meanwhile.
+
+        Returns:
+            False when the ledger cannot begin there after all; then nothing changed.
+        """
+        snapshot = self._snapshot
+        self._snapshot = None
+        if snapshot is None or not self._fits(snapshot):
             return False
-        await self._hub.disk(
-            self._hub.ledger.rebase, found.heads, found.cut.fragments, found.verdicts
+        await self._run_on_disk(
+            self._ledger.rebase, snapshot.heads, snapshot.manifest.fragments, snapshot.verdicts
         )
         return True
+
+    def _fits(self, snapshot: FetchedSnapshot) -> bool:
+        return self._ledger.can_rebase(snapshot.manifest.vector, snapshot.verdicts)

@@ -1,175 +1,253 @@
-"""Where peers ask for cuts of our anchor, and what they get: fragments at a version vector, with verdicts heeded."""
+"""Serve snapshots of our anchor: its fragments at a version vector, with verdicts applied.
 
+The training loop copies the anchor between two steps. When the requested vector lies behind the
+copy, the updates after it are subtracted again, and those that verdicts name: integer subtraction
+is exact, so every honest peer builds the same bytes for the same vector and verdicts.
+"""
+
+import asyncio
 import json
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from pydantic import Field
 
 from barnraise.exchange.compression.codec import decode
-from barnraise.exchange.ledger.anchor import Retracted, fragment_to_bytes
+from barnraise.exchange.handlers.context import RunInThread
+from barnraise.exchange.ledger.anchor import Anchor, Retracted, fragment_to_bytes
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.ledger.diff import updates_between
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import Fork
+from barnraise.exchange.network.connection import Connection
 from barnraise.protocol.messages import SnapshotManifest, Update
 from barnraise.protocol.types import Message
 from barnraise.protocol.verdicts import MAX_VERDICTS, SignedVerdict
 
 log = logging.getLogger("barnraise.exchange")
 
-PATIENCE = 30.0  # seconds a question for a cut stays open at a server
-REUSED = 30.0  # a cut this young answers whoever names none
-KEPT = 600.0  # seconds the bytes of a cut are kept for…
-CUTS = 4  # …and how many cuts at most
+REQUEST_TIMEOUT = 30.0  # seconds for which a request waits for the training loop
+REUSE_SECONDS = 30.0  # age up to which a snapshot answers requests without a vector
+KEEP_SECONDS = 600.0  # seconds for which a snapshot's bytes stay on disk
+MAX_SNAPSHOTS = 4  # snapshots whose bytes are on disk at once
+MAX_PENDING_REQUESTS = 64
 
 
-class Proofs(Message):
-    """What the blob `Cut.proofs` holds."""
+class VerdictProofs(Message):
+    """The content of the blob `SnapshotManifest.proofs`."""
 
-    rulings: list[SignedVerdict] = Field(max_length=MAX_VERDICTS)
+    verdicts: list[SignedVerdict] = Field(max_length=MAX_VERDICTS)
     forks: list[Fork] = Field(max_length=100_000)
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """A copy of the anchor, made between two steps."""
+class AnchorCopy:
+    """A copy of the anchor, made between two steps: int32 [size] for each fragment."""
 
     vector: dict[str, int]
-    holes: Retracted
+    retracted: Retracted
     fragments: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Question:
-    """Somebody's CutWant. `vector` None: any cut will do."""
+class PendingRequest:
+    """A peer's request for a snapshot at `vector` (None: at any) until loop time `expires_at`."""
 
     peer: str
     vector: dict[str, int] | None
-    until: float
+    expires_at: float
 
 
 class SnapshotServer:
-    """Where peers' questions for cuts wait for the loop, and what was answered lately. Thread-safe."""
+    """Collect requests for the training loop and answer them. Thread-safe.
 
-    def __init__(self, ledger: Ledger):
+    Attributes:
+        blobs: The bytes of recent snapshots.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        connections: Mapping[str, Connection],
+        run_in_thread: RunInThread,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+            ledger: What the anchor is the sum of.
+            connections: The connected peers by key; the server's own table.
+            run_in_thread: Runs a call outside the event loop, however long it takes.
+        """
         self._ledger = ledger
-        self.cuts = BlobStore(ledger.blobs.folder.parent / "cuts", fresh=True)
-        self._questions: list[Question] = []
-        self._lately: list[tuple[float, SnapshotManifest]] = []
-        self._copy: weakref.ref[Frozen] | None = (
-            None  # the last that was taken, while it is being answered from
-        )
+        self._connections = connections
+        self._run_in_thread = run_in_thread
+        self.blobs = BlobStore(ledger.blobs.folder.parent / "cuts", fresh=True)
+        self._requests: list[PendingRequest] = []
+        self._recent: list[tuple[float, SnapshotManifest]] = []  # with the time of each
+        self._copy: weakref.ref[AnchorCopy] | None = None  # the last one, while it is in use
         self._lock = threading.Lock()
 
-    def ask(self, question: Question, now: float) -> SnapshotManifest | None:
-        """The answer, when there is one already; else the question waits for `take`."""
-        heeded = self._ledger.verdicts.digest
+    @property
+    def pending_requests(self) -> list[PendingRequest]:
+        """The requests that wait for the training loop."""
+        return list(self._requests)
+
+    def on_request(self, key: str, vector: dict[str, int] | None, now: float) -> None:
+        """Receive a peer's request; answer at once if a recent snapshot fits."""
+        manifest = self.add_request(PendingRequest(key, vector, now + REQUEST_TIMEOUT), now)
+        if manifest is not None:
+            self._connections[key].send_message(manifest)
+
+    def add_request(self, request: PendingRequest, now: float) -> SnapshotManifest | None:
+        """Return a recent snapshot that fits; else let the request wait for `copy_anchor`."""
+        verdicts_digest = self._ledger.verdicts.digest
         with self._lock:
-            self._questions = [
-                q for q in self._questions if q.peer != question.peer
-            ]  # a peer's last word counts
-            for at, cut in reversed(self._lately):
-                fits = cut.vector == question.vector or (
-                    question.vector is None and now < at + REUSED
+            # A peer's newest request replaces its earlier one.
+            self._requests = [other for other in self._requests if other.peer != request.peer]
+            for built_at, manifest in reversed(self._recent):
+                fits = manifest.vector == request.vector or (
+                    request.vector is None and now < built_at + REUSE_SECONDS
                 )
-                if fits and cut.verdicts == heeded:
-                    return cut
-            if len(self._questions) < 64:
-                self._questions.append(question)
+                if fits and manifest.verdicts == verdicts_digest:
+                    return manifest
+            if len(self._requests) < MAX_PENDING_REQUESTS:
+                self._requests.append(request)
             return None
 
-    def take(self, anchor, now: float) -> tuple[Frozen, list[Question]] | None:
-        """A copy of the anchor and the questions it answers; None, at no cost, when nobody asks."""
-        if not self._questions or (self._copy is not None and self._copy() is not None):
-            return None  # one copy at a time: whoever asks without end cannot fill the memory with them
+    def copy_anchor(
+        self, anchor: Anchor, now: float
+    ) -> tuple[AnchorCopy, list[PendingRequest]] | None:
+        """Copy the anchor, between two training steps, if a request waits for it.
+
+        Only one copy exists at a time: peers that keep asking cannot fill the memory.
+
+        Returns:
+            The copy and the requests that it answers; None, at no cost, if there are none.
+        """
+        if not self._requests or (self._copy is not None and self._copy() is not None):
+            return None
         vector = anchor.vector
         with self._lock:
-            open_ones = [q for q in self._questions if q.until > now]
-            ripe = [q for q in open_ones if q.vector is None or _within(q.vector, vector)]
-            self._questions = [q for q in open_ones if q not in ripe]
-        if not ripe:
+            waiting = [request for request in self._requests if request.expires_at > now]
+            answerable = [
+                request
+                for request in waiting
+                if request.vector is None or _is_within(request.vector, vector)
+            ]
+            self._requests = [request for request in waiting if request not in answerable]
+        if not answerable:
             return None
-        holes = {author: dict(gone) for author, gone in anchor.retracted.items()}
-        frozen = Frozen(vector, holes, anchor.copy_fragments(self.cuts.folder))
-        self._copy = weakref.ref(frozen)
-        return frozen, ripe
+        retracted = {author: dict(updates) for author, updates in anchor.retracted.items()}
+        copy = AnchorCopy(vector, retracted, anchor.copy_fragments(self.blobs.folder))
+        self._copy = weakref.ref(copy)
+        return copy, answerable
 
-    def answer(
-        self, frozen: Frozen, vector: dict[str, int] | None, now: float
+    async def answer(self, copy: AnchorCopy, requests: list[PendingRequest]) -> None:
+        """Send the requesting peers their snapshots, from a copy of the anchor."""
+        for request in requests:
+            now = asyncio.get_running_loop().time()
+            manifest = await self._run_in_thread(self.build_snapshot, copy, request.vector, now)
+            connection = self._connections.get(request.peer)
+            if manifest is not None and connection is not None:
+                connection.send_message(manifest)
+
+    def build_snapshot(
+        self, copy: AnchorCopy, vector: dict[str, int] | None, now: float
     ) -> SnapshotManifest | None:
-        """Makes the cut at `vector` out of a copy, and its blobs. None when updates that must come out are not here,
-        and when a verdict keeps out what it asks for."""
+        """Build the snapshot at `vector` (None: the copy's) and store its bytes.
+
+        Returns:
+            None when this machine lacks updates that must be subtracted, or when verdicts exclude
+            the vector.
+        """
         verdicts = self._ledger.verdicts
-        vector = verdicts.clamp(frozen.vector) if vector is None else vector
+        if vector is None:
+            vector = verdicts.clamp(copy.vector)
         with self._lock:
-            known = (
-                cut
-                for _, cut in self._lately
-                if cut.vector == vector and cut.verdicts == verdicts.digest
-            )
-            if made := next(known, None):
-                return made
+            for _, manifest in self._recent:
+                if manifest.vector == vector and manifest.verdicts == verdicts.digest:
+                    return manifest
         heads = [self._ledger.header(author, seq) for author, seq in sorted(vector.items())]
-        way = updates_between(
-            self._ledger, frozen.vector, frozen.holes, vector, verdicts.retracted_within(vector)
+        signed_heads = [head for head in heads if head is not None]
+        changes = updates_between(
+            self._ledger, copy.vector, copy.retracted, vector, verdicts.retracted_within(vector)
         )
         if (
-            None in heads
-            or way is None
+            len(signed_heads) < len(heads)
+            or changes is None
             or verdicts.clamp(vector) != vector
-            or not self._has_payloads(way)
+            or not self._has_payloads(changes)
         ):
             log.info("a peer asked for a cut that this machine cannot make")
             return None
         digests = []
-        for index, fragment in enumerate(frozen.fragments):
-            units = fragment.clone() if way else fragment
-            for update, times in way:
-                part = update.fragments[index]
-                if not part.size:
-                    continue
-                if (payload := self._ledger.blobs.read_verified(part.digest)) is None:
-                    return None  # damaged: it is being repaired, and whoever asks asks again
-                units.add_(decode(payload, units.numel()), alpha=times)
-            digests.append(self.cuts.store(fragment_to_bytes(units)))
-        text = json.dumps([head.model_dump() for head in heads], separators=(",", ":"))
-        rulings, forks = (
-            list(verdicts.rulings.values()),
-            [fork for _, fork in verdicts.forks.values()],
-        )
-        proofs = Proofs(rulings=rulings, forks=forks).model_dump_json()
-        cut = SnapshotManifest(
+        for index in range(len(copy.fragments)):
+            units = self._fragment_at(copy, index, changes)
+            if units is None:
+                return None
+            digests.append(self.blobs.store(fragment_to_bytes(units)))
+        heads_json = json.dumps([head.model_dump() for head in signed_heads], separators=(",", ":"))
+        proofs = VerdictProofs(
+            verdicts=list(verdicts.rulings.values()),
+            forks=[fork for _, fork in verdicts.forks.values()],
+        ).model_dump_json()
+        manifest = SnapshotManifest(
             vector=vector,
             fragments=digests,
-            heads=self.cuts.store(text.encode()),
+            heads=self.blobs.store(heads_json.encode()),
             verdicts=verdicts.digest,
-            proofs=self.cuts.store(proofs.encode()) if verdicts.digest else None,
+            proofs=self.blobs.store(proofs.encode()) if verdicts.digest else None,
         )
-        self._keep(cut, now)
-        return cut
+        self._add_recent(manifest, now)
+        return manifest
 
-    def _has_payloads(self, way: list[tuple[Update, int]]) -> bool:
+    def _fragment_at(
+        self, copy: AnchorCopy, index: int, changes: list[tuple[Update, int]]
+    ) -> torch.Tensor | None:
+        """Return a fragment of the copy after `changes`: updates, each times its factor.
+
+        Returns:
+            None when a payload is damaged: it is being repaired, and the peer asks again.
+        """
+        fragment = copy.fragments[index]
+        if not changes:
+            return fragment
+        units = fragment.clone()
+        for update, factor in changes:
+            part = update.fragments[index]
+            if not part.size:
+                continue
+            payload = self._ledger.blobs.read_verified(part.digest)
+            if payload is None:
+                return None
+            units.add_(decode(payload, units.numel()), alpha=factor)
+        return units
+
+    def _has_payloads(self, changes: list[tuple[Update, int]]) -> bool:
         blobs = self._ledger.blobs
-        return all(blobs.has(part.digest) for update, _ in way for part in update.fragments)
+        return all(blobs.has(part.digest) for update, _ in changes for part in update.fragments)
 
-    def _keep(self, cut: SnapshotManifest, now: float) -> None:
+    def _add_recent(self, manifest: SnapshotManifest, now: float) -> None:
+        """Remember a snapshot, and delete the bytes of old ones."""
         with self._lock:
-            kept = [(at, old) for at, old in self._lately if now < at + KEPT][-(CUTS - 1) :]
-            gone = [old for _, old in self._lately if all(old is not other for _, other in kept)]
-            self._lately = [*kept, (now, cut)]
-            alive = {blob for _, c in self._lately for blob in blobs_of(c)}
-        for blob in {blob for c in gone for blob in blobs_of(c)} - alive:
-            self.cuts.delete(blob)
+            young = [entry for entry in self._recent if now < entry[0] + KEEP_SECONDS]
+            kept = young[-(MAX_SNAPSHOTS - 1) :]
+            dropped = [old for _, old in self._recent if all(old is not other for _, other in kept)]
+            self._recent = [*kept, (now, manifest)]
+            used = {digest for _, recent in self._recent for digest in blob_digests(recent)}
+        for digest in {digest for old in dropped for digest in blob_digests(old)} - used:
+            self.blobs.delete(digest)
 
 
-def blobs_of(cut: SnapshotManifest) -> list[str]:
-    return [blob for blob in (*cut.fragments, cut.heads, cut.proofs) if blob]
+def blob_digests(manifest: SnapshotManifest) -> list[str]:
+    """Return the digests of all blobs of a snapshot."""
+    return [digest for digest in (*manifest.fragments, manifest.heads, manifest.proofs) if digest]
 
 
-def _within(inner: dict[str, int], outer: dict[str, int]) -> bool:
+def _is_within(inner: dict[str, int], outer: dict[str, int]) -> bool:
+    """Return whether a version vector is reached by another."""
     return all(seq <= outer.get(author, 0) for author, seq in inner.items())

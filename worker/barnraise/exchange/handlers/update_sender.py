@@ -1,6 +1,7 @@
-"""What a link sends of updates and blobs: frames read from files one at a time, as the channel drains."""
+"""Read updates and blobs from files as frames, one at a time, as a channel drains."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
 from barnraise.exchange.ledger.blob_store import BlobStore
@@ -10,49 +11,74 @@ from barnraise.exchange.network.framing import pack
 from barnraise.protocol import messages
 
 
-def asked(ledger: Ledger, ask: messages.UpdateRequest) -> Iterable[int]:
-    """The numbers of what a peer asks for, as far as it may be here; of headers alone the last first, as it knows an
-    earlier one by the later."""
-    if ask.headers:
-        return range(ask.last, max(ask.first, ask.last - AUTHOR_WINDOW + 1) - 1, -1)
-    return range(
-        ask.first, min(ask.last, ask.first + AUTHOR_WINDOW - 1, ledger.head(ask.author).seq) + 1
-    )
+def requested_seqs(ledger: Ledger, request: messages.UpdateRequest) -> Iterable[int]:
+    """Return the sequence numbers to send for a request, as far as they may be here.
+
+    Headers alone are sent last one first: a peer recognises an earlier one by the later, which
+    names its digest.
+    """
+    if request.headers:
+        first = max(request.first, request.last - AUTHOR_WINDOW + 1)
+        return range(request.last, first - 1, -1)
+    last = min(request.last, request.first + AUTHOR_WINDOW - 1, ledger.head(request.author).seq)
+    return range(request.first, last + 1)
 
 
-def update_frames(
-    ledger: Ledger,
-    author: str,
-    seq: int,
-    whole: bool,
-    ticket: Callable[[str], messages.Signed | None],
-    lacks: Callable[[], bool],
-) -> Frames:
-    """An update's signed header with its author's ticket, then its payloads; no further once the peer has it. The
-    header alone if not `whole`, and of an update that a verdict names. Nothing where its payloads are not here."""
-    if (signed := ledger.header(author, seq)) is None or (whole and not lacks()):
+@dataclass(frozen=True)
+class UpdateToSend:
+    """An update and the peer that it is for.
+
+    Attributes:
+        author: Its author.
+        seq: Its sequence number.
+        whole: Whether the payloads are sent too.
+        ticket_of: Returns the ticket to send with the header of this key's updates.
+        is_needed: Returns whether the peer still lacks the update.
+    """
+
+    author: str
+    seq: int
+    whole: bool
+    ticket_of: Callable[[str], messages.Signed | None]
+    is_needed: Callable[[], bool]
+
+
+def update_frames(ledger: Ledger, sending: UpdateToSend) -> Frames:
+    """Yield an update's signed header with its author's ticket, then its payloads.
+
+    The frames end early once the peer has the update. An update that a verdict names is its header
+    alone. Nothing is yielded when the payloads are not here.
+    """
+    signed = ledger.header(sending.author, sending.seq)
+    if signed is None or (sending.whole and not sending.is_needed()):
         return
     update = messages.Update.model_validate_json(signed.body)
-    whole = whole and not ledger.verdicts.is_retracted(author, seq)
-    if whole and not all(ledger.blobs.has(part.digest) for part in update.fragments):
+    with_payloads = sending.whole and not ledger.verdicts.is_retracted(sending.author, sending.seq)
+    if with_payloads and not all(ledger.blobs.has(part.digest) for part in update.fragments):
         return
-    yield pack(messages.UpdatePush(header=signed, ticket=ticket(update.peer)))
-    for part in update.payload_parts if whole else ():
+    yield pack(messages.UpdatePush(header=signed, ticket=sending.ticket_of(update.peer)))
+    if not with_payloads:
+        return
+    for part in update.payload_parts:
         for frame in blob_frames([ledger.blobs], part.digest, 0):
-            if not lacks():
+            if not sending.is_needed():
                 return
             yield frame
 
 
-def blob_frames(shelves: list[BlobStore], digest: str, offset: int) -> Frames:
-    """A blob from `offset` on, from whichever shelf has it; an empty one is one empty piece."""
-    for blobs in shelves:
-        if (total := blobs.size(digest)) is None:
+def blob_frames(stores: Sequence[BlobStore], digest: str, offset: int) -> Frames:
+    """Yield a blob from `offset` on, from the first store that has it.
+
+    An empty blob is one empty piece.
+    """
+    for blobs in stores:
+        total = blobs.size(digest)
+        if total is None:
             continue
         while offset < total or total == 0:
             try:
                 data = blobs.read(digest, offset, PIECE_BYTES)
-            except FileNotFoundError:  # a cut that was let go of meanwhile
+            except FileNotFoundError:  # a snapshot's blob that was deleted meanwhile
                 return
             yield pack(messages.BlobPart(digest=digest, offset=offset, total=total), data)
             offset += len(data)

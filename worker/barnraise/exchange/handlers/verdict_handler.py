@@ -1,254 +1,292 @@
-"""Verdicts and forks on their way in: believed, made durable, and what they take out handed to the loop.
+"""Receive verdicts and proofs of forks: verify them, make them durable, retract what they name.
 
-Whoever began at a snapshot may lack headers of what it has to take out, and whoever pruned, payloads: both are asked of
-the others. Headers are known by the one that follows them, up to one of our own; payloads by their digests. A fork
-whose halves already differ in what they follow began earlier: then the header before is asked for, until the first is
-found.
-Runs on the exchange's event loop.
+A machine that joined from a snapshot may lack headers of what it has to retract, and one that
+pruned its ledger may lack payloads. Both are requested from the peers: headers are verified by the
+one that follows them, which names their digest, up to one in our ledger; payloads by their digests.
+A fork whose two headers follow different ones began earlier: then the header before is requested,
+back to the first that differs. All methods run on the exchange's event loop.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from barnraise.errors import MessageError
-from barnraise.exchange.gossip.gossip import Gossip
 from barnraise.exchange.gossip.requests import AUTHOR_WINDOW
 from barnraise.exchange.gossip.verdict_sync import SendHeads, SendVerdicts, VerdictSync
 from barnraise.exchange.handlers.blob_fetcher import BlobFetcher, WantedBlob
-from barnraise.exchange.handlers.update_receiver import UpdateReceiver
+from barnraise.exchange.handlers.context import HandlerContext
+from barnraise.exchange.handlers.update_queue import UpdateQueue
 from barnraise.exchange.ledger.anchor import Retraction
 from barnraise.exchange.ledger.diff import missing_headers, retractions
-from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.ledger.verdicts import Fork, Proof, VerdictSet, verify_proof
-from barnraise.exchange.network.connection import Connection
-from barnraise.protocol import messages
-from barnraise.protocol import verdicts as verdicts_module
+from barnraise.protocol.messages import (
+    FragmentUpdate,
+    PeerState,
+    Signed,
+    Update,
+    UpdateRequest,
+)
+from barnraise.protocol.verdicts import SignedVerdict
 
 log = logging.getLogger("barnraise.exchange")
 
-PATIENCE = 30.0  # seconds in which a payload that is to come out has to come in, before the log says that it does not
-LOOKED = (
-    2.0  # seconds between two looks at the folder where `barnraise verdict` leaves what it signed
-)
-HEADS = 16  # authors whose last headers are shown at a time
-HELD = 256  # proofs that wait for headers
-VERDICT_FOLDER = "verdicts"  # that folder, beside the ledger
+PAYLOAD_TIMEOUT = 30.0  # seconds until the log says that a payload to retract is not available
+FOLDER_INTERVAL = 2.0  # seconds between two reads of the folder of verdicts
+MAX_HEADS_SENT = 16  # authors whose last headers are sent at a time
+MAX_POSTPONED = 256  # verdicts that wait for headers
+VERDICT_FOLDER = "verdicts"  # in the run's folder: where `barnraise verdict` leaves what it signed
 
 
 class VerdictHandler:
+    """Apply verdicts, from peers and from this machine's command line."""
+
     def __init__(
         self,
+        context: HandlerContext,
         rules: UpdateRules,
-        ledger: Ledger,
-        gossip: Gossip,
-        inbox: UpdateReceiver,
+        queue: UpdateQueue,
         fetcher: BlobFetcher,
-        links: dict[str, Connection],
-        disk: Callable[..., Awaitable],
-        spawn: Callable[..., asyncio.Task],
-        drop: Callable[[str, str], None],
-        cut: Callable[[Iterable[str]], None],
-    ):
-        """`drop(peer, reason)` ends a connection; `cut` is told of authors that nothing more is taken of."""
-        self.rules, self._ledger, self._gossip, self._inbox, self._fetcher = (
-            rules,
-            ledger,
-            gossip,
-            inbox,
-            fetcher,
-        )
-        self._links, self._disk, self._spawn, self._drop, self._cut = links, disk, spawn, drop, cut
-        self.accord = VerdictSync(ledger.verdicts.digest)
-        self.waiting = 0  # updates that are to come out and whose payloads are not here
-        self._held: dict[
-            str, VerdictSet
-        ] = {}  # by digest: what waits for headers from before our base
-        self._lines: dict[str, asyncio.Lock] = {}  # of one author withdrawals keep their order
-        self._under_way: set[asyncio.Task] = set()
-        inbox.court = self
+        on_applied: Callable[[VerdictSet], None],
+    ) -> None:
+        """Continue from the ledger's verdicts.
 
-    async def take(self, proof: Proof, source: str | None = None) -> None:
-        """A verdict or a fork, from a peer or from ourselves. Raises MessageError for what proves nothing."""
-        found = await self._disk(verify_proof, proof, self.rules)
-        if (
-            self._inbox.open
-        ):  # before that there is nothing to take out, and the snapshot brings its own
-            await self._heed(found, source)
+        Args:
+            context: What the server's handlers share.
+            rules: What proofs are checked against.
+            queue: Where retractions wait for the training loop.
+            fetcher: Fetches payloads that are to be retracted.
+            on_applied: Called with verdicts that were just made durable.
+        """
+        self._rules = rules
+        self._ledger = context.ledger
+        self._gossip = context.gossip
+        self._connections = context.connections
+        self._run_on_disk = context.run_on_disk
+        self._spawn = context.spawn
+        self._disconnect = context.disconnect
+        self._queue = queue
+        self._fetcher = fetcher
+        self._on_applied = on_applied
+        self._sync = VerdictSync(context.ledger.verdicts.digest)
+        self._payloads_awaited = 0  # retractions whose payloads are not here
+        self._postponed: dict[str, VerdictSet] = {}  # by digest: they wait for headers
+        self._author_locks: dict[str, asyncio.Lock] = {}  # retractions of one author keep order
+        self._retracting: set[asyncio.Task[None]] = set()
 
-    async def recalled(self, signed: messages.Signed, update: messages.Update) -> None:
-        """A header that is not news: it may be one from before our base that a verdict waits for."""
-        if self._held and self._ledger.restore_header(signed, update):
-            for found in list(self._held.values()):
-                await self._heed(found, None, asks=False)
+    def set_rules(self, rules: UpdateRules) -> None:
+        """Replace the rules, which change with the mirror list."""
+        self._rules = rules
 
-    def ask(self, peer: str | None, author: str, first: int, last: int) -> None:
-        """Asks one peer, or all, for an author's signed headers, the last first."""
-        question = messages.UpdateRequest(
+    # ---- proofs
+
+    async def on_proof(self, proof: Proof, source: str | None = None) -> None:
+        """Receive a verdict or a proof of a fork.
+
+        Args:
+            proof: The proof, not verified yet.
+            source: The peer that sent it; None when it comes from this machine.
+
+        Raises:
+            MessageError: When it proves nothing.
+        """
+        verdicts = await self._run_on_disk(verify_proof, proof, self._rules)
+        if self._queue.is_open:  # before that, a snapshot brings its own verdicts
+            await self._apply(verdicts, source)
+
+    async def on_known_header(self, signed: Signed, update: Update) -> None:
+        """Receive a header that is no news; a postponed verdict may wait for it."""
+        if self._postponed and self._ledger.restore_header(signed, update):
+            for verdicts in list(self._postponed.values()):
+                await self._apply(verdicts, None, request_missing=False)
+
+    def request_headers(self, peer: str | None, author: str, first: int, last: int) -> None:
+        """Request an author's signed headers, last one first, from one peer or from all."""
+        request = UpdateRequest(
             author=author, first=max(first, last - AUTHOR_WINDOW + 1), last=last, headers=True
         )
-        for link in list(self._links.values()):
-            if peer in (None, link.key):
-                link.send_message(question)
+        for connection in list(self._connections.values()):
+            if peer in (None, connection.key):
+                connection.send_message(request)
 
-    async def _heed(self, found: VerdictSet, source: str | None, asks: bool = True) -> None:
-        name = found.digest or ""
-        async with self._inbox.turn:  # nothing goes in meanwhile
-            verdicts = self._ledger.verdicts
-            if verdicts.covers(found) or not verdicts.has_room_for(found):
-                self._held.pop(name, None)
+    async def _apply(
+        self, verdicts: VerdictSet, source: str | None, request_missing: bool = True
+    ) -> None:
+        """Make verdicts durable and queue their retractions, or postpone them."""
+        key = verdicts.digest or ""
+        async with self._queue.lock:  # no update enters the ledger meanwhile
+            applied = self._ledger.verdicts
+            if applied.covers(verdicts) or not applied.has_room_for(verdicts):
+                self._postponed.pop(key, None)
                 return
-            lacks = await self._disk(missing_headers, self._ledger, found)
-            if not lacks:
-                self._held.pop(name, None)
-                before = await self._disk(self._ledger.apply_verdicts, found)
-                self._ruled(found, await self._disk(retractions, self._ledger, *before))
-        if lacks and asks and len(self._held) < HELD:
-            self._held[name] = found
-            for author, first, last in lacks:
-                self.ask(source, author, first, last)
+            missing = await self._run_on_disk(missing_headers, self._ledger, verdicts)
+            if not missing:
+                self._postponed.pop(key, None)
+                before = await self._run_on_disk(self._ledger.apply_verdicts, verdicts)
+                changes = await self._run_on_disk(retractions, self._ledger, *before)
+                self._publish(verdicts, changes)
+        if missing and request_missing and len(self._postponed) < MAX_POSTPONED:
+            self._postponed[key] = verdicts
+            for author, first, last in missing:
+                self.request_headers(source, author, first, last)
 
-    def _ruled(self, found: VerdictSet, gone: list[Retraction]) -> None:
-        """What is heeded from now on, to everybody whom it concerns."""
-        verdicts = self._ledger.verdicts
-        for author, limit in found.limits.items():
-            why = (
-                "it signed two updates with one identity"
-                if author in found.forks
-                else "a verdict says so"
-            )
-            log.error(
-                "of %s (%s) nothing after update %d is taken: %s",
-                author[:8],
-                author[-16:],
-                limit,
-                why,
-            )
-        for author, updates in found.singles.items():
-            log.error(
-                "of %s (%s) the updates %s come out: a verdict says so",
-                author[:8],
-                author[-16:],
-                [*updates],
-            )
+    def _publish(self, verdicts: VerdictSet, changes: list[Retraction]) -> None:
+        """Pass verdicts that are durable to everything that depends on them."""
+        _log_verdicts(verdicts)
         now = asyncio.get_running_loop().time()
-        self._gossip.on_verdicts(self._ledger.vector(), verdicts.clamp, verdicts.is_retracted, now)
-        self._inbox.ruled()
-        self.accord.on_verdicts(verdicts.digest)
-        self._cut(found.limits)
-        for author, (seq, fork) in found.forks.items():
-            self._expose(author, seq, fork)
-        self.resume(gone)
-        self.act(now)
+        applied = self._ledger.verdicts
+        self._gossip.on_verdicts(self._ledger.vector(), applied.clamp, applied.is_retracted, now)
+        self._sync.on_verdicts(applied.digest)
+        self._on_applied(verdicts)
+        for author, (seq, fork) in verdicts.forks.items():
+            self._on_fork(author, seq, fork)
+        self.retract(changes)
+        self.send_due(now)
 
-    def _expose(self, author: str, seq: int, fork: Fork) -> None:
-        one, other = (
-            messages.Update.model_validate_json(signed.body) for signed in (fork.one, fork.other)
-        )
+    def _on_fork(self, author: str, seq: int, fork: Fork) -> None:
+        """Look for an earlier fork, and disconnect the author."""
+        one = Update.model_validate_json(fork.one.body)
+        other = Update.model_validate_json(fork.other.body)
         if one.previous != other.previous and seq > 1:
-            self.ask(None, author, seq - 1, seq - 1)
+            self.request_headers(None, author, seq - 1, seq - 1)
         key, _, incarnation = author.partition(".")
-        if (link := self._links.get(key)) and link.hello.incarnation == incarnation:
-            self._drop(key, f"it signed two updates as number {seq}: nothing from there on counts")
-
-    def resume(self, gone: list[Retraction]) -> None:
-        """What the anchor holds though a verdict took it out: it comes out again as its payloads are here."""
-        for author in dict.fromkeys(each.update.author for each in gone):
-            task = self._spawn(
-                self._withdraw(author, [each for each in gone if each.update.author == author])
+        connection = self._connections.get(key)
+        if connection is not None and connection.hello.incarnation == incarnation:
+            self._disconnect(
+                key, f"it signed two updates as number {seq}: nothing from there on counts"
             )
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
 
-    def pause(self) -> None:
-        """What is to come out waits for the next `resume`, which names it anew."""
-        for task in self._under_way:
+    # ---- retractions
+
+    def retract(self, changes: list[Retraction]) -> None:
+        """Queue retractions for the training loop as soon as their payloads are here."""
+        for author in dict.fromkeys(change.update.author for change in changes):
+            of_author = [change for change in changes if change.update.author == author]
+            task = self._spawn(self._retract_in_order(author, of_author))
+            self._retracting.add(task)
+            task.add_done_callback(self._retracting.discard)
+
+    def cancel_retractions(self) -> None:
+        """Cancel what waits for payloads; the next `retract` is given all of it again."""
+        for task in self._retracting:
             task.cancel()
 
-    async def _withdraw(self, author: str, gone: list[Retraction]) -> None:
-        async with self._lines.setdefault(author, asyncio.Lock()):
-            for each in gone:
-                for part in each.update.fragments if each.multiplier else ():
+    async def _retract_in_order(self, author: str, changes: list[Retraction]) -> None:
+        async with self._author_locks.setdefault(author, asyncio.Lock()):
+            for change in changes:
+                for part in change.update.fragments if change.multiplier else ():
                     if not self._ledger.blobs.has(part.digest):
-                        await self._payload(each.update, part)
-                self._inbox.arrived.append(self._inbox.arrival(each))
+                        await self._fetch_payload(change.update, part)
+                self._queue.append(change)
 
-    async def _payload(self, update: messages.Update, part: messages.FragmentUpdate) -> None:
-        """Waits until somebody has given a payload that is to be taken out."""
-        self.waiting += 1
-        told = False
+    async def _fetch_payload(self, update: Update, part: FragmentUpdate) -> None:
+        """Wait until a peer has sent a payload that is to be retracted."""
+        self._payloads_awaited += 1
+        logged = False
+        wanted = [WantedBlob(part.digest, part.size, part.size)]
         try:
-            while not await self._fetcher.fetch(
-                [WantedBlob(part.digest, part.size, part.size)], PATIENCE
-            ):
-                if not told:
-                    who = f"update {update.seq} of {update.peer[:8]}"
+            while not await self._fetcher.fetch(wanted, PAYLOAD_TIMEOUT):
+                if not logged:
                     log.error(
-                        "%s must come out, and nobody here has it: this machine's anchor is not the others'",
-                        who,
+                        "update %d of %s must come out, and nobody here has it: this machine's "
+                        "anchor is not the others'",
+                        update.seq,
+                        update.peer[:8],
                     )
-                    told = True
+                    logged = True
         finally:
-            self.waiting -= 1
+            self._payloads_awaited -= 1
 
-    # ---- with the others
+    # ---- with the peers
 
-    def counting(self, state: messages.PeerState) -> messages.PeerState:
-        """A peer's State, without what no longer counts in it."""
+    def without_retracted(self, state: PeerState) -> PeerState:
+        """Return a peer's State without the updates that verdicts name."""
         verdicts = self._ledger.verdicts
-        return (
-            state.model_copy(update={"vector": verdicts.clamp(state.vector)})
-            if verdicts.limits
-            else state
-        )
+        if not verdicts.limits:
+            return state
+        return state.model_copy(update={"vector": verdicts.clamp(state.vector)})
 
-    def compare(self, key: str, state: messages.PeerState) -> None:
-        """…and whether it takes out and holds what we do, once gossip knows its vector."""
-        theirs = self._gossip.links.get(key)
-        same = theirs is not None and theirs.vector == self._gossip.vector
-        self.accord.on_state(key, state, same, self._ledger.heads_digest)
+    def on_state(self, key: str, state: PeerState) -> None:
+        """Compare a peer's verdicts and headers with ours, after gossip received its State."""
+        link = self._gossip.links.get(key)
+        same_vector = link is not None and link.vector == self._gossip.vector
+        self._sync.on_state(key, state, same_vector, self._ledger.heads_digest)
 
-    def act(self, now: float) -> None:
-        for action in self.accord.next_actions(now):
-            if (link := self._links.get(action.to)) is None:
+    def on_disconnected(self, key: str) -> None:
+        """Record that the connection to this peer ended."""
+        self._sync.on_disconnected(key)
+
+    def send_due(self, now: float) -> None:
+        """Send verdicts and headers to the peers that differ from us."""
+        for action in self._sync.next_actions(now):
+            connection = self._connections.get(action.to)
+            if connection is None:
                 continue
             match action:
                 case SendVerdicts():
                     for proof in self._ledger.verdicts.proofs():
-                        link.send_message(proof)
+                        connection.send_message(proof)
                 case SendHeads():
-                    for author, seq in self._gossip.sample_heads(HEADS):
-                        link.send_update(author, seq, whole=False)
+                    for author, seq in self._gossip.sample_heads(MAX_HEADS_SENT):
+                        connection.send_update(author, seq, whole=False)
+
+    def on_verdicts_replaced(self) -> None:
+        """Continue from the ledger's verdicts, which a snapshot has replaced."""
+        self._sync.on_verdicts(self._ledger.verdicts.digest)
 
     @property
-    def settled(self) -> bool:
-        """Whether all who are linked take out what we do, and nothing waits to be taken out."""
-        return not self.waiting and all(
-            self.accord.has_same_verdicts(key) for key in list(self._links)
+    def is_converged(self) -> bool:
+        """Whether all connected peers have our verdicts and no retraction waits."""
+        return not self._payloads_awaited and all(
+            self._sync.has_same_verdicts(key) for key in list(self._connections)
         )
 
-    async def mail(self) -> None:
-        """What `barnraise verdict` left for the worker of its machine."""
+    # ---- this machine's own verdicts
+
+    async def watch_folder(self) -> None:
+        """Apply the verdicts that `barnraise verdict` leaves for this worker, until cancelled."""
         folder = self._ledger.blobs.folder.parent / VERDICT_FOLDER
         while True:
             try:
-                for path in sorted(folder.glob("*.json")) if self._inbox.open else ():
-                    await self._open(path)
+                for path in sorted(folder.glob("*.json")) if self._queue.is_open else ():
+                    await self._apply_file(path)
             except OSError as error:
                 log.warning("%s cannot be read: %s", folder, error)
-            await asyncio.sleep(LOOKED)
+            await asyncio.sleep(FOLDER_INTERVAL)
 
-    async def _open(self, path: Path) -> None:
+    async def _apply_file(self, path: Path) -> None:
         try:
-            ruling = verdicts_module.SignedVerdict.model_validate_json(path.read_bytes())
-            await self.take(ruling)
+            verdict = SignedVerdict.model_validate_json(path.read_bytes())
+            await self.on_proof(verdict)
         except (MessageError, ValidationError) as error:
             log.error("the verdict in %s is refused: %s", path, error)
             path.replace(path.with_suffix(".refused"))
             return
-        if self._ledger.verdicts.covers(VerdictSet.from_proof(ruling)):
+        if self._ledger.verdicts.covers(VerdictSet.from_proof(verdict)):
             path.unlink(missing_ok=True)
+
+
+def _log_verdicts(verdicts: VerdictSet) -> None:
+    for author, limit in verdicts.limits.items():
+        if author in verdicts.forks:
+            reason = "it signed two updates with one identity"
+        else:
+            reason = "a verdict says so"
+        log.error(
+            "of %s (%s) nothing after update %d is taken: %s",
+            author[:8],
+            author[-16:],
+            limit,
+            reason,
+        )
+    for author, updates in verdicts.singles.items():
+        log.error(
+            "of %s (%s) the updates %s come out: a verdict says so",
+            author[:8],
+            author[-16:],
+            [*updates],
+        )

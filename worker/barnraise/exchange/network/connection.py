@@ -3,8 +3,8 @@
 Each connection has two writers of its own, so that a slow peer holds up nobody else. One sends
 messages, which never wait behind more than one piece of payload. The other sends payloads and,
 where the uplink is capped, shares it fairly with all other connections. Everything that waits is
-bounded: small messages in a short queue, a `PeerState` that is composed only when it can go out, and
-updates and blobs by name, whose bytes are read from their files piece by piece as the channel
+bounded: small messages in a short queue, a `PeerState` that is composed only when it can go out,
+and updates and blobs by name, whose bytes are read from their files piece by piece as the channel
 drains.
 """
 

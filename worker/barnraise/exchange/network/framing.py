@@ -19,8 +19,9 @@ from barnraise.protocol.messages import (
 from barnraise.protocol.mirror_list import MirrorLists
 from barnraise.protocol.types import Message
 
-peer_message: TypeAdapter = TypeAdapter(
-    Annotated[PeerMessage | Fork | MirrorLists, Field(discriminator="type")]
+ReceivedMessage = PeerMessage | Fork | MirrorLists
+peer_message: TypeAdapter[ReceivedMessage] = TypeAdapter(
+    Annotated[ReceivedMessage, Field(discriminator="type")]
 )
 
 
@@ -37,7 +38,7 @@ def pack(message: Message, payload: bytes = b"") -> bytes:
     return frame
 
 
-def unpack(frame: bytes) -> tuple[Message, memoryview]:
+def unpack(frame: bytes) -> tuple[ReceivedMessage, memoryview]:
     """Decode a frame that a peer sent.
 
     Returns:

@@ -1,0 +1,84 @@
+"""Publish a round's update, one fragment after the other."""
+
+from collections.abc import Callable
+
+import torch
+
+from barnraise.exchange.handlers.local_author import LocalAuthor
+from barnraise.exchange.ledger.anchor import compute_sketch
+from barnraise.exchange.ledger.blob_store import BlobStore
+from barnraise.exchange.ledger.validation import EMPTY_PART
+from barnraise.protocol.messages import FragmentUpdate, Update
+
+
+class UpdateWriter:
+    """Write an update's payloads, then publish it when the `with` block ends.
+
+    Payload files are durable first, then the ledger's row; only then is the first byte sent. If the
+    block raises an exception, nothing is published.
+
+        with exchange.new_update(tokens) as update:
+            for part in engine.end_round(...):
+                update.add(part)
+                del part  # frees the fragment before the next one is computed
+        anchor.record(update.header)
+    """
+
+    def __init__(
+        self,
+        author: LocalAuthor,
+        blobs: BlobStore,
+        tokens: int,
+        on_published: Callable[[Update], None],
+    ) -> None:
+        """Begin an update.
+
+        Args:
+            author: Signs the update.
+            blobs: Stores the payloads.
+            tokens: Tokens that this machine trained on for the update.
+            on_published: Called with the header once it is in the ledger.
+        """
+        self._author = author
+        self._blobs = blobs
+        self._tokens = tokens
+        self._on_published = on_published
+        self._parts: list[FragmentUpdate] = []
+        self._header: Update | None = None
+
+    @property
+    def header(self) -> Update:
+        """The published header; available once the `with` block has ended."""
+        assert self._header is not None, "the update is published when the with block ends"
+        return self._header
+
+    def add(self, part: tuple[bytes, torch.Tensor] | None) -> None:
+        """Add the next fragment's part, in index order. No reference to it is kept.
+
+        Args:
+            part: The payload and the int32 [size] units that it decodes to; None for a fragment
+                that the update does not change.
+
+        Raises:
+            OSError: When the disk refuses the payload.
+        """
+        if part is None:
+            self._parts.append(EMPTY_PART)
+            return
+        payload, units = part
+        digest = self._blobs.store(payload, hold=True)  # pinned until the ledger names it
+        self._parts.append(
+            FragmentUpdate(digest=digest, size=len(payload), sketch=compute_sketch(units))
+        )
+
+    def __enter__(self) -> "UpdateWriter":
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
+        try:
+            if error_type is None:
+                self._header = self._author.append_update(self._parts, self._tokens)
+        finally:
+            self._blobs.unpin(part.digest for part in self._parts if part.size)
+        if self._header is not None:
+            self._on_published(self._header)
