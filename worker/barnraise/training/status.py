@@ -76,8 +76,10 @@ class StatusPublisher:
             "coordinator_bytes": self._place.coordinator.bytes,
             "refused": reporter.refused,
             "checksum": {
-                name: getattr(links, name)
-                for name in ("checked", "corruptions", "repaired", "damaged")
+                "checked": links.fragments_checked,
+                "corruptions": links.corruptions,
+                "repaired": links.repaired,
+                "damaged": links.damaged_fragment,
             },
             **progress.status(numbers),
         }
