@@ -4,7 +4,7 @@ from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
 from django.urls import include, path
 
-from coordinator.api.routes import api
+from coordinator.api.ninja_api import api
 from coordinator.ops import error_pages, health
 from coordinator.staff.views import show_dashboard
 

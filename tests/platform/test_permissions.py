@@ -14,7 +14,7 @@ from django.urls import get_resolver, resolve
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import Identity
 from coordinator.accounts.models import Enrolment, SiteSettings, Team, TeamInvitation
-from coordinator.api.routes import api
+from coordinator.api.ninja_api import api
 from coordinator.audit.models import AuditEntry
 from coordinator.eventlog.models import ForkProof, Origin
 from coordinator.fleet.verdicts import RetractionRequest, VerdictRecord

@@ -1,1 +1,1 @@
-"""What workers and scripts call: JSON under /api/v1, documented at /api/v1/docs."""
+"""The JSON API under `/api/v1` for workers, scripts and other mirrors."""

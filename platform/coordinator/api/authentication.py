@@ -1,8 +1,12 @@
-"""Who is asking: a machine, by a signature made for this one request; or a person's script, by a token."""
+"""Authenticate requests and limit their rate.
+
+A machine or a mirror signs each single request with its key; a person's script sends a token.
+"""
 
 import secrets
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 from django.http import HttpRequest
 from django.utils import timezone
@@ -16,29 +20,45 @@ from coordinator.lib.valkey import valkey_client
 from coordinator.replication import mirror_list
 from coordinator.tokens.models import Token
 
-SCHEME, BEARER = "Barnraise ", "Bearer "
-SPENT_SECONDS = (
-    180  # a request's id is remembered longer than its signature lives, in either direction
-)
-SEEN_EVERY = 60.0  # seconds between two writes of a machine's last_seen
-MAX_FAILURES, FAILURES_SECONDS = 120, 600  # wrong tokens and unknown keys from one address
-MAX_TOKEN_REQUESTS, TOKEN_REQUESTS_SECONDS = 300, 60  # of one token
-MAX_MACHINE_REQUESTS, MACHINE_REQUESTS_SECONDS = 600, 60
-"""Of one machine: twice what the quickest run asks for, and no queue full of one's own."""
+SIGNATURE_SCHEME = "Barnraise "
+BEARER_SCHEME = "Bearer "
+# A request id is remembered longer than its signature is valid, whichever clock is ahead.
+REQUEST_ID_SECONDS = 180
+LAST_SEEN_SECONDS = 60.0  # between two writes of a machine's `last_seen`
+# Failed authentications (wrong tokens, unknown keys) from one address.
+MAX_FAILURES = 120
+FAILURES_SECONDS = 600
+MAX_TOKEN_REQUESTS = 300  # with one token
+TOKEN_REQUESTS_SECONDS = 60
+# Of one machine: twice what the fastest run needs, so that no machine can fill a queue alone.
+MAX_MACHINE_REQUESTS = 600
+MACHINE_REQUESTS_SECONDS = 60
 
 
 class ApiError(Exception):
-    """An answer with a status and a sentence; `fields` maps dotted names to sentences."""
+    """An error response.
 
-    def __init__(self, status: int, sentence: str, fields: dict[str, str] | None = None):
-        self.status, self.sentence, self.fields = status, sentence, fields or {}
+    Attributes:
+        status: The HTTP status.
+        sentence: What is wrong and what to do next.
+        fields: A sentence for each field that it concerns, by dotted name.
+    """
+
+    def __init__(self, status: int, sentence: str, fields: dict[str, str] | None = None) -> None:
+        self.status = status
+        self.sentence = sentence
+        self.fields = fields or {}
         super().__init__(sentence)
 
 
 def authenticate_machine(request: HttpRequest) -> Machine:
-    """The machine that signed this request, for this mirror, method, path and body, once, and not too often. Raises
-    Refusal."""
-    key, jti = _signer(request, "your machine's key")
+    """Return the machine that signed this request for this mirror, method, path and body.
+
+    Raises:
+        ApiError: The signature is missing or wrong, the request was sent before, the machine is
+            unknown or revoked, or it sends too many requests.
+    """
+    key, request_id = _verify_signature(request, "your machine's key")
     machine = machine_for_key(key)
     if machine is None:
         enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
@@ -50,120 +70,148 @@ def authenticate_machine(request: HttpRequest) -> Machine:
             403,
             f"the machine {machine.name} was revoked here; its owner can enrol it with a new key",
         )
-    _spend(key, jti, machine)
+    _register_request(key, request_id, machine)
     now = timezone.now()
-    if machine.last_seen is None or (now - machine.last_seen).total_seconds() > SEEN_EVERY:
+    if machine.last_seen is None or (now - machine.last_seen).total_seconds() > LAST_SEEN_SECONDS:
         Machine.objects.filter(pk=machine.pk).update(last_seen=now)
     return machine
 
 
 def authenticate_mirror(request: HttpRequest) -> str:
-    """The key of the mirror of the list that signed this request, once. Raises Refusal."""
-    key, jti = _signer(request, "your mirror's key")
-    found = mirror_list.newest_list()
-    if found is None:
+    """Return the key of the mirror that signed this request.
+
+    Raises:
+        ApiError: The signature is missing or wrong, the request was sent before, or the key
+            belongs to no mirror of the list, or to an expelled one.
+    """
+    key, request_id = _verify_signature(request, "your mirror's key")
+    newest = mirror_list.newest_list()
+    if newest is None:
         raise ApiError(403, "this site is no mirror of others: it has no mirror list")
-    listed = found.find(key)
-    if listed is None:
+    mirror = newest.find(key)
+    if mirror is None:
         enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
-        raise ApiError(401, f"the key {key[:8]}… is no mirror of list {found.version}")
-    if listed.expelled:
-        raise ApiError(403, f"the mirror {listed.name} was expelled by list {found.version}")
-    _spend(key, jti)
+        raise ApiError(401, f"the key {key[:8]}… is no mirror of list {newest.version}")
+    if mirror.expelled:
+        raise ApiError(403, f"the mirror {mirror.name} was expelled by list {newest.version}")
+    _register_request(key, request_id)
     return key
 
 
-def _signer(request: HttpRequest, with_what: str) -> tuple[str, str]:
-    """(key, jti) of a request that is signed for this mirror, method, path and body. Raises Refusal."""
+def _verify_signature(request: HttpRequest, with_what: str) -> tuple[str, str]:
+    """Return (key, request id) of a signed request."""
     header = request.headers.get("Authorization", "")
-    if not header.startswith(SCHEME):
+    if not header.startswith(SIGNATURE_SCHEME):
         raise ApiError(401, f"sign this request with {with_what}: Authorization: Barnraise <token>")
-    token = header.removeprefix(SCHEME)
-    method, path = request.method or "", request.get_full_path()
+    token = header.removeprefix(SIGNATURE_SCHEME)
+    own_key = site_identity.identity().key
+    method = request.method or ""
+    path = request.get_full_path()
     try:
-        return check_request(
-            token, site_identity.identity().key, method, path, request.body, time.time()
-        )
+        return check_request(token, own_key, method, path, request.body, time.time())
     except MessageError as error:
         raise ApiError(401, str(error)) from None
 
 
-def _spend(key: str, jti: str, machine: Machine | None = None) -> None:
-    """A request is made once, and by one machine not too often: in one trip to Valkey. A replay is nobody's doing, and
-    counts against nobody."""
-    ours = secrets.token_hex(
-        8
-    )  # tells a retry of our own, over a connection that broke, from a replay
-    counter = _counter(f"machine:{machine.pk}", MACHINE_REQUESTS_SECONDS) if machine else ""
+def _register_request(key: str, request_id: str, machine: Machine | None = None) -> None:
+    """Refuse a repeated request, and too many requests of one machine, in one trip to Valkey.
+
+    A replay may come from anybody, so it does not count against the machine.
+    """
+    # Distinguishes a retry of our own, after a broken connection to Valkey, from a replay.
+    nonce = secrets.token_hex(8)
+    counter = ""
+    if machine:
+        counter = _counter_key(f"machine:{machine.pk}", MACHINE_REQUESTS_SECONDS)
     with valkey_client().pipeline(transaction=False) as pipe:
-        pipe.set(f"jti:{key}:{jti}", ours, nx=True, get=True, ex=SPENT_SECONDS)
+        pipe.set(f"jti:{key}:{request_id}", nonce, nx=True, get=True, ex=REQUEST_ID_SECONDS)
         if counter:
-            pipe.incr(counter).expire(counter, MACHINE_REQUESTS_SECONDS)
-        before, *count = pipe.execute()
-    if before not in (None, ours):
+            pipe.incr(counter)
+            pipe.expire(counter, MACHINE_REQUESTS_SECONDS)
+        previous, *count = pipe.execute()
+    if previous not in (None, nonce):
         if counter:
             valkey_client().decr(counter)
         raise ApiError(401, "this request was made before; sign each one afresh")
     if count and count[0] > MAX_MACHINE_REQUESTS:
-        raise _too_many("this machine", MACHINE_REQUESTS_SECONDS)
+        raise _rate_limit_error("this machine", MACHINE_REQUESTS_SECONDS)
 
 
 def token_auth(scope: str) -> Callable[[HttpRequest], Token]:
-    """Authentication by a personal token that may do `scope`; "": by any. Raises Refusal."""
+    """Return an authenticator for personal tokens with this scope; "" accepts any token.
 
-    def by_token(request: HttpRequest) -> Token:
+    The authenticator raises ApiError.
+    """
+
+    def authenticate_token(request: HttpRequest) -> Token:
         header = request.headers.get("Authorization", "")
-        if not header.startswith(BEARER):
+        if not header.startswith(BEARER_SCHEME):
             raise ApiError(
-                401, "show a personal token: Authorization: Bearer brn_…; make one under API tokens"
+                401,
+                "send a personal token: Authorization: Bearer brn_…; create one under API tokens",
             )
-        token = Token.find_by_text(header.removeprefix(BEARER).strip()[:200])
+        token = Token.find_by_text(header.removeprefix(BEARER_SCHEME).strip()[:200])
         if token is None or not token.is_valid:
             enforce_rate_limit(request, "refused", MAX_FAILURES, FAILURES_SECONDS)
             raise ApiError(
-                401, "this token is not one of ours, or it was revoked or ran out: make another"
+                401,
+                "token unknown, revoked or expired: create one under Account → API tokens",
             )
         enforce_rate_limit(request, "token", MAX_TOKEN_REQUESTS, TOKEN_REQUESTS_SECONDS, token)
         if scope and scope not in token.scopes:
             raise ApiError(
                 403,
-                f"this token may not do that: it has the scopes {', '.join(token.scopes)}, not {scope}",
+                f"this token may not do that: it has the scopes {', '.join(token.scopes)}, "
+                f"not {scope}",
             )
         token.record_use()
         return token
 
-    return by_token
+    return authenticate_token
 
 
 def machine_or_token_auth(scope: str) -> Callable[[HttpRequest], Machine | Token]:
-    by_token = token_auth(scope)
+    """Return an authenticator for machines and for personal tokens with this scope."""
+    authenticate_token = token_auth(scope)
 
-    def either(request: HttpRequest) -> Machine | Token:
-        bearer = request.headers.get("Authorization", "").startswith(BEARER)
-        return by_token(request) if bearer else authenticate_machine(request)
+    def authenticate_either(request: HttpRequest) -> Machine | Token:
+        if request.headers.get("Authorization", "").startswith(BEARER_SCHEME):
+            return authenticate_token(request)
+        return authenticate_machine(request)
 
-    return either
+    return authenticate_either
 
 
 def enforce_rate_limit(
-    request: HttpRequest, what: str, most: int, seconds: int, token: Token | None = None
+    request: HttpRequest, name: str, most: int, seconds: int, token: Token | None = None
 ) -> None:
-    """No more than `most` of these by one token, or else from one address, in so many seconds. Raises Refusal."""
-    counter = _counter(
-        f"{what}:{token.pk if token else request.META.get('REMOTE_ADDR', '')}", seconds
-    )
+    """Count a request, per token or else per network address.
+
+    Args:
+        request: The request.
+        name: What is counted.
+        most: The number of requests that are allowed in each period.
+        seconds: The length of a period.
+        token: The token that authenticated the request, if any.
+
+    Raises:
+        ApiError: There were more than `most` in this period.
+    """
+    sender = token.pk if token else request.META.get("REMOTE_ADDR", "")
+    counter = _counter_key(f"{name}:{sender}", seconds)
     with valkey_client().pipeline() as pipe:
-        count, _ = pipe.incr(counter).expire(counter, seconds).execute()
+        pipe.incr(counter)
+        pipe.expire(counter, seconds)
+        count, _ = cast(list[Any], pipe.execute())
     if count > most:
-        raise _too_many("this token" if token else "your address", seconds)
+        raise _rate_limit_error("this token" if token else "your address", seconds)
 
 
-def _counter(what: str, seconds: int) -> str:
-    """Where Valkey counts these, in the span of so many seconds that is now."""
-    return f"limit:{what}:{int(time.time()) // seconds}"
+def _counter_key(name: str, seconds: int) -> str:
+    """Name Valkey's counter for the current period of so many seconds."""
+    return f"limit:{name}:{int(time.time()) // seconds}"
 
 
-def _too_many(who: str, seconds: int) -> ApiError:
-    return ApiError(
-        429, f"too many of these from {who}; try again in {max(1, seconds // 60)} minutes"
-    )
+def _rate_limit_error(sender: str, seconds: int) -> ApiError:
+    minutes = max(1, seconds // 60)
+    return ApiError(429, f"too many requests from {sender}; try again in {minutes} minutes")

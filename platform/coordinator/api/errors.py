@@ -1,4 +1,6 @@
-"""Every refusal as a wire.Problem: one shape, a sentence, and the fields it is about."""
+"""Turn every error into a `Problem`: one sentence, and one for each field that it concerns."""
+
+from typing import Any
 
 import redis.exceptions
 from django.core.exceptions import RequestDataTooBig
@@ -8,60 +10,64 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
 from barnraise.errors import SpecError
+from barnraise.protocol.coordinator_messages import Problem
 from coordinator.api.authentication import ApiError
 from coordinator.lib import site_identity
 from coordinator.ops.error_pages import outage_message, problem_response
 
-GONE = (OperationalError, InterfaceError, redis.exceptions.RedisError)
+ERROR_STATUSES = frozenset({400, 401, 403, 404, 409, 413, 422, 429, 503})
+OUTAGES = (OperationalError, InterfaceError, redis.exceptions.RedisError)
+
+
+def responses(schema: Any) -> dict[Any, Any]:
+    """Return the responses of an endpoint, for Ninja and the documentation."""
+    return {200: schema, ERROR_STATUSES: Problem}
 
 
 def install_error_handlers(api: NinjaAPI) -> None:
-    api.add_exception_handler(ApiError, _refusal)
-    api.add_exception_handler(ValidationError, _invalid)
-    api.add_exception_handler(SpecError, _senseless)
-    api.add_exception_handler(
-        HttpError, lambda request, error: problem_response(error.status_code, _sentence(error))
-    )
-    api.add_exception_handler(
-        Http404, lambda request, error: problem_response(404, "there is nothing at this address")
-    )
-    api.add_exception_handler(
-        RequestDataTooBig,
-        lambda request, error: problem_response(413, "send less than 1 MiB at once"),
-    )
-    for kind in GONE:
-        api.add_exception_handler(kind, _gone)
+    """Answer the exceptions that endpoints may raise."""
+    handlers: dict[type[Exception], Any] = {
+        ApiError: _api_error,
+        ValidationError: _validation_error,
+        SpecError: _spec_error,
+        HttpError: _http_error,
+        Http404: lambda request, error: problem_response(404, "there is nothing at this address"),
+        RequestDataTooBig: lambda request, error: problem_response(
+            413, "send less than 1 MiB at once"
+        ),
+        **dict.fromkeys(OUTAGES, _outage),
+    }
+    for exception, handler in handlers.items():
+        api.add_exception_handler(exception, handler)
 
 
-def _refusal(request: HttpRequest, error: ApiError) -> HttpResponse:
-    return problem_response(
-        error.status,
-        error.sentence,
-        error.fields,
-        site_identity.signed_time() if error.status == 401 else None,
-    )
+def _api_error(request: HttpRequest, error: ApiError) -> HttpResponse:
+    # The signed time lets a machine with a wrong clock correct its next signature.
+    signed_time = site_identity.signed_time() if error.status == 401 else None
+    return problem_response(error.status, error.sentence, error.fields, signed_time)
 
 
-def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
-    """Places are (source, parameter, field…): the field's dotted name is what the sender knows it by."""
+def _validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    """Name each field by its dotted path in the body, as its sender knows it."""
     fields: dict[str, str] = {}
-    for found in error.errors:
-        where = found["loc"][2:] if found["loc"][0] == "body" else found["loc"][1:]
-        fields.setdefault(".".join(str(part) for part in where) or "body", found["msg"])
-    first = next(iter(fields.items()), ("body", "is malformed"))
-    return problem_response(422, f"{first[0]}: {first[1]}", fields)
+    for problem in error.errors:
+        # A place is (source, parameter, field…); the body has one parameter, which has no name.
+        place = problem["loc"][2:] if problem["loc"][0] == "body" else problem["loc"][1:]
+        fields.setdefault(".".join(str(part) for part in place) or "body", problem["msg"])
+    name, sentence = next(iter(fields.items()), ("body", "is malformed"))
+    return problem_response(422, f"{name}: {sentence}", fields)
 
 
-def _senseless(request: HttpRequest, error: SpecError) -> HttpResponse:
-    """What a run itself refuses, at the fields it is about."""
+def _spec_error(request: HttpRequest, error: SpecError) -> HttpResponse:
     return problem_response(422, str(error), error.problems)
 
 
-def _gone(request: HttpRequest, error: Exception) -> HttpResponse:
+def _outage(request: HttpRequest, error: Exception) -> HttpResponse:
     if sentence := outage_message(error):
         return problem_response(503, sentence)
-    raise error  # our own mistake
+    raise error  # not an outage: an error in the query
 
 
-def _sentence(error: HttpError) -> str:
-    return "the body is not JSON" if error.status_code == 400 else str(error)
+def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    sentence = "the body is not JSON" if error.status_code == 400 else str(error)
+    return problem_response(error.status_code, sentence)

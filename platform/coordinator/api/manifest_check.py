@@ -1,4 +1,4 @@
-"""Whether a manifest is this run's text."""
+"""Check whether a manifest fits its run."""
 
 from barnraise.errors import MessageError
 from barnraise.protocol import coordinator_messages, messages
@@ -11,35 +11,41 @@ from coordinator.runs.models import Run
 def check_manifest(
     run: Run, machine: Machine, signed: messages.Signed
 ) -> coordinator_messages.TextManifest:
-    """Raises Refusal, with a sentence for each field that does not fit the run."""
+    """Return the manifest that a machine signed for a run.
+
+    Raises:
+        ApiError: The signature is wrong, or a field does not fit the run; with a sentence for each.
+    """
     try:
         manifest = open_signed(
             signed, "manifest", coordinator_messages.TextManifest, key=machine.key
         )
     except MessageError as error:
         raise ApiError(422, str(error), {"signature": str(error)}) from None
-    spec, found = run.spec, {}
+    spec = run.spec
+    problems: dict[str, str] = {}
     if manifest.run != str(run.pk):
-        found["run"] = f"this manifest is for run {manifest.run}"
+        problems["run"] = f"this manifest is for run {manifest.run}"
     if manifest.vocabulary != spec.model.vocabulary:
-        found["vocabulary"] = (
+        problems["vocabulary"] = (
             f"must be the run's, {spec.model.vocabulary}; this is {manifest.vocabulary}"
         )
     if (manifest.tokenizer is None) != (spec.text.tokenizer == "bytes"):
-        found["tokenizer"] = "must name the tokenizer's file, except for bytes, which have none"
+        problems["tokenizer"] = "must name the tokenizer's file, except for bytes, which have none"
     if spec.start.run and manifest.tokenizer != (spec.start.tokenizer or None):
-        found["tokenizer"] = "must be that of the run whose weights this one begins with"
+        problems["tokenizer"] = "must be that of the run whose weights this one starts from"
     if len(manifest.start) != (spec.model.layers + 2 if spec.start.run else 0):
-        found["start"] = (
-            "must name each fragment that the run begins with, and none where its seed says them"
+        problems["start"] = (
+            "must name each fragment of the initial weights, and none if the seed determines them"
         )
     least = spec.model.context + 1
     for name in ("train", "held_out"):
-        if (tokens := sum(shard.tokens for shard in getattr(manifest, name))) < least:
-            found[name] = (
+        tokens = sum(shard.tokens for shard in getattr(manifest, name))
+        if tokens < least:
+            problems[name] = (
                 f"must hold at least {least} tokens, one context and the next; these hold {tokens}"
             )
-    if found:
-        details = "; ".join(f"{field}: {sentence}" for field, sentence in found.items())
-        raise ApiError(422, f"the manifest does not fit the run: {details}", found)
+    if problems:
+        details = "; ".join(f"{field}: {sentence}" for field, sentence in problems.items())
+        raise ApiError(422, f"the manifest does not fit the run: {details}", problems)
     return manifest

@@ -1,27 +1,26 @@
-"""The API itself: its name, its one shape of a refusal, its documentation. The endpoints are in the modules beside."""
-
-from typing import Any
+"""The API: its description, its error handlers and its endpoints."""
 
 from ninja import NinjaAPI
 
-from barnraise.protocol.coordinator_messages import Problem
+from coordinator.api import (
+    machine_endpoints,
+    replication_endpoints,
+    run_endpoints,
+    worker_endpoints,
+)
 from coordinator.api.errors import install_error_handlers
-
-REFUSALS = frozenset({400, 401, 403, 404, 409, 413, 422, 429, 503})
 
 api = NinjaAPI(
     title="Barnraise",
     version="1",
-    description="What workers and scripts call. Machines sign every request with their Ed25519 key (`Authorization: "
-    "Barnraise …`); a person's scripts show a personal token (`Authorization: Bearer brn_…`), made under API tokens. "
-    "A refusal is always a Problem: a sentence that says what to change, and sentences for the fields it is about. "
-    "Lists come in pages: pass the `next` of one as `after` for the one that follows. Past 300 requests a minute a "
-    "token is told to wait by a 429.",
+    description="The API for workers and scripts. Machines sign every request with their Ed25519 "
+    "key (`Authorization: Barnraise …`). A person's scripts send a personal token "
+    "(`Authorization: Bearer brn_…`), created under Account → API tokens. An error is always a "
+    "Problem: a sentence that says what to change, and a sentence for each field that it "
+    "concerns. Lists are paginated: pass `next` as `after` to get the following page. A token "
+    "that sends more than 300 requests a minute receives status 429.",
     docs_url="/docs",
 )
 install_error_handlers(api)
-
-
-def responses(shape: Any) -> dict:
-    """What an endpoint may answer, for the documentation."""
-    return {200: shape, REFUSALS: Problem}
+for module in (worker_endpoints, machine_endpoints, replication_endpoints, run_endpoints):
+    api.add_router("", module.router)

@@ -1,124 +1,128 @@
-"""What mirrors ask each other, and the list that machines ask for. Mirrors sign their requests as machines do."""
+"""Endpoints for other mirrors, which sign their requests as machines do, and the mirror list."""
 
 from typing import Annotated
 
 from django.http import HttpRequest
-from ninja import Path, Query
+from ninja import Path, Query, Router
 
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorLists
 from coordinator.api.authentication import ApiError, authenticate_mirror, enforce_rate_limit
-from coordinator.api.ninja_api import api, responses
+from coordinator.api.errors import responses
+from coordinator.api.lookups import authenticated
 from coordinator.eventlog import truncate
 from coordinator.eventlog.writer import read_events
 from coordinator.lib import site_identity
-from coordinator.replication import encryption, mirror_list, one_time_codes, pull, tasks
-from coordinator.replication import protocol as between
+from coordinator.replication import (
+    encryption,
+    mirror_list,
+    one_time_codes,
+    protocol,
+    pull,
+    tasks,
+)
 from coordinator.telemetry.remote import export
 from coordinator.telemetry.remote.protocol import SignedTelemetryPage, TelemetryRequest
 
-ORIGIN = r"^[0-9a-f]{32}$"
-Number = Annotated[int, Query(ge=0, lt=1 << 53)]
+MAX_PROOFS = 100  # in one response
+# Pyright does not know that Ninja's parameter functions are also markers.
+Origin = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$")]  # pyright: ignore[reportCallIssue]
+Number = Annotated[int, Query(ge=0, lt=1 << 53)]  # pyright: ignore[reportCallIssue]
+PageSize = Annotated[int, Query(ge=1, le=protocol.PAGE_EVENTS)]  # pyright: ignore[reportCallIssue]
+
+router = Router(tags=["Mirrors"])
 
 
-@api.get("/mirrors/list", response=responses(MirrorLists), tags=["Mirrors"])
-def get_mirror_list(request: HttpRequest, after: Number = 0):
-    """The newest mirror list, and what leads to it from the version that the asker holds."""
+@router.get("/mirrors/list", response=responses(MirrorLists))
+def get_mirror_list(request: HttpRequest, after: Number = 0) -> MirrorLists:
+    """Get the newest mirror list, and all lists that lead to it from version `after`."""
     enforce_rate_limit(request, "lists", 600, 60)
     return MirrorLists(lists=mirror_list.lists_since(after))
 
 
-@api.get("/mirrors/heads", response=responses(Signed), auth=authenticate_mirror, tags=["Mirrors"])
-def get_log_heads(request: HttpRequest):
-    """How far this mirror has come in every log it holds, signed for the mirror that asks."""
-    return site_identity.identity().sign("heads", pull.local_heads(request.auth))
+@router.get("/mirrors/heads", response=responses(Signed), auth=authenticate_mirror)
+def get_log_heads(request: HttpRequest) -> Signed:
+    """Get the last event number of every log, signed for the requesting mirror."""
+    return site_identity.identity().sign("heads", pull.local_heads(authenticated(request)))
 
 
-@api.get(
-    "/mirrors/logs/{origin}",
-    response=responses(between.LogPart),
-    auth=authenticate_mirror,
-    tags=["Mirrors"],
+@router.get(
+    "/mirrors/logs/{origin}", response=responses(protocol.LogPart), auth=authenticate_mirror
 )
 def get_log(
     request: HttpRequest,
-    origin: Annotated[str, Path(pattern=ORIGIN)],
+    origin: Origin,
     after: Number = 0,
-    most: Annotated[int, Query(ge=1, le=between.PAGE_EVENTS)] = between.PAGE_EVENTS,
-):
-    """A log's events from number `after` + 1 on, of whatever mirror it is."""
-    page, size = [], 0
-    found = read_events(origin, after, most)
-    for event in found:
+    most: PageSize = protocol.PAGE_EVENTS,
+) -> protocol.LogPart:
+    """Get a log's events from number `after` + 1 on; the log may be another mirror's."""
+    events = read_events(origin, after, most)
+    page = []
+    size = 0
+    for event in events:
         size += len(event.body.encode())
-        if page and size > between.PAGE_BYTES:
+        if page and size > protocol.PAGE_BYTES:
             break
         page.append(event)
-    return between.LogPart(events=page, more=len(page) < len(found) or len(found) == most)
+    has_more = len(page) < len(events) or len(events) == most
+    return protocol.LogPart(events=page, more=has_more)
 
 
-@api.get(
+@router.get(
     "/mirrors/fork-evidence",
-    response=responses(between.ForkEvidenceList),
+    response=responses(protocol.ForkEvidenceList),
     auth=authenticate_mirror,
-    tags=["Mirrors"],
 )
-def get_fork_proofs(request: HttpRequest):
-    """Of each log that signed two events with one number, both."""
-    pairs = truncate.list_fork_proofs()[-100:]
-    return between.ForkEvidenceList(
-        proofs=[between.ForkEvidence(first=first, second=second) for first, second in pairs]
+def get_fork_evidence(request: HttpRequest) -> protocol.ForkEvidenceList:
+    """Get both events of each log that signed two events with one number."""
+    pairs = truncate.list_fork_proofs()[-MAX_PROOFS:]
+    return protocol.ForkEvidenceList(
+        proofs=[protocol.ForkEvidence(first=first, second=second) for first, second in pairs]
     )
 
 
-@api.post(
+@router.post(
     "/mirrors/private-data",
-    response=responses(between.EncryptedPrivateData),
+    response=responses(protocol.EncryptedPrivateData),
     auth=authenticate_mirror,
-    tags=["Mirrors"],
 )
-def post_private_data_request(request: HttpRequest, wants: between.PrivateDataRequest):
-    """Personal data that events name by digest, sealed to a key that goes with the request."""
+def get_private_data(
+    request: HttpRequest, wants: protocol.PrivateDataRequest
+) -> protocol.EncryptedPrivateData:
+    """Get personal data that events name by digest, encrypted to the key in the request."""
     try:
         return encryption.encrypt_private_data(wants)
     except MessageError as error:
         raise ApiError(422, str(error), {"key": str(error)}) from None
 
 
-@api.post(
-    "/mirrors/news",
-    response=responses(SignedTelemetryPage),
-    auth=authenticate_mirror,
-    tags=["Mirrors"],
-)
-def post_telemetry_request(request: HttpRequest, wanted: TelemetryRequest):
-    """What changed past a place of the machines that report to this mirror; signed for the mirror that asks."""
-    return export.build_signed_page(wanted, request.auth)
+@router.post("/mirrors/news", response=responses(SignedTelemetryPage), auth=authenticate_mirror)
+def get_telemetry(request: HttpRequest, wanted: TelemetryRequest) -> SignedTelemetryPage:
+    """Get changes of the machines that report to this mirror, signed for the requesting mirror."""
+    return export.build_signed_page(wanted, authenticated(request))
 
 
-@api.post(
+@router.post(
     "/mirrors/change-notice",
-    response=responses(between.Acknowledgement),
+    response=responses(protocol.Acknowledgement),
     auth=authenticate_mirror,
-    tags=["Mirrors"],
 )
-def post_nudge(request: HttpRequest, said: between.ChangeNotice):
-    """The mirror that signed this has something new."""
+def post_change_notice(
+    request: HttpRequest, notice: protocol.ChangeNotice
+) -> protocol.Acknowledgement:
+    """Announce that the mirror that signed this has new events."""
     enforce_rate_limit(request, "nudges", 600, 60)
-    tasks.schedule_pull(request.auth)
-    return between.Acknowledgement()
+    tasks.schedule_pull(authenticated(request))
+    return protocol.Acknowledgement()
 
 
-@api.post(
-    "/mirrors/used-codes",
-    response=responses(between.Acknowledgement),
-    auth=authenticate_mirror,
-    tags=["Mirrors"],
+@router.post(
+    "/mirrors/used-codes", response=responses(protocol.Acknowledgement), auth=authenticate_mirror
 )
-def post_used_codes(request: HttpRequest, said: between.UsedCodes):
-    """What works once was used at the mirror that signed this."""
+def post_used_codes(request: HttpRequest, used: protocol.UsedCodes) -> protocol.Acknowledgement:
+    """Announce one-time codes that were used at the mirror that signed this."""
     enforce_rate_limit(request, "spent", 6000, 60)
-    for mark in said.marks:
+    for mark in used.marks:
         one_time_codes.mark_used(mark)
-    return between.Acknowledgement()
+    return protocol.Acknowledgement()

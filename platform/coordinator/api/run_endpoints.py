@@ -1,4 +1,7 @@
-"""What an organiser's scripts do with runs: the same methods as the pages', by a personal token."""
+"""Endpoints for scripts, and for workers that list runs: runs and everything that belongs to them.
+
+Each calls the same method of the model as the page of the same name.
+"""
 
 import json
 from typing import Literal
@@ -6,15 +9,23 @@ from uuid import UUID
 
 from django.conf import settings
 from django.http import HttpRequest
+from ninja import Router
 
-from coordinator.accounts.models import User
+from barnraise.protocol import coordinator_messages, types
 from coordinator.api import schemas
-from coordinator.api.authentication import ApiError, token_auth
-from coordinator.api.ninja_api import api, responses
-from coordinator.api.worker_endpoints import get_visible_run
+from coordinator.api.authentication import ApiError, machine_or_token_auth, token_auth
+from coordinator.api.errors import responses
+from coordinator.api.lookups import (
+    authenticated,
+    get_owned_run,
+    get_visible_run,
+    paginate,
+    requesting_user,
+    visible_runs,
+)
 from coordinator.fleet.models import Membership, VerdictRecord
 from coordinator.fleet.verdicts import RetractionRequest, resolve_author
-from coordinator.runs.estimate import estimate
+from coordinator.runs.estimate import MachineEstimate, estimate
 from coordinator.runs.invitations import RunInvitation
 from coordinator.runs.join_policy import OPEN_TO_ALL, JoinPolicy
 from coordinator.runs.models import Run
@@ -22,15 +33,49 @@ from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.runs.spec_form import OFFERED, spec_from_fields
 from coordinator.telemetry import checkpoints
 
-PAGE = 50
-READ, WRITE = token_auth("runs:read"), token_auth("runs:write")
+RUNS_PAGE = 5  # a run's view with its spec may be long
+MAX_INVITATIONS = 200  # in one response
+READ = token_auth("runs:read")
+WRITE = token_auth("runs:write")
 Action = Literal["launch", "pause", "resume", "cancel", "archive", "unarchive"]
 
+RUN_FIELDS = (
+    "id",
+    "slug",
+    "name",
+    "status",
+    "launch_requested",
+    "token_budget",
+    "access",
+    "least_memory",
+    "least_device_memory",
+    "notes",
+    "archived",
+    "created",
+    "launched",
+    "started",
+    "finished",
+)
+MEMBER_FIELDS = (
+    "activity",
+    "last_seen",
+    "tokens",
+    "rate",
+    "step",
+    "updates_sent",
+    "updates_received",
+)
+CHECKPOINT_FIELDS = ("id", "tokens", "vector", "digest", "checksum", "size")
+CREDIT_FIELDS = ("id", "incarnation", "first", "last", "tokens", "day")
+VERDICT_FIELDS = ("id", "digest", "body", "signatures", "given", "proven")
 
-@api.get("/me", response=responses(schemas.Me), auth=token_auth(""), tags=["Account"])
-def get_me(request: HttpRequest):
-    """Whose token this is, and what it may do."""
-    token = request.auth
+router = Router(tags=["Runs"])
+
+
+@router.get("/me", response=responses(schemas.Me), auth=token_auth(""), tags=["Account"])
+def get_me(request: HttpRequest) -> schemas.Me:
+    """Get the owner and the scopes of your token."""
+    token = authenticated(request)
     return schemas.Me(
         id=token.user.pk,
         name=token.user.shown_name,
@@ -40,9 +85,35 @@ def get_me(request: HttpRequest):
     )
 
 
-@api.post("/runs", response=responses(schemas.RunOut), auth=WRITE, tags=["Runs"])
-def create_run(request: HttpRequest, asked: schemas.RunIn):
-    """A draft; launched at once, if asked."""
+@router.get(
+    "/runs",
+    response=responses(coordinator_messages.RunPage),
+    auth=machine_or_token_auth("runs:read"),
+)
+def list_runs(request: HttpRequest, after: types.Id | None = None) -> coordinator_messages.RunPage:
+    """List the active runs that you or the machine can see, the newest first, five per page."""
+    runs = visible_runs(request).listed().exclude(status__in=["finished", "cancelled"])
+    if after:
+        runs = runs.filter(pk__lt=after)
+    page, following = paginate(runs.order_by("-pk"), lambda run: run.pk, RUNS_PAGE)
+    return coordinator_messages.RunPage(
+        runs=[run.to_message() for run in page], next=str(following) if following else None
+    )
+
+
+@router.get(
+    "/runs/{name}",
+    response=responses(coordinator_messages.RunView),
+    auth=machine_or_token_auth("runs:read"),
+)
+def get_run(request: HttpRequest, name: str) -> coordinator_messages.RunView:
+    """Get a run by its id or slug."""
+    return get_visible_run(request, name).to_message()
+
+
+@router.post("/runs", response=responses(schemas.RunOut), auth=WRITE)
+def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
+    """Create a draft, and launch it if `launch` is true."""
     require_organiser(request)
     spec = spec_from_fields({**OFFERED, **asked.fields}, asked.preset)
     run = Run.create(
@@ -58,87 +129,71 @@ def create_run(request: HttpRequest, asked: schemas.RunIn):
     return run_out(run)
 
 
-@api.get("/runs/{name}/summary", response=responses(schemas.RunOut), auth=READ, tags=["Runs"])
-def get_run_summary(request: HttpRequest, name: str):
-    """A run with its rules, its terms and how far it is."""
+@router.get("/runs/{name}/summary", response=responses(schemas.RunOut), auth=READ)
+def get_run_summary(request: HttpRequest, name: str) -> schemas.RunOut:
+    """Get a run with its configuration, its access and its progress."""
     return run_out(get_visible_run(request, name))
 
 
-@api.post(
-    "/runs/{name}/actions/{action}", response=responses(schemas.RunOut), auth=WRITE, tags=["Runs"]
-)
-def control_run(request: HttpRequest, name: str, action: Action):
-    """Launch, pause, resume, cancel, archive, or back from the archive."""
+@router.post("/runs/{name}/actions/{action}", response=responses(schemas.RunOut), auth=WRITE)
+def control_run(request: HttpRequest, name: str, action: Action) -> schemas.RunOut:
+    """Launch, pause, resume, cancel, archive or unarchive a run."""
     run = get_owned_run(request, name)
     if not getattr(run, action)(actor=requesting_user(request)):
         raise ApiError(409, f"the run {run.name} is {run.status} now, so it cannot {action}")
     return run_out(run)
 
 
-@api.post("/runs/{name}/copies", response=responses(schemas.RunOut), auth=WRITE, tags=["Runs"])
-def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn):
-    """A draft of yours with the rules of a run that you see; from a checkpoint of it, if you name one."""
+@router.post("/runs/{name}/copies", response=responses(schemas.RunOut), auth=WRITE)
+def copy_run(request: HttpRequest, name: str, asked: schemas.CloneIn) -> schemas.RunOut:
+    """Create a draft with the configuration of a run that you can see.
+
+    With `checkpoint`, it starts from the weights of that checkpoint.
+    """
     run = get_visible_run(request, name)
     require_organiser(request)
     start = None
     if asked.checkpoint:
-        found = run.checkpoints.filter(digest=asked.checkpoint).first()
-        if found is None:
+        checkpoint = run.checkpoints.filter(digest=asked.checkpoint).first()
+        if checkpoint is None:
             raise ApiError(404, f"the run {run.name} has no checkpoint {asked.checkpoint[:16]}…")
-        start = found.to_start()
+        start = checkpoint.to_start()
     return run_out(run.clone(requesting_user(request), asked.name, start))
 
 
-@api.patch("/runs/{name}/terms", response=responses(schemas.RunOut), auth=WRITE, tags=["Runs"])
-def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn):
-    """Who may join, with what, and the notes: at any time."""
+@router.patch("/runs/{name}/terms", response=responses(schemas.RunOut), auth=WRITE)
+def change_terms(request: HttpRequest, name: str, asked: schemas.TermsIn) -> schemas.RunOut:
+    """Change who can join, the minimum hardware and the notes, at any time."""
     run = get_owned_run(request, name)
     run.update_join_policy(merge_terms(run.join_policy, asked), actor=requesting_user(request))
     return run_out(run)
 
 
-@api.get("/runs/{name}/machines", response=responses(schemas.MemberPage), auth=READ, tags=["Runs"])
-def list_run_machines(request: HttpRequest, name: str, after: UUID | None = None):
-    """The machines in a run, fifty a page."""
-    run = get_visible_run(request, name)
-    found = (
+@router.get("/runs/{name}/machines", response=responses(schemas.MemberPage), auth=READ)
+def list_run_machines(
+    request: HttpRequest, name: str, after: UUID | None = None
+) -> schemas.MemberPage:
+    """List the machines in a run, fifty per page."""
+    memberships = (
         Membership.everywhere.newest()
-        .filter(run=run)
+        .filter(run=get_visible_run(request, name))
         .select_related("run", "machine__owner")
         .order_by("-machine_id")
     )
-    page, following = paginate(
-        found.filter(machine__lt=after) if after else found, lambda member: member.machine_id
-    )
-    items = [
-        schemas.MemberOut(
-            id=member.machine_id,
-            name=member.machine.name,
-            person=member.machine.owner.shown_name,
-            alive=member.machine.revoked is None and member.is_alive,
-            **{field: getattr(member, field) for field in MEMBER},
-        )
-        for member in page
-    ]
-    return schemas.MemberPage(items=items, next=following)
+    if after:
+        memberships = memberships.filter(machine__lt=after)
+    page, following = paginate(memberships, lambda membership: membership.machine_id)
+    return schemas.MemberPage(items=[member_out(member) for member in page], next=following)
 
 
-MEMBER = ("activity", "last_seen", "tokens", "rate", "step", "updates_sent", "updates_received")
-
-
-@api.get(
-    "/runs/{name}/checkpoints",
-    response=responses(list[schemas.CheckpointOut]),
-    auth=READ,
-    tags=["Runs"],
-)
-def list_checkpoints(request: HttpRequest, name: str):
-    """The newest twenty, by digest: who holds them, and which are confirmed."""
+@router.get("/runs/{name}/checkpoints", response=responses(list[schemas.CheckpointOut]), auth=READ)
+def list_checkpoints(request: HttpRequest, name: str) -> list[schemas.CheckpointOut]:
+    """List the newest twenty checkpoints, who holds them, and whether they are confirmed."""
     return [
         schemas.CheckpointOut(
-            **{field: getattr(line.checkpoint, field) for field in CHECKPOINT},
+            **{field: getattr(line.checkpoint, field) for field in CHECKPOINT_FIELDS},
             machines=line.machines,
-            machines_here=line.alive,
+            machines_online=line.alive,
             people=line.people,
             confirmed=line.confirmed,
             disputed=bool(line.others),
@@ -147,43 +202,35 @@ def list_checkpoints(request: HttpRequest, name: str):
     ]
 
 
-CHECKPOINT = ("id", "tokens", "vector", "digest", "checksum", "size")
-
-
-@api.get("/runs/{name}/credit", response=responses(schemas.CreditPage), auth=READ, tags=["Runs"])
-def list_credit(request: HttpRequest, name: str, after: UUID | None = None):
-    """Whose updates were witnessed in a run, fifty ranges a page, each with the two signatures that prove its end."""
-    found = get_visible_run(request, name).credits.select_related("machine").order_by("-pk")
-    page, following = paginate(found.filter(pk__lt=after) if after else found, lambda row: row.pk)
+@router.get("/runs/{name}/credit", response=responses(schemas.CreditPage), auth=READ)
+def list_credit(request: HttpRequest, name: str, after: UUID | None = None) -> schemas.CreditPage:
+    """List credited ranges of updates, fifty per page, with the two signatures of each."""
+    credits_ = get_visible_run(request, name).credits.select_related("machine").order_by("-pk")
+    if after:
+        credits_ = credits_.filter(pk__lt=after)
+    page, following = paginate(credits_, lambda credit: credit.pk)
     items = [
         schemas.CreditOut(
-            run=row.run_id,
-            peer=row.machine.key,
-            head=row.author_header,
-            witness=row.witness_signature,
-            **{field: getattr(row, field) for field in CREDIT},
+            run=credit.run_id,
+            peer=credit.machine.key,
+            head=credit.author_header,
+            witness=credit.witness_signature,
+            **{field: getattr(credit, field) for field in CREDIT_FIELDS},
         )
-        for row in page
+        for credit in page
     ]
     return schemas.CreditPage(items=items, next=following)
 
 
-CREDIT = ("id", "incarnation", "first", "last", "tokens", "day")
+@router.get("/runs/{name}/verdicts", response=responses(list[schemas.VerdictOut]), auth=READ)
+def list_verdicts(request: HttpRequest, name: str) -> list[schemas.VerdictOut]:
+    """List the verdicts that removed updates from a run, the newest first, at most 500."""
+    return [verdict_out(verdict) for verdict in get_visible_run(request, name).verdicts.all()]
 
 
-@api.get(
-    "/runs/{name}/verdicts", response=responses(list[schemas.VerdictOut]), auth=READ, tags=["Runs"]
-)
-def list_verdicts(request: HttpRequest, name: str):
-    """What was taken out of a run, by whose signature; the newest first. At most 500."""
-    return [verdict_out(each) for each in get_visible_run(request, name).verdicts.all()]
-
-
-@api.post(
-    "/runs/{name}/verdicts", response=responses(schemas.VerdictOut), auth=WRITE, tags=["Runs"]
-)
-def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn):
-    """Takes a machine's updates out of a run of yours, on every machine, for good."""
+@router.post("/runs/{name}/verdicts", response=responses(schemas.VerdictOut), auth=WRITE)
+def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn) -> schemas.VerdictOut:
+    """Remove a machine's updates from your run, on every machine, permanently."""
     run = get_owned_run(request, name)
     updates = {int(number): tokens for number, tokens in asked.updates.items()}
     charge = RetractionRequest(resolve_author(run, asked.author), asked.first, updates)
@@ -192,40 +239,27 @@ def issue_verdict(request: HttpRequest, name: str, asked: schemas.VerdictIn):
     )
 
 
-@api.get(
-    "/runs/{name}/invitations",
-    response=responses(list[schemas.InvitationOut]),
-    auth=READ,
-    tags=["Runs"],
+@router.get("/runs/{name}/invitations", response=responses(list[schemas.InvitationOut]), auth=READ)
+def list_invitations(request: HttpRequest, name: str) -> list[schemas.InvitationOut]:
+    """List the invitation links of your run that are not revoked."""
+    invitations = get_owned_run(request, name).invitations.filter(withdrawn=None)
+    return [invitation_out(invitation) for invitation in invitations[:MAX_INVITATIONS]]
+
+
+@router.post("/runs/{name}/invitations", response=responses(schemas.InvitationOut), auth=WRITE)
+def create_invitation(
+    request: HttpRequest, name: str, asked: schemas.InvitationIn
+) -> schemas.InvitationOut:
+    """Create an invitation link; people who accept it can join with their machines."""
+    run = get_owned_run(request, name)
+    return invitation_out(RunInvitation.create(run, asked.note, actor=requesting_user(request)))
+
+
+@router.delete(
+    "/runs/{name}/invitations/{invitation}", response=responses(schemas.RunOut), auth=WRITE
 )
-def list_invitations(request: HttpRequest, name: str):
-    """The links that are still good, of a run of yours."""
-    return [
-        invitation_out(each)
-        for each in get_owned_run(request, name).invitations.filter(withdrawn=None)[:200]
-    ]
-
-
-@api.post(
-    "/runs/{name}/invitations", response=responses(schemas.InvitationOut), auth=WRITE, tags=["Runs"]
-)
-def create_invitation(request: HttpRequest, name: str, asked: schemas.InvitationIn):
-    """A link: whoever follows it, signed in, may join with their machines."""
-    return invitation_out(
-        RunInvitation.create(
-            get_owned_run(request, name), asked.note, actor=requesting_user(request)
-        )
-    )
-
-
-@api.delete(
-    "/runs/{name}/invitations/{invitation}",
-    response=responses(schemas.RunOut),
-    auth=WRITE,
-    tags=["Runs"],
-)
-def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID):
-    """The link leads nowhere from now on; who came by it stays."""
+def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID) -> schemas.RunOut:
+    """Revoke an invitation link; people who have accepted it stay."""
     run = get_owned_run(request, name)
     found = run.invitations.filter(pk=invitation).first()
     if found is None:
@@ -234,98 +268,92 @@ def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID):
     return run_out(run)
 
 
-@api.post("/estimates", response=responses(schemas.EstimateOut), auth=READ, tags=["Runs"])
-def estimate_run(request: HttpRequest, asked: schemas.EstimateIn):
-    """What a run would take on typical machines, and how long with so many volunteers who have such."""
+@router.post("/estimates", response=responses(schemas.EstimateOut), auth=READ)
+def estimate_run(request: HttpRequest, asked: schemas.EstimateIn) -> schemas.EstimateOut:
+    """Estimate memory, speed and duration of a run on typical machines of so many volunteers."""
     spec = spec_from_fields({**OFFERED, **asked.fields}, asked.preset)
-    needs = [
-        schemas.NeedOut(
-            machine=need.name,
-            refusal=need.refusal,
-            step_seconds=need.step_seconds,
-            tokens_a_second=need.tokens_per_second,
-            host_bytes=need.plan.host_bytes if need.plan else 0,
-            device_bytes=need.plan.device_bytes if need.plan else 0,
-            disk_bytes=need.plan.disk_bytes if need.plan else 0,
-            limited_by=need.plan.binding if need.plan else "",
-            paces=[
-                schemas.PaceOut(
-                    line_megabits=pace.line,
-                    seconds=pace.seconds,
-                    steps_a_round=pace.schedule.steps,
-                    update=str(pace.schedule.scheme),
-                    waits=pace.slowdown,
-                )
-                for pace in need.run_times
-            ],
-        )
-        for need in estimate(spec, list(REFERENCE_MACHINES), asked.volunteers)
-    ]
+    needs = [estimate_out(need) for need in estimate(spec, list(REFERENCE_MACHINES), asked.volunteers)]
     return schemas.EstimateOut(parameters=spec.model.parameters, needs=needs)
 
 
-# ---- who asks, and what they get -----------------------------------------------------------------------------------
-
-
-def requesting_user(request: HttpRequest) -> User:
-    return request.auth.user  # type: ignore[attr-defined]
+# ---- checks and conversions -------------------------------------------------------------------
 
 
 def require_organiser(request: HttpRequest) -> None:
-    """Raises Refusal for who may not create runs."""
+    """Check that the token's owner may create runs.
+
+    Raises:
+        ApiError: They may not.
+    """
     if not requesting_user(request).may_create_runs:
         raise ApiError(403, "only organisers create runs here: ask the staff to make you one")
 
 
-def get_owned_run(request: HttpRequest, name: str) -> Run:
-    """Raises Refusal."""
-    run = get_visible_run(request, name)
-    if not run.may_control(requesting_user(request)):
-        raise ApiError(403, "only the run's owner can do this")
-    return run
-
-
 def merge_terms(terms: JoinPolicy, asked: schemas.TermsIn) -> JoinPolicy:
-    said = asked.model_dump(exclude_none=True)
-    return JoinPolicy(**{**terms.__dict__, **said})
-
-
-def paginate(found, cursor):
-    """(the first PAGE of a queryset, the cursor of its last where there are more)."""
-    page = list(found[: PAGE + 1])
-    return page[:PAGE], cursor(page[PAGE - 1]) if len(page) > PAGE else None
+    """Return the terms with the values that were sent."""
+    return JoinPolicy(**{**terms.__dict__, **asked.model_dump(exclude_none=True)})
 
 
 def run_out(run: Run) -> schemas.RunOut:
-    spec = run.to_message().spec
+    """Describe a run with its spec."""
     return schemas.RunOut(
-        **{field: getattr(run, field) for field in RUN},
+        **{field: getattr(run, field) for field in RUN_FIELDS},
         owner=run.owner.shown_name,
         parameters=run.spec.model.parameters,
         tokens=run.ledger_tokens,
         url=f"{settings.SITE_URL}{run.get_absolute_url()}",
-        spec=json.loads(spec),
+        spec=json.loads(run.to_message().spec),
     )
 
 
-RUN = (
-    "id", "slug", "name", "status", "launch_requested", "token_budget", "access", "least_memory", "least_device_memory",
-    "notes", "archived", "created", "launched", "started", "finished",
-)  # fmt: skip
+def member_out(membership: Membership) -> schemas.MemberOut:
+    """Describe a machine in a run."""
+    machine = membership.machine
+    return schemas.MemberOut(
+        id=machine.pk,
+        name=machine.name,
+        person=machine.owner.shown_name,
+        alive=machine.revoked is None and membership.is_alive,
+        **{field: getattr(membership, field) for field in MEMBER_FIELDS},
+    )
 
 
 def verdict_out(verdict: VerdictRecord) -> schemas.VerdictOut:
-    return schemas.VerdictOut(**{field: getattr(verdict, field) for field in VERDICT})
-
-
-VERDICT = ("id", "digest", "body", "signatures", "given", "proven")
+    """Describe a verdict."""
+    return schemas.VerdictOut(**{field: getattr(verdict, field) for field in VERDICT_FIELDS})
 
 
 def invitation_out(invitation: RunInvitation) -> schemas.InvitationOut:
+    """Describe an invitation with its link."""
     return schemas.InvitationOut(
         id=invitation.pk,
         note=invitation.note,
         url=f"{settings.SITE_URL}{invitation.run.get_absolute_url()}invited/{invitation.token}/",
         expires=invitation.expires,
         guests=invitation.guests.count(),
+    )
+
+
+def estimate_out(need: MachineEstimate) -> schemas.NeedOut:
+    """Describe what a run needs of one kind of machine."""
+    plan = need.plan
+    return schemas.NeedOut(
+        machine=need.name,
+        refusal=need.refusal,
+        step_seconds=need.step_seconds,
+        tokens_per_second=need.tokens_per_second,
+        host_bytes=plan.host_bytes if plan else 0,
+        device_bytes=plan.device_bytes if plan else 0,
+        disk_bytes=plan.disk_bytes if plan else 0,
+        limited_by=plan.binding if plan else "",
+        paces=[
+            schemas.PaceOut(
+                uplink_megabits=pace.line,
+                seconds=pace.seconds,
+                steps_per_round=pace.schedule.steps,
+                compression=str(pace.schedule.scheme),
+                slowdown=pace.slowdown,
+            )
+            for pace in need.run_times
+        ],
     )

@@ -1,4 +1,7 @@
-"""What scripts send and get: every field bounded, with an example. What workers send and get is in `barnraise.protocol.messages`."""
+"""Request and response schemas of scripts: every field bounded, with an example.
+
+The messages of workers are in `barnraise.protocol.coordinator_messages`.
+"""
 
 from datetime import date, datetime
 from typing import Annotated, Any, Literal
@@ -11,25 +14,26 @@ from barnraise.protocol.types import PlainText
 from barnraise.spec import PRESETS
 
 Text = Annotated[str, Field(max_length=200)]
-Number = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,14}$")]  # of an update, as a key of JSON
+Number = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,14}$")]  # of an update, as a JSON key
 RUN_ID = "0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b"
 MACHINE_ID = "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c"
 LATER = "0192f0c0-9a3e-7f40-8a5b-6c7d8e9f0a1d"
 
 
-def example(**fields: Any) -> dict[str, Any]:
+def example(**fields: Any) -> Any:
+    """Return a model configuration with an example for the documentation."""
     return {"json_schema_extra": {"examples": [fields]}}
 
 
 class TermsIn(Schema):
-    """What is left out stays as it is."""
+    """Who can join a run, the minimum hardware and the notes; fields left out keep their value."""
 
     access: Literal["anyone", "invitation"] | None = None
     least_memory: int | None = Field(
         None, ge=0, lt=1 << 50, description="Bytes of RAM a machine must have"
     )
     least_device_memory: int | None = Field(
-        None, ge=0, lt=1 << 50, description="…and of GPU memory"
+        None, ge=0, lt=1 << 50, description="Bytes of GPU memory a machine must have"
     )
     notes: str | None = Field(
         None, max_length=20_000, description="Markdown, shown on the run's page"
@@ -39,13 +43,15 @@ class TermsIn(Schema):
 
 
 class RunIn(Schema):
+    """A run to create."""
+
     name: str = Field(min_length=1, max_length=80)
     preset: str = Field("gpt-nano", description=f"One of {', '.join(PRESETS)}", max_length=40)
     fields: dict[Annotated[str, Field(max_length=60)], str | int | float | list[Text]] = Field(
         {},
-        description="Any field of the spec by its dotted name; the preset and the defaults say the rest",
+        description="Fields of the spec by dotted name; other fields keep the preset's value",
     )
-    terms: TermsIn = TermsIn()
+    terms: TermsIn = Field(default_factory=lambda: TermsIn.model_validate({}))
     quorum: int = Field(
         1, ge=1, le=10_000, description="Machines to wait for before training starts"
     )
@@ -68,17 +74,21 @@ class RunIn(Schema):
 
 
 class CloneIn(Schema):
-    name: str = Field("", max_length=80, description="Of the copy")
+    """A run to create as a copy of another."""
+
+    name: str = Field("", max_length=80, description="Name of the copy")
     checkpoint: str = Field(
         "",
         pattern=r"^([0-9a-f]{64})?$",
-        description="The digest of its weights to begin with; none: a seed's",
+        description="Digest of the checkpoint to start from; empty: random weights",
     )
 
     model_config = example(name="Tiny stories, slower")
 
 
 class RunOut(Schema):
+    """A run with its configuration and its progress."""
+
     id: UUID
     slug: str
     name: str
@@ -101,16 +111,31 @@ class RunOut(Schema):
     spec: dict[str, Any]
 
     model_config = example(
-        id=RUN_ID, slug="tiny-stories", name="Tiny stories", owner="Ada", status="training", launch_requested=True,
-        parameters=124_439_808, tokens=61_440, token_budget=1_000_000_000, access="anyone", least_memory=8_000_000_000,
-        least_device_memory=0, notes="", archived=None, created="2026-11-21T20:00:00Z",
-        launched="2026-11-21T20:05:00Z", started="2026-11-21T20:06:00Z", finished=None,
-        url="https://barn.example.org/runs/tiny-stories/", spec={"model": {"layers": 12}},
-    )  # fmt: skip
+        id=RUN_ID,
+        slug="tiny-stories",
+        name="Tiny stories",
+        owner="Ada",
+        status="training",
+        launch_requested=True,
+        parameters=124_439_808,
+        tokens=61_440,
+        token_budget=1_000_000_000,
+        access="anyone",
+        least_memory=8_000_000_000,
+        least_device_memory=0,
+        notes="",
+        archived=None,
+        created="2026-11-21T20:00:00Z",
+        launched="2026-11-21T20:05:00Z",
+        started="2026-11-21T20:06:00Z",
+        finished=None,
+        url="https://barn.example.org/runs/tiny-stories/",
+        spec={"model": {"layers": 12}},
+    )
 
 
 class MemberOut(Schema):
-    """A machine in a run, as everybody may see it."""
+    """A machine in a run, as everybody who sees the run can see it."""
 
     id: UUID
     name: str
@@ -119,78 +144,114 @@ class MemberOut(Schema):
     alive: bool
     last_seen: datetime
     tokens: int
-    rate: float = Field(description="Tokens a second")
+    rate: float = Field(description="Tokens per second")
     step: int
     updates_sent: int
     updates_received: int
 
     model_config = example(
-        id=MACHINE_ID, name="attic-pc", person="Ada", activity="training", alive=True, last_seen="2026-11-21T20:10:00Z",
-        tokens=20_480, rate=5120.5, step=20, updates_sent=2, updates_received=4,
-    )  # fmt: skip
+        id=MACHINE_ID,
+        name="attic-pc",
+        person="Ada",
+        activity="training",
+        alive=True,
+        last_seen="2026-11-21T20:10:00Z",
+        tokens=20_480,
+        rate=5120.5,
+        step=20,
+        updates_sent=2,
+        updates_received=4,
+    )
 
 
 class MemberPage(Schema):
+    """A page of the machines in a run."""
+
     items: list[MemberOut]
     next: UUID | None = Field(
-        description="Pass it as `after` for the next page; none after the last"
+        description="Pass it as `after` to get the next page; null on the last page"
     )
 
     model_config = example(items=[], next=LATER)
 
 
 class CheckpointOut(Schema):
+    """Weights that machines of a run reported."""
+
     id: UUID
     tokens: int
     vector: str
     digest: str = Field(description="BLAKE3 of the weights as little-endian int32")
     checksum: str
     size: int = Field(description="Bytes")
-    machines: int = Field(description="That said they hold it")
-    machines_here: int = Field(description="…and report now")
+    machines: int = Field(description="Machines that reported these weights")
+    machines_online: int = Field(description="Those of them that report now")
     people: int
-    confirmed: bool = Field(description="Machines of two people say the same, and none otherwise")
-    disputed: bool = Field(description="Another digest was announced at the same updates")
+    confirmed: bool = Field(
+        description="Machines of two people reported this digest, and none another"
+    )
+    disputed: bool = Field(description="Another digest was reported for the same updates")
 
     model_config = example(
-        id=LATER, tokens=61_440, vector="0" * 63 + "a", digest="0" * 63 + "b", checksum="0123456789abcdef",
-        size=497_759_232, machines=3, machines_here=2, people=2, confirmed=True, disputed=False,
-    )  # fmt: skip
+        id=LATER,
+        tokens=61_440,
+        vector="0" * 63 + "a",
+        digest="0" * 63 + "b",
+        checksum="0123456789abcdef",
+        size=497_759_232,
+        machines=3,
+        machines_online=2,
+        people=2,
+        confirmed=True,
+        disputed=False,
+    )
 
 
 class VerdictIn(Schema):
+    """Updates of one machine to remove."""
+
     author: Text = Field(
-        description="Whose: a machine's name, id or key; KEY.LIFE for an earlier life of its folder"
+        description="A machine's name, id or key; KEY.INCARNATION for an earlier numbering"
     )
     first: int | None = Field(
-        None, ge=1, lt=1 << 53, description="From this update on all of them come out"
+        None, ge=1, lt=1 << 53, description="Remove all updates from this number on"
     )
     updates: dict[Number, Annotated[int, Field(ge=0, lt=1 << 53)]] = Field(
-        {}, max_length=200,
-        description="Single ones, each with the tokens it claims; with 0 those stay in the run's count",
-    )  # fmt: skip
-    reason: PlainText = Field("", max_length=100, description="For everybody to read")
+        {},
+        max_length=200,
+        description="Single updates, each with its tokens; 0 leaves the run's count as it is",
+    )
+    reason: PlainText = Field("", max_length=100, description="Public")
 
     model_config = example(author="attic-pc", first=17, reason="noise")
 
 
 class VerdictOut(Schema):
+    """A verdict with its signatures."""
+
     id: UUID
-    digest: str = Field(description="BLAKE3 of `body`, by which machines say that they heed it")
-    body: str = Field(description="What was signed, as its exact text: a Verdict")
-    signatures: dict[str, str] = Field(description="By mirror's key")
+    digest: str = Field(
+        description="BLAKE3 of `body`, by which machines confirm that they applied it"
+    )
+    body: str = Field(description="The exact text that was signed: a Verdict")
+    signatures: dict[str, str] = Field(description="Signatures by the mirror's key")
     given: datetime
-    proven: bool = Field(description="As many mirrors have signed as the run's rules ask for")
+    proven: bool = Field(
+        description="Whether as many mirrors have signed as the run's spec demands"
+    )
 
     model_config = example(
-        id=LATER, digest="0" * 63 + "c", signatures={"0" * 63 + "1": "0" * 127 + "2"}, given="2026-11-21T20:00:00Z",
+        id=LATER,
+        digest="0" * 63 + "c",
+        signatures={"0" * 63 + "1": "0" * 127 + "2"},
+        given="2026-11-21T20:00:00Z",
         body='{"run":"0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b","after":{},"updates":{},"reason":"noise","issued":1.0}',
         proven=True,
-    )  # fmt: skip
+    )
 
 
 class CreditOut(Schema):
-    """Updates of one machine that another person's has applied."""
+    """A range of a machine's updates that another person's machine has applied."""
 
     id: UUID
     run: UUID
@@ -204,50 +265,71 @@ class CreditOut(Schema):
         description='The author\'s signed header of the last update (kind "update")'
     )
     witness: Signed | None = Field(
-        description='The witness\'s signed word that it has applied it (kind "attestation")'
+        description='Another machine\'s signed statement that it applied it (kind "attestation")'
     )
 
     model_config = example(
-        id="0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b", run="0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1c", peer="5f" * 32,
-        incarnation="0123456789abcdef", first=1, last=12, tokens=491_520, day="2026-11-21", head=None, witness=None,
-    )  # fmt: skip
+        id="0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1b",
+        run="0192f0c1-2d3e-7f40-8a5b-6c7d8e9f0a1c",
+        peer="5f" * 32,
+        incarnation="0123456789abcdef",
+        first=1,
+        last=12,
+        tokens=491_520,
+        day="2026-11-21",
+        head=None,
+        witness=None,
+    )
 
 
 class CreditPage(Schema):
+    """A page of credit."""
+
     items: list[CreditOut]
     next: UUID | None = Field(
-        description="Pass it as `after` for the next page; none after the last"
+        description="Pass it as `after` to get the next page; null on the last page"
     )
 
     model_config = example(items=[], next=None)
 
 
 class InvitationIn(Schema):
-    note: PlainText = Field("", max_length=80, description="Whom it is for; only you see it")
+    """An invitation link to create."""
+
+    note: PlainText = Field("", max_length=80, description="Who the link is for; only you see it")
 
     model_config = example(note="the chess club")
 
 
 class InvitationOut(Schema):
+    """An invitation link."""
+
     id: UUID
     note: str
     url: str
     expires: datetime
-    guests: int
+    guests: int = Field(description="People who accepted it")
 
     model_config = example(
-        id=LATER, note="the chess club", url="https://barn.example.org/runs/tiny-stories/invited/…/",
-        expires="2026-12-21T20:00:00Z", guests=0,
-    )  # fmt: skip
+        id=LATER,
+        note="the chess club",
+        url="https://barn.example.org/runs/tiny-stories/invited/…/",
+        expires="2026-12-21T20:00:00Z",
+        guests=0,
+    )
 
 
 class MachineIn(Schema):
+    """A machine's new name."""
+
     name: str = Field(max_length=60)
 
     model_config = example(name="attic-pc")
 
 
 class MachineOut(Schema):
+    """A machine, as its owner sees it."""
+
     id: UUID
     key: str
     name: str
@@ -259,26 +341,38 @@ class MachineOut(Schema):
     revoked: bool
     enrolled: datetime
     last_seen: datetime | None
-    hardware: dict[str, Any] | None = Field(
-        description="As the machine measured itself, a HardwareView"
-    )
+    hardware: dict[str, Any] | None = Field(description="Measured by the machine: a HardwareView")
 
     model_config = example(
-        id=MACHINE_ID, key="0" * 63 + "1", name="attic-pc", system="Linux", cores=8, memory_bytes=34_359_738_368,
-        accelerator="", paused=False, revoked=False, enrolled="2026-11-20T08:00:00Z", last_seen=None, hardware=None,
-    )  # fmt: skip
+        id=MACHINE_ID,
+        key="0" * 63 + "1",
+        name="attic-pc",
+        system="Linux",
+        cores=8,
+        memory_bytes=34_359_738_368,
+        accelerator="",
+        paused=False,
+        revoked=False,
+        enrolled="2026-11-20T08:00:00Z",
+        last_seen=None,
+        hardware=None,
+    )
 
 
 class MachinePage(Schema):
+    """A page of machines."""
+
     items: list[MachineOut]
     next: UUID | None = Field(
-        description="Pass it as `after` for the next page; none after the last"
+        description="Pass it as `after` to get the next page; null on the last page"
     )
 
     model_config = example(items=[], next=None)
 
 
 class EstimateIn(Schema):
+    """A run to estimate."""
+
     preset: str = Field("gpt-nano", max_length=40)
     fields: dict[Annotated[str, Field(max_length=60)], str | int | float | list[Text]] = {}
     volunteers: int = Field(10, ge=1, le=10_000)
@@ -289,18 +383,22 @@ class EstimateIn(Schema):
 
 
 class PaceOut(Schema):
-    line_megabits: int
-    seconds: float = Field(description="The whole run takes, with so many such machines")
-    steps_a_round: int
-    update: str = Field(description="How an update is said")
-    waits: float = Field(description="How many times longer than if lines carried everything")
+    """The duration of a run with one uplink."""
+
+    uplink_megabits: int = Field(description="Uplink of each machine in Mb/s")
+    seconds: float = Field(description="Duration of the whole run with so many such machines")
+    steps_per_round: int
+    compression: str = Field(description="Compression of an update")
+    slowdown: float = Field(description="Factor by which the uplink prolongs the run")
 
 
 class NeedOut(Schema):
+    """What a run needs of one kind of machine."""
+
     machine: str
-    refusal: str = Field(description="Why it cannot train this; empty where it can")
+    refusal: str = Field(description="Why the machine cannot train this; empty if it can")
     step_seconds: float
-    tokens_a_second: float
+    tokens_per_second: float
     host_bytes: int
     device_bytes: int
     disk_bytes: int
@@ -309,6 +407,8 @@ class NeedOut(Schema):
 
 
 class EstimateOut(Schema):
+    """The estimate of a run."""
+
     parameters: int
     needs: list[NeedOut]
 
@@ -316,17 +416,31 @@ class EstimateOut(Schema):
         parameters=124_439_808,
         needs=[
             {
-                "machine": "12 GB GPU", "refusal": "", "step_seconds": 0.6, "tokens_a_second": 13_653.0,
-                "host_bytes": 3_000_000_000, "device_bytes": 6_000_000_000, "disk_bytes": 0, "limited_by": "compute",
+                "machine": "12 GB GPU",
+                "refusal": "",
+                "step_seconds": 0.6,
+                "tokens_per_second": 13_653.0,
+                "host_bytes": 3_000_000_000,
+                "device_bytes": 6_000_000_000,
+                "disk_bytes": 0,
+                "limited_by": "compute",
                 "paces": [
-                    {"line_megabits": 20, "seconds": 7325.0, "steps_a_round": 40, "update": "dense4", "waits": 1}
+                    {
+                        "uplink_megabits": 20,
+                        "seconds": 7325.0,
+                        "steps_per_round": 40,
+                        "compression": "dense4",
+                        "slowdown": 1,
+                    }
                 ],
             }
         ],
-    )  # fmt: skip
+    )
 
 
 class Me(Schema):
+    """A token and its owner."""
+
     id: UUID
     name: str
     token: str

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from barnraise.protocol import coordinator_messages
 from coordinator.accounts.site_settings import SiteSettings
-from coordinator.api import authentication, run_endpoints
+from coordinator.api import authentication, lookups
 from coordinator.audit.models import AuditEntry
 from coordinator.fleet.machine_state import HardwareMeasurement, MachinePause
 from coordinator.runs.invitations import RunInvitation
@@ -320,7 +320,7 @@ def test_terms_change_as_far_as_they_are_named(script, launched, person):
 def test_lists_come_in_pages_that_miss_nothing_and_repeat_nothing(
     script, launched, volunteer, person, monkeypatch
 ):
-    monkeypatch.setattr(run_endpoints, "PAGE", 2)
+    monkeypatch.setattr(lookups, "PAGE", 2)
     run, first = launched(person())
     machines = [first, *(volunteer(run.owner, seed) for seed in range(2, 7))]
     for machine in machines[1:]:

@@ -63,7 +63,7 @@ def test_a_mirror_of_the_list_is_told_how_far_we_are_and_any_log_we_hold(small, 
 
 def test_a_page_is_bounded_in_bytes(small, log, monkeypatch):
     pull(small)
-    monkeypatch.setattr("coordinator.api.replication_endpoints.between.PAGE_BYTES", 1000)
+    monkeypatch.setattr("coordinator.api.replication_endpoints.protocol.PAGE_BYTES", 1000)
     page = LogPart.model_validate_json(
         asks(small.identity, "GET", f"/mirrors/logs/{log.origin}").content
     )

@@ -309,7 +309,7 @@ def estimate(
         table.add_row(
             need["machine"],
             f"{need['step_seconds']:.2f} s",
-            f"{need['tokens_a_second']:,.0f}",
+            f"{need['tokens_per_second']:,.0f}",
             *days,
         )
     out.print(table)
