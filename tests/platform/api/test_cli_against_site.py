@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from barnraise.cli.main import main
+from barnraise.cli.main import app
 from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
 from barnraise.protocol.verdicts import Verdict
 from coordinator.fleet.machine_state import MachinePause
@@ -27,7 +27,7 @@ def barnraise(live_server, person, monkeypatch, tmp_path, valkey):
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: str):
-        done = CliRunner().invoke(main.app, list(words), catch_exceptions=True)
+        done = CliRunner().invoke(app, list(words), catch_exceptions=True)
         if done.exception and not isinstance(done.exception, SystemExit):
             raise done.exception
         assert done.exit_code == 0, done.output

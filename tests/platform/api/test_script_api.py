@@ -379,6 +379,7 @@ def test_every_operation_is_documented_with_its_refusals_and_every_body_with_an_
             "PaceOut",
             "NeedOut",
             "RunPage",
+            "SignedTelemetryPage",
         )
         assert not ours or schema.get("examples"), f"{name} has no example"
 
