@@ -23,7 +23,7 @@ def sites(state, tmp_path_factory):
         expect.set_options(timeout=5_000)
 
 
-def test_a_page_goes_on_at_another_mirror_when_its_own_is_killed_and_comes_back(browser, sites):
+def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, sites):
     a, b, names = sites
     run, barn = names["run"], Machine(1)
     a.work()
@@ -74,7 +74,7 @@ def test_a_page_goes_on_at_another_mirror_when_its_own_is_killed_and_comes_back(
         expect(page.get_by_text("Two roofs")).to_be_visible()
 
 
-def test_a_page_that_takes_a_session_offers_the_way_and_asks_no_other_mirror(browser, sites):
+def test_draft_page_own_mirror_killed_links_to_another_mirror(browser, sites):
     a, b, names = sites
     with open_page(browser, a) as page:
         reached: list[str] = []

@@ -7,7 +7,7 @@ from helpers.screenshots import check_page
 from playwright.sync_api import Page, expect
 
 
-def test_a_run_is_estimated_created_with_terms_and_its_machine_paused_from_the_site(
+def test_organiser_estimates_creates_pauses_and_archives_a_run(
     site, page: Page
 ):
     """The real worker stops by its directive, keeps its peers and its state, and goes on."""

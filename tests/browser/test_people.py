@@ -115,7 +115,7 @@ def look_at_the_rest(site, page: Page) -> None:
     news += "[N.create_once(NotificationDraft(u, k, k, 'Evening shift: ' + k.label, 'A sentence that says more.', '/runs/')) for k in NotificationType]"
     site.manage("shell", "-v", "0", "-c", news)
     page.goto("/notifications/")
-    assert "Evening shift" in site.letter(EVE, "5 things happened")
+    assert "Evening shift" in site.letter(EVE, "5 notifications")
 
 
 def leave(page: Page) -> None:

@@ -50,7 +50,7 @@ def run(site, page) -> str:
     return site.manage("create_run", "--owner", EMAIL, "--name", "Planned", "--report-every", "5")
 
 
-def test_the_run_page_shows_each_machines_plan_and_its_predicted_against_its_measured_step(
+def test_run_page_shows_plans_and_predicted_and_measured_steps(
     site, page: Page, run
 ):
     """Opened and closed by the keyboard; it stays open while the figures in it move; it fits a phone."""

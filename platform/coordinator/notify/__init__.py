@@ -1,1 +1,1 @@
-"""What people are told without asking: in the site, by e-mail, and by signed webhooks."""
+"""Notifications: on the site, by email, and by signed webhooks."""

@@ -1,15 +1,35 @@
+"""The Django app `notify`."""
+
+from typing import Any
+
 from django.apps import AppConfig
 
 
 class NotifyConfig(AppConfig):
+    """Register the replicated types, and delete a person's data with their account."""
+
     name = "coordinator.notify"
     label = "notify"
 
     def ready(self) -> None:
+        """Connect the app to the event log and to the deletion of accounts."""
         from coordinator.accounts.deletion import leaving
         from coordinator.eventlog import registry
-        from coordinator.notify.leaving import forget
         from coordinator.notify.replicated import preferences, webhooks
 
-        leaving.connect(forget, dispatch_uid="notify forget")
+        leaving.connect(on_account_deleted, dispatch_uid="notify on_account_deleted")
         registry.register(webhooks.AGGREGATE_TYPE, preferences.AGGREGATE_TYPE)
+
+
+def on_account_deleted(sender: Any, person: Any, **kwargs: Any) -> None:
+    """Delete a person's notifications, preferences and webhooks, here and at other mirrors."""
+    from coordinator.eventlog import writer
+    from coordinator.eventlog.projection import current_state
+    from coordinator.notify.models import Notification, NotificationPreference, Webhook
+
+    for webhook in person.webhooks.all():
+        writer.record("webhook.remove", webhook.pk, {})
+    if current_state(f"preference:{person.pk}"):
+        writer.record("preference.forget", person.pk, {})
+    for model in (Notification, NotificationPreference, Webhook):
+        model.objects.filter(person=person).delete()

@@ -1,7 +1,11 @@
-"""What has happened that people should hear of, found in what the site holds: found twice, it is told once."""
+"""Detect events that people are notified of, from the stored data.
+
+An event may be detected many times: its key makes sure that each person is notified once.
+"""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import Max, Q, QuerySet
 from django.utils import timezone
@@ -13,9 +17,9 @@ from coordinator.notify.models import Notification
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.runs.models import Run
 
-QUIET_AFTER = timedelta(minutes=15)  # without a report, and without a goodbye
-STALLED_AFTER = timedelta(minutes=5)  # without any machine
-LOOK_BACK = timedelta(hours=6)  # an older event is no news any more
+QUIET_AFTER = timedelta(minutes=15)  # without a report of a machine that did not leave
+STALLED_AFTER = timedelta(minutes=5)  # without a report of any machine
+LOOK_BACK = timedelta(hours=6)  # nobody is notified of older events
 WORKING = [
     Activity.PREPARING,
     Activity.JOINING,
@@ -27,7 +31,13 @@ OVER = [RunStatus.FINISHED, RunStatus.CANCELLED]
 
 
 def detect_all(since: datetime, now: datetime | None = None) -> Iterator[NotificationDraft]:
-    """`since`: the site has heard reports without a break from then on; silence before that is its own."""
+    """Detect all events.
+
+    Args:
+        since: When the site last began to receive reports without interruption. Silence before
+            that is the site's own.
+        now: The current time.
+    """
     now = now or timezone.now()
     yield from detect_started(now)
     yield from detect_finished(now)
@@ -36,128 +46,140 @@ def detect_all(since: datetime, now: datetime | None = None) -> Iterator[Notific
 
 
 def detect_started(now: datetime) -> Iterator[NotificationDraft]:
-    for run in _not_yet_notified(
-        Run.objects.filter(started__gt=now - LOOK_BACK), NotificationType.RUN_STARTED
-    ):
+    """Detect runs that started."""
+    kind = NotificationType.RUN_STARTED
+    for run in _not_yet_notified(Run.objects.filter(started__gt=now - LOOK_BACK), kind):
         for person in find_recipients(run):
             yield draft_for_run(
-                run,
-                person,
-                NotificationType.RUN_STARTED,
-                f"{run.name} started",
-                "Its machines are training.",
+                run, person, kind, f"{run.name} started", "Its machines are training."
             )
 
 
 def detect_finished(now: datetime) -> Iterator[NotificationDraft]:
+    """Detect runs that finished or were cancelled after their launch."""
+    kind = NotificationType.RUN_FINISHED
     runs = Run.objects.filter(finished__gt=now - LOOK_BACK, status__in=OVER).exclude(spec_text="")
-    for run in _not_yet_notified(runs, NotificationType.RUN_FINISHED):
-        word = "is finished" if run.state is RunStatus.FINISHED else "was cancelled"
-        text = "The model is on every machine that trained it: `barnraise export` writes it out."
+    for run in _not_yet_notified(runs, kind):
+        if run.state is RunStatus.FINISHED:
+            title = f"{run.name} finished"
+            text = "Every machine that trained has the model."
+        else:
+            title = f"{run.name} was cancelled"
+            text = ""
         for person in find_recipients(run):
-            yield draft_for_run(
-                run,
-                person,
-                NotificationType.RUN_FINISHED,
-                f"{run.name} {word}",
-                text if run.state is RunStatus.FINISHED else "",
-            )
+            yield draft_for_run(run, person, kind, title, text)
 
 
 def detect_stalled(now: datetime, since: datetime) -> Iterator[NotificationDraft]:
+    """Detect runs in training of which no machine reports any longer."""
+    if now - since <= STALLED_AFTER:
+        return
     runs = Run.objects.filter(status=RunStatus.TRAINING).annotate(
-        heard=Max("memberships__last_seen")
+        last_report=Max("memberships__last_seen")
     )
-    for run in runs.filter(heard__lt=now - STALLED_AFTER, heard__gt=now - LOOK_BACK).select_related(
-        "owner"
-    ):
-        if (
-            now - since > STALLED_AFTER
-            and not Membership.everywhere.alive().filter(run=run).exists()
-        ):
-            text = "No machine has reported for some minutes. Those that hold a ticket may be going on by themselves."
-            episode = f"{run.heard.timestamp():.0f}"
+    silent = runs.filter(last_report__lt=now - STALLED_AFTER, last_report__gt=now - LOOK_BACK)
+    for run in silent.select_related("owner"):
+        if not Membership.everywhere.alive().filter(run=run).exists():
+            last_report: datetime = run.last_report  # pyright: ignore[reportAttributeAccessIssue]
             yield draft_for_run(
-                run, run.owner, NotificationType.RUN_STALLED, f"{run.name} stalled", text, episode
+                run,
+                run.owner,
+                NotificationType.RUN_STALLED,
+                f"{run.name} stalled",
+                "No machine has reported for some minutes. Machines keep training on their own and "
+                "will report when they can.",
+                episode=f"{last_report.timestamp():.0f}",
             )
 
 
 def detect_quiet(now: datetime, since: datetime) -> Iterator[NotificationDraft]:
-    """Of a machine in several runs only one: it is quiet when it is in all of them."""
+    """Detect machines that stopped reporting without leaving, in all of their runs."""
     if now - since <= QUIET_AFTER:
         return
     silent = Q(last_seen__lt=now - QUIET_AFTER, last_seen__gt=now - LOOK_BACK, activity__in=WORKING)
-    here = Membership.objects.filter(
-        run__status__in=[RunStatus.TRAINING, RunStatus.RECRUITING], machine__revoked=None
+    memberships = Membership.objects.filter(
+        silent, run__status__in=[RunStatus.TRAINING, RunStatus.RECRUITING], machine__revoked=None
     )
-    machines = here.filter(silent).values("machine")
-    for machine in (
-        Machine.objects.filter(pk__in=machines)
-        .annotate(heard=Max("memberships__last_seen"))
-        .filter(heard__lt=now - QUIET_AFTER)
+    machines = (
+        Machine.objects.filter(pk__in=memberships.values("machine"))
+        .annotate(last_report=Max("memberships__last_seen"))
+        .filter(last_report__lt=now - QUIET_AFTER)
         .select_related("owner")
-    ):
-        minutes = QUIET_AFTER.seconds // 60
+    )
+    minutes = QUIET_AFTER.seconds // 60
+    for machine in machines:
+        last_report: datetime = machine.last_report  # pyright: ignore[reportAttributeAccessIssue]
         yield NotificationDraft(
             person=machine.owner,
             kind=NotificationType.MACHINE_QUIET,
-            key=f"quiet:{machine.pk}:{machine.heard.timestamp():.0f}",
-            title=f"{machine.name} went quiet",
-            text=f"It has not reported for {minutes} minutes and said no goodbye. It may be off, asleep or offline.",
+            key=f"quiet:{machine.pk}:{last_report.timestamp():.0f}",
+            title=f"{machine.name} stopped reporting",
+            text=f"It has not reported for {minutes} minutes and did not leave the run. It may be "
+            "off, asleep or offline.",
             url="/machines/",
-            data={
-                "machine": {"id": str(machine.pk), "name": machine.name},
-                "last_seen": machine.heard.isoformat(),
-            },
+            data={"machine": _machine_data(machine), "last_seen": last_report.isoformat()},
         )
 
 
 def draft_refusal(machine: Machine, run: Run, why: str) -> NotificationDraft:
-    """For whoever turns a machine away. One a day for each machine and run."""
+    """Draft a notification that a run refused a machine: at most one a day for both."""
     return NotificationDraft(
         person=machine.owner,
         kind=NotificationType.TICKET_REFUSED,
         key=f"refused:{machine.pk}:{run.pk}:{timezone.now():%Y%m%d}",
-        title=f"{machine.name} was refused a place in {run.name}",
+        title=f"{run.name} refused {machine.name}",
         text=f"{why[:1].upper()}{why[1:]}.",
         url=run.get_absolute_url(),
-        data={
-            "machine": {"id": str(machine.pk), "name": machine.name},
-            "run": _run_data(run),
-            "why": why,
-        },
+        data={"machine": _machine_data(machine), "run": _run_data(run), "why": why},
     )
 
 
 def find_recipients(run: Run) -> list[User]:
-    """Everybody with a machine in it, and its owner: the last, because by what they were told it is known that the
-    others were (`_untold`)."""
-    theirs = (
+    """List the owner and everybody with a machine in the run.
+
+    The owner comes last: `_not_yet_notified` takes the owner's notification as the sign that all
+    others have theirs.
+    """
+    others = (
         User.objects.filter(machines__memberships__run=run, is_active=True)
-        .exclude(pk=run.owner_id)
+        .exclude(pk=run.owner.pk)
         .distinct()
     )
-    return [*theirs, run.owner] if run.owner.is_active else list(theirs)
+    return [*others, run.owner] if run.owner.is_active else list(others)
 
 
 def _not_yet_notified(runs: QuerySet[Run], kind: NotificationType) -> list[Run]:
-    """Those whose owner has not been told yet: the others' people are thousands, and not looked for every minute."""
-    found = {_key(kind, run): run for run in runs.select_related("owner")}
-    told = set(Notification.objects.filter(key__in=found).values_list("key", "person"))
-    return [run for key, run in found.items() if (key, run.owner_id) not in told]
+    """Return the runs whose owner has no notification yet.
+
+    The thousands of other recipients are not queried every minute.
+    """
+    by_key = {_key(kind, run): run for run in runs.select_related("owner")}
+    notified = set(Notification.objects.filter(key__in=by_key).values_list("key", "person"))
+    return [run for key, run in by_key.items() if (key, run.owner.pk) not in notified]
 
 
 def draft_for_run(
-    run: Run, person: User, kind: NotificationType, title: str, text: str = "", episode: str = ""
+    run: Run,
+    person: User,
+    kind: NotificationType,
+    title: str,
+    text: str = "",
+    *,
+    episode: str = "",
 ) -> NotificationDraft:
+    """Draft a notification about a run.
+
+    Args:
+        run: The run.
+        person: The recipient.
+        kind: The type.
+        title: One line.
+        text: One or two sentences.
+        episode: Tells repeated events of the run apart.
+    """
+    key = _key(kind, run, episode)
     return NotificationDraft(
-        person,
-        kind,
-        _key(kind, run, episode),
-        title,
-        text,
-        run.get_absolute_url(),
-        {"run": _run_data(run)},
+        person, kind, key, title, text, run.get_absolute_url(), {"run": _run_data(run)}
     )
 
 
@@ -165,5 +187,9 @@ def _key(kind: NotificationType, run: Run, episode: str = "") -> str:
     return ":".join(filter(None, (kind.value, str(run.pk), episode)))
 
 
-def _run_data(run: Run) -> dict[str, str]:
+def _run_data(run: Run) -> dict[str, Any]:
     return {"id": str(run.pk), "slug": run.slug, "name": run.name, "status": run.status}
+
+
+def _machine_data(machine: Machine) -> dict[str, Any]:
+    return {"id": str(machine.pk), "name": machine.name}

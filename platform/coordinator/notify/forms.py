@@ -1,79 +1,90 @@
-"""What people choose to be told, and where their programs hear of it."""
+"""Forms for notification preferences and webhooks."""
+
+from typing import Any
 
 from django import forms
 
+from coordinator.accounts.models import User
 from coordinator.lib import safe_http
 from coordinator.lib.exceptions import UserError
 from coordinator.notify.models import NotificationPreference, Webhook
 from coordinator.notify.notification_types import NotificationType
 
+CHANNELS = {"site": "site", "email": "email"}
+
 
 class PreferencesForm(forms.Form):
-    """Two boxes a kind, called `site-<kind>` and `email-<kind>`."""
+    """Two checkboxes for each type, called `site-<type>` and `email-<type>`."""
 
-    def __init__(self, *args, person, **kwargs):
+    def __init__(self, *args: Any, person: User, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.person = person
-        for kind, choice in NotificationPreference.for_person(person).items():
-            for where in ("site", "email"):
-                self.fields[f"{where}-{kind}"] = forms.BooleanField(
+        for kind, preference in NotificationPreference.for_person(person).items():
+            for channel, label in CHANNELS.items():
+                self.fields[f"{channel}-{kind}"] = forms.BooleanField(
                     required=False,
-                    initial=getattr(choice, where),
-                    label=f"{NotificationType(kind).label}: {where}",
+                    initial=getattr(preference, channel),
+                    label=f"{NotificationType(kind).label}: {label}",
                 )
 
     def save(self) -> None:
+        """Store what changed."""
         for kind in NotificationType:
-            wanted = {
-                where: self.cleaned_data[f"{where}-{kind.value}"] for where in ("site", "email")
-            }
-            NotificationPreference.set_wanted(self.person, kind.value, **wanted)
+            NotificationPreference.set_wanted(
+                self.person,
+                kind.value,
+                site=self.cleaned_data[f"site-{kind.value}"],
+                email=self.cleaned_data[f"email-{kind.value}"],
+            )
 
     def rows(self) -> list[tuple[str, forms.BoundField, forms.BoundField]]:
-        """(words, the box of the site, the box of letters)."""
+        """List (label of the type, checkbox for the site, checkbox for emails)."""
         return [
-            (kind.label, self[f"site-{kind.value}"], self[f"email-{kind.value}"])
+            (str(kind.label), self[f"site-{kind.value}"], self[f"email-{kind.value}"])
             for kind in NotificationType
         ]
 
 
-class WebhookTypesForm(forms.Form):
-    """Of what a webhook hears."""
-
-    kinds = forms.MultipleChoiceField(
-        label="Of what",
+def types_field(**options: Any) -> forms.MultipleChoiceField:
+    """Build the field with the notification types that a webhook receives."""
+    return forms.MultipleChoiceField(
+        label="Events",
         choices=NotificationType.choices,
         widget=forms.CheckboxSelectMultiple,
-        error_messages={"required": "Choose at least one, or switch the webhook off."},
+        **options,
     )
 
-    def __init__(self, *args, hook: Webhook, **kwargs):
-        # Several of these are on one page: their boxes need names of their own.
+
+class WebhookTypesForm(forms.Form):
+    """The notification types that a webhook receives."""
+
+    kinds = types_field(error_messages={"required": "Choose at least one, or disable the webhook."})
+
+    def __init__(self, *args: Any, hook: Webhook, **kwargs: Any) -> None:
+        # A page has one form for each webhook, so the ids of their fields must differ.
         super().__init__(*args, initial={"kinds": hook.kinds}, auto_id=f"id_{hook.pk}_%s", **kwargs)
         self.hook = hook
 
     def save(self) -> None:
+        """Store the types."""
         self.hook.set_types(self.cleaned_data["kinds"])
 
 
 class WebhookForm(forms.Form):
+    """A new webhook."""
+
     url = forms.CharField(
         label="URL",
         max_length=500,
-        help_text="https only, and a public address.",
+        help_text="A public https address.",
         widget=forms.TextInput(
             attrs={"inputmode": "url", "placeholder": "https://example.org/hook"}
         ),
     )
-    kinds = forms.MultipleChoiceField(
-        label="Of what",
-        choices=NotificationType.choices,
-        widget=forms.CheckboxSelectMultiple,
-        initial=list(NotificationType.values),
-    )
+    kinds = types_field(initial=list(NotificationType.values))
 
-    def save(self, person) -> Webhook | None:
-        """None when it cannot be, which is then said at the field."""
+    def save(self, person: User) -> Webhook | None:
+        """Create the webhook; return None if that is refused, with an error at the field."""
         try:
             return Webhook.add(person, self.cleaned_data["url"], self.cleaned_data["kinds"])
         except safe_http.UnsafeUrlError as error:

@@ -1,8 +1,10 @@
-"""A notice to a person, which of them they want, and the webhooks that get them too."""
+"""Notifications, the preferences for them, and webhooks with their deliveries."""
 
 import base64
 import secrets
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import models, transaction
@@ -10,31 +12,31 @@ from django.utils import timezone
 from uuid6 import uuid7
 
 from coordinator.audit.log import record
-from coordinator.eventlog import private_data
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import private_data, writer
 from coordinator.lib import safe_http
 from coordinator.lib.exceptions import UserError
 from coordinator.notify.notification_types import NotificationDraft, NotificationType
 from coordinator.replication import leases
 
+if TYPE_CHECKING:
+    from coordinator.accounts.models import User
+
 MAX_WEBHOOKS = 5  # of one person
-MAX_FAILURES = 20  # failures in a row after which a webhook is switched off
-RETRY_SECONDS = (
-    10,
-    60,
-    600,
-    3600,
-    6 * 3600,
-)  # seconds before the next try; after the last there is none
+MAX_FAILURES = 20  # in a row, after which a webhook is disabled
+# Seconds before each further attempt to send an email or to call a webhook; then it is given up.
+RETRY_SECONDS = (10, 60, 600, 3600, 6 * 3600)
 
 
 class NotificationPreference(models.Model):
-    """What a person wants of one kind; without a row: all of it."""
+    """Where a person wants notifications of one type; without a row, everywhere."""
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     person = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notification_settings"
+        settings.AUTH_USER_MODEL,
+        on_delete=models.CASCADE,
+        related_name="notification_preferences",
     )
+    person_id: UUID
     kind = models.CharField(max_length=20, choices=NotificationType)
     site = models.BooleanField(default=True)
     email = models.BooleanField(default=True)
@@ -48,51 +50,61 @@ class NotificationPreference(models.Model):
         return f"{self.person}: {self.kind}"
 
     @classmethod
-    def for_person(cls, person) -> dict[str, "NotificationPreference"]:
-        """Kind → what they chose, or would have chosen."""
-        chosen = {choice.kind: choice for choice in cls.objects.filter(person=person)}
+    def for_person(cls, person: "User") -> dict[str, "NotificationPreference"]:
+        """Return a person's preference for each type; unsaved ones hold the defaults."""
+        saved = {preference.kind: preference for preference in cls.objects.filter(person=person)}
         return {
-            kind.value: chosen.get(kind.value) or cls(person=person, kind=kind.value)
+            kind.value: saved.get(kind.value) or cls(person=person, kind=kind.value)
             for kind in NotificationType
         }
 
     @classmethod
     def set_wanted(
-        cls, person, kind: str, *, site: bool | None = None, email: bool | None = None
+        cls,
+        person: "User",
+        kind: str,
+        *,
+        site: bool | None = None,
+        email: bool | None = None,
     ) -> None:
-        """None leaves it as it is."""
-        wanted = {
-            name: value for name, value in (("site", site), ("email", email)) if value is not None
-        }
-        with mirrors.log_transaction():
+        """Change a preference; None leaves a value as it is."""
+        values = {"site": site, "email": email}
+        wanted = {name: value for name, value in values.items() if value is not None}
+        with writer.log_transaction():
             before = cls.for_person(person)[NotificationType(kind).value]
-            made, _ = cls.objects.update_or_create(person=person, kind=before.kind, defaults=wanted)
-            for where in wanted:
-                if getattr(before, where) != getattr(made, where):
-                    mirrors.record("wish.choose", person.pk, made.as_event(where))
+            after, _ = cls.objects.update_or_create(
+                person=person, kind=before.kind, defaults=wanted
+            )
+            for channel in wanted:
+                if getattr(before, channel) != getattr(after, channel):
+                    payload = after.as_event(channel)
+                    writer.record("preference.set", person.pk, payload)
 
-    def as_event(self, where: str) -> dict:
-        """To other mirrors."""
-        return {"kind": self.kind, "where": where, "wanted": getattr(self, where)}
+    def as_event(self, channel: str) -> dict[str, Any]:
+        """Return the event payload for one channel, "site" or "email"."""
+        return {"kind": self.kind, "where": channel, "wanted": getattr(self, channel)}
 
 
 class Notification(models.Model):
-    """One thing that happened, told to one person once: `key` names the event. `email_due`: when the letter is to be
-    tried next; None: there is none to send."""
+    """A notification of one event for one person.
+
+    `key` names the event, so that a person is notified of it once. `shown` is False where the
+    person does not want it on the site; the row still prevents a second email. `email_due` is when
+    the email is sent or tried again, or None if there is none to send.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     person = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="notifications"
     )
+    person_id: UUID
     kind = models.CharField(max_length=20, choices=NotificationType)
     key = models.CharField(max_length=160)
     title = models.CharField(max_length=160)
     text = models.CharField(max_length=600, blank=True)
     url = models.CharField(max_length=200, blank=True)
     created = models.DateTimeField(default=timezone.now)
-    shown = models.BooleanField(
-        default=True
-    )  # False: not wanted in the site; the row remembers that it was told
+    shown = models.BooleanField(default=True)
     read = models.DateTimeField(null=True)
     email_due = models.DateTimeField(null=True)
     email_tries = models.PositiveSmallIntegerField(default=0)
@@ -122,51 +134,60 @@ class Notification(models.Model):
 
     @property
     def lease_name(self) -> str:
-        """The letter about it, the same at every mirror that finds what it is about."""
-        return leases.lease_name("letter", self.person_id, self.key)
+        """Name the lease of its email, the same at every mirror that detects the event."""
+        return leases.lease_name("email", self.person_id, self.key)
 
     @classmethod
-    def create_once(cls, news: NotificationDraft) -> "Notification | None":
-        """None when this person was told of this before. Whoever tells at the same moment, one notice comes of it."""
-        choice = NotificationPreference.for_person(news.person)[news.kind]
+    def create_once(cls, draft: NotificationDraft) -> "Notification | None":
+        """Store a notification and the deliveries to the person's webhooks.
+
+        Returns:
+            None if the person was notified of this event before, also by a concurrent call.
+        """
+        preference = NotificationPreference.for_person(draft.person)[draft.kind]
         with transaction.atomic():
-            notice, fresh = cls.objects.get_or_create(
-                person=news.person,
-                key=news.key[:160],
+            notification, is_new = cls.objects.get_or_create(
+                person=draft.person,
+                key=draft.key[:160],
                 defaults={
-                    "kind": news.kind,
-                    "title": news.title[:160],
-                    "text": news.text[:600],
-                    "url": news.url[:200],
-                    "shown": choice.site,
-                    "email_due": timezone.now() if choice.email else None,
+                    "kind": draft.kind,
+                    "title": draft.title[:160],
+                    "text": draft.text[:600],
+                    "url": draft.url[:200],
+                    "shown": preference.site,
+                    "email_due": timezone.now() if preference.email else None,
                 },
             )
-            if not fresh:
+            if not is_new:
                 return None
-            for hook in Webhook.objects.filter(person=news.person, active=True):
-                if news.kind in hook.kinds:
-                    hook.create_delivery(notice, news.data)
-        return notice
+            for webhook in Webhook.objects.filter(person=draft.person, active=True):
+                if draft.kind in webhook.kinds:
+                    webhook.create_delivery(notification, draft.data)
+        return notification
 
     @classmethod
-    def mark_read(cls, person) -> int:
+    def mark_read(cls, person: "User") -> int:
+        """Mark all notifications of a person as read; return how many were unread."""
         return cls.objects.filter(person=person, read=None).update(read=timezone.now())
 
 
 class Webhook(models.Model):
-    """Where an organiser's own programs hear of things: each call is signed with `secret`, as standardwebhooks.com
-    says."""
+    """A URL of an organiser that the site calls when an event happens.
+
+    Each call is signed with `secret` (standardwebhooks.com). `kinds` are the values of the
+    notification types that it receives, `failures` the failed calls in a row.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     person = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="webhooks"
     )
+    person_id: UUID
     url = models.CharField(max_length=500)
     secret = models.CharField(max_length=60)
     kinds = models.JSONField(default=list)
     active = models.BooleanField(default=True)
-    failures = models.PositiveIntegerField(default=0)  # in a row
+    failures = models.PositiveIntegerField(default=0)
     last_answer = models.CharField(max_length=200, blank=True)
     last_tried = models.DateTimeField(null=True)
     created = models.DateTimeField(default=timezone.now)
@@ -178,99 +199,121 @@ class Webhook(models.Model):
         return f"webhook {self.pk}"
 
     @classmethod
-    def add(cls, person, url: str, kinds: list[str]) -> "Webhook":
-        """Raises UserError, or safe_http.UnsafeUrlError."""
+    def add(cls, person: "User", url: str, kinds: list[str]) -> "Webhook":
+        """Create a webhook.
+
+        Raises:
+            UserError: The person is no organiser or has too many webhooks.
+            safe_http.UnsafeUrlError: The URL is not a public https address.
+        """
         if not person.may_create_runs:
             raise UserError("webhooks are for organisers")
-        if person.webhooks.count() >= MAX_WEBHOOKS:
+        if cls.objects.filter(person=person).count() >= MAX_WEBHOOKS:
             raise UserError(f"nobody has more than {MAX_WEBHOOKS} webhooks: remove one first")
         safe_http.resolve_target(url)
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        with mirrors.log_transaction():
-            made = cls.objects.create(
+        with writer.log_transaction():
+            webhook = cls.objects.create(
                 person=person, url=url.strip(), secret=secret, kinds=list(kinds)
             )
-            mirrors.record("webhook.set", made.pk, made.as_event)
-            record("webhook.add", made, actor=person, kinds=list(kinds))
-        return made
+            writer.record("webhook.set", webhook.pk, webhook.as_event())
+            record("webhook.add", webhook, actor=person, kinds=list(kinds))
+        return webhook
 
-    @property
-    def as_event(self) -> dict:
-        """To other mirrors; within `writer.log_transaction`."""
-        kept = {"url": self.url, "secret": self.secret, "kinds": self.kinds}
-        about = private_data.store(f"webhook:{self.pk}", kept)
+    def as_event(self) -> dict[str, Any]:
+        """Return the event payload, and store its private data; within `writer.log_transaction`."""
+        details = {"url": self.url, "secret": self.secret, "kinds": self.kinds}
         return {
             "person": self.person_id,
             "created": self.created,
             "active": self.active,
-            "about": about,
+            "about": private_data.store(f"webhook:{self.pk}", details),
         }
 
     def set_types(self, kinds: list[str]) -> bool:
-        """Of what it hears from now on; what was owed before still comes. False when it was so before."""
+        """Change the notification types that it receives; deliveries that are due stay.
+
+        Returns:
+            False if nothing changed.
+        """
         wanted = [kind.value for kind in NotificationType if kind.value in kinds]
-        with mirrors.log_transaction():
-            changed = (
-                Webhook.objects.filter(pk=self.pk).exclude(kinds=wanted).update(kinds=wanted) == 1
-            )
-            if changed:
+        with writer.log_transaction():
+            unequal = Webhook.objects.filter(pk=self.pk).exclude(kinds=wanted)
+            is_changed = unequal.update(kinds=wanted) == 1
+            if is_changed:
                 self.refresh_from_db()
-                mirrors.record("webhook.set", self.pk, self.as_event)
-                record("webhook.listen", self, actor=self.person, kinds=wanted)
+                writer.record("webhook.set", self.pk, self.as_event())
+                record("webhook.change", self, actor=self.person, kinds=wanted)
         self.refresh_from_db()
-        return changed
+        return is_changed
 
     def remove(self) -> None:
-        with mirrors.log_transaction():
+        """Delete the webhook and its deliveries."""
+        with writer.log_transaction():
             record("webhook.remove", self, actor=self.person)
-            mirrors.record("webhook.remove", self.pk, {})
+            writer.record("webhook.remove", self.pk, {})
             self.delete()
 
     def set_active(self, on: bool) -> None:
-        """Off: nothing more is sent; what was owed is dropped."""
-        with mirrors.log_transaction():
-            changed = (
-                Webhook.objects.filter(pk=self.pk, active=not on).update(active=on, failures=0) == 1
-            )
+        """Enable the webhook, or disable it and cancel its deliveries."""
+        with writer.log_transaction():
+            rows = Webhook.objects.filter(pk=self.pk, active=not on)
+            is_changed = rows.update(active=on, failures=0) == 1
             self.refresh_from_db()
-            if changed:
-                mirrors.record("webhook.set", self.pk, self.as_event)
+            if is_changed:
+                writer.record("webhook.set", self.pk, self.as_event())
                 record("webhook.on" if on else "webhook.off", self, actor=self.person)
             if not on:
                 self.cancel_deliveries()
 
     def cancel_deliveries(self) -> None:
-        """What was owed is not sent."""
-        self.deliveries.filter(due__isnull=False).update(due=None)
+        """Cancel all deliveries that are due."""
+        Delivery.objects.filter(webhook=self, due__isnull=False).update(due=None)
 
-    def create_delivery(self, notice: Notification | None, data: dict) -> "Delivery":
-        """`notice` None: a call that its owner asked for, to try it."""
-        kind = notice.kind if notice else "test"
+    def create_delivery(
+        self, notification: Notification | None, data: dict[str, Any]
+    ) -> "Delivery":
+        """Queue a call.
+
+        Args:
+            notification: What it is about; None for a test call.
+            data: The content.
+        """
+        kind = notification.kind if notification else "test"
         body = {"type": kind, "timestamp": timezone.now().isoformat(), "data": data}
-        return Delivery.objects.create(webhook=self, notice=notice, body=body)
+        return Delivery.objects.create(webhook=self, notification=notification, body=body)
 
-    def record_response(self, good: bool, said: str) -> None:
-        """Notes how a call went; too many failures in a row, or a 410, switch it off."""
+    def record_response(self, is_success: bool, answer: str) -> None:
+        """Store the result of a call.
+
+        Too many failures in a row, or a 410, disable the webhook.
+
+        Args:
+            is_success: Whether the response was a 2xx.
+            answer: The status, or what went wrong.
+        """
+        rows = Webhook.objects.filter(pk=self.pk)
         now = timezone.now()
-        if good:
-            Webhook.objects.filter(pk=self.pk).update(
-                failures=0, last_answer=said[:200], last_tried=now
-            )
+        if is_success:
+            rows.update(failures=0, last_answer=answer[:200], last_tried=now)
             return
-        Webhook.objects.filter(pk=self.pk).update(
-            failures=models.F("failures") + 1, last_answer=said[:200], last_tried=now
-        )
+        failures = models.F("failures") + 1
+        rows.update(failures=failures, last_answer=answer[:200], last_tried=now)
         self.refresh_from_db()
-        if self.active and (self.failures >= MAX_FAILURES or said == "410"):
+        if self.active and (self.failures >= MAX_FAILURES or answer == "410"):
             self.set_active(False)
 
 
 class Delivery(models.Model):
-    """One call that is owed to a webhook. `due`: when it is to be tried next; None: done, or given up."""
+    """A call to a webhook.
+
+    `due` is when it is made or tried again; None: it was made or given up.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries")
-    notice = models.ForeignKey(
+    webhook_id: UUID
+    notification = models.ForeignKey(
         Notification, null=True, on_delete=models.CASCADE, related_name="deliveries"
     )
     body = models.JSONField()
@@ -282,7 +325,7 @@ class Delivery(models.Model):
         ordering = ["-id"]
         constraints = [
             models.UniqueConstraint(
-                fields=["webhook", "notice"], name="one_delivery_per_notification"
+                fields=["webhook", "notification"], name="one_delivery_per_notification"
             )
         ]
         indexes = [
@@ -294,19 +337,22 @@ class Delivery(models.Model):
 
     @property
     def lease_name(self) -> str | None:
-        """The same at every mirror that finds what it is about; None for a test, which is this mirror's."""
-        return leases.lease_name("call", self.webhook_id, self.notice.key) if self.notice else None
+        """Name its lease, the same at every mirror that detects the event.
+
+        None for a test call, which only this mirror knows.
+        """
+        if self.notification is None:
+            return None
+        return leases.lease_name("call", self.webhook_id, self.notification.key)
 
     @property
     def message_id(self) -> str:
-        """By which a program knows what it has heard, whichever mirror calls."""
+        """Identify the call for its receiver, the same from whichever mirror it comes."""
         return f"msg_{self.lease_name[:32]}" if self.lease_name else str(self.pk)
 
 
-def next_attempt(tries: int):
-    """When to try once more after so many tries; None: not any more."""
-    return (
-        timezone.now() + timedelta(seconds=RETRY_SECONDS[tries - 1])
-        if tries <= len(RETRY_SECONDS)
-        else None
-    )
+def next_attempt(tries: int) -> datetime | None:
+    """Return when to try again after so many attempts; None to give up."""
+    if tries > len(RETRY_SECONDS):
+        return None
+    return timezone.now() + timedelta(seconds=RETRY_SECONDS[tries - 1])

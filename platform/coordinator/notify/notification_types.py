@@ -1,4 +1,4 @@
-"""What people can be told of."""
+"""The types of notifications, and a notification before it is stored."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,23 +7,36 @@ from django.db.models import TextChoices
 
 
 class NotificationType(TextChoices):
-    """The value is also a webhook's `type`; the label is what the page of choices says."""
+    """What people can be notified of.
 
-    MACHINE_QUIET = "machine.quiet", "A machine of yours went quiet"
-    RUN_STARTED = "run.started", "A run of yours, or one your machines are in, started"
+    The value is also the `type` of a webhook call; the label is shown on the settings page.
+    """
+
+    MACHINE_QUIET = "machine.quiet", "One of your machines stopped reporting"
+    RUN_STARTED = "run.started", "A run of yours or of your machines started"
     RUN_STALLED = "run.stalled", "A run of yours stalled: no machine reports"
-    RUN_FINISHED = "run.finished", "A run of yours, or one your machines are in, ended"
-    TICKET_REFUSED = "ticket.refused", "A machine of yours was refused a place in a run"
+    RUN_FINISHED = "run.finished", "A run of yours or of your machines ended"
+    TICKET_REFUSED = "ticket.refused", "A run refused one of your machines"
 
 
 @dataclass(frozen=True)
 class NotificationDraft:
-    """Something for one person. `key` is the same whenever the same event is found again; `data` goes to webhooks."""
+    """A notification for one person.
+
+    Attributes:
+        person: The user.
+        kind: Its type.
+        key: The same whenever the same event is detected again, so that a person is notified once.
+        title: One line.
+        text: One or two sentences, or "".
+        url: A path of this site, or "".
+        data: What a webhook call contains.
+    """
 
     person: Any
     kind: NotificationType
     key: str
     title: str
     text: str = ""
-    url: str = ""  # a path of this site
+    url: str = ""
     data: dict[str, Any] = field(default_factory=dict)

@@ -1,5 +1,8 @@
-"""Telling people, by Celery. Each task may run twice, late, or beside itself: rows are claimed by one conditional
-UPDATE, and what dies midway is tried again."""
+"""Celery tasks that create notifications, send emails and call webhooks.
+
+A task may run twice, late, or concurrently with itself: rows are claimed by one conditional UPDATE,
+and what a crash interrupts is tried again.
+"""
 
 import asyncio
 import base64
@@ -11,16 +14,17 @@ import time
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from smtplib import SMTPException
+from typing import Any
 
 import httpx
 from celery import shared_task
 from django.conf import settings
 from django.core import signing
 from django.core.mail import EmailMessage, get_connection
-from django.db.models import QuerySet
 from django.template.loader import render_to_string
 from django.utils import timezone
 
+from coordinator.accounts.models import User
 from coordinator.lib import safe_http
 from coordinator.lib.valkey import valkey_client
 from coordinator.notify.detectors import detect_all
@@ -30,144 +34,144 @@ from coordinator.replication.lease_election import LeaseDecision
 
 log = logging.getLogger("coordinator.notify")
 
-TOLD, LETTERS, CALLS = 500, 50, 32  # of one task's turn: reports and runs wait for the same worker
-LOOK = timedelta(seconds=20)  # until it is looked again whether another mirror has done it
-GIVEN_UP = timedelta(hours=12)  # after which nobody does what nobody has done
-LEASE = timedelta(minutes=2)  # how long a claimed row is left to whoever claimed it
-HEARING, SINCE = "notify:hearing", "notify:since"  # keys in Valkey
-BREAK = 120  # seconds without a sweep that count as a break
-KEPT = timedelta(days=90)
-UNSUBSCRIBE = "notify.unsubscribe"  # salt of the links in letters
+# Of one run of a task, so that reports and the lifecycle of runs are not delayed.
+MAX_NOTIFICATIONS = 500
+MAX_EMAILS = 50
+MAX_DELIVERIES = 32
+CLAIM_TIMEOUT = timedelta(minutes=2)  # after which a claimed row is due again
+RECHECK_AFTER = timedelta(seconds=20)  # when another mirror should do it
+GIVE_UP_AFTER = timedelta(hours=12)  # when no mirror has done it
+RETENTION = timedelta(days=90)
+# Valkey's keys: one that expires when sweeps stop, and when they began without interruption.
+SWEEPING_KEY = "notify:hearing"
+SINCE_KEY = "notify:since"
+MAX_GAP = 120  # seconds between two sweeps that do not count as an interruption
+UNSUBSCRIBE = "notify.unsubscribe"  # the salt of unsubscribe links
 
 
 @shared_task(name="notify.sweep", time_limit=60, soft_time_limit=50)
 def sweep() -> int:
-    """How many were told something new. Of what is found again and again only what is new costs more than a look."""
-    found = [each for each in detect_all(reporting_since()) if each.person.is_active]
-    known = set(
-        Notification.objects.filter(key__in={each.key for each in found}).values_list(
+    """Detect events and create notifications; return how many were created."""
+    drafts = [draft for draft in detect_all(reporting_since()) if draft.person.is_active]
+    existing = set(
+        Notification.objects.filter(key__in={draft.key for draft in drafts}).values_list(
             "person", "key"
         )
     )
-    fresh = [each for each in found if (each.person.pk, each.key) not in known]
-    return sum(Notification.create_once(each) is not None for each in fresh[:TOLD])
+    new = [draft for draft in drafts if (draft.person.pk, draft.key) not in existing]
+    return sum(Notification.create_once(draft) is not None for draft in new[:MAX_NOTIFICATIONS])
 
 
 def reporting_since() -> datetime:
-    """Since when sweeps, and with them reports, come without a break. A site that was down takes nobody for quiet."""
-    valkey, now = valkey_client(), time.time()
-    if not valkey.set(HEARING, 1, ex=BREAK, get=True):
-        valkey.set(SINCE, now)
-    return datetime.fromtimestamp(float(valkey.get(SINCE) or now), UTC)
+    """Return since when sweeps, and with them reports, have come without interruption.
+
+    It lets a site that was down not report machines as quiet.
+    """
+    valkey = valkey_client()
+    now = time.time()
+    if not valkey.set(SWEEPING_KEY, 1, ex=MAX_GAP, get=True):
+        valkey.set(SINCE_KEY, now)
+    since: Any = valkey.get(SINCE_KEY)
+    return datetime.fromtimestamp(float(since or now), UTC)
 
 
 @shared_task(name="notify.emails", time_limit=120, soft_time_limit=100)
 def send_emails() -> int:
-    """One letter a person with all that is due to them; how many went out."""
+    """Send each person one email with all notifications that are due; return how many were sent."""
     due = (
         Notification.objects.filter(email_due__lte=timezone.now())
         .order_by("person", "id")
         .select_related("person")
     )
-    sent, post = 0, get_connection()
-    for person, notices in groupby(list(due[:LETTERS]), key=lambda notice: notice.person):
-        mine = [
-            notice
-            for notice in notices
-            if _claim(Notification.objects, notice, "email_due", "email_tries")
-        ]
-        mine = [
-            notice
-            for notice in mine
-            if _take_turn(
-                Notification.objects, notice, notice.lease_name, notice.created, "email_due"
-            )
-        ]
-        if not mine:
+    sent = 0
+    connection = get_connection()
+    for person, group in groupby(list(due[:MAX_EMAILS]), key=lambda row: row.person):
+        notifications = [row for row in group if _claim_email(row)]
+        if not notifications:
             continue
-        ids = [notice.pk for notice in mine]
+        rows = Notification.objects.filter(pk__in=[row.pk for row in notifications])
         if not person.is_active:
-            Notification.objects.filter(pk__in=ids).update(email_due=None)
+            rows.update(email_due=None)
             continue
         try:
-            post.send_messages([build_email(person, mine)])
+            connection.send_messages([build_email(person, notifications)])
         except (OSError, SMTPException) as error:
-            log.warning("a letter with %d notices is put off: %s", len(mine), error)
-            for notice in mine:
-                Notification.objects.filter(pk=notice.pk).update(
-                    email_due=next_attempt(notice.email_tries + 1)
-                )
-            break  # the others would wait for the same server
-        Notification.objects.filter(pk__in=ids).update(email_due=None, emailed=timezone.now())
-        leases.mark_done(*(notice.lease_name for notice in mine))
+            log.warning(
+                "an email with %d notifications is postponed: %s", len(notifications), error
+            )
+            for row in notifications:
+                due_again = next_attempt(row.email_tries + 1)
+                Notification.objects.filter(pk=row.pk).update(email_due=due_again)
+            break  # the other emails would fail at the same server
+        rows.update(email_due=None, emailed=timezone.now())
+        leases.mark_done(*(row.lease_name for row in notifications))
         sent += 1
     return sent
 
 
-def build_email(person, notices: list[Notification]) -> EmailMessage:
-    """Its id is made of what it is about: sent twice, and by two mirrors, it is known as one."""
-    off = f"{settings.SITE_URL}/notifications/unsubscribe/{signing.dumps(str(person.pk), salt=UNSUBSCRIBE)}/"
-    told = {
-        "notifications": notices,
+def build_email(person: User, notifications: list[Notification]) -> EmailMessage:
+    """Build the email with a person's notifications.
+
+    Its Message-ID is derived from its content, so that mail programs recognise a duplicate, also
+    one from another mirror.
+    """
+    token = signing.dumps(str(person.pk), salt=UNSUBSCRIBE)
+    unsubscribe_url = f"{settings.SITE_URL}/notifications/unsubscribe/{token}/"
+    context = {
+        "notifications": notifications,
         "site": settings.SITE_URL,
         "name": settings.MIRROR_NAME,
-        "unsubscribe_url": off,
+        "unsubscribe_url": unsubscribe_url,
     }
-    title = notices[0].title if len(notices) == 1 else f"{len(notices)} things happened"
-    name = leases.lease_name(*sorted(notice.lease_name for notice in notices))[:32]
-    headers = {
-        "Message-ID": f"<{name}@letters.barnraise>",
-        "List-Unsubscribe": f"<{off}>",
-        "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
-    }
-    subject = " ".join(f"{settings.MIRROR_NAME}: {title}".split())
+    if len(notifications) == 1:
+        title = notifications[0].title
+    else:
+        title = f"{len(notifications)} notifications"
+    names = sorted(row.lease_name for row in notifications)
+    message_id = leases.lease_name(*names)[:32]
     return EmailMessage(
-        subject,
-        render_to_string("emails/notifications.txt", told),
+        " ".join(f"{settings.MIRROR_NAME}: {title}".split()),
+        render_to_string("emails/notifications.txt", context),
         to=[person.email],
-        headers=headers,
+        headers={
+            "Message-ID": f"<{message_id}@notifications.barnraise>",
+            "List-Unsubscribe": f"<{unsubscribe_url}>",
+            "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
+        },
     )
 
 
 @shared_task(name="notify.webhooks", time_limit=60, soft_time_limit=50)
 def deliver_webhooks() -> int:
-    """Makes the calls that are due, all at once; how many were answered well."""
+    """Make all webhook calls that are due, concurrently; return how many succeeded."""
     due = Delivery.objects.filter(due__lte=timezone.now(), webhook__active=True).order_by("due")
-    rows = Delivery.objects
-    mine = [
-        d
-        for d in due.select_related("webhook", "notice")[:CALLS]
-        if _claim(rows, d, "due", "tries")
-    ]
-    mine = [
-        d
-        for d in mine
-        if d.notice is None or _take_turn(rows, d, d.lease_name, d.notice.created, "due")
-    ]
-    answers = asyncio.run(_deliver_all(mine))
-    for delivery, (fine, said) in zip(mine, answers, strict=True):
-        delivery.webhook.record_response(fine, said)
+    rows = due.select_related("webhook", "notification")[:MAX_DELIVERIES]
+    deliveries = [row for row in rows if _claim_delivery(row)]
+    results = asyncio.run(_call_all(deliveries))
+    for delivery, (is_success, answer) in zip(deliveries, results, strict=True):
+        delivery.webhook.record_response(is_success, answer)
+        # A webhook that was disabled meanwhile has no row that is due.
         row = Delivery.objects.filter(pk=delivery.pk, due__isnull=False)
-        if fine:
+        if is_success:
             row.update(due=None, delivered=timezone.now())
             if delivery.lease_name:
                 leases.mark_done(delivery.lease_name)
         else:
             row.update(due=next_attempt(delivery.tries + 1))
-    return sum(fine for fine, _ in answers)
+    return sum(is_success for is_success, _ in results)
 
 
-async def _deliver_all(deliveries: list[Delivery]) -> list[tuple[bool, str]]:
-    return await asyncio.gather(*(deliver(delivery) for delivery in deliveries))
+async def _call_all(deliveries: list[Delivery]) -> list[tuple[bool, str]]:
+    return await asyncio.gather(*(call_webhook(delivery) for delivery in deliveries))
 
 
-async def deliver(delivery: Delivery) -> tuple[bool, str]:
-    """(whether it was answered well, the status or what went wrong)."""
-    hook, body = delivery.webhook, json.dumps(delivery.body, separators=(",", ":")).encode()
+async def call_webhook(delivery: Delivery) -> tuple[bool, str]:
+    """Make one call; return (whether it was answered with a 2xx, the status or the error)."""
+    webhook = delivery.webhook
+    body = json.dumps(delivery.body, separators=(",", ":")).encode()
+    headers = signature_headers(webhook.secret, delivery.message_id, body)
     try:
-        status = await safe_http.post(
-            hook.url, body, signature_headers(hook.secret, delivery.message_id, body)
-        )
+        status = await safe_http.post(webhook.url, body, headers)
         return 200 <= status < 300, str(status)
     except TimeoutError:
         return False, "no answer in time"
@@ -176,41 +180,69 @@ async def deliver(delivery: Delivery) -> tuple[bool, str]:
 
 
 def signature_headers(
-    secret: str, name: str, body: bytes, now: float | None = None
+    secret: str, message_id: str, body: bytes, now: float | None = None
 ) -> dict[str, str]:
-    """The headers of a call: what it is, when it was made, and that it is ours (standardwebhooks.com)."""
-    at = str(int(time.time() if now is None else now))
+    """Return a call's headers with its id, time and signature (standardwebhooks.com).
+
+    Args:
+        secret: The webhook's secret, "whsec_" and base64.
+        message_id: The same for every attempt.
+        body: The exact bytes of the call.
+        now: The time in seconds since 1970; None: the current time.
+    """
+    timestamp = str(int(time.time() if now is None else now))
     key = base64.b64decode(secret.removeprefix("whsec_"))
-    mac = hmac.new(key, f"{name}.{at}.".encode() + body, hashlib.sha256).digest()
+    mac = hmac.new(key, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
     return {
         "Content-Type": "application/json",
         "User-Agent": "Barnraise",
-        "webhook-id": name,
-        "webhook-timestamp": at,
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
         "webhook-signature": f"v1,{base64.b64encode(mac).decode()}",
     }
 
 
 @shared_task(name="notify.delete_old", time_limit=120)
 def delete_old() -> int:
-    """Forgets what is three months old."""
-    return Notification.objects.filter(created__lt=timezone.now() - KEPT).delete()[0]
+    """Delete notifications that are older than three months; return how many rows were deleted."""
+    return Notification.objects.filter(created__lt=timezone.now() - RETENTION).delete()[0]
 
 
-def _claim(rows: QuerySet, row, due: str, tries: str) -> bool:
-    """Whether it is ours to do: for LEASE nobody else finds it due."""
-    mine = rows.filter(pk=row.pk, **{due: getattr(row, due)})
-    return mine.update(**{due: timezone.now() + LEASE, tries: getattr(row, tries) + 1}) == 1
-
-
-def _take_turn(rows: QuerySet, row, duty: str, since: datetime, due: str) -> bool:
-    """Whether it falls to this mirror, of all that know of it. What another does is looked at again soon; what was done
-    is not."""
-    turn = leases.acquire(duty, since)
-    if turn is LeaseDecision.HELD:
+def _claim_email(row: Notification) -> bool:
+    """Claim a notification's email and its lease; return whether this process sends it."""
+    claimed = Notification.objects.filter(pk=row.pk, email_due=row.email_due).update(
+        email_due=timezone.now() + CLAIM_TIMEOUT, email_tries=row.email_tries + 1
+    )
+    if claimed != 1:
+        return False
+    decision = leases.acquire(row.lease_name, row.created)
+    if decision is LeaseDecision.HELD:
         return True
-    tries = "email_tries" if due == "email_due" else "tries"
-    over = turn is LeaseDecision.DONE or timezone.now() - since > GIVEN_UP
-    again = None if over else timezone.now() + LOOK
-    rows.filter(pk=row.pk).update(**{due: again, tries: getattr(row, tries)})
+    Notification.objects.filter(pk=row.pk).update(
+        email_due=_recheck_time(decision, row.created), email_tries=row.email_tries
+    )
     return False
+
+
+def _claim_delivery(row: Delivery) -> bool:
+    """Claim a webhook call and its lease; return whether this process makes it."""
+    claimed = Delivery.objects.filter(pk=row.pk, due=row.due).update(
+        due=timezone.now() + CLAIM_TIMEOUT, tries=row.tries + 1
+    )
+    if claimed != 1:
+        return False
+    if row.notification is None or row.lease_name is None:
+        return True
+    decision = leases.acquire(row.lease_name, row.notification.created)
+    if decision is LeaseDecision.HELD:
+        return True
+    Delivery.objects.filter(pk=row.pk).update(
+        due=_recheck_time(decision, row.notification.created), tries=row.tries
+    )
+    return False
+
+
+def _recheck_time(decision: LeaseDecision, since: datetime) -> datetime | None:
+    """Return when to check again whether another mirror has done it; None: never again."""
+    is_over = decision is LeaseDecision.DONE or timezone.now() - since > GIVE_UP_AFTER
+    return None if is_over else timezone.now() + RECHECK_AFTER

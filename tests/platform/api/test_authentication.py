@@ -101,7 +101,7 @@ def test_a_time_that_is_not_the_mirrors_is_not_believed(live_server, person, vol
     client.close()
 
 
-def test_an_unknown_key_is_told_to_enrol_and_a_revoked_one_that_it_is_revoked(person, volunteer):
+def test_signature_of_unknown_or_revoked_key_is_refused_with_reason(person, volunteer):
     ada = volunteer(person())
     ada.identity = Identity(b"\x09" * 32)
     stranger = ada.ask("GET", "/runs")

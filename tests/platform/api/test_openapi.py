@@ -15,7 +15,7 @@ CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nothing_that_is_sent_breaks_the_api_and_all_it_answers_is_documented(
+def test_api_fuzzed_requests_get_documented_responses(
     live_server, person, draft, volunteer, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(authentication, "MAX_TOKEN_REQUESTS", 10**9)

@@ -78,7 +78,7 @@ def test_a_wrong_token_is_refused(script, text):
     assert answer.status_code == 401 and answer["WWW-Authenticate"]
 
 
-def test_a_token_that_was_revoked_ran_out_or_belongs_to_nobody_active_is_refused(script, person):
+def test_token_revoked_expired_or_of_inactive_user_is_refused(script, person):
     revoked, old, banned = (script(person(f"{n}@example.org")) for n in range(3))
     revoked.token.revoke()
     Token.objects.filter(pk=old.token.pk).update(expires=timezone.now() - timedelta(seconds=1))
@@ -367,7 +367,7 @@ def test_a_script_reads_machines_checkpoints_and_an_estimate(
 # ---- the document --------------------------------------------------------------------------------------------------
 
 
-def test_every_operation_is_documented_with_its_refusals_and_every_body_with_an_example(client, db):
+def test_openapi_documents_errors_and_examples_of_all_operations(client, db):
     document = client.get("/api/v1/openapi.json").json()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

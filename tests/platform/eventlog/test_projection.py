@@ -275,10 +275,10 @@ LEASE = histories(
         "done": DIGESTS.map(lambda mirror: {"mirror": mirror}),
     },
 )
-WISH = histories(
-    "wish",
+PREFERENCE = histories(
+    "preference",
     {
-        "choose": st.builds(lambda kind, where, wanted: {"kind": kind, "where": where, "wanted": wanted},
+        "set": st.builds(lambda kind, where, wanted: {"kind": kind, "where": where, "wanted": wanted},
                             st.sampled_from(["run.started", "run.ended"]), st.sampled_from(["site", "email"]),
                             st.booleans()),
         "forget": st.just({}),
@@ -312,7 +312,7 @@ VERDICT = histories(
             st.tuples(st.just("verdict"), VERDICT),
             st.tuples(st.just("access"), ACCESS),
             st.tuples(st.just("lease"), LEASE),
-            st.tuples(st.just("wish"), WISH),
+            st.tuples(st.just("preference"), PREFERENCE),
             st.tuples(st.just("webhook"), WEBHOOK),
         ]
     ),

@@ -42,7 +42,7 @@ def test_an_origin_is_spelled_as_browsers_do():
     assert MirrorSite("", B, False).allowed_sources == (B, "wss://b.example.org")
 
 
-def test_the_page_of_a_public_run_may_reach_the_other_mirrors_and_no_other_page_may(
+def test_csp_allows_other_mirrors_on_public_run_pages_only(
     person, launched, draft, mirrors, valkey
 ):
     owner = person()

@@ -84,7 +84,7 @@ async def test_a_plan_is_told_once_and_again_only_when_it_changed(training, plan
     assert (await snapshot(run))["plans"] == {machine: changed.model_dump()}
 
 
-async def test_numbers_have_no_gap_and_the_second_snapshot_holds_what_the_deltas_said(training):
+async def test_deltas_are_numbered_without_gap_and_match_a_later_snapshot(training):
     run, _, report = training
     socket = await WatcherSocket(run.pk).open()
     first = await snapshot(run)
@@ -123,9 +123,7 @@ async def test_a_new_speaker_leaves_a_gap_and_a_snapshot_closes_it(training):
     assert following["seq"] == whole["seq"] + 1 and following["train"] == [[3000, 5.0]]
 
 
-def test_a_snapshot_is_what_the_speaker_left_and_nobody_else_looks_at_the_run(
-    training, monkeypatch
-):
+def test_snapshot_while_broadcasting_is_served_without_reading_the_run(training, monkeypatch):
     run, _, report = training
     speaker = Broadcaster(str(run.pk))
     assert speaker.next_delta()
@@ -190,7 +188,7 @@ def test_numbers_go_on_rising_after_valkey_forgot_them(training):
     assert json.loads(one.next_delta())["seq"] > before
 
 
-def test_nothing_is_said_when_nothing_happened_until_silence_would_look_like_death(training):
+def test_next_delta_without_changes_is_none_until_keepalive_is_due(training):
     run, _, _ = training
     one = Broadcaster(str(run.pk))
     assert one.next_delta()
@@ -277,9 +275,7 @@ def test_a_machine_agrees_with_what_most_at_its_vector_hold(training, volunteer,
     )
 
 
-async def test_the_socket_of_a_draft_is_closed_to_strangers_and_open_to_its_owner(
-    person, draft, valkey
-):
+async def test_socket_of_draft_is_open_to_its_owner_only(person, draft, valkey):
     owner = await sync_to_async(person)()
     run = await sync_to_async(draft)(owner)
     stranger = await WatcherSocket(run.pk).open()
@@ -312,7 +308,7 @@ async def test_a_site_of_another_origin_may_not_watch_with_a_visitors_cookies(tr
     ] == "websocket.close"
 
 
-async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_speaker(training):
+async def test_two_watchers_get_the_same_deltas_and_the_last_stops_broadcasting(training):
     run, _, report = training
     one, two = await WatcherSocket(run.pk).open(), await WatcherSocket(run.pk).open()
     await sync_to_async(report)(2)
@@ -327,7 +323,7 @@ async def test_two_watchers_hear_the_same_and_the_last_one_to_leave_stops_the_sp
     assert live.watchers.watched_run(str(run.pk)) is None
 
 
-async def test_where_the_ear_of_a_process_ended_the_next_to_watch_opens_another_and_the_old_voice_ends(
+async def test_subscribe_after_receiver_ended_restarts_both_tasks(
     training,
 ):
     run, _, report = training

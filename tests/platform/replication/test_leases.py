@@ -153,7 +153,7 @@ def notice(person, other: SmallMirror, whose: str) -> Notification:
     """One whose letter is first `whose`: "ours" or "theirs"."""
     keys = {"ours": site_identity.identity().key, "theirs": other.listed.key}
     for n in range(100):
-        duty = leases.lease_name("letter", person.pk, f"key {n}")
+        duty = leases.lease_name("email", person.pk, f"key {n}")
         if rank_candidates(duty, keys.values())[0] == keys[whose]:
             made = Notification.create_once(
                 NotificationDraft(person, NotificationType.RUN_STARTED, f"key {n}", "It started")

@@ -79,7 +79,7 @@ def test_two_that_have_come_to_one_state_are_apart_no_longer(other):
     assert PeerStatus.objects.get(pk=small.key).apart is None
 
 
-def test_visitors_see_who_there_is_and_the_staff_see_logs_clocks_and_faults(other, person):
+def test_mirrors_page_shows_logs_clocks_and_errors_to_staff_only(other, person):
     small = mirror_list.other_mirrors()[0]
     other.ahead = 30.0
     pull.pull_from(small)

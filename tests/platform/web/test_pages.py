@@ -205,7 +205,7 @@ def test_the_chosen_theme_is_there_from_the_first_byte(valkey):
     assert '<html lang="en">' in client.get("/").content.decode()
 
 
-def test_signing_up_makes_a_person_with_a_name_and_says_what_is_wrong_at_the_field(valkey):
+def test_signup_creates_named_user_and_shows_errors_at_fields(valkey):
     client = Client()
     sent = {"email": "eve@example.org", "password1": "short", "name": "Eve"}
     answer = client.post("/accounts/signup/", sent)

@@ -85,7 +85,7 @@ def test_a_problem_in_a_folded_field_unfolds_it(signed_in):
     )[1]
 
 
-def test_several_problems_are_all_said_at_once_each_with_a_way_to_its_field(signed_in):
+def test_run_form_lists_all_problems_with_links_to_their_fields(signed_in):
     client, _ = signed_in()
     bad = {"preset": "gpt-nano", "recipe.token_budget": "-5", "model.heads": "7", "quorum": "x"}
     page = client.post("/runs/new/", bad).content.decode()

@@ -111,7 +111,7 @@ def test_another_text_needs_another_manifest(person, draft, manifest, volunteer)
 # ---- who may join --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_by_invitation_takes_its_owners_machines_and_those_of_who_accepted(
+def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
     person, launched, volunteer, signed_in
 ):
     run, _ = launched(person("owner@example.org", name="Olga"), terms=INVITED)
@@ -134,7 +134,7 @@ def test_a_run_by_invitation_takes_its_owners_machines_and_those_of_who_accepted
     ]
 
 
-def test_a_link_that_was_withdrawn_ran_out_was_changed_or_is_anothers_leads_nowhere(
+def test_invitation_link_revoked_expired_or_wrong_is_not_found(
     person, launched, signed_in
 ):
     run, _ = launched(person("owner@example.org"), terms=INVITED)
@@ -314,7 +314,7 @@ def test_a_run_made_with_senseless_terms_is_refused_whoever_makes_it(person):
 # ---- the strategy --------------------------------------------------------------------------------------------------
 
 
-def test_auto_is_what_the_form_offers_and_leaves_rounds_and_updates_to_the_machines(signed_in):
+def test_run_form_offers_auto_strategy_by_default(signed_in):
     client, _ = signed_in()
     page = client.get("/runs/new/").content.decode()
     assert re.search(r'<option value="auto"( selected)?>Auto: rounds and updates', page)
@@ -332,7 +332,7 @@ def test_auto_is_what_the_form_offers_and_leaves_rounds_and_updates_to_the_machi
     )
 
 
-def test_what_auto_decides_cannot_be_fixed_as_well_and_another_strategy_can(signed_in):
+def test_fixed_rounds_are_refused_with_auto_and_accepted_otherwise(signed_in):
     client, _ = signed_in()
     sent = {
         "name": "Fixed",
@@ -351,7 +351,7 @@ def test_what_auto_decides_cannot_be_fixed_as_well_and_another_strategy_can(sign
 # ---- the budget ----------------------------------------------------------------------------------------------------
 
 
-def test_an_owner_extends_a_run_while_tokens_are_left_and_is_told_at_the_field_why_not_later(
+def test_owner_extends_run_only_while_tokens_are_left(
     signed_in, launched, draft, numbers
 ):
     client, ada = signed_in()

@@ -1,0 +1,1 @@
+"""Event types of notification preferences and webhooks."""

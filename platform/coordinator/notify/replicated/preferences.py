@@ -1,5 +1,7 @@
-"""The kind "wish", by person: of what they want to be told, and where. Whoever switched letters off gets none from any
-mirror."""
+"""The aggregate type `preference`, one per person.
+
+A person who switched emails off receives none from any mirror.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -8,63 +10,77 @@ from pydantic import Field
 
 from barnraise.protocol.types import Message
 from coordinator.accounts.models import User
-from coordinator.eventlog.registry import AggregateType as Shared
-from coordinator.eventlog.registry import DependencyMissingError, EventDraft, Fact, State
+from coordinator.eventlog.registry import (
+    AggregateType,
+    DependencyMissingError,
+    EventDraft,
+    Fact,
+    State,
+)
 from coordinator.notify.models import NotificationPreference
 from coordinator.notify.notification_types import NotificationType
 
-PLACES = ("site", "email")
+CHANNELS = ("site", "email")
 
 
 class SetPreference(Message):
+    """Whether a person wants notifications of one type in one channel."""
+
     kind: str = Field(pattern=r"^[a-z.]{1,20}$")
     where: Literal["site", "email"]
     wanted: bool
 
 
 class ForgetPreferences(Message):
-    pass
+    """Delete a person's preferences."""
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """Each choice by itself: the last word."""
+    """Return {type: {channel: wanted}}; for each type and channel the last event decides. Pure."""
     if any(fact.action == "forget" for fact in facts):
         return None
-    wanted: State = {}
+    state: State = {}
     for fact in facts:
-        wanted.setdefault(fact.payload.kind, {})[fact.payload.where] = fact.payload.wanted
-    return wanted or None
+        state.setdefault(fact.payload.kind, {})[fact.payload.where] = fact.payload.wanted
+    return state or None
 
 
-def store(which: str, state: State | None) -> None:
-    """A kind that this version does not know is a later one's."""
+def store(person_id: str, state: State | None) -> None:
+    """Write a person's state to rows; types that only a later version knows are ignored."""
     if state is None:
-        NotificationPreference.objects.filter(person=which).delete()
+        NotificationPreference.objects.filter(person=person_id).delete()
         return
-    if not User.objects.filter(pk=which).exists():
-        raise DependencyMissingError(f"person:{which}")
-    known = {
-        kind: {"site": True, "email": True} | said
-        for kind, said in state.items()
+    if not User.objects.filter(pk=person_id).exists():
+        raise DependencyMissingError(f"person:{person_id}")
+    preferences = {
+        kind: {"site": True, "email": True} | channels
+        for kind, channels in state.items()
         if kind in NotificationType.values
     }
-    NotificationPreference.objects.filter(person=which).exclude(kind__in=known).delete()
+    NotificationPreference.objects.filter(person=person_id).exclude(kind__in=preferences).delete()
     NotificationPreference.objects.bulk_create(
-        [NotificationPreference(person_id=which, kind=kind, **said) for kind, said in known.items()],
-        update_conflicts=True, unique_fields=["person", "kind"], update_fields=list(PLACES),
-    )  # fmt: skip
+        [
+            NotificationPreference(person_id=person_id, kind=kind, **channels)
+            for kind, channels in preferences.items()
+        ],
+        update_conflicts=True,
+        unique_fields=["person", "kind"],
+        update_fields=list(CHANNELS),
+    )
 
 
-def existing() -> Iterable[EventDraft]:
-    for choice in NotificationPreference.objects.all():
-        for where in PLACES:
-            yield "wish.choose", str(choice.person_id), choice.as_event(where)
+def existing_events() -> Iterable[EventDraft]:
+    """Yield the events that describe all rows."""
+    for preference in NotificationPreference.objects.all():
+        for channel in CHANNELS:
+            payload = preference.as_event(channel)
+            yield "preference.set", str(preference.person_id), payload
 
 
-AGGREGATE_TYPE = Shared(
-    "wish",
-    {"choose": SetPreference, "forget": ForgetPreferences},
+AGGREGATE_TYPE = AggregateType(
+    "preference",
+    {"set": SetPreference, "forget": ForgetPreferences},
     fold,
     store,
-    existing_events=existing,
+    existing_events=existing_events,
 )

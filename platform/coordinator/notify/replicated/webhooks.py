@@ -1,5 +1,7 @@
-"""The kind "webhook": that somebody has one. Its address and its secret are particulars: every mirror can make its
-calls, and one of them does."""
+"""The aggregate type `webhook`.
+
+A webhook's URL and secret are private data. Every mirror can make its calls, and one of them does.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +21,8 @@ from coordinator.notify.models import Webhook
 
 
 class SetWebhook(Message):
+    """Create or change a webhook; `about` is the digest of its `WebhookDetails`."""
+
     person: Id
     created: AwareDatetime
     active: bool
@@ -26,7 +30,7 @@ class SetWebhook(Message):
 
 
 class WebhookDetails(Message):
-    """Particulars."""
+    """The private data of a webhook."""
 
     url: str = Field(max_length=500)
     secret: str = Field(pattern=r"^whsec_[0-9A-Za-z+/]{20,50}={0,2}$", max_length=60)
@@ -34,42 +38,50 @@ class WebhookDetails(Message):
 
 
 class RemoveWebhook(Message):
-    pass
+    """Delete a webhook."""
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """The last word, until it is removed: that is for good."""
+    """Return the last `SetWebhook`, or None once the webhook was removed. Pure."""
     if any(fact.action == "remove" for fact in facts):
         return None
-    said = next((fact.payload for fact in reversed(facts) if fact.action == "set"), None)
-    return said and said.model_dump(mode="json")
+    payloads = (fact.payload for fact in reversed(facts) if fact.action == "set")
+    newest = next(payloads, None)
+    return newest and newest.model_dump(mode="json")
 
 
-def needs(state: State) -> list[str]:
+def private_digests(state: State) -> list[str]:
+    """Return the digest of the webhook's private data."""
     return [state["about"]]
 
 
-def store(which: str, state: State | None) -> None:
+def store(webhook_id: str, state: State | None) -> None:
+    """Write a webhook's state to its row, once its owner and its private data are here."""
     if state is None:
-        Webhook.objects.filter(pk=which).delete()
+        Webhook.objects.filter(pk=webhook_id).delete()
         return
     if not User.objects.filter(pk=state["person"]).exists():
         raise DependencyMissingError(f"person:{state['person']}")
-    about = private_data.load(state["about"], WebhookDetails)
-    if about is None:
+    details = private_data.load(state["about"], WebhookDetails)
+    if details is None:
         return
-    created = SetWebhook.model_validate(state).created
-    fields = {"person_id": state["person"], "created": created, "active": state["active"], **about}
-    found = Webhook.objects.filter(pk=which)
-    if not found.update(**fields):
-        Webhook.objects.bulk_create([Webhook(id=which, **fields)])
+    fields = {
+        "person_id": state["person"],
+        "created": SetWebhook.model_validate(state).created,
+        "active": state["active"],
+        **details,
+    }
+    rows = Webhook.objects.filter(pk=webhook_id)
+    if not rows.update(**fields):
+        Webhook.objects.bulk_create([Webhook(id=webhook_id, **fields)])
     if not state["active"]:
-        found.get().cancel_deliveries()
+        rows.get().cancel_deliveries()
 
 
-def existing() -> Iterable[EventDraft]:
-    for hook in Webhook.objects.all():
-        yield "webhook.set", str(hook.pk), hook.as_event
+def existing_events() -> Iterable[EventDraft]:
+    """Yield the events that describe all rows."""
+    for webhook in Webhook.objects.all():
+        yield "webhook.set", str(webhook.pk), webhook.as_event()
 
 
 AGGREGATE_TYPE = AggregateType(
@@ -77,6 +89,6 @@ AGGREGATE_TYPE = AggregateType(
     {"set": SetWebhook, "remove": RemoveWebhook},
     fold,
     store,
-    private_digests=needs,
-    existing_events=existing,
+    private_digests=private_digests,
+    existing_events=existing_events,
 )
