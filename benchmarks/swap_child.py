@@ -211,8 +211,8 @@ class Trainee:
             return found
 
         traced = tracemalloc.is_tracing()
-        for payload, units in self.engine.end_round(coded, 1.0):
-            del payload, units
+        for part in self.engine.end_round(coded, 1.0):
+            del part
         if self.plan.on_disk:
             self.engine.commit()
 

@@ -1,4 +1,4 @@
-"""Plans and engines by hand, as tests of the engine want them; what "the same bits" means is the benchmark's word."""
+"""Plans and engines for tests of the engine; `benchmarks/exactness.py` defines "the same bits"."""
 
 import dataclasses
 import hashlib
@@ -35,7 +35,7 @@ FRAGMENT = FragmentUpdate(digest="0" * 64, size=1, sketch="0" * 16)
 
 
 def tiny_plan(kind: str = "resident", model: ModelSpec = TINY, **more) -> Plan:
-    """ "resident", "staged", "exact", "restart" or "staged disk"."""
+    """Return a plan of one of KINDS for a tiny model, with other fields replaced by `more`."""
     plan = dataclasses.replace(
         resident(model), sequences=8, slots=1, host_gradient_slots=model.layers
     )
@@ -47,62 +47,72 @@ def tiny_plan(kind: str = "resident", model: ModelSpec = TINY, **more) -> Plan:
 
 
 def engine_of(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -> Engine:
-    """On a fresh state, or on the one that is in the folder."""
+    """Return an engine on a fresh state, or on the one in the folder."""
     store = StateStore(plan, folder if plan.on_disk else None)
-    shelf, fresh = FragmentSequence(store, "anchor"), store.header is None
+    anchor, fresh = FragmentSequence(store, "anchor"), store.header is None
     for fragment in plan.fragments if fresh else ():
-        shelf[fragment.index] = initial_weights(fragment, 11)
+        anchor[fragment.index] = initial_weights(fragment, 11)
     engine = Engine(
-        plan, recipe, store, Anchor(shelf),
+        plan,
+        recipe,
+        store,
+        Anchor(anchor),
         describe=lambda progress: json.dumps(dataclasses.asdict(progress)),
         progress=None if fresh else EngineProgress(**json.loads(store.header)),
-    )  # fmt: skip
+    )
     if fresh and plan.on_disk:
         engine.commit()
     return engine
 
 
 def sample_text(sequences: int = 4, seed: int = 0, model: ModelSpec = TINY) -> torch.Tensor:
-    """Text with something to learn: each token is the one before plus one."""
+    """Return learnable text: each token is the last one plus one."""
     return exactness.text(model, sequences, seed)
 
 
 def weights_of(engine: Engine) -> list[torch.Tensor]:
-    """fp32 copies of the replica's fragments, updates that were pending included."""
+    """Return fp32 copies of the replica's fragments, with the pending update applied."""
     return exactness.state(engine)[::3]
 
 
 def exchange_state(engine: Engine, kind: str) -> list[torch.Tensor]:
-    """Copies of what is kept of "anchor", "momentum" or "feedback"."""
+    """Return copies of all fragments of "anchor", "momentum" or "feedback"."""
     engine.apply_queued()
     dtype = torch.float32 if kind == "momentum" else torch.int32
     return [tensor.clone() for tensor in FragmentSequence(engine.store, kind, dtype)]
 
 
 def state_digest(engine: Engine) -> str:
-    """One digest of all state: replica, moments, and what is traded."""
+    """Return one digest of the whole state: replica, moments, and what the exchange needs."""
     hasher = hashlib.blake2b()
-    traded = [
+    exchanged = [
         tensor
         for kind in ("anchor", "momentum", "feedback")
         for tensor in exchange_state(engine, kind)
     ]
-    for tensor in exactness.state(engine) + traded:
+    for tensor in exactness.state(engine) + exchanged:
         hasher.update(tensor.numpy().tobytes())
     return hasher.hexdigest()
 
 
 class FakeUpdate:
-    """An update as the exchange hands it over."""
+    """An update as the exchange delivers it."""
 
-    def __init__(self, author: str, seq: int, payloads: list[bytes]):
+    def __init__(self, author: str, seq: int, payloads: list[bytes]) -> None:
         self.header = Update(
-            run="01890000-0000-7000-8000-000000000000", peer=author * 64, incarnation="0" * 16, seq=seq,
-            previous="0" * 64, tokens=64, total=64 * seq, fragments=[FRAGMENT] * len(payloads),
-        )  # fmt: skip
+            run="01890000-0000-7000-8000-000000000000",
+            peer=author * 64,
+            incarnation="0" * 16,
+            seq=seq,
+            previous="0" * 64,
+            tokens=64,
+            total=64 * seq,
+            fragments=[FRAGMENT] * len(payloads),
+        )
         self.payloads = payloads
 
     def decode(self, index: int) -> torch.Tensor | None:
+        """Return fragment `index`'s int32 units; None where the update has no part for it."""
         payload = self.payloads[index]
         return decode(payload, TINY.fragments()[index].size) if payload else None
 
@@ -110,16 +120,17 @@ class FakeUpdate:
 def train_round(
     engine: Engine, author: str = "a", seq: int = 1, weight: float = 1.0, seed: int = 0
 ) -> FakeUpdate:
+    """Train three steps, end the round, and return its update."""
     for step in range(3):
         engine.step([sample_text(seed=100 * seed + step)])
-    arrived = FakeUpdate(author, seq, [part.payload for part in engine.end_round(encode, weight)])
-    engine.anchor.record(arrived.header)
-    return arrived
+    update = FakeUpdate(author, seq, [part.payload for part in engine.end_round(encode, weight)])
+    engine.anchor.record(update.header)
+    return update
 
 
 @st.composite
 def arbitrary_plans(draw) -> Plan:
-    """Any plan that the schedule promises to obey."""
+    """Draw any plan that a program can be compiled for."""
     layers = draw(st.integers(1, 12))
     cuts = st.integers(0, (1 << layers - 1) - 1)
     forward, backward = groups(layers, draw(cuts)), groups(layers, draw(cuts))[::-1]
@@ -133,7 +144,7 @@ def arbitrary_plans(draw) -> Plan:
     weights = (ends[0], *(draw(tiers) for _ in range(layers)), ends[1])
     spills = staged and clipping == "exact" and gradients == "disk"
 
-    def moments(i: int, tier: str) -> str:
+    def moments_tier(i: int, tier: str) -> str:
         if safety == "round" or (staged and tier == "device"):
             return tier
         if staged and (tier == "disk" or (spills and 0 < i <= layers)):
@@ -142,10 +153,21 @@ def arbitrary_plans(draw) -> Plan:
 
     waits = staged and clipping == "exact" and gradients == "host"
     return Plan(
-        model=ModelSpec(layers, width=16, heads=1, context=8, vocabulary=256), staged=staged, micro_batches=2,
-        forward_groups=forward, backward_groups=backward, retained=draw(st.integers(0, layers)), clipping=clipping,
-        weights=weights, moments=tuple(moments(i, tier) for i, tier in enumerate(weights)), gradients=gradients,
-        crash_safety=safety, slots=largest + draw(st.integers(0, 3)), host_slots=draw(st.integers(1, 3)),
-        gradient_slots=largest + draw(st.integers(0, 2)), ring=draw(st.integers(1, 4)), tile=2048,
+        model=ModelSpec(layers, width=16, heads=1, context=8, vocabulary=256),
+        staged=staged,
+        micro_batches=2,
+        forward_groups=forward,
+        backward_groups=backward,
+        retained=draw(st.integers(0, layers)),
+        clipping=clipping,
+        weights=weights,
+        moments=tuple(moments_tier(i, tier) for i, tier in enumerate(weights)),
+        gradients=gradients,
+        crash_safety=safety,
+        slots=largest + draw(st.integers(0, 3)),
+        host_slots=draw(st.integers(1, 3)),
+        gradient_slots=largest + draw(st.integers(0, 2)),
+        ring=draw(st.integers(1, 4)),
+        tile=2048,
         host_gradient_slots=layers if waits else largest + draw(st.integers(0, 2)),
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""How many bytes a call has torch allocate, exactly: by the allocator's own record, not the process's size."""
+"""Count the bytes that a call allocates in torch, exactly, from the allocator's own record."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,11 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def allocation_changes(call: Callable[[], Any]) -> list[int]:
-    """Bytes of each allocation (+) and release (−) on the CPU while `call` runs, in order. Its result dies after the
-    last of them. Only torch's CPU allocator counts; a library's own workspace does not."""
+    """Return the bytes of each allocation (+) and release (−) on the CPU by `call`, in order.
+
+    The result of `call` is released after the last of them. Only torch's CPU allocator counts; a
+    library's own workspace does not.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         result = call()
     events = [
@@ -19,7 +22,7 @@ def allocation_changes(call: Callable[[], Any]) -> list[int]:
 
 
 def peak_allocated(call: Callable[[], Any]) -> int:
-    """The most bytes that were there at once above those at the start."""
+    """Return the largest number of bytes allocated at once, above those at the start."""
     now = peak = 0
     for change in allocation_changes(call):
         now += change
@@ -28,5 +31,5 @@ def peak_allocated(call: Callable[[], Any]) -> int:
 
 
 def allocated_after(call: Callable[[], Any]) -> int:
-    """What is there above the start when `call` returns, its result included."""
+    """Return the bytes above those at the start when `call` returns, its result included."""
     return sum(allocation_changes(call))

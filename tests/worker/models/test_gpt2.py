@@ -1,6 +1,7 @@
-"""The GPT over flat buffers, against a plain torch one that knows nothing of fragments.
+"""Tests of GPT-2 over flat buffers, against a plain torch model without fragments.
 
-Tolerance: fp32, sums in another order; 2e-5 of the tensor's largest magnitude."""
+Tolerance for fp32 sums in another order: 2e-5 of the tensor's largest magnitude.
+"""
 
 import math
 
@@ -66,7 +67,7 @@ class PlainGPT(nn.Module):
         return self.norm(x) @ self.token.weight.T
 
     def by_slot(self) -> dict[str, torch.Tensor]:
-        """Its parameters under the names of ModelSpec.fragments()."""
+        """Return the parameters under the names of ModelSpec.fragments()."""
         named = dict(self.named_parameters())
         found = {
             "embedding/token": named.pop("token.weight"),
@@ -82,8 +83,10 @@ class PlainGPT(nn.Module):
 
 
 class Flat(list):
-    """The fragments' leaves over flat buffers with gradients, and the same weights in a plain GPT: stirred, so that no
-    norm or bias sits at its special initial value."""
+    """Leaves over flat buffers with gradients, and a plain GPT with the same weights.
+
+    All weights are random, so that no norm or bias has its special initial value.
+    """
 
     def __init__(self, spec: ModelSpec, device: str = "cpu"):
         self.spec, self.plain = spec, PlainGPT(spec).to(device)
@@ -91,7 +94,7 @@ class Flat(list):
             spec.vocabulary, spec.width, device=device
         )  # the head's share of the table's gradient
         self.gradients: list[torch.Tensor] = []
-        theirs, stir = self.plain.by_slot(), torch.Generator().manual_seed(3)
+        theirs, generator = self.plain.by_slot(), torch.Generator().manual_seed(3)
         for fragment in spec.fragments():
             leaves = Leaves(fragment, units_to_float(initial_weights(fragment, 7)).to(device))
             self.gradients.append(torch.zeros(fragment.size, device=device))
@@ -99,7 +102,7 @@ class Flat(list):
             self.append(leaves)
             with torch.no_grad():
                 for name, view in leaves.weights.items():
-                    view.add_(torch.randn(view.shape, generator=stir).to(device) * 0.05)
+                    view.add_(torch.randn(view.shape, generator=generator).to(device) * 0.05)
                     theirs.pop(f"{fragment.name}/{name}").copy_(view)
         assert not theirs
 
@@ -110,7 +113,7 @@ class Flat(list):
         return x
 
     def backward(self, batch: torch.Tensor, share: float = 1.0) -> torch.Tensor:
-        """share · loss; the gradients are added to the leaves'."""
+        """Return share · loss; add the gradients to those of the leaves."""
         x = self.stream(batch[:, :-1])
         loss, dx = head_step(
             self[-1].weights, self[0].weights["token"], x, batch[:, 1:], share, self.table
@@ -120,7 +123,7 @@ class Flat(list):
         return loss
 
 
-def some_text(spec: ModelSpec, sequences: int = 3, seed: int = 0) -> torch.Tensor:
+def random_text(spec: ModelSpec, sequences: int = 3, seed: int = 0) -> torch.Tensor:
     return torch.randint(
         spec.vocabulary,
         (sequences, spec.context + 1),
@@ -134,8 +137,8 @@ def close(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("spec", [TINY, PADDED])
 @pytest.mark.parametrize("device", DEVICES)
-def test_logits_loss_and_every_gradient_match_a_plain_torch_gpt(spec, device):
-    model, batch = Flat(spec, device), some_text(spec).to(device)
+def test_logits_loss_and_gradients_match_a_plain_torch_gpt(spec, device):
+    model, batch = Flat(spec, device), random_text(spec).to(device)
     logits = model.plain(batch[:, :-1])
     expected = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     expected.backward()
@@ -152,8 +155,8 @@ def test_logits_loss_and_every_gradient_match_a_plain_torch_gpt(spec, device):
             )
 
 
-def test_a_shorter_sequence_than_the_context_is_read_from_the_first_position():
-    model, batch = Flat(TINY), some_text(TINY)[:, :10]
+def test_sequence_shorter_than_the_context_begins_at_position_zero():
+    model, batch = Flat(TINY), random_text(TINY)[:, :10]
     expected = nn.functional.cross_entropy(
         model.plain(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
     )
@@ -161,10 +164,10 @@ def test_a_shorter_sequence_than_the_context_is_read_from_the_first_position():
 
 
 @pytest.mark.parametrize("rows", [1, 5, 72, 1000])
-def test_the_sliced_cross_entropy_matches_the_whole_one_however_it_is_sliced(rows, monkeypatch):
+def test_sliced_cross_entropy_matches_the_whole_one(rows, monkeypatch):
     monkeypatch.setattr(loss_module, "CPU_SLICE", rows * TINY.vocabulary)
     monkeypatch.setattr(loss_module, "ROWS", 1)
-    targets = some_text(TINY)[:, 1:]
+    targets = random_text(TINY)[:, 1:]
     found = []
     for sliced in (True, False):
         model = Flat(TINY)
@@ -188,7 +191,7 @@ def test_the_sliced_cross_entropy_matches_the_whole_one_however_it_is_sliced(row
     assert all(close(mine, theirs) for mine, theirs in zip(*found, strict=True))
 
 
-def test_a_hopeless_prediction_has_a_finite_loss_and_a_broken_one_does_not():
+def test_loss_of_a_hopeless_prediction_is_finite_and_nan_stays_nan():
     final = {"norm.weight": torch.full((4,), 1e4), "norm.bias": torch.zeros(4)}
     token = torch.tensor([[1.0, 1, -1, -1], [-1.0, -1, 1, 1]])
     x = torch.tensor([[[1.0, 1, -1, -1]]])
@@ -197,9 +200,9 @@ def test_a_hopeless_prediction_has_a_finite_loss_and_a_broken_one_does_not():
 
 
 @pytest.mark.parametrize("spec", [TINY, PADDED, preset("gpt-nano")])
-def test_each_fragment_lies_in_one_flat_buffer_and_its_padding_has_no_gradient(spec):
+def test_fragment_is_one_flat_buffer_with_padding_of_zeros(spec):
     model = Flat(spec)
-    model.backward(some_text(spec, 2))
+    model.backward(random_text(spec, 2))
     for leaves, gradient in zip(model, model.gradients, strict=True):
         inside, weights = torch.zeros(leaves.fragment.size, dtype=torch.bool), leaves.flat
         for slot in leaves.fragment.slots:

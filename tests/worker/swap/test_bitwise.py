@@ -1,4 +1,4 @@
-"""A swapped run has the bits of the same run with everything resident; and both are AdamW on a GPT, as torch has it."""
+"""Tests that a swapped run has the bits of the resident run, and that both match torch's AdamW."""
 
 import itertools
 import math
@@ -21,13 +21,14 @@ COMBINATIONS = list(
 )
 GROUPINGS = 1 << exactness.MODEL.layers - 1
 CHEAP = itertools.cycle([each for each in COMBINATIONS if each[2] <= 2])
-SAMPLE = [  # every grouping forward and backward, and every combination
+SAMPLE = [  # every grouping of forward and of backward, and every combination
     exactness.Case(m, tier, clipping, forward=(37 * k + 11) % GROUPINGS, backward=k)
     for k, (tier, clipping, m) in enumerate(
         itertools.islice(itertools.chain(COMBINATIONS, CHEAP), GROUPINGS)
     )
 ]
-LONG = SAMPLE[3:48:5]  # all of the 20 steps; the others go as far as updates that depend on updates
+# These run for 20 steps, the others until updates depend on earlier updates.
+LONG = SAMPLE[3:48:5]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def test_the_sample_covers_every_grouping_and_every_combination_of_tier_clipping_and_micro_batches():
+def test_sample_covers_every_grouping_and_every_combination():
     assert (
         {case.backward for case in SAMPLE}
         == {case.forward for case in SAMPLE}
@@ -54,13 +55,13 @@ def test_the_sample_covers_every_grouping_and_every_combination_of_tier_clipping
 
 
 @pytest.mark.parametrize("quarter", range(4))
-def test_whatever_the_grouping_swapped_weights_and_moments_have_the_bits_of_resident_ones(quarter):
+def test_swapped_run_has_the_bits_of_the_resident_run(quarter):
     for case in SAMPLE[quarter::4]:
         assert exactness.compare(case, steps=3), case
 
 
 @pytest.mark.parametrize("case", LONG, ids=str)
-def test_after_twenty_steps_they_still_do(case):
+def test_swapped_run_has_the_same_bits_after_twenty_steps(case):
     assert exactness.compare(case, steps=20)
 
 
@@ -73,7 +74,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize("more", KEPT, ids=str)
-def test_what_is_kept_of_a_forward_and_where_it_waits_changes_no_bit(more):
+def test_recomputation_and_activation_offload_change_no_bit(more):
     plan = replace(
         exactness.Case(2, "memory", "exact", 5, 9).plan(),
         staged=more.get("boundaries") == "host",
@@ -104,14 +105,14 @@ MIXED = [
 
 
 @pytest.mark.parametrize("more", MIXED, ids=range(len(MIXED)))
-def test_states_on_tiers_of_every_mixture_have_the_same_bits(more):
+def test_mixed_tiers_have_the_same_bits(more):
     plan = replace(exactness.Case(2, "disk exact", "exact", 3, 85).plan(), **more)
     assert exactness.same(
         exactness.run(plan, 4), exactness.reference(exactness.MODEL, 2, "exact", 4)
     )
 
 
-# ---- fewer bits --------------------------------------------------------------------------------------------------
+# ---- fewer bits ----------------------------------------------------------------------------------
 
 SMALL = ModelSpec(layers=3, width=32, heads=4, context=16, vocabulary=300)
 NARROW = [dict(dtype="bfloat16"), dict(moments_bits=8), dict(dtype="bfloat16", moments_bits=8)]
@@ -119,8 +120,8 @@ NARROW = [dict(dtype="bfloat16"), dict(moments_bits=8), dict(dtype="bfloat16", m
 
 @pytest.mark.parametrize("clipping", ["exact", "layer"])
 @pytest.mark.parametrize("bits", NARROW, ids=str)
-def test_split_weights_and_moments_in_bytes_swap_as_exactly(bits, clipping):
-    """Staged, from disk, and staged from disk, against the same bits resident."""
+def test_split_weights_and_8bit_moments_swap_with_the_same_bits(bits, clipping):
+    """Compare staged, from disk, and staged from disk with the resident run."""
     expected = exactness.run(resident(clipping=clipping, micro_batches=2, **bits), 6)
     for tier in ("memory", "disk exact", "staged disk"):
         plan = replace(exactness.Case(2, tier, clipping, 9, 20).plan(), **bits)
@@ -128,21 +129,21 @@ def test_split_weights_and_moments_in_bytes_swap_as_exactly(bits, clipping):
 
 
 @pytest.mark.parametrize("bits", NARROW, ids=str)
-def test_with_fewer_bits_the_loss_falls_nearly_as_with_all(bits):
+def test_loss_falls_nearly_as_fast_with_fewer_bits(bits):
     narrow, wide = (exactness.run(resident(SMALL, **kind), 20)[0] for kind in (bits, {}))
     assert wide[-1] < wide[0] - 0.5 and narrow[-1] == pytest.approx(wide[-1], abs=0.1)
 
 
-def test_split_weights_take_the_steps_of_whole_ones_but_for_the_rounding_of_the_products():
+def test_split_weights_differ_only_by_the_rounding_of_products():
     wide, split = (exactness.run(resident(dtype=dtype), 6) for dtype in ("float32", "bfloat16"))
     assert wide[0] == pytest.approx(split[0], rel=5e-3) and wide[0] != split[0]
 
 
-# ---- torch's own -------------------------------------------------------------------------------------------------
+# ---- torch's own ---------------------------------------------------------------------------------
 
 
 def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tensor]]:
-    """The same run as one graph a step, `F.cross_entropy` on whole logits and torch.optim.AdamW."""
+    """Train by one graph a step, `F.cross_entropy` on whole logits, and torch.optim.AdamW."""
     recipe = exactness.RECIPE
     layers = [views(f, units_to_float(exactness.begun(f))) for f in SMALL.fragments()]
     layers = [{name: t.clone().requires_grad_() for name, t in layer.items()} for layer in layers]
@@ -173,9 +174,11 @@ def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tens
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("clipping", exactness.CLIPPINGS)
-def test_twenty_steps_are_what_torchs_autograd_and_adamw_say(clipping, staged):
-    """Losses within 1e-5; weights within 2 % of the distance they went (in the norm of all of a layer's), as Adam turns
-    last bits of tiny gradients into whole steps."""
+def test_twenty_steps_match_torch_autograd_and_adamw(clipping, staged):
+    """Compare losses within 1e-5, and each layer's weights within 2 % of the distance they moved.
+
+    Adam turns the last bits of tiny gradients into whole steps.
+    """
     losses, layers = by_autograd(clipping, 20)
     plan = replace(from_disk(resident(SMALL, 4, clipping)), gradient_slots=2, staged=staged)
     ours, state = exactness.run(plan, 20)
@@ -192,7 +195,7 @@ def test_twenty_steps_are_what_torchs_autograd_and_adamw_say(clipping, staged):
         assert (mine - expected).norm() <= 0.02 * (expected - begun).norm()
 
 
-def test_the_benchmarks_cases_are_the_whole_product():
+def test_benchmark_cases_are_the_whole_product():
     cases = list(exactness.cases())
     assert len(cases) == len(set(cases)) == GROUPINGS * len(COMBINATIONS)
     assert Path(exactness.__file__).name == "exactness.py"

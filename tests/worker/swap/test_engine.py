@@ -1,4 +1,4 @@
-"""One machine's step and the arithmetic of a round, on the real anchor and the real codec."""
+"""Tests of the engine's steps and rounds, on the real anchor and the real codec."""
 
 import json
 import math
@@ -28,17 +28,17 @@ from barnraise.swap.engine import Engine
 from barnraise.swap.outer_optimizer import accumulate_feedback
 from barnraise.swap.precision import units_to_float
 
-# ---- steps -------------------------------------------------------------------------------------------------------
+# ---- steps ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_falls(kind, new_engine):
+def test_step_reduces_the_loss(kind, new_engine):
     engine = new_engine(kind)
     losses = [engine.step([sample_text(8)]).loss for _ in range(40)]
     assert losses[0] > 5 and losses[-1] < 0.7 * losses[0]
 
 
-def test_micro_batches_of_unequal_size_add_up_to_the_whole_batch(new_engine):
+def test_step_with_unequal_micro_batches_equals_the_whole_batch(new_engine):
     whole, parts = new_engine(), new_engine()
     text = sample_text(8)
     one, many = whole.step([text]), parts.step([text[:5], text[5:6], text[6:]])
@@ -52,7 +52,7 @@ def test_micro_batches_of_unequal_size_add_up_to_the_whole_batch(new_engine):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rate_scale_scales_the_step(kind, new_engine):
+def test_step_scales_with_the_rate_scale(kind, new_engine):
     still, moved = new_engine(kind), new_engine(kind)
     before = weights_of(still)
     still.step([sample_text()], rate_scale=0.0)
@@ -67,7 +67,7 @@ def test_the_rate_scale_scales_the_step(kind, new_engine):
 
 
 @pytest.mark.parametrize("clipping", ["exact", "layer", "none"])
-def test_the_norm_is_told_before_clipping_and_clipping_holds_the_step_to_it(clipping, new_engine):
+def test_step_reports_the_norm_before_clipping_and_clips_to_it(clipping, new_engine):
     engine, free = (
         new_engine(plan=dict(clipping=c), clip=1e-3, learning_rate=1e-2) for c in (clipping, "none")
     )
@@ -84,7 +84,7 @@ def test_the_norm_is_told_before_clipping_and_clipping_holds_the_step_to_it(clip
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_in_the_data_the_next_step_begins_goes_with_its_update(kind, new_engine):
+def test_step_position_is_stored_with_its_update(kind, new_engine):
     engine = new_engine(kind)
     engine.step([sample_text()], position=7)
     assert (
@@ -109,7 +109,7 @@ for kind in ("resident", "exact"):
 """
 
 
-def test_the_same_inputs_give_the_same_bits_in_two_processes_with_one_thread(tmp_path):
+def test_engine_same_inputs_give_the_same_bits_in_two_processes(tmp_path):
     roots = [str(WORKER), str(TESTS)]
     program = f"import sys; sys.path[:0] = {json.dumps(roots)}{SAME_BITS}"
     runs = [
@@ -118,49 +118,49 @@ def test_the_same_inputs_give_the_same_bits_in_two_processes_with_one_thread(tmp
         )
         for _ in range(2)
     ]
-    said = [run.communicate(timeout=120)[0].split() for run in runs]
-    assert len(said[0][0]) > 100 and said[0] == said[1]
-    assert said[0][0] == said[0][1], "whatever the tier"
+    digests = [run.communicate(timeout=120)[0].split() for run in runs]
+    assert len(digests[0][0]) > 100 and digests[0] == digests[1]
+    assert digests[0][0] == digests[0][1], "the tier must not matter"
 
 
-# ---- rounds ------------------------------------------------------------------------------------------------------
+# ---- rounds --------------------------------------------------------------------------------------
 
 
-HARVESTS = [*((kind, 0.9, 0.0) for kind in KINDS), ("resident", 1.0, 0.0), ("exact", 1.0, 0.0)]
+ROUNDS = [*((kind, 0.9, 0.0) for kind in KINDS), ("resident", 1.0, 0.0), ("exact", 1.0, 0.0)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "decay", "guess"), HARVESTS + [(kind, 1.0, 0.7) for kind in KINDS]
-)
-def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_engine):
-    """Against numpy in fp32 and int64, written from DESIGN section 5."""
+@pytest.mark.parametrize(("kind", "decay", "scale"), ROUNDS + [(kind, 1.0, 0.7) for kind in KINDS])
+def test_end_round_is_bitwise_what_the_design_document_says(kind, decay, scale, new_engine):
+    """Compare with numpy in fp32 and int64, written from the formulas of `Engine.end_round`."""
     engine = new_engine(kind, outer_rate=0.7, outer_momentum=0.6, feedback_decay=decay)
     count, weight = TINY.layers + 2, np.float32(0.3)
     sizes = [fragment.size for fragment in TINY.fragments()]
     momentum = [np.zeros(size, np.float32) for size in sizes]
-    feedback, said, owed = ([np.zeros(size, np.int64) for size in sizes] for _ in range(3))
+    feedback, published_sum, step_sum = (
+        [np.zeros(size, np.int64) for size in sizes] for _ in range(3)
+    )
     for seq in range(1, 4):
         for step in range(3):
             engine.step([sample_text(seed=10 * seq + step)])
             engine.queue_updates(
-                prediction=tuple(guess * (seq + step) * (i + 1) / count for i in range(count))
+                prediction=tuple(scale * (seq + step) * (i + 1) / count for i in range(count))
             )
         engine.flush()
         engine.apply_queued()
         replicas = [weights.numpy() for weights in weights_of(engine)]
         anchors = [units.numpy() for units in exchange_state(engine, "anchor")]
-        harvested = [
+        parts = [
             (part.payload, part.units.numpy().copy()) for part in engine.end_round(encode, 0.3)
         ]
-        assert len(harvested) == count
-        kept = {
+        assert len(parts) == count
+        after = {
             name: [t.numpy() for t in exchange_state(engine, name)]
             for name in ("anchor", "momentum", "feedback")
         }
-        fresh = weights_of(engine)
-        for i, (payload, units) in enumerate(harvested):
-            guessed = np.float32(guess * (seq + 2) * (i + 1) / count)
-            start = anchors[i].astype(np.float32) * np.float32(2.0**-26) - momentum[i] * guessed
+        replicas_after = weights_of(engine)
+        for i, (payload, units) in enumerate(parts):
+            prediction = np.float32(scale * (seq + 2) * (i + 1) / count)
+            start = anchors[i].astype(np.float32) * np.float32(2.0**-26) - momentum[i] * prediction
             delta = weight * (start - replicas[i])
             momentum[i] = momentum[i] * np.float32(0.6) + delta
             outer = (momentum[i] * np.float32(0.6) + delta) * np.float32(0.7)
@@ -168,60 +168,66 @@ def test_harvest_is_bit_for_bit_what_the_blueprint_says(kind, decay, guess, new_
             feedback[i] = (
                 np.rint(decay * feedback[i]).astype(np.int64) if decay != 1 else feedback[i]
             ) + rounded
-            sent, reply = encode(torch.from_numpy(-feedback[i]).to(torch.int32))
-            assert payload == sent and np.array_equal(units, reply.numpy())
-            feedback[i] = feedback[i] + reply.numpy()
-            said[i] += reply.numpy()
-            owed[i] += rounded
-            assert np.array_equal(kept["momentum"][i], momentum[i])
-            assert np.array_equal(kept["feedback"][i], feedback[i])
-            assert np.array_equal(kept["anchor"][i], anchors[i] + reply.numpy())
-            begun = (
-                units_to_float(torch.from_numpy(kept["anchor"][i])).numpy() - momentum[i] * guessed
+            expected_payload, expected_units = encode(
+                torch.from_numpy(-feedback[i]).to(torch.int32)
             )
-            assert np.array_equal(fresh[i], begun)
+            assert payload == expected_payload and np.array_equal(units, expected_units.numpy())
+            feedback[i] = feedback[i] + expected_units.numpy()
+            published_sum[i] += expected_units.numpy()
+            step_sum[i] += rounded
+            assert np.array_equal(after["momentum"][i], momentum[i])
+            assert np.array_equal(after["feedback"][i], feedback[i])
+            assert np.array_equal(after["anchor"][i], anchors[i] + expected_units.numpy())
+            expected_replica = (
+                units_to_float(torch.from_numpy(after["anchor"][i])).numpy()
+                - momentum[i] * prediction
+            )
+            assert np.array_equal(replicas_after[i], expected_replica)
             if decay == 1.0:
-                assert np.array_equal(feedback[i] - said[i], owed[i]), (
+                assert np.array_equal(feedback[i] - published_sum[i], step_sum[i]), (
                     "sent + residual is the sum of the rounded steps"
                 )
         assert engine.round_tokens == 0
-    assert any(f.any() for f in feedback), "the codec loses something, or this test shows nothing"
+    assert any(f.any() for f in feedback), "this test needs a codec that loses something"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_turn_says_its_fragments_as_a_round_does_and_leaves_the_others_as_they_are(
-    kind, new_engine
-):
-    whole, turn = new_engine(kind), new_engine(kind)
-    for engine in (whole, turn):
+def test_end_round_of_some_fragments_leaves_the_others_unchanged(kind, new_engine):
+    whole, partial_rounds = new_engine(kind), new_engine(kind)
+    for engine in (whole, partial_rounds):
         for step in range(3):
             engine.step([sample_text(seed=step)])
         engine.flush()
     before, replica = (
-        {name: exchange_state(turn, name) for name in ("anchor", "momentum", "feedback")},
-        weights_of(turn),
+        {name: exchange_state(partial_rounds, name) for name in ("anchor", "momentum", "feedback")},
+        weights_of(partial_rounds),
     )
-    said = [part.payload for part in whole.end_round(encode, 0.3)]
-    due = {1, 3}
-    found = {part.fragment: part.payload for part in turn.end_round(encode, 0.3, due)}
-    assert found == {i: payload for i, payload in enumerate(said) if i in due}
+    payloads = [part.payload for part in whole.end_round(encode, 0.3)]
+    some = {1, 3}
+    first = {part.fragment: part.payload for part in partial_rounds.end_round(encode, 0.3, some)}
+    assert first == {i: payload for i, payload in enumerate(payloads) if i in some}
     for name, parts in before.items():
         for i, (was, now, ended) in enumerate(
-            zip(parts, exchange_state(turn, name), exchange_state(whole, name), strict=True)
+            zip(
+                parts,
+                exchange_state(partial_rounds, name),
+                exchange_state(whole, name),
+                strict=True,
+            )
         ):
-            assert torch.equal(now, ended if i in due else was), (name, i)
+            assert torch.equal(now, ended if i in some else was), (name, i)
     for i, (was, now, ended) in enumerate(
-        zip(replica, weights_of(turn), weights_of(whole), strict=True)
+        zip(replica, weights_of(partial_rounds), weights_of(whole), strict=True)
     ):
-        assert torch.equal(now, ended if i in due else was), i
-    assert turn.round_tokens == 0
-    others = set(range(TINY.layers + 2)) - due
-    rest = {part.fragment: part.payload for part in turn.end_round(encode, 0.3, others)}
-    assert rest == {i: payload for i, payload in enumerate(said) if i not in due}
-    assert state_digest(turn) == state_digest(whole)
+        assert torch.equal(now, ended if i in some else was), i
+    assert partial_rounds.round_tokens == 0
+    others = set(range(TINY.layers + 2)) - some
+    rest = {part.fragment: part.payload for part in partial_rounds.end_round(encode, 0.3, others)}
+    assert rest == {i: payload for i, payload in enumerate(payloads) if i not in some}
+    assert state_digest(partial_rounds) == state_digest(whole)
 
 
-def test_a_step_that_is_pending_at_a_turns_end_stays_so_and_counts_once(new_engine):
+def test_end_round_of_some_fragments_leaves_a_pending_step_pending(new_engine):
     engine = new_engine("staged")
     engine.step([sample_text()])
     assert (
@@ -238,7 +244,7 @@ def test_a_step_that_is_pending_at_a_turns_end_stays_so_and_counts_once(new_engi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_that_says_nothing_of_a_fragment_leaves_it_as_it_is(kind, new_engine):
+def test_update_without_a_part_leaves_the_fragment_unchanged(kind, new_engine):
     engine, author = new_engine(kind), new_engine()
     author.step([sample_text()])
     (part,) = author.end_round(encode, 1.0, {2})
@@ -255,7 +261,7 @@ def test_an_update_that_says_nothing_of_a_fragment_leaves_it_as_it_is(kind, new_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_nothing_lost_and_no_momentum_the_anchor_becomes_the_replica(kind, new_engine):
+def test_end_round_without_loss_and_momentum_sets_anchor_to_replica(kind, new_engine):
     engine = new_engine(kind, outer_rate=1.0, outer_momentum=0.0)
     engine.step([sample_text()])
     replicas = weights_of(engine)
@@ -264,14 +270,14 @@ def test_with_nothing_lost_and_no_momentum_the_anchor_becomes_the_replica(kind, 
         assert (replica - units_to_float(units)).abs().max() <= 2.0**-25
 
 
-def test_feedback_is_bounded_and_never_wraps():
+def test_accumulate_feedback_is_bounded_and_never_wraps():
     feedback = torch.tensor([2**30, -(2**30), 5], dtype=torch.int32)
     accumulate_feedback(feedback, torch.tensor([1e9, -1e9, 0.0]), 1.0)
     assert feedback.tolist() == [2**30, -(2**30), 5]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_machines_that_traded_hold_the_same_bits_whatever_the_order(kind, new_engine):
+def test_machines_with_the_same_updates_have_the_same_bits_in_any_order(kind, new_engine):
     one, two, three = new_engine(kind), new_engine(), new_engine(kind)
     first, second = train_round(one, "a", seed=1), train_round(two, "b", seed=2)
     one.queue_updates(second)
@@ -293,8 +299,8 @@ def test_two_machines_that_traded_hold_the_same_bits_whatever_the_order(kind, ne
 
 @pytest.mark.parametrize("clipping", ["exact", "layer"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_update_that_arrives_mid_round_is_not_taken_for_own_progress(kind, clipping, new_engine):
-    """Whether it is folded in while steps go on or between them."""
+def test_update_received_mid_round_does_not_count_as_own_progress(kind, clipping, new_engine):
+    """Apply updates while steps run, and between them."""
     others = [train_round(new_engine(), "b", seed=2), train_round(new_engine(), "c", seed=3)]
     engine = new_engine(kind, dict(clipping=clipping))
     engine.step([sample_text()])
@@ -312,10 +318,8 @@ def test_an_update_that_arrives_mid_round_is_not_taken_for_own_progress(kind, cl
 
 @pytest.mark.parametrize("clipping", ["exact", "layer"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_guessed_of_updates_under_way_is_neither_progress_nor_anchor(
-    kind, clipping, new_engine
-):
-    """It moves the replica by the momentum, comes off as the update itself arrives, and is in nothing that is said."""
+def test_prediction_is_neither_in_own_progress_nor_in_the_anchor(kind, clipping, new_engine):
+    """It moves the replica by the momentum, and is removed when the update itself arrives."""
     engine = new_engine(kind, dict(clipping=clipping))
     train_round(engine)
     engine.step([sample_text()])
@@ -326,19 +330,21 @@ def test_what_is_guessed_of_updates_under_way_is_neither_progress_nor_anchor(
         progress_of(engine),
     )
     assert max(m.abs().max().item() for m in momentum) > 1e-3
-    guess = tuple(0.8 * (i % 2) for i in range(TINY.layers + 2))  # of the blocks that are under way
-    engine.queue_updates(prediction=guess)
+    prediction = tuple(0.8 * (i % 2) for i in range(TINY.layers + 2))  # only for some blocks
+    engine.queue_updates(prediction=prediction)
     for seed in (2, 3):
         engine.step([sample_text(seed=seed)], rate_scale=0.0)
-    for was, now, m, g in zip(before, progress_of(engine), momentum, guess, strict=True):
+    for was, now, m, g in zip(before, progress_of(engine), momentum, prediction, strict=True):
         torch.testing.assert_close(now, was + g * m, rtol=0, atol=2.5e-7)
     assert all(map(torch.equal, anchors, exchange_state(engine, "anchor")))
     other = train_round(new_engine(), "b", seed=2)
-    engine.queue_updates(other, prediction=(0.0,) * len(guess))
+    engine.queue_updates(other, prediction=(0.0,) * len(prediction))
     for seed in (4, 5):
         engine.step([sample_text(seed=seed)], rate_scale=0.0)
     assert (
-        engine.progress.prediction == engine.progress_with_pending.prediction == (0.0,) * len(guess)
+        engine.progress.prediction
+        == engine.progress_with_pending.prediction
+        == (0.0,) * len(prediction)
     )
     for was, now in zip(before, progress_of(engine), strict=True):
         torch.testing.assert_close(now, was, rtol=0, atol=5e-7)
@@ -347,7 +353,7 @@ def test_what_is_guessed_of_updates_under_way_is_neither_progress_nor_anchor(
 
 @pytest.mark.parametrize("drop", [Engine.reset_round, Engine.reset_momentum])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_guess_goes_with_the_round_and_with_the_momentum_it_was_made_of(kind, drop, new_engine):
+def test_prediction_is_dropped_with_the_round_and_with_the_momentum(kind, drop, new_engine):
     engine = new_engine(kind)
     train_round(engine)
     engine.queue_updates(prediction=(0.8,) * (TINY.layers + 2))
@@ -368,13 +374,13 @@ def progress_of(engine: Engine) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_validation_is_of_the_anchor_and_equal_on_every_machine_that_holds_it(kind, new_engine):
+def test_evaluate_is_equal_on_every_machine_with_the_same_anchor(kind, new_engine):
     held_out = [sample_text(8, seed=50), sample_text(3, seed=51)]
     one, two = new_engine(), new_engine(kind)
     update = train_round(one, seed=3)
     before = two.evaluate(held_out)
     two.step([sample_text()])
-    assert two.evaluate(held_out) == before, "the replica moved, the anchor did not"
+    assert two.evaluate(held_out) == before, "only the replica has moved"
     two.queue_updates(update)
     assert one.evaluate(held_out) == two.evaluate(held_out) != before
     one.reset_round()
@@ -384,7 +390,7 @@ def test_validation_is_of_the_anchor_and_equal_on_every_machine_that_holds_it(ki
     assert one.evaluate(held_out) == pytest.approx((8 * alone[0] + 3 * alone[1]) / 11, rel=1e-6)
 
 
-def test_integers_become_floats_exactly_where_a_float_can_hold_them():
+def test_units_to_float_is_exact_where_a_float_can_hold_the_integer():
     units = torch.tensor(
         [0, 1, -1, 1 << 26, -(1 << 30), (1 << 24) + 1, 2**31 - 1], dtype=torch.int32
     )

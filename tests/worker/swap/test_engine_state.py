@@ -1,4 +1,4 @@
-"""What of an engine is kept, forgotten or mended, and how it goes on from there."""
+"""Tests of saving, loading, resetting and repairing an engine's state."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from barnraise.spec import ModelSpec
 
 
 @pytest.mark.parametrize("kind", ["resident", "staged"])
-def test_a_restored_engine_goes_on_with_the_same_bits(kind, new_engine):
+def test_load_state_dict_continues_with_the_same_bits(kind, new_engine):
     engine, again = new_engine(), new_engine(kind)
     train_round(engine)
     again.load_state_dict({name: tensor.clone() for name, tensor in engine.state_dict().items()})
@@ -27,7 +27,7 @@ def test_a_restored_engine_goes_on_with_the_same_bits(kind, new_engine):
 
 
 @pytest.mark.parametrize("kind", ["exact", "restart", "staged disk"])
-def test_what_a_plan_in_memory_saved_goes_on_from_disk_with_the_same_bits(kind, new_engine):
+def test_load_state_dict_from_memory_continues_on_disk_bitwise(kind, new_engine):
     engine, again = new_engine(), new_engine(kind)
     train_round(engine)
     again.load_state_dict({name: tensor.clone() for name, tensor in engine.state_dict().items()})
@@ -36,7 +36,7 @@ def test_what_a_plan_in_memory_saved_goes_on_from_disk_with_the_same_bits(kind, 
     assert state_digest(engine) == state_digest(again)
 
 
-def test_the_state_of_another_model_is_refused_by_name_and_changes_nothing(new_engine):
+def test_load_state_dict_of_another_model_is_refused_unchanged(new_engine):
     engine = new_engine()
     before = state_digest(engine)
     wider = ModelSpec(layers=2, width=64, heads=4, context=16, vocabulary=300)
@@ -48,28 +48,26 @@ def test_the_state_of_another_model_is_refused_by_name_and_changes_nothing(new_e
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("forgotten", "left"), [("feedback", "momentum"), ("momentum", "feedback")]
-)
-def test_what_is_forgotten_is_gone_and_the_other_stays(forgotten, left, kind, new_engine):
+@pytest.mark.parametrize(("reset", "other"), [("feedback", "momentum"), ("momentum", "feedback")])
+def test_reset_of_feedback_or_momentum_leaves_the_other(reset, other, kind, new_engine):
     engine = new_engine(kind)
     train_round(engine)
-    assert any(kept.any() for kept in exchange_state(engine, forgotten))
-    {"feedback": engine.reset_feedback, "momentum": engine.reset_momentum}[forgotten]()
-    assert not any(kept.any() for kept in exchange_state(engine, forgotten))
-    assert any(kept.any() for kept in exchange_state(engine, left))
+    assert any(tensor.any() for tensor in exchange_state(engine, reset))
+    {"feedback": engine.reset_feedback, "momentum": engine.reset_momentum}[reset]()
+    assert not any(tensor.any() for tensor in exchange_state(engine, reset))
+    assert any(tensor.any() for tensor in exchange_state(engine, other))
     train_round(engine, seq=2, seed=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mended_fragment_is_what_the_next_round_begins_at(kind, new_engine):
+def test_replace_fragment_is_where_the_next_round_begins(kind, new_engine):
     engine = new_engine(kind)
     train_round(engine)
-    right = engine.anchors[1].clone()
-    hurt = right.clone()
-    hurt[3] ^= 1 << 28
-    engine.anchors[1] = hurt
+    intact = engine.anchors[1].clone()
+    damaged = intact.clone()
+    damaged[3] ^= 1 << 28
+    engine.anchors[1] = damaged
     engine.step([sample_text()])
-    engine.replace_fragment(1, right)
-    assert torch.equal(engine.anchors[1], right) and engine.round_tokens == 0
+    engine.replace_fragment(1, intact)
+    assert torch.equal(engine.anchors[1], intact) and engine.round_tokens == 0
     train_round(engine, seq=2, seed=1)

@@ -1,5 +1,8 @@
-"""What goes wrong in mid-run: each is named in one sentence, the state on disk is whole, and training goes on from it
-with the bits of a run that nothing happened to."""
+"""Tests of faults in mid-run.
+
+Each is named in one sentence, the state on disk is intact, and training continues from it with the
+bits of an undisturbed run.
+"""
 
 import contextlib
 import errno
@@ -43,7 +46,7 @@ def plan_of(kind: str = "exact", **more):
 
 
 def train(engine, until: int = STEPS) -> None:
-    """From wherever the state stands."""
+    """Train from the state's position on."""
     while (at := engine.progress_with_pending.position) < until:
         assert not engine.step([sample_text(seed=at, model=MODEL)], position=at + 1).abandoned
     engine.flush()
@@ -56,8 +59,8 @@ def undisturbed(until: int = STEPS) -> str:
     return state_digest(engine)
 
 
-def resumes(folder: Path, plan=None, at_least: int = 0) -> None:
-    """Opening again goes on to the bits of a run that nothing happened to."""
+def assert_resumes(folder: Path, plan=None, at_least: int = 0) -> None:
+    """Check that a reopened engine reaches the bits of an undisturbed run."""
     engine = engine_of(plan or plan_of(), folder)
     assert engine.store.invalid_kinds == set() and engine.progress.position >= at_least
     train(engine)
@@ -67,7 +70,7 @@ def resumes(folder: Path, plan=None, at_least: int = 0) -> None:
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: int):
-    """A disk of so many bytes."""
+    """Mount a disk of `size` bytes."""
     folder.mkdir()
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
@@ -82,7 +85,7 @@ def mounted(folder: Path, size: int):
 
 @pytest.fixture
 def may_mount(tmp_path):
-    """Whether disks can be made here; where not, the faults are still met through folders' modes and file sizes."""
+    """Return whether disks can be mounted; elsewhere, modes and size limits cause the faults."""
     try:
         with mounted(tmp_path / "probe", 1 << 20):
             return True
@@ -90,10 +93,10 @@ def may_mount(tmp_path):
         return False
 
 
-# ---- folders -----------------------------------------------------------------------------------------------------
+# ---- folders -------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_nobody_may_write_to_is_named(tmp_path, may_mount):
+def test_unwritable_folder_is_named(tmp_path, may_mount):
     folder = tmp_path / "there"
     if may_mount:  # the superuser ignores modes, not mounts
         with mounted(folder, 1 << 20):
@@ -110,7 +113,7 @@ def test_a_folder_that_nobody_may_write_to_is_named(tmp_path, may_mount):
             engine_of(plan_of(), folder)
 
 
-def test_a_full_disk_is_met_before_anything_begins_with_the_need(tmp_path, may_mount):
+def test_full_disk_is_reported_with_the_need_before_training(tmp_path, may_mount):
     plan = plan_of()
     need = f"{plan.file_bytes() / 1e9:,.1f} GB"
     if may_mount:
@@ -142,10 +145,8 @@ def limited_files(size: int):
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_disk_that_fills_up_in_mid_run_stops_no_step_as_its_space_was_taken_at_the_start(
-    tmp_path, may_mount
-):
-    """The manifest alone is new each time: without room for it, the last one holds."""
+def test_disk_filling_up_mid_run_keeps_the_last_commit(tmp_path, may_mount):
+    """Space for records is reserved at the start; only the manifest needs new space."""
     folder = tmp_path / "disk"
     plan = plan_of()
     with mounted(folder, plan.file_bytes() + (1 << 18)) if may_mount else contextlib.nullcontext():
@@ -160,62 +161,60 @@ def test_a_disk_that_fills_up_in_mid_run_stops_no_step_as_its_space_was_taken_at
             with contextlib.suppress(StateError):
                 engine.close()
             (folder / "others").unlink()
-            resumes(folder, at_least=2)
+            assert_resumes(folder, at_least=2)
         else:
             engine.close()
 
 
-# ---- disks -------------------------------------------------------------------------------------------------------
+# ---- disks ---------------------------------------------------------------------------------------
 
 
-def failing(monkeypatch, what: str, at: int) -> None:
-    """The disk's `at`-th request of this kind, and all after it, end in an input/output error."""
-    whole, count = getattr(DirectFile, what), 0
+def let_disk_fail(monkeypatch, method: str, at: int) -> None:
+    """Let the disk's `at`-th request of this kind, and all after it, fail."""
+    original, count = getattr(DirectFile, method), 0
 
-    def sick(self, view, offset):
+    def fail(self, view, offset):
         nonlocal count
         count += 1
         if count >= at:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return whole(self, view, offset)
+        return original(self, view, offset)
 
-    monkeypatch.setattr(DirectFile, what, sick)
+    monkeypatch.setattr(DirectFile, method, fail)
 
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("at", [1, 2, 7, 20])
-@pytest.mark.parametrize("what", ["read_request", "write_request"])
-def test_an_error_of_the_disk_in_mid_run_is_told_with_what_was_being_done(
-    what, at, staged, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("method", ["read_request", "write_request"])
+def test_disk_error_mid_run_names_the_operation(method, at, staged, tmp_path, monkeypatch):
     plan = plan_of(staged=staged)
     engine = engine_of(plan, tmp_path)
     train(engine, 2)
     reached = engine.progress.position
-    failing(monkeypatch, what, at)
+    let_disk_fail(monkeypatch, method, at)
     with pytest.raises(StateError, match=r"^the .* failed: Input/output error \(.*state.bin\)$"):
         train(engine, STEPS)
     with pytest.raises(StateError, match="Input/output error"):
         engine.step([sample_text(model=MODEL)])
     engine.close()
     monkeypatch.undo()
-    resumes(tmp_path, plan, at_least=reached)
+    assert_resumes(tmp_path, plan, at_least=reached)
 
 
 @pytest.mark.parametrize("at", [1, 5])
-def test_an_error_between_steps_leaves_the_last_commit(at, tmp_path, monkeypatch):
+def test_disk_error_between_steps_keeps_the_last_commit(at, tmp_path, monkeypatch):
     engine = engine_of(plan_of(), tmp_path)
     train(engine, 3)
-    failing(monkeypatch, "write_request", at)
+    let_disk_fail(monkeypatch, "write_request", at)
     with pytest.raises((StateError, OSError), match="Input/output error"):
         list(engine.end_round(lambda values: (b"", values // 2), 1.0))
     engine.close()
     monkeypatch.undo()
-    resumes(tmp_path, at_least=3)
+    assert_resumes(tmp_path, at_least=3)
 
 
 @pytest.mark.parametrize("kind", ["weights", "moments"])
-def test_bytes_that_change_under_a_running_engine_are_found_before_they_count(kind, tmp_path):
+def test_bytes_changed_under_a_running_engine_are_found_before_use(kind, tmp_path):
     engine = engine_of(plan_of(), tmp_path)
     train(engine, 2)
     at = engine.store.newest_offset(kind, 1, 0) + 40
@@ -234,20 +233,18 @@ def test_bytes_that_change_under_a_running_engine_are_found_before_they_count(ki
     assert again.store.invalid_kinds == set() and again.progress.warmup_steps_left > 0
     anchor = engine_of(tiny_plan("resident", MODEL))
     for mine, theirs in zip(exactness.state(again), exactness.state(anchor), strict=True):
-        assert torch.equal(mine, theirs), "the replica is the anchor, the moments are fresh"
+        assert torch.equal(mine, theirs), "the replica is the anchor, the moments are zero"
     train(again, again.progress.position + 3)
     again.close()
 
 
-# ---- numbers -----------------------------------------------------------------------------------------------------
+# ---- numbers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clipping", ["exact", "layer", "none"])
 @pytest.mark.parametrize("kind", ["resident", "staged", "exact", "restart", "staged disk"])
 @pytest.mark.parametrize("layer", [0, 1, 3])
-def test_what_is_not_finite_drops_the_round_and_the_next_steps_work(
-    kind, clipping, layer, tmp_path
-):
+def test_non_finite_loss_drops_the_round_and_training_continues(kind, clipping, layer, tmp_path):
     plan = (
         plan_of(kind, clipping=clipping)
         if kind not in ("resident", "staged")
@@ -257,10 +254,10 @@ def test_what_is_not_finite_drops_the_round_and_the_next_steps_work(
     for step in range(2):
         engine.step([sample_text(seed=step, model=MODEL)], position=step + 1)
     poison(engine, layer)
-    broken = engine.step([sample_text(model=MODEL)], position=3)
+    stats = engine.step([sample_text(model=MODEL)], position=3)
     assert (
-        broken.abandoned
-        and broken.tokens == 0
+        stats.abandoned
+        and stats.tokens == 0
         and engine.round_tokens == 0
         and engine.progress_with_pending.position == 3
     )
@@ -283,7 +280,7 @@ def test_what_is_not_finite_drops_the_round_and_the_next_steps_work(
 
 
 def poison(engine, i: int) -> None:
-    """A weight of fragment i becomes NaN, wherever it is."""
+    """Set a weight of fragment i to NaN, wherever it lies."""
     engine.flush()
     engine.apply_queued()
     store = engine.store
@@ -298,10 +295,8 @@ def poison(engine, i: int) -> None:
 
 
 @pytest.mark.parametrize("clipping", ["layer", "none"])
-def test_a_gradient_that_is_not_finite_though_the_loss_is_drops_the_round_with_finite_moments(
-    clipping, tmp_path
-):
-    """Found after some fragments were stepped already: clipping by layers does not wait for all."""
+def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, tmp_path):
+    """Layer-wise clipping finds it after some fragments were updated already."""
     engine = engine_of(plan_of(clipping=clipping), tmp_path)
     engine.step([sample_text(model=MODEL)], position=1)
     handlers = engine.executor.handlers
@@ -318,32 +313,45 @@ def test_a_gradient_that_is_not_finite_though_the_loss_is_drops_the_round_with_f
         return norm
 
     handlers[OperationKind.NORM] = overflowing
-    broken = engine.step([sample_text(model=MODEL)], position=2)
-    assert broken.abandoned and math.isfinite(broken.loss) and not math.isfinite(broken.norm)
+    stats = engine.step([sample_text(model=MODEL)], position=2)
+    assert stats.abandoned and math.isfinite(stats.loss) and not math.isfinite(stats.norm)
     handlers[OperationKind.NORM] = whole
     assert all(torch.isfinite(t).all() for t in exactness.state(engine))
     assert not engine.step([sample_text(model=MODEL)], position=3).abandoned
     engine.close()
 
 
-# ---- memory ------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 MACHINE = Hardware(
-    device="cpu", name="a PC", cores=2, memory=16 << 30, device_memory=0, disk=1 << 40, dtype="float32",
-    matmul=((512, 1e11),), attention=5e10, elementwise=1e10, to_device=1e10, from_device=1e10, stream=2e10, adam=5e8,
-    disk_read=1e9, disk_write=5e8,
-)  # fmt: skip
+    device="cpu",
+    name="a PC",
+    cores=2,
+    memory=16 << 30,
+    device_memory=0,
+    disk=1 << 40,
+    dtype="float32",
+    matmul=((512, 1e11),),
+    attention=5e10,
+    elementwise=1e10,
+    to_device=1e10,
+    from_device=1e10,
+    stream=2e10,
+    adam=5e8,
+    disk_read=1e9,
+    disk_write=5e8,
+)
 
 
-def test_a_budget_too_small_for_one_layer_is_refused_before_anything_is_taken():
+def test_budget_below_one_layer_is_refused_before_allocating():
     with pytest.raises(
         PlanError, match=r"does not fit: at the least it needs .* of memory, and may use 40 MB"
     ):
         make_plan(MACHINE, preset("gpt2-1.5b"), Limits(memory=40_000_000))
 
 
-HUNGRY = """
+ALLOCATING_CHILD = """
 import sys
 sys.path[:0] = {roots}
 import resource
@@ -356,8 +364,9 @@ from test_faults import WIDE, wide_plan
 engine = engine_of(wide_plan(), Path({folder!r}))
 engine.step([sample_text(8, 0, WIDE)], position=1)
 engine.step([sample_text(8, 1, WIDE)], position=2)
-taken = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (taken, resource.RLIM_INFINITY))
+(line,) = [line for line in open("/proc/self/status") if line.startswith("VmData")]
+allocated = int(line.split()[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (allocated, resource.RLIM_INFINITY))
 try:
     for step in range(2, 60):
         engine.step([sample_text(64, step, WIDE).repeat(1 + step, 1)], position=step + 1)
@@ -374,18 +383,19 @@ def wide_plan():
     return from_disk(resident(WIDE), tile=1 << 15)
 
 
-def test_memory_that_is_gone_in_mid_run_is_said_in_one_sentence_and_the_state_goes_on(tmp_path):
+def test_out_of_memory_mid_run_is_one_sentence_and_state_survives(tmp_path):
     roots = json.dumps([str(WORKER), str(TESTS), str(Path(__file__).parent)])
-    program = HUNGRY.format(roots=roots, folder=str(tmp_path))
+    program = ALLOCATING_CHILD.format(roots=roots, folder=str(tmp_path))
     child = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
-    said = child.stdout.strip()
-    assert child.returncode == 0 and said.count("\n") == 0, child.stdout + child.stderr
+    output = child.stdout.strip()
+    assert child.returncode == 0 and output.count("\n") == 0, child.stdout + child.stderr
     assert re.fullmatch(
-        r"the \w+ of \w+(\.\d)? failed: there is not as much memory left as it needs .*; another .*",
-        said,
-    ), said
+        r"the \w+ of \w+(\.\d)? failed: "
+        r"there is not as much memory left as it needs .*; another .*",
+        output,
+    ), output
     engine = engine_of(wide_plan(), tmp_path)
     assert engine.store.invalid_kinds == set() and engine.progress.position >= 1
     assert not engine.step([sample_text(8, 5, WIDE)], position=9).abandoned

@@ -1,4 +1,4 @@
-"""Forward and backward of groups of blocks, against one graph over all of them."""
+"""Tests of forward and backward of groups of blocks, against one graph over all of them."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from helpers.plans import groups, resident, sample_text
 from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
-from barnraise.planning.program import Lane as Name
+from barnraise.planning.program import Lane
 from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations, HostActivations
 from barnraise.swap.forward_backward import ForwardBackward
@@ -17,7 +17,7 @@ from barnraise.swap.leaves import Leaves
 from barnraise.swap.precision import units_to_float
 
 MODEL = ModelSpec(layers=6, width=16, heads=2, context=8, vocabulary=256)
-WAYS = [
+RECOMPUTATIONS = [
     dict(),
     dict(retained=6),
     dict(retained=2),
@@ -27,8 +27,8 @@ WAYS = [
 ]
 
 
-class Watched(Activations):
-    """Counts what waits."""
+class CountedActivations(Activations):
+    """Activations that record the largest number stored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,36 +39,36 @@ class Watched(Activations):
         self.most = max(self.most, self.count)
 
 
-def run(plan, boundaries, text: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(losses, gradients of each fragment)."""
+def run(plan, activations, text: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the losses and the gradients of each fragment."""
     flats = [units_to_float(initial_weights(fragment, 3)) for fragment in plan.fragments]
     leaves = [Leaves(f, flat) for f, flat in zip(plan.fragments, flats, strict=True)]
     gradients = [torch.zeros_like(flat) for flat in flats]
     for leaf, gradient in zip(leaves, gradients, strict=True):
         leaf.accumulate_into(gradient)
     batches = list(text.split(plan.sequences))
-    passes = ForwardBackward(
-        plan, batches, [len(batch) / len(text) for batch in batches], boundaries
+    step = ForwardBackward(
+        plan, batches, [len(batch) / len(text) for batch in batches], activations
     )
     table = torch.zeros(MODEL.vocabulary, MODEL.width)
-    passes.embed(leaves[0])
+    step.embed(leaves[0])
     for group in plan.forward_groups:
-        passes.forward(group, [leaves[i] for i in group])
-    passes.head(leaves[-1], leaves[0], table)
+        step.forward(group, [leaves[i] for i in group])
+    step.head(leaves[-1], leaves[0], table)
     for group in plan.backward_groups:
-        passes.backward(group, [leaves[i] for i in group])
-    passes.embed_backward(views(plan.fragments[0], gradients[0]), table)
-    return passes.losses, gradients
+        step.backward(group, [leaves[i] for i in group])
+    step.embed_backward(views(plan.fragments[0], gradients[0]), table)
+    return step.losses, gradients
 
 
-def planned(forward: int, backward: int, **way):
+def planned(forward: int, backward: int, **recomputation):
     return resident(
         MODEL,
         3,
         sequences=2,
         forward_groups=groups(6, forward),
         backward_groups=groups(6, backward)[::-1],
-        **way,
+        **recomputation,
     )
 
 
@@ -76,21 +76,19 @@ def text() -> torch.Tensor:
     return sample_text(6, seed=1, model=MODEL)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("recomputation", RECOMPUTATIONS, ids=str)
 @pytest.mark.parametrize(
     ("forward", "backward"), [(31, 31), (0, 0), (0b10100, 0b00110), (0b00100, 31)]
 )
-def test_every_grouping_and_way_of_keeping_gives_the_bits_of_one_block_at_a_time(
-    forward, backward, way
-):
-    expected, kept = run(planned(31, 31), Activations(), text()), Watched()
-    found = run(planned(forward, backward, **way), kept, text())
+def test_any_grouping_and_recomputation_gives_the_same_bits(forward, backward, recomputation):
+    expected, counted = run(planned(31, 31), Activations(), text()), CountedActivations()
+    found = run(planned(forward, backward, **recomputation), counted, text())
     for ours, theirs in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
         assert torch.equal(ours, theirs)
-    assert kept.count == 0, "nothing waits when the step is over"
+    assert counted.count == 0, "nothing is stored when the step has ended"
 
 
-def test_gradients_are_those_of_one_graph_over_everything():
+def test_gradients_match_one_graph_over_the_whole_model():
     fragments = MODEL.fragments()
     layers = [views(f, units_to_float(initial_weights(f, 3)).requires_grad_()) for f in fragments]
     flats = [next(iter(layer.values()))._base for layer in layers]
@@ -106,21 +104,24 @@ def test_gradients_are_those_of_one_graph_over_everything():
         torch.testing.assert_close(ours, flat.grad, rtol=1e-4, atol=1e-7)
 
 
-def test_keeping_inputs_of_groups_keeps_fewer_of_them():
-    by_block, by_group = Watched(), Watched()
+def test_storing_inputs_of_groups_stores_fewer_of_them():
+    by_block, by_group = CountedActivations(), CountedActivations()
     run(planned(0b00100, 0b00100), by_block, text())
     run(planned(0b00100, 0b00100, kept_inputs="group"), by_group, text())
     assert by_block.most == 3 * (6 + 1) and by_group.most == 3 * (2 + 1)
 
 
-def test_inputs_that_wait_in_memory_come_back_as_they_were():
-    lanes = {name: WorkerLane(name, inline=name is Name.COMPUTE) for name in Name}
+def test_host_activations_return_unchanged():
+    lanes = {name: WorkerLane(name, inline=name is Lane.COMPUTE) for name in Lane}
     pool = [torch.empty(2 * MODEL.context * MODEL.width) for _ in range(3 * (6 + 2))]
-    for forward, backward, way in ((31, 31, {}), (0b00100, 0b10010, dict(kept_inputs="group"))):
-        boundaries = HostActivations(lanes, pool)
-        found = run(planned(forward, backward, **way), boundaries, text())
-        expected = run(planned(forward, backward, **way), Activations(), text())
+    for forward, backward, recomputation in (
+        (31, 31, {}),
+        (0b00100, 0b10010, dict(kept_inputs="group")),
+    ):
+        activations = HostActivations(lanes, pool)
+        found = run(planned(forward, backward, **recomputation), activations, text())
+        expected = run(planned(forward, backward, **recomputation), Activations(), text())
         assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
-        assert boundaries.count == 0, "every buffer is free again"
+        assert activations.count == 0, "every buffer is free again"
     for lane in lanes.values():
         lane.close()

@@ -1,4 +1,4 @@
-"""Weights in halves are the weights, bit for bit; moments in bytes are near enough to train with."""
+"""Tests of split weights, which are exact, and of 8-bit moments, which train almost as well."""
 
 import itertools
 import math
@@ -31,24 +31,24 @@ BLOCKS = [TINY.fragments()[1], preset("gpt-nano").fragments()[1]]
 
 
 @pytest.fixture(autouse=True)
-def _as_many_threads_as_before():
+def _restore_thread_count():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
 
 
 def buffers(n: int, seed: int = 0) -> list[Tensor]:
-    """Weights, gradient, m and v in the middle of training."""
-    stir = torch.Generator().manual_seed(seed)
-    weights, gradient, m = (torch.randn(n, generator=stir) for _ in range(3))
-    return [weights, gradient, m, torch.rand(n, generator=stir)]
+    """Return weights, gradient, m and v in mid-training."""
+    generator = torch.Generator().manual_seed(seed)
+    weights, gradient, m = (torch.randn(n, generator=generator) for _ in range(3))
+    return [weights, gradient, m, torch.rand(n, generator=generator)]
 
 
 def step_of(fragment: Fragment, divisor: float = 1.0) -> AdamWStep:
     return AdamWStep(fragment, 3, learning_rate=3e-3, weight_decay=0.1, gradient_divisor=divisor)
 
 
-def no_moments(n: int) -> Moments8:
+def zero_moments(n: int) -> Moments8:
     m, v = torch.zeros(2, n, dtype=torch.uint8)
     return Moments8(m, v, *torch.zeros(2, math.ceil(n / BLOCK)))
 
@@ -61,7 +61,7 @@ def part(moments: Moments8, begin: int, end: int) -> Moments8:
 
 
 def floats(bits: Tensor) -> Tensor:
-    """int64 patterns → fp32."""
+    """Convert int64 bit patterns to fp32."""
     return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
 
 
@@ -69,10 +69,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-# ---- halves --------------------------------------------------------------------------------------------------------
+# ---- halves --------------------------------------------------------------------------------------
 
 
-def test_every_upper_half_comes_back_with_every_kind_of_lower_half():
+def test_split_and_join_restore_every_upper_half():
     low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234, 0xABCD])
     weights = floats(((torch.arange(1 << 16) << 16)[:, None] + low).view(-1))
     assert same_bits(join(split(weights)), weights)
@@ -80,27 +80,27 @@ def test_every_upper_half_comes_back_with_every_kind_of_lower_half():
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=200))
 @settings(deadline=None)
-def test_any_pattern_comes_back(patterns):
+def test_split_and_join_restore_any_bit_pattern(patterns):
     weights = floats(torch.tensor(patterns))
     assert same_bits(join(split(weights)), weights)
 
 
-def test_joining_writes_where_it_is_told_to():
+def test_join_writes_into_its_out_argument():
     weights = torch.randn(100)
     out = torch.empty(100)
     assert join(split(weights), out=out) is out and torch.equal(out, weights)
 
 
-def test_the_high_half_is_the_weight_rounded_to_nearest_and_away_from_zero_between_two():
+def test_split_high_half_is_rounded_to_nearest_ties_away_from_zero():
     weights = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     high, low = split(weights)
-    apart = low != -0x8000  # the others lie between two, where torch rounds to even
+    apart = low != -0x8000  # the others lie halfway, where torch rounds to even
     assert torch.equal(high[apart], weights.bfloat16()[apart]) and apart.sum() > 99_000
     between = floats(torch.tensor([0x3F808000, 0x3F818000, 0xBF808000]))
     assert split(between)[0].tolist() == [1.0078125, 1.015625, -1.0078125]
 
 
-def test_what_is_beyond_bf16_reads_as_infinite_or_not_a_number_and_comes_back():
+def test_split_values_beyond_bf16_read_as_infinite_and_are_restored():
     cases = floats(
         torch.tensor(
             [0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF]
@@ -115,7 +115,7 @@ def test_what_is_beyond_bf16_reads_as_infinite_or_not_a_number_and_comes_back():
 
 @given(st.data())
 @settings(max_examples=30, deadline=None)
-def test_a_step_on_halves_has_the_bits_of_one_on_the_whole(data):
+def test_update_split_has_the_bits_of_adamw_update(data):
     fragment = data.draw(st.sampled_from(BLOCKS), label="fragment")
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]), label="gradient")
     divisor = data.draw(st.sampled_from([1.0, 1.7]), label="divisor")
@@ -138,7 +138,7 @@ def test_a_step_on_halves_has_the_bits_of_one_on_the_whole(data):
     )
 
 
-# ---- bytes ---------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
 
 ROUNDING = 1 + 2.0**-8  # of fp16 and of the scales
 
@@ -151,14 +151,17 @@ ROUNDING = 1 + 2.0**-8  # of fp16 and of the scales
     st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_bytes_come_back_within_the_stated_bounds(seed, decades, size, lines, steps):
-    """Elements over many decades, largest about 10**size, in a buffer of any length."""
-    stir, n = torch.Generator().manual_seed(seed), lines * ALIGN
-    m = torch.randn(n, generator=stir) * 10 ** (size - decades * torch.rand(n, generator=stir))
+def test_moments_in_8_bits_are_within_the_stated_bounds(seed, decades, size, lines, steps):
+    """Encode elements over many decades, the largest about 10**size, in a buffer of any length."""
+    generator, n = torch.Generator().manual_seed(seed), lines * ALIGN
+    m = torch.randn(n, generator=generator) * 10 ** (
+        size - decades * torch.rand(n, generator=generator)
+    )
     v = (
-        torch.randn(n, generator=stir) * 10 ** (size - decades * torch.rand(n, generator=stir))
+        torch.randn(n, generator=generator)
+        * 10 ** (size - decades * torch.rand(n, generator=generator))
     ).square()
-    moments = no_moments(n)
+    moments = zero_moments(n)
     encode_moments(m, v, moments, steps)
     m2, v2 = decode_moments(moments)
     m_top, v_top = (
@@ -166,13 +169,13 @@ def test_bytes_come_back_within_the_stated_bounds(seed, decades, size, lines, st
     )
     assert ((m2 - m).abs() <= ROUNDING * torch.maximum(m.abs() / 8, m_top * 2**-17.9)).all()
     assert ((v2 - v).abs() <= ROUNDING * torch.maximum(v / 8, v_top * 2**-32.9)).all()
-    assert (v2 > 0).all(), "a v of zero is what 8 bits must never make"
+    assert (v2 > 0).all(), "8 bits must never turn v into zero"
     assert (torch.sign(m2) * torch.sign(m) >= 0).all()
 
 
-def test_a_blocks_largest_comes_back_as_it_was():
+def test_moments_in_8_bits_restore_the_largest_of_a_block():
     m, v = torch.randn(5 * BLOCK), torch.rand(5 * BLOCK)
-    moments = no_moments(5 * BLOCK)
+    moments = zero_moments(5 * BLOCK)
     for steps in range(10):
         encode_moments(m, v, moments, steps)
         m2, v2 = decode_moments(moments)
@@ -183,9 +186,9 @@ def test_a_blocks_largest_comes_back_as_it_was():
         torch.testing.assert_close(v2.view(5, -1).amax(1), v.view(5, -1).amax(1), rtol=1e-6, atol=0)
 
 
-def test_bytes_are_right_on_average_over_the_steps():
+def test_moments_in_8_bits_are_unbiased_over_the_steps():
     m, v = torch.randn(4 * BLOCK), torch.rand(4 * BLOCK) + 0.01
-    moments, m_sum, v_sum = no_moments(4 * BLOCK), torch.zeros(4 * BLOCK), torch.zeros(4 * BLOCK)
+    moments, m_sum, v_sum = zero_moments(4 * BLOCK), torch.zeros(4 * BLOCK), torch.zeros(4 * BLOCK)
     for steps in range(256):
         encode_moments(m, v, moments, steps)
         m2, v2 = decode_moments(moments)
@@ -196,26 +199,26 @@ def test_bytes_are_right_on_average_over_the_steps():
 
 
 def test_zero_bytes_are_zero_moments_and_zeros_stay_zero():
-    moments = no_moments(3 * BLOCK + 64)
+    moments = zero_moments(3 * BLOCK + 64)
     assert not any(flat.any() for flat in decode_moments(moments))
     encode_moments(torch.zeros(3 * BLOCK + 64), torch.zeros(3 * BLOCK + 64), moments)
     m, v = decode_moments(moments)
     assert not m.any() and v.max() < 1e-30
 
 
-def test_v_fades_as_in_fp32_where_gradients_stop():
+def test_update_8bit_v_fades_as_in_fp32_where_gradients_stop():
     fragment = BLOCKS[1]
-    n, moments = fragment.size, no_moments(fragment.size)
-    stir = torch.Generator().manual_seed(0)
+    n, moments = fragment.size, zero_moments(fragment.size)
+    generator = torch.Generator().manual_seed(0)
     weights, gradient, m, v = (
         torch.zeros(n),
-        torch.randn(n, generator=stir),
+        torch.randn(n, generator=generator),
         torch.zeros(n),
         torch.zeros(n),
     )
     still = torch.arange(n) % 2 == 1
     for steps in range(1, 121):
-        gradient.normal_(generator=stir)
+        gradient.normal_(generator=generator)
         gradient[still] *= steps <= 20
         step = AdamWStep(fragment, steps, learning_rate=0.0, weight_decay=0.0)
         adamw_update(step, 0, weights.clone(), gradient, m, v)
@@ -226,13 +229,13 @@ def test_v_fades_as_in_fp32_where_gradients_stop():
 
 @given(st.data())
 @settings(max_examples=20, deadline=None)
-def test_the_bits_of_a_step_in_bytes_depend_on_no_cut_and_no_threads(data):
+def test_update_8bit_bits_do_not_depend_on_tiles_or_threads(data):
     fragment = BLOCKS[1]
     halves = data.draw(st.booleans(), label="weights in halves")
     inner = st.integers(1, fragment.size // BLOCK).map(lambda k: k * BLOCK)
     edges = sorted({0, fragment.size, *data.draw(st.lists(inner, max_size=4), label="cuts")})
     weights, gradient, m, v = buffers(fragment.size)
-    whole, tiled = no_moments(fragment.size), no_moments(fragment.size)
+    whole, tiled = zero_moments(fragment.size), zero_moments(fragment.size)
     for moments in (whole, tiled):
         encode_moments(m, v, moments)
     flat = split(weights) if halves else (weights.clone(),)
@@ -248,28 +251,28 @@ def test_the_bits_of_a_step_in_bytes_depend_on_no_cut_and_no_threads(data):
     assert all(torch.equal(a, b) for a, b in zip(whole.tensors, tiled.tensors, strict=True))
 
 
-def test_a_tile_in_bytes_begins_on_a_block():
+def test_update_8bit_refuses_a_tile_that_begins_within_a_block():
     with pytest.raises(AssertionError, match="begins on a block"):
         update_8bit(
-            step_of(BLOCKS[1]), ALIGN, torch.zeros(ALIGN), torch.zeros(ALIGN), no_moments(ALIGN)
+            step_of(BLOCKS[1]), ALIGN, torch.zeros(ALIGN), torch.zeros(ALIGN), zero_moments(ALIGN)
         )
 
 
 def trained(kind: str, steps: int = 200) -> float:
-    """The loss of the last ten of 200 steps on text where each token is the one before plus one."""
-    stir = torch.Generator().manual_seed(0)
+    """Return the loss of the last ten steps on text where each token is the last one plus one."""
+    generator = torch.Generator().manual_seed(0)
     layers = []
     for fragment in TINY.fragments():
         weights, gradient, m, v = (torch.zeros(fragment.size) for _ in range(4))
         for slot, view in zip(fragment.slots, views(fragment, weights).values(), strict=True):
             if slot.initial == "normal":
-                view.normal_(0, slot.deviation / 2**26, generator=stir)
+                view.normal_(0, slot.deviation / 2**26, generator=generator)
             elif slot.initial == "ones":
                 view.fill_(1)
-        layers.append((fragment, weights, gradient, m, v, no_moments(fragment.size)))
+        layers.append((fragment, weights, gradient, m, v, zero_moments(fragment.size)))
     losses = []
     for step in range(1, steps + 1):
-        start = torch.randint(TINY.vocabulary, (4, 1), generator=stir)
+        start = torch.randint(TINY.vocabulary, (4, 1), generator=generator)
         text = (start + torch.arange(TINY.context + 1)) % TINY.vocabulary
         leaves = []
         for fragment, weights, gradient, *_ in layers:
@@ -296,6 +299,6 @@ def trained(kind: str, steps: int = 200) -> float:
     return sum(losses[-10:]) / 10
 
 
-def test_training_in_bytes_ends_within_a_few_percent_of_fp32():
+def test_training_with_8bit_moments_ends_near_fp32():
     wide, narrow = trained("fp32"), trained("8-bit")
     assert wide < 4 and narrow == pytest.approx(wide, rel=0.05)

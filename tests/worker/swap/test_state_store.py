@@ -1,4 +1,4 @@
-"""A state on its tiers: round trips, and what a crash at any instant leaves of it."""
+"""Tests of a state on its tiers: round trips, and recovery from a crash at any instant."""
 
 import itertools
 import json
@@ -40,14 +40,14 @@ def small_plan(kind: str, **more):
 
 
 def record(store: StateStore, kind: str, i: int, t: int, value: int) -> torch.Tensor:
-    """A record as it might be written, told apart by `value`."""
+    """Return a record of random bytes, seeded by `value`."""
     begin, end = store.plan.bounds(i, t)
     data = page_aligned(store.plan.record(kind, end - begin))
     return data.random_(0, 256, generator=torch.Generator().manual_seed(value))
 
 
-def test_every_record_lies_on_whole_pages_of_its_own(tmp_path):
-    """As a direct disk wants it, and so that a torn write spoils nothing beside it."""
+def test_records_lie_on_whole_pages_of_their_own(tmp_path):
+    """Direct I/O needs whole pages, and a torn write must not damage another record."""
     for kind, width in (("exact", 32), ("restart", 8)):
         store = StateStore(small_plan(kind, moments_bits=width), tmp_path / kind)
         spans = []
@@ -73,7 +73,7 @@ def places(store: StateStore) -> list[tuple[str, int, int]]:
 
 
 def content(store: StateStore) -> dict[tuple, bytes]:
-    """Of all records, as they read back."""
+    """Read all records."""
     found = {}
     for place in places(store):
         begin, end = store.plan.bounds(*place[1:])
@@ -88,7 +88,7 @@ WRITES = st.lists(st.one_of(st.integers(0, 1 << 20), st.just("commit")), max_siz
 
 @settings(max_examples=25, deadline=None)
 @given(writes=WRITES, kind=st.sampled_from(["exact", "restart"]))
-def test_what_was_written_last_is_read_back_before_and_after_a_commit(writes, kind):
+def test_read_returns_the_last_write_before_and_after_a_commit(writes, kind):
     with tempfile.TemporaryDirectory() as folder:
         store = StateStore(small_plan(kind), Path(folder))
         expected = content(store)
@@ -112,40 +112,40 @@ def test_what_was_written_last_is_read_back_before_and_after_a_commit(writes, ki
 
 @settings(max_examples=25, deadline=None)
 @given(writes=WRITES)
-def test_exact_a_crash_after_any_write_leaves_the_last_commit_whole(writes):
+def test_exact_crash_after_any_write_leaves_the_last_commit_intact(writes):
     with tempfile.TemporaryDirectory() as folder:
         store = StateStore(small_plan("exact"), Path(folder))
         store.commit("first")
-        kept, mark, everywhere = content(store), "first", places(store)
+        committed, header, everywhere = content(store), "first", places(store)
         for number, write in enumerate(writes):
             if write == "commit":
-                mark = str(number)
-                store.commit(mark)
-                kept = content(store)
+                header = str(number)
+                store.commit(header)
+                committed = content(store)
             else:
                 place = everywhere[write % len(everywhere)]
                 store.write(*place, record(store, *place, value=write))
-        store.close()  # and no commit
+        store.close()  # without a commit
         again = StateStore(small_plan("exact"), Path(folder))
-        assert again.header == mark and not again.invalid_kinds and content(again) == kept
+        assert again.header == header and not again.invalid_kinds and content(again) == committed
         again.close()
 
 
 @settings(max_examples=25, deadline=None)
 @given(writes=WRITES)
-def test_restart_a_crash_after_any_write_leaves_the_anchor_whole_and_says_what_else_is_not(writes):
+def test_restart_crash_after_any_write_marks_kinds_invalid(writes):
     with tempfile.TemporaryDirectory() as folder:
         store = StateStore(small_plan("restart"), Path(folder))
         store.commit("first")
-        kept, void, everywhere = content(store), set(), places(store)
+        committed, invalid, everywhere = content(store), set(), places(store)
         for number, write in enumerate(writes):
             if write == "commit":
                 store.commit(str(number))
-                kept, void = content(store), set()
+                committed, invalid = content(store), set()
             else:
                 place = everywhere[write % len(everywhere)]
                 store.write(*place, record(store, *place, value=write))
-                void |= set(
+                invalid |= set(
                     next(
                         (group for group in (TRAINING_KINDS, EXCHANGE_KINDS) if place[0] in group),
                         (),
@@ -153,13 +153,13 @@ def test_restart_a_crash_after_any_write_leaves_the_anchor_whole_and_says_what_e
                 )
         store.close()
         again = StateStore(small_plan("restart"), Path(folder))
-        assert again.invalid_kinds == void
+        assert again.invalid_kinds == invalid
         for place, data in content(again).items():
-            assert data == (bytes(len(data)) if place[0] in void else kept[place])
+            assert data == (bytes(len(data)) if place[0] in invalid else committed[place])
         again.close()
 
 
-def test_before_the_first_write_in_place_the_manifest_says_it_is_not_whole(tmp_path):
+def test_first_write_in_place_marks_the_kind_invalid(tmp_path):
     store = StateStore(small_plan("restart"), tmp_path)
     store.commit("whole")
     store.write("moments", 1, 0, record(store, "moments", 1, 0, 1))
@@ -171,7 +171,7 @@ def test_before_the_first_write_in_place_the_manifest_says_it_is_not_whole(tmp_p
 
 
 @pytest.mark.parametrize("kind", ["exact", "restart"])
-def test_what_memory_holds_is_there_again_after_a_close(kind, tmp_path):
+def test_closing_commit_restores_what_memory_held(kind, tmp_path):
     plan = small_plan(
         kind, weights=("host",) * 4, moments=("host", "disk", "host", "host"), exchange="host"
     )
@@ -186,7 +186,7 @@ def test_what_memory_holds_is_there_again_after_a_close(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["exact", "restart"])
-def test_a_state_outlives_a_change_of_what_memory_holds(kind, tmp_path):
+def test_state_survives_a_change_of_tiers(kind, tmp_path):
     less = small_plan(kind)
     more = replace(
         less,
@@ -207,7 +207,7 @@ def test_a_state_outlives_a_change_of_what_memory_holds(kind, tmp_path):
     assert digests == [True] * 3
 
 
-def test_a_state_laid_out_in_another_way_is_refused_with_what_to_do(tmp_path):
+def test_state_with_another_layout_is_refused_with_advice(tmp_path):
     StateStore(small_plan("exact"), tmp_path).commit("one")
     for other in (
         small_plan("restart"),
@@ -224,7 +224,7 @@ def test_a_state_laid_out_in_another_way_is_refused_with_what_to_do(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"digest": "0", "body": "{}"}', '{"digest": 1}', "null"]
 )
-def test_a_torn_manifest_is_never_taken_for_a_state(text, tmp_path):
+def test_torn_manifest_is_refused(text, tmp_path):
     StateStore(small_plan("exact"), tmp_path).commit("one")
     whole = (tmp_path / MANIFEST_FILE).read_text()
     (tmp_path / MANIFEST_FILE).write_text(text)
@@ -235,14 +235,14 @@ def test_a_torn_manifest_is_never_taken_for_a_state(text, tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 100, -1])
-def test_a_manifest_that_was_being_written_does_not_count(cut, tmp_path):
+def test_unfinished_manifest_is_ignored(cut, tmp_path):
     StateStore(small_plan("exact"), tmp_path).commit("one")
     (tmp_path / (MANIFEST_FILE + ".new")).write_text((tmp_path / MANIFEST_FILE).read_text()[:cut])
     assert StateStore(small_plan("exact"), tmp_path).header == "one"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_altered_byte_is_found_and_named_and_opening_again_mends(kind, tmp_path):
+def test_altered_byte_is_named_and_reopening_recovers(kind, tmp_path):
     plan = small_plan("exact")
     engine = engine_of(plan, tmp_path)
     for step in range(2):
@@ -268,12 +268,12 @@ def test_an_altered_byte_is_found_and_named_and_opening_again_mends(kind, tmp_pa
     )
     if kind == "anchor":
         assert again.invalid_kinds == set(KINDS), (
-            "nothing is left to begin from: the machine asks its peers"
+            "nothing is left to restart from: the machine needs its peers"
         )
     again.close()
     if kind != "anchor":
         engine = engine_of(plan, tmp_path)
-        assert engine.store.invalid_kinds == set(), "what was not whole began anew"
+        assert engine.store.invalid_kinds == set(), "invalid kinds have been restarted"
         stats = engine.step([sample_text(model=MODEL)])
         assert not stats.abandoned
         if kind in TRAINING_KINDS:
@@ -284,7 +284,7 @@ def test_an_altered_byte_is_found_and_named_and_opening_again_mends(kind, tmp_pa
         engine.close()
 
 
-def test_a_shelf_is_the_same_list_whether_memory_or_disk_holds_it(tmp_path):
+def test_fragment_sequence_is_equal_in_memory_and_on_disk(tmp_path):
     held, away = (
         StateStore(small_plan("resident", tile=1 << 13)),
         StateStore(small_plan("exact"), tmp_path),
@@ -298,12 +298,10 @@ def test_a_shelf_is_the_same_list_whether_memory_or_disk_holds_it(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(*shelves, strict=True)) and len(shelves[1]) == 4
     shelves[0][1].add_(1)
     shelves[1][1].add_(1)
-    assert not torch.equal(shelves[0][1], shelves[1][1]), (
-        "by reference where memory holds it, else a copy"
-    )
+    assert not torch.equal(shelves[0][1], shelves[1][1]), "by reference in memory, a copy from disk"
 
 
-def test_bytes_written_today_count_against_the_days_allowance(tmp_path):
+def test_bytes_written_today_reduce_what_is_left(tmp_path):
     store = StateStore(small_plan("exact"), tmp_path)
     assert store.writes_left_today(None) is None and store.writes_left_today(10**6) == 10**6
     data = record(store, "moments", 1, 0, 1)
@@ -317,7 +315,7 @@ def test_bytes_written_today_count_against_the_days_allowance(tmp_path):
     again.close()
 
 
-# ---- kill -9 -----------------------------------------------------------------------------------------------------
+# ---- kill -9 -------------------------------------------------------------------------------------
 
 CHILD = """
 import sys
@@ -336,8 +334,8 @@ while True:
 """
 
 
-def killed(kind: str, folder: Path, steps: int, more: dict, stir: random.Random) -> None:
-    """A child trains in the folder and is killed at some instant of the step after so many."""
+def train_and_kill(kind: str, folder: Path, steps: int, more: dict, dice: random.Random) -> None:
+    """Let a child train in the folder, and kill it at some instant after `steps` steps."""
     roots = [str(WORKER), str(TESTS), str(Path(__file__).parent)]
     program = CHILD.format(roots=roots, kind=kind, more=more, folder=str(folder))
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
@@ -345,7 +343,7 @@ def killed(kind: str, folder: Path, steps: int, more: dict, stir: random.Random)
     began = time.monotonic()
     for _ in range(steps):
         assert child.stdout.readline()
-    time.sleep(stir.random() * (time.monotonic() - began) / steps)
+    time.sleep(dice.random() * (time.monotonic() - began) / steps)
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     child.stdout.close()
@@ -359,12 +357,10 @@ def undisturbed(steps: int) -> str:
 
 
 @pytest.mark.parametrize("more", [{}, {"weights": ("host",) * 4}, {"staged": True}], ids=str)
-def test_exact_a_run_killed_again_and_again_in_its_writes_has_the_bits_of_one_that_never_was(
-    more, tmp_path
-):
-    stir, reached = random.Random(5), 0
+def test_exact_run_killed_repeatedly_has_the_undisturbed_bits(more, tmp_path):
+    dice, reached = random.Random(5), 0
     for _ in range(3):
-        killed("exact", tmp_path, 3, more, stir)
+        train_and_kill("exact", tmp_path, 3, more, dice)
         engine = engine_of(small_plan("exact", **more), tmp_path)
         assert engine.store.invalid_kinds == set() and engine.progress.position >= reached + 2
         reached = engine.progress.position
@@ -372,10 +368,10 @@ def test_exact_a_run_killed_again_and_again_in_its_writes_has_the_bits_of_one_th
         engine.close()
 
 
-def test_restart_a_killed_run_begins_at_the_anchor_with_fresh_moments_and_warms_up(tmp_path):
-    stir = random.Random(6)
+def test_restart_killed_run_begins_at_the_anchor_and_warms_up(tmp_path):
+    dice = random.Random(6)
     for _ in range(2):
-        killed("restart", tmp_path, 2, {}, stir)
+        train_and_kill("restart", tmp_path, 2, {}, dice)
         engine = engine_of(small_plan("restart"), tmp_path)
         fresh = engine_of(tiny_plan("resident", MODEL))
         for mine, theirs in zip(exactness.state(engine), exactness.state(fresh), strict=True):

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +102,7 @@ class DirectFile:
         Raises:
             OSError: the disk failed; names the file.
         """
-        view = memoryview(target.numpy())  # pyright: ignore[reportArgumentType]: numpy before 3.12
+        view = _memory_of(target)
         while len(view):
             with self._naming_file():
                 count = self.read_request(view[:REQUEST_BYTES], offset)
@@ -116,7 +117,7 @@ class DirectFile:
         Raises:
             OSError: the disk failed; names the file.
         """
-        view = memoryview(data.numpy())
+        view = _memory_of(data)
         while len(view):
             with self._naming_file():
                 count = self.write_request(view[:REQUEST_BYTES], offset)
@@ -168,3 +169,9 @@ class DirectFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+
+def _memory_of(data: Tensor) -> memoryview:
+    """Return the memory of a host tensor, uint8 [n]."""
+    array: Any = data.numpy()  # before Python 3.12 the buffer protocol cannot be annotated
+    return memoryview(array)

@@ -156,7 +156,10 @@ class WorkerLane:
     def record_event(self) -> LaneEvent:
         """Return an event for everything that an inline lane has started."""
         event = LaneEvent()
-        event.complete(None if self.stream is None else self.stream.record_event())
+        if self.stream is None:
+            event.complete()
+        else:
+            event.complete(_record(self.stream))
         return event
 
     def wait_until_idle(self) -> None:
@@ -223,6 +226,11 @@ class WorkerLane:
                 return None
             with torch.cuda.stream(self.stream):
                 call()
-                cuda_event = torch.cuda.Event(enable_timing=False)
-                cuda_event.record(self.stream)
-                return cuda_event
+                return _record(self.stream)
+
+
+def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Return an event that a stream records after everything submitted to it so far."""
+    event = torch.cuda.Event(enable_timing=False)
+    event.record(stream)
+    return event

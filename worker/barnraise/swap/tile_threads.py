@@ -126,7 +126,7 @@ def _scratch(device: torch.device, n: int) -> Scratch:
 
 @functools.cache
 def _thread_pool(threads: int) -> ThreadPoolExecutor:
-    """Return the pool of so many threads, each of which computes with one thread of torch."""
+    """Return the pool of so many threads, whose threads compute with one torch thread each."""
     ready = threading.Barrier(threads)
     pool = ThreadPoolExecutor(threads, "barnraise-tiles", lambda: torch.set_num_threads(1))
     list(pool.map(lambda _: ready.wait(), range(threads)))  # until all threads have started
