@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 LOOK = 0.05  # seconds between two looks at how far the other mirror has come
 APPLIED = """
     SELECT seq FROM eventlog_logevent WHERE origin_id = %s
-    AND NOT EXISTS (SELECT FROM eventlog_aggregate WHERE name = subject AND (stale OR NOT stored))
+    AND NOT EXISTS (SELECT FROM eventlog_aggregate WHERE name = aggregate AND (stale OR NOT projected))
     ORDER BY seq DESC LIMIT 1
 """
 SETTLED = 30.0  # seconds that it has for the rest, after the last change

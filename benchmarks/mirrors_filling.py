@@ -44,7 +44,7 @@ def standing() -> dict[str, Any]:
     ours = Origin.objects.filter(ours=True).first()
     return {
         "state": projection.state_hash(), "events": LogEvent.objects.count(), "origin": ours.pk if ours else None,
-        "waiting": Aggregate.objects.filter(stored=False).count(),
+        "waiting": Aggregate.objects.filter(projected=False).count(),
     }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class Writing:
     def keep(self, subject: str, said: dict[str, Any]) -> str:
         body, salt = projection.canonical_json(said), uuid7().hex
         self.kept.append(
-            PrivateData(digest=digest(salt + body), subject=subject, salt=salt, body=body)
+            PrivateData(digest=digest(salt + body), aggregate=subject, salt=salt, body=body)
         )
         return self.kept[-1].digest
 
@@ -172,7 +172,7 @@ def growth() -> dict[str, Any]:
         said = key.sign("update", head).model_dump()
         Credit.objects.filter(pk=row.pk).update(last=10 * n, tokens=600_000 * n, head=said)
         credits.record_credit_events()
-    fresh = LogEvent.objects.filter(subject=f"credit:{run.pk}:{key.key}:{LIFE}")
+    fresh = LogEvent.objects.filter(aggregate=f"credit:{run.pk}:{key.key}:{LIFE}")
     text = sum(
         len(body) + len(signature) for body, signature in fresh.values_list("body", "signature")
     )

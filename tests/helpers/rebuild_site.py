@@ -91,10 +91,10 @@ def empty() -> None:
 def at_once(events: Iterable[Signed], kept: list[private_data.PrivateRecord]) -> tuple[dict, str]:
     """(rows, state hash) of a new mirror: everything comes first, and then all rows are written together."""
     empty()
-    told = ingest.ingest_events(list(events), later=True)
+    told = ingest.ingest_events(list(events), defer=True)
     assert not told.rejected, told.rejected
-    ingest.project_pending(later=True)
-    private_data.ingest(kept, later=True)
+    ingest.project_pending(defer=True)
+    private_data.ingest(kept, defer=True)
     ingest.project_pending()
     return rows(), projection.state_hash()
 

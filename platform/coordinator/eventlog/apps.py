@@ -1,6 +1,38 @@
+"""Configure the event log: its own aggregate type, and the catch-up after a migration."""
+
+from typing import Any
+
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class EventLog(AppConfig):
+    """Configure the app."""
+
     name = "coordinator.eventlog"
     label = "eventlog"
+
+    def ready(self) -> None:
+        """Register the aggregate type "origin" and catch up after migrations."""
+        from coordinator.eventlog import registry, writer
+
+        registry.register(writer.ORIGIN)
+        post_migrate.connect(catch_up, sender=self, dispatch_uid="eventlog catch up")
+
+
+def catch_up(sender: AppConfig, **kwargs: Any) -> None:
+    """Record rows that no event describes, and project events that are understood since now.
+
+    A site may be older than its log or than an aggregate type, and other mirrors may have sent
+    events that the version before did not understand.
+    """
+    from django.db import connection
+    from django.db.migrations.executor import MigrationExecutor
+
+    from coordinator.eventlog import ingest, writer
+
+    executor = MigrationExecutor(connection)
+    if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+        return  # some tables do not have the columns of this version yet
+    writer.record_existing_rows()
+    ingest.project_pending()

@@ -1,36 +1,46 @@
-"""Hybrid logical time: as wall clocks say, yet never behind what was seen before. Pure.
+"""Compute hybrid logical timestamps: wall-clock time that never runs behind a seen timestamp. Pure.
 
-A stamp is one integer: milliseconds since 1970 in the upper bits, a counter in the lower 16. Who saw an event stamps
-later ones higher, so that causes sort before effects even where clocks disagree a little.
+A stamp is one integer: milliseconds since 1970 in the upper bits, a counter in the lower 16. A
+mirror that has seen an event stamps later events higher, so causes sort before effects even if
+clocks disagree slightly. Kulkarni et al., "Logical Physical Clocks", 2014.
 """
 
 from collections.abc import Sequence
 
-MAX_CLOCK_ERROR = 60.0  # seconds that a clock may be from the others'
-MAX_STAMP_LEAD = 120.0  # …and that a stamp may be ahead of ours, before it has to wait
-COUNTER_BITS = 16  # bits
+MAX_CLOCK_ERROR = 60.0  # seconds that a clock may differ from the others
+MAX_STAMP_LEAD = 120.0  # seconds that an acceptable stamp may lie ahead of our clock
+COUNTER_BITS = 16
 
 
 def next_stamp(last: int, now: float) -> int:
-    """The next stamp after `last`, at `now` seconds since 1970. A counter that is full runs over into the time."""
+    """Return the stamp after `last` at `now` (seconds since 1970); a full counter carries over."""
     return max(last + 1, int(now * 1000) << COUNTER_BITS)
 
 
 def to_seconds(hlc: int) -> float:
-    """Since 1970."""
+    """Convert a stamp to seconds since 1970."""
     return (hlc >> COUNTER_BITS) / 1000
 
 
 def clock_correction(offsets: Sequence[float]) -> float:
-    """Seconds to add to this machine's clock, from how far the others' are ahead of it. 0 while it is within APART of
-    their median; of two in the middle the nearer counts, so that one wrong clock of two moves nobody. With fewer than
-    two others nobody can tell who is wrong."""
+    """Return the seconds to add to this machine's clock.
+
+    Args:
+        offsets: Seconds by which each other mirror's clock is ahead of ours.
+
+    Returns:
+        The median offset if it exceeds MAX_CLOCK_ERROR, else 0. With fewer than two other clocks
+        the result is 0, because two clocks alone do not show which one is wrong.
+    """
     median = median_offset(offsets)
     return median if len(offsets) > 1 and abs(median) > MAX_CLOCK_ERROR else 0.0
 
 
 def median_offset(offsets: Sequence[float]) -> float:
-    """Their median; 0 without any."""
+    """Return the median; 0 without values.
+
+    Of two middle values the one nearer to 0 counts, so one wrong clock of two moves nobody.
+    """
     if not offsets:
         return 0.0
     ordered = sorted(offsets)
@@ -38,5 +48,5 @@ def median_offset(offsets: Sequence[float]) -> float:
 
 
 def is_too_far_ahead(hlc: int, now: float) -> bool:
-    """Whether a stamp is so far in the future that taking it over would spoil this clock too."""
+    """Return whether adopting the stamp would push our own clock too far into the future."""
     return to_seconds(hlc) > now + MAX_STAMP_LEAD

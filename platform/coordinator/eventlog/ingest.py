@@ -1,6 +1,5 @@
-"""Other origins' events: verified, chained, kept, folded. What does not fit is refused whole, with a sentence."""
+"""Verify, store and fold events of other origins. A log's batch is stored whole or rejected whole."""
 
-from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
@@ -25,19 +24,43 @@ from coordinator.eventlog.writer import (
 )
 from coordinator.lib.exceptions import UserError
 
-KIND = Func(
+# SQL: the aggregate type in an aggregate's name.
+AGGREGATE_TYPE = Func(
     "name", Value(":"), Value(1), function="split_part", output_field=TextField()
-)  # of a subject
+)
 
 
 @dataclass
 class IngestResult:
-    """`stored`: events that were new. `refused`: origin ("" where none can be read) → why none of its events of this
-    run were taken. `forked`: origins that were caught signing two events with one number."""
+    """Summarise what happened to some events.
+
+    Attributes:
+        stored: Number of events that were new.
+        rejected: Origin → the sentence why none of its events were stored; the key is "" if an
+            event cannot be opened at all.
+        forked: Origins that signed two events with one number.
+    """
 
     stored: int = 0
     rejected: dict[str, str] = field(default_factory=dict)
     forked: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _LogBatch:
+    """Hold consecutive events of one origin, opened and as they were signed."""
+
+    origin: str
+    events: list[tuple[Event, Signed]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """Describe the event that the next one of a log must follow."""
+
+    seq: int
+    digest: str
+    hlc: int
 
 
 def ingest_events(
@@ -45,162 +68,195 @@ def ingest_events(
     *,
     read: Callable[[], Sequence[Event]] | None = None,
     keys: Container[str] | None = None,
-    later: bool = False,
+    defer: bool = False,
 ) -> IngestResult:
-    """Events of whatever origins, each origin's ascending. `read`: what `read_all` says of them, where somebody is at
-    it already; `keys`: the mirrors whose word counts (None: anybody's). `later`: kept, and folded when `settle` is
-    called. All of an origin's, or none; with one that is altered, or no event at all, nothing."""
-    told = IngestResult()
-    runs: dict[str, list[tuple[Event, Signed]]] = defaultdict(list)
+    """Store events of any origins; each origin's events must ascend.
+
+    All events of an origin are stored, or none. If one of all the events cannot be opened, nothing
+    is stored, because the sender is not trustworthy.
+
+    Args:
+        signed: The events.
+        read: Returns the opened events, if a caller opens them elsewhere (raises MessageError).
+        keys: Keys of the mirrors whose events are accepted; None accepts any key.
+        defer: Leave folding to a later `project_pending`.
+    """
+    result = IngestResult()
+    batches: dict[str, _LogBatch] = {}
     try:
         events = read() if read else open_events(signed)
     except MessageError as error:
-        return IngestResult(
-            rejected={"": UserError(str(error)).sentence}
-        )  # who sent that is not to be read further
-    for event, each in zip(events, signed, strict=True):
-        runs[event.origin].append((event, each))
-    for origin, run in runs.items():
+        return IngestResult(rejected={"": UserError(str(error)).sentence})
+    for event, signed_event in zip(events, signed, strict=True):
+        batch = batches.setdefault(event.origin, _LogBatch(event.origin))
+        batch.events.append((event, signed_event))
+    for batch in batches.values():
         try:
-            with log_transaction() as tally:
-                told.stored += _take(tally, origin, run, keys, told)
+            with log_transaction() as log_state:
+                result.stored += _ingest_batch(log_state, batch, keys, result)
         except UserError as error:
-            told.rejected[origin] = error.sentence
-    if not later:
+            result.rejected[batch.origin] = error.sentence
+    if not defer:
         project_pending()
-    return told
+    return result
 
 
-def _take(
-    tally: LogState,
-    origin_id: str,
-    run: list[tuple[Event, Signed]],
-    keys: Container[str] | None,
-    told: IngestResult,
+def _ingest_batch(
+    log_state: LogState, batch: _LogBatch, keys: Container[str] | None, result: IngestResult
 ) -> int:
-    origin = Origin.objects.filter(pk=origin_id).first() or Origin(id=origin_id, key=run[0][1].key)
+    """Store one log's events; return how many were new. Raises UserError for an invalid one."""
+    origin = Origin.objects.filter(pk=batch.origin).first()
+    origin = origin or Origin(id=batch.origin, key=batch.events[0][1].key)
     if keys is not None and origin.key not in keys:
         raise UserError(
             f"log {origin.pk[:8]} is signed by {origin.key[:8]}, which is no mirror of the list"
         )
-    before = [event.seq for event, _ in run if event.seq <= origin.head_seq]
-    kept = LogEvent.objects.filter(origin=origin.pk, seq__in=before).order_by()
-    known = dict(kept.values_list("seq", "digest")) if before else {}
+    stored_digests = _stored_digests(origin, batch)
+    understood_types = set(registry.event_types())
+    head = _Head(origin.head_seq, origin.head_digest, origin.head_hlc)
     fresh: list[LogRow] = []
-    understood = set(registry.event_types())
-    seq, last, hlc = origin.head_seq, origin.head_digest, origin.head_hlc
-    for event, signed in run:
+    for event, signed in batch.events:
         if signed.key != origin.key:
             raise UserError(
-                f"event {event.seq} of log {origin.pk[:8]} is signed by {signed.key[:8]}, and the log is "
-                f"{origin.key[:8]}'s"
+                f"event {event.seq} of log {origin.pk[:8]} is signed by {signed.key[:8]}, and the "
+                f"log is {origin.key[:8]}'s"
             )
-        if event.seq <= seq:
-            mine = known.get(event.seq) or next((e.digest for e in fresh if e.seq == event.seq), "")
-            if mine != digest(signed.body):
-                return _forked(tally, origin, event.seq, fresh, signed, told)
+        if event.seq <= head.seq:
+            known = stored_digests.get(event.seq)
+            known = known or next((row.digest for row in fresh if row.seq == event.seq), "")
+            if known != digest(signed.body):
+                _ingest_fork(log_state, origin, event.seq, fresh, signed)
+                result.forked.append(origin.pk)
+                return 0
             continue
-        if origin.cut_seq is not None and event.seq > origin.cut_seq:
-            raise UserError(f"log {origin.pk[:8]} ends with event {origin.cut_seq}: {origin.why}")
-        if event.seq != seq + 1:
-            raise UserError(
-                f"log {origin.pk[:8]} has a hole: event {event.seq} came, and {seq} is the last before it here"
-            )
-        if event.seq == 1 and (event.type, event.aggregate) != (
-            "origin.begin",
-            f"origin:{origin.pk}",
-        ):
-            raise UserError(f"log {origin.pk[:8]} does not begin as a log does")
-        if event.prev != last:
-            raise UserError(
-                f"event {event.seq} of log {origin.pk[:8]} does not follow the event {seq} that is here"
-            )
-        if event.hlc <= hlc:
-            raise UserError(
-                f"event {event.seq} of log {origin.pk[:8]} is stamped before the one it follows"
-            )
-        made = build_row(event, signed, event.type in understood)
-        seq, last, hlc = made.seq, made.digest, made.hlc
-        fresh.append(made)
-    if not fresh:
-        return 0
-    if hlc_module.is_too_far_ahead(hlc, here := corrected_time()):
-        far = hlc_module.to_seconds(hlc) - here
-        raise UserError(
-            f"event {seq} of log {origin.pk[:8]} is stamped {far:,.0f} s ahead of this site's time: later"
-        )
-    if origin._state.adding:
-        origin.save(force_insert=True)
-    _keep(fresh)
-    projection.mark_stale({event.subject for event in fresh if event.understood})
-    advance_head(origin, fresh[-1])
-    tally.hlc = max(tally.hlc, hlc)
-    tally.save(update_fields=["hlc"])
+        _check_follows(origin, event, head)
+        row = build_row(event, signed, event.type in understood_types)
+        head = _Head(row.seq, row.digest, row.hlc)
+        fresh.append(row)
+    if fresh:
+        _store(log_state, origin, fresh)
     return len(fresh)
 
 
-def _forked(
-    tally: LogState,
-    origin: Origin,
-    seq: int,
-    fresh: list[LogRow],
-    second: Signed,
-    told: IngestResult,
-) -> int:
-    """Two events with one number. Of this run nothing is taken; what was taken before is cut from that number on."""
-    first = next((event.signed for event in fresh if event.seq == seq), None)
+def _stored_digests(origin: Origin, batch: _LogBatch) -> dict[int, str]:
+    """Return number → digest of those events of a batch that are stored already."""
+    overlap = [event.seq for event, _ in batch.events if event.seq <= origin.head_seq]
+    if not overlap:
+        return {}
+    stored = LogEvent.objects.filter(origin=origin.pk, seq__in=overlap).order_by()
+    return dict(stored.values_list("seq", "digest"))
+
+
+def _check_follows(origin: Origin, event: Event, head: _Head) -> None:
+    """Raise UserError unless the event is the valid successor of `head`."""
+    name = origin.pk[:8]
+    if origin.last_valid_seq is not None and event.seq > origin.last_valid_seq:
+        raise UserError(
+            f"log {name} ends with event {origin.last_valid_seq}: {origin.truncation_reason}"
+        )
+    if event.seq != head.seq + 1:
+        raise UserError(
+            f"log {name} has a hole: event {event.seq} came, and {head.seq} is the last before it "
+            "here"
+        )
+    begins = (event.type, event.aggregate) == ("origin.begin", f"origin:{origin.pk}")
+    if event.seq == 1 and not begins:
+        raise UserError(f"log {name} does not begin as a log does")
+    if event.prev != head.digest:
+        raise UserError(
+            f"event {event.seq} of log {name} does not follow the event {head.seq} that is here"
+        )
+    if event.hlc <= head.hlc:
+        raise UserError(f"event {event.seq} of log {name} is stamped before the one it follows")
+
+
+def _store(log_state: LogState, origin: Origin, fresh: list[LogRow]) -> None:
+    """Store checked events and mark their aggregates stale."""
+    last = fresh[-1]
+    now = corrected_time()
+    if hlc_module.is_too_far_ahead(last.hlc, now):
+        lead = hlc_module.to_seconds(last.hlc) - now
+        raise UserError(
+            f"event {last.seq} of log {origin.pk[:8]} is stamped {lead:,.0f} s ahead of this site's "
+            "time: later"
+        )
+    if origin._state.adding:
+        origin.save(force_insert=True)
+    _copy_into_log(fresh)
+    projection.mark_stale({row.aggregate for row in fresh if row.understood})
+    advance_head(origin, last)
+    log_state.hlc = max(log_state.hlc, last.hlc)
+    log_state.save(update_fields=["hlc"])
+
+
+def _ingest_fork(
+    log_state: LogState, origin: Origin, seq: int, fresh: list[LogRow], second: Signed
+) -> None:
+    """Record two events with one number: reject the batch and truncate the log before them."""
+    first = next((row.signed for row in fresh if row.seq == seq), None)
     first = first or LogEvent.objects.get(origin=origin.pk, seq=seq).signed
     if origin._state.adding:
         origin.save(force_insert=True)
-    record_fork(tally, origin, seq, first, second)
-    told.forked.append(origin.pk)
-    return 0
+    record_fork(log_state, origin, seq, first, second)
 
 
-def project_pending(later: bool = False) -> int:
-    """Folds the subjects whose events say more than was folded, as far as this version understands them: after
-    `receive`, and after an upgrade. Kinds in their order, so that few rows wait for others. `later`: rows are written
-    by the next `settle`. How many subjects changed."""
-    _learn()
-    news = set(Aggregate.objects.filter(stale=True).values_list(KIND, flat=True).distinct())
-    changed = sum(
-        _settle(kind, later) for kind in registry.aggregate_types().values() if kind.name in news
+def project_pending(defer: bool = False) -> int:
+    """Fold all stale aggregates, as far as this version understands their events.
+
+    Call it after `ingest_events` and after an upgrade. Aggregate types are folded in the order of
+    registration, so that few rows wait for others.
+
+    Args:
+        defer: Leave writing rows to the next `project_pending`.
+
+    Returns:
+        The number of aggregates whose state changed.
+    """
+    _mark_newly_understood()
+    stale_types = set(
+        Aggregate.objects.filter(stale=True).values_list(AGGREGATE_TYPE, flat=True).distinct()
     )
-    if not later and Aggregate.objects.filter(stored=False).exists():
+    changed = sum(
+        _refold_stale(each, defer)
+        for each in registry.aggregate_types().values()
+        if each.name in stale_types
+    )
+    if not defer and Aggregate.objects.filter(projected=False).exists():
         with log_transaction():
             projection.write_pending_rows()
     return changed
 
 
-def _learn() -> None:
-    """What came before this version knew its type."""
+def _mark_newly_understood() -> None:
+    """Mark aggregates stale whose events arrived before this version knew their type."""
     unknown = LogEvent.objects.filter(
         understood=False, accepted=True, type__in=registry.event_types()
     )
     if unknown.exists():
         with log_transaction():
-            projection.mark_stale(set(unknown.order_by().values_list("subject", flat=True)))
+            projection.mark_stale(set(unknown.order_by().values_list("aggregate", flat=True)))
             unknown.update(understood=True)
 
 
-def _settle(kind: registry.AggregateType, later: bool) -> int:
-    """In the order of subjects, from where the last batch ended: each batch reads its own events and no others'."""
-    stale = Aggregate.objects.filter(stale=True, name__startswith=f"{kind.name}:").order_by("name")
-    names = stale.values_list("name", flat=True)
-    changed, last = 0, ""
-    while some := list(names.filter(name__gt=last)[: projection.BATCH_SIZE]):
-        last = some[-1]
-        with log_transaction() as tally:
-            changed += projection.refold(some, tally, store=True, later=later)
+def _refold_stale(aggregate_type: registry.AggregateType, defer: bool) -> int:
+    """Fold one type's stale aggregates by name, in batches that share no events."""
+    stale = Aggregate.objects.filter(stale=True, name__startswith=f"{aggregate_type.name}:")
+    names = stale.order_by("name").values_list("name", flat=True)
+    changed = 0
+    last = ""
+    while batch := list(names.filter(name__gt=last)[: projection.BATCH_SIZE]):
+        last = batch[-1]
+        with log_transaction() as log_state:
+            changed += projection.refold(batch, log_state, store=True, defer=defer)
     return changed
 
 
-def _keep(lines: Sequence[LogRow]) -> None:
-    """Into the log, by COPY: a new mirror takes in a hundred thousand."""
-    names = ", ".join(f'"{name}"' for name in LogRow._fields)
+def _copy_into_log(rows: Sequence[LogRow]) -> None:
+    """Insert rows by COPY: a new mirror receives a hundred thousand events."""
+    columns = ", ".join(f'"{name}"' for name in LogRow._fields)
     with (
         connection.cursor() as cursor,
-        cursor.copy(f"COPY {LogEvent._meta.db_table} ({names}) FROM STDIN") as copy,
+        cursor.copy(f"COPY {LogEvent._meta.db_table} ({columns}) FROM STDIN") as copy,
     ):
-        for each in lines:
-            copy.write_row(each)
+        for row in rows:
+            copy.write_row(row)

@@ -1,4 +1,4 @@
-"""The logs of all origins, what follows from them, and what proves that one lied."""
+"""Store the logs of all origins, the state that follows from them, and evidence of forks."""
 
 from django.db import models
 from django.utils import timezone
@@ -8,19 +8,31 @@ from coordinator.eventlog.event import NO_DIGEST, Event
 
 
 class LogState(models.Model):
-    """One row: the sum of all subjects' digests, and the highest stamp seen. Who changes what mirrors share locks it
-    first (`writer.log_transaction`), so that all such changes stand in one line and none waits for another crosswise."""
+    """Hold one row: the sum of all aggregates' digests and the highest timestamp seen.
+
+    Every change of replicated data locks this row first (`writer.log_transaction`), so such
+    changes are serialised and cannot deadlock on each other's rows.
+    """
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
-    total = models.CharField(max_length=64, default=NO_DIGEST)
+    state_sum = models.CharField(max_length=64, default=NO_DIGEST)
     hlc = models.BigIntegerField(default=0)
+    # Set by `manage.py restore`: the site is read-only until another mirror has returned the end of
+    # its own log. `writer.resume` clears it.
+    restore_pending = models.BooleanField(default=False)
 
     def __str__(self) -> str:
-        return self.total
+        return self.state_sum
 
 
 class Origin(models.Model):
-    """One log: a mirror's, or one of its lives. `cut_seq` is its last accepted event where it was cut, and `why`."""
+    """Describe one log: a mirror's, or one of several that it wrote after each other.
+
+    Attributes:
+        ours: Whether this site appends to it.
+        last_valid_seq: Last valid event of a truncated log; None if it is not truncated.
+        truncation_reason: Why it was truncated.
+    """
 
     id = models.CharField(max_length=32, primary_key=True)
     key = models.CharField(max_length=64, db_index=True)
@@ -28,12 +40,12 @@ class Origin(models.Model):
     head_digest = models.CharField(max_length=64, default=NO_DIGEST)
     head_hlc = models.BigIntegerField(default=0)
     ours = models.BooleanField(default=False)
-    cut_seq = models.BigIntegerField(null=True)
-    why = models.CharField(max_length=300, blank=True)
-    known = models.DateTimeField(default=timezone.now)
+    last_valid_seq = models.BigIntegerField(null=True)
+    truncation_reason = models.CharField(max_length=300, blank=True)
+    first_seen = models.DateTimeField(default=timezone.now)
 
     class Meta:
-        ordering = ["known", "id"]
+        ordering = ["first_seen", "id"]
         constraints = [
             models.UniqueConstraint(
                 fields=["ours"], condition=models.Q(ours=True), name="one_origin_of_our_own"
@@ -45,18 +57,22 @@ class Origin(models.Model):
 
 
 class LogEvent(models.Model):
-    """An event, with its exact text. `accepted`: not cut away; `understood`: of a type that a version which ran here
-    knows."""
+    """Store an event with its exact signed text.
 
-    digest = models.CharField(
-        max_length=64, primary_key=True
-    )  # of the text: no two events share it
-    uuid = models.UUIDField()  # the event's id, as its author says
+    Attributes:
+        digest: BLAKE3 digest of the text; no two events share it.
+        uuid: The event's id, as its author chose it.
+        accepted: Whether the event counts; truncation withdraws it.
+        understood: Whether a version that ran here knows its type.
+    """
+
+    digest = models.CharField(max_length=64, primary_key=True)
+    uuid = models.UUIDField()
     origin = models.ForeignKey(Origin, on_delete=models.CASCADE, related_name="events")
     seq = models.BigIntegerField()
     hlc = models.BigIntegerField()
     type = models.CharField(max_length=60)
-    subject = models.CharField(max_length=210)
+    aggregate = models.CharField(max_length=210)
     body = models.TextField()
     key = models.CharField(max_length=64)
     signature = models.CharField(max_length=128)
@@ -67,7 +83,7 @@ class LogEvent(models.Model):
         ordering = ["origin", "seq"]
         constraints = [models.UniqueConstraint(fields=["origin", "seq"], name="one_event_a_number")]
         indexes = [
-            models.Index(fields=["subject"], name="events_of_a_subject"),
+            models.Index(fields=["aggregate"], name="events_of_an_aggregate"),
             models.Index(
                 fields=["type"],
                 condition=models.Q(understood=False, accepted=True),
@@ -76,40 +92,51 @@ class LogEvent(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.type} {self.subject}"
+        return f"{self.type} {self.aggregate}"
 
     @property
     def event(self) -> Event:
+        """Return the event inside the text."""
         return Event.model_validate_json(self.body)
 
     @property
     def signed(self) -> Signed:
+        """Return the event as its author signed it."""
         return Signed(key=self.key, body=self.body, signature=self.signature)
 
 
 class Aggregate(models.Model):
-    """What the accepted events say of one thing: canonical JSON, "" where there is no such thing (any more). `stale`:
-    it has events that `state` was not folded from; `stored`: the rows say what `state` says, else they wait for another
-    subject's."""
+    """Store what the accepted events say about one thing.
+
+    Attributes:
+        name: "aggregate_type:name".
+        state: Canonical JSON; "" if the thing does not exist.
+        stale: Whether `state` lacks events that have arrived since it was folded.
+        projected: Whether the rows match `state`; otherwise they wait for another aggregate's row.
+        missing_references: Names, separated by spaces, of aggregates that its rows would refer to
+            and omit for now.
+    """
 
     name = models.CharField(max_length=210, primary_key=True)
     state = models.TextField(blank=True)
     stale = models.BooleanField(default=False)
-    stored = models.BooleanField(default=True)
-    lacks = models.TextField(
-        blank=True, default=""
-    )  # subjects that its rows could do without, and would name
+    projected = models.BooleanField(default=True)
+    missing_references = models.TextField(blank=True, default="")
 
     class Meta:
         indexes = [
             models.Index(
-                fields=["name"], condition=models.Q(stale=True), name="subjects_to_be_folded"
+                fields=["name"], condition=models.Q(stale=True), name="aggregates_to_be_folded"
             ),
             models.Index(
-                fields=["name"], condition=models.Q(stored=False), name="subjects_not_yet_stored"
+                fields=["name"],
+                condition=models.Q(projected=False),
+                name="aggregates_not_projected",
             ),
             models.Index(
-                fields=["name"], condition=~models.Q(lacks=""), name="subjects_that_lack_another"
+                fields=["name"],
+                condition=~models.Q(missing_references=""),
+                name="aggregates_lacking_another",
             ),
         ]
 
@@ -118,51 +145,63 @@ class Aggregate(models.Model):
 
 
 class UniquenessClaim(models.Model):
-    """A subject wants a word that only one may have, such as a run its slug. Who claimed it first has it: by (hlc, id)
-    of the event that did."""
+    """Record that an aggregate wants a value that only one may have, such as a run its slug.
 
-    space = models.CharField(max_length=30)  # of words, "run.slug"
-    word = models.CharField(max_length=200)
-    subject = models.CharField(max_length=210)
+    The earliest claim wins, ordered by (hlc, uuid) of the event that made it.
+    """
+
+    namespace = models.CharField(max_length=30)  # such as "run.slug"
+    value = models.CharField(max_length=200)
+    aggregate = models.CharField(max_length=210)
     hlc = models.BigIntegerField()
     uuid = models.UUIDField()
 
     class Meta:
-        ordering = ["hlc", "uuid", "subject"]
+        ordering = ["hlc", "uuid", "aggregate"]
         constraints = [
-            models.UniqueConstraint(fields=["subject", "space"], name="one_claim_a_subject")
+            models.UniqueConstraint(
+                fields=["aggregate", "namespace"], name="one_claim_an_aggregate"
+            )
         ]
-        indexes = [models.Index(fields=["space", "word"], name="claims_by_word")]
+        indexes = [models.Index(fields=["namespace", "value"], name="claims_by_value")]
 
     def __str__(self) -> str:
-        return f"{self.subject} claims {self.word}"
+        return f"{self.aggregate} claims {self.value}"
 
 
 class PrivateData(models.Model):
-    """What must be forgettable, and so is in no event: those name it by `digest`, BLAKE3 of `salt` and `body`. Without
-    a body it is wanted here, and not yet come. It goes when no state names it any more."""
+    """Store what must be erasable and is therefore in no event.
+
+    Events name it by `digest`, the BLAKE3 of `salt` and `body`. A row without a body is wanted and
+    has not arrived. The row is deleted as soon as no state names it.
+    """
 
     digest = models.CharField(max_length=64, primary_key=True)
-    subject = models.CharField(max_length=210, db_index=True)
+    aggregate = models.CharField(max_length=210, db_index=True)
     salt = models.CharField(max_length=32, blank=True)
     body = models.TextField(blank=True)
 
     class Meta:
-        verbose_name_plural = "particulars"
+        verbose_name_plural = "private data"
         indexes = [
-            models.Index(fields=["digest"], condition=models.Q(body=""), name="particulars_wanted")
+            models.Index(fields=["digest"], condition=models.Q(body=""), name="private_data_missing")
         ]
 
     def __str__(self) -> str:
-        return f"particulars of {self.subject}"
+        return f"private data of {self.aggregate}"
 
 
 class ForkProof(models.Model):
-    """Two events that one origin signed with one number."""
+    """Store two events that one origin signed with one number.
+
+    Attributes:
+        first: One of them, as `messages.Signed`.
+        second: The other one.
+    """
 
     origin = models.ForeignKey(Origin, on_delete=models.CASCADE, related_name="proofs")
     seq = models.BigIntegerField()
-    first = models.JSONField()  # wire.Signed
+    first = models.JSONField()
     second = models.JSONField()
     found = models.DateTimeField(default=timezone.now)
 
@@ -175,14 +214,20 @@ class ForkProof(models.Model):
 
 
 class PeerClock(models.Model):
-    """How far another mirror's clock was ahead of ours when it last signed its time. `steady`: this machine's seconds
-    since it started, by a clock that nobody sets, and `boot`, which start that was; "" where no system says so."""
+    """Record how far another mirror's clock was ahead of ours when it last signed its time.
+
+    Attributes:
+        offset_seconds: How far it was ahead.
+        measured_at: When, by this machine's wall clock of that moment.
+        uptime: When, in seconds since this machine booted; nobody sets that clock.
+        boot_id: Which boot `uptime` counts from; "" if the system does not provide it.
+    """
 
     key = models.CharField(max_length=64, primary_key=True)
-    ahead = models.FloatField()  # seconds
-    heard = models.DateTimeField(default=timezone.now)  # by our clock of then
-    steady = models.FloatField(default=0, db_default=0)
-    boot = models.CharField(max_length=36, blank=True, default="", db_default="")
+    offset_seconds = models.FloatField()
+    measured_at = models.DateTimeField(default=timezone.now)
+    uptime = models.FloatField(default=0, db_default=0)
+    boot_id = models.CharField(max_length=36, blank=True, default="", db_default="")
 
     def __str__(self) -> str:
-        return f"{self.key[:8]} is {self.ahead:+.1f} s from us"
+        return f"{self.key[:8]} is {self.offset_seconds:+.1f} s from us"

@@ -1,7 +1,8 @@
-"""From accepted events to state: each subject folded from all its events, its digest in one commutative sum.
+"""Project accepted events to state and rows.
 
-The sum over subjects of BLAKE3(subject, state), modulo 2²⁵⁶, does not depend on the order of anything: two mirrors with
-the same accepted events publish the same 64 digits, and a change costs two digests however much there is.
+Each aggregate is folded from all its events. The state hash is the sum over all aggregates of
+BLAKE3(name, state) modulo 2²⁵⁶. A sum does not depend on any order, so two mirrors with the same
+accepted events publish the same 64 digits, and a change costs two digests however large the site.
 """
 
 import json
@@ -14,78 +15,88 @@ from blake3 import blake3
 from django.db import DatabaseError, transaction
 
 from coordinator.eventlog import registry, uniqueness
-from coordinator.eventlog.bulk_upsert import bulk_upsert
 from coordinator.eventlog.models import Aggregate, LogEvent, LogState, PrivateData
 from coordinator.eventlog.registry import DependencyMissingError, State, StoredEvent
+from coordinator.lib.bulk_upsert import bulk_upsert
 
 log = logging.getLogger("coordinator.eventlog")
 MODULUS = 1 << 256
-BATCH_SIZE = 500  # subjects folded in one transaction
+BATCH_SIZE = 500  # aggregates folded in one transaction
 
 
 def canonical_json(state: State | None) -> str:
-    """ "" for none."""
-    return (
-        ""
-        if state is None
-        else json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    )
+    """Encode a state as the one text that all mirrors hash; "" for None."""
+    if state is None:
+        return ""
+    return json.dumps(state, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def state_term(subject: str, text: str) -> int:
-    """What a subject adds to the sum; nothing where there is no such thing."""
-    return int(blake3(f"{subject}\0{text}".encode()).hexdigest(), 16) if text else 0
+def state_term(name: str, text: str) -> int:
+    """Return what an aggregate adds to the state hash; 0 if it does not exist (`text` is "")."""
+    return int(blake3(f"{name}\0{text}".encode()).hexdigest(), 16) if text else 0
 
 
-def fold_events(subject: str, events: Iterable[StoredEvent]) -> State | None:
-    """Of one subject's accepted events, in whatever order. What this version does not understand says nothing."""
-    kind = registry.aggregate_types().get(subject.partition(":")[0])
-    facts = [
-        fact
-        for event in {event.digest: event for event in events}.values()
-        if (fact := registry.decode_fact(event))
-    ]
-    return kind.fold(sorted(facts, key=lambda fact: fact.order_key)) if kind and facts else None
+def fold_events(name: str, events: Iterable[StoredEvent]) -> State | None:
+    """Fold one aggregate's accepted events, in any order, ignoring those that are not understood."""
+    aggregate_type = registry.aggregate_types().get(_type_of(name))
+    unique_events = {event.digest: event for event in events}.values()
+    facts = [fact for event in unique_events if (fact := registry.decode_fact(event))]
+    if aggregate_type is None or not facts:
+        return None
+    return aggregate_type.fold(sorted(facts, key=lambda fact: fact.order_key))
 
 
-def current_state(subject: str) -> State | None:
-    """What is known of a subject now."""
-    text = Aggregate.objects.filter(pk=subject).values_list("state", flat=True).first()
+def current_state(name: str) -> State | None:
+    """Return the stored state of an aggregate."""
+    text = Aggregate.objects.filter(pk=name).values_list("state", flat=True).first()
     return json.loads(text) if text else None
 
 
 def mark_stale(names: Collection[str]) -> None:
-    """These have events now that they were not folded from; within `writer.log_transaction`."""
-    fresh = [Aggregate(name=name, stale=True) for name in sorted(names)]
-    bulk_upsert(fresh, update=["stale"])
+    """Mark aggregates that have events which were not folded yet, in a `log_transaction`."""
+    rows = [Aggregate(name=name, stale=True) for name in sorted(names)]
+    bulk_upsert(rows, update=["stale"])
 
 
-def refold(names: Sequence[str], tally: LogState, *, store: bool, later: bool = False) -> int:
-    """These subjects anew, from all their accepted events; within `writer.log_transaction`, whose tally that is. `store`: into rows
-    as well (a local change has written them itself), or `later`, by `write_waiting`. How many changed."""
+def refold(
+    names: Sequence[str], log_state: LogState, *, store: bool, defer: bool = False
+) -> int:
+    """Fold aggregates again from all their accepted events, in a `log_transaction`.
+
+    Args:
+        names: Names of the aggregates.
+        log_state: The locked row of that transaction.
+        store: Write rows as well; False for a local change, which has written them itself.
+        defer: Leave writing rows to `write_pending_rows`.
+
+    Returns:
+        The number of aggregates whose state changed.
+    """
     events: dict[str, list[StoredEvent]] = defaultdict(list)
-    found = LogEvent.objects.filter(subject__in=names, accepted=True).order_by()
-    for event in found.values_list("subject", *StoredEvent._fields):
-        events[event[0]].append(StoredEvent(*event[1:]))
-    before = dict(Aggregate.objects.filter(pk__in=names).values_list("name", "state"))
-    if store:  # what rows' writing recorded before may have moved it on
-        tally.refresh_from_db()
-    total, changed = int(tally.total, 16), []
+    accepted = LogEvent.objects.filter(aggregate__in=names, accepted=True).order_by()
+    for name, *columns in accepted.values_list("aggregate", *StoredEvent._fields):
+        events[name].append(StoredEvent(*columns))
+    texts = dict(Aggregate.objects.filter(pk__in=names).values_list("name", "state"))
+    if store:  # writing rows before may have recorded events, which changed the log state
+        log_state.refresh_from_db()
+    total = int(log_state.state_sum, 16)
+    changed: list[Aggregate] = []
     for name in names:
-        state = fold_events(name, events[name])
-        text, known = canonical_json(state), before.get(name)
-        if text != known:
-            total += state_term(name, text) - state_term(name, known or "")
-            changed.append(Aggregate(name=name, state=text, stored=not store))
-    bulk_upsert(changed, update=["state", "stale", "stored"])
-    if same := set(names).difference(each.name for each in changed):
-        Aggregate.objects.filter(pk__in=same, stale=True).update(stale=False)
-    tally.total = f"{total % MODULUS:064x}"
-    tally.save(update_fields=["total", "hlc"])
-    _settle_particulars(changed)
+        text = canonical_json(fold_events(name, events[name]))
+        before = texts.get(name)
+        if text != before:
+            total += state_term(name, text) - state_term(name, before or "")
+            changed.append(Aggregate(name=name, state=text, projected=not store))
+    bulk_upsert(changed, update=["state", "stale", "projected"])
+    unchanged = set(names).difference(each.name for each in changed)
+    if unchanged:
+        Aggregate.objects.filter(pk__in=unchanged, stale=True).update(stale=False)
+    log_state.state_sum = f"{total % MODULUS:064x}"
+    log_state.save(update_fields=["state_sum", "hlc"])
+    _update_private_data(changed)
     others = uniqueness.update_claims(changed)
-    if later:
-        Aggregate.objects.filter(pk__in=[each.name for each in others]).update(stored=False)
+    if defer:
+        Aggregate.objects.filter(pk__in=[each.name for each in others]).update(projected=False)
         return len(changed)
     write_rows([*changed, *others] if store else others)
     if others:
@@ -93,122 +104,150 @@ def refold(names: Sequence[str], tally: LogState, *, store: bool, later: bool = 
     return len(changed)
 
 
-def _settle_particulars(changed: Sequence[Aggregate]) -> None:
-    """What a state names is wanted or here; what none names any more goes."""
-    wanted, names = [], []
-    for subject in changed:
-        kind = registry.aggregate_types()[subject.name.partition(":")[0]]
-        if kind.private_digests is not registry.no_private_data:
-            names.append(subject.name)
-            needs = kind.private_digests(json.loads(subject.state)) if subject.state else []
-            wanted += [PrivateData(digest=each, subject=subject.name) for each in needs]
+def _update_private_data(changed: Sequence[Aggregate]) -> None:
+    """Mark private data that new states name as wanted; delete what no state names."""
+    wanted: list[PrivateData] = []
+    names = []
+    for aggregate in changed:
+        aggregate_type = registry.aggregate_types()[_type_of(aggregate.name)]
+        if aggregate_type.private_digests is registry.no_private_data:
+            continue
+        names.append(aggregate.name)
+        if aggregate.state:
+            digests = aggregate_type.private_digests(json.loads(aggregate.state))
+            wanted += [PrivateData(digest=each, aggregate=aggregate.name) for each in digests]
     bulk_upsert(wanted)
     if names:
-        PrivateData.objects.filter(subject__in=names).exclude(
-            pk__in=[each.digest for each in wanted]
-        ).delete()
+        named = [each.digest for each in wanted]
+        PrivateData.objects.filter(aggregate__in=names).exclude(pk__in=named).delete()
 
 
-def write_rows(subjects: Sequence[Aggregate]) -> int:
-    """Into rows, those that others refer to first, and after them those that lacked one of these. How many could be
-    written; the rest stays marked."""
-    written = _write(subjects) if subjects else set()
-    lacking = Aggregate.objects.exclude(lacks="") if written else ()
-    if freed := [each for each in lacking if not written.isdisjoint(each.lacks.split())]:
-        _write(freed)
+def write_rows(aggregates: Sequence[Aggregate]) -> int:
+    """Write states into rows: referenced aggregates first, then those that omitted a reference.
+
+    Returns:
+        How many could be written; the others stay marked.
+    """
+    written = _write_ordered(aggregates) if aggregates else set()
+    waiting = Aggregate.objects.exclude(missing_references="") if written else ()
+    completable = [
+        each for each in waiting if not written.isdisjoint(each.missing_references.split())
+    ]
+    if completable:
+        _write_ordered(completable)
     return len(written)
 
 
-def _write(subjects: Sequence[Aggregate]) -> set[str]:
-    """The names of those that could be. All in one go, and one by one only where the database refuses something."""
-    order = list(registry.aggregate_types())
-    ordered = sorted(
-        subjects, key=lambda each: (order.index(each.name.partition(":")[0]), each.name)
-    )
+def _write_ordered(aggregates: Sequence[Aggregate]) -> set[str]:
+    """Write all aggregates together, or one by one if the database refuses; return those written."""
+    ordered = sorted(aggregates, key=lambda each: _write_order(each.name))
     written: list[Aggregate] = []
     try:
         with transaction.atomic():
-            for kind, some in groupby(ordered, key=lambda each: each.name.partition(":")[0]):
-                written += _stored_together(registry.aggregate_types()[kind], list(some))
+            for type_name, group in groupby(ordered, key=lambda each: _type_of(each.name)):
+                written += _write_group(registry.aggregate_types()[type_name], list(group))
     except DatabaseError:
-        written = [subject for subject in ordered if _stored_alone(subject)]
-    names = {subject.name for subject in written}
-    Aggregate.objects.filter(pk__in={subject.name for subject in ordered} - names).update(
-        stored=False
+        written = [aggregate for aggregate in ordered if _write_isolated(aggregate)]
+    names = {aggregate.name for aggregate in written}
+    unwritten = {aggregate.name for aggregate in ordered} - names
+    Aggregate.objects.filter(pk__in=unwritten).update(projected=False)
+    outdated = Aggregate.objects.filter(pk__in=names).exclude(projected=True, missing_references="")
+    outdated.update(projected=True, missing_references="")
+    Aggregate.objects.bulk_update(
+        [each for each in written if each.missing_references], ["missing_references"]
     )
-    done = Aggregate.objects.filter(pk__in=names)
-    done.exclude(stored=True, lacks="").update(stored=True, lacks="")
-    Aggregate.objects.bulk_update([subject for subject in written if subject.lacks], ["lacks"])
     return names
 
 
-def _stored_together(kind: registry.AggregateType, subjects: list[Aggregate]) -> list[Aggregate]:
-    """Those of one kind that could be."""
+def _write_order(name: str) -> tuple[int, str]:
+    """Return the sort key that puts aggregates which others refer to first."""
+    return registry.registration_index(_type_of(name)), name
+
+
+def _type_of(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _write_group(
+    aggregate_type: registry.AggregateType, aggregates: list[Aggregate]
+) -> list[Aggregate]:
+    """Write aggregates of one type; return those that could be written."""
     states = {
-        each.name.partition(":")[2]: json.loads(each.state) for each in subjects if each.state
+        each.name.partition(":")[2]: json.loads(each.state) for each in aggregates if each.state
     }
-    done = kind.store_batch(states) if len(states) > 1 else set()
-    for each in subjects:
-        if each.name.partition(":")[2] in done:
-            each.stored, each.lacks = True, ""
-    return [each for each in subjects if each.name.partition(":")[2] in done or _stored(each)]
+    in_batch = aggregate_type.store_batch(states) if len(states) > 1 else set()
+    written = []
+    for aggregate in aggregates:
+        if aggregate.name.partition(":")[2] in in_batch:
+            aggregate.projected = True
+            aggregate.missing_references = ""
+            written.append(aggregate)
+        elif _write_one(aggregate):
+            written.append(aggregate)
+    return written
 
 
-def _stored(subject: Aggregate) -> bool:
-    kind, _, which = subject.name.partition(":")
+def _write_one(aggregate: Aggregate) -> bool:
+    """Write one aggregate's rows; False if it must wait for another aggregate."""
+    type_name, _, name = aggregate.name.partition(":")
+    state = json.loads(aggregate.state) if aggregate.state else None
     try:
-        lacks = registry.aggregate_types()[kind].store(
-            which, json.loads(subject.state) if subject.state else None
-        )
-    except DependencyMissingError as wait:
-        log.debug("%s waits for %s", subject.name, wait)
+        missing = registry.aggregate_types()[type_name].store(name, state)
+    except DependencyMissingError as error:
+        log.debug("%s waits for %s", aggregate.name, error)
         return False
-    subject.stored, subject.lacks = True, " ".join(lacks or ())
+    aggregate.projected = True
+    aggregate.missing_references = " ".join(missing or ())
     return True
 
 
-def _stored_alone(subject: Aggregate) -> bool:
+def _write_isolated(aggregate: Aggregate) -> bool:
+    """Write one aggregate in a savepoint, so that an error of the database costs no other row."""
     try:
         with transaction.atomic():
-            return _stored(subject)
+            return _write_one(aggregate)
     except DatabaseError as error:
-        log.error("what the log says of %s does not fit into rows: %s", subject.name, error)
+        log.error("the state of %s does not fit into rows: %s", aggregate.name, error)
         return False
 
 
 def write_pending_rows() -> int:
-    """Those that waited for others, as long as that gets anywhere."""
-    order, done = list(registry.aggregate_types()), 0
-    while names := list(Aggregate.objects.filter(stored=False).values_list("name", flat=True)):
-        names.sort(key=lambda name: (order.index(name.partition(":")[0]), name))
-        some = (names[start : start + BATCH_SIZE] for start in range(0, len(names), BATCH_SIZE))
-        if not (
-            wrote := sum(write_rows(list(Aggregate.objects.filter(pk__in=each))) for each in some)
-        ):
-            break
-        done += wrote
-    return done
+    """Write aggregates that waited for others, until a pass writes none; return how many."""
+    total = 0
+    while True:
+        names = list(Aggregate.objects.filter(projected=False).values_list("name", flat=True))
+        names.sort(key=_write_order)
+        batches = (names[start : start + BATCH_SIZE] for start in range(0, len(names), BATCH_SIZE))
+        written = sum(write_rows(list(Aggregate.objects.filter(pk__in=each))) for each in batches)
+        if not written:
+            return total
+        total += written
 
 
 def rebuild() -> int:
-    """All subjects folded anew and written into rows again, after an upgrade that understands more of a kind than the
-    version before. How many changed."""
-    names = list(
-        LogEvent.objects.filter(accepted=True, type__in=registry.event_types()).values_list(
-            "subject", flat=True
-        )
+    """Fold all aggregates again and rewrite their rows; return how many changed.
+
+    For use after an upgrade that interprets an aggregate type's events differently.
+    """
+    understood = LogEvent.objects.filter(accepted=True, type__in=registry.event_types())
+    names = sorted(
+        {
+            *understood.values_list("aggregate", flat=True),
+            *Aggregate.objects.values_list("name", flat=True),
+        }
     )
-    changed, names = 0, sorted({*names, *Aggregate.objects.values_list("name", flat=True)})
+    changed = 0
     for start in range(0, len(names), BATCH_SIZE):
         with transaction.atomic():
-            tally = LogState.objects.select_for_update().get()
-            some = names[start : start + BATCH_SIZE]
-            changed += refold(some, tally, store=True)
-            write_rows(list(Aggregate.objects.filter(pk__in=some)))
+            log_state = LogState.objects.select_for_update().get()
+            batch = names[start : start + BATCH_SIZE]
+            changed += refold(batch, log_state, store=True)
+            write_rows(list(Aggregate.objects.filter(pk__in=batch)))
     write_pending_rows()
     return changed
 
 
 def state_hash() -> str:
-    """64 hex digits: equal on all mirrors that have accepted the same events and understand them."""
-    return LogState.objects.values_list("total", flat=True).first() or LogState().total
+    """Return 64 hex digits, equal at all mirrors that accepted and understand the same events."""
+    stored = LogState.objects.values_list("state_sum", flat=True).first()
+    return stored or LogState().state_sum

@@ -1,5 +1,8 @@
-"""The registry of kinds: what the events of one kind of subject mean. Adding a kind is one file in the app that owns
-the rows, which the app registers here when it is ready."""
+"""Register aggregate types: what the events about one type of thing mean.
+
+An app adds an aggregate type in one module, beside the rows that it owns, and registers it here
+from its `AppConfig.ready`.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,58 +15,77 @@ from pydantic_core import from_json
 from barnraise.protocol.types import Message
 
 State = dict[str, Any]  # JSON
-EventDraft = tuple[str, str, dict[str, Any]]  # (type, subject, payload)
+EventDraft = tuple[str, str, dict[str, Any]]  # (event type, aggregate, payload)
+UniqueValues = dict[str, tuple[str, int, str]]  # namespace → (value, hlc, id of the claiming event)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One accepted event, as folds see it: `what` is its type without the kind. Facts sort by (hlc, id)."""
+    """Hold one accepted event as a fold reads it. Facts sort by `order_key`.
+
+    Attributes:
+        hlc: Hybrid logical timestamp of the event.
+        id: UUID of the event.
+        digest: BLAKE3 digest of the event's text.
+        action: The event's type without its aggregate type.
+        payload: The payload, as the message class that the aggregate type declares for `action`.
+    """
 
     hlc: int
     id: UUID
     digest: str
     action: str
-    payload: Any  # of the shape that the kind names
+    payload: Any
 
     @property
     def order_key(self) -> tuple[int, UUID, str]:
+        """Return the key that orders facts identically at every mirror."""
         return self.hlc, self.id, self.digest
 
 
 class DependencyMissingError(Exception):
-    """A row cannot be written before another subject's is there."""
-
-
-UniqueValues = dict[
-    str, tuple[str, int, str]
-]  # space → (word, hlc, id of the event that claimed it)
+    """A row cannot be written before another aggregate's row exists."""
 
 
 def no_existing_events() -> Iterable[EventDraft]:
+    """Return no events: the default of `AggregateType.existing_events`."""
     return ()
 
 
 def no_unique_values(state: State) -> UniqueValues:
+    """Return no values: the default of `AggregateType.unique_values`."""
     return {}
 
 
 def no_private_data(state: State) -> list[str]:
+    """Return no digests: the default of `AggregateType.private_digests`."""
     return []
 
 
 def no_batch(states: dict[str, State]) -> set[str]:
+    """Store nothing: the default of `AggregateType.store_batch`."""
     return set()
 
 
 @dataclass(frozen=True)
 class AggregateType:
-    """`shapes`: what → its payload. `fold`: facts of one subject, sorted → its state, None where there is none; pure,
-    and a function of the *set* of facts. `store`: (the subject's name without the kind, state) into rows; raises DependencyMissingError
-    before it writes, and returns names of subjects that the rows would refer to, and do without while those have none.
-    `words`: of a state, those that only one subject may have. `needs`: digests of its particulars. `existing`: events
-    that say what rows say, for a site that is older than its log. `together`: of states by name, those that nothing
-    stands in the way of, into rows all at once; returns their names, and `store` has the others. What it writes is what
-    `store` would: a new mirror has a hundred thousand of them."""
+    """Declare what the events of one aggregate type mean and which rows follow from them.
+
+    Attributes:
+        name: The prefix of event types and aggregate names.
+        payload_types: Action → message class of its payload.
+        fold: Computes an aggregate's state from its sorted facts, None if it does not exist. Pure,
+            and a function of the *set* of facts.
+        store: Writes one state into rows, given the aggregate's name without its type. Raises
+            DependencyMissingError before it writes anything. Returns the names of aggregates that
+            the rows would refer to and omit while those have no row.
+        unique_values: Returns the values of a state that only one aggregate may have.
+        private_digests: Returns the digests of the private data that a state names.
+        existing_events: Yields events that describe today's rows, for a site older than its log.
+        store_batch: Writes those of many states (by name) that nothing prevents, in few statements,
+            and returns their names; `store` receives the others. It must write exactly what `store`
+            would: a new mirror has a hundred thousand states.
+    """
 
     name: str
     payload_types: Mapping[str, type[Message]]
@@ -76,28 +98,38 @@ class AggregateType:
 
     @property
     def event_types(self) -> list[str]:
-        return [f"{self.name}.{what}" for what in self.payload_types]
+        """Return the full names of this type's events."""
+        return [f"{self.name}.{action}" for action in self.payload_types]
 
 
-_kinds: dict[str, AggregateType] = {}
+_aggregate_types: dict[str, AggregateType] = {}
 
 
-def register(*kinds: AggregateType) -> None:
-    _kinds.update({kind.name: kind for kind in kinds})
+def register(*aggregate_types: AggregateType) -> None:
+    """Add aggregate types; those that others refer to must be registered first."""
+    _aggregate_types.update({each.name: each for each in aggregate_types})
 
 
 def aggregate_types() -> dict[str, AggregateType]:
-    """In the order of the apps: what others refer to comes first."""
-    return dict(_kinds)
+    """Return all registered types by name, in the order of registration."""
+    return dict(_aggregate_types)
+
+
+def registration_index(type_name: str) -> int:
+    """Return a type's position in the order of registration."""
+    return list(_aggregate_types).index(type_name)
 
 
 def event_types() -> list[str]:
-    """All types of events that this version understands."""
-    return [type for kind in _kinds.values() for type in kind.event_types]
+    """Return the names of all event types that this version understands."""
+    return [name for each in _aggregate_types.values() for name in each.event_types]
 
 
 class StoredEvent(NamedTuple):
-    """Of an event what folds need: there are a hundred thousand at times."""
+    """Hold the columns of a stored event that a fold needs.
+
+    A tuple, because a rebuild reads a hundred thousand of them.
+    """
 
     digest: str
     uuid: UUID
@@ -107,15 +139,16 @@ class StoredEvent(NamedTuple):
 
 
 def decode_fact(event: StoredEvent) -> Fact | None:
-    """None where this version does not understand it."""
-    kind, _, what = event.type.partition(".")
-    known = _kinds.get(kind)
-    if known is None or what not in known.payload_types:
+    """Decode a stored event; None if this version does not understand it."""
+    type_name, _, action = event.type.partition(".")
+    aggregate_type = _aggregate_types.get(type_name)
+    if aggregate_type is None or action not in aggregate_type.payload_types:
         return None
     try:
-        said = known.payload_types[what].model_validate(
+        # `ingest` validated the surrounding event when it arrived, so only the payload is checked.
+        payload = aggregate_type.payload_types[action].model_validate(
             from_json(event.body)["payload"]
-        )  # an event it was when it came
+        )
     except ValidationError:
         return None
-    return Fact(event.hlc, event.uuid, event.digest, what, said)
+    return Fact(event.hlc, event.uuid, event.digest, action, payload)

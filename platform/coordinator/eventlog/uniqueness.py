@@ -1,7 +1,9 @@
-"""Words that only one may have, such as a run's slug: two mirrors that cannot see each other both give it away.
+"""Decide who owns a value that only one aggregate may have, such as a run its slug.
 
-The lowest (hlc, id) keeps it, because that order is the same everywhere and the earlier link is the likelier to be out
-in the world; the others go by a suffix that no other has. Should the first vanish, the next in line has the word.
+Two mirrors that cannot reach each other may both assign it. The claim with the lowest (hlc, id)
+wins: that order is the same everywhere, and the earlier link is more likely to be in use already.
+The other aggregates get a suffix that nobody else has. If the first disappears, the next in line
+owns the value.
 """
 
 import json
@@ -14,60 +16,64 @@ from coordinator.eventlog import registry
 from coordinator.eventlog.models import Aggregate, UniquenessClaim
 
 
-def owns_value(subject: str, space: str, word: str) -> bool:
-    """Whether the word is this subject's."""
-    first = (
-        UniquenessClaim.objects.filter(space=space, word=word)
-        .values_list("subject", flat=True)
-        .first()
-    )
-    return first in (subject, None)
+def owns_value(aggregate: str, namespace: str, value: str) -> bool:
+    """Return whether the aggregate may use the value: it has the first claim, or nobody has one."""
+    claims = UniquenessClaim.objects.filter(namespace=namespace, value=value)
+    owner = claims.values_list("aggregate", flat=True).first()
+    return owner in (aggregate, None)
 
 
-def mark_for_rewrite(subject: str) -> None:
-    """Its row had a word that is another's, and was given the one that no other has: it is written anew."""
-    Aggregate.objects.filter(pk=subject).update(stored=False)
+def mark_for_rewrite(aggregate: str) -> None:
+    """Mark an aggregate whose row had to give up another's value, so that it is written again."""
+    Aggregate.objects.filter(pk=aggregate).update(projected=False)
 
 
 def update_claims(changed: Collection[Aggregate]) -> list[Aggregate]:
-    """Claims as the new states make them. Returns the other subjects whose words may thereby be others."""
-    wanted: dict[tuple[str, str], UniquenessClaim] = {}
-    concerned = []
-    for subject in changed:
-        kind = registry.aggregate_types()[subject.name.partition(":")[0]]
-        if kind.unique_values is registry.no_unique_values:
-            continue
-        concerned.append(subject.name)
-        words = kind.unique_values(json.loads(subject.state)) if subject.state else {}
-        for space, (word, hlc, uuid) in words.items():
-            wanted[subject.name, space] = UniquenessClaim(
-                subject=subject.name, space=space, word=word, hlc=hlc, uuid=uuid
-            )
-    if not concerned:
+    """Update the claims of changed aggregates; return others whose values may change as a result."""
+    names, wanted = _wanted_claims(changed)
+    if not names:
         return []
-    before = {
-        (each.subject, each.space): each
-        for each in UniquenessClaim.objects.filter(subject__in=concerned)
+    stored = {
+        (claim.aggregate, claim.namespace): claim
+        for claim in UniquenessClaim.objects.filter(aggregate__in=names)
     }
-    touched: dict[str, set[str]] = defaultdict(set)
-    for place in before.keys() | wanted.keys():
-        old, new = before.get(place), wanted.get(place)
-        if (
-            old is None
-            or new is None
-            or (old.word, old.hlc, str(old.uuid)) != (new.word, new.hlc, str(new.uuid))
-        ):
-            touched[place[1]] |= {claim.word for claim in (old, new) if claim}
-    if not touched:
+    contested: dict[str, set[str]] = defaultdict(set)  # namespace → values
+    for aggregate, namespace in stored.keys() | wanted.keys():
+        old = stored.get((aggregate, namespace))
+        new = wanted.get((aggregate, namespace))
+        if old is None or new is None or _content(old) != _content(new):
+            contested[namespace] |= {claim.value for claim in (old, new) if claim}
+    if not contested:
         return []
-    UniquenessClaim.objects.filter(subject__in=concerned).delete()
+    UniquenessClaim.objects.filter(aggregate__in=names).delete()
     UniquenessClaim.objects.bulk_create(wanted.values())
-    said = Q(pk=None)
-    for space, words in touched.items():
-        said |= Q(space=space, word__in=words)
-    others = (
-        UniquenessClaim.objects.filter(said)
-        .exclude(subject__in=concerned)
-        .values_list("subject", flat=True)
-    )
-    return list(Aggregate.objects.filter(pk__in=list(others)))
+    touches_contested = Q(pk=None)
+    for namespace, values in contested.items():
+        touches_contested |= Q(namespace=namespace, value__in=values)
+    others = UniquenessClaim.objects.filter(touches_contested).exclude(aggregate__in=names)
+    return list(Aggregate.objects.filter(pk__in=list(others.values_list("aggregate", flat=True))))
+
+
+def _wanted_claims(
+    changed: Collection[Aggregate],
+) -> tuple[list[str], dict[tuple[str, str], UniquenessClaim]]:
+    """Return the names that may claim values, and the claims that their new states make."""
+    names = []
+    claims: dict[tuple[str, str], UniquenessClaim] = {}
+    for aggregate in changed:
+        aggregate_type = registry.aggregate_types()[aggregate.name.partition(":")[0]]
+        if aggregate_type.unique_values is registry.no_unique_values:
+            continue
+        names.append(aggregate.name)
+        if not aggregate.state:
+            continue
+        values = aggregate_type.unique_values(json.loads(aggregate.state))
+        for namespace, (value, hlc, uuid) in values.items():
+            claims[aggregate.name, namespace] = UniquenessClaim(
+                aggregate=aggregate.name, namespace=namespace, value=value, hlc=hlc, uuid=uuid
+            )
+    return names, claims
+
+
+def _content(claim: UniquenessClaim) -> tuple[str, int, str]:
+    return claim.value, claim.hlc, str(claim.uuid)

@@ -1,9 +1,12 @@
-"""Our own log, and serving everybody's. `record` is the only way in for a change made here."""
+"""Append to this site's own log, stamp events, and serve the events of all logs.
+
+`record` is the only way to publish a change that was made here.
+"""
 
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -11,82 +14,104 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
+from django.dispatch import Signal
+from pydantic import Field
 from uuid6 import uuid7
 
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
+from barnraise.protocol.types import Message, Words
 from coordinator.eventlog import hlc as hlc_module
 from coordinator.eventlog import projection, registry
-from coordinator.eventlog.event import MAX_EVENT_CHARS, NO_DIGEST, Event
+from coordinator.eventlog.event import MAX_EVENT_CHARS, NO_DIGEST, Event, OriginId
 from coordinator.eventlog.models import Aggregate, LogEvent, LogState, Origin, PeerClock
+from coordinator.eventlog.registry import AggregateType, Fact, State
 from coordinator.lib import site_identity
-from coordinator.lib.monotonic_clock import boot, steady
+from coordinator.lib.exceptions import RestorePendingError
+from coordinator.lib.monotonic_clock import boot_id, uptime
 from coordinator.lib.ttl_cache import TtlCache
 
 log = logging.getLogger("coordinator.eventlog")
-MAX_SERVED = 1000  # events served at once
-CLOCK_MAX_AGE = 600.0  # seconds ago at most: an older word about a clock says nothing
-_clocks: TtlCache[str, list[PeerClock]] = TtlCache(
-    1.0, 1
-)  # every event asks for them; another process may have heard one
+MAX_SERVED = 1000  # events in one answer
+CLOCK_MAX_AGE = 600.0  # seconds for which a measured clock offset is used
+
+event_recorded = Signal()  # sent after the commit of an event that was recorded here
+
+# Every event needs the offsets. The lifetime is short, because another process may measure newer.
+_clocks: TtlCache[str, list[PeerClock]] = TtlCache(1.0, 1)
 
 
 @contextmanager
 def log_transaction() -> Iterator[LogState]:
-    """A transaction in which what mirrors share changes. It takes the tally's lock *first*, before any row's: such
-    changes follow each other, and two of them never hold what the other waits for."""
+    """Open a transaction that may change replicated data.
+
+    It locks the log state *before* any other row. Such transactions therefore run one after the
+    other, and no two of them wait for each other's rows.
+    """
     with transaction.atomic():
         locked = LogState.objects.select_for_update()
-        if (tally := locked.first()) is None:  # the very first time
+        log_state = locked.first()
+        if log_state is None:  # the very first transaction
             LogState.objects.bulk_create([LogState()], ignore_conflicts=True)
-            tally = locked.get()
-        yield tally
+            log_state = locked.get()
+        yield log_state
 
 
-def record(type: str, subject: Any, payload: dict[str, Any]) -> LogEvent:
-    """Notes in our log, within the caller's transaction, that this was changed here; rows are the caller's to write.
-    `subject` is "kind:which", or only which. `payload` is of the shape that the kind names for `type`; UUIDs in it are
-    written as text."""
-    kind, _, what = type.partition(".")
-    known = registry.aggregate_types()[kind]
+def record(event_type: str, aggregate: object, payload: dict[str, Any]) -> LogEvent:
+    """Append an event to our log, within the caller's transaction. The caller writes the rows.
+
+    Args:
+        event_type: "aggregate_type.action".
+        aggregate: Name of the aggregate, with or without "aggregate_type:" in front.
+        payload: Content, shaped as the aggregate type declares. UUIDs are written as text.
+
+    Raises:
+        RestorePendingError: The site was restored and does not have the end of its log back.
+    """
+    type_name, _, action = event_type.partition(".")
+    aggregate_type = registry.aggregate_types()[type_name]
     plain = {
         name: str(value) if isinstance(value, UUID) else value for name, value in payload.items()
     }
-    said = known.payload_types[what].model_validate(plain).model_dump(mode="json")
-    name = subject if str(subject).startswith(f"{kind}:") else f"{kind}:{subject}"
-    with log_transaction() as tally:
-        made = _append(tally, _ours(tally), type, name, said)
-        projection.refold([name], tally, store=False)
-        transaction.on_commit(_nudge)
-    return made
+    content = aggregate_type.payload_types[action].model_validate(plain).model_dump(mode="json")
+    name = str(aggregate)
+    if not name.startswith(f"{type_name}:"):
+        name = f"{type_name}:{name}"
+    with log_transaction() as log_state:
+        event = _append(log_state, _writable_origin(log_state), event_type, name, content)
+        projection.refold([name], log_state, store=False)
+        transaction.on_commit(_send_event_recorded)
+    return event
 
 
-def _nudge() -> None:
-    from coordinator.replication.tasks import (
-        schedule_notification,  # what pulls builds on what records
-    )
-
-    schedule_notification()
+def _send_event_recorded() -> None:
+    event_recorded.send(LogEvent)
 
 
 def _append(
-    tally: LogState, origin: Origin, type: str, name: str, said: dict[str, Any]
+    log_state: LogState, origin: Origin, event_type: str, name: str, content: dict[str, Any]
 ) -> LogEvent:
-    tally.hlc = hlc_module.next_stamp(tally.hlc, corrected_time())
+    log_state.hlc = hlc_module.next_stamp(log_state.hlc, corrected_time())
     event = Event(
-        id=str(uuid7()), origin=origin.pk, seq=origin.head_seq + 1, prev=origin.head_digest, hlc=tally.hlc, type=type,
-        aggregate=name, payload=said,
-    )  # fmt: skip
+        id=str(uuid7()),
+        origin=origin.pk,
+        seq=origin.head_seq + 1,
+        prev=origin.head_digest,
+        hlc=log_state.hlc,
+        type=event_type,
+        aggregate=name,
+        payload=content,
+    )
     signed = site_identity.identity().sign("event", event)
-    assert len(signed.body) <= MAX_EVENT_CHARS, f"{type} does not fit into an event"
-    made = LogEvent(**build_row(event, signed, True)._asdict())
-    made.save(force_insert=True)
-    advance_head(origin, made)
-    return made
+    assert len(signed.body) <= MAX_EVENT_CHARS, f"{event_type} does not fit into an event"
+    row = LogEvent(**build_row(event, signed, understood=True)._asdict())
+    row.save(force_insert=True)
+    advance_head(origin, row)
+    return row
 
 
 class LogRow(NamedTuple):
-    """A row of the log before it is one, by its columns: a hundred thousand come at times."""
+    """Hold the columns of a `LogEvent` that is not stored yet; a batch may have 100,000 of them."""
 
     digest: str
     uuid: str
@@ -94,7 +119,7 @@ class LogRow(NamedTuple):
     seq: int
     hlc: int
     type: str
-    subject: str
+    aggregate: str
     body: str
     key: str
     signature: str
@@ -103,157 +128,224 @@ class LogRow(NamedTuple):
 
     @property
     def signed(self) -> Signed:
+        """Return the event as its author signed it."""
         return Signed(key=self.key, body=self.body, signature=self.signature)
 
 
 def build_row(event: Event, signed: Signed, understood: bool) -> LogRow:
+    """Build the row of an opened event."""
     return LogRow(
-        digest(signed.body), event.id, event.origin, event.seq, event.hlc, event.type, event.aggregate, signed.body,
-        signed.key, signed.signature, True, understood,
-    )  # fmt: skip
+        digest=digest(signed.body),
+        uuid=event.id,
+        origin_id=event.origin,
+        seq=event.seq,
+        hlc=event.hlc,
+        type=event.type,
+        aggregate=event.aggregate,
+        body=signed.body,
+        key=signed.key,
+        signature=signed.signature,
+        accepted=True,
+        understood=understood,
+    )
 
 
 def advance_head(origin: Origin, last: LogEvent | LogRow) -> None:
-    origin.head_seq, origin.head_digest, origin.head_hlc = last.seq, last.digest, last.hlc
+    """Store that `last` is now the log's newest event."""
+    origin.head_seq = last.seq
+    origin.head_digest = last.digest
+    origin.head_hlc = last.hlc
     origin.save(update_fields=["head_seq", "head_digest", "head_hlc"])
 
 
-def _ours(tally: LogState) -> Origin:
-    """The log that this site writes now. One that was cut, or that is another key's, is never written again: a new life
-    begins."""
-    found = Origin.objects.filter(ours=True).first()
-    if found and found.cut_seq is None and found.key == site_identity.identity().key:
-        return found
-    if is_restore_pending():
+# ---- the life of our own log ---------------------------------------------------------------------
+
+
+class LogStarted(Message):
+    """Begin a log: name its writer, and the log that this one continues."""
+
+    name: Words = Field(max_length=100)
+    after: OriginId | None = None
+
+
+def fold_origin(facts: Sequence[Fact]) -> State | None:
+    """Return the content of the one first event; the chain of digests allows no second one."""
+    return {"name": facts[0].payload.name, "after": facts[0].payload.after}
+
+
+def store_origin(name: str, state: State | None) -> None:
+    """Write nothing: the row of a log exists before any of its events is folded."""
+
+
+ORIGIN = AggregateType("origin", {"begin": LogStarted}, fold_origin, store_origin)
+
+
+def _writable_origin(log_state: LogState) -> Origin:
+    """Return the log that this site appends to; start a new one if necessary.
+
+    A truncated log and a log of another key are never continued.
+    """
+    origin = Origin.objects.filter(ours=True).first()
+    if origin and origin.last_valid_seq is None and origin.key == site_identity.identity().key:
+        return origin
+    if log_state.restore_pending:
         raise RestorePendingError
-    return start_log(tally)
+    return start_log(log_state)
 
 
-class RestorePendingError(Exception):
-    """This site changes nothing yet."""
+def start_log(log_state: LogState) -> Origin:
+    """Start a new log of ours, bound to this site's key by its first event, which names the last.
 
-    sentence = (
-        "This site was restored from a backup, and waits until another mirror has given back what happened since. "
-        "Nothing was changed; use another mirror, or try again in a moment."
-    )
-
-
-def is_restore_pending() -> bool:
-    """Whether this site was restored (it has a log of its own, and writes none) and has not heard any other mirror
-    since. What it would decide now it would decide without its own last decisions."""
-    own = Origin.objects.filter(key=site_identity.identity().key)
-    if own.filter(ours=True).exists() or not own.exists():
-        return False
-    from coordinator.replication.mirror_list import (
-        other_mirrors,  # what holds the list withdraws events, and so builds on this
-    )
-
-    return bool(other_mirrors())
-
-
-def resume() -> None:
-    """A new log, from here on: once our own is back, or because the operator says so."""
-    if is_restore_pending():
-        with log_transaction() as tally:
-            start_log(tally)
-
-
-def start_log(tally: LogState) -> Origin:
-    """A new log of ours, bound to this site's key by its first event, which names the one before. So it is after a
-    restore from a backup: the old one's next numbers may be out in the world, and come back from other mirrors."""
-    before = Origin.objects.filter(key=site_identity.identity().key).order_by("-known").first()
+    A restored site needs a new log, because the numbers that follow in the old one may already be
+    in use and may come back from other mirrors.
+    """
+    before = Origin.objects.filter(key=site_identity.identity().key).order_by("-first_seen").first()
     Origin.objects.filter(ours=True).update(ours=False)
     origin = Origin.objects.create(
         id=secrets.token_hex(16), key=site_identity.identity().key, ours=True
     )
-    said = {"name": settings.MIRROR_NAME, "after": before.pk if before else None}
-    made = _append(tally, origin, "origin.begin", f"origin:{origin.pk}", said)
-    projection.refold([made.subject], tally, store=False)
+    content = {"name": settings.MIRROR_NAME, "after": before.pk if before else None}
+    event = _append(log_state, origin, "origin.begin", f"origin:{origin.pk}", content)
+    projection.refold([event.aggregate], log_state, store=False)
     return origin
 
 
+def abandon_log(*, wait_for_mirrors: bool) -> None:
+    """Stop appending to our log, after the database was restored from a backup.
+
+    What was written after the backup may be known elsewhere. The end of the log is pulled from
+    other mirrors like anybody's, and the next event starts a new log.
+
+    Args:
+        wait_for_mirrors: Keep the site read-only until `resume`: without its own last decisions it
+            must decide nothing.
+    """
+    with log_transaction() as log_state:
+        Origin.objects.filter(ours=True).update(ours=False)
+        log_state.restore_pending = wait_for_mirrors
+        log_state.save(update_fields=["restore_pending"])
+
+
+def is_restore_pending() -> bool:
+    """Return whether this site was restored and still waits for the end of its own log."""
+    return LogState.objects.filter(restore_pending=True).exists()
+
+
+def resume() -> None:
+    """End the wait after a restore and start a new log.
+
+    Call it once our own log is back, or because the operator decides so.
+    """
+    if not is_restore_pending():
+        return
+    with log_transaction() as log_state:
+        if log_state.restore_pending:
+            log_state.restore_pending = False
+            log_state.save(update_fields=["restore_pending"])
+            start_log(log_state)
+
+
 def record_existing_rows() -> int:
-    """What rows say of subjects that no event ever spoke of, as events: a site may be older than its log. How many."""
-    told = 0
+    """Record events for rows that no event describes: a site may be older than its log.
+
+    Returns:
+        The number of events recorded; 0 while a restore is pending.
+    """
+    recorded = 0
     if is_restore_pending():
-        return told
+        return recorded
     with log_transaction():
-        for kind in registry.aggregate_types().values():
-            known = set(
-                Aggregate.objects.filter(name__startswith=f"{kind.name}:").values_list(
-                    "name", flat=True
-                )
+        for aggregate_type in registry.aggregate_types().values():
+            prefix = f"{aggregate_type.name}:"
+            described = set(
+                Aggregate.objects.filter(name__startswith=prefix).values_list("name", flat=True)
             )
-            for type, which, said in kind.existing_events():
-                if f"{kind.name}:{which}" not in known:
-                    record(type, which, said)
-                    told += 1
-    return told
+            for event_type, name, payload in aggregate_type.existing_events():
+                if prefix + str(name) not in described:
+                    record(event_type, name, payload)
+                    recorded += 1
+    return recorded
 
 
-# ---- time ----------------------------------------------------------------------------------------------------------
+# ---- time ----------------------------------------------------------------------------------------
 
 
 def corrected_time() -> float:
-    """Seconds since 1970, corrected where this machine's clock is far from the other mirrors'."""
-    if (by := hlc_module.clock_correction(_ahead())) != 0:
+    """Return seconds since 1970, corrected if this clock differs far from the other mirrors'."""
+    correction = hlc_module.clock_correction(_peer_offsets())
+    if correction != 0:
         log.error(
             "this machine's clock is %+.0f s from the other mirrors': events are stamped with theirs",
-            -by,
+            -correction,
         )
-    return time.time() + by
+    return time.time() + correction
 
 
-def record_peer_clock(key: str, theirs: float, ours: float | None = None) -> None:
-    """Another mirror (by its key) signed that it is `theirs`, seconds since 1970; `ours`, this machine's clock then."""
-    ahead = theirs - (time.time() if ours is None else ours)
-    said = {
-        "ahead": ahead,
-        "heard": datetime.fromtimestamp(time.time(), UTC),
-        "steady": steady(),
-        "boot": boot(),
+def record_peer_clock(key: str, peer_time: float, local_time: float | None = None) -> None:
+    """Store what another mirror's clock showed.
+
+    Args:
+        key: The mirror's public key.
+        peer_time: The time it signed, in seconds since 1970.
+        local_time: This machine's time at that moment; now if omitted.
+    """
+    measured = {
+        "offset_seconds": peer_time - (time.time() if local_time is None else local_time),
+        "measured_at": datetime.fromtimestamp(time.time(), UTC),
+        "uptime": uptime(),
+        "boot_id": boot_id(),
     }
-    PeerClock.objects.update_or_create(key=key, defaults=said)
+    PeerClock.objects.update_or_create(key=key, defaults=measured)
     _clocks.invalidate("all")
 
 
 def clock_offset() -> float:
-    """Seconds that this machine's clock is ahead of the others' median; 0 where none was heard of."""
-    return 0.0 - hlc_module.median_offset(_ahead())
+    """Return the seconds by which this clock is ahead of the others' median; 0 if unknown."""
+    return 0.0 - hlc_module.median_offset(_peer_offsets())
 
 
-def _ahead() -> list[float]:
-    """Seconds that each other mirror heard lately is ahead of this machine's clock. That may have been set since: how
-    long ago it was says the clock that nobody sets, so that not one event is stamped wrong until they are heard again.
+def _peer_offsets() -> list[float]:
+    """Return the seconds by which each recently measured mirror is ahead of this clock.
+
+    Somebody may have set this clock since the measurement. The uptime, which nobody sets, tells how
+    much time really passed, so no event is stamped wrong until the next measurement.
     """
-    found, since, wall = [], steady(), time.time()
-    for each in _clocks.get("all", lambda: list(PeerClock.objects.all())):
-        shown = wall - each.heard.timestamp()
-        passed = since - each.steady if each.boot and each.boot == boot() else shown
-        if 0 <= passed < CLOCK_MAX_AGE:
-            found.append(each.ahead + passed - shown)
-    return found
+    offsets = []
+    now_uptime = uptime()
+    now_wall = time.time()
+    for clock in _clocks.get("all", lambda: list(PeerClock.objects.all())):
+        wall_age = now_wall - clock.measured_at.timestamp()
+        same_boot = clock.boot_id and clock.boot_id == boot_id()
+        age = now_uptime - clock.uptime if same_boot else wall_age
+        if 0 <= age < CLOCK_MAX_AGE:
+            offsets.append(clock.offset_seconds + age - wall_age)
+    return offsets
 
 
-# ---- serving -------------------------------------------------------------------------------------------------------
+# ---- serving -------------------------------------------------------------------------------------
 
 
 def log_heads() -> dict[str, tuple[int, str]]:
-    """Of every log held here: the number and the digest of its last accepted event. Two mirrors with one number and two
-    digests show each other that event, which proves a fork (see `serve`)."""
+    """Return the number and digest of the last accepted event of every stored log.
+
+    Two mirrors with one number and two digests send each other that event, which proves a fork
+    (see `read_events`).
+    """
     return {origin.pk: _head(origin) for origin in Origin.objects.all()}
 
 
 def _head(origin: Origin) -> tuple[int, str]:
-    if origin.cut_seq is None or origin.head_seq <= origin.cut_seq:
+    if origin.last_valid_seq is None or origin.head_seq <= origin.last_valid_seq:
         return origin.head_seq, origin.head_digest
     last = LogEvent.objects.filter(origin=origin, accepted=True).order_by("-seq").first()
     return (last.seq, last.digest) if last else (0, NO_DIGEST)
 
 
-def read_events(origin: str, after: int, most: int = MAX_SERVED) -> list[Signed]:
-    """An origin's events from number `after` + 1 on, as they were signed; what was cut away is not served. Who asks for
-    one more than it lacks (its own last again) finds out at once when the two logs are not one."""
-    found = LogEvent.objects.filter(origin=origin, seq__gt=after, accepted=True).order_by("seq")
-    told = found.values_list("key", "body", "signature")[: min(most, MAX_SERVED)]
-    return [Signed(key=key, body=body, signature=signature) for key, body, signature in told]
+def read_events(origin: str, after: int, limit: int = MAX_SERVED) -> list[Signed]:
+    """Return accepted events of one log from number `after` + 1, exactly as they were signed.
+
+    A caller that requests its own last event again detects at once that two logs differ.
+    """
+    events = LogEvent.objects.filter(origin=origin, seq__gt=after, accepted=True).order_by("seq")
+    columns = events.values_list("key", "body", "signature")[: min(limit, MAX_SERVED)]
+    return [Signed(key=key, body=body, signature=signature) for key, body, signature in columns]

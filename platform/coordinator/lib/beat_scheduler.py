@@ -7,7 +7,7 @@ from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 
-from coordinator.lib.monotonic_clock import steady
+from coordinator.lib.monotonic_clock import uptime
 
 log = logging.getLogger("coordinator.celery")
 SET = 1.0  # seconds that a clock jumps at least, when somebody sets it
@@ -40,7 +40,7 @@ class Schedule(DatabaseScheduler):
 
     def tick(self, *args, **kwargs):
         """Where the clock was set they line up anew: the line is by the old one."""
-        before, self._ahead = self._ahead, time.time() - steady()
+        before, self._ahead = self._ahead, time.time() - uptime()
         if before is not None and abs(self._ahead - before) > SET:
             log.warning(
                 "the clock was set by %+.0f s: all that runs by it lines up anew",

@@ -145,7 +145,7 @@ def gauges() -> Iterator[tuple[str, str, dict[str, float]]]:
         "tasks": valkey_client().llen("celery"),
     }
     queues["events"] = LogEvent.objects.filter(accepted=True, understood=False).count()
-    queues["subjects"] = Aggregate.objects.filter(Q(stale=True) | Q(stored=False)).count()
+    queues["subjects"] = Aggregate.objects.filter(Q(stale=True) | Q(projected=False)).count()
     waiting = {
         _series("barnraise_queue", queue=name): float(length) for name, length in queues.items()
     }

@@ -1,10 +1,23 @@
-"""What a person is told when something cannot be."""
+"""Define the errors that reach a person as a sentence."""
 
 
 class UserError(Exception):
-    """A person asked for what cannot be; the text says why, as a sentence without its capital and full stop."""
+    """A person requested something impossible.
+
+    The text says why, as a sentence without its capital and full stop.
+    """
 
     @property
     def sentence(self) -> str:
+        """Return the text as a whole sentence."""
         text = str(self)
         return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!')) else '.'}"
+
+
+class RestorePendingError(Exception):
+    """This site was restored from a backup and changes nothing yet."""
+
+    sentence = (
+        "This site was restored from a backup and is read-only until another mirror has returned "
+        "what happened since. Nothing was changed; use another mirror, or try again in a moment."
+    )

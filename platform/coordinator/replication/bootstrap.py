@@ -45,7 +45,7 @@ def join(
                 pull.pull_logs(peer, heads, done, crew)
             resume()  # where this site lost its database and kept its key
             say(f"{done.stored:,} came; working out what they say")
-            ingest.project_pending(later=True)
+            ingest.project_pending(defer=True)
             pull.pull_private_data(peer)
             ingest.project_pending()
             pull.pull_everything(peer, peer.fetch_heads(), done)  # what was new meanwhile

@@ -104,7 +104,7 @@ def pull_everything(peer: MirrorClient, heads: LogHeads, done: PullResult) -> No
     try:
         pull_logs(peer, heads, done)
         if done.stored:
-            ingest.project_pending(later=True)
+            ingest.project_pending(defer=True)
         pull_private_data(peer)
     finally:
         ingest.project_pending()
@@ -121,7 +121,7 @@ def pull_private_data(peer: MirrorClient) -> None:
     )
     with prefetched(map(peer.fetch_private_data, parts)) as found:
         for come in found:
-            if not private_data.ingest(come, later=True):
+            if not private_data.ingest(come, defer=True):
                 break
 
 
@@ -149,7 +149,7 @@ def pull_logs(
             _take(peer, origin, heads.heads[origin], ours, done, crew)
         if len(done.refused) > refused:
             return
-        ingest.project_pending(later=True)
+        ingest.project_pending(defer=True)
         resume()
         ours = our_heads()
     for origin, head in sorted(
@@ -182,7 +182,7 @@ def _take(
                     )
                 return
             told = ingest.ingest_events(
-                page.part.events, read=page.open_events, keys=keys, later=True
+                page.part.events, read=page.open_events, keys=keys, defer=True
             )
             done.stored += told.stored
             if told.rejected:

@@ -212,11 +212,11 @@ def test_what_was_kept_before_a_crash_is_folded_after_it(db, shelf):
     other = OtherMirror()
     other.tell("note.say", "a", {"text": "one"})
     other.tell("song.sing", "b", {"text": "la"})
-    ingest.ingest_events(other.events, later=True)
+    ingest.ingest_events(other.events, defer=True)
     assert shelf == {} and stale() == {"note:a", f"origin:{other.origin}"}
     assert ingest.project_pending() == 2 and shelf == {"a": "one"} and not stale()
     other.tell("note.say", "a", {"text": "one"})  # nothing new, and folded all the same
-    ingest.ingest_events(other.events[3:], later=True)
+    ingest.ingest_events(other.events[3:], defer=True)
     before = projection.state_hash()
     assert stale() == {"note:a"}
     assert ingest.project_pending() == 0 and projection.state_hash() == before and not stale()
@@ -225,7 +225,7 @@ def test_what_was_kept_before_a_crash_is_folded_after_it(db, shelf):
 def test_what_is_folded_for_a_change_made_here_waits_no_more(db, shelf):
     other = OtherMirror()
     other.tell("note.say", "a", {"text": "one"})
-    ingest.ingest_events(other.events, later=True)
+    ingest.ingest_events(other.events, defer=True)
     writer.record("note.say", "a", {"text": "two"})
     assert projection.current_state("note:a") == {"text": "two"}
     assert "note:a" not in stale()
@@ -235,12 +235,12 @@ def test_a_row_that_needs_another_waits_for_it(db, shelf):
     other = OtherMirror()
     other.tell("note.say", "a", {"text": "wait"})
     ingest.ingest_events(other.events)
-    assert shelf == {} and Aggregate.objects.get(stored=False).name == "note:a"
+    assert shelf == {} and Aggregate.objects.get(projected=False).name == "note:a"
     other.tell("note.say", "other", {"text": "here"})
     ingest.ingest_events(other.events)
     assert (
         shelf == {"a": "wait", "other": "here"}
-        and not Aggregate.objects.filter(stored=False).exists()
+        and not Aggregate.objects.filter(projected=False).exists()
     )
 
 
@@ -344,7 +344,7 @@ def test_staff_cut_a_log_and_rebuild_by_hand(db, shelf, capsys):
     other.tell("note.say", "a", {"text": "one"})
     other.tell("note.say", "a", {"text": "two"})
     ingest.ingest_events(other.events)
-    call_command("eventlog", "cut", other.origin, "2", "it lies")
+    call_command("eventlog", "truncate", other.origin, "2", "it lies")
     assert shelf == {"a": "one"}
     shelf.clear()
     call_command("eventlog", "rebuild")
@@ -353,11 +353,11 @@ def test_staff_cut_a_log_and_rebuild_by_hand(db, shelf, capsys):
     said = capsys.readouterr().out
     assert (
         "1 events withdrawn" in said
-        and "cut after 2: it lies" in said
+        and "truncated after 2: it lies" in said
         and projection.state_hash() in said
     )
     with pytest.raises(CommandError, match="No log 111 is known here"):
-        call_command("eventlog", "cut", "111", "2", "who")
+        call_command("eventlog", "truncate", "111", "2", "who")
 
 
 def test_every_table_of_the_log_is_bounded(db):

@@ -35,14 +35,14 @@ def proven():
     def prove(*types: str) -> dict:
         said = set(LogEvent.objects.values_list("type", flat=True))
         assert said >= set(types), f"nothing told of {set(types) - said}"
-        assert not Aggregate.objects.filter(stored=False).exists()
+        assert not Aggregate.objects.filter(projected=False).exists()
         here, known, kept, events = rows(), projection.state_hash(), everything(), logs()
         for seed in range(2):
             there, found = rebuilt(events, kept, seed)
             assert there == here
             assert found == known
         assert at_once(events, kept) == (here, known)
-        assert not Aggregate.objects.filter(stored=False).exists()
+        assert not Aggregate.objects.filter(projected=False).exists()
         return here
 
     return prove
@@ -417,7 +417,7 @@ def test_hostile_texts_reach_no_row(person):
         ingest.ingest_events(other.events)
         private_data.ingest([private_data.PrivateRecord(about, "0" * 32, body)])
     assert {row["name"] for row in rows()["User"]} == {""} and User.objects.count() == 4
-    assert not Aggregate.objects.filter(stored=False).exists()
+    assert not Aggregate.objects.filter(projected=False).exists()
 
 
 def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched, proven):

@@ -270,9 +270,9 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
         known, store=lambda which, state: alone.append(which) or known.store(which, state)
     )
     monkeypatch.setitem(registry._kinds, "machine", noted)
-    ingest.ingest_events(events, later=True)
-    ingest.project_pending(later=True)
-    private_data.ingest([each for each in kept if each not in late], later=True)
+    ingest.ingest_events(events, defer=True)
+    ingest.project_pending(defer=True)
+    private_data.ingest([each for each in kept if each not in late], defer=True)
     ingest.project_pending()
     assert set(alone) == {shed.key}, "the others were written together"
     names = dict(Machine.objects.values_list("key", "hostname"))

@@ -56,7 +56,7 @@ def test_another_mirrors_log_comes_here_page_by_page_and_once(small, log):
 def test_its_clock_is_noted_by_what_it_signed(small):
     small.ahead = 3600.0
     pull(small)
-    assert PeerClock.objects.get(pk=small.identity.key).ahead == pytest.approx(3600, abs=5)
+    assert PeerClock.objects.get(pk=small.identity.key).offset_seconds == pytest.approx(3600, abs=5)
 
 
 def test_a_mirror_that_speaks_the_protocol_before_or_after_too_is_understood_and_others_are_not(

@@ -126,7 +126,7 @@ def test_a_machine_hears_of_the_newest_list_with_every_directive(small, person, 
 
 def test_personal_data_goes_out_sealed_to_the_one_question(small):
     PrivateData.objects.create(
-        digest=digest("s" * 32 + "{}"), subject="person:x", salt="s" * 32, body="{}"
+        digest=digest("s" * 32 + "{}"), aggregate="person:x", salt="s" * 32, body="{}"
     )
     lock, other = encryption.RequestKey(), encryption.RequestKey()
     wants = PrivateDataRequest(digests=[digest("s" * 32 + "{}")], key=lock.key)

@@ -13,7 +13,6 @@ from barnraise.protocol.types import Count, Digest, Id, Message, PlainText
 from coordinator.accounts.machines import BLANK_DESCRIPTION
 from coordinator.accounts.models import Machine, User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.bulk_upsert import bulk_upsert
 from coordinator.eventlog.registry import (
     AggregateType,
     DependencyMissingError,
@@ -21,6 +20,7 @@ from coordinator.eventlog.registry import (
     Fact,
     State,
 )
+from coordinator.lib.bulk_upsert import bulk_upsert
 
 
 class MachineEnrolled(Message):

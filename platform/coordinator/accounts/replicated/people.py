@@ -15,8 +15,8 @@ from barnraise.protocol.types import Digest, Id, Message, PlainText
 from coordinator.accounts import deletion
 from coordinator.accounts.models import User
 from coordinator.eventlog import private_data
-from coordinator.eventlog.bulk_upsert import bulk_upsert
 from coordinator.eventlog.registry import AggregateType, EventDraft, Fact, State
+from coordinator.lib.bulk_upsert import bulk_upsert
 
 RIGHTS = ("organiser", "is_staff")
 

@@ -14,9 +14,9 @@ from barnraise.protocol.types import Count, Message, PublicKey
 from coordinator.accounts.models import Machine
 from coordinator.credit.models import Credit
 from coordinator.eventlog import writer
-from coordinator.eventlog.bulk_upsert import bulk_upsert
 from coordinator.eventlog.projection import current_state
 from coordinator.eventlog.registry import AggregateType, DependencyMissingError, Fact, State
+from coordinator.lib.bulk_upsert import bulk_upsert
 from coordinator.runs.models import Run
 
 NO_TOTAL = -1  # where no total was signed

@@ -1,9 +1,16 @@
-"""The event log by hand. `show`: logs, their heads and the state hash. `adopt`: what rows say of subjects that no event
-spoke of yet (`migrate` does it too). `rebuild`: every subject folded and written anew, after an upgrade. `cut`: a log's
-events beyond a number are withdrawn, here. `resume`: a restored site that can reach no other mirror goes on all the
-same, in a new log; what it decided between the backup and its end may come back later, and then counts."""
+"""Inspect and repair the event log by hand.
 
-from django.core.management.base import BaseCommand, CommandError
+show      logs, their heads and the state hash
+adopt     record events for rows that no event describes (`migrate` does this as well)
+rebuild   fold all aggregates and write their rows again, after an upgrade
+truncate  withdraw a log's events after a number, at this site
+resume    let a restored site continue in a new log if it can reach no other mirror; what it decided
+          between the backup and its end may arrive later, and then counts
+"""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from coordinator.eventlog import ingest, projection, truncate, writer
 from coordinator.eventlog.models import Origin
@@ -11,37 +18,51 @@ from coordinator.lib.exceptions import UserError
 
 
 class Command(BaseCommand):
+    """Run one action on the event log, then print all logs and the state hash."""
+
     help = __doc__
 
-    def add_arguments(self, parser) -> None:
-        does = parser.add_subparsers(dest="does", required=True)
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare one subcommand for each action."""
+        actions = parser.add_subparsers(dest="action", required=True)
         for name in ("show", "adopt", "rebuild", "resume"):
-            does.add_parser(name)
-        one = does.add_parser("cut")
-        one.add_argument("origin", help="32 hex digits")
-        one.add_argument("seq", type=int, help="the last event that counts")
-        one.add_argument("why")
+            actions.add_parser(name)
+        truncation = actions.add_parser("truncate")
+        truncation.add_argument("origin", help="id of the log, 32 hex digits")
+        truncation.add_argument("seq", type=int, help="the last event that counts")
+        truncation.add_argument("reason")
 
-    def handle(self, *, does: str, **options) -> None:
-        if does == "adopt":
+    def handle(self, *, action: str, **options: Any) -> None:
+        """Run the action and print the logs."""
+        if action == "adopt":
             self.stdout.write(f"{writer.record_existing_rows():,} events")
-        elif does == "rebuild":
+        elif action == "rebuild":
             ingest.project_pending()
-            self.stdout.write(f"{projection.rebuild():,} subjects changed")
-        elif does == "resume":
-            waited = writer.is_restore_pending()
+            self.stdout.write(f"{projection.rebuild():,} aggregates changed")
+        elif action == "resume":
+            was_pending = writer.is_restore_pending()
             writer.resume()
-            self.stdout.write("a new log" if waited else "this site does not wait for anybody")
-        elif does == "cut":
-            try:
-                withdrawn = truncate.truncate_log(options["origin"], options["seq"], options["why"])
-            except UserError as error:
-                raise CommandError(error.sentence) from None
-            self.stdout.write(f"{withdrawn:,} events withdrawn")
-        for origin in Origin.objects.all():
-            mine = " (ours)" if origin.ours else ""
-            end = "" if origin.cut_seq is None else f", cut after {origin.cut_seq}: {origin.why}"
             self.stdout.write(
-                f"{origin.pk} of {origin.key[:8]}{mine}: {origin.head_seq:,} events{end}"
+                "started a new log" if was_pending else "this site does not wait for any mirror"
+            )
+        elif action == "truncate":
+            self._truncate(options["origin"], options["seq"], options["reason"])
+        self._print_logs()
+
+    def _truncate(self, origin: str, seq: int, reason: str) -> None:
+        try:
+            withdrawn = truncate.truncate_log(origin, seq, reason)
+        except UserError as error:
+            raise CommandError(error.sentence) from None
+        self.stdout.write(f"{withdrawn:,} events withdrawn")
+
+    def _print_logs(self) -> None:
+        for origin in Origin.objects.all():
+            ours = " (ours)" if origin.ours else ""
+            end = ""
+            if origin.last_valid_seq is not None:
+                end = f", truncated after {origin.last_valid_seq}: {origin.truncation_reason}"
+            self.stdout.write(
+                f"{origin.pk} of {origin.key[:8]}{ours}: {origin.head_seq:,} events{end}"
             )
         self.stdout.write(projection.state_hash())

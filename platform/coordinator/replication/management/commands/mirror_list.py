@@ -190,8 +190,8 @@ class Command(BaseCommand):
         if file is None:
             for origin in Origin.objects.all():
                 cut = (
-                    f", cut after {origin.cut_seq}: {origin.why}"
-                    if origin.cut_seq is not None
+                    f", cut after {origin.last_valid_seq}: {origin.truncation_reason}"
+                    if origin.last_valid_seq is not None
                     else ""
                 )
                 self.stdout.write(
