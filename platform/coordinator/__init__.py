@@ -1,7 +1,9 @@
-"""The coordinator: a Django site that introduces machines, watches runs and shows them. No weight passes through it."""
+"""The coordinator: a Django site that introduces machines, watches runs and shows them.
 
-from coordinator.celery import (
-    app as celery_app,
-)  # before any task: whoever hands one out must know the broker
+No weight passes through it.
+"""
+
+# Imported before any task, because whoever queues one must know the broker.
+from coordinator.celery import app as celery_app
 
 __all__ = ["celery_app"]

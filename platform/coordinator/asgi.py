@@ -1,42 +1,56 @@
-"""The site as one ASGI application: pages and API by Django, websockets by Channels."""
+"""Serve the site as one ASGI application: pages and API by Django, websockets by Channels."""
 
 import gc
 import os
 import sys
+from typing import Any
 
 import django
 from asgiref.sync import sync_to_async
+from asgiref.typing import ASGIReceiveCallable, ASGISendCallable
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.conf import settings
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
 django.setup(set_prefix=False)
 
-from coordinator.lib import embedded_servers  # noqa: E402  (the app registry must be filled first)
-from coordinator.lib.asgi_handler import Pages  # noqa: E402
+# The app registry must be filled before these imports.
+from coordinator.lib import embedded_servers  # noqa: E402
+from coordinator.lib.asgi_handler import ThreadedHandler  # noqa: E402
 from coordinator.live.consumers import websocket_urlpatterns  # noqa: E402
 
-YOUNG = 10_000  # objects that may be made before those made since are looked through for cycles
-SWITCH = 0.001  # seconds until a thread that computes lets the loop on; at Python's 5 ms requests mostly wait
+GC_THRESHOLD = 10_000  # new objects before the garbage collector looks for cycles among them
+# How long a computing thread keeps the interpreter from the event loop. With Python's default of
+# 5 ms requests mostly wait.
+SWITCH_SECONDS = 0.001
 
 
-def spare_the_collector() -> None:
-    """What is there from the start is never looked through again: that takes a quarter of a second, in which all stands
-    still, and looking at a run of thousands brings it about every few seconds."""
+def tune_garbage_collector() -> None:
+    """Exclude the objects that exist at the start from garbage collection, and collect less often.
+
+    Examining them stops the process for a quarter of a second, and showing a run of thousands of
+    machines would cause that every few seconds.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, 10, 10)
+    gc.set_threshold(GC_THRESHOLD, 10, 10)
 
 
-async def lifespan(scope: dict, receive, send) -> None:
-    """uvicorn dies of the signal that stopped it, past every atexit, so the embedded servers are left here."""
+async def lifespan(
+    scope: dict[str, Any], receive: ASGIReceiveCallable, send: ASGISendCallable
+) -> None:
+    """Tune the process at its start, and release the embedded servers at its end.
+
+    The servers are released here, because uvicorn dies of the signal that stopped it and runs no
+    `atexit` handler.
+    """
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
-            spare_the_collector()
-            sys.setswitchinterval(SWITCH)
+            tune_garbage_collector()
+            sys.setswitchinterval(SWITCH_SECONDS)
         if message["type"] == "lifespan.shutdown":
-            await sync_to_async(embedded_servers.leave)(settings.STATE_DIR)
+            await sync_to_async(embedded_servers.release)(settings.STATE_DIR)
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
@@ -44,7 +58,7 @@ async def lifespan(scope: dict, receive, send) -> None:
 
 application = ProtocolTypeRouter(
     {
-        "http": Pages(),
+        "http": ThreadedHandler(),
         "websocket": URLRouter(websocket_urlpatterns),
         "lifespan": lifespan,
     }

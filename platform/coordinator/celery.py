@@ -1,8 +1,9 @@
-"""The Celery application: `celery -A coordinator.celery:app worker`. What runs when is in the settings.
+"""Define the Celery application: `celery -A coordinator.celery:app worker`.
 
-Every task of the site is a `Task`: it has a time limit, is tried again when Postgres or Valkey are away, bears the name
-of the request that handed it out, and is counted. Tasks are written so that running one twice, or half and then whole,
-changes nothing more than running it once.
+The schedule is in the settings. Every task of the site is a `Task`: it has a time limit, is retried
+while Postgres or Valkey are away, carries the id of the request that queued it, and is counted.
+Tasks are idempotent: running one twice, or half and then whole, changes nothing more than running
+it once.
 """
 
 import logging
@@ -14,17 +15,23 @@ import celery
 import kombu
 import redis.exceptions
 from celery import Celery
+from celery.exceptions import Retry
+from celery.result import AsyncResult
 from django.db import InterfaceError, OperationalError
 
 from coordinator.lib import counters, request_id
+from coordinator.lib.exceptions import RestorePendingError
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "coordinator.settings")
 log = logging.getLogger("coordinator.celery")
-REQUEST = "request_id"  # a task's header
+REQUEST_HEADER = "request_id"
 
 
 class Task(celery.Task):
-    """What is asked for every few seconds is not tried again: the next time comes soon enough."""
+    """Limit, retry, count and name a task.
+
+    A task that runs every few seconds sets `max_retries` to 0, because its next run comes soon.
+    """
 
     time_limit = 120  # seconds
     autoretry_for = (
@@ -34,46 +41,52 @@ class Task(celery.Task):
         redis.exceptions.TimeoutError,
     )
     max_retries = 3
-    retry_backoff, retry_backoff_max, retry_jitter = 2, 60, True
+    retry_backoff = 2  # seconds
+    retry_backoff_max = 60  # seconds
+    retry_jitter = True
 
-    def apply_async(self, args=None, kwargs=None, **options: Any):
-        options["headers"] = {REQUEST: request_id.current(), **(options.get("headers") or {})}
-        return super().apply_async(args, kwargs, **options)
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> AsyncResult:
+        """Queue the task with the id of the current request."""
+        headers = {REQUEST_HEADER: request_id.current(), **(options.get("headers") or {})}
+        return super().apply_async(args, kwargs, **{**options, "headers": headers})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        asked = getattr(self.request, REQUEST, None) or (self.request.headers or {}).get(REQUEST)
-        from coordinator.eventlog.writer import (
-            RestorePendingError,  # models are there once Celery has set Django up
-        )
-
-        request_id.enter(asked or str(self.request.id or ""))
-        began, ended = time.monotonic(), "failed"
+        """Run the task and count its outcome; skip it while a restore is pending."""
+        headers = self.request.headers or {}
+        caller = getattr(self.request, REQUEST_HEADER, None) or headers.get(REQUEST_HEADER)
+        request_id.enter(caller or str(self.request.id or ""))
+        started = time.monotonic()
+        outcome = "failed"
         try:
             result = super().__call__(*args, **kwargs)
-            ended = "done"
+            outcome = "done"
             return result
-        except celery.exceptions.Retry:
-            ended = "retried"
+        except Retry:
+            outcome = "retried"
             raise
         except RestorePendingError as error:
-            ended = "held"
+            outcome = "held"
             log.warning("%s did nothing: %s", self.name, error.sentence)
             return None
         finally:
-            counters.count("barnraise_tasks_total", task=self.name, outcome=ended)
-            counters.time("barnraise_task_seconds", time.monotonic() - began, task=self.name)
+            counters.increment("barnraise_tasks_total", task=self.name, outcome=outcome)
+            counters.observe("barnraise_task_seconds", time.monotonic() - started, task=self.name)
 
 
-class Broker(kombu.Connection):
-    """A worker that lost Valkey asks every second whether it is back; by itself it would wait longer each time, up to
-    half a minute, and other mirrors' changes with it."""
+class BrokerConnection(kombu.Connection):
+    """Retry a lost connection to Valkey every second.
 
-    def ensure_connection(self, *args: Any, **options: Any):
+    The base class waits longer after each failure, up to half a minute, and other mirrors' changes
+    would wait with it.
+    """
+
+    def ensure_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect, with a constant interval between attempts."""
         options |= {"interval_start": 1, "interval_step": 0, "interval_max": 1}
         return super().ensure_connection(*args, **options)
 
 
 app = Celery("coordinator", task_cls=Task)
-app.amqp.Connection = Broker
+app.amqp.Connection = BrokerConnection
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()

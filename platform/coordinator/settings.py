@@ -61,7 +61,9 @@ def database(url: str) -> dict:
 
 
 _database_url, REDIS_URL = embedded_servers.urls(STATE_DIR)
-SECRET_KEY = os.environ.get("SECRET_KEY") or embedded_servers.kept_secret(STATE_DIR / "secret_key")
+SECRET_KEY = os.environ.get("SECRET_KEY") or embedded_servers.load_or_create_secret(
+    STATE_DIR / "secret_key"
+)
 DATABASES = {"default": database(_database_url)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -124,13 +126,13 @@ INSTALLED_APPS = [
     "django.contrib.humanize",
 ]
 MIDDLEWARE = [
-    "coordinator.lib.request_id.RequestId",
-    "coordinator.lib.counters.Counting",
+    "coordinator.lib.request_id.RequestIdMiddleware",
+    "coordinator.lib.counters.RequestCounterMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "coordinator.lib.csp.ContentSecurityPolicy",
-    "coordinator.ops.error_pages.ApiShape",
-    "coordinator.ops.read_only.ReadOnly",
+    "coordinator.lib.csp.ContentSecurityPolicyMiddleware",
+    "coordinator.ops.error_pages.ApiErrorMiddleware",
+    "coordinator.ops.read_only.ReadOnlyMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -230,7 +232,7 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # LOGGING below speaks for workers too
 CELERY_TIMEZONE = "UTC"
-CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:Schedule"
+CELERY_BEAT_SCHEDULER = "coordinator.lib.beat_scheduler:ResilientScheduler"
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 TELL_SECONDS = float(os.environ.get("BARNRAISE_TELL_SECONDS") or 1800)
 CELERY_BEAT_SCHEDULE = {
@@ -304,10 +306,10 @@ UNFOLD = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"named": {"()": "coordinator.lib.log_format.Named"}},
+    "filters": {"named": {"()": "coordinator.lib.log_format.RequestIdFilter"}},
     "formatters": {
         "line": {"format": "{asctime} {levelname} {name} [{request_id}]: {message}", "style": "{"},
-        "json": {"()": "coordinator.lib.log_format.Json"},
+        "json": {"()": "coordinator.lib.log_format.JsonFormatter"},
     },
     "handlers": {
         "console": {

@@ -20,11 +20,11 @@ admin.site.login = secure_admin_login(
 urlpatterns = [
     path("healthz", health.healthz, name="healthz"),
     path("readyz", health.readyz, name="readyz"),
-    path("metrics", health.metrics_page, name="metrics"),
+    path("metrics", health.metrics, name="metrics"),
     path("status", health.status, name="status"),
     path("admin/figures/", admin.site.admin_view(show_dashboard), name="admin_figures"),
     path(
-        "admin/r/<path:rest>", error_pages.nothing
+        "admin/r/<path:rest>", error_pages.always_not_found
     ),  # Django's detour to "view on site", which takes any text for a key
     path("admin/", admin.site.urls),
     path("accounts/", include("coordinator.accounts.urls")),

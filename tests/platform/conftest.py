@@ -262,7 +262,7 @@ def log() -> OtherMirror:
 def shelf(monkeypatch):
     """A kind "note" whose rows are a dictionary; the last text counts, "wait" is never to be had."""
     rows: dict[str, str] = {}
-    monkeypatch.setattr(registry, "_kinds", dict(registry._kinds))
+    monkeypatch.setattr(registry, "_aggregate_types", dict(registry.aggregate_types()))
 
     def fold(facts):
         return {"text": facts[-1].payload.text}

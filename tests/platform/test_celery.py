@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from barnraise.protocol import enums
 from coordinator.celery import app
 from coordinator.fleet.models import Membership
-from coordinator.lib.beat_scheduler import Schedule
+from coordinator.lib.beat_scheduler import ResilientScheduler
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import report_queue
 from coordinator.telemetry.models import BUCKET_SECONDS, LossPoint, Rollup
@@ -114,8 +114,8 @@ def test_a_worker_that_lost_valkey_asks_every_second_for_good():
 def beat(transactional_db):
     """Makes a schedule as beat has it, which does not write itself down when this process ends."""
 
-    def make() -> Schedule:
-        made = Schedule(app)
+    def make() -> ResilientScheduler:
+        made = ResilientScheduler(app)
         made._finalize.cancel()
         return made
 
@@ -139,7 +139,7 @@ def test_the_schedule_stays_where_postgres_is_away_when_it_is_to_be_read_again(b
 def test_a_clock_that_was_ahead_and_is_put_right_holds_nothing_up(beat, monkeypatch):
     """Neither in a beat that runs through it, nor in one that starts afterwards and reads of runs still to come."""
     hour, ran = timedelta(hours=1), []
-    monkeypatch.setattr(Schedule, "apply_entry", lambda self, entry, **_: ran.append(entry.name))
+    monkeypatch.setattr(ResilientScheduler, "apply_entry", lambda self, entry, **_: ran.append(entry.name))
     schedule = beat()
     schedule.tick()
     schedule._ahead += hour.total_seconds()  # as it is after some time with a clock an hour ahead

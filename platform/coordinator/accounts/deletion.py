@@ -1,7 +1,7 @@
 """A person deletes their account: what is personal goes, what others rely on stays without a name.
 
 Others' charts, ledgers and credit rest on what this person's machines did, and a run they launched may be training: the
-rows that hold those together stay, empty of who it was. Each app that holds something personal listens to `leaving`,
+rows that hold those together stay, empty of who it was. Each app that holds something personal receives `account_deleted`,
 within the transaction."""
 
 from datetime import datetime
@@ -10,19 +10,15 @@ from uuid import UUID
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
 from allauth.usersessions.models import UserSession
-from django.dispatch import Signal
 from django.utils import timezone
 
 from coordinator.accounts.credential_sync import recording_suspended
 from coordinator.accounts.machines import BLANK_DESCRIPTION
 from coordinator.accounts.models import Enrolment, TeamInvitation, User
+from coordinator.accounts.signals import account_deleted
 from coordinator.audit.log import anonymise, record
 from coordinator.eventlog import writer as mirrors
 from coordinator.lib.exceptions import UserError
-
-leaving = (
-    Signal()
-)  # person: receivers delete or blank what they hold of them; what they raise undoes it all
 
 
 def delete_account(person: User, actor: User) -> None:
@@ -52,7 +48,7 @@ def erase_personal_data(person: User, left: datetime) -> None:
         *EmailAddress.objects.filter(user=person).values_list("email", flat=True),
     ]
     machines = list(person.machines.all())
-    leaving.send(User, person=person)
+    account_deleted.send(User, person=person)
     for session in UserSession.objects.filter(user=person):
         session.end()
     with recording_suspended():

@@ -34,7 +34,7 @@ router = Router(tags=["Workers"])
 @router.get("/mirror", response=responses(coordinator_messages.MirrorView))
 def get_mirror(request: HttpRequest) -> coordinator_messages.MirrorView:
     """Get this coordinator's name, key and time."""
-    return site_identity.view()
+    return site_identity.mirror_view()
 
 
 @router.post("/enrolments", response=responses(coordinator_messages.Enrolment))

@@ -6,7 +6,7 @@ from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 
 
-class EventLog(AppConfig):
+class EventLogConfig(AppConfig):
     """Configure the app."""
 
     name = "coordinator.eventlog"

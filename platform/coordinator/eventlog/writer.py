@@ -20,7 +20,7 @@ from uuid6 import uuid7
 
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest
-from barnraise.protocol.types import Message, Words
+from barnraise.protocol.types import Message, PlainText
 from coordinator.eventlog import hlc as hlc_module
 from coordinator.eventlog import projection, registry
 from coordinator.eventlog.event import MAX_EVENT_CHARS, NO_DIGEST, Event, OriginId
@@ -164,7 +164,7 @@ def advance_head(origin: Origin, last: LogEvent | LogRow) -> None:
 class LogStarted(Message):
     """Begin a log: name its writer, and the log that this one continues."""
 
-    name: Words = Field(max_length=100)
+    name: PlainText = Field(max_length=100)
     after: OriginId | None = None
 
 

@@ -1,15 +1,31 @@
+"""Configure the fleet: its aggregate types, and what happens when an account is deleted."""
+
+from typing import Any
+
 from django.apps import AppConfig
 
 
 class FleetConfig(AppConfig):
+    """Configure the app."""
+
     name = "coordinator.fleet"
     label = "fleet"
 
     def ready(self) -> None:
-        from coordinator.accounts.deletion import leaving
+        """Register the aggregate types and the receiver of deleted accounts."""
+        from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
-        from coordinator.fleet.leaving import forget
         from coordinator.fleet.replicated import machine_pauses, verdicts
 
-        leaving.connect(forget, dispatch_uid="fleet forget")
         registry.register(machine_pauses.AGGREGATE_TYPE, verdicts.AGGREGATE_TYPE)
+        account_deleted.connect(on_account_deleted, dispatch_uid="fleet account_deleted")
+
+
+def on_account_deleted(sender: type, person: Any, **kwargs: Any) -> None:
+    """Delete where the person's machines could be reached, what they are, and their pauses."""
+    from coordinator.fleet.models import HardwareMeasurement, MachinePause, Membership
+
+    Membership.objects.filter(machine__owner=person).update(addresses=[])
+    HardwareMeasurement.objects.filter(machine__owner=person).delete()
+    for pause in MachinePause.objects.filter(machine__owner=person).select_related("machine"):
+        MachinePause.end(pause.machine)

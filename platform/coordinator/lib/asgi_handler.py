@@ -1,12 +1,14 @@
-"""Pages and API as an ASGI application whose every request runs in one thread from door to door."""
+"""Serve pages and API as an ASGI application in which one thread handles a whole request."""
 
 import asyncio
+import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
+from asgiref.typing import ASGIReceiveCallable, ASGISendCallable
 from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
@@ -15,82 +17,102 @@ from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-AT_WORK = 4  # requests of one process; the others wait at the door
-LONG = 0.25  # seconds after which one that is still at work counts no more: it waits for something else than its turn,
-MOST = 400  # as all do while Postgres is gone, for ten seconds each: sixteen a second find out, each in a thread
+BUSY_REQUESTS = 4  # running at once in one process; further requests wait
+# A request that runs longer no longer counts as busy: it waits for something other than the
+# interpreter, as all requests do while Postgres is away.
+BUSY_SECONDS = 0.25
+# Threads of one process. While Postgres is away each request takes ten seconds to find out, and
+# sixteen start in a second.
+MAX_THREADS = 400
 
 
-class Turn:
-    """One request's, until it ends it or it was long enough."""
+class BusySlot:
+    """Occupy one of the busy slots until the request ends or has run for BUSY_SECONDS."""
 
-    def __init__(self, turns: asyncio.Semaphore):
-        self._turns: asyncio.Semaphore | None = turns
-        self._long = asyncio.get_running_loop().call_later(LONG, self.end)
+    def __init__(self, slots: asyncio.Semaphore):
+        self._slots: asyncio.Semaphore | None = slots
+        self._timer = asyncio.get_running_loop().call_later(BUSY_SECONDS, self.release)
 
-    def end(self) -> None:
-        self._long.cancel()
-        if self._turns is not None:
-            self._turns.release()
-            self._turns = None
+    def release(self) -> None:
+        """Release the slot, once."""
+        self._timer.cancel()
+        if self._slots is not None:
+            self._slots.release()
+            self._slots = None
 
 
-class Pages(ASGIHandler):
-    """Django's own handler goes to a thread and back three times for a request, and twice more for each middleware that
-    can be asynchronous. Nothing here waits for more than Postgres and Valkey, in a thread: once does. Where hundreds of
-    reports and thousands of watchers share a process, each way there and back waits for its turn. And it begins a
-    thread for each request, for which the loop waits; these stay.
+class ThreadedHandler(ASGIHandler):
+    """Run each request in one thread of a pool, and only a few at once.
 
-    And few threads at once: each that computes keeps the loop from Python's lock for `asgi.SWITCH` whenever it comes
-    for it. At Python's own 5 ms, with twenty at work, a turn of the loop took 50 ms, and so did letting one connection
-    in: no more than twenty came in a second, whatever they asked for. Who waits at the door costs nothing, and who has
-    left it is not served."""
+    Django's own handler switches to a thread and back three times for each request, and twice more
+    for each middleware that can be asynchronous. Our code waits for nothing but Postgres and
+    Valkey, in a thread, so one switch is enough. If hundreds of reports and thousands of watchers
+    share a process, every switch waits for the event loop. Django also starts a thread for each
+    request, for which the loop waits; these threads stay.
+
+    Only a few run at once, because each computing thread keeps the interpreter's lock from the
+    event loop for `asgi.SWITCH_SECONDS` whenever the loop needs it. With Python's default of 5 ms
+    and twenty busy threads, one turn of the loop took 50 ms, and so did accepting one connection:
+    no more than twenty were accepted in a second. Waiting requests cost nothing, and a request
+    whose client has disconnected is not served.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._threads = ThreadPoolExecutor(MOST, "request")
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "request")
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
 
     def load_middleware(self, is_async: bool = False) -> None:
+        """Load all middleware in its synchronous form."""
         super().load_middleware(is_async=False)
 
-    async def __call__(self, scope: dict, receive, send) -> None:
+    async def __call__(
+        self, scope: dict[str, Any], receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        """Serve one request."""
         try:
             body = await self.read_body(receive)
         except RequestAborted:
             return
-        left = asyncio.ensure_future(receive())  # all that can still come
+        # After the body nothing can arrive but the client's disconnection.
+        disconnected = asyncio.ensure_future(receive())
         try:
-            turns = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_WORK))
-            await turns.acquire()
-            turn = Turn(turns)
+            loop = asyncio.get_running_loop()
+            slots = self._slots.setdefault(loop, asyncio.Semaphore(BUSY_REQUESTS))
+            await slots.acquire()
+            slot = BusySlot(slots)
             try:
-                if left.done():
+                if disconnected.done():
                     return
-                response = await self._threaded(self._answer, scope, body)
+                response = await self._run_in_thread(self._respond, scope, body)
             finally:
-                turn.end()
+                slot.release()
             try:
                 await self.send_response(response, send)
             finally:
                 if response.streaming:
-                    await self._threaded(response.close)
+                    await self._run_in_thread(response.close)
         finally:
-            left.cancel()
+            disconnected.cancel()
             body.close()
 
-    async def _threaded(self, what: Callable, *args: object) -> Any:
-        return await sync_to_async(what, thread_sensitive=False, executor=self._threads)(*args)
+    async def _run_in_thread(self, function: Callable[..., Any], *args: object) -> Any:
+        run = sync_to_async(function, thread_sensitive=False, executor=self._threads)
+        return await run(*args)
 
-    def _answer(self, scope: dict, body) -> HttpResponseBase:
-        """All that Django does for a request but send the answer. One that is not a stream is closed already. Either
-        way this thread's connection to Postgres is free for the next."""
+    def _respond(self, scope: dict[str, Any], body: IO[bytes] | io.BytesIO) -> HttpResponseBase:
+        """Do all that Django does for a request except sending the response.
+
+        A response that is no stream is closed already. Either way this thread's connection to
+        Postgres is free for the next request.
+        """
         set_script_prefix(get_script_prefix(scope))
         signals.request_started.send(sender=type(self), scope=scope)
-        request, refused = self.create_request(scope, body)
-        response = self.get_response(request) if refused is None else refused
-        response._handler_class = type(self)  # whom Django says has finished
+        request, error_response = self.create_request(scope, body)
+        response = self.get_response(request) if error_response is None else error_response
+        response._handler_class = type(self)  # the sender of Django's `request_finished`
         if isinstance(response, FileResponse):
             response.block_size = self.chunk_size
         if response.streaming:

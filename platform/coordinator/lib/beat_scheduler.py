@@ -1,8 +1,13 @@
-"""What runs when: the schedule in the database, which staff may change (`CELERY_BEAT_SCHEDULER`)."""
+"""Schedule periodic tasks from the database, where staff may change them.
+
+`CELERY_BEAT_SCHEDULER` names `ResilientScheduler`.
+"""
 
 import logging
 import time
+from typing import Any
 
+from celery.schedules import schedstate
 from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
@@ -10,41 +15,49 @@ from django_celery_beat.schedulers import DatabaseScheduler, ModelEntry
 from coordinator.lib.monotonic_clock import uptime
 
 log = logging.getLogger("coordinator.celery")
-SET = 1.0  # seconds that a clock jumps at least, when somebody sets it
+MIN_CLOCK_JUMP = 1.0  # seconds; a smaller change of the clock is drift
 
 
-class Entry(ModelEntry):
-    """A last run that is still to come was by a clock that was ahead and is put right: it counts from now. By itself it
-    would wait for as long as the clock was ahead, and its mirror with it."""
+class ScheduleEntry(ModelEntry):
+    """Run a task even if its last run lies in the future, because the clock was ahead then.
 
-    def is_due(self):
+    Otherwise the task would wait for as long as the clock was ahead.
+    """
+
+    def is_due(self) -> schedstate:
+        """Return whether the task is due, counting from now at the latest."""
         self.last_run_at = min(self.last_run_at, timezone.now())
         return super().is_due()
 
 
-class Schedule(DatabaseScheduler):
-    """Goes by the last one it read while Postgres is away. It reads all of it anew every five minutes, and would end
-    with the error of a read that fails: nothing would be done by the clock any more until somebody looked."""
+class ResilientScheduler(DatabaseScheduler):
+    """Continue with the last schedule that was read while Postgres is away.
 
-    Entry = Entry
-    _ahead: float | None = None  # seconds, of a clock that nobody sets
+    The base class reads the whole schedule again every five minutes and would end with the error of
+    a failed read: no periodic task would run until somebody noticed.
+    """
 
-    def all_as_schedule(self):
+    Entry = ScheduleEntry
+    _clock_offset: float | None = None  # wall clock minus uptime, in seconds
+
+    def all_as_schedule(self) -> dict[str, ScheduleEntry]:
+        """Read the schedule; return the previous one if the database does not answer."""
         try:
             return super().all_as_schedule()
         except (DatabaseError, InterfaceError) as error:
-            if self._schedule is None:  # at its start: whoever supervises it starts it again
+            if self._schedule is None:  # at the start; the supervisor starts the process again
                 raise
             log.warning("the schedule could not be read again, and stays as it was: %s", error)
             return self._schedule
 
-    def tick(self, *args, **kwargs):
-        """Where the clock was set they line up anew: the line is by the old one."""
-        before, self._ahead = self._ahead, time.time() - uptime()
-        if before is not None and abs(self._ahead - before) > SET:
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Run due tasks; after a change of the clock, sort the queue by the new time first."""
+        before = self._clock_offset
+        self._clock_offset = time.time() - uptime()
+        if before is not None and abs(self._clock_offset - before) > MIN_CLOCK_JUMP:
             log.warning(
-                "the clock was set by %+.0f s: all that runs by it lines up anew",
-                self._ahead - before,
+                "the clock was set by %+.0f s: periodic tasks are scheduled anew",
+                self._clock_offset - before,
             )
             self._heap = None
         return super().tick(*args, **kwargs)

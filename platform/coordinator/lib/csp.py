@@ -1,34 +1,42 @@
-"""What a browser may load on our pages: our own files, and nothing inline. The admin's Alpine evaluates expressions and
-the API's documentation styles inline, so they may. A page that watches a run may go on at other mirrors: the origins
-that its view says it `reaches`."""
+"""Send a Content-Security-Policy: pages load our own files alone, and nothing inline.
+
+The admin's Alpine evaluates expressions and the API's documentation has inline styles, so those are
+allowed there. A page that watches a run may continue at other mirrors: the origins that its view
+puts into `request.reaches`.
+"""
+
+from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
 COMMON = (
-    "default-src 'self'; img-src 'self' data:; font-src 'self' data:; "
-    "connect-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+    "default-src 'self'; img-src 'self' data:; font-src 'self' data:; connect-src 'self'; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
 )
 PAGES = f"{COMMON}; style-src 'self'; script-src 'self'"
 API = f"{COMMON}; style-src 'self' 'unsafe-inline'; script-src 'self'"
 ADMIN = (
     f"{COMMON}; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline' 'unsafe-eval'"
 )
-POLICIES = {"/admin/": ADMIN, "/api/": API}
+POLICIES = {"/admin/": ADMIN, "/api/": API}  # by the beginning of the path
 
 
-class ContentSecurityPolicy:
+class ContentSecurityPolicyMiddleware:
+    """Set the policy that belongs to the request's path."""
+
     sync_capable = True
     async_capable = False
 
-    def __init__(self, get_response):
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]):
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Serve the request and set the header, unless the view has set one."""
         response = self.get_response(request)
-        policy = next(
-            (policy for start, policy in POLICIES.items() if request.path.startswith(start)), PAGES
-        )
-        if others := getattr(request, "reaches", ()):
-            policy = policy.replace("connect-src 'self'", f"connect-src 'self' {' '.join(others)}")
+        matching = (policy for start, policy in POLICIES.items() if request.path.startswith(start))
+        policy = next(matching, PAGES)
+        origins = getattr(request, "reaches", ())
+        if origins:
+            policy = policy.replace("connect-src 'self'", f"connect-src 'self' {' '.join(origins)}")
         response.headers.setdefault("Content-Security-Policy", policy)
         return response

@@ -1,30 +1,39 @@
-"""Django's mail settings from one URL."""
+"""Derive Django's mail settings from one URL."""
 
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 BACKENDS = {"console": "console", "smtp": "smtp", "smtps": "smtp", "file": "filebased"}
+SMTPS_PORT = 465
+SUBMISSION_PORT = 587
 
 
-def settings(url: str) -> dict:
-    """`smtp://user:password@host:587` (STARTTLS; with ?starttls=0 in the clear, for a relay on this machine),
-    `smtps://…` (TLS from the start, port 465), `file:///folder` (a file a letter) or `console:` (the log). Raises
-    ValueError."""
+def settings(url: str) -> dict[str, Any]:
+    """Return the settings for one of these URLs.
+
+    * `smtp://user:password@host:587`: STARTTLS, or unencrypted with `?starttls=0`, for a relay on
+      this machine.
+    * `smtps://…`: TLS from the start, port 465.
+    * `file:///folder`: one file a mail.
+    * `console:`: the log.
+
+    Raises:
+        ValueError: The scheme is unknown.
+    """
     parts = urlsplit(url)
     if parts.scheme not in BACKENDS:
         raise ValueError(f"EMAIL_URL must start with {', '.join(BACKENDS)}, not '{parts.scheme}'")
-    found: dict = {
-        "EMAIL_BACKEND": f"django.core.mail.backends.{BACKENDS[parts.scheme]}.EmailBackend"
-    }
+    backend = f"django.core.mail.backends.{BACKENDS[parts.scheme]}.EmailBackend"
     if parts.scheme == "file":
-        return {**found, "EMAIL_FILE_PATH": unquote(parts.path)}
+        return {"EMAIL_BACKEND": backend, "EMAIL_FILE_PATH": unquote(parts.path)}
     if parts.scheme == "console":
-        return found
+        return {"EMAIL_BACKEND": backend}
     tls = parts.scheme == "smtps"
     starttls = not tls and parse_qs(parts.query).get("starttls", ["1"])[-1] != "0"
     return {
-        **found,
+        "EMAIL_BACKEND": backend,
         "EMAIL_HOST": parts.hostname or "localhost",
-        "EMAIL_PORT": parts.port or (465 if tls else 587),
+        "EMAIL_PORT": parts.port or (SMTPS_PORT if tls else SUBMISSION_PORT),
         "EMAIL_HOST_USER": unquote(parts.username or ""),
         "EMAIL_HOST_PASSWORD": unquote(parts.password or ""),
         "EMAIL_USE_SSL": tls,

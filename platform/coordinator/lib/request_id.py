@@ -1,40 +1,44 @@
-"""A name for each request, in its answer, in the audit log and wherever it is logged.
+"""Give each request an id, for its response, the audit log and every log line.
 
-A worker or a proxy may send its own in X-Request-ID; else the site makes one.
+A worker or a proxy may send its own in X-Request-ID; otherwise the site creates one.
 """
 
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from django.http import HttpRequest, HttpResponse
 from uuid6 import uuid7
 
 HEADER = "X-Request-ID"
-SHAPE = re.compile(r"[0-9A-Za-z._-]{8,64}")
+VALID = re.compile(r"[0-9A-Za-z._-]{8,64}")
 _current: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def current() -> str:
-    """Of the request (or the task) at hand; "" outside of any."""
+    """Return the id of the current request or task; "" outside of any."""
     return _current.get()
 
 
-def enter(name: str = "") -> str:
-    """From here on this is the request at hand: `name` where it is a fit one, else a fresh one."""
-    found = name if SHAPE.fullmatch(name) else uuid7().hex
-    _current.set(found)
-    return found
+def enter(request_id: str = "") -> str:
+    """Make this the current request; an invalid id is replaced by a new one, which is returned."""
+    valid = request_id if VALID.fullmatch(request_id) else uuid7().hex
+    _current.set(valid)
+    return valid
 
 
-class RequestId:
+class RequestIdMiddleware:
+    """Enter each request's id, and return it in the response."""
+
     sync_capable = True
     async_capable = False
 
-    def __init__(self, get_response):
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]):
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        name = enter(request.headers.get(HEADER, ""))
+        """Serve the request under its id."""
+        request_id = enter(request.headers.get(HEADER, ""))
         response = self.get_response(request)
-        response[HEADER] = name
+        response[HEADER] = request_id
         return response

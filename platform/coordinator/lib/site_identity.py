@@ -1,4 +1,4 @@
-"""This site's own key: the audience of requests and the signer of tickets, directives and times."""
+"""Hold this site's key: the audience of requests and the signer of tickets, directives and times."""
 
 import time
 from functools import lru_cache
@@ -14,14 +14,17 @@ from barnraise.protocol.signing import Identity
 
 @lru_cache(maxsize=1)
 def identity() -> Identity:
+    """Return this site's key, created on first use.
+
+    A lock guards it, because the site and its tasks start at the same time.
+    """
     settings.STATE_DIR.mkdir(parents=True, exist_ok=True)
-    with FileLock(
-        settings.STATE_DIR / "mirror.lock"
-    ):  # site and tasks start at once, and must not make a key each
+    with FileLock(settings.STATE_DIR / "mirror.lock"):
         return Identity.load_or_create(settings.STATE_DIR / "mirror.key")
 
 
-def view() -> MirrorView:
+def mirror_view() -> MirrorView:
+    """Describe this site as its API does."""
     return MirrorView(
         key=identity().key,
         name=settings.MIRROR_NAME,
@@ -31,9 +34,10 @@ def view() -> MirrorView:
 
 
 def signed_time() -> Signed:
+    """Return this site's time, signed."""
     return identity().sign("time", ServerTime(mirror=identity().key, time=time.time()))
 
 
-def salt() -> bytes:
-    """What this mirror alone would tell people apart by (see `mirrors.salt`)."""
+def volunteer_salt() -> bytes:
+    """Return the salt that this site alone would use (see `replication.volunteer_salt`)."""
     return blake3(identity().secret, derive_key_context="barnraise 2026 volunteer salt").digest()

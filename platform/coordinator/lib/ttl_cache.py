@@ -1,8 +1,11 @@
-"""What this process found a moment ago and need not look up again. Not in Valkey: pages show it while that is gone."""
+"""Cache values in this process for a short time.
+
+Not in Valkey, because pages show these values while Valkey is gone.
+"""
 
 import time
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 Key = TypeVar("Key", bound=Hashable)
@@ -10,32 +13,42 @@ Value = TypeVar("Value")
 
 
 class TtlCache(Generic[Key, Value]):
-    """Answers by key, each good for `seconds`; of `most` at a time."""
+    """Cache values by key, each for `seconds`; at most `max_entries` at a time."""
 
-    every: WeakSet["TtlCache"] = WeakSet()
+    instances: WeakSet["TtlCache[Any, Any]"] = WeakSet()
 
-    def __init__(self, seconds: float, most: int = 1000):
-        self.seconds, self.most = seconds, most
-        self._known: dict[Key, tuple[float, Value]] = {}
-        TtlCache.every.add(self)
+    def __init__(self, seconds: float, max_entries: int = 1000):
+        self.seconds = seconds
+        self.max_entries = max_entries
+        self._entries: dict[Key, tuple[float, Value]] = {}  # key → (expiry, value)
+        TtlCache.instances.add(self)
 
-    def get(self, key: Key, find: Callable[[], Value], *, fresh: bool = False) -> Value:
-        """What `find` said of this key. `fresh`: what it says now."""
-        kept = self._known.get(key)
-        if kept and not fresh and time.monotonic() < kept[0]:
-            return kept[1]
-        found = find()
-        if len(self._known) >= self.most:
-            self._known.clear()
-        self._known[key] = time.monotonic() + self.seconds, found
-        return found
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Key, compute: Callable[[], Value], *, fresh: bool = False) -> Value:
+        """Return the cached value of a key, or compute and cache it.
+
+        Args:
+            key: The key.
+            compute: Returns the value; what it raises is not cached.
+            fresh: Compute the value in any case.
+        """
+        entry = self._entries.get(key)
+        if entry and not fresh and time.monotonic() < entry[0]:
+            return entry[1]
+        value = compute()
+        if len(self._entries) >= self.max_entries:
+            self._entries.clear()
+        self._entries[key] = (time.monotonic() + self.seconds, value)
+        return value
 
     def invalidate(self, key: Key) -> None:
-        """It has changed."""
-        self._known.pop(key, None)
+        """Remove the value of a key that has changed."""
+        self._entries.pop(key, None)
 
     @classmethod
     def clear_all(cls) -> None:
-        """All of them all they know."""
-        for memo in cls.every:
-            memo._known.clear()
+        """Empty every cache of this process."""
+        for cache in cls.instances:
+            cache._entries.clear()

@@ -13,11 +13,11 @@ class NotifyConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the app to the event log and to the deletion of accounts."""
-        from coordinator.accounts.deletion import leaving
+        from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
         from coordinator.notify.replicated import preferences, webhooks
 
-        leaving.connect(on_account_deleted, dispatch_uid="notify on_account_deleted")
+        account_deleted.connect(on_account_deleted, dispatch_uid="notify account_deleted")
         registry.register(webhooks.AGGREGATE_TYPE, preferences.AGGREGATE_TYPE)
 
 

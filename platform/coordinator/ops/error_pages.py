@@ -1,6 +1,7 @@
-"""What the site says when something goes wrong: on API paths always a wire.Problem, elsewhere a page."""
+"""Answer with an error: on API paths always a `messages.Problem`, elsewhere a page."""
 
 import sys
+from collections.abc import Callable
 
 import redis.exceptions
 from django.db import InterfaceError, OperationalError
@@ -10,30 +11,44 @@ from django.template.loader import render_to_string
 
 from barnraise.protocol.coordinator_messages import Problem
 from barnraise.protocol.messages import Signed
-from coordinator.eventlog.writer import RestorePendingError
+from coordinator.lib.exceptions import RestorePendingError
 
-VALKEY_GONE = (
-    redis.exceptions.ConnectionError,  # also: still loading
+API_PATH = "/api/"
+VALKEY_ERRORS = (
+    redis.exceptions.ConnectionError,  # also raised while Valkey is loading
     redis.exceptions.TimeoutError,
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.ReadOnlyError,
 )
+MAX_ERROR_CHARS = 1000
+MAX_FIELDS = 100
+MAX_FIELD_CHARS = 100
 
 
 def shorten(text: str, length: int) -> str:
+    """Return at most `length` characters, ending in "…" if some were cut off."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def problem_response(
     status: int, error: str, fields: dict[str, str] | None = None, time: Signed | None = None
 ) -> HttpResponse:
-    """A refusal with a sentence, in the API's one shape."""
-    short = {
-        shorten(name, 100): shorten(sentence, 100)
-        for name, sentence in list((fields or {}).items())[:100]
+    """Build the API's one form of error.
+
+    Args:
+        status: HTTP status.
+        error: A sentence for people.
+        fields: Field → what is wrong with it.
+        time: This site's signed time, for a caller whose clock is wrong.
+    """
+    short_fields = {
+        shorten(name, MAX_FIELD_CHARS): shorten(sentence, MAX_FIELD_CHARS)
+        for name, sentence in list((fields or {}).items())[:MAX_FIELDS]
     }
-    body = Problem(error=shorten(error, 1000), fields=short, time=time).model_dump_json()
-    response = HttpResponse(body, status=status, content_type="application/json")
+    problem = Problem(error=shorten(error, MAX_ERROR_CHARS), fields=short_fields, time=time)
+    response = HttpResponse(
+        problem.model_dump_json(), status=status, content_type="application/json"
+    )
     if status == 401:
         response["WWW-Authenticate"] = "Barnraise"
     if status == 503:
@@ -42,20 +57,34 @@ def problem_response(
 
 
 def outage_message(error: BaseException | None) -> str:
-    """The sentence for a database or Valkey that is gone, or a log that waits; "" when the error is something else."""
+    """Return the sentence for an outage of Postgres or Valkey, or a pending restore.
+
+    Args:
+        error: An exception, whose causes are examined as well.
+
+    Returns:
+        The sentence; "" for any other exception.
+    """
     while error is not None:
         if isinstance(error, RestorePendingError):
             return error.sentence
         if isinstance(error, OperationalError | InterfaceError):
-            return "The site's database does not answer just now. Nothing was changed; try again in a moment."
-        if isinstance(error, VALKEY_GONE):
-            return "The site's live store does not answer just now. Nothing was changed; try again in a moment."
+            return (
+                "The site's database does not answer just now. Nothing was changed; try again in a "
+                "moment."
+            )
+        if isinstance(error, VALKEY_ERRORS):
+            return (
+                "The site's live store does not answer just now. Nothing was changed; try again in "
+                "a moment."
+            )
         error = error.__cause__ or error.__context__
     return ""
 
 
 def error_response(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
-    if request.path.startswith("/api/"):
+    """Build an error for this request's path: a problem, a page, or text if the page is missing."""
+    if request.path.startswith(API_PATH):
         return problem_response(status, sentence)
     try:
         page = render_to_string(f"{status}.html", {"sentence": sentence})
@@ -65,50 +94,56 @@ def error_response(request: HttpRequest, status: int, sentence: str) -> HttpResp
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Answer a malformed request."""
     return error_response(
-        request, 400, "This request makes no sense to the site. Go back and try it another way."
+        request, 400, "The site does not understand this request. Go back and try it another way."
     )
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return error_response(request, 403, str(exception) or "This is not yours to do.")
+    """Answer a request that the person may not make."""
+    return error_response(
+        request, 403, str(exception) or "You do not have the permission to do this."
+    )
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Answer a request for an unknown address."""
     return error_response(request, 404, "There is nothing at this address.")
 
 
-def nothing(request: HttpRequest, **named: str) -> HttpResponse:
-    """For an address that shall not be one."""
+def always_not_found(request: HttpRequest, **captured: str) -> HttpResponse:
+    """Answer 404 at an address that Django would serve otherwise."""
     raise Http404
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
+    """Answer a request that failed: 503 during an outage, else 500."""
     if sentence := outage_message(sys.exc_info()[1]):
         return error_response(request, 503, sentence)
     return error_response(
-        request, 500, "The site made a mistake. It has been noted; try again in a moment."
+        request, 500, "The site made an error. It was logged; try again in a moment."
     )
 
 
-class ApiShape:
-    """Django's own refusals on API paths (a method that is not allowed, a bad host) in the API's one shape."""
+class ApiErrorMiddleware:
+    """Give Django's own errors on API paths (a wrong method, a wrong host) the API's one form."""
 
     sync_capable = True
     async_capable = False
 
-    def __init__(self, get_response):
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]):
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Serve the request and convert an error that is not JSON."""
         response = self.get_response(request)
-        plain = not response.headers.get("Content-Type", "").startswith("application/json")
-        if request.path.startswith("/api/") and response.status_code >= 400 and plain:
-            allowed = response.headers.get("Allow")
-            shaped = problem_response(
-                response.status_code, f"use {allowed} here" if allowed else response.reason_phrase
-            )
-            if allowed:
-                shaped["Allow"] = allowed
-            return shaped
-        return response
+        is_json = response.headers.get("Content-Type", "").startswith("application/json")
+        if not request.path.startswith(API_PATH) or response.status_code < 400 or is_json:
+            return response
+        allowed = response.headers.get("Allow")
+        sentence = f"use {allowed} here" if allowed else response.reason_phrase
+        problem = problem_response(response.status_code, sentence)
+        if allowed:
+            problem["Allow"] = allowed
+        return problem

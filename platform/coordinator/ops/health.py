@@ -1,8 +1,7 @@
-"""What those who run the site ask it: /healthz, is this process alive; /readyz, can it serve; /metrics, what it counts;
-and what anybody may: /status, how far it has come in the logs that mirrors share.
+"""Answer operators: is this process alive, can it serve, what does it count, how far are its logs.
 
-The first three are for the inside: a proxy should not pass them on, and with BARNRAISE_METRICS_TOKEN set /metrics wants
-to see it.
+/healthz, /readyz and /metrics are for the inside: a proxy should not pass them on, and with
+BARNRAISE_METRICS_TOKEN set, /metrics requires that token. /status is public.
 """
 
 import secrets
@@ -19,59 +18,65 @@ from coordinator.eventlog import writer
 from coordinator.eventlog.projection import state_hash
 from coordinator.lib import counters, site_identity
 from coordinator.lib.valkey import valkey_client
+from coordinator.ops import gauges
 from coordinator.replication import pull
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @require_safe
 @never_cache
 def healthz(request: HttpRequest) -> HttpResponse:
-    """Nothing is asked of others: who restarts this process for their sake would make it worse."""
+    """Answer without asking Postgres or Valkey: restarting this process would not repair them."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
 @require_safe
 @never_cache
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 when Postgres answers with all migrations in it, and Valkey; else 503, with what is amiss."""
-    found = {"database": _database(), "valkey": _valkey()}
-    ready = all(state == "ok" for state in found.values())
-    return JsonResponse({"ready": ready, **found}, status=200 if ready else 503)
+    """Answer 200 if Postgres answers with all migrations applied, and Valkey; else 503 and why."""
+    checks = {"database": _check_database(), "valkey": _check_valkey()}
+    ready = all(result == "ok" for result in checks.values())
+    return JsonResponse({"ready": ready, **checks}, status=200 if ready else 503)
 
 
 @require_safe
 @never_cache
-def metrics_page(request: HttpRequest) -> HttpResponse:
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Serve counters and gauges to Prometheus."""
     token = settings.METRICS_TOKEN
-    shown = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
-    if token and not secrets.compare_digest(shown, token.encode()):
+    presented = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+    if token and not secrets.compare_digest(presented, token.encode()):
         return HttpResponse(
-            "show the token of BARNRAISE_METRICS_TOKEN\n", status=401, content_type="text/plain"
+            "send the token of BARNRAISE_METRICS_TOKEN\n", status=401, content_type="text/plain"
         )
     try:
-        return HttpResponse(counters.exposition(), content_type=TEXT)
+        text = "\n".join([*counters.exposition(), *gauges.exposition()]) + "\n"
     except (redis.exceptions.RedisError, DatabaseError) as error:
-        return HttpResponse(
-            f"nothing can be counted just now: {type(error).__name__}\n",
-            status=503,
-            content_type=TEXT,
-        )
+        text = f"metrics are not available: {type(error).__name__}\n"
+        return HttpResponse(text, status=503, content_type=PROMETHEUS_TEXT)
+    return HttpResponse(text, content_type=PROMETHEUS_TEXT)
 
 
 @require_safe
 @never_cache
 def status(request: HttpRequest) -> JsonResponse:
-    """Mirrors with one state hash say the same of everything."""
+    """Describe this mirror's logs and state; mirrors with one state hash agree on everything."""
     heads = {
-        origin: {"seq": seq, "digest": last}
-        for origin, (seq, last) in sorted(writer.log_heads().items())
+        origin: {"seq": seq, "digest": digest}
+        for origin, (seq, digest) in sorted(writer.log_heads().items())
     }
-    said = {"state": state_hash(), "heads": heads, "mirrors": pull.peer_summaries()}
-    return JsonResponse({**site_identity.view().model_dump(), **said})
+    return JsonResponse(
+        {
+            **site_identity.mirror_view().model_dump(),
+            "state": state_hash(),
+            "heads": heads,
+            "mirrors": pull.peer_summaries(),
+        }
+    )
 
 
-def _database() -> str:
+def _check_database() -> str:
     try:
         executor = MigrationExecutor(connection)
         missing = executor.migration_plan(executor.loader.graph.leaf_nodes())
@@ -80,7 +85,7 @@ def _database() -> str:
     return f"{len(missing)} migrations are not applied: manage.py migrate" if missing else "ok"
 
 
-def _valkey() -> str:
+def _check_valkey() -> str:
     try:
         valkey_client().ping()
     except redis.exceptions.RedisError:

@@ -1,29 +1,37 @@
-"""A site that was restored from a backup is looked at, and changes nothing until another mirror gave back its own last
-decisions."""
+"""Keep a site read-only after it was restored from a backup.
+
+It changes nothing until another mirror has returned the end of its own log.
+"""
+
+from collections.abc import Callable
 
 from django.http import HttpRequest, HttpResponse
 
 from coordinator.eventlog import writer
+from coordinator.lib.exceptions import RestorePendingError
 from coordinator.ops import error_pages
 
-SAFE = ("GET", "HEAD", "OPTIONS")
-BETWEEN = "/api/v1/mirrors/"  # what mirrors ask each other is how it ends
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+REPLICATION_PATH = "/api/v1/mirrors/"  # requests between mirrors are what ends the wait
 
 
-class ReadOnly:
+class ReadOnlyMiddleware:
+    """Answer 503 to requests that would change something while a restore is pending."""
+
     sync_capable = True
     async_capable = False
 
-    def __init__(self, get_response):
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]):
         self.get_response = get_response
-        self._free = False  # for good, once it is: what was restored is served by processes that start after it
+        # Final once it is true: a restored database is only served by processes started later.
+        self._is_writable = False
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        if self._free or request.method in SAFE or request.path.startswith(BETWEEN):
+        """Serve the request if it changes nothing or the site is writable."""
+        allowed = request.method in SAFE_METHODS or request.path.startswith(REPLICATION_PATH)
+        if self._is_writable or allowed:
             return self.get_response(request)
-        self._free = not writer.is_restore_pending()
-        return (
-            self.get_response(request)
-            if self._free
-            else error_pages.error_response(request, 503, writer.RestorePendingError.sentence)
-        )
+        self._is_writable = not writer.is_restore_pending()
+        if self._is_writable:
+            return self.get_response(request)
+        return error_pages.error_response(request, 503, RestorePendingError.sentence)

@@ -1,10 +1,12 @@
-"""A new mirror begins: the list and all logs from any one other, whoever that is. Begun again it goes on from where it
-stopped: what was taken is whole."""
+"""Bootstrap a new mirror: fetch the mirror list and all logs from any other one.
+
+A bootstrap that was interrupted continues when it is started again: what is stored is complete.
+"""
 
 from collections.abc import Callable
 
 from barnraise.errors import ListError
-from barnraise.protocol.mirror_list import MirrorList, parse_list
+from barnraise.protocol.mirror_list import MirrorEntry, MirrorList, SignedMirrorList, parse_list
 from coordinator.eventlog import ingest
 from coordinator.eventlog.writer import resume
 from coordinator.lib import site_identity
@@ -15,59 +17,82 @@ from coordinator.replication.prefetch import signature_checker
 
 
 def join(
-    url: str, sure: Callable[[MirrorList, str], bool], say: Callable[[str], None]
+    url: str,
+    confirm: Callable[[MirrorList, str], bool],
+    report: Callable[[str], None],
 ) -> pull.PullResult:
-    """Takes over all that the mirror at `url` has. The first list is believed on the word of a person: `sure` is asked
-    with what it says and its digest. Raises UserError with a sentence."""
+    """Fetch all that the mirror at `url` has.
+
+    Args:
+        url: Address of any mirror.
+        confirm: Asks a person whether to trust the first list, given its content and its digest.
+        report: Receives lines about the progress.
+
+    Raises:
+        UserError: The mirror cannot be used, or the list does not name both sites.
+    """
     try:
         with MirrorClient(url) as stranger:
             view = stranger.fetch_view()
-            told = stranger.fetch_lists(mirror_list.current_version()[0]).lists
-        _believe(url, told, sure)
-        found = mirror_list.newest_list()
-        assert found is not None
-        listed, own = found.find(view.key), found.find(site_identity.identity().key)
-        if listed is None or listed.expelled:
-            raise UserError(
-                f"{url} is the mirror {view.key[:8]}, which is not of list {found.version}"
-            )
-        if own is None or own.expelled:
-            raise UserError(
-                f"list {found.version} does not name this site: have it added with --key {site_identity.identity().key}"
-            )
-        done = pull.PullResult()
-        with MirrorClient(url, view.key, listed.name) as peer:
-            heads = peer.fetch_heads()
-            say(
-                f"{sum(head.seq for head in heads.heads.values()):,} events in {len(heads.heads)} logs"
-            )
-            with signature_checker() as crew:
-                pull.pull_logs(peer, heads, done, crew)
-            resume()  # where this site lost its database and kept its key
-            say(f"{done.stored:,} came; working out what they say")
-            ingest.project_pending(defer=True)
-            pull.pull_private_data(peer)
-            ingest.project_pending()
-            pull.pull_everything(peer, peer.fetch_heads(), done)  # what was new meanwhile
+            lists = stranger.fetch_lists(mirror_list.current_version()[0]).lists
+        _ingest_lists(url, lists, confirm)
+        entry = _find_entry(url, view.key)
+        result = pull.PullResult()
+        with MirrorClient(url, view.key, entry.name) as client:
+            _pull_all(client, result, report)
     except PeerError as error:
         raise UserError(error.sentence) from None
-    return done
+    return result
 
 
-def _believe(url: str, told: list, sure: Callable[[MirrorList, str], bool]) -> None:
-    if not told:
-        if mirror_list.newest_list() is None:
+def _ingest_lists(
+    url: str, lists: list[SignedMirrorList], confirm: Callable[[MirrorList, str], bool]
+) -> None:
+    has_list = mirror_list.newest_list() is not None
+    if not lists:
+        if not has_list:
             raise UserError(
-                f"{url} has no mirror list: its people begin one with `manage.py mirror_list begin`"
+                f"{url} has no mirror list: its operators create one with "
+                "`manage.py mirror_list begin`"
             )
         return
     try:
-        if mirror_list.newest_list() is not None:
-            mirror_list.ingest_lists(told)
+        if has_list:
+            mirror_list.ingest_lists(lists)
             return
-        digest = told[-1].digest
-        if not sure(parse_list(told[-1]), digest):
-            raise UserError("nothing was taken")
-        mirror_list.ingest_lists(told, vouched=digest)
+        digest = lists[-1].digest
+        if not confirm(parse_list(lists[-1]), digest):
+            raise UserError("nothing was taken over")
+        mirror_list.ingest_lists(lists, vouched=digest)
     except ListError as error:
         raise UserError(f"{url}: {error}") from None
+
+
+def _find_entry(url: str, key: str) -> MirrorEntry:
+    """Return the list's entry of the other mirror; both sites must be active mirrors of it."""
+    newest = mirror_list.newest_list()
+    assert newest is not None
+    entry = newest.find(key)
+    if entry is None or entry.expelled:
+        raise UserError(f"{url} is the mirror {key[:8]}, which is not of list {newest.version}")
+    own_key = site_identity.identity().key
+    own_entry = newest.find(own_key)
+    if own_entry is None or own_entry.expelled:
+        raise UserError(
+            f"list {newest.version} does not name this site: have it added with --key {own_key}"
+        )
+    return entry
+
+
+def _pull_all(client: MirrorClient, result: pull.PullResult, report: Callable[[str], None]) -> None:
+    heads = client.fetch_heads()
+    total = sum(head.seq for head in heads.heads.values())
+    report(f"{total:,} events in {len(heads.heads)} logs")
+    with signature_checker() as executor:
+        pull.pull_logs(client, heads, result, executor)
+    resume()  # for a site that lost its database and kept its key
+    report(f"stored {result.stored:,} events; computing the state")
+    ingest.project_pending(defer=True)
+    pull.pull_private_data(client)
+    ingest.project_pending()
+    pull.pull_everything(client, client.fetch_heads(), result)  # what was recorded meanwhile

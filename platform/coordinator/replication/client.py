@@ -1,4 +1,4 @@
-"""Another mirror, over HTTPS: one signed request, one checked answer, bounded in bytes and in seconds."""
+"""Call another mirror over HTTPS: one signed request, one checked answer, bounded in size and time."""
 
 import ssl
 import time
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from barnraise.errors import MessageError
 from barnraise.protocol.coordinator_messages import MirrorView, Problem, ServerTime
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.mirror_list import MirrorEntry
+from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists
 from barnraise.protocol.signing import open_signed
 from coordinator.eventlog.private_data import PrivateRecord
 from coordinator.lib import site_identity
@@ -27,40 +27,55 @@ from coordinator.replication.protocol import (
     ForkEvidenceList,
     LogHeads,
     LogPart,
-    MirrorLists,
     PrivateDataRequest,
     UsedCodes,
 )
 
-MAX_ANSWER = 16 << 20  # bytes; a page of events comes nowhere near it
-BETWEEN, WHOLE = 5.0, 20.0  # seconds between two pieces of an answer, and for all of it
-KNOCK = 1.5  # …and for one who was silent to say that it is there again
+MAX_ANSWER_BYTES = 16 << 20  # far more than a page of events has
+READ_SECONDS = 5.0  # between two pieces of an answer
+ANSWER_SECONDS = 20.0  # for a whole answer
+PROBE_SECONDS = 1.5  # for an unreachable mirror to answer a probe
+MIN_CLOCK_CHANGE = 1.0  # seconds; after a smaller change a request is not repeated
 S = TypeVar("S", bound=BaseModel)
 
 
 class PeerError(Exception):
-    """No answer that can be used. `sentence` names the mirror and why; nothing was taken from it. `silent`: there was
-    no answer at all, or that its database is away and one shall ask again in a moment."""
+    """A mirror gave no usable answer; nothing of it was stored.
 
-    def __init__(self, sentence: str, silent: bool = False):
-        self.sentence, self.unreachable = sentence, silent
+    Attributes:
+        sentence: Names the mirror and the reason.
+        unreachable: There was no answer at all, or its database is away and the request may be
+            repeated in a moment.
+    """
+
+    def __init__(self, sentence: str, unreachable: bool = False):
+        self.sentence = sentence
+        self.unreachable = unreachable
         super().__init__(sentence)
 
 
 class MirrorClient:
-    """Raises PeerError from every method. Requests are addressed to `key`, and by `ahead` in the other's time, learnt
-    from a signed 401."""
+    """Call one mirror. Every method raises PeerError.
+
+    Requests are addressed to `key` and stamped with the mirror's time, which the client learns from
+    a signed 401.
+    """
 
     def __init__(self, url: str, key: str = "", name: str = ""):
-        self.url, self.key, self.name = url.rstrip("/"), key, name or url
-        self._ahead = 0.0
+        self.url = url.rstrip("/")
+        self.key = key
+        self.name = name or url
+        self._clock_offset = 0.0  # seconds by which the mirror's clock is ahead of ours
         self._http = httpx.Client(
-            timeout=BETWEEN, verify=_trusted(), headers={"User-Agent": "barnraise-mirror"}
+            timeout=READ_SECONDS,
+            verify=_tls_context(),
+            headers={"User-Agent": "barnraise-mirror"},
         )
 
     @classmethod
-    def for_listed(cls, listed: MirrorEntry) -> "MirrorClient":
-        return cls(listed.url, listed.key, listed.name)
+    def for_listed(cls, entry: MirrorEntry) -> "MirrorClient":
+        """Create the client of a mirror of the list."""
+        return cls(entry.url, entry.key, entry.name)
 
     def __enter__(self) -> "MirrorClient":
         return self
@@ -69,7 +84,7 @@ class MirrorClient:
         self._http.close()
 
     def fetch_view(self) -> MirrorView:
-        """Who answers there."""
+        """Fetch who answers at this address; it must have the expected key."""
         view = self.request("GET", "/mirror", None, MirrorView)
         if self.key and view.key != self.key:
             raise PeerError(
@@ -78,134 +93,142 @@ class MirrorClient:
         return view
 
     def fetch_heads(self) -> LogHeads:
-        """How far it has come, signed by its key and for us."""
+        """Fetch how far its logs are, signed by its key and for this site."""
         signed = self.request("GET", "/mirrors/heads", None, Signed)
         try:
-            found = open_signed(signed, "heads", LogHeads, self.key)
+            heads = open_signed(signed, "heads", LogHeads, self.key)
         except MessageError as error:
             raise PeerError(f"{self.name}: {error}") from None
-        if (found.mirror, found.to) != (self.key, site_identity.identity().key):
+        if (heads.mirror, heads.to) != (self.key, site_identity.identity().key):
             raise PeerError(f"{self.name} answered with heads that are not for this site")
-        if not set(found.protocols) & set(PROTOCOLS):
+        if not set(heads.protocols) & set(PROTOCOLS):
             ours = ", ".join(map(str, PROTOCOLS))
             raise PeerError(
-                f"{self.name} speaks the protocols {found.protocols} between mirrors, and this site {ours}"
+                f"{self.name} speaks the protocols {heads.protocols} between mirrors, and this site "
+                f"{ours}"
             )
-        return found
+        return heads
 
     def fetch_lists(self, after: int) -> MirrorLists:
+        """Fetch the mirror lists that lead from version `after` to the newest one."""
         return self.request("GET", f"/mirrors/list?after={after}", None, MirrorLists)
 
-    def fetch_events(self, origin: str, after: int, most: int = PAGE_EVENTS) -> LogPart:
+    def fetch_events(self, origin: str, after: int, limit: int = PAGE_EVENTS) -> LogPart:
+        """Fetch events of a log from number `after` + 1."""
         return self.request(
-            "GET", f"/mirrors/logs/{origin}?after={after}&most={most}", None, LogPart
+            "GET", f"/mirrors/logs/{origin}?after={after}&most={limit}", None, LogPart
         )
 
     def fetch_fork_evidence(self) -> ForkEvidenceList:
+        """Fetch the pairs of events that prove forks."""
         return self.request("GET", "/mirrors/fork-evidence", None, ForkEvidenceList)
 
     def fetch_private_data(self, digests: list[str]) -> list[PrivateRecord]:
-        lock = RequestKey()
-        answer = self.request(
-            "POST",
-            "/mirrors/private-data",
-            PrivateDataRequest(digests=digests, key=lock.key),
-            EncryptedPrivateData,
-        )
+        """Fetch private data by digest, encrypted for this one request."""
+        request_key = RequestKey()
+        message = PrivateDataRequest(digests=digests, key=request_key.key)
+        answer = self.request("POST", "/mirrors/private-data", message, EncryptedPrivateData)
         try:
-            return lock.decrypt(answer)
+            return request_key.decrypt(answer)
         except MessageError as error:
             raise PeerError(f"{self.name}: {error}") from None
 
     def send_change_notice(self) -> None:
+        """Send word that this site recorded events."""
         self.request("POST", "/mirrors/change-notice", ChangeNotice(), Acknowledgement)
 
     def send_used_codes(self, marks: list[str]) -> None:
+        """Send marks of one-time codes that were used here."""
         self.request("POST", "/mirrors/used-codes", UsedCodes(marks=marks), Acknowledgement)
 
-    def request(
-        self, method: str, path: str, message: BaseModel | None, shape: type[S], again: bool = True
-    ) -> S:
-        """What it answers to one request, which must be of this shape."""
-        whole, body = (
-            "/api/v1" + path,
-            b"" if message is None else message.model_dump_json().encode(),
-        )
-        headers = {"Content-Type": "application/json"} if body else {}
-        if self.key:
-            now = time.time() + self._ahead
-            token = site_identity.identity().sign_request(self.key, method, whole, body, now)
-            headers["Authorization"] = f"Barnraise {token}"
-        status, answer = self._exchange(method, whole, body, headers)
+    def request(self, method: str, path: str, message: BaseModel | None, shape: type[S]) -> S:
+        """Send one signed request and return its answer, which must have this shape.
+
+        If the mirror rejects the request's time, the request is repeated once with its time.
+        """
+        status, answer = self._send(method, path, message)
+        if status == 401 and self._learn_time(answer):
+            status, answer = self._send(method, path, message)
         try:
             if status == 200:
                 return shape.model_validate_json(answer)
             problem = Problem.model_validate_json(answer)
         except ValidationError:
-            cut = (
-                " (it may be cut off)"
-                if answer[:1] == b"{" and not answer.rstrip().endswith(b"}")
-                else ""
-            )
+            truncated = answer[:1] == b"{" and not answer.rstrip().endswith(b"}")
             raise PeerError(
-                f"{self.name} answered {status} with something that no mirror says{cut}"
+                f"{self.name} answered {status} with something that no mirror says"
+                f"{' (it may be cut off)' if truncated else ''}"
             ) from None
-        if status == 401 and again and problem.time and self._learn_time(problem.time):
-            return self.request(method, path, message, shape, again=False)
-        raise PeerError(f"{self.name} refuses: {problem.error}", silent=status == 503)
+        raise PeerError(f"{self.name} refuses: {problem.error}", unreachable=status == 503)
 
-    def _exchange(
-        self, method: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, bytes]:
-        answer, until = bytearray(), time.monotonic() + WHOLE
+    def _send(self, method: str, path: str, message: BaseModel | None) -> tuple[int, bytes]:
+        """Sign and send a request; return the status and the body of the answer."""
+        full_path = "/api/v1" + path
+        body = b"" if message is None else message.model_dump_json().encode()
+        headers = {"Content-Type": "application/json"} if body else {}
+        if self.key:
+            now = time.time() + self._clock_offset
+            identity = site_identity.identity()
+            token = identity.sign_request(self.key, method, full_path, body, now)
+            headers["Authorization"] = f"Barnraise {token}"
+        answer = bytearray()
+        deadline = time.monotonic() + ANSWER_SECONDS
         try:
             with self._http.stream(
-                method, self.url + path, content=body, headers=headers
+                method, self.url + full_path, content=body, headers=headers
             ) as response:
                 for piece in response.iter_bytes():
                     answer += piece
-                    if len(answer) > MAX_ANSWER:
-                        raise PeerError(
-                            f"{self.name} sent more than {MAX_ANSWER:,} bytes and was cut off"
-                        )
-                    if time.monotonic() > until:
-                        raise PeerError(
-                            f"{self.name} takes more than {WHOLE:g} seconds for one answer and was cut off"
-                        )
+                    self._check_limits(len(answer), deadline)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise PeerError(
-                f"{self.name} does not answer ({error or type(error).__name__})", silent=True
+                f"{self.name} does not answer ({error or type(error).__name__})", unreachable=True
             ) from None
         return response.status_code, bytes(answer)
 
-    def _learn_time(self, signed: Signed) -> bool:
+    def _check_limits(self, size: int, deadline: float) -> None:
+        if size > MAX_ANSWER_BYTES:
+            raise PeerError(
+                f"{self.name} sent more than {MAX_ANSWER_BYTES:,} bytes and was cut off"
+            )
+        if time.monotonic() > deadline:
+            raise PeerError(
+                f"{self.name} takes more than {ANSWER_SECONDS:g} seconds for one answer and was cut "
+                "off"
+            )
+
+    def _learn_time(self, answer: bytes) -> bool:
+        """Adopt the signed time of a 401; return whether it differs from what we assumed."""
         try:
-            told = open_signed(signed, "time", ServerTime, self.key)
-        except MessageError:
+            problem = Problem.model_validate_json(answer)
+            if problem.time is None:
+                return False
+            signed_time = open_signed(problem.time, "time", ServerTime, self.key)
+        except (ValidationError, MessageError):
             return False
-        before, self._ahead = self._ahead, told.time - time.time()
-        return abs(self._ahead - before) > 1.0
+        before = self._clock_offset
+        self._clock_offset = signed_time.time - time.time()
+        return abs(self._clock_offset - before) > MIN_CLOCK_CHANGE
 
 
 @lru_cache(maxsize=1)
-def _trusted() -> ssl.SSLContext:
-    """Whose certificates are believed, read once: to read them for each request cost more than all else about it."""
+def _tls_context() -> ssl.SSLContext:
+    """Return the trusted certificates, read once: reading them costs more than a whole request."""
     return httpx.create_ssl_context()
 
 
-def find_reachable(silent: Sequence[MirrorEntry]) -> list[MirrorEntry]:
-    """Which of these are there again: all are asked at once who they are, so that it costs no more than a moment."""
-    if not silent:
+def find_reachable(entries: Sequence[MirrorEntry]) -> list[MirrorEntry]:
+    """Probe mirrors in parallel; return those that answer within PROBE_SECONDS."""
+    if not entries:
         return []
-    with ThreadPoolExecutor(len(silent)) as crew:
-        return [
-            each for each, there in zip(silent, crew.map(_is_there, silent), strict=True) if there
-        ]
+    with ThreadPoolExecutor(len(entries)) as executor:
+        answers = executor.map(_answers, entries)
+        return [entry for entry, answer in zip(entries, answers, strict=True) if answer]
 
 
-def _is_there(listed: MirrorEntry) -> bool:
+def _answers(entry: MirrorEntry) -> bool:
     try:
-        url = f"{listed.url.rstrip('/')}/api/v1/mirror"
-        return httpx.get(url, timeout=KNOCK, verify=_trusted()).status_code == 200
+        url = f"{entry.url.rstrip('/')}/api/v1/mirror"
+        return httpx.get(url, timeout=PROBE_SECONDS, verify=_tls_context()).status_code == 200
     except (httpx.HTTPError, httpx.InvalidURL):
         return False

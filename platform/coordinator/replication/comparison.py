@@ -1,4 +1,4 @@
-"""All mirrors of the list beside each other: what each last said of itself, and how that goes with what is here."""
+"""Compare all mirrors of the list: what each last reported, against what this site has."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from datetime import datetime
 from django.utils import timezone
 
 from barnraise.protocol.mirror_list import MirrorEntry
-from coordinator.eventlog import writer as writer_module
+from coordinator.eventlog import writer
 from coordinator.eventlog.models import Origin, PeerClock
-from coordinator.eventlog.projection import state_hash
+from coordinator.eventlog.projection import state_hash as local_state_hash
 from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.replication.lease_election import PEER_TIMEOUT
@@ -19,8 +19,16 @@ from coordinator.replication.protocol import PROTOCOLS
 
 @dataclass(frozen=True)
 class MirrorComparison:
-    """One mirror. `same`: whether it had come to our state when it was last heard, None where that is not known;
-    `apart`: since when not. `why`: what was wrong with the last try. `ahead`: of its clock before ours, in seconds."""
+    """Describe one mirror.
+
+    Attributes:
+        listed: Its entry in the mirror list.
+        is_local: Whether it is this site.
+        is_in_sync: Whether its state equalled ours when it was last seen; None if unknown.
+        diverged_since: Since when it has differed.
+        last_error: What was wrong with the last attempt.
+        clock_offset: Seconds by which its clock is ahead of ours; None if unknown.
+    """
 
     listed: MirrorEntry
     is_local: bool
@@ -34,7 +42,7 @@ class MirrorComparison:
 
     @property
     def status(self) -> str:
-        """ "here", "expelled", "never", "quiet", "same" or "apart"."""
+        """Return "here", "expelled", "never", "quiet", "same" or "apart"."""
         if self.listed.expelled:
             return "expelled"
         if self.is_local:
@@ -48,56 +56,86 @@ class MirrorComparison:
 
 @dataclass(frozen=True)
 class LogComparison:
-    """One log: how far each mirror has come in it, in the order of the rows; None where nobody knows."""
+    """Describe one log: the last event that each active mirror has, in the order of the mirrors."""
 
     origin: Origin
     writer: str
-    reached: Sequence[int | None]
+    reached: Sequence[int | None]  # None: unknown
 
     @property
     def is_behind(self) -> bool:
-        return len({each for each in self.reached if each is not None}) > 1
+        """Return whether some mirror lacks events that another one has."""
+        return len({seq for seq in self.reached if seq is not None}) > 1
 
 
 def compare_mirrors() -> list[MirrorComparison]:
-    """This one first, then the others that are in, then the expelled. Nothing without a list."""
-    found, ours, own = mirror_list.newest_list(), state_hash(), site_identity.identity().key
-    if found is None:
+    """Describe this mirror, then the other active ones, then the expelled; [] without a list."""
+    newest = mirror_list.newest_list()
+    if newest is None:
         return []
-    known, clocks = (
-        PeerStatus.objects.in_bulk(),
-        dict(PeerClock.objects.values_list("key", "ahead")),
+    own_key = site_identity.identity().key
+    own_hash = local_state_hash()
+    statuses = PeerStatus.objects.in_bulk()
+    offsets = dict(PeerClock.objects.values_list("key", "offset_seconds"))
+    mirrors = [
+        _describe_local(entry, own_hash)
+        if entry.key == own_key
+        else _describe_peer(entry, own_hash, statuses.get(entry.key), offsets.get(entry.key))
+        for entry in newest.mirrors
+    ]
+    return sorted(mirrors, key=lambda each: (each.listed.expelled is not None, not each.is_local))
+
+
+def _describe_local(entry: MirrorEntry, own_hash: str) -> MirrorComparison:
+    return MirrorComparison(
+        listed=entry,
+        is_local=True,
+        last_seen=timezone.now(),
+        state_hash=own_hash,
+        is_in_sync=True,
+        diverged_since=None,
+        last_error="",
+        clock_offset=None,
+        protocols=list(PROTOCOLS),
     )
-    told = []
-    for each in found.mirrors:
-        if each.key == own:
-            told.append(
-                MirrorComparison(
-                    each, True, timezone.now(), ours, True, None, "", None, list(PROTOCOLS)
-                )
-            )
-            continue
-        last = known.get(each.key) or PeerStatus(key=each.key)
-        same = last.state == ours if last.state else None
-        told.append(
-            MirrorComparison(
-                each, False, last.heard, last.state, same, None if same else last.apart, last.why,
-                clocks.get(each.key), last.protocols,
-            )
-        )  # fmt: skip
-    return sorted(told, key=lambda row: (row.listed.expelled is not None, not row.is_local))
 
 
-def compare_logs(told: Sequence[MirrorComparison]) -> list[LogComparison]:
-    """Of every log held here."""
-    names = {row.listed.key: row.listed.name for row in told}
-    ours, known = writer_module.log_heads(), PeerStatus.objects.in_bulk()
-    found = []
-    for origin in Origin.objects.all():
-        reached = [
-            ours[origin.pk][0] if row.is_local else known[row.listed.key].heads.get(origin.pk) if row.listed.key in known
-            else None
-            for row in told if not row.listed.expelled
-        ]  # fmt: skip
-        found.append(LogComparison(origin, names.get(origin.key, f"{origin.key[:8]}…"), reached))
-    return found
+def _describe_peer(
+    entry: MirrorEntry, own_hash: str, status: PeerStatus | None, offset: float | None
+) -> MirrorComparison:
+    status = status or PeerStatus(key=entry.key)
+    in_sync = status.state_hash == own_hash if status.state_hash else None
+    return MirrorComparison(
+        listed=entry,
+        is_local=False,
+        last_seen=status.last_seen,
+        state_hash=status.state_hash,
+        is_in_sync=in_sync,
+        diverged_since=None if in_sync else status.diverged_since,
+        last_error=status.last_error,
+        clock_offset=offset,
+        protocols=status.protocols,
+    )
+
+
+def compare_logs(mirrors: Sequence[MirrorComparison]) -> list[LogComparison]:
+    """Describe every log that is stored here, for the active ones of these mirrors."""
+    names = {mirror.listed.key: mirror.listed.name for mirror in mirrors}
+    active = [mirror for mirror in mirrors if not mirror.listed.expelled]
+    local_heads = writer.log_heads()
+    statuses = PeerStatus.objects.in_bulk()
+
+    def reached(mirror: MirrorComparison, origin: str) -> int | None:
+        if mirror.is_local:
+            return local_heads[origin][0]
+        status = statuses.get(mirror.listed.key)
+        return status.heads.get(origin) if status else None
+
+    return [
+        LogComparison(
+            origin=origin,
+            writer=names.get(origin.key, f"{origin.key[:8]}…"),
+            reached=[reached(mirror, origin.pk) for mirror in active],
+        )
+        for origin in Origin.objects.all()
+    ]

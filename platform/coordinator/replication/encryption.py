@@ -1,5 +1,8 @@
-"""Personal data on its way between two mirrors: sealed to a key that the asking one drew for this one answer, so that
-neither a proxy in between nor who takes a key later can read it."""
+"""Encrypt private data between two mirrors.
+
+The requesting mirror makes a key for each request and the answering one a key for each answer, so
+neither a proxy in between nor somebody who steals a site's key later can read them.
+"""
 
 import secrets
 
@@ -19,50 +22,64 @@ from coordinator.replication.protocol import (
     PrivateItems,
 )
 
-CONTEXT = "barnraise 2026 particulars between mirrors"
+CONTEXT = "barnraise 2026 private data between mirrors"
+NONCE_BYTES = 12
 
 
 class RequestKey:
-    """One question's key. `key` goes with it; `open` reads the answer."""
+    """Hold the key of one request: `key` travels with it, and `decrypt` opens the answer."""
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
         self.key = self._private.public_key().public_bytes_raw().hex()
 
-    def decrypt(self, sealed: EncryptedPrivateData) -> list[private_data.PrivateRecord]:
-        """Raises MessageError for what was not sealed for this question."""
+    def decrypt(self, answer: EncryptedPrivateData) -> list[private_data.PrivateRecord]:
+        """Decrypt an answer.
+
+        Raises:
+            MessageError: It was not encrypted for this request.
+        """
         try:
-            cipher = _cipher(self._private, sealed.key, self.key, sealed.key)
-            text = cipher.decrypt(bytes.fromhex(sealed.nonce), bytes.fromhex(sealed.text), None)
-            found = PrivateItems.model_validate_json(text).particulars
+            cipher = _cipher(self._private, answer.key, self.key, answer.key)
+            nonce = bytes.fromhex(answer.nonce)
+            text = cipher.decrypt(nonce, bytes.fromhex(answer.text), None)
+            items = PrivateItems.model_validate_json(text).items
         except (InvalidTag, ValueError, ValidationError):
             raise MessageError(
-                "what was sealed cannot be opened: it was made for another question"
+                "the private data cannot be decrypted: it was made for another request"
             ) from None
-        return [private_data.PrivateRecord(each.digest, each.salt, each.body) for each in found]
+        return [private_data.PrivateRecord(item.digest, item.salt, item.body) for item in items]
 
 
-def encrypt_private_data(wants: PrivateDataRequest) -> EncryptedPrivateData:
-    """What is here of what was asked for, as much as one answer holds."""
-    some, size = [], 0
-    for each in private_data.export(wants.digests):
-        size += len(each.body.encode())
-        if some and size > PAGE_BYTES:
+def encrypt_private_data(request: PrivateDataRequest) -> EncryptedPrivateData:
+    """Encrypt the requested data that is here, as much as one answer holds.
+
+    Raises:
+        MessageError: The request's key is no X25519 key.
+    """
+    items: list[PrivateItem] = []
+    size = 0
+    for record in private_data.export(request.digests):
+        size += len(record.body.encode())
+        if items and size > PAGE_BYTES:
             break
-        some.append(PrivateItem(digest=each.digest, salt=each.salt, body=each.body))
-    private, nonce = X25519PrivateKey.generate(), secrets.token_bytes(12)
+        items.append(PrivateItem(digest=record.digest, salt=record.salt, body=record.body))
+    private = X25519PrivateKey.generate()
     key = private.public_key().public_bytes_raw().hex()
-    text = PrivateItems(particulars=some).model_dump_json().encode()
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    text = PrivateItems(items=items).model_dump_json().encode()
     try:
-        cipher = _cipher(private, wants.key, wants.key, key)
+        cipher = _cipher(private, request.key, request.key, key)
     except ValueError:
-        raise MessageError("the key to seal for is none") from None
-    return EncryptedPrivateData(
-        key=key, nonce=nonce.hex(), text=cipher.encrypt(nonce, text, None).hex()
-    )
+        raise MessageError("the request's key is not an X25519 key") from None
+    encrypted = cipher.encrypt(nonce, text, None)
+    return EncryptedPrivateData(key=key, nonce=nonce.hex(), text=encrypted.hex())
 
 
-def _cipher(private: X25519PrivateKey, other: str, asking: str, answering: str) -> ChaCha20Poly1305:
+def _cipher(
+    private: X25519PrivateKey, other: str, request_key: str, answer_key: str
+) -> ChaCha20Poly1305:
+    """Derive the cipher from the shared secret and both public keys."""
     shared = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other)))
-    both = shared + bytes.fromhex(asking) + bytes.fromhex(answering)
-    return ChaCha20Poly1305(blake3(both, derive_key_context=CONTEXT).digest())
+    material = shared + bytes.fromhex(request_key) + bytes.fromhex(answer_key)
+    return ChaCha20Poly1305(blake3(material, derive_key_context=CONTEXT).digest())

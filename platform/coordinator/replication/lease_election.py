@@ -1,9 +1,10 @@
-"""Whose turn it is to do what one mirror shall do for all, such as sending a letter. Pure.
+"""Decide which mirror does what one of them shall do for all, such as sending a mail. Pure.
 
-Of the mirrors that are alive each duty has one, by rendezvous hashing: all that see the same ones alive agree without
-asking. Whoever takes it says so in its log, with an epoch one higher than any before; who finds a higher epoch than its
-own has lost the duty, and does nothing more about it. Mirrors that cannot see each other may both do it: what they do
-bears one name, so that twice is no worse than once.
+Rendezvous hashing (Thaler and Ravishankar, 1998) ranks the live mirrors for each lease: all that
+see the same mirrors alive agree without communicating. A mirror that acquires a lease records this
+in its log, with an epoch one higher than any before. A mirror that sees a higher epoch than its own
+has lost the lease and does nothing further. Mirrors that cannot reach each other may both do the
+work: its result carries one name, so doing it twice is no worse than once.
 """
 
 import math
@@ -13,53 +14,61 @@ from enum import Enum
 
 from blake3 import blake3
 
-PEER_TIMEOUT = 60.0  # seconds unheard after which a mirror counts as dead
-CANDIDATE_TIMEOUT = 60.0  # seconds after which one that does not do its duty (it may not know of it) makes room for the next
-ISOLATION_WAIT = (
-    300.0  # seconds that a mirror waits which hears no other: it may be the one that is cut off
-)
+PEER_TIMEOUT = 60.0  # seconds without contact after which a mirror counts as dead
+# Seconds after which a candidate that does nothing (it may not know of the lease) is passed over.
+CANDIDATE_TIMEOUT = 60.0
+ISOLATION_WAIT = 300.0  # seconds that a mirror waits which reaches no other: it may be cut off
 
 
 class LeaseDecision(Enum):
-    DONE = "somebody did it"
-    HELD = "ours since before"
-    ACQUIRE = "ours from now on"
-    WAIT = "somebody else's, as long as nothing changes"
+    """What a mirror does about a lease."""
+
+    DONE = "the work is done"
+    HELD = "this mirror holds the lease"
+    ACQUIRE = "this mirror shall acquire the lease"
+    WAIT = "the lease is another mirror's, as long as nothing changes"
 
 
 @dataclass(frozen=True)
 class LeaseState:
-    """What the log says of a duty. `epoch` 0: nobody has taken it."""
+    """Hold what the log says about a lease; with `epoch` 0 nobody has acquired it."""
 
     epoch: int = 0
     holder: str = ""
     done: bool = False
 
 
-def rank_candidates(duty: str, mirrors: Collection[str]) -> list[str]:
-    """Keys, the one whose duty it is first. Without one of them the order of the others is the same."""
-    return sorted(mirrors, key=lambda key: blake3(f"{duty}\0{key}".encode()).digest())
+def rank_candidates(lease: str, mirrors: Collection[str]) -> list[str]:
+    """Return the mirrors' keys, best candidate first.
+
+    Removing one does not change the order of the others.
+    """
+    return sorted(mirrors, key=lambda key: blake3(f"{lease}\0{key}".encode()).digest())
 
 
 def decide(
-    duty: str, taken: LeaseState, me: str, unheard: Mapping[str, float], age: float
+    lease: str, state: LeaseState, own_key: str, silence: Mapping[str, float], age: float
 ) -> LeaseDecision:
-    """`unheard`: of each other mirror of the list, seconds since it was last heard of; `age`: seconds since this mirror
-    knows of the duty."""
-    if taken.done:
+    """Decide what the mirror `own_key` does about a lease.
+
+    Args:
+        lease: Name of the lease.
+        state: What the log says about it.
+        own_key: Key of this mirror.
+        silence: Key of each other mirror of the list → seconds since it was last seen.
+        age: Seconds since this mirror has known of the lease.
+    """
+    if state.done:
         return LeaseDecision.DONE
-    if taken.holder == me:
+    if state.holder == own_key:
         return LeaseDecision.HELD
-    live = {key for key, ago in unheard.items() if ago < PEER_TIMEOUT}
-    if taken.holder in live:
+    live = {key for key, seconds in silence.items() if seconds < PEER_TIMEOUT}
+    if state.holder in live:
         return LeaseDecision.WAIT
-    died = min(
-        (ago - PEER_TIMEOUT for key, ago in unheard.items() if key not in live), default=math.inf
-    )
-    waited = min(age, died)  # since when the mirrors that are alive are these
-    before = rank_candidates(duty, {me, *live}).index(me) * CANDIDATE_TIMEOUT
-    return (
-        LeaseDecision.ACQUIRE
-        if waited >= before + (ISOLATION_WAIT if unheard and not live else 0.0)
-        else LeaseDecision.WAIT
-    )
+    dead_for = [seconds - PEER_TIMEOUT for key, seconds in silence.items() if key not in live]
+    unchanged_for = min(age, min(dead_for, default=math.inf))  # since the live mirrors are these
+    rank = rank_candidates(lease, {own_key, *live}).index(own_key)
+    wait = rank * CANDIDATE_TIMEOUT
+    if silence and not live:
+        wait += ISOLATION_WAIT
+    return LeaseDecision.ACQUIRE if unchanged_for >= wait else LeaseDecision.WAIT

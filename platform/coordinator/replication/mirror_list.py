@@ -1,4 +1,4 @@
-"""The mirror list as this site holds it: which other sites it believes, and from which number on no longer."""
+"""Store the mirror list: which other sites this one trusts, and up to which event."""
 
 import time
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from barnraise.protocol.mirror_list import (
     parse_list,
 )
 from coordinator.audit.log import record as audit
+from coordinator.eventlog import writer
 from coordinator.eventlog.models import Origin
 from coordinator.eventlog.truncate import truncate_log
 from coordinator.lib import site_identity
@@ -23,51 +24,52 @@ from coordinator.lib.ttl_cache import TtlCache
 from coordinator.replication.models import MirrorListVersion
 from coordinator.replication.volunteer_salt import ensure_salt
 
-NEWEST, SECONDS = "newest", 2.0
-_named: TtlCache[str, tuple[int, str | None]] = TtlCache(
-    SECONDS
-)  # what every directive names, without a query each
+NEWEST = "newest"
+# Every directive names the version, without a query for each. Another process may receive a newer
+# list; this one notices it after this many seconds.
+VERSION_CACHE_SECONDS = 2.0
+_version_cache: TtlCache[str, tuple[int, str | None]] = TtlCache(VERSION_CACHE_SECONDS)
 
 
 def signed_chain() -> list[SignedMirrorList]:
-    return [each.signed for each in MirrorListVersion.objects.all()]
+    """Return all stored versions, oldest first."""
+    return [version.signed for version in MirrorListVersion.objects.all()]
 
 
 def newest_list() -> MirrorList | None:
+    """Return the list in force."""
     last = MirrorListVersion.objects.last()
     return parse_list(last.signed) if last else None
 
 
 def other_mirrors() -> list[MirrorEntry]:
-    """The mirrors of the list that are not this one."""
-    found, own = newest_list(), site_identity.identity().key
-    return [each for each in found.active if each.key != own] if found else []
+    """Return the mirrors of the list, except this one and the expelled."""
+    newest = newest_list()
+    own_key = site_identity.identity().key
+    return [entry for entry in newest.active if entry.key != own_key] if newest else []
 
 
-def lists_since(after: int) -> list[SignedMirrorList]:
-    """What somebody who holds version `after` is told: those that changed the roots since, and the newest."""
-    kept: list[SignedMirrorList] = []
+def lists_since(version: int) -> list[SignedMirrorList]:
+    """Return the lists that a holder of `version` needs: later changes of roots, and the newest."""
+    needed: list[SignedMirrorList] = []
     for signed in signed_chain():
-        kept = (
-            [*kept, signed]
-            if len(kept) < 2 or _turned(kept[-2], kept[-1])
-            else [*kept[:-1], signed]
-        )
-    return lists_after(kept, after)
+        if len(needed) >= 2 and not _changes_roots(needed[-2], needed[-1]):
+            needed.pop()
+        needed.append(signed)
+    return lists_after(needed, version)
 
 
-def _turned(before: SignedMirrorList, after: SignedMirrorList) -> bool:
-    one, other = parse_list(before), parse_list(after)
-    return (set(one.roots), one.threshold) != (set(other.roots), other.threshold)
+def _changes_roots(before: SignedMirrorList, after: SignedMirrorList) -> bool:
+    old, new = parse_list(before), parse_list(after)
+    return (set(old.roots), old.threshold) != (set(new.roots), new.threshold)
 
 
 def current_version() -> tuple[int, str | None]:
-    """(version, digest) of the newest, for directives; (0, None) without one. Another process may have a newer one by
-    now: this one hears of it within SECONDS."""
-    return _named.get(NEWEST, _newest)
+    """Return (version, digest) of the list in force, cached; (0, None) without a list."""
+    return _version_cache.get(NEWEST, _read_version)
 
 
-def _newest() -> tuple[int, str | None]:
+def _read_version() -> tuple[int, str | None]:
     last = MirrorListVersion.objects.last()
     return (last.version, last.signed.digest) if last else (0, None)
 
@@ -75,64 +77,100 @@ def _newest() -> tuple[int, str | None]:
 def ingest_lists(
     lists: Sequence[SignedMirrorList], vouched: str = "", now: float | None = None
 ) -> bool:
-    """Holds what was told from now on, and withdraws what expelled mirrors said past their last number. False: it says
-    nothing new. `vouched`: of the first list, the digest by which a person here knows it. Raises ListError with the
-    reason for what is refused; then nothing changes."""
+    """Verify and store lists, and withdraw the later events of mirrors that they expel.
+
+    Args:
+        lists: What was received.
+        vouched: For the first list, the digest by which a person here knows it.
+        now: Seconds since 1970, for tests.
+
+    Returns:
+        Whether the list in force changed.
+
+    Raises:
+        ListError: A list is refused; nothing changes.
+    """
     with transaction.atomic():
-        held = list(MirrorListVersion.objects.select_for_update())
-        before = [each.signed for each in held]
-        after = merge_chain(before, lists, time.time() if now is None else now, vouched)
-        fresh = [each for each in after if each not in before]
+        stored = [version.signed for version in MirrorListVersion.objects.select_for_update()]
+        merged = merge_chain(stored, lists, time.time() if now is None else now, vouched)
+        fresh = [signed for signed in merged if signed not in stored]
         for signed in fresh:
             MirrorListVersion.objects.create(
                 version=parse_list(signed).version, body=signed.body, signatures=signed.signatures
             )
         if fresh:
-            _expel(parse_list(fresh[-1]))
-            if site_identity.identity().key in {each.key for each in parse_list(fresh[-1]).active}:
-                ensure_salt()
-            transaction.on_commit(lambda: _named.invalidate(NEWEST))
-            _named.invalidate(NEWEST)
+            _apply(parse_list(fresh[-1]))
         return bool(fresh)
 
 
-def _expel(found: MirrorList) -> None:
-    for each in found.mirrors:
-        if each.expelled is None:
+def _apply(newest: MirrorList) -> None:
+    """Act on a list that is in force from now on."""
+    _truncate_expelled(newest)
+    own_key = site_identity.identity().key
+    active = {entry.key for entry in newest.active}
+    if own_key in active:
+        ensure_salt()
+    if not active - {own_key}:
+        writer.resume()  # no mirror is left that a restored site could wait for
+    transaction.on_commit(lambda: _version_cache.invalidate(NEWEST))
+    _version_cache.invalidate(NEWEST)
+
+
+def _truncate_expelled(newest: MirrorList) -> None:
+    for entry in newest.mirrors:
+        if entry.expelled is None:
             continue
-        why = (
-            f"{each.name} was expelled{': ' + each.expelled.reason if each.expelled.reason else ''}"
-        )
-        for origin, last in each.expelled.last.items():
-            Origin.objects.get_or_create(
-                id=origin, defaults={"key": each.key}
-            )  # it may come later, up to there
-            truncate_log(origin, last, why)
-        for origin in Origin.objects.filter(key=each.key).exclude(id__in=each.expelled.last):
-            truncate_log(origin.pk, 0, why)
+        reason = f"{entry.name} was expelled"
+        if entry.expelled.reason:
+            reason += f": {entry.expelled.reason}"
+        for origin_id, last_valid_seq in entry.expelled.last.items():
+            # A log that is still unknown is accepted later, up to that event.
+            Origin.objects.get_or_create(id=origin_id, defaults={"key": entry.key})
+            truncate_log(origin_id, last_valid_seq, reason)
+        others = Origin.objects.filter(key=entry.key).exclude(id__in=entry.expelled.last)
+        for origin in others:
+            truncate_log(origin.pk, 0, reason)
 
 
 def trusted_keys(origin: str) -> frozenset[str]:
-    """Whose events may be in this log: mirrors of the list, and of the expelled those whose log it names."""
-    found = newest_list()
-    if found is None:
+    """Return the keys whose events are accepted in this log.
+
+    These are the mirrors of the list, and those expelled mirrors for which the list names the log.
+    """
+    newest = newest_list()
+    if newest is None:
         return frozenset()
     return frozenset(
-        each.key for each in found.mirrors if each.expelled is None or origin in each.expelled.last
+        entry.key
+        for entry in newest.mirrors
+        if entry.expelled is None or origin in entry.expelled.last
     )
 
 
 def publish(signed: SignedMirrorList, *, first: bool = False) -> MirrorList:
-    """A person here takes a list, signed by enough roots: the first one on their own word. Raises UserError."""
+    """Put a list into force that a person here vouches for or enough roots have signed.
+
+    Args:
+        signed: The list.
+        first: It is the site's first list, trusted on the person's word.
+
+    Raises:
+        UserError: The list is refused.
+    """
     try:
         if first and MirrorListVersion.objects.exists():
             raise ListError("there is a mirror list here already")
         if not ingest_lists([signed], signed.digest if first else ""):
-            raise ListError("this very list is held already")
+            raise ListError("this list is in force already")
     except ListError as error:
         raise UserError(str(error)) from None
-    last = MirrorListVersion.objects.last()
-    assert last is not None
-    found = parse_list(last.signed)
-    audit("mirrors.list", last, version=found.version, mirrors=len(found.active), roots=found.roots)
-    return found
+    last = MirrorListVersion.objects.latest("version")
+    newest = parse_list(last.signed)
+    audit(
+        "mirrors.list",
+        last,
+        version=newest.version,
+        mirrors=len(newest.active),
+        roots=newest.roots,
+    )
+    return newest

@@ -1,4 +1,4 @@
-"""The mirror list in every version, and what this site last heard from each other mirror."""
+"""Store the mirror list in every version, and the last known status of each other mirror."""
 
 from django.db import models
 from django.utils import timezone
@@ -7,12 +7,15 @@ from barnraise.protocol.mirror_list import SignedMirrorList
 
 
 class MirrorListVersion(models.Model):
-    """One version, exactly as it was signed. They stay: who was away for long needs those that changed the roots."""
+    """Store one version exactly as it was signed.
+
+    Versions are kept: a mirror that was away for long needs those that changed the roots.
+    """
 
     version = models.BigIntegerField(primary_key=True)
     body = models.TextField()
     signatures = models.JSONField()
-    taken = models.DateTimeField(default=timezone.now)
+    received_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
         ordering = ["version"]
@@ -23,27 +26,33 @@ class MirrorListVersion(models.Model):
 
     @property
     def signed(self) -> SignedMirrorList:
+        """Return the list with its signatures."""
         return SignedMirrorList(body=self.body, signatures=self.signatures)
 
 
 class PeerStatus(models.Model):
-    """What we last heard of another mirror. `why`: what was wrong with the last try; "" where nothing was."""
+    """Store what this site last learned about another mirror.
+
+    Attributes:
+        last_error: What was wrong with the last attempt; "" if nothing was.
+        failures: Number of failed attempts in a row.
+        unreachable: Whether the last attempt got no answer at all, or a 503.
+        list_version: Version of that mirror's list.
+        diverged_since: Since when its state has differed from ours; None if it is equal.
+        heads: Log → number of its last event there.
+    """
 
     key = models.CharField(max_length=64, primary_key=True)
-    tried = models.DateTimeField(default=timezone.now)
-    heard = models.DateTimeField(null=True)
-    why = models.CharField(max_length=300, blank=True)
-    failures = models.PositiveSmallIntegerField(default=0)  # in a row
-    silent = models.BooleanField(
-        default=False, db_default=False
-    )  # the last of them was no answer at all, or a 503
-    state = models.CharField(max_length=64, blank=True)
-    version = models.BigIntegerField(default=0)  # of its list
-    apart = models.DateTimeField(
-        null=True
-    )  # since when its state has been another than ours; None: it is the same
+    last_attempt = models.DateTimeField(default=timezone.now)
+    last_seen = models.DateTimeField(null=True)
+    last_error = models.CharField(max_length=300, blank=True)
+    failures = models.PositiveSmallIntegerField(default=0)
+    unreachable = models.BooleanField(default=False, db_default=False)
+    state_hash = models.CharField(max_length=64, blank=True)
+    list_version = models.BigIntegerField(default=0)
+    diverged_since = models.DateTimeField(null=True)
     protocols = models.JSONField(default=list)
-    heads = models.JSONField(default=dict)  # log → how far it has come
+    heads = models.JSONField(default=dict)
 
     def __str__(self) -> str:
         return self.key[:8]

@@ -1,7 +1,9 @@
-"""What works once, for a minute or two: codes of authenticator apps. Used at one mirror, it is used at all that hear of
-it; nothing is kept for longer than such a code could work, and no log tells when somebody signed in.
+"""Accept each one-time code of an authenticator app once, at all mirrors together.
 
-A mark is a digest that names the secret's id and the code's step, and so says nothing to who does not know them."""
+A code that is used at one mirror is used at all that receive the message. Nothing is stored for
+longer than a code is valid, and no log records when somebody signed in. A mark is a digest of the
+secret's id and the code's time step, and reveals nothing to anybody who does not know them.
+"""
 
 import logging
 
@@ -13,21 +15,21 @@ from coordinator.replication import mirror_list
 from coordinator.replication.tasks import send_used_codes
 
 log = logging.getLogger("coordinator.replication")
-KEPT = 300  # seconds: longer than any code works
+STORED_SECONDS = 300  # longer than any code is valid
 
 
 def use_once(mark: str) -> bool:
-    """False when it was used before, here or at a mirror that told us. Else nobody uses it after this."""
+    """Use a code; return False if it was used before, here or at a mirror that announced it."""
     if not mark_used(mark):
         return False
     try:
         if mirror_list.current_version()[0]:
             send_used_codes.delay([mark])
     except (OperationalError, RedisError) as error:
-        log.warning("nobody is told what was used here: %s", error)
+        log.warning("the other mirrors are not informed of a code that was used here: %s", error)
     return True
 
 
 def mark_used(mark: str) -> bool:
-    """Whether that is news."""
-    return cache.add(f"spent:{mark}", 1, KEPT)
+    """Store that a code was used; return whether this was new."""
+    return cache.add(f"used-code:{mark}", 1, STORED_SECONDS)

@@ -1,4 +1,4 @@
-"""What another mirror has, page by page: while one page is kept here, later ones are fetched and read."""
+"""Fetch a log page by page, and fetch and verify later pages while one is being stored."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -7,20 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from coordinator.eventlog.event import Event, open_events
 from coordinator.replication.client import MirrorClient
 from coordinator.replication.protocol import LogPart
 
-AHEAD = 4  # pages fetched and not yet kept
-END = object()
+PAGES_AHEAD = 4  # fetched and not stored yet
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LogPage:
-    """`read`: its events, once each one's signature holds. Raises MessageError."""
+    """Hold a page; `open_events` returns its verified events, or raises MessageError."""
 
     part: LogPart
     open_events: Callable[[], list[Event]]
@@ -28,40 +27,55 @@ class LogPage:
 
 @contextmanager
 def signature_checker() -> Iterator[Executor]:
-    """A process that checks signatures, for a whole log: each holds the interpreter for a sixth of a millisecond."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as crew:
-        yield crew
+    """Start a process that verifies signatures, for a whole log.
+
+    Each signature keeps the interpreter busy for a sixth of a millisecond.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        yield executor
 
 
 def fetch_pages(
-    peer: MirrorClient, origin: str, after: int, crew: Executor | None = None
+    client: MirrorClient, origin: str, after: int, executor: Executor | None = None
 ) -> Iterator[LogPage]:
-    """From number `after` + 1 to the end that the other shows; `crew` reads them. Raises PeerError."""
-    more = True
-    while more:
-        part = peer.fetch_events(origin, after)
-        yield LogPage(
-            part,
-            crew.submit(open_events, part.events).result
-            if crew
-            else partial(open_events, part.events),
-        )
-        after += len(part.events)  # numbers without a hole, or it is refused
-        more = part.more and bool(part.events)
+    """Yield a log's pages from number `after` + 1 to the end that the mirror shows.
+
+    Args:
+        client: The mirror.
+        origin: The log.
+        after: Number of the last event not to fetch.
+        executor: Verifies the signatures; without one, `LogPage.open_events` does.
+
+    Raises:
+        PeerError: The mirror does not answer, or not as a mirror does.
+    """
+    has_more = True
+    while has_more:
+        part = client.fetch_events(origin, after)
+        if executor:
+            yield LogPage(part, executor.submit(open_events, part.events).result)
+        else:
+            yield LogPage(part, partial(open_events, part.events))
+        after += len(part.events)  # `ingest` rejects a page with a gap
+        has_more = part.more and bool(part.events)
 
 
 @contextmanager
 def prefetched(source: Iterator[T]) -> Iterator[Iterator[T]]:
-    """The same, made by a thread as far ahead as AHEAD. Who leaves early waits for no more than is being made."""
-    with ThreadPoolExecutor(1) as line:
-        coming = deque(line.submit(next, source, END) for _ in range(AHEAD))
+    """Iterate over `source` in a thread that is PAGES_AHEAD items ahead.
 
-        def take() -> Iterator[T]:
-            while (made := coming.popleft().result()) is not END:
-                coming.append(line.submit(next, source, END))
-                yield made
+    Leaving early waits for no more than the item that is being produced.
+    """
+    end: Any = object()
+    with ThreadPoolExecutor(1) as executor:
+        pending = deque(executor.submit(next, source, end) for _ in range(PAGES_AHEAD))
+
+        def items() -> Iterator[T]:
+            while (item := pending.popleft().result()) is not end:
+                pending.append(executor.submit(next, source, end))
+                yield item
 
         try:
-            yield take()
+            yield items()
         finally:
-            line.shutdown(cancel_futures=True)
+            executor.shutdown(cancel_futures=True)

@@ -1,69 +1,85 @@
-"""What mirrors say to each other, over HTTPS, each request signed as machines sign theirs."""
+"""Define the messages between mirrors. They travel over HTTPS, in requests signed as machines' are."""
 
 from typing import Annotated
 
 from pydantic import Field
 
 from barnraise.protocol.messages import Signed
-from barnraise.protocol.mirror_list import MirrorLists as MirrorLists
 from barnraise.protocol.types import Count, Digest, Message, PublicKey, UnixTime
 from coordinator.eventlog.event import OriginId
 
-PROTOCOL = 1  # mirrors state N and N-1, so that they can be brought up to date one by one
+PROTOCOL = 1
+# A mirror supports the newest version and the one before, so that mirrors can be upgraded one by one.
 PROTOCOLS = (PROTOCOL,)
-MAX_LOGS = 500  # that one answer names
-PAGE_EVENTS, PAGE_BYTES = (
-    500,
-    1 << 20,
-)  # events in one answer, and about how many bytes of their texts
-MAX_PRIVATE_ITEMS = 200  # particulars asked for at once
+MAX_LOGS = 500  # in one answer
+PAGE_EVENTS = 500  # in one answer
+PAGE_BYTES = 1 << 20  # of events' texts in one answer, approximately
+MAX_PRIVATE_ITEMS = 200  # in one request
 
 
 class LogHead(Message):
+    """Describe the last accepted event of a log."""
+
     seq: Count
     digest: Digest
 
 
 class LogHeads(Message):
-    """How far a mirror has come (signed, kind "heads"). `to`: who asked, so that nobody passes it on as fresh."""
+    """Describe how far a mirror's logs are (signed, kind "heads").
+
+    Attributes:
+        to: Key of the mirror that requested it, so that nobody can replay it as new to another.
+        mirrors: Version of its mirror list.
+        proofs: Number of proofs of forks that it stores.
+        state: Its state hash.
+        heads: Log → its last accepted event.
+    """
 
     protocols: list[int] = Field(max_length=4)
     mirror: PublicKey
     to: PublicKey
     time: UnixTime
-    mirrors: Count  # the version of its list
-    proofs: Count  # how many it keeps
-    state: Digest  # of what follows from all it has accepted
+    mirrors: Count
+    proofs: Count
+    state: Digest
     heads: Annotated[dict[OriginId, LogHead], Field(max_length=MAX_LOGS)]
 
 
 class LogPart(Message):
-    """Some of a log's events, in order. `more`: there are further ones."""
+    """Carry consecutive events of a log; `more` says whether further ones exist."""
 
     events: list[Signed] = Field(max_length=PAGE_EVENTS)
     more: bool = False
 
 
 class ForkEvidence(Message):
-    """Two events that one origin signed with one number."""
+    """Carry two events that one origin signed with one number."""
 
     first: Signed
     second: Signed
 
 
 class ForkEvidenceList(Message):
+    """Carry all proofs of forks that a mirror stores."""
+
     proofs: list[ForkEvidence] = Field(max_length=100)
 
 
 class PrivateDataRequest(Message):
-    """Personal data by digest, to be sealed to this X25519 key, drawn for this one request."""
+    """Request private data by digest, encrypted to an X25519 key made for this one request."""
 
     digests: list[Digest] = Field(min_length=1, max_length=MAX_PRIVATE_ITEMS)
     key: PublicKey
 
 
 class EncryptedPrivateData(Message):
-    """`text` (hex): ChaCha20-Poly1305 under what both X25519 keys share; inside is `Particular`s, as JSON."""
+    """Carry `PrivateItems` as JSON, encrypted with ChaCha20-Poly1305.
+
+    Attributes:
+        key: X25519 key made for this answer; both keys determine the cipher's key.
+        nonce: 12 bytes in hex.
+        text: The ciphertext in hex.
+    """
 
     key: PublicKey
     nonce: str = Field(pattern=r"^[0-9a-f]{24}$")
@@ -71,24 +87,28 @@ class EncryptedPrivateData(Message):
 
 
 class PrivateItem(Message):
+    """Carry one text with its salt and digest."""
+
     digest: Digest
     salt: str = Field(max_length=32)
     body: str = Field(max_length=100_000)
 
 
 class PrivateItems(Message):
-    particulars: list[PrivateItem] = Field(max_length=MAX_PRIVATE_ITEMS)
+    """Carry what is encrypted in an answer."""
+
+    items: list[PrivateItem] = Field(max_length=MAX_PRIVATE_ITEMS)
 
 
 class ChangeNotice(Message):
-    """I have something new."""
+    """Announce that the sender has recorded events."""
 
 
 class UsedCodes(Message):
-    """What works once was used here: marks (see `spent`)."""
+    """Announce one-time codes that were used, by their marks (see `one_time_codes`)."""
 
     marks: list[Digest] = Field(min_length=1, max_length=100)
 
 
 class Acknowledgement(Message):
-    """So be it."""
+    """Confirm a message that needs no answer."""

@@ -1,9 +1,13 @@
-"""Other mirrors' logs are pulled, each from whoever has more of it, checked, and taken page by page: what is taken is
-whole and stays, what is refused changes nothing, and the next pull goes on from there."""
+"""Pull other mirrors' logs, each log from any mirror that has more of it.
+
+Events are verified and stored page by page. What is stored is complete and remains, what is
+rejected changes nothing, and the next pull continues from there.
+"""
 
 import logging
 import random
 import time
+from collections.abc import Container, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,223 +19,303 @@ from barnraise.errors import ListError
 from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.eventlog import ingest, private_data, projection, truncate
 from coordinator.eventlog.models import ForkProof, LogEvent, Origin
-from coordinator.eventlog.writer import (
-    RestorePendingError,
-    is_restore_pending,
-    record_peer_clock,
-    resume,
-)
-from coordinator.eventlog.writer import log_heads as our_heads
+from coordinator.eventlog.writer import is_restore_pending, log_heads, record_peer_clock, resume
 from coordinator.lib import site_identity
-from coordinator.lib.exceptions import UserError
+from coordinator.lib.exceptions import RestorePendingError, UserError
 from coordinator.replication import mirror_list
 from coordinator.replication.client import MirrorClient, PeerError, find_reachable
 from coordinator.replication.models import PeerStatus
-from coordinator.replication.prefetch import fetch_pages, prefetched
+from coordinator.replication.prefetch import LogPage, fetch_pages, prefetched
 from coordinator.replication.protocol import MAX_PRIVATE_ITEMS, PROTOCOLS, LogHead, LogHeads
 
 log = logging.getLogger("coordinator.replication")
-SOONEST, LONGEST = 2.5, 120.0  # seconds between two tries of a mirror that does not answer
+MIN_RETRY_SECONDS = 2.5  # between two attempts at a mirror that cannot be used
+MAX_RETRY_SECONDS = 120.0
+MAX_ERROR_CHARS = 300
 
 
 @dataclass
 class PullResult:
-    """`stored`: events that were new. `refused`: a sentence for each thing that was not taken."""
+    """Summarise a pull.
+
+    Attributes:
+        stored: Number of events that were new.
+        refused: One sentence for each thing that was rejected.
+    """
 
     stored: int = 0
     refused: list[str] = field(default_factory=list)
 
 
 def pull_from_all(patient: bool = True) -> dict[str, PullResult]:
-    """From every other mirror of the list, in any order: from the one what the other lacks. By key. `patient`: one that
-    could not be used is left alone for a while, longer each time, unless it nudges (or its last try is still to come:
-    that was by a clock since put right). Who was only silent is knocked at meanwhile: when a line heals nobody has to
-    wait for the other's patience."""
-    listed, now = mirror_list.other_mirrors(), timezone.now()
-    random.shuffle(listed)
-    failed = PeerStatus.objects.filter(failures__gt=0)
-    resting = {
-        each.key: each.silent
-        for each in failed
-        if patient and each.tried <= now < each.tried + retry_delay(each)
-    }
-    back = {each.key for each in find_reachable([each for each in listed if resting.get(each.key)])}
+    """Pull from every other mirror of the list, in random order.
+
+    Args:
+        patient: Skip a mirror that could not be used for a while, longer after each failure. A
+            mirror that was only unreachable is probed at every pull, so that nobody waits for the
+            retry delay once its connection is back.
+
+    Returns:
+        The results, by the mirrors' keys.
+    """
+    entries = mirror_list.other_mirrors()
+    now = timezone.now()
+    random.shuffle(entries)
+    resting = {}  # key → whether it was unreachable
+    if patient:
+        for status in PeerStatus.objects.filter(failures__gt=0):
+            # An attempt in the future was stamped by a clock that has been corrected since.
+            if status.last_attempt <= now < status.last_attempt + retry_delay(status):
+                resting[status.key] = status.unreachable
+    unreachable = [entry for entry in entries if resting.get(entry.key)]
+    back = {entry.key for entry in find_reachable(unreachable)}
     return {
-        each.key: pull_from(each) for each in listed if each.key not in resting or each.key in back
+        entry.key: pull_from(entry)
+        for entry in entries
+        if entry.key not in resting or entry.key in back
     }
 
 
-def retry_delay(standing: PeerStatus) -> timedelta:
-    """How long this one is left alone after its last try."""
-    longest = min(LONGEST, SOONEST * 2 ** min(standing.failures, 16))
+def retry_delay(status: PeerStatus) -> timedelta:
+    """Return how long to skip a mirror after its last attempt: exponential, with random jitter."""
+    longest = min(MAX_RETRY_SECONDS, MIN_RETRY_SECONDS * 2 ** min(status.failures, 16))
     return timedelta(seconds=longest * random.uniform(0.5, 1.0))
 
 
-def pull_from(listed: MirrorEntry) -> PullResult:
-    """One round with one mirror; what was wrong with it is noted, and logged when it is news."""
-    done, now = PullResult(), timezone.now()
-    said: dict[str, object] = {}
-    silent = False
+def pull_from(entry: MirrorEntry) -> PullResult:
+    """Pull from one mirror once and store its status; log an error that is new."""
+    result = PullResult()
+    started = timezone.now()
+    observed: dict[str, object] = {}
+    unreachable = False
     try:
-        with MirrorClient.for_listed(listed) as peer:
-            heads = peer.fetch_heads()
-            record_peer_clock(listed.key, heads.time)
-            said = {
-                "heard": now,
-                "state": heads.state,
-                "version": heads.mirrors,
+        with MirrorClient.for_listed(entry) as client:
+            heads = client.fetch_heads()
+            record_peer_clock(entry.key, heads.time)
+            observed = {
+                "last_seen": started,
+                "state_hash": heads.state,
+                "list_version": heads.mirrors,
                 "protocols": heads.protocols,
+                "heads": {origin: head.seq for origin, head in heads.heads.items()},
             }
-            said["heads"] = {origin: head.seq for origin, head in heads.heads.items()}
-            pull_everything(peer, heads, done)
+            pull_everything(client, heads, result)
     except (PeerError, RestorePendingError) as error:
-        done.refused.append(error.sentence)
-        silent = isinstance(error, PeerError) and error.unreachable
-    why = "; ".join(done.refused)[:300]
-    before = PeerStatus.objects.filter(pk=listed.key).first() or PeerStatus(key=listed.key)
-    failures = 0 if said else min(100, before.failures + 1)
-    if said:
-        said["apart"] = None if said["state"] == projection.state_hash() else before.apart or now
-    defaults = {"tried": timezone.now(), "why": why, "failures": failures, "silent": silent, **said}
-    PeerStatus.objects.update_or_create(key=listed.key, defaults=defaults)
-    if why and why != before.why:
-        log.warning("%s: %s", listed.name, why)
-    return done
+        result.refused.append(error.sentence)
+        unreachable = isinstance(error, PeerError) and error.unreachable
+    problem = "; ".join(result.refused)[:MAX_ERROR_CHARS]
+    before = PeerStatus.objects.filter(pk=entry.key).first() or PeerStatus(key=entry.key)
+    failures = min(100, before.failures + 1)
+    if observed:
+        failures = 0
+        in_sync = observed["state_hash"] == projection.state_hash()
+        observed["diverged_since"] = None if in_sync else before.diverged_since or started
+    status = {
+        "last_attempt": timezone.now(),
+        "last_error": problem,
+        "failures": failures,
+        "unreachable": unreachable,
+        **observed,
+    }
+    PeerStatus.objects.update_or_create(key=entry.key, defaults=status)
+    if problem and problem != before.last_error:
+        log.warning("%s: %s", entry.name, problem)
+    return result
 
 
-def pull_everything(peer: MirrorClient, heads: LogHeads, done: PullResult) -> None:
-    """All that a mirror has more of than we do; rows last, so that each is written once. Raises PeerError."""
+def pull_everything(client: MirrorClient, heads: LogHeads, result: PullResult) -> None:
+    """Pull all that a mirror has more of; write rows last, so that each is written once.
+
+    Raises:
+        PeerError: The mirror does not answer, or not as a mirror does.
+    """
     try:
-        pull_logs(peer, heads, done)
-        if done.stored:
+        pull_logs(client, heads, result)
+        if result.stored:
             ingest.project_pending(defer=True)
-        pull_private_data(peer)
+        pull_private_data(client)
     finally:
         ingest.project_pending()
 
 
-def pull_private_data(peer: MirrorClient) -> None:
-    """Personal data that states name; rows are written by `receiving.settle`. In any order, until it has none of those
-    asked for: what nobody has any more is not to stand before the rest for ever."""
-    wanted = private_data.missing_digests()
-    random.shuffle(wanted)
-    parts = (
-        wanted[start : start + MAX_PRIVATE_ITEMS]
-        for start in range(0, len(wanted), MAX_PRIVATE_ITEMS)
+def pull_private_data(client: MirrorClient) -> None:
+    """Pull private data that states name; `ingest.project_pending` writes the rows.
+
+    In random order, until the mirror has none of what was requested: texts that no mirror has any
+    more must not block the others for ever.
+    """
+    digests = private_data.missing_digests()
+    random.shuffle(digests)
+    batches = (
+        digests[start : start + MAX_PRIVATE_ITEMS]
+        for start in range(0, len(digests), MAX_PRIVATE_ITEMS)
     )
-    with prefetched(map(peer.fetch_private_data, parts)) as found:
-        for come in found:
-            if not private_data.ingest(come, defer=True):
+    with prefetched(map(client.fetch_private_data, batches)) as answers:
+        for records in answers:
+            if not private_data.ingest(records, defer=True):
                 break
 
 
 def pull_logs(
-    peer: MirrorClient, heads: LogHeads, done: PullResult, crew: Executor | None = None
+    client: MirrorClient, heads: LogHeads, result: PullResult, executor: Executor | None = None
 ) -> None:
-    """Newer lists, proofs of forks, and events, which `receiving.settle` folds. `crew` reads what comes. Raises
-    PeerError."""
-    if heads.mirrors > mirror_list.current_version()[0]:
-        try:
-            mirror_list.ingest_lists(peer.fetch_lists(mirror_list.current_version()[0]).lists)
-        except ListError as error:
-            done.refused.append(f"{peer.name}: {error}")
-    if heads.proofs > ForkProof.objects.count():
-        for pair in peer.fetch_fork_evidence().proofs:
-            try:
-                truncate.accept_fork_proof(pair.first, pair.second)
-            except UserError as error:
-                done.refused.append(f"{peer.name}: {error.sentence}")
-    ours = our_heads()
+    """Pull newer mirror lists, proofs of forks, and events, which `ingest.project_pending` folds.
+
+    Args:
+        client: The mirror.
+        heads: What it has.
+        result: Receives what was stored and refused.
+        executor: Verifies signatures elsewhere.
+
+    Raises:
+        PeerError: The mirror does not answer, or not as a mirror does.
+    """
+    _pull_mirror_list(client, heads, result)
+    _pull_fork_evidence(client, heads, result)
     own = set(Origin.objects.filter(key=site_identity.identity().key).values_list("pk", flat=True))
-    if is_restore_pending():  # a restored site: what it wrote itself is back before it decides anything, or folds what others did
-        refused = len(done.refused)
-        for origin in own.intersection(heads.heads):
-            _take(peer, origin, heads.heads[origin], ours, done, crew)
-        if len(done.refused) > refused:
-            return
-        ingest.project_pending(defer=True)
-        resume()
-        ours = our_heads()
-    for origin, head in sorted(
-        heads.heads.items(), key=lambda item: item[0] not in own
-    ):  # own first, all the same
-        _take(peer, origin, head, ours, done, crew)
+    if is_restore_pending() and not _recover_own_logs(client, heads, own, result, executor):
+        return
+    local_heads = log_heads()
+    own_first = sorted(heads.heads, key=lambda origin: origin not in own)
+    for origin in own_first:
+        local = local_heads.get(origin)
+        _pull_log(client, origin, heads.heads[origin], local, result, executor)
 
 
-def _take(
-    peer: MirrorClient,
+def _pull_mirror_list(client: MirrorClient, heads: LogHeads, result: PullResult) -> None:
+    version = mirror_list.current_version()[0]
+    if heads.mirrors <= version:
+        return
+    try:
+        mirror_list.ingest_lists(client.fetch_lists(version).lists)
+    except ListError as error:
+        result.refused.append(f"{client.name}: {error}")
+
+
+def _pull_fork_evidence(client: MirrorClient, heads: LogHeads, result: PullResult) -> None:
+    if heads.proofs <= ForkProof.objects.count():
+        return
+    for evidence in client.fetch_fork_evidence().proofs:
+        try:
+            truncate.accept_fork_proof(evidence.first, evidence.second)
+        except UserError as error:
+            result.refused.append(f"{client.name}: {error.sentence}")
+
+
+def _recover_own_logs(
+    client: MirrorClient,
+    heads: LogHeads,
+    own: set[str],
+    result: PullResult,
+    executor: Executor | None,
+) -> bool:
+    """Bring a restored site's own logs back before it decides or folds anything else.
+
+    Returns:
+        Whether nothing was refused, so that the site may continue.
+    """
+    refused_before = len(result.refused)
+    local_heads = log_heads()
+    for origin in own.intersection(heads.heads):
+        local = local_heads.get(origin)
+        _pull_log(client, origin, heads.heads[origin], local, result, executor)
+    if len(result.refused) > refused_before:
+        return False
+    ingest.project_pending(defer=True)
+    resume()
+    return True
+
+
+def _pull_log(
+    client: MirrorClient,
     origin: str,
     head: LogHead,
-    ours: dict[str, tuple[int, str]],
-    done: PullResult,
-    crew: Executor | None,
+    local: tuple[int, str] | None,
+    result: PullResult,
+    executor: Executor | None,
 ) -> None:
-    """A log from our last event on: that one again, for where it is another the two are a proof."""
-    seq, digest = ours.get(origin, (0, ""))
+    """Pull one log, from our last event on.
+
+    That event is requested again: if the mirror's event of the same number differs, the two prove a
+    fork.
+    """
+    seq, digest = local or (0, "")
     if head.seq <= seq:
-        if not (head.seq and (head.digest != digest if head.seq == seq else _other(origin, head))):
+        if not _is_fork(origin, head, seq, digest):
             return
         seq = head.seq
-    after, keys = max(0, seq - 1), mirror_list.trusted_keys(origin)
-    with prefetched(fetch_pages(peer, origin, after, crew)) as found:
-        for page in found:
+    after = max(0, seq - 1)
+    keys = mirror_list.trusted_keys(origin)
+    with prefetched(fetch_pages(client, origin, after, executor)) as pages:
+        for page in pages:
             if not page.part.events:
                 if after < head.seq:
-                    done.refused.append(
-                        f"{peer.name} has {head.seq} events of log {origin[:8]} and shows {after}"
+                    result.refused.append(
+                        f"{client.name} has {head.seq} events of log {origin[:8]} and shows {after}"
                     )
                 return
-            told = ingest.ingest_events(
-                page.part.events, read=page.open_events, keys=keys, defer=True
-            )
-            done.stored += told.stored
-            if told.rejected:
-                done.refused += [f"{peer.name}: {sentence}" for sentence in told.rejected.values()]
+            if not _ingest_page(client, page, keys, result):
                 return
-            came = Origin.objects.filter(pk=origin).values_list("head_seq", flat=True).first() or 0
-            if came <= after or told.forked:  # what brings us no further is not asked for again
+            stored = Origin.objects.filter(pk=origin).values_list("head_seq", flat=True).first()
+            if (stored or 0) <= after:  # a page without progress is not requested again
                 return
-            after = came
+            after = stored or 0
 
 
-def _other(origin: str, head: LogHead) -> bool:
-    """Whether our event of that number is another one."""
-    mine = (
-        LogEvent.objects.filter(origin=origin, seq=head.seq, accepted=True)
-        .values_list("digest", flat=True)
-        .first()
-    )
-    return mine is not None and mine != head.digest
+def _is_fork(origin: str, head: LogHead, seq: int, digest: str) -> bool:
+    """Return whether a head that is not ahead of ours (`seq`, `digest`) contradicts our log."""
+    if head.seq == 0:
+        return False
+    if head.seq == seq:
+        return head.digest != digest
+    accepted = LogEvent.objects.filter(origin=origin, seq=head.seq, accepted=True)
+    local_digest = accepted.values_list("digest", flat=True).first()
+    return local_digest is not None and local_digest != head.digest
 
 
-def local_heads(to: str) -> LogHeads:
-    """What we say to another mirror that asks how far we have come."""
+def _ingest_page(
+    client: MirrorClient, page: LogPage, keys: Container[str], result: PullResult
+) -> bool:
+    """Store a page; return whether the log can be pulled further."""
+    ingested = ingest.ingest_events(page.part.events, read=page.open_events, keys=keys, defer=True)
+    result.stored += ingested.stored
+    result.refused += [f"{client.name}: {sentence}" for sentence in ingested.rejected.values()]
+    return not ingested.rejected and not ingested.forked
+
+
+def local_heads(requested_by: str) -> LogHeads:
+    """Describe how far this site's logs are, for the mirror with this key."""
     return LogHeads(
         protocols=list(PROTOCOLS),
         mirror=site_identity.identity().key,
-        to=to,
+        to=requested_by,
         time=time.time(),
         mirrors=mirror_list.current_version()[0],
         proofs=ForkProof.objects.count(),
         state=projection.state_hash(),
         heads={
-            origin: LogHead(seq=seq, digest=digest) for origin, (seq, digest) in our_heads().items()
+            origin: LogHead(seq=seq, digest=digest) for origin, (seq, digest) in log_heads().items()
         },
     )
 
 
 def peer_summaries() -> list[dict[str, Any]]:
-    """The other mirrors of the list as we last heard of them. `same`: whether they had come to our state of now; None
-    where nothing was heard yet; `why`: what was wrong with the last pull."""
-    ours, known = projection.state_hash(), PeerStatus.objects.in_bulk()
-    found = []
-    for each in mirror_list.other_mirrors():
-        standing = known.get(each.key) or PeerStatus(key=each.key, tried=None)
-        found.append(
-            {
-                "key": each.key, "name": each.name, "url": each.url, "list": standing.version,
-                "heard": standing.heard and standing.heard.timestamp(), "state": standing.state,
-                "same": standing.state == ours if standing.state else None, "why": standing.why,
-            }
-        )  # fmt: skip
-    return found
+    """Describe the other mirrors of the list as they last answered, for /status."""
+    return list(_peer_summaries())
+
+
+def _peer_summaries() -> Iterator[dict[str, Any]]:
+    state_hash = projection.state_hash()
+    statuses = PeerStatus.objects.in_bulk()
+    for entry in mirror_list.other_mirrors():
+        status = statuses.get(entry.key) or PeerStatus(key=entry.key, last_attempt=None)
+        yield {
+            "key": entry.key,
+            "name": entry.name,
+            "url": entry.url,
+            "list": status.list_version,
+            "last_seen": status.last_seen and status.last_seen.timestamp(),
+            "state": status.state_hash,
+            "in_sync": status.state_hash == state_hash if status.state_hash else None,
+            "last_error": status.last_error,
+        }

@@ -1,6 +1,10 @@
-"""Pulling in the background: by the clock as the guarantee, and at once when another mirror says it has news."""
+"""Replicate in the background: by schedule as the guarantee, and at once after a notice.
+
+A mirror that has recorded events sends the others a change notice, which makes them pull.
+"""
 
 import logging
+from typing import Any
 
 from celery import shared_task
 from django.core.cache import cache
@@ -14,61 +18,72 @@ from coordinator.replication.models import PeerStatus
 
 log = logging.getLogger("coordinator.replication")
 
-QUIET = 0.5  # seconds that changes are gathered before others are nudged
-PENDING = "mirrors:nudge"
-ASKED = "mirrors:pull:"  # and whose key
-LOST = 30  # seconds after which what was asked for and never begun may be asked for again
+COLLECT_SECONDS = 0.5  # for which changes are collected before the other mirrors are notified
+NOTICE_SCHEDULED = "replication:notice"  # cache key
+PULL_SCHEDULED = "replication:pull:"  # cache key, followed by the mirror's public key
+LOST_SECONDS = 30  # after which a task that was scheduled and never started is scheduled again
 
 
 @shared_task(name="replication.pull", max_retries=0)
 def pull_task(key: str | None = None) -> None:
-    """From one mirror, by its key, or from all."""
+    """Pull from the mirror with this key, or from all mirrors."""
     if key is None:
         pull_module.pull_from_all()
-    else:
-        cache.delete(ASKED + key)
-        for each in mirror_list.other_mirrors():
-            if each.key == key:
-                pull_module.pull_from(each)
+        return
+    cache.delete(PULL_SCHEDULED + key)
+    for entry in mirror_list.other_mirrors():
+        if entry.key == key:
+            pull_module.pull_from(entry)
 
 
 def schedule_pull(key: str) -> None:
-    """By that mirror. One pull that has not begun is enough for whatever it says meanwhile: a Celery that was away
-    would find a pull for each nudge, and come to nothing else."""
-    if cache.add(ASKED + key, 1, LOST):
+    """Schedule a pull from a mirror that sent a change notice.
+
+    One pull that has not started covers all notices that arrive meanwhile. Otherwise a Celery that
+    was down would find one pull for each notice, and would do nothing else.
+    """
+    if cache.add(PULL_SCHEDULED + key, 1, LOST_SECONDS):
         pull_task.delay(key)
 
 
 @shared_task(name="replication.notify_mirrors", max_retries=0)
 def notify_mirrors() -> None:
-    """Says to all others that there is something new here. Who does not hear it pulls by its own clock; who was silent
-    the last time is not waited for, since other tasks wait behind this one."""
-    cache.delete(PENDING)
-    silent = set(PeerStatus.objects.filter(silent=True).values_list("key", flat=True))
-    for each in (each for each in mirror_list.other_mirrors() if each.key not in silent):
+    """Send all other mirrors a change notice; one that misses it pulls by its own schedule.
+
+    Mirrors that were unreachable last time are skipped, because other tasks wait behind this one.
+    """
+    cache.delete(NOTICE_SCHEDULED)
+    unreachable = PeerStatus.objects.filter(unreachable=True).values_list("key", flat=True)
+    skipped = set(unreachable)
+    for entry in mirror_list.other_mirrors():
+        if entry.key in skipped:
+            continue
         try:
-            with MirrorClient.for_listed(each) as peer:
-                peer.send_change_notice()
+            with MirrorClient.for_listed(entry) as client:
+                client.send_change_notice()
         except PeerError as error:
             log.debug("%s", error.sentence)
 
 
 @shared_task(name="replication.send_used_codes")
 def send_used_codes(marks: list[str]) -> None:
-    """To all others, at once. Who does not hear it could accept the same code within its minute or two: not told again,
-    for by then it works nowhere."""
-    for each in mirror_list.other_mirrors():
+    """Send marks of used one-time codes to all other mirrors, at once.
+
+    A mirror that misses them could accept the same code within its minute or two. The message is
+    not repeated, because by then the code has expired everywhere.
+    """
+    for entry in mirror_list.other_mirrors():
         try:
-            with MirrorClient.for_listed(each) as peer:
-                peer.send_used_codes(marks)
+            with MirrorClient.for_listed(entry) as client:
+                client.send_used_codes(marks)
         except PeerError as error:
-            log.warning("what was used here may work there once more: %s", error.sentence)
+            log.warning("a code that was used here may work there once more: %s", error.sentence)
 
 
-def schedule_notification() -> None:
-    """After a commit that added to our log."""
+def on_event_recorded(sender: type, **kwargs: Any) -> None:
+    """Schedule a notice after a commit that added to our log."""
     try:
-        if mirror_list.current_version()[0] and cache.add(PENDING, 1, LOST):
-            notify_mirrors.apply_async(countdown=QUIET)
+        if mirror_list.current_version()[0] and cache.add(NOTICE_SCHEDULED, 1, LOST_SECONDS):
+            notify_mirrors.apply_async(countdown=COLLECT_SECONDS)
     except (OperationalError, RedisError) as error:
-        log.debug("nobody is nudged (%s): others pull by the clock", error)
+        log.debug("no mirror is notified (%s): they pull by their schedule", error)

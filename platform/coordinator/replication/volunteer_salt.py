@@ -1,8 +1,10 @@
-"""The kind "salt": what tickets tell people apart by, one for all mirrors of the list. Whichever mirror signs, a
-person's machines count as one volunteer's, and no peer can tell whose.
+"""Share one salt among mirrors: the aggregate type "salt", for volunteers' pseudonyms in tickets.
 
-The salt itself is particulars: sealed between mirrors, in no log. Until it has come a site goes by its own; tickets
-that were signed by another one stay good, and are replaced within half a day."""
+Whichever mirror signs a ticket, a person's machines count as one volunteer's, and no peer can tell
+whose. The salt itself is private data: encrypted between mirrors, and in no log. A site uses its
+own until the shared one arrives. Tickets that another salt signed remain valid and are replaced
+within half a day.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,63 +20,66 @@ from coordinator.lib import site_identity
 from coordinator.replication.models import MirrorListVersion
 
 SALT_NAME = "volunteers"
+SALT_AGGREGATE = f"salt:{SALT_NAME}"
 
 
 class SaltCreated(Message):
+    """Record that a salt exists; `about` is the digest of its private data."""
+
     about: Digest
 
 
 class VolunteerSalt(Message):
-    """Particulars."""
+    """Hold the salt, as private data."""
 
     salt: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """The first that was given, if two mirrors gave one: it is the likelier to be in tickets already."""
+    """Choose the first salt if two mirrors created one: it is likelier to be in tickets already."""
     return {"about": facts[0].payload.about}
 
 
-def store(which: str, state: State | None) -> None:
-    """Who signs a ticket asks."""
+def store(name: str, state: State | None) -> None:
+    """Write nothing: `volunteer_pseudonym` reads the log's state."""
 
 
-def needs(state: State) -> list[str]:
+def private_digests(state: State) -> list[str]:
+    """Return the digest of the salt."""
     return [state["about"]]
 
 
-def existing() -> Iterable[EventDraft]:
+def existing_events() -> Iterable[EventDraft]:
+    """Yield the creation of this site's salt as the shared one, if the site has a mirror list."""
     if MirrorListVersion.objects.exists():
-        yield (
-            "salt.create",
-            SALT_NAME,
-            {
-                "about": private_data.store(
-                    f"salt:{SALT_NAME}", {"salt": site_identity.salt().hex()}
-                )
-            },
-        )
+        salt = site_identity.volunteer_salt().hex()
+        about = private_data.store(SALT_AGGREGATE, {"salt": salt})
+        yield "salt.create", SALT_NAME, {"about": about}
 
 
 def ensure_salt() -> None:
-    """Ours, where the log names none yet."""
+    """Record this site's salt as the shared one, unless the log names one already."""
     if is_restore_pending():
         return
     with log_transaction():
-        if current_state(f"salt:{SALT_NAME}") is None:
-            for type, which, said in existing():
-                record(type, which, said)
+        if current_state(SALT_AGGREGATE) is None:
+            for event_type, name, payload in existing_events():
+                record(event_type, name, payload)
 
 
 def volunteer_pseudonym(person: object) -> str:
-    """64 hex digits that tell people apart to peers, and name nobody to who lacks the mirrors' secret."""
-    state = current_state(f"salt:{SALT_NAME}")
-    told = private_data.load(state["about"], VolunteerSalt) if state else None
-    return blake3(
-        str(person).encode(), key=bytes.fromhex(told["salt"]) if told else site_identity.salt()
-    ).hexdigest()
+    """Return 64 hex digits that identify a person to peers without naming them."""
+    state = current_state(SALT_AGGREGATE)
+    shared = private_data.load(state["about"], VolunteerSalt) if state else None
+    key = bytes.fromhex(shared["salt"]) if shared else site_identity.volunteer_salt()
+    return blake3(str(person).encode(), key=key).hexdigest()
 
 
 AGGREGATE_TYPE = AggregateType(
-    "salt", {"create": SaltCreated}, fold, store, private_digests=needs, existing_events=existing
+    "salt",
+    {"create": SaltCreated},
+    fold,
+    store,
+    private_digests=private_digests,
+    existing_events=existing_events,
 )

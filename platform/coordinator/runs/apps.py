@@ -1,15 +1,41 @@
+"""Configure runs: their aggregate type, and what happens when an account is deleted."""
+
+from typing import Any
+
 from django.apps import AppConfig
 
 
 class RunsConfig(AppConfig):
+    """Configure the app."""
+
     name = "coordinator.runs"
     label = "runs"
 
     def ready(self) -> None:
-        from coordinator.accounts.deletion import leaving
+        """Register the aggregate type and the receiver of deleted accounts."""
+        from coordinator.accounts.signals import account_deleted
         from coordinator.eventlog import registry
-        from coordinator.runs.leaving import forget
         from coordinator.runs.replicated import runs
 
-        leaving.connect(forget, dispatch_uid="runs forget")
         registry.register(runs.AGGREGATE_TYPE)
+        account_deleted.connect(on_account_deleted, dispatch_uid="runs account_deleted")
+
+
+def on_account_deleted(sender: type, person: Any, **kwargs: Any) -> None:
+    """Delete the person's unlaunched drafts, notes, and invitations, as host and as guest.
+
+    Invitations are for people who are named in the note. Those who joined by one remain in the run.
+    """
+    from coordinator.audit import log
+    from coordinator.eventlog import writer
+    from coordinator.runs.models import Guest, Run, RunInvitation
+
+    drafts = Run.objects.filter(owner=person, spec_text="")
+    log.anonymise(*drafts)
+    draft_ids = [draft.pk for draft in drafts]
+    drafts.delete()
+    for draft_id in draft_ids:
+        writer.record("run.forget", draft_id, {})
+    Run.objects.filter(owner=person).update(notes="")
+    Guest.objects.filter(user=person).delete()
+    RunInvitation.objects.filter(run__owner=person).delete()

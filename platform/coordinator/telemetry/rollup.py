@@ -65,7 +65,7 @@ def drain_queue(*, wait: bool = False) -> int:
                     )  # by value: after a restart the queue may not begin where it did
                 pipe.execute()
             moved += len(raw)
-            counters.count("barnraise_reports_total", by=len(raw))
+            counters.increment("barnraise_reports_total", by=len(raw))
     return moved
 
 

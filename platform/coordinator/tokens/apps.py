@@ -1,12 +1,28 @@
+"""Configure personal tokens, and what happens to them when an account is deleted."""
+
+from typing import Any
+
 from django.apps import AppConfig
 
 
 class TokensConfig(AppConfig):
+    """Configure the app."""
+
     name = "coordinator.tokens"
     label = "tokens"
 
     def ready(self) -> None:
-        from coordinator.accounts.deletion import leaving
-        from coordinator.tokens.leaving import forget_tokens
+        """Register the receiver of deleted accounts."""
+        from coordinator.accounts.signals import account_deleted
 
-        leaving.connect(forget_tokens, dispatch_uid="tokens forget")
+        account_deleted.connect(on_account_deleted, dispatch_uid="tokens account_deleted")
+
+
+def on_account_deleted(sender: type, person: Any, **kwargs: Any) -> None:
+    """Delete the person's tokens."""
+    from coordinator.audit.log import anonymise
+    from coordinator.tokens.models import Token
+
+    tokens = Token.objects.filter(user=person)
+    anonymise(*tokens)
+    tokens.delete()

@@ -106,14 +106,16 @@ def test_given_addresses_start_nothing(folder, monkeypatch):
 
 def test_a_secret_is_made_once_and_for_its_owner_alone(folder):
     path = folder / "secret_key"
-    assert embedded_servers.kept_secret(path) == embedded_servers.kept_secret(path)
+    assert embedded_servers.load_or_create_secret(path) == embedded_servers.load_or_create_secret(
+        path
+    )
     assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_server_that_does_not_answer_yet_is_not_joined_by_a_second_one_on_its_files(
     folder, monkeypatch
 ):
-    monkeypatch.setattr(embedded_servers, "STARTING", 3.0)
+    monkeypatch.setattr(embedded_servers, "START_SECONDS", 3.0)
     embedded_servers.start(folder, postgres=False)
     (pid, _) = json.loads((folder / "valkey" / "pid").read_text())
     os.kill(pid, signal.SIGSTOP)

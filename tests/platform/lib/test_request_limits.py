@@ -9,11 +9,11 @@ import pytest
 from asgiref.testing import ApplicationCommunicator
 from django.http import HttpResponse
 
-from coordinator.asgi import YOUNG, application
+from coordinator.asgi import GC_THRESHOLD, application
 from coordinator.lib import asgi_handler
-from coordinator.lib.asgi_handler import AT_WORK, Pages
+from coordinator.lib.asgi_handler import BUSY_REQUESTS, ThreadedHandler
 
-MANY = 5 * AT_WORK
+MANY = 5 * BUSY_REQUESTS
 SCOPE = {
     "type": "http",
     "method": "GET",
@@ -23,7 +23,7 @@ SCOPE = {
 }
 
 
-class Slow(Pages):
+class Slow(ThreadedHandler):
     """Answers once `open` is set, and notes how many wait for that at once."""
 
     def __init__(self):
@@ -41,7 +41,7 @@ class Slow(Pages):
         return HttpResponse("done")
 
 
-async def come(site: Pages) -> ApplicationCommunicator:
+async def come(site: ThreadedHandler) -> ApplicationCommunicator:
     browser = ApplicationCommunicator(site, dict(SCOPE))
     await browser.send_input({"type": "http.request", "body": b""})
     return browser
@@ -65,29 +65,29 @@ async def crowd(site: Slow, inside: int) -> list[ApplicationCommunicator]:
 @pytest.fixture
 def patient(monkeypatch):
     """No turn is given up early."""
-    monkeypatch.setattr(asgi_handler, "LONG", 20.0)
+    monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 20.0)
 
 
 async def test_few_are_at_work_at_once_and_all_are_answered(patient):
     site = Slow()
-    browsers = await crowd(site, AT_WORK)
+    browsers = await crowd(site, BUSY_REQUESTS)
     site.open.set()
     assert [await answered(each) for each in browsers] == [200] * MANY
-    assert site.most == AT_WORK, "nor did more come in later"
+    assert site.most == BUSY_REQUESTS, "nor did more come in later"
     assert site.served == MANY
 
 
 async def test_those_that_wait_for_something_else_do_not_keep_others_out(monkeypatch):
     """Postgres is gone, say, and each request finds out after ten seconds: they find out together."""
-    monkeypatch.setattr(asgi_handler, "LONG", 0.05)
+    monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 0.05)
     site = Slow()
     browsers = await crowd(site, MANY)
     site.open.set()
     assert [await answered(each) for each in browsers] == [200] * MANY
-    monkeypatch.setattr(asgi_handler, "LONG", 20.0)
+    monkeypatch.setattr(asgi_handler, "BUSY_SECONDS", 20.0)
     site.open.clear()
     again = await crowd(
-        site, AT_WORK
+        site, BUSY_REQUESTS
     )  # a turn that was given up early is not given back a second time
     site.open.set()
     assert [await answered(each) for each in again] == [200] * MANY
@@ -95,23 +95,23 @@ async def test_those_that_wait_for_something_else_do_not_keep_others_out(monkeyp
 
 async def test_who_has_left_the_door_is_not_served(patient):
     site = Slow()
-    browsers = await crowd(site, AT_WORK)
-    for browser in browsers[AT_WORK:]:
+    browsers = await crowd(site, BUSY_REQUESTS)
+    for browser in browsers[BUSY_REQUESTS:]:
         await browser.send_input({"type": "http.disconnect"})
     site.open.set()
-    assert [await answered(each) for each in browsers[:AT_WORK]] == [200] * AT_WORK
-    for browser in browsers[AT_WORK:]:
+    assert [await answered(each) for each in browsers[:BUSY_REQUESTS]] == [200] * BUSY_REQUESTS
+    for browser in browsers[BUSY_REQUESTS:]:
         await browser.wait(20)
-    assert site.served == AT_WORK
+    assert site.served == BUSY_REQUESTS
 
 
 async def test_a_request_that_fails_gives_its_turn_to_the_next(patient):
-    class Broken(Pages):
+    class Broken(ThreadedHandler):
         def get_response(self, request):
             raise RuntimeError("this request fails")
 
     site = Broken()
-    for _ in range(2 * AT_WORK):
+    for _ in range(2 * BUSY_REQUESTS):
         browser = await come(site)
         with pytest.raises(RuntimeError, match="this request fails"):
             await browser.wait(20)
@@ -124,7 +124,7 @@ async def test_what_is_there_from_the_start_is_left_alone_by_the_collector():
         await server.send_input({"type": "lifespan.startup"})
         assert await server.receive_output(20) == {"type": "lifespan.startup.complete"}
         assert gc.get_freeze_count() > 100_000, "all of Django, and more"
-        assert gc.get_threshold()[0] == YOUNG
+        assert gc.get_threshold()[0] == GC_THRESHOLD
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)

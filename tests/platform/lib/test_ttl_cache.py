@@ -24,10 +24,10 @@ def test_an_answer_is_good_for_its_time_and_no_longer():
 
 
 def test_it_keeps_so_many_and_never_what_could_not_be_found():
-    memo: TtlCache[int, int] = TtlCache(60.0, most=3)
+    memo: TtlCache[int, int] = TtlCache(60.0, max_entries=3)
     for key in range(100):
         memo.get(key, lambda key=key: key)
-    assert len(memo._known) <= 3
+    assert len(memo) <= 3
     asked = []
     for _ in range(2):
         try:

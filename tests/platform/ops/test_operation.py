@@ -109,7 +109,7 @@ def test_requests_and_reports_are_counted_by_view_and_never_by_machine_or_run(
 
 def test_a_histogram_adds_up(client, valkey):
     for seconds in (0.001, 0.004, 0.3, 0.3, 99.0):
-        counters.time("barnraise_task_seconds", seconds, task="x")
+        counters.observe("barnraise_task_seconds", seconds, task="x")
     found = series(client.get("/metrics").content.decode())
     buckets = {s: v for s, v in found.items() if s.startswith("barnraise_task_seconds_bucket")}
     assert (
@@ -127,7 +127,7 @@ def test_a_histogram_adds_up(client, valkey):
 
 
 def test_a_label_cannot_break_out_of_its_quotes(client, valkey):
-    counters.count("barnraise_tasks_total", task='a"} 9\nb\\')
+    counters.increment("barnraise_tasks_total", task='a"} 9\nb\\')
     assert r'barnraise_tasks_total{task="a\"} 9\nb\\"} 1' in client.get("/metrics").content.decode()
 
 
@@ -147,7 +147,9 @@ def test_a_line_in_the_log_names_the_request_a_worker_sent_along(person, launche
     handler = logging.StreamHandler()
     lines: list[str] = []
     handler.emit = lambda record: lines.append(
-        log_format.Json().format(record) if log_format.Named().filter(record) else ""
+        log_format.JsonFormatter().format(record)
+        if log_format.RequestIdFilter().filter(record)
+        else ""
     )
     access = logging.getLogger("coordinator.access")
     access.addHandler(handler)
@@ -174,11 +176,11 @@ def test_what_cannot_be_json_is_logged_as_text_and_a_traceback_is_whole():
             "x", 40, "f", 1, "odd %s", (object,), True, extra={"thing": {1, 2}}
         )
         record.exc_info = __import__("sys").exc_info()
-    said = json.loads(log_format.Json().format(record))
+    said = json.loads(log_format.JsonFormatter().format(record))
     assert (
         "ValueError: ours" in said["traceback"]
         and said["thing"]
-        and "\n" not in log_format.Json().format(record)
+        and "\n" not in log_format.JsonFormatter().format(record)
     )
 
 

@@ -146,7 +146,7 @@ def other():
 
 def heard(other: SmallMirror, seconds_ago: float) -> None:
     at = timezone.now() - timedelta(seconds=seconds_ago)
-    PeerStatus.objects.update_or_create(pk=other.listed.key, defaults={"heard": at})
+    PeerStatus.objects.update_or_create(pk=other.listed.key, defaults={"last_seen": at})
 
 
 def notice(person, other: SmallMirror, whose: str) -> Notification:

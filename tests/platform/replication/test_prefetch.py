@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from barnraise.errors import MessageError
 from coordinator.eventlog.event import open_event
 from coordinator.replication.client import PeerError
-from coordinator.replication.prefetch import AHEAD, fetch_pages, prefetched, signature_checker
+from coordinator.replication.prefetch import PAGES_AHEAD, fetch_pages, prefetched, signature_checker
 from coordinator.replication.protocol import LogPart
 
 
@@ -98,7 +98,7 @@ def test_who_leaves_early_has_what_was_made_in_its_order(length, taken):
     with prefetched(source()) as found:
         got = [n for _, n in zip(range(taken), found, strict=False)]
     assert got == list(range(min(length, taken)))
-    assert made == list(range(len(made))) and len(made) <= min(length, taken + AHEAD + 1)
+    assert made == list(range(len(made))) and len(made) <= min(length, taken + PAGES_AHEAD + 1)
 
 
 def test_it_goes_no_further_ahead_than_it_may():
@@ -110,7 +110,7 @@ def test_it_goes_no_further_ahead_than_it_may():
             yield n
 
     with prefetched(source()) as found:
-        waits_for(lambda: len(made) == AHEAD)
-        assert not gate.wait(0.1) and len(made) == AHEAD
+        waits_for(lambda: len(made) == PAGES_AHEAD)
+        assert not gate.wait(0.1) and len(made) == PAGES_AHEAD
         assert next(found) == 0
-        waits_for(lambda: len(made) == AHEAD + 1)
+        waits_for(lambda: len(made) == PAGES_AHEAD + 1)

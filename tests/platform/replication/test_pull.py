@@ -32,9 +32,9 @@ STRANGER = Identity(b"x" * 32)
 
 @pytest.fixture
 def hurry(monkeypatch):
-    monkeypatch.setattr(client, "BETWEEN", 1.5)
-    monkeypatch.setattr(client, "WHOLE", 2.0)
-    monkeypatch.setattr(client, "MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr(client, "READ_SECONDS", 1.5)
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1 << 20)
 
 
 # ---- what is well
@@ -50,7 +50,7 @@ def test_another_mirrors_log_comes_here_page_by_page_and_once(small, log):
     log.tell("weather.seen", 1, {"rain": 0})
     assert pull(small).stored == 1
     standing = PeerStatus.objects.get(pk=small.identity.key)
-    assert standing.why == "" and standing.heard is not None
+    assert standing.last_error == "" and standing.last_seen is not None
 
 
 def test_its_clock_is_noted_by_what_it_signed(small):
@@ -102,12 +102,12 @@ def test_a_nudge_goes_to_the_others_once_for_many_changes(small, valkey, setting
 
 def test_the_status_says_of_each_other_mirror_whether_it_has_come_to_our_state(small, log):
     (told,) = Client().get("/status").json()["mirrors"]
-    assert (told["same"], told["heard"], told["why"]) == (None, None, "")
+    assert (told["in_sync"], told["last_seen"], told["last_error"]) == (None, None, "")
     pull(small)
     (told,) = Client().get("/status").json()["mirrors"]
     assert (
-        told["same"] is (state_hash() == "0" * 64)
-        and told["heard"] > 0
+        told["in_sync"] is (state_hash() == "0" * 64)
+        and told["last_seen"] > 0
         and told["url"] == small.url
     )
 
@@ -212,10 +212,10 @@ def test_a_mirror_that_answers_with_something_else_is_named_and_changes_nothing(
     small.routes[where] = lambda query, who: answer()
     told = pull(small)
     assert sentence in told.refused[0] and told.refused[0].startswith("the small one")
-    assert here(log) == 0 and PeerStatus.objects.get().why == told.refused[0][:300]
+    assert here(log) == 0 and PeerStatus.objects.get().last_error == told.refused[0][:300]
     small.routes[where] = right
     monkeypatch.undo()
-    assert pull(small).stored == 10 and PeerStatus.objects.get().why == ""
+    assert pull(small).stored == 10 and PeerStatus.objects.get().last_error == ""
 
 
 def test_a_mirror_that_is_gone_is_named(small, log):
@@ -250,8 +250,8 @@ def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_he
 def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(
     small, log, hurry, monkeypatch
 ):
-    monkeypatch.setattr(client, "KNOCK", 0.5)
-    monkeypatch.setattr(pull_module, "SOONEST", pull_module.LONGEST)
+    monkeypatch.setattr(client, "PROBE_SECONDS", 0.5)
+    monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
     right = dict(small.routes)
     small.routes |= dict.fromkeys(
         ("GET /mirror", "GET /mirrors/heads"), lambda query, who: (200, silent())
@@ -268,7 +268,7 @@ def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(
 
 
 def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, log, monkeypatch):
-    monkeypatch.setattr(pull_module, "SOONEST", pull_module.LONGEST)
+    monkeypatch.setattr(pull_module, "MIN_RETRY_SECONDS", pull_module.MAX_RETRY_SECONDS)
     key, right = small.identity.key, small.routes["GET /mirrors/heads"]
     small.routes["GET /mirrors/heads"] = lambda query, who: (
         503,
@@ -341,7 +341,7 @@ def test_a_newer_list_comes_with_a_pull_and_withdraws_what_an_expelled_mirror_sa
     pull(small)
     assert mirror_list.newest_list().version == 2 and mirror_list.other_mirrors() == []
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
-    assert "it lied" in Origin.objects.get(pk=log.origin).why
+    assert "it lied" in Origin.objects.get(pk=log.origin).truncation_reason
 
 
 def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):

@@ -155,9 +155,9 @@ def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(
     kept = everything()
     state = current_state("salt:volunteers")
     body = next(each.body for each in kept if each.digest == state["about"])
-    assert site_identity.salt().hex() in body
+    assert site_identity.volunteer_salt().hex() in body
     told = "".join(LogEvent.objects.values_list("body", flat=True))
-    assert site_identity.salt().hex() not in told, "in no event"
+    assert site_identity.volunteer_salt().hex() not in told, "in no event"
 
 
 def test_a_site_that_comes_later_goes_by_the_first_ones_salt_as_soon_as_it_has_it(other, person):

@@ -58,25 +58,27 @@ def test_each_mirror_of_the_list_is_there_with_what_it_last_said(other):
     }
     pull.pull_from(small)
     assert words()["the small one"] == "apart", "it says 0 of its state"
-    since = PeerStatus.objects.get(pk=small.key).apart
+    since = PeerStatus.objects.get(pk=small.key).diverged_since
     pull.pull_from(small)
-    assert PeerStatus.objects.get(pk=small.key).apart == since, "since then, and not since now"
-    PeerStatus.objects.update(state=comparison.state_hash())
+    assert PeerStatus.objects.get(pk=small.key).diverged_since == since, (
+        "since then, and not since now"
+    )
+    PeerStatus.objects.update(state_hash=comparison.local_state_hash())
     assert words()["the small one"] == "same"
-    PeerStatus.objects.update(heard=timezone.now() - timedelta(minutes=5))
+    PeerStatus.objects.update(last_seen=timezone.now() - timedelta(minutes=5))
     assert words()["the small one"] == "quiet"
 
 
 def test_two_that_have_come_to_one_state_are_apart_no_longer(other):
     small = mirror_list.other_mirrors()[0]
     pull.pull_from(small)
-    assert PeerStatus.objects.get(pk=small.key).apart
-    state = comparison.state_hash()
+    assert PeerStatus.objects.get(pk=small.key).diverged_since
+    state = comparison.local_state_hash()
     other.routes["GET /mirrors/heads"] = lambda query, who: other.identity.sign(
         "heads", other.heads(who, state=state)
     )
     pull.pull_from(small)
-    assert PeerStatus.objects.get(pk=small.key).apart is None
+    assert PeerStatus.objects.get(pk=small.key).diverged_since is None
 
 
 def test_mirrors_page_shows_logs_clocks_and_errors_to_staff_only(other, person):
@@ -84,7 +86,7 @@ def test_mirrors_page_shows_logs_clocks_and_errors_to_staff_only(other, person):
     other.ahead = 30.0
     pull.pull_from(small)
     PeerStatus.objects.update(
-        why="the small one takes more than 20 seconds for one answer and was cut off"
+        last_error="the small one takes more than 20 seconds for one answer and was cut off"
     )
     seen = page(Client())
     for told in (

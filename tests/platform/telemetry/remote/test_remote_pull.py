@@ -171,7 +171,7 @@ def test_a_clock_that_was_an_hour_ahead_and_is_put_right_makes_nobody_wait_for_t
     later = timezone.now() + timedelta(hours=1)
     RemoteCursor.objects.create(key=small.identity.key, tried=later, failures=failures)
     assert pull.pull_all() == 1
-    PeerStatus.objects.create(key=small.identity.key, tried=later, failures=3)
+    PeerStatus.objects.create(key=small.identity.key, last_attempt=later, failures=3)
     assert replication_pull.pull_from_all()[small.identity.key].refused == []
 
 

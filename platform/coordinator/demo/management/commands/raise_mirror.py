@@ -43,7 +43,7 @@ class Command(BaseCommand):
             "replication",
             "join",
             join,
-            list=SignedMirrorList.model_validate_json(list.read_bytes()).digest,
+            list_digest=SignedMirrorList.model_validate_json(list.read_bytes()).digest,
         )
 
 

@@ -1,10 +1,10 @@
-"""manage.py mirror_list: the mirror list, from keys to publication.
+"""Propose, sign and publish the mirror list.
 
-keygen FILE           a root's key, for a disk that is offline
-begin · add · expel · renew · roots    write a proposal: the next list, unsigned
-sign FILE --key KEY   adds one root's signature to it
-publish FILE          this site takes it, and with it all others and their machines
-show [FILE]           what a list says, and who signed it
+keygen FILE                          create a root key, for a disk that stays offline
+begin, add, expel, renew, roots      write a proposal: the next list, unsigned
+sign FILE --key KEY                  add one root's signature to a proposal
+publish FILE                         put a signed list into force, here and at all other mirrors
+show [FILE]                          print a list and who has signed it
 """
 
 import time
@@ -26,208 +26,226 @@ from barnraise.protocol.mirror_list import (
     unsigned_list,
 )
 from barnraise.protocol.signing import Identity
+from coordinator.eventlog.models import Origin
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
+from coordinator.replication import mirror_list
 
-DAYS = 180  # a list counts for so long, if nothing else is said
+DEFAULT_DAYS = 180  # until a list expires
+MIN_KEY_CHARS = 8  # of a key that is named by its beginning
 
 
 class Command(BaseCommand):
+    """Run one step of changing the mirror list."""
+
     help = __doc__
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        verbs = parser.add_subparsers(dest="verb", required=True)
+        """Declare one subcommand for each step."""
+        actions = parser.add_subparsers(dest="action", required=True)
 
-        def verb(name: str, about: str, proposes: bool = False) -> CommandParser:
-            made = verbs.add_parser(name, help=about)
-            if proposes:
-                made.add_argument(
-                    "--to", type=Path, default=Path("mirrors.json"), help="the proposal's file"
-                )
-                made.add_argument("--days", type=float, default=DAYS, help="until it expires")
-            return made
+        def add_action(name: str, help_text: str) -> CommandParser:
+            return actions.add_parser(name, help=help_text)
 
-        verb("keygen", "make a root's key").add_argument("file", type=Path)
-        begin = verb("begin", "propose the first list, with this site in it", proposes=True)
-        begin.add_argument("--url", required=True, help="where this site is")
-        begin.add_argument("--name", required=True)
-        for each in (begin, verb("roots", "propose other roots", proposes=True)):
-            each.add_argument(
-                "--root", action="append", required=True, metavar="KEY", help="a public key"
+        def add_proposal(name: str, help_text: str) -> CommandParser:
+            action = add_action(name, help_text)
+            action.add_argument(
+                "--to", type=Path, default=Path("mirrors.json"), help="the proposal's file"
             )
-            each.add_argument(
+            action.add_argument(
+                "--days", type=float, default=DEFAULT_DAYS, help="days until the list expires"
+            )
+            return action
+
+        add_action("keygen", "create a root key").add_argument("file", type=Path)
+        begin = add_proposal("begin", "propose the first list, with this site in it")
+        begin.add_argument("--url", required=True, help="this site's address")
+        begin.add_argument("--name", required=True, help="this site's name")
+        roots = add_proposal("roots", "propose other roots")
+        for action in (begin, roots):
+            action.add_argument(
+                "--root", action="append", required=True, metavar="KEY", help="a public root key"
+            )
+            action.add_argument(
                 "--threshold", type=int, required=True, help="how many of them must sign"
             )
-        add = verb("add", "propose another mirror", proposes=True)
+        add = add_proposal("add", "propose another mirror")
         for name in ("--key", "--url", "--name"):
             add.add_argument(name, required=True)
-        expel = verb("expel", "propose that a mirror goes", proposes=True)
-        expel.add_argument("--key", required=True, help="its key, or how that begins")
+        expel = add_proposal("expel", "propose to expel a mirror")
+        expel.add_argument("--key", required=True, help="its key, or the beginning of it")
         expel.add_argument(
             "--last",
             action="append",
             default=[],
             metavar="LOG:NUMBER",
-            help="what still counts of it",
+            help="the last event of a log that still counts",
         )
         expel.add_argument("--reason", default="")
-        verb("renew", "propose the same list for longer", proposes=True)
-        sign = verb("sign", "add a root's signature")
+        add_proposal("renew", "propose the same list with a later expiry")
+        sign = add_action("sign", "add a root's signature")
         sign.add_argument("file", type=Path)
-        sign.add_argument(
-            "--key", type=Path, required=True, help="the root's key, as keygen made it"
-        )
-        publish = verb("publish", "take a signed list here")
+        sign.add_argument("--key", type=Path, required=True, help="the root key's file")
+        publish = add_action("publish", "put a signed list into force")
         publish.add_argument("file", type=Path)
         publish.add_argument(
-            "--first", action="store_true", help="there is none here yet, and this is ours"
+            "--first", action="store_true", help="this is our own list and the first one here"
         )
-        verb("show", "what a list says").add_argument("file", type=Path, nargs="?")
+        add_action("show", "print a list").add_argument("file", type=Path, nargs="?")
 
-    def handle(self, *, verb: str, **options: Any) -> None:
-        act: Callable[..., None] = getattr(self, verb)
+    def handle(self, *, action: str, **options: Any) -> None:
+        """Run the step; report errors as one sentence."""
+        steps: dict[str, Callable[..., None]] = {
+            "keygen": self._keygen,
+            "sign": self._sign,
+            "begin": self._begin,
+            "roots": self._roots,
+            "add": self._add,
+            "expel": self._expel,
+            "renew": self._renew,
+            "publish": self._publish,
+            "show": self._show,
+        }
         try:
-            act(**options)
+            steps[action](**options)
         except (ListError, UserError, OSError) as error:
             raise CommandError(str(error)) from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             raise CommandError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
-    # ---- where there is no network
+    # ---- on an offline machine
 
-    def keygen(self, file: Path, **_: Any) -> None:
+    def _keygen(self, file: Path, **_: Any) -> None:
         if file.exists():
-            raise CommandError(f"{file} exists: a root's key is never written over")
+            raise CommandError(f"{file} exists: a root key is never written over")
         self.stdout.write(Identity.load_or_create(file).key)
 
-    def sign(self, file: Path, key: Path, **_: Any) -> None:
+    def _sign(self, file: Path, key: Path, **_: Any) -> None:
         if not key.exists():
             raise CommandError(f"there is no key at {key}")
         try:
             root = Identity(key.read_bytes())
         except ValueError:
-            raise CommandError(f"{key} is not a key of keygen's") from None
+            raise CommandError(f"{key} is not a key that keygen created") from None
         signed = add_signature(root, _load(file))
-        _keep(file, signed)
-        self._tell(signed)
+        _save(file, signed)
+        self._print_list(signed)
 
     # ---- proposals
 
-    def begin(self, url: str, name: str, root: list[str], threshold: int, **options: Any) -> None:
-        own = MirrorEntry(
-            key=site_identity.identity().key, url=url, name=name, admitted=time.time()
-        )
-        found = MirrorList(
+    def _begin(self, url: str, name: str, root: list[str], threshold: int, **options: Any) -> None:
+        own_key = site_identity.identity().key
+        own = MirrorEntry(key=own_key, url=url, name=name, admitted=time.time())
+        first = MirrorList(
             version=1, expires=time.time(), threshold=threshold, roots=root, mirrors=[own]
         )
-        self._propose(found, **options)
+        self._propose(first, **options)
 
-    def roots(self, root: list[str], threshold: int, **options: Any) -> None:
-        self._propose(
-            _next(options["to"]).model_copy(update={"roots": root, "threshold": threshold}),
-            **options,
-        )
+    def _roots(self, root: list[str], threshold: int, **options: Any) -> None:
+        proposal = _next_version(options["to"])
+        changed = proposal.model_copy(update={"roots": root, "threshold": threshold})
+        self._propose(changed, **options)
 
-    def add(self, key: str, url: str, name: str, **options: Any) -> None:
-        before = _next(options["to"])
-        mirrors = [*before.mirrors, MirrorEntry(key=key, url=url, name=name, admitted=time.time())]
-        self._propose(before.model_copy(update={"mirrors": mirrors}), **options)
+    def _add(self, key: str, url: str, name: str, **options: Any) -> None:
+        proposal = _next_version(options["to"])
+        entry = MirrorEntry(key=key, url=url, name=name, admitted=time.time())
+        mirrors = [*proposal.mirrors, entry]
+        self._propose(proposal.model_copy(update={"mirrors": mirrors}), **options)
 
-    def expel(self, key: str, last: list[str], reason: str, **options: Any) -> None:
-        before = _next(options["to"])
-        found = [each for each in before.active if each.key.startswith(key)]
-        if len(found) != 1 or len(key) < 8:
+    def _expel(self, key: str, last: list[str], reason: str, **options: Any) -> None:
+        proposal = _next_version(options["to"])
+        matching = [entry for entry in proposal.active if entry.key.startswith(key)]
+        if len(matching) != 1 or len(key) < MIN_KEY_CHARS:
             raise CommandError(
-                f"'{key}' is not one mirror of list {before.version}: give eight digits at least"
+                f"'{key}' is not one mirror of list {proposal.version}: give eight digits at least"
             )
-        pairs = [each.rpartition(":") for each in last]
-        if not all(number.isdecimal() for _, _, number in pairs):
-            raise CommandError("--last is LOG:NUMBER, as `show` lists them")
-        gone = Expulsion(
-            at=time.time(), last={log: int(number) for log, _, number in pairs}, reason=reason
-        )
+        expulsion = Expulsion(at=time.time(), last=_parse_last(last), reason=reason)
         mirrors = [
-            each.model_copy(update={"expelled": gone}) if each.key == found[0].key else each
-            for each in before.mirrors
+            entry.model_copy(update={"expelled": expulsion}) if entry is matching[0] else entry
+            for entry in proposal.mirrors
         ]
-        self._propose(before.model_copy(update={"mirrors": mirrors}), **options)
+        self._propose(proposal.model_copy(update={"mirrors": mirrors}), **options)
 
-    def renew(self, **options: Any) -> None:
-        self._propose(_next(options["to"]), **options)
+    def _renew(self, **options: Any) -> None:
+        self._propose(_next_version(options["to"]), **options)
 
-    def _propose(self, found: MirrorList, to: Path, days: float, **_: Any) -> None:
-        found = MirrorList.model_validate(
-            found.model_dump() | {"expires": time.time() + days * 86_400}
-        )
-        signed = unsigned_list(found)
-        parse_list(signed)
-        _keep(to, signed)
-        self._tell(signed)
+    def _propose(self, proposal: MirrorList, to: Path, days: float, **_: Any) -> None:
+        expires = time.time() + days * 86_400
+        validated = MirrorList.model_validate(proposal.model_dump() | {"expires": expires})
+        unsigned = unsigned_list(validated)
+        parse_list(unsigned)
+        _save(to, unsigned)
+        self._print_list(unsigned)
         self.stdout.write(
-            f"Proposed in {to}: have {found.threshold} roots sign it, then publish it."
+            f"Proposed in {to}: have {validated.threshold} roots sign it, then publish it."
         )
 
-    # ---- here
+    # ---- at this site
 
-    def publish(self, file: Path, first: bool, **_: Any) -> None:
-        from coordinator.replication import mirror_list
-
-        found = mirror_list.publish(_load(file), first=first)
+    def _publish(self, file: Path, first: bool, **_: Any) -> None:
+        newest = mirror_list.publish(_load(file), first=first)
         self.stdout.write(
-            f"Mirror list {found.version} is in force here; the others and all machines hear of it."
+            f"Mirror list {newest.version} is in force here; the other mirrors and all machines "
+            "will receive it."
         )
 
-    def show(self, file: Path | None, **_: Any) -> None:
-        from coordinator.eventlog.models import Origin
-        from coordinator.replication.models import MirrorListVersion
-
-        signed = _load(file) if file else getattr(MirrorListVersion.objects.last(), "signed", None)
-        if signed is None:
+    def _show(self, file: Path | None, **_: Any) -> None:
+        if file:
+            self._print_list(_load(file))
+            return
+        chain = mirror_list.signed_chain()
+        if not chain:
             raise CommandError("there is no mirror list here: begin one")
-        self._tell(signed)
-        if file is None:
-            for origin in Origin.objects.all():
-                cut = (
-                    f", cut after {origin.last_valid_seq}: {origin.truncation_reason}"
-                    if origin.last_valid_seq is not None
-                    else ""
-                )
-                self.stdout.write(
-                    f"  log {origin.pk} of {origin.key[:16]}: {origin.head_seq} events{cut}"
-                )
+        self._print_list(chain[-1])
+        for origin in Origin.objects.all():
+            end = ""
+            if origin.last_valid_seq is not None:
+                end = f", truncated after {origin.last_valid_seq}: {origin.truncation_reason}"
+            self.stdout.write(
+                f"  log {origin.pk} of {origin.key[:16]}: {origin.head_seq} events{end}"
+            )
 
-    def _tell(self, signed: SignedMirrorList) -> None:
-        found = parse_list(signed)
-        until = time.strftime("%Y-%m-%d", time.gmtime(found.expires))
-        self.stdout.write(f"Mirror list {found.version}, until {until}, BLAKE3 {signed.digest}")
-        for each in found.mirrors:
-            gone = f" (expelled: {each.expelled.reason})" if each.expelled else ""
-            self.stdout.write(f"  mirror {each.key[:16]} {each.url} {each.name}{gone}")
-        for key in found.roots:
+    def _print_list(self, signed: SignedMirrorList) -> None:
+        parsed = parse_list(signed)
+        expiry = time.strftime("%Y-%m-%d", time.gmtime(parsed.expires))
+        self.stdout.write(f"Mirror list {parsed.version}, until {expiry}, BLAKE3 {signed.digest}")
+        for entry in parsed.mirrors:
+            expelled = f" (expelled: {entry.expelled.reason})" if entry.expelled else ""
+            self.stdout.write(f"  mirror {entry.key[:16]} {entry.url} {entry.name}{expelled}")
+        for key in parsed.roots:
             self.stdout.write(f"  root {key}{' has signed' if key in signed.signatures else ''}")
-        self.stdout.write(f"  {found.threshold} of {len(found.roots)} roots must sign")
+        self.stdout.write(f"  {parsed.threshold} of {len(parsed.roots)} roots must sign")
 
 
-def _next(proposal: Path) -> MirrorList:
-    """The list that a proposal changes further, or the one in force here, a version on."""
-    from coordinator.replication import mirror_list
+def _parse_last(arguments: list[str]) -> dict[str, int]:
+    """Parse `LOG:NUMBER` arguments."""
+    last = {}
+    for argument in arguments:
+        log, _, number = argument.rpartition(":")
+        if not number.isdecimal():
+            raise CommandError("--last is LOG:NUMBER, as `show` lists them")
+        last[log] = int(number)
+    return last
 
-    held = mirror_list.newest_list()
+
+def _next_version(proposal: Path) -> MirrorList:
+    """Return the proposal in this file, to be changed further, or the list in force plus one."""
+    in_force = mirror_list.newest_list()
     if proposal.exists():
-        found = parse_list(_load(proposal))
-        if held is None or found.version > held.version:
-            return found
-    if held is None:
+        proposed = parse_list(_load(proposal))
+        if in_force is None or proposed.version > in_force.version:
+            return proposed
+    if in_force is None:
         raise CommandError("there is no mirror list here: begin one")
-    return held.model_copy(update={"version": held.version + 1})
+    return in_force.model_copy(update={"version": in_force.version + 1})
 
 
-def _keep(file: Path, signed: SignedMirrorList) -> None:
-    fresh = file.with_name(file.name + ".new")
-    fresh.write_text(signed.model_dump_json(indent=1))
-    fresh.replace(file)
+def _save(file: Path, signed: SignedMirrorList) -> None:
+    unfinished = file.with_name(file.name + ".new")
+    unfinished.write_text(signed.model_dump_json(indent=1))
+    unfinished.replace(file)
 
 
 def _load(file: Path) -> SignedMirrorList:

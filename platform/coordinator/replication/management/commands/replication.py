@@ -1,4 +1,8 @@
-"""manage.py replication join URL · pull: this site as one of several."""
+"""Join other mirrors, or pull from them now.
+
+join URL  fetch the mirror list and all events from any one mirror
+pull      pull from every other mirror of the list once
+"""
 
 from typing import Any
 
@@ -12,51 +16,50 @@ from coordinator.replication import bootstrap, pull
 
 
 class Command(BaseCommand):
-    help = "Begin as a mirror of others, or pull from them now."
+    """Run one action, then pull from all mirrors and print the state hash."""
+
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        verbs = parser.add_subparsers(dest="verb", required=True)
-        join = verbs.add_parser(
-            "join", help="take over all that another mirror has; any one will do"
-        )
-        join.add_argument("url")
+        """Declare one subcommand for each action."""
+        actions = parser.add_subparsers(dest="action", required=True)
+        join = actions.add_parser("join", help="fetch all that another mirror has")
+        join.add_argument("url", help="address of any mirror")
         join.add_argument(
             "--list",
             default="",
-            help="the digest of the mirror list, as a mirror's people told you",
+            dest="list_digest",
+            help="the digest of the mirror list, as an operator told you",
         )
-        verbs.add_parser("pull", help="pull from every other mirror, once")
+        actions.add_parser("pull", help="pull from every other mirror, once")
 
-    def handle(self, *, verb: str, **options: Any) -> None:
-        if verb == "join":
-            self.join(**options)
-        for key, done in pull.pull_from_all(patient=False).items():
-            self.stdout.write(
-                f"{key[:8]}: {done.stored} events" + "".join(f"\n  {each}" for each in done.refused)
-            )
+    def handle(self, *, action: str, **options: Any) -> None:
+        """Run the action."""
+        if action == "join":
+            self._join(options["url"], options["list_digest"])
+        for key, result in pull.pull_from_all(patient=False).items():
+            self.stdout.write(f"{key[:8]}: {result.stored} events")
+            for sentence in result.refused:
+                self.stdout.write(f"  {sentence}")
         self.stdout.write(f"state {state_hash()}")
 
-    def join(self, url: str, list: str, **options: Any) -> None:
-        def sure(found: MirrorList, digest: str) -> bool:
+    def _join(self, url: str, list_digest: str) -> None:
+        def confirm(found: MirrorList, digest: str) -> bool:
             self.stdout.write(f"Mirror list {found.version}, BLAKE3 {digest}")
-            for each in found.mirrors:
-                self.stdout.write(
-                    f"  {each.key[:16]} {each.url} {each.name}{' (expelled)' if each.expelled else ''}"
-                )
-            if list:
-                return digest == list
-            return (
-                input("Is this what the people of that site told you? [yes/no] ").strip().lower()
-                == "yes"
-            )
+            for entry in found.mirrors:
+                expelled = " (expelled)" if entry.expelled else ""
+                self.stdout.write(f"  {entry.key[:16]} {entry.url} {entry.name}{expelled}")
+            if list_digest:
+                return digest == list_digest
+            answer = input("Is this what an operator of that site told you? [yes/no] ")
+            return answer.strip().lower() == "yes"
 
-        with (
-            connection.cursor() as cursor
-        ):  # what a power cut takes of this, the next join takes again
+        with connection.cursor() as cursor:
+            # What a power cut loses of this, the next join fetches again.
             cursor.execute("SET synchronous_commit = off")
         try:
-            done = bootstrap.join(url, sure, self.stdout.write)
+            result = bootstrap.join(url, confirm, self.stdout.write)
         except UserError as error:
             raise CommandError(error.sentence) from None
-        for sentence in done.refused:
+        for sentence in result.refused:
             self.stderr.write(sentence)

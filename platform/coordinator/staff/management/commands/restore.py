@@ -1,24 +1,36 @@
-"""Brings a site back from a folder that `backup` made, into an empty database and an empty state folder."""
+"""Restore a site from a folder that `backup` wrote, into an empty database and state folder."""
 
 from pathlib import Path
+from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from coordinator.eventlog import writer
 from coordinator.lib import backup
+from coordinator.replication import mirror_list
 
 
 class Command(BaseCommand):
-    help = __doc__
-    requires_system_checks = []
+    """Restore the database and the keys, and end the log that was backed up."""
 
-    def add_arguments(self, parser) -> None:
+    help = __doc__
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the folder."""
         parser.add_argument("folder", type=Path)
 
-    def handle(self, *, folder: Path, **options) -> None:
+    def handle(self, *, folder: Path, **options: Any) -> None:
+        """Restore the site; if its list names other mirrors, keep it read-only until one answers."""
         try:
-            backup.restore(folder)
+            backup.restore_database(folder)
+            # Without its keys the site cannot append to the old log yet.
+            writer.abandon_log(wait_for_mirrors=True)
+            backup.restore_keys(folder)
         except (backup.BackupError, OSError) as error:
             raise CommandError(str(error)) from None
+        if not mirror_list.other_mirrors():
+            writer.abandon_log(wait_for_mirrors=False)
         self.stdout.write(
-            "The site is back as it was kept. Now: manage.py migrate; docs/operate.md says what else."
+            "The site is restored. Next: manage.py migrate; docs/operate.md lists what else to do."
         )

@@ -1,0 +1,83 @@
+"""Measure the site's present state for Prometheus: gauges, looked up when they are requested."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from django.db.models import Count, Q
+
+from coordinator.eventlog import writer
+from coordinator.eventlog.models import Aggregate, LogEvent
+from coordinator.fleet.models import Membership
+from coordinator.lib.counters import series_name
+from coordinator.lib.valkey import valkey_client
+from coordinator.runs.models import Run, Status
+from coordinator.telemetry import report_queue
+
+CELERY_QUEUE = "celery"  # the list of Valkey in which Celery's broker keeps waiting tasks
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """Hold one family's values: labels → value."""
+
+    name: str
+    help: str
+    values: list[tuple[dict[str, str], float]]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of Prometheus's text format."""
+        yield f"# HELP {self.name} {self.help}."
+        yield f"# TYPE {self.name} gauge"
+        yield from (
+            f"{series_name(self.name, **labels)} {value:g}" for labels, value in self.values
+        )
+
+
+def exposition() -> Iterator[str]:
+    """Yield the lines of all gauges.
+
+    Raises:
+        RedisError: Valkey does not answer.
+        DatabaseError: Postgres does not answer.
+    """
+    for gauge in (_runs(), _machines_alive(), _clock_offset(), _queues()):
+        yield from gauge.lines()
+
+
+def _runs() -> Gauge:
+    counts = dict(Run.objects.order_by().values_list("status").annotate(Count("pk")))
+    values = [({"status": each.value}, float(counts.get(each.value, 0))) for each in Status]
+    return Gauge("barnraise_runs", "Runs, by status", values)
+
+
+def _machines_alive() -> Gauge:
+    alive = Membership.objects.alive().filter(
+        run__status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED]
+    )
+    return Gauge(
+        "barnraise_machines_alive",
+        "Machines that report, in runs under way",
+        [({}, float(alive.count()))],
+    )
+
+
+def _clock_offset() -> Gauge:
+    return Gauge(
+        "barnraise_clock_ahead_seconds",
+        "How far this machine's clock is ahead of the other mirrors'",
+        [({}, writer.clock_offset())],
+    )
+
+
+def _queues() -> Gauge:
+    lengths = {
+        "reports": valkey_client().llen(report_queue.PENDING_KEY),
+        "tasks": valkey_client().llen(CELERY_QUEUE),
+        "events": LogEvent.objects.filter(accepted=True, understood=False).count(),
+        "aggregates": Aggregate.objects.filter(Q(stale=True) | Q(projected=False)).count(),
+    }
+    return Gauge(
+        "barnraise_queue",
+        "Waiting items: posted reports, Celery's tasks, events not understood, aggregates to write",
+        [({"queue": name}, float(length)) for name, length in lengths.items()],
+    )
