@@ -29,7 +29,7 @@ from mirrors_site import Site, until
 from mirrors_watchers import Watchers
 from mirrors_workers import Workers
 
-from coordinator.demo.mirrors import listing, one_state
+from coordinator.demo.mirrors import build_mirror_list, common_state_hash
 from coordinator.demo.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,10 +71,10 @@ class Drill:
         self.leave.callback(self._stop_sites)
         self.small = self._small_disk(self.sites[-1])
         first, signed = self.sites[0], self.folder / "list.json"
-        signed.write_text(listing(self.folder, self.sites).model_dump_json())
+        signed.write_text(build_mirror_list(self.folder, self.sites).model_dump_json())
         for each in self.sites:
             each.start_servers()
-            each.raise_by(
+            each.start_setup(
                 *(["--publish"] if each is self.sites[0] else ["--join", self.sites[0].url]),
                 "--list",
                 str(signed),
@@ -92,7 +92,7 @@ class Drill:
             each.start()
         for each in self.sites:
             until(each.answers, f"{each.name}'s answer", 120)
-        until(lambda: one_state(self.sites), "one state at the beginning", 120)
+        until(lambda: common_state_hash(self.sites), "one state at the beginning", 120)
         for each in self.sites:
             each.told("token")
         self.people = people
@@ -102,9 +102,9 @@ class Drill:
         )
 
     def _raised(self, site: Site) -> bool:
-        if failed := site.family.died():
-            raise RuntimeError(f"{site.name} did not come up: {site.family.last_words(failed)}")
-        return site.raised()
+        if failed := site.processes.failed_process():
+            raise RuntimeError(f"{site.name} did not come up: {site.processes.log_tail(failed)}")
+        return site.is_set_up()
 
     def _small_disk(self, site: Site) -> Path | None:
         """A file system of its own for one mirror's database, small enough to be filled; None where that cannot be."""
@@ -136,7 +136,7 @@ class Drill:
             "launch", name="The drill", fields=FIELDS, owner=self.people["volunteer-1"]
         )
         self.workers.run = made["run"]
-        until(lambda: one_state(self.sites), "the run at all mirrors", 60)
+        until(lambda: common_state_hash(self.sites), "the run at all mirrors", 60)
         self.workers.start(1, made["slug"])  # prepares the text: its owner's
         until(
             lambda: all(s.told("launched", run=made["run"])["status"] for s in self.sites),
@@ -160,7 +160,7 @@ class Drill:
 
     def _all_train(self) -> bool:
         assert self.workers.alive == len(self.workers.family.children), (
-            self.workers.family.last_words("worker-1")
+            self.workers.family.log_tail("worker-1")
         )
         said = [self.workers.status(n) for n in self.workers.numbers]
         return all(each and each["step"] > 0 for each in said)
@@ -214,7 +214,7 @@ class Drill:
     def end(self, faults: Faults) -> None:
         """Nothing is changed any more: who is still there, what is where, what was credited."""
         self.changes.hold()
-        took = faults.within(lambda: one_state(self.sites), "one state at the end", 120)
+        took = faults.within(lambda: common_state_hash(self.sites), "one state at the end", 120)
         connected = faults.within(
             lambda: self.watchers.connected == WATCHERS and self._reporting() == WORKERS,
             "all connected",
@@ -230,7 +230,7 @@ class Drill:
               f"{self.watchers.places}", flush=True)  # fmt: skip
         self._stop_training(faults)
         self._count_credit(faults)
-        faults.within(lambda: one_state(self.sites), "one state after training", 60)
+        faults.within(lambda: common_state_hash(self.sites), "one state after training", 60)
         lost = {
             each.name: each.told("lacks", digests=list(self.changes.accepted))["lacks"]
             for each in self.sites
@@ -238,7 +238,7 @@ class Drill:
         rows = [each.told("rows") for each in self.sites]
         self.found |= {
             "mirrors": MIRRORS,
-            "one_state_hash": one_state(self.sites) is not None,
+            "one_state_hash": common_state_hash(self.sites) is not None,
             "one_set_of_rows": len({each["rows"] for each in rows}) == 1,
             "lost_changes": len({name for names in lost.values() for name in names}),
             "accepted_changes": sum(self.changes.made.values()),

@@ -24,7 +24,7 @@ from typing import Any
 import psycopg
 from mirrors_site import Site, until
 
-from coordinator.demo.mirrors import listing
+from coordinator.demo.mirrors import build_mirror_list
 from coordinator.demo.processes import free_port
 
 HERE = Path(__file__).resolve().parent
@@ -133,14 +133,14 @@ def measure(
         for n, name in enumerate(("North", "East"))
     ]
     first, second = sites
-    signed, file = listing(folder, sites), folder / "list.json"
+    signed, file = build_mirror_list(folder, sites), folder / "list.json"
     assert signed
     file.write_text(signed.model_dump_json())
     for site in sites:
         leave.callback(site.stop)
         site.start_servers()
     for site in sites:
-        until(site.has_servers, f"{site.name}'s servers", 120)
+        until(site.find_servers, f"{site.name}'s servers", 120)
         site.manage("migrate", "-v", "0")
     first.manage("mirror_list", "publish", str(file), "--first")
     first.start_web()

@@ -36,7 +36,7 @@ class Changes(threading.Thread):
     def run(self) -> None:
         while not self._ended.is_set():
             self._going.wait(0.2)
-            if self._going.is_set() and (live := [site for site in self.sites if site.lives]):
+            if self._going.is_set() and (live := [site for site in self.sites if site.is_running]):
                 with self._one:
                     if self._going.is_set():
                         self.make(self.dice.choice(live))
@@ -66,7 +66,7 @@ class Changes(threading.Thread):
             known_elsewhere = "matching query does not exist" in said["error"] or said[
                 "error"
             ].startswith("ValueError: 404")
-            if not site.afflicted and site.lives and not known_elsewhere:
+            if not site.afflicted and site.is_running and not known_elsewhere:
                 self.unexpected.append(f"{site.name}: {kind}: {said['error']}")
             return False
         self.note(site, kind, said)

@@ -15,7 +15,7 @@ from mirrors_network import Network
 from mirrors_site import Site, until
 
 from barnraise.protocol.signing import digest
-from coordinator.demo.mirrors import CELERY, SITE, one_state
+from coordinator.demo.mirrors import CELERY, SITE, common_state_hash
 
 HEALED = 10.0  # seconds after healing in which all must say the same
 PATIENCE = 90.0  # …and after which the drill gives up on it
@@ -56,7 +56,9 @@ class Faults:
     def heal(self, name: str) -> float:
         """From now on nothing is wrong any more, and nothing is changed: how long until all mirrors say the same."""
         self.changes.hold()
-        took = self.within(lambda: one_state(self.sites), f"one state after {name}", PATIENCE)
+        took = self.within(
+            lambda: common_state_hash(self.sites), f"one state after {name}", PATIENCE
+        )
         self.converged[name] = round(took, 1)
         if took > HEALED:
             self.missed.append(
@@ -141,7 +143,7 @@ class Faults:
         site.afflicted = False
         took = self.heal(f"without {what}")
         self.must(f"without {what}", meanwhile, "nobody accepted anything meanwhile")
-        self.must(f"without {what}", site.lives, "a process of the site has died of it")
+        self.must(f"without {what}", site.is_running, "a process of the site has died of it")
         return (f"{processes} processes by SIGKILL, started again after {self.span.server:.0f} s: {meanwhile} changes "
                 f"were accepted meanwhile and {refused} refused there; one state {took:.1f} s later")  # fmt: skip
 

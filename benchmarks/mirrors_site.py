@@ -15,14 +15,14 @@ from typing import Any
 
 import psutil
 
-from coordinator.demo.mirrors import CELERY, SERVERS, SITE, Mirror
+from coordinator.demo.mirrors import CELERY, SERVERS, SITE, DemoMirror
 
 HERE = Path(__file__).resolve().parent
 MANAGE = (sys.executable, str(HERE.parent / "manage.py"))
 CLERK = f"import sys; sys.path.append({str(HERE)!r}); import mirrors_clerk; mirrors_clerk.main()"
 
 
-class Site(Mirror):
+class Site(DemoMirror):
     """`afflicted`: something of it is down on purpose, so that what it refuses surprises nobody."""
 
     clerk: subprocess.Popen | None = None
@@ -101,7 +101,7 @@ class Site(Mirror):
 
     def restart_servers(self) -> None:
         """As a supervisor would: what was killed comes up again on the same files."""
-        self.family.children[SERVERS].send_signal(signal.SIGHUP)
+        self.processes.children[SERVERS].send_signal(signal.SIGHUP)
 
     def kill_postgres(self) -> int:
         """The postmaster and all that it forked, at once. How many processes those were."""
@@ -118,24 +118,24 @@ class Site(Mirror):
         return len(found)
 
     def kill_celery(self) -> None:
-        self.family.kill(CELERY)
+        self.processes.kill(CELERY)
 
     def is_working(self) -> bool:
         """Whether Celery is in the middle of something: a process that waits for work sleeps."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.family.children[CELERY].pid).cpu_percent(0.05) > 20
+            return psutil.Process(self.processes.children[CELERY].pid).cpu_percent(0.05) > 20
         return False
 
     def answers(self) -> bool:
-        return self.status(5.0) is not None
+        return self.fetch_status(5.0) is not None
 
     def last_words(self) -> str:
         return "\n".join(
-            self.family.last_words(name) for name in (SITE, CELERY) if (self._log(name)).exists()
+            self.processes.log_tail(name) for name in (SITE, CELERY) if (self._log(name)).exists()
         )
 
     def _log(self, name: str) -> Path:
-        return self.family.logs / f"{name}.log"
+        return self.processes.logs / f"{name}.log"
 
     def said(self, name: str, words: str) -> bool:
         """Whether these stand in the log of one of its processes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from mirrors_site import Site, until
 
-from coordinator.demo.processes import Family
+from coordinator.demo.processes import ProcessGroup
 
 HERE = Path(__file__).parent
 WINDOW = 10.0  # seconds in which each must have trained
@@ -21,7 +21,7 @@ class Workers:
 
     def __init__(self, folder: Path, count: int):
         self.folder, self.numbers = folder, range(1, count + 1)
-        self.family = Family(folder / "logs")
+        self.family = ProcessGroup(folder / "logs")
         self.run = ""
         self.steps: dict[int, list[tuple[float, int]]] = {n: [] for n in self.numbers}
         self._watching = threading.Event()
@@ -59,7 +59,7 @@ class Workers:
             str(self.folder),
         )
         measured = self.family.start("measure", sys.executable, *command, **self._alike)
-        assert measured.wait(400) == 0, self.family.last_words("measure")
+        assert measured.wait(400) == 0, self.family.log_tail("measure")
         del self.family.children["measure"]
 
     def enrol(self, site: Site, people: dict[str, str]) -> None:

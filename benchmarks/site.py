@@ -49,7 +49,7 @@ async def load(
     opened = await asyncio.gather(*sockets, return_exceptions=True)
     if failed := [each for each in opened if isinstance(each, Exception)]:
         print(
-            f"{len(failed)} watchers did not come in: {failed[0]!r}\n{site.family.last_words('web')}",
+            f"{len(failed)} watchers did not come in: {failed[0]!r}\n{site.family.log_tail('web')}",
             flush=True,
         )
     came = time.monotonic() - began

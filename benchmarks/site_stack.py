@@ -36,10 +36,10 @@ class Site:
         django.setup()
         from django.core.management import call_command
 
-        from coordinator.demo.processes import Family, free_port
+        from coordinator.demo.processes import ProcessGroup, free_port
 
         call_command("migrate", verbosity=0, interactive=False)
-        self.family = Family(folder / "logs")
+        self.family = ProcessGroup(folder / "logs")
         self.port = free_port(8700)
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -52,7 +52,7 @@ class Site:
         self.family.start("beat", *celery, "beat", "--loglevel", "WARNING", "--pidfile=")
         deadline = time.monotonic() + STARTING
         while not self._answers():
-            assert time.monotonic() < deadline, self.family.last_words("web")
+            assert time.monotonic() < deadline, self.family.log_tail("web")
             time.sleep(0.2)
 
     def _answers(self) -> bool:

@@ -272,7 +272,11 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": 3600.0,
         "options": {"expires": 600},
     },
-    "audit": {"task": "audit.retain", "schedule": 86400.0, "options": {"expires": 3600}},
+    "audit": {
+        "task": "audit.delete_old_entries",
+        "schedule": 86400.0,
+        "options": {"expires": 3600},
+    },
     "forget": {"task": "notify.delete_old", "schedule": 86400.0, "options": {"expires": 3600}},
 }
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from helpers.live_site import wait_until
-from helpers.mirror_pair import PASSWORD, Machine, furnish, list_both, two_sites
+from helpers.mirror_pair import PASSWORD, ReportingMachine, create_run, publish_list, two_mirrors
 from helpers.screenshots import check_page, open_page
 from playwright.sync_api import expect
 
@@ -13,9 +13,9 @@ from playwright.sync_api import expect
 def sites(state, tmp_path_factory):
     expect.set_options(timeout=90_000)
     folder = tmp_path_factory.mktemp("mirrors")
-    with two_sites(folder) as (a, b):
-        names = furnish(a)
-        digest = list_both(a, b, folder)
+    with two_mirrors(folder) as (a, b):
+        names = create_run(a)
+        digest = publish_list(a, b, folder)
         a.start()
         b.manage("replication", "join", a.url, "--list", digest)
         b.start()
@@ -25,10 +25,10 @@ def sites(state, tmp_path_factory):
 
 def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, sites):
     a, b, names = sites
-    run, barn = names["run"], Machine(1)
+    run, barn = names["run"], ReportingMachine(1)
     a.work()
     b.work()
-    barn.tell(a, run, 1, 2, 3)
+    barn.send_reports(a, run, 1, 2, 3)
     with open_page(browser, a) as page:
         reached: list[str] = []
         page.on("websocket", lambda socket: reached.append(socket.url))
@@ -38,7 +38,7 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
         expect(sign).to_have_text(re.compile(r"Live\s*by A"))
         expect(elsewhere).to_be_hidden()
         expect(tokens).to_have_text("3.00 K")
-        barn.tell(a, run, 4, joined=True)
+        barn.send_reports(a, run, 4, joined=True)
         expect(tokens).to_have_text("4.00 K")
         wait_until(
             lambda: [x for x, _ in b.snapshot(run)["train"]][-1:] == [4000], "B to hear of it"
@@ -53,7 +53,7 @@ def test_run_page_own_mirror_killed_continues_at_another_and_returns(browser, si
         assert page.locator("[data-stale]").get_attribute("data-stale") == "false"
         expect(tokens).to_have_text("4.00 K")
         assert described.text_content() == drawn, "the chart is what it was"
-        barn.tell(b, run, 5)
+        barn.send_reports(b, run, 5)
         expect(tokens).to_have_text("5.00 K")
         expect(page.locator('[data-figure="known"]')).to_have_text("1")
         page.get_by_label("Training, each machine").check()

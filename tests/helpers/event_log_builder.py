@@ -12,13 +12,13 @@ from coordinator.eventlog.event import NO_DIGEST, Event
 from coordinator.eventlog.models import LogEvent
 
 
-class Said(Message):
+class NotePayload(Message):
     """What a note says."""
 
     text: ShortText
 
 
-class OtherMirror:
+class LogBuilder:
     """`tell` appends to its log and returns the event; `events` are all of them, in order."""
 
     def __init__(self, seed: int = 77):
@@ -26,9 +26,9 @@ class OtherMirror:
         self.origin = f"{seed:032x}"
         self.events: list[Signed] = []
         self.hlc = 0
-        self.tell("origin.begin", self.origin, {"name": f"mirror {seed}", "after": None})
+        self.append("origin.begin", self.origin, {"name": f"mirror {seed}", "after": None})
 
-    def tell(self, type: str, which: object, payload: dict, **changed) -> Signed:
+    def append(self, type: str, which: object, payload: dict, **changed) -> Signed:
         """`changed`: other fields than the true ones."""
         signed = self.sign(type, which, payload, **changed)
         self.events.append(signed)
@@ -49,7 +49,7 @@ class OtherMirror:
         return self.identity.sign("event", Event(**{**fields, **changed}))
 
 
-def here(log: OtherMirror) -> int:
+def count_stored(log: LogBuilder) -> int:
     """How many of its events are here, all of them the true ones."""
     found = list(
         LogEvent.objects.filter(origin=log.origin).order_by("seq").values_list("digest", flat=True)
@@ -58,7 +58,7 @@ def here(log: OtherMirror) -> int:
     return len(found)
 
 
-def refused(*signed: Signed, **more) -> str:
+def rejection(*signed: Signed, **more) -> str:
     """Why what a mirror said is refused; nothing of it is here."""
     before = LogEvent.objects.count(), projection.state_hash()
     told = ingest.ingest_events(signed, **more)

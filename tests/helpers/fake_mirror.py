@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import jwt
-from helpers.event_log_builder import OtherMirror
+from helpers.event_log_builder import LogBuilder
 
 from barnraise.protocol.coordinator_messages import MirrorView
 from barnraise.protocol.mirror_list import MirrorEntry, MirrorLists, SignedMirrorList, parse_list
@@ -28,16 +28,16 @@ from coordinator.replication.protocol import (
 Answer = bytes | Iterable[bytes]
 
 
-class SmallMirror:
+class FakeMirror:
     """`routes` maps "METHOD /path" (without /api/v1 and the query) to (query, who asks) → a message, (status, bytes) or
     pieces; what was posted is query["body"]. `asked`: what was asked for. `lists`, `proofs`, `protocols`, `ahead`: what
     it says of itself."""
 
-    def __init__(self, log: OtherMirror, context: ssl.SSLContext | None = None):
+    def __init__(self, log: LogBuilder, context: ssl.SSLContext | None = None):
         self.log, self.identity = log, log.identity
         self.lists: list[SignedMirrorList] = []
         self.proofs: list[ForkEvidence] = []
-        self.protocols, self.ahead, self.asked, self.most = [1], 0.0, [], 100
+        self.protocols, self.clock_offset, self.requests, self.page_size = [1], 0.0, [], 100
         self.routes: dict[str, Callable] = {
             "GET /mirror": lambda query, who: MirrorView(
                 key=self.identity.key, name="small", protocols=[1], time=time.time()
@@ -84,13 +84,13 @@ class SmallMirror:
         serve.start()
 
     @property
-    def listed(self) -> MirrorEntry:
+    def list_entry(self) -> MirrorEntry:
         return MirrorEntry(key=self.identity.key, url=self.url, name="the small one", admitted=1.0)
 
     def heads(self, who: str, **changed) -> LogHeads:
         last = self.log.events[-1]
         fields = {
-            "protocols": self.protocols, "mirror": self.identity.key, "to": who, "time": time.time() + self.ahead,
+            "protocols": self.protocols, "mirror": self.identity.key, "to": who, "time": time.time() + self.clock_offset,
             "mirrors": max((parse_list(each).version for each in self.lists), default=0), "proofs": len(self.proofs),
             "state": "0" * 64,
             "heads": {self.log.origin: LogHead(seq=len(self.log.events), digest=digest(last.body))},
@@ -99,7 +99,7 @@ class SmallMirror:
 
     def page(self, query: dict[str, str], who: str) -> LogPart:
         after = int(query["after"])
-        some = self.log.events[after : after + self.most]
+        some = self.log.events[after : after + self.page_size]
         return LogPart(events=some, more=after + len(some) < len(self.log.events))
 
     def answer(
@@ -107,7 +107,7 @@ class SmallMirror:
     ) -> tuple[int, Answer]:
         parts = urlsplit(path)
         route = f"{method} {parts.path.removeprefix('/api/v1')}"
-        self.asked.append(route)
+        self.requests.append(route)
         who = (
             jwt.get_unverified_header(authorization.partition(" ")[2])["kid"]
             if authorization
@@ -126,7 +126,7 @@ class SmallMirror:
         self._server.server_close()
 
 
-def ourselves(**fields) -> MirrorEntry:
+def own_entry(**fields) -> MirrorEntry:
     """This site, as a list names it."""
     return MirrorEntry(
         key=site_identity.identity().key,
@@ -137,5 +137,5 @@ def ourselves(**fields) -> MirrorEntry:
     )
 
 
-def pull(small: SmallMirror) -> pull_module.PullResult:
-    return pull_module.pull_from(small.listed)
+def pull(small: FakeMirror) -> pull_module.PullResult:
+    return pull_module.pull_from(small.list_entry)

@@ -16,7 +16,7 @@ import psycopg
 from helpers.paths import ROOT
 from playwright.sync_api import Page
 
-from coordinator.demo.processes import Family, free_port
+from coordinator.demo.processes import ProcessGroup, free_port
 
 MEASURED = ROOT / "build" / "hardware.json"
 DATABASE = "barnraise_live"
@@ -37,7 +37,7 @@ class Site:
         assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]
         self.furnished: dict[str, str] = {}
         self.url = f"http://127.0.0.1:{self.port}"
-        self.family = Family(folder / "logs")
+        self.family = ProcessGroup(folder / "logs")
         self.environment = {
             "DATABASE_URL": database,
             "REDIS_URL": valkey,

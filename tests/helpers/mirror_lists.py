@@ -7,7 +7,7 @@ ROOTS = [Identity(bytes([200 + n]) * 32) for n in range(3)]
 LATER = 4e9  # the same at every call: so is the list
 
 
-def listed(identity: Identity, url: str, name: str = "a mirror", **fields) -> MirrorEntry:
+def list_entry(identity: Identity, url: str, name: str = "a mirror", **fields) -> MirrorEntry:
     return MirrorEntry(key=identity.key, url=url, name=name, admitted=1.0, **fields)
 
 

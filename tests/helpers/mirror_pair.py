@@ -19,7 +19,7 @@ from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import LossPoint, Report
 from barnraise.protocol.signing import Identity
-from coordinator.demo.processes import Family, free_port
+from coordinator.demo.processes import ProcessGroup, free_port
 
 GOLDEN = ROOT / "tests" / "contract" / "golden" / "reports.json"
 PASSWORD = "raise-the-frame-7"
@@ -35,14 +35,14 @@ while True:
 """
 
 
-class Site:
+class MirrorProcess:
     """One mirror. `manage` runs a command there; `start` and `kill` its web server."""
 
     def __init__(self, name: str, folder: Path, valkey: int):
         self.name, self.port = name, free_port(31_000 + valkey * 100)
         self.url = f"http://127.0.0.1:{self.port}"
         (folder / name).mkdir()
-        self.family = Family(folder / name / "logs")
+        self.processes = ProcessGroup(folder / name / "logs")
         self.environment = {
             "DATABASE_URL": re.sub(
                 r"/barnraise(?=\?|$)", f"/mirror_{name}", os.environ["DATABASE_URL"]
@@ -73,18 +73,18 @@ class Site:
             "--port",
             str(self.port),
         )
-        self.family.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
+        self.processes.start("site", sys.executable, *serve, "--no-access-log", **self.environment)
         end = time.monotonic() + 120
         while True:
             try:
                 if httpx.get(f"{self.url}/api/v1/mirror", timeout=2).status_code == 200:
                     return
             except httpx.HTTPError:
-                assert time.monotonic() < end, self.family.last_words("site")
+                assert time.monotonic() < end, self.processes.log_tail("site")
             time.sleep(0.2)
 
     def kill(self) -> None:
-        site = self.family.children.pop("site")
+        site = self.processes.children.pop("site")
         site.kill()
         site.wait()
 
@@ -93,16 +93,16 @@ class Site:
         assert answer.status_code == 200, answer.text[:300]
         return answer.json()
 
-    def work(self) -> None:
+    def start_tasks(self) -> None:
         """What Celery would do every second or two, until the end."""
         manage = (str(ROOT / "manage.py"), "shell", "-v", "0", "-c", WORK)
-        self.family.start("tasks", sys.executable, *manage, **self.environment)
+        self.processes.start("tasks", sys.executable, *manage, **self.environment)
 
 
 @contextmanager
-def two_sites(folder: Path) -> Iterator[list[Site]]:
+def two_mirrors(folder: Path) -> Iterator[list[MirrorProcess]]:
     """Each with its tables; Postgres and Valkey run (see conftest.state)."""
-    made = [Site("a", folder, 2), Site("b", folder, 3)]
+    made = [MirrorProcess("a", folder, 2), MirrorProcess("b", folder, 3)]
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         try:
             connection.execute("CREATE DATABASE mirror_a")
@@ -111,11 +111,11 @@ def two_sites(folder: Path) -> Iterator[list[Site]]:
             yield made
         finally:
             for site in made:
-                site.family.stop()
+                site.processes.stop()
                 connection.execute(f"DROP DATABASE IF EXISTS mirror_{site.name} WITH (FORCE)")
 
 
-def list_both(a: Site, b: Site, folder: Path) -> str:
+def publish_list(a: MirrorProcess, b: MirrorProcess, folder: Path) -> str:
     """A mirror list of the two, published at the first. Its digest."""
     file, root = str(folder / "list.json"), str(folder / "root")
     key = a.manage("mirror_list", "keygen", root).strip()
@@ -133,7 +133,9 @@ def list_both(a: Site, b: Site, folder: Path) -> str:
         "--to",
         file,
     )
-    theirs = b.shell("from coordinator import mirror; print(mirror.identity().key)")
+    theirs = b.shell(
+        "from coordinator.lib import site_identity; print(site_identity.identity().key)"
+    )
     a.manage("mirror_list", "add", "--key", theirs, "--url", b.url, "--name", "B", "--to", file)
     a.manage("mirror_list", "sign", file, "--key", root)
     a.manage("mirror_list", "publish", file, "--first")
@@ -164,7 +166,7 @@ print(json.dumps({{"run": str(run.pk), "draft": draft.slug}}))
 """
 
 
-def furnish(site: Site) -> dict[str, str]:
+def create_run(site: MirrorProcess) -> dict[str, str]:
     """Ida's two machines, a run of hers in training, and a draft: {"run": its id, "draft": its slug}."""
     site.manage(
         "prepare_owner", "--email", "ida@example.org", "--password", PASSWORD, "--name", "Ida"
@@ -172,13 +174,13 @@ def furnish(site: Site) -> dict[str, str]:
     return json.loads(site.shell(SOMEBODYS.format(tests=str(ROOT / "tests"))))
 
 
-class Machine:
+class ReportingMachine:
     """One of Ida's, by the number of its key; tells whichever site it is told to."""
 
     def __init__(self, seed: int):
         self.identity = Identity(bytes([seed]) * 32)
 
-    def tell(self, site: Site, run: str, *numbers: int, **said) -> None:
+    def send_reports(self, site: MirrorProcess, run: str, *numbers: int, **said) -> None:
         """Its reports of these numbers, each a thousand tokens further."""
         client = Coordinator(site.url, self.identity)
         client.meet()

@@ -55,7 +55,7 @@ SHARED = (
 LOG = (ForkProof, LogEvent, Origin, Aggregate, UniquenessClaim, PrivateData, LogState, PeerClock)
 
 
-def rows() -> dict[str, list[dict]]:
+def replicated_rows() -> dict[str, list[dict]]:
     """All that mirrors share, as the tables hold it."""
     told = {}
     for model in SHARED:
@@ -70,7 +70,7 @@ def rows() -> dict[str, list[dict]]:
     return told
 
 
-def logs() -> list[Signed]:
+def all_events() -> list[Signed]:
     """Every event held here, each log in order."""
     return [
         each
@@ -79,31 +79,33 @@ def logs() -> list[Signed]:
     ]
 
 
-def everything() -> list[private_data.PrivateRecord]:
+def all_private_data() -> list[private_data.PrivateRecord]:
     return private_data.export(list(PrivateData.objects.values_list("pk", flat=True)))
 
 
-def empty() -> None:
+def empty_tables() -> None:
     for model in (Run, Team, Machine, User, *LOG):
         model.objects.all().delete()
 
 
-def at_once(events: Iterable[Signed], kept: list[private_data.PrivateRecord]) -> tuple[dict, str]:
+def rebuild_in_one_batch(
+    events: Iterable[Signed], kept: list[private_data.PrivateRecord]
+) -> tuple[dict, str]:
     """(rows, state hash) of a new mirror: everything comes first, and then all rows are written together."""
-    empty()
+    empty_tables()
     told = ingest.ingest_events(list(events), defer=True)
     assert not told.rejected, told.rejected
     ingest.project_pending(defer=True)
     private_data.ingest(kept, defer=True)
     ingest.project_pending()
-    return rows(), projection.state_hash()
+    return replicated_rows(), projection.state_hash()
 
 
-def rebuilt(
+def rebuild_in_random_order(
     events: Iterable[Signed], kept: list[private_data.PrivateRecord], seed: int = 0
 ) -> tuple[dict, str]:
     """(rows, state hash) of an empty site that took these in, the logs interleaved somehow."""
-    empty()
+    empty_tables()
     chance, by_origin = Random(seed), defaultdict(list)
     for event in events:
         by_origin[open_event(event).origin].append(event)
@@ -118,4 +120,4 @@ def rebuilt(
         if chance.random() < 0.5:
             private_data.ingest(kept)
     private_data.ingest(kept)
-    return rows(), projection.state_hash()
+    return replicated_rows(), projection.state_hash()

@@ -6,8 +6,8 @@ import time
 import pytest
 from django.conf import settings
 from django.test import Client
-from helpers.event_log_builder import OtherMirror, Said
-from helpers.fake_mirror import SmallMirror, ourselves
+from helpers.event_log_builder import LogBuilder, NotePayload
+from helpers.fake_mirror import FakeMirror, own_entry
 from helpers.mirror_lists import signed_list
 from helpers.paths import GOLDEN
 from helpers.remote_telemetry import EXCHANGE, report
@@ -250,11 +250,11 @@ def post(valkey):
 
 
 @pytest.fixture
-def log() -> OtherMirror:
+def log() -> LogBuilder:
     """Ten events of another mirror."""
-    made = OtherMirror()
+    made = LogBuilder()
     for n in range(9):
-        made.tell("weather.seen", n, {"rain": n})
+        made.append("weather.seen", n, {"rain": n})
     return made
 
 
@@ -274,15 +274,15 @@ def shelf(monkeypatch):
         if known:
             rows[which] = known["text"]
 
-    registry.register(registry.AggregateType("note", {"say": Said}, fold, store))
+    registry.register(registry.AggregateType("note", {"say": NotePayload}, fold, store))
     return rows
 
 
 @pytest.fixture
 def small(log):
     """The mirror that keeps this log, over HTTP; the list in force names it and us."""
-    made = SmallMirror(log)
-    first = signed_list(1, ourselves(), made.listed)
+    made = FakeMirror(log)
+    first = signed_list(1, own_entry(), made.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
     yield made
     made.close()

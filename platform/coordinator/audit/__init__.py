@@ -1,1 +1,1 @@
-"""Who decided what, when: a log that staff can search and nobody can edit."""
+"""Record who decided what and when, in a log that staff can search and nobody can edit."""

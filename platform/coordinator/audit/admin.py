@@ -1,6 +1,7 @@
-"""The audit log for the staff: searched, never changed."""
+"""Show the audit log to the staff: searchable, never changed."""
 
 import json
+from typing import Any
 
 from django.conf import settings
 from django.contrib import admin
@@ -12,19 +13,22 @@ from django.utils.html import format_html
 from coordinator.audit.admin_actions import ReadOnlyAdmin
 from coordinator.audit.models import AuditEntry
 
-KINDS_SECONDS = 300  # that the list of kinds is as good as new: finding it reads the whole log
+KINDS_CACHE_SECONDS = 300  # finding the kinds reads the whole log
 
 
-class KindFilter(admin.SimpleListFilter):
-    """Of what kind the subject is, among the kinds that there are."""
+class SubjectKindFilter(admin.SimpleListFilter):
+    """Filter by the kind of subject, among those that occur."""
 
-    title, parameter_name = "subject's kind", "subject_kind"
+    title = "subject's kind"
+    parameter_name = "subject_kind"
 
     def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin) -> list[tuple[str, str]]:
-        kinds = cache.get_or_set("audit:kinds", self._kinds, KINDS_SECONDS)
+        """Return the kinds that occur."""
+        kinds = cache.get_or_set("audit:kinds", self._kinds, KINDS_CACHE_SECONDS)
         return [(kind, kind) for kind in kinds]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> QuerySet:
+        """Filter by the chosen kind."""
         return queryset.filter(subject_kind=self.value()) if self.value() else queryset
 
     @staticmethod
@@ -35,9 +39,11 @@ class KindFilter(admin.SimpleListFilter):
 
 
 @admin.register(AuditEntry)
-class EntryAdmin(ReadOnlyAdmin):
+class AuditEntryAdmin(ReadOnlyAdmin):
+    """List and search the entries."""
+
     list_display = ["at", "action", "subject", "who", "short_detail"]
-    list_filter = [KindFilter, "at"]
+    list_filter = [SubjectKindFilter, "at"]
     search_fields = [
         "action",
         "subject_name",
@@ -61,24 +67,28 @@ class EntryAdmin(ReadOnlyAdmin):
     list_before_template = "admin/audit_retention.html"
 
     def changelist_view(
-        self, request: HttpRequest, extra_context: dict | None = None
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        return super().changelist_view(
-            request, {**(extra_context or {}), "kept_days": settings.AUDIT_DAYS}
-        )
+        """Show above the list how long entries are kept."""
+        context = {**(extra_context or {}), "kept_days": settings.AUDIT_DAYS}
+        return super().changelist_view(request, context)
 
     @admin.display(description="subject")
     def subject(self, entry: AuditEntry) -> str:
+        """Return the subject's kind and name."""
         return f"{entry.subject_kind} {entry.subject_name or entry.subject_id}"
 
     @admin.display(description="by")
     def who(self, entry: AuditEntry) -> str:
+        """Return who decided."""
         return str(entry.actor or entry.machine or "the site")
 
     @admin.display(description="detail")
     def short_detail(self, entry: AuditEntry) -> str:
+        """Return the beginning of the detail."""
         return ", ".join(f"{name}: {value}" for name, value in entry.detail.items())[:200]
 
     @admin.display(description="detail")
     def whole_detail(self, entry: AuditEntry) -> str:
+        """Return the whole detail as JSON."""
         return format_html("<pre>{}</pre>", json.dumps(entry.detail, indent=2, ensure_ascii=False))

@@ -1,4 +1,7 @@
-"""How the admin decides: a dialog, with a reason where one is due, then the model's own method, which notes it."""
+"""Let staff decide in the admin: a dialog, then the model's own method, which records the decision.
+
+A decision against somebody requires a reason.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,19 +18,19 @@ from coordinator.lib.exceptions import UserError
 
 
 class ReasonForm(BaseDialogForm):
-    """Asked for where a decision is against somebody."""
+    """Ask for the reason of a decision against somebody."""
 
     reason = forms.CharField(
         max_length=300,
         widget=UnfoldAdminTextareaWidget,
-        help_text="They are told. It stays in the audit log.",
+        help_text="The person will see it. It stays in the audit log.",
     )
 
 
 def dialog_options(
     title: str, description: str, form: type[BaseDialogForm] = BaseDialogForm, submit: str = ""
 ) -> dict[str, Any]:
-    """A dialog for unfold's `action`."""
+    """Return the options of a dialog for unfold's `action`."""
     return {
         "title": title,
         "description": description,
@@ -37,25 +40,29 @@ def dialog_options(
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """Looked at in full; changed by decisions alone."""
+    """Show a model in full, and change it by decisions alone."""
 
     list_per_page = 25
-    show_full_result_count = False  # of what a search leaves out; lists are long
+    show_full_result_count = False  # counting a whole table is slow
 
     def view_on_site(self, obj: Any) -> str | None:
-        """Straight there: Django's own detour takes any text for a key."""
+        """Return the page's own address: Django's redirect accepts any text as a key."""
         return obj.get_absolute_url() if hasattr(obj, "get_absolute_url") else None
 
     def has_add_permission(self, request: HttpRequest) -> bool:
+        """Forbid adding."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Forbid editing."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Forbid deleting."""
         return False
 
     def has_decide_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Allow decisions to those who may change the model."""
         return request.user.has_perm(f"{self.opts.app_label}.change_{self.opts.model_name}")
 
     def decide(
@@ -66,27 +73,34 @@ class ReadOnlyAdmin(ModelAdmin):
         done: str,
         otherwise: str = "",
     ) -> HttpResponse:
-        """`act` on the one with this key, say how that went, and back to it. False: `otherwise`."""
+        """Run a decision on one object, show its outcome, and return to the object.
+
+        Args:
+            request: The dialog's request.
+            pk: Key of the object.
+            act: The decision; False means that it changed nothing.
+            done: Message for success; "{name}" is replaced.
+            otherwise: Message if nothing changed.
+        """
         found = self.get_object(request, pk)
         if found is None:
             raise Http404
         name = str(found)
         try:
-            changed = act(found) is not False
-            level, text = (messages.SUCCESS, done) if changed else (messages.WARNING, otherwise)
-            self.message_user(request, text.format(name=name), level)
+            if act(found) is False:
+                self.message_user(request, otherwise.format(name=name), messages.WARNING)
+            else:
+                self.message_user(request, done.format(name=name), messages.SUCCESS)
         except UserError as error:
             self.message_user(request, error.sentence, messages.ERROR)
-        place = f"admin:{self.opts.app_label}_{self.opts.model_name}"
-        still = self.model._default_manager.filter(pk=found.pk).exists()
-        return redirect_after(
-            request,
-            reverse(f"{place}_change", args=[pk]) if still else reverse(f"{place}_changelist"),
-        )
+        page = f"admin:{self.opts.app_label}_{self.opts.model_name}"
+        if self.model._default_manager.filter(pk=found.pk).exists():
+            return redirect_after(request, reverse(f"{page}_change", args=[pk]))
+        return redirect_after(request, reverse(f"{page}_changelist"))
 
 
 def redirect_after(request: HttpRequest, url: str) -> HttpResponse:
-    """htmx follows a header out of its dialog; everybody else a redirect."""
+    """Redirect after a dialog: htmx follows a header, browsers a redirect."""
     if request.headers.get("HX-Request") == "true":
         return HttpResponse(headers={"HX-Redirect": url})
     return HttpResponseRedirect(url)

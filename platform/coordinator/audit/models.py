@@ -1,4 +1,4 @@
-"""One line of the audit log."""
+"""Store the entries of the audit log."""
 
 from django.conf import settings
 from django.core.serializers.json import DjangoJSONEncoder
@@ -8,10 +8,12 @@ from uuid6 import uuid7
 
 
 class AuditEntry(models.Model):
-    """Somebody (a person, a machine, or the site itself when both are None) did `action` to a subject.
+    """Record that somebody did `action` to a subject.
 
-    `action` is a dotted word such as "run.pause". The subject is named by value, not by a foreign key, so that the
-    entry outlives it; a person's own entries lose their name when the person goes (see `log.forget`)."""
+    Somebody is a person, a machine, or the site itself if both are None. The subject is named by
+    value, not by a foreign key, so that the entry outlives it; entries about a person lose their
+    name when the account is deleted (see `log.anonymise`).
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     at = models.DateTimeField(default=timezone.now, db_index=True)

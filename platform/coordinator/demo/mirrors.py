@@ -18,7 +18,7 @@ from barnraise.protocol.mirror_list import (
 )
 from barnraise.protocol.signing import Identity
 from coordinator.demo import servers
-from coordinator.demo.processes import Family
+from coordinator.demo.processes import ProcessGroup
 
 ROOT = "root.key"  # of the list; a demo's lies on the same disk, a real one's never does
 SECONDS = 180 * 86_400.0  # that a list counts
@@ -29,7 +29,7 @@ _http = httpx.Client(
 )  # plain HTTP on one machine, asked ten times a second
 
 
-class Mirror:
+class DemoMirror:
     """One of them. `through`: what its commands are run by, such as a network namespace. Nothing runs before it is
     started; what is started is ended by `stop`, or, where this process was killed, by the next one's first word."""
 
@@ -52,7 +52,7 @@ class Mirror:
         )
         self.url = f"http://{host}:{port}"
         self.key = Identity.load_or_create(folder / "mirror.key").key
-        self.family = Family(folder / "logs")
+        self.processes = ProcessGroup(folder / "logs")
         self.environment = {
             "BARNRAISE_STATE": str(folder),
             "BARNRAISE_NAME": name,
@@ -63,7 +63,7 @@ class Mirror:
         }
 
     @property
-    def listed(self) -> MirrorEntry:
+    def list_entry(self) -> MirrorEntry:
         return MirrorEntry(key=self.key, url=self.url, name=self.name, admitted=time.time())
 
     # ---- its processes
@@ -71,27 +71,27 @@ class Mirror:
     def run(self, name: str, *command: str | Path, **environment: str):
         """Python with these arguments, as a process of this mirror."""
         told = {**self.environment, **environment}
-        return self.family.start(name, *self.through, sys.executable, *command, **told)
+        return self.processes.start(name, *self.through, sys.executable, *command, **told)
 
     def start_servers(self) -> None:
         (self.folder / servers.URLS).unlink(missing_ok=True)
         self.environment |= {"DATABASE_URL": "", "REDIS_URL": ""}  # not those of whoever started us
         self.run(SERVERS, "-m", "coordinator.demo.servers", self.folder)
 
-    def has_servers(self) -> bool:
+    def find_servers(self) -> bool:
         """Whether they answer; from then on its processes know where."""
-        if found := servers.urls(self.folder):
+        if found := servers.read_urls(self.folder):
             self.environment |= found
         return found is not None
 
-    def raise_by(self, *how: str) -> None:
+    def start_setup(self, *how: str) -> None:
         """Its tables, and what it begins with: `manage.py raise_mirror`, which needs no servers to be up yet."""
         self.run(RAISING, settings.ROOT / "manage.py", "raise_mirror", *how)
 
-    def raised(self) -> bool:
-        if self.family.children[RAISING].poll() != 0 or not self.has_servers():
+    def is_set_up(self) -> bool:
+        if self.processes.children[RAISING].poll() != 0 or not self.find_servers():
             return False
-        del self.family.children[RAISING]
+        del self.processes.children[RAISING]
         return True
 
     def start(self, **environment: str) -> None:
@@ -119,31 +119,31 @@ class Mirror:
     def kill(self) -> None:
         """As a power cut would, but for its servers."""
         for name in (SITE, CELERY):
-            if name in self.family.children:
-                self.family.kill(name)
+            if name in self.processes.children:
+                self.processes.kill(name)
 
     def stop(self) -> None:
         """Its databases last."""
-        self.family.stop(*[name for name in self.family.children if name != SERVERS])
-        self.family.stop()
+        self.processes.stop(*[name for name in self.processes.children if name != SERVERS])
+        self.processes.stop()
 
     @property
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         """Whether both processes were started, and neither has ended."""
-        found = [self.family.children.get(name) for name in (SITE, CELERY)]
+        found = [self.processes.children.get(name) for name in (SITE, CELERY)]
         return all(child is not None and child.poll() is None for child in found)
 
     @property
     def pids(self) -> list[int]:
         return [
-            self.family.children[name].pid
+            self.processes.children[name].pid
             for name in (SITE, CELERY)
-            if name in self.family.children
+            if name in self.processes.children
         ]
 
     # ---- what it says
 
-    def status(self, seconds: float = 2.0) -> dict[str, Any] | None:
+    def fetch_status(self, seconds: float = 2.0) -> dict[str, Any] | None:
         """What it says of its logs and of the other mirrors; None where it does not answer."""
         try:
             answer = _http.get(f"{self.url}/status", timeout=seconds)
@@ -152,22 +152,22 @@ class Mirror:
             return None
 
 
-def one_state(mirrors: Sequence[Mirror]) -> str | None:
+def common_state_hash(mirrors: Sequence[DemoMirror]) -> str | None:
     """The state hash that all of these publish; None where one does not answer, or they differ."""
-    told = [mirror.status() for mirror in mirrors]
+    told = [mirror.fetch_status() for mirror in mirrors]
     hashes = {each["state"] if each else None for each in told}
     return hashes.pop() if len(hashes) == 1 else None
 
 
-def listing(
-    folder: Path, mirrors: Sequence[Mirror], before: MirrorList | None = None
+def build_mirror_list(
+    folder: Path, mirrors: Sequence[DemoMirror], before: MirrorList | None = None
 ) -> SignedMirrorList | None:
     """The list that names these mirrors where they are now, signed by the one root whose key is kept in `folder`; None
     where `before` says so already. What `before` names besides stays in it: a list drops no mirror."""
     root = Identity.load_or_create(folder / ROOT)
     known = {each.key: each for each in before.mirrors} if before else {}
     named = {
-        each.key: known.get(each.key, each.listed).model_copy(update={"url": each.url})
+        each.key: known.get(each.key, each.list_entry).model_copy(update={"url": each.url})
         for each in mirrors
     }
     if before and known == named and before.expires > time.time() + SECONDS / 2:

@@ -14,7 +14,7 @@ from django.conf import settings
 PATIENCE = 15.0  # seconds a process gets to end by itself before it is killed
 
 
-class Family:
+class ProcessGroup:
     """`logs` holds one file a process. Children start in sessions of their own, so that a Ctrl-C at the terminal
     reaches only us, and we end them in our order."""
 
@@ -61,13 +61,13 @@ class Family:
         self._remember()
         return self.children[name]
 
-    def died(self) -> str | None:
+    def failed_process(self) -> str | None:
         """The name of a process that ended with an error, if one did."""
         return next(
             (name for name, child in self.children.items() if child.poll() not in (None, 0)), None
         )
 
-    def last_words(self, name: str, lines: int = 15) -> str:
+    def log_tail(self, name: str, lines: int = 15) -> str:
         return "\n".join(
             (self.logs / f"{name}.log").read_text(errors="replace").splitlines()[-lines:]
         )

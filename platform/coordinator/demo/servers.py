@@ -15,7 +15,7 @@ from coordinator.lib import embedded_servers
 URLS = "servers.json"  # in the folder, once both answer: {"DATABASE_URL": …, "REDIS_URL": …}
 
 
-def urls(folder: Path) -> dict[str, str] | None:
+def read_urls(folder: Path) -> dict[str, str] | None:
     """Where they answer; None before they do."""
     try:
         return json.loads((folder / URLS).read_text())

@@ -16,8 +16,8 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from coordinator.accounts.models import Enrolment, Machine, User
-from coordinator.demo.multi_mirror import Several
-from coordinator.demo.processes import Family, free_port
+from coordinator.demo.multi_mirror import MirrorCluster
+from coordinator.demo.processes import ProcessGroup, free_port
 from coordinator.lib import embedded_servers, site_identity
 from coordinator.runs.models import Run
 from coordinator.runs.spec_form import spec_from_fields
@@ -27,42 +27,42 @@ STARTING = 60.0  # seconds a part may take to come up
 STARTING_MIRRORS = 180.0  # …of several at once
 
 
-class Broken(Exception):
+class StackError(Exception):
     """A part of the stack did not start or died; the text says which, and its last words."""
 
 
-class Stack:
+class DemoStack:
     """`folder` holds the volunteers' homes and every log. Use as a context manager: leaving it stops everything.
     `mirrors`: how many sites there are; of several this process's own is the first."""
 
     def __init__(self, folder: Path, port: int = 8000, mirrors: int = 1):
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self.folder = folder
-        self.family = Family(folder / "logs")
-        self.several = Several(folder, mirrors, port) if mirrors > 1 else None
-        self.port = self.several.first.port if self.several else free_port(port)
+        self.processes = ProcessGroup(folder / "logs")
+        self.cluster = MirrorCluster(folder, mirrors, port) if mirrors > 1 else None
+        self.port = self.cluster.first.port if self.cluster else free_port(port)
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def __enter__(self) -> "Stack":
+    def __enter__(self) -> "DemoStack":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        workers = [name for name in self.family.children if name.startswith("worker")]
+        workers = [name for name in self.processes.children if name.startswith("worker")]
         if workers:
-            self.family.stop(*workers)
-        self.family.stop()
-        if self.several:
-            self.several.stop()
+            self.processes.stop(*workers)
+        self.processes.stop()
+        if self.cluster:
+            self.cluster.stop()
         embedded_servers.stop(settings.STATE_DIR)
 
     # ---- the site --------------------------------------------------------------------------------------------
 
     def start_site(self) -> None:
-        if self.several:
-            self.several.begin()
+        if self.cluster:
+            self.cluster.start_setup()
         self.migrate()
-        if self.several:
-            self.several.start(self._wait_for_mirrors)
+        if self.cluster:
+            self.cluster.start(self._wait_for_mirrors)
         else:
             self.start_web()
             self.start_celery()
@@ -80,7 +80,7 @@ class Stack:
             "--port",
             self.port,
         )
-        self.family.start(
+        self.processes.start(
             "site",
             sys.executable,
             *map(str, serve),
@@ -92,10 +92,10 @@ class Stack:
     def start_celery(self) -> None:
         """One process that works and beats: solo, because the tasks are short and a fork costs memory."""
         celery = ("-m", "celery", "-A", "coordinator.celery:app")
-        self.family.start(
+        self.processes.start(
             "celery", sys.executable, *celery, "worker", "-P", "solo", "--loglevel", "WARNING"
         )
-        self.family.start(
+        self.processes.start(
             "beat", sys.executable, *celery, "beat", "--loglevel", "WARNING", "--pidfile="
         )
 
@@ -110,7 +110,7 @@ class Stack:
 
     # ---- people and runs -------------------------------------------------------------------------------------
 
-    def owner(self) -> tuple[User, str]:
+    def create_owner(self) -> tuple[User, str]:
         """The demo's owner and the password to log in with, made once and kept in the state folder."""
         path = settings.STATE_DIR / "demo_password"
         password = path.read_text() if path.exists() else f"barn-{secrets.token_hex(4)}"
@@ -121,7 +121,7 @@ class Stack:
         )
         return User.objects.get(email=OWNER), password
 
-    def new_run(self, owner: User, name: str, **fields: Any) -> Run:
+    def launch_run(self, owner: User, name: str, **fields: Any) -> Run:
         spec = spec_from_fields({key.replace("__", "."): value for key, value in fields.items()})
         run = Run.create(owner, name, spec, report_every=1.0)
         run.launch()
@@ -129,7 +129,7 @@ class Stack:
 
     # ---- volunteers ------------------------------------------------------------------------------------------
 
-    def home(self, number: int) -> Path:
+    def worker_dir(self, number: int) -> Path:
         return self.folder / f"worker-{number}"
 
     def enrol(self, owner: User, numbers: list[int]) -> None:
@@ -146,7 +146,7 @@ class Stack:
             for number in list(pending):
                 if logins[number].poll() == 0:
                     pending.discard(number)
-                    self.family.children.pop(f"login-{number}")
+                    self.processes.children.pop(f"login-{number}")
             return not pending
 
         self.wait(approved, "a machine's enrolment")
@@ -160,13 +160,13 @@ class Stack:
             "--name",
             f"volunteer-{number}",
             "--home",
-            self.home(number),
+            self.worker_dir(number),
         )
-        return self.family.start(f"login-{number}", sys.executable, *map(str, command))
+        return self.processes.start(f"login-{number}", sys.executable, *map(str, command))
 
     def _enrolled(self, number: int) -> bool:
         try:
-            known = json.loads((self.home(number) / "coordinator.json").read_text())
+            known = json.loads((self.worker_dir(number) / "coordinator.json").read_text())
         except FileNotFoundError:
             return False
         ours = known["url"] == self.url and known["mirror"]["key"] == site_identity.identity().key
@@ -177,7 +177,7 @@ class Stack:
         """The workers share one machine, and one measurement of it."""
         return {"OMP_NUM_THREADS": "1", "BARNRAISE_HARDWARE": str(self.folder / "hardware.json")}
 
-    def measure(self) -> None:
+    def start_measurement(self) -> None:
         """Begins to measure this machine, if that was never done: while the site comes up, and before workers share
         it."""
         if not (self.folder / "hardware.json").exists():
@@ -192,39 +192,48 @@ class Stack:
                 "--home",
                 self.folder,
             )
-            self.family.start("measure", sys.executable, *map(str, command), **self._alike)
+            self.processes.start("measure", sys.executable, *map(str, command), **self._alike)
 
     def wait_for_measurement(self) -> None:
-        if "measure" in self.family.children:
+        if "measure" in self.processes.children:
             self.wait(
-                lambda: self.family.children["measure"].poll() == 0,
+                lambda: self.processes.children["measure"].poll() == 0,
                 "the measurement of this machine",
             )
-            self.family.children.pop("measure")
+            self.processes.children.pop("measure")
 
     def start_worker(self, number: int, run: Run) -> None:
-        command = ("-m", "barnraise", "join", run.slug, "--home", self.home(number), "--threads", 1)
+        command = (
+            "-m",
+            "barnraise",
+            "join",
+            run.slug,
+            "--home",
+            self.worker_dir(number),
+            "--threads",
+            1,
+        )
         # OpenMP would start a thread a core in each of three workers; spinning, they take turns at slowing each other.
-        self.family.start(f"worker-{number}", sys.executable, *map(str, command), **self._alike)
+        self.processes.start(f"worker-{number}", sys.executable, *map(str, command), **self._alike)
 
     def start_workers(self, numbers: list[int], run: Run) -> None:
         """Of several mirrors each would have one of them prepare the text, and two might launch the run: there the
         first comes alone."""
-        if self.several:
+        if self.cluster:
             self.start_worker(numbers.pop(0), run)
             self.wait(
                 lambda: Run.objects.filter(pk=run.pk).exclude(spec_text="").exists(),
                 "the run's launch",
             )
-            self.several.settled()
+            self.cluster.wait_until_in_sync()
         for number in numbers:
             self.start_worker(number, run)
 
-    def status(self, number: int, run: Run) -> dict[str, Any] | None:
+    def read_status(self, number: int, run: Run) -> dict[str, Any] | None:
         """What a worker last wrote of itself, None before its first word."""
         try:
             return json.loads(
-                (self.home(number) / "runs" / str(run.pk) / "status.json").read_text()
+                (self.worker_dir(number) / "runs" / str(run.pk) / "status.json").read_text()
             )
         except FileNotFoundError:
             return None
@@ -233,27 +242,27 @@ class Stack:
 
     def _wait_for_mirrors(self, done: Callable[[], object], what: str) -> None:
         def all_well() -> object:
-            if fallen := self.several and self.several.died():
+            if fallen := self.cluster and self.cluster.failed_process():
                 mirror, name = fallen
-                raise Broken(f"{mirror.name} did not come up; the last words of its {name}, of {mirror.family.logs}:\n"
-                             f"{mirror.family.last_words(name)}")  # fmt: skip
+                raise StackError(f"{mirror.name} did not come up; the last words of its {name}, of {mirror.processes.logs}:\n"
+                             f"{mirror.processes.log_tail(name)}")  # fmt: skip
             return done()
 
         self.wait(all_well, what, STARTING_MIRRORS)
 
-    def check(self) -> None:
-        """Raises Broken when a process has died."""
-        if name := self.family.died():
-            raise Broken(
-                f"{name} died; its last words, of {self.family.logs / (name + '.log')}:\n{self.family.last_words(name)}"
+    def check_processes(self) -> None:
+        """Raises StackError when a process has died."""
+        if name := self.processes.failed_process():
+            raise StackError(
+                f"{name} died; its last words, of {self.processes.logs / (name + '.log')}:\n{self.processes.log_tail(name)}"
             )
 
     def wait(self, done, what: str, seconds: float = STARTING) -> None:
         deadline = time.monotonic() + seconds
         while not done():
-            self.check()
+            self.check_processes()
             if time.monotonic() > deadline:
-                raise Broken(
-                    f"{what} did not come up in {seconds:.0f} seconds; logs are in {self.family.logs}"
+                raise StackError(
+                    f"{what} did not come up in {seconds:.0f} seconds; logs are in {self.processes.logs}"
                 )
             time.sleep(0.1)

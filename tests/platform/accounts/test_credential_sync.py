@@ -14,8 +14,8 @@ from django.core.cache import cache
 from django.test import Client
 from fido2.cose import ES256
 from fido2.webauthn import AttestationObject, AttestedCredentialData, AuthenticatorData
-from helpers.mirror_lists import listed, signed_list
-from helpers.rebuild_site import empty, everything, logs, rebuilt
+from helpers.mirror_lists import list_entry, signed_list
+from helpers.rebuild_site import all_events, all_private_data, empty_tables, rebuild_in_random_order
 
 from barnraise.protocol.signing import Identity
 from coordinator.accounts import credential_sync, mfa_forms
@@ -66,10 +66,10 @@ def is_in(client: Client) -> bool:
 def elsewhere(*, without: str = "") -> list[private_data.PrivateRecord]:
     """This site becomes another one, which has all that the log says, and of particulars those without that word in
     them. Returns the rest."""
-    events, kept = logs(), everything()
+    events, kept = all_events(), all_private_data()
     late = [each for each in kept if without and without in each.body]
     cache.clear()
-    rebuilt(events, [each for each in kept if each not in late])
+    rebuild_in_random_order(events, [each for each in kept if each not in late])
     return late
 
 
@@ -106,8 +106,8 @@ def test_a_code_of_an_app_works_once_for_as_long_as_it_works(ada, secret):
 def test_a_code_of_an_app_that_was_used_at_another_mirror_is_used_here(ada, secret):
     row = Authenticator.objects.get(type="totp")
     there = Identity(b"m" * 32)
-    ours = listed(site_identity.identity(), "https://here.example.org")
-    first = signed_list(1, ours, listed(there, "https://there.example.org"))
+    ours = list_entry(site_identity.identity(), "https://here.example.org")
+    first = signed_list(1, ours, list_entry(there, "https://there.example.org"))
     mirror_list.ingest_lists([first], vouched=first.digest)
     body = f'{{"marks":["{mfa_forms.code_fingerprint(row, code(secret))}"]}}'.encode()
     path = "/api/v1/mirrors/used-codes"
@@ -149,10 +149,10 @@ def test_nobody_is_let_in_or_asked_to_verify_where_their_addresses_have_not_come
 
 
 def test_a_second_factor_that_was_removed_at_one_mirror_is_removed_at_all(ada, secret):
-    before = logs(), everything()
+    before = all_events(), all_private_data()
     Authenticator.objects.filter(user=ada).delete()
-    after = logs()
-    rebuilt(*before)
+    after = all_events()
+    rebuild_in_random_order(*before)
     assert sign_in()[1]["Location"].startswith("/accounts/2fa/")
     ingest.ingest_events(after)
     assert not Authenticator.objects.exists() and is_in(sign_in()[0])
@@ -160,13 +160,13 @@ def test_a_second_factor_that_was_removed_at_one_mirror_is_removed_at_all(ada, s
 
 
 def test_an_app_in_the_place_of_another_counts_alone(ada, secret):
-    before = logs(), everything()
+    before = all_events(), all_private_data()
     Authenticator.objects.filter(type="totp").delete()
     fresh = generate_totp_secret()
     TOTP.activate(ada, fresh)
-    after, kept = logs(), everything()
+    after, kept = all_events(), all_private_data()
     cache.clear()
-    rebuilt(*before)
+    rebuild_in_random_order(*before)
     ingest.ingest_events(after)
     assert sign_in()[1].status_code == 503, "the old one no more, and the new one not yet"
     private_data.ingest(kept)
@@ -174,12 +174,12 @@ def test_an_app_in_the_place_of_another_counts_alone(ada, secret):
 
 
 def test_addresses_and_their_verification_are_the_last_word(ada):
-    before = logs(), everything()
+    before = all_events(), all_private_data()
     second = EmailAddress.objects.create(user=ada, email="countess@example.org")
     second.set_verified()
     second.set_as_primary()
-    after, kept = logs(), everything()
-    rebuilt(*before)
+    after, kept = all_events(), all_private_data()
+    rebuild_in_random_order(*before)
     ingest.ingest_events(after)
     private_data.ingest(kept)
     rows = EmailAddress.objects.order_by("email").values_list("email", "verified", "primary")
@@ -217,17 +217,17 @@ def test_no_secret_is_in_any_event_and_nothing_stays_of_who_leaves(ada, secret):
         ]
     )
     assert secret not in said and seed not in said and "ada@" not in said
-    before = logs(), everything()
+    before = all_events(), all_private_data()
     delete_account(ada, ada)
-    after = logs()
+    after = all_events()
     for _ in ("here", "elsewhere"):
         assert not Authenticator.objects.exists() and not EmailAddress.objects.exists()
         assert (
             not PrivateData.objects.exists()
             and projection.current_state(f"access:{ada.pk}") is None
         )
-        empty()
-        rebuilt(*before)
+        empty_tables()
+        rebuild_in_random_order(*before)
         ingest.ingest_events(after)
 
 

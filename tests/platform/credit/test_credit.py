@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 from helpers.attestations import LIFE, NEXT, witness_of
-from helpers.mirror_lists import listed, signed_list
+from helpers.mirror_lists import list_entry, signed_list
 from hypothesis import HealthCheck, given, settings
 
 from barnraise.protocol import coordinator_messages
@@ -87,9 +87,7 @@ def test_what_another_person_took_in_counts_once_whoever_says_it_and_however_oft
     says(run, carl, 0, (ada, 3, 3000))
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens, row.witness) == (1, 3, 3000, carl.machine)
-    kept = coordinator_messages.Attestation(
-        head=row.author_header, statement=row.witness_signature
-    )
+    kept = coordinator_messages.Attestation(head=row.author_header, statement=row.witness_signature)
     update = check_attestation(kept, str(run.pk), carl.identity.key)
     assert (update.peer, update.seq, update.total) == (ada.identity.key, 3, 3000), (
         "what anybody can check"
@@ -121,7 +119,7 @@ def test_where_a_site_is_one_of_several_a_machine_that_reports_to_another_gets_i
     barn, says
 ):
     run, ada, _, bob = barn
-    here = listed(site_identity.identity(), "https://here.example.org")
+    here = list_entry(site_identity.identity(), "https://here.example.org")
     mirror_list.ingest_lists([first := signed_list(1, here)], vouched=first.digest)
     says(run, bob, 0, (ada, 2, 2000))
     assert tokens(ada) == 2000, "its signed header says so"

@@ -8,8 +8,8 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 from helpers.attestations import witness_of
-from helpers.event_log_builder import OtherMirror
-from helpers.rebuild_site import at_once, everything, logs, rows
+from helpers.event_log_builder import LogBuilder
+from helpers.rebuild_site import all_events, all_private_data, rebuild_in_one_batch, replicated_rows
 from hypothesis import HealthCheck, example, given, settings
 
 from coordinator.credit import attestations, tasks
@@ -48,7 +48,7 @@ class Mirrors:
     def __init__(self, run, author, witness, monkeypatch):
         self.run, self.author, self.witness = run, author, witness
         self.member = run.memberships.get(machine=witness.machine)
-        self.other = OtherMirror()
+        self.other = LogBuilder()
         self.begin()
         monkeypatch.setattr(attestations.timezone, "now", lambda: self.day)
 
@@ -73,7 +73,7 @@ class Mirrors:
             "day": self.day.date().isoformat(), "first": first, "last": last, "witness": self.witness.identity.key,
             "tokens": up_to(last) - up_to(first - 1), "total": up_to(last),
         }  # fmt: skip
-        self.other.tell(
+        self.other.append(
             "credit.receipt", f"{self.run.pk}:{self.author.identity.key}:{self.life}", said
         )
         told = ingest.ingest_events(self.other.events[-2:])
@@ -150,7 +150,7 @@ def test_receipts_of_nothing_count_for_nothing_and_hold_up_nobody(mirrors):
         {"day": "2026-01-01", "first": 9, "last": 3},
     )
     for life in (mirrors.life, "b" * 16, "c" * 16):
-        mirrors.other.tell(
+        mirrors.other.append(
             "credit.receipt", f"{place}:{life}", said | {"tokens": 7, "witness": None, "total": 7}
         )
     assert not ingest.ingest_events(mirrors.other.events).rejected
@@ -207,5 +207,5 @@ def test_a_second_site_counts_the_same(mirrors):
     mirrors.hears_elsewhere(7, 10)
     tasks.record_events()
     assert mirrors.shown() == up_to(11) and timezone.now() == mirrors.day
-    both = rows(), projection.state_hash()
-    assert at_once(logs(), everything()) == both
+    both = replicated_rows(), projection.state_hash()
+    assert rebuild_in_one_batch(all_events(), all_private_data()) == both

@@ -9,21 +9,21 @@ import psutil
 import pytest
 
 from barnraise.protocol.mirror_list import parse_list
-from coordinator.demo.mirrors import CELERY, Mirror, listing, one_state
-from coordinator.demo.processes import Family, free_port
+from coordinator.demo.mirrors import CELERY, DemoMirror, build_mirror_list, common_state_hash
+from coordinator.demo.processes import ProcessGroup, free_port
 
 SLEEP = ("-c", "import time; time.sleep(60)")
 
 
 def test_stop_ends_every_child(tmp_path):
-    family = Family(tmp_path)
+    family = ProcessGroup(tmp_path)
     children = [family.start(f"child-{n}", sys.executable, *SLEEP) for n in range(2)]
     family.stop()
     assert all(child.poll() is not None for child in children) and not family.children
 
 
 def test_stop_ends_what_was_left_of_a_child_that_somebody_else_killed(tmp_path):
-    family = Family(tmp_path)
+    family = ProcessGroup(tmp_path)
     forks = (
         f"import subprocess, sys; print(subprocess.Popen([sys.executable, *{SLEEP!r}]).pid, flush=True); "
         + SLEEP[1]
@@ -39,10 +39,10 @@ def test_stop_ends_what_was_left_of_a_child_that_somebody_else_killed(tmp_path):
 
 
 def test_a_child_that_fails_is_named_with_its_last_words(tmp_path):
-    family = Family(tmp_path)
+    family = ProcessGroup(tmp_path)
     family.start("clumsy", sys.executable, "-c", "print('so long'); raise SystemExit(3)").wait(20)
-    assert family.died() == "clumsy"
-    assert "so long" in family.last_words("clumsy")
+    assert family.failed_process() == "clumsy"
+    assert "so long" in family.log_tail("clumsy")
 
 
 def test_a_family_ends_what_one_that_was_killed_left_behind(tmp_path):
@@ -51,8 +51,8 @@ def test_a_family_ends_what_one_that_was_killed_left_behind(tmp_path):
         sys.path.insert(0, "platform")
         from django.conf import settings
         settings.configure(ROOT=__import__("pathlib").Path.cwd())
-        from coordinator.demo.processes import Family
-        child = Family(__import__("pathlib").Path({str(tmp_path)!r})).start("orphan", sys.executable, *{SLEEP!r})
+        from coordinator.demo.processes import ProcessGroup
+        child = ProcessGroup(__import__("pathlib").Path({str(tmp_path)!r})).start("orphan", sys.executable, *{SLEEP!r})
         print(child.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -61,7 +61,7 @@ def test_a_family_ends_what_one_that_was_killed_left_behind(tmp_path):
     )
     orphan = psutil.Process(int(done.stdout))
     assert orphan.is_running()
-    Family(tmp_path)
+    ProcessGroup(tmp_path)
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
 
 
@@ -92,13 +92,13 @@ def test_a_demo_of_no_mirrors_or_of_too_many_is_refused_with_a_sentence(mirrors)
 
 
 def test_mirrors_that_moved_to_other_ports_get_a_newer_list_and_others_none(tmp_path):
-    first, second = (Mirror(tmp_path / name, name, 9000 + n) for n, name in enumerate("ab"))
-    made = listing(tmp_path, [first, second])
+    first, second = (DemoMirror(tmp_path / name, name, 9000 + n) for n, name in enumerate("ab"))
+    made = build_mirror_list(tmp_path, [first, second])
     before = parse_list(made)
     assert before.version == 1 and len(made.signatures) == 1
-    assert listing(tmp_path, [first, second], before) is None, "it says so already"
-    moved = Mirror(tmp_path / "b", "b", 9100)
-    after = parse_list(listing(tmp_path, [first, moved], before))
+    assert build_mirror_list(tmp_path, [first, second], before) is None, "it says so already"
+    moved = DemoMirror(tmp_path / "b", "b", 9100)
+    after = parse_list(build_mirror_list(tmp_path, [first, moved], before))
     assert after.version == 2 and after.roots == before.roots
     assert [each.url for each in after.mirrors] == [first.url, moved.url]
 
@@ -108,27 +108,27 @@ def test_two_mirrors_come_up_side_by_side_as_one_and_outlive_each_other(tmp_path
     for each in tmp_path.parents[:2]:
         each.chmod(0o755)
     mirrors = [
-        Mirror(tmp_path / name, f"Mirror {name}", free_port(9200 + 50 * n))
+        DemoMirror(tmp_path / name, f"Mirror {name}", free_port(9200 + 50 * n))
         for n, name in enumerate("ab")
     ]
     first, second = mirrors
     told = tmp_path / "list.json"
-    told.write_text(listing(tmp_path, mirrors).model_dump_json())
+    told.write_text(build_mirror_list(tmp_path, mirrors).model_dump_json())
     try:
         for each, how in ((first, ("--publish",)), (second, ("--join", first.url))):
             each.start_servers()
-            each.raise_by(*how, "--list", str(told))
+            each.start_setup(*how, "--list", str(told))
         for each in mirrors:
-            until(lambda each=each: each.raised() or each.family.died(), each)
+            until(lambda each=each: each.is_set_up() or each.processes.failed_process(), each)
             each.start()
-            until(each.status, each)
-        until(lambda: one_state(mirrors), second)
-        assert all(each.lives for each in mirrors)
+            until(each.fetch_status, each)
+        until(lambda: common_state_hash(mirrors), second)
+        assert all(each.is_running for each in mirrors)
         second.kill()
-        assert not second.lives and first.status() and second.status() is None
+        assert not second.is_running and first.fetch_status() and second.fetch_status() is None
         second.start()
-        until(lambda: one_state(mirrors), second)
-        assert second.family.children[CELERY].poll() is None
+        until(lambda: common_state_hash(mirrors), second)
+        assert second.processes.children[CELERY].poll() is None
     finally:
         for each in mirrors:
             each.stop()
@@ -137,12 +137,14 @@ def test_two_mirrors_come_up_side_by_side_as_one_and_outlive_each_other(tmp_path
     ]
 
 
-def until(done, mirror: Mirror, seconds: float = 180.0) -> None:
+def until(done, mirror: DemoMirror, seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not done():
         said = "\n".join(
-            mirror.family.last_words(log.stem) for log in mirror.family.logs.glob("*.log")
+            mirror.processes.log_tail(log.stem) for log in mirror.processes.logs.glob("*.log")
         )
         assert time.monotonic() < end, said
         time.sleep(0.2)
-    assert not mirror.family.died(), mirror.family.last_words(mirror.family.died())
+    assert not mirror.processes.failed_process(), mirror.processes.log_tail(
+        mirror.processes.failed_process()
+    )

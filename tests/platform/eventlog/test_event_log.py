@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, models
 from django.test import Client
-from helpers.event_log_builder import OtherMirror, Said, refused
+from helpers.event_log_builder import LogBuilder, NotePayload, rejection
 
 from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
@@ -82,8 +82,8 @@ def hash_from_nothing() -> str:
 
 
 def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, shelf):
-    other = OtherMirror()
-    other.tell("note.say", "a", {"text": "from afar"})
+    other = LogBuilder()
+    other.append("note.say", "a", {"text": "from afar"})
     told = ingest.ingest_events(other.events)
     assert (told.stored, told.rejected, told.forked) == (2, {}, [])
     assert shelf == {"a": "from afar"}
@@ -96,10 +96,10 @@ def test_anothers_log_is_kept_folded_and_served_on_as_it_was_signed(db, shelf):
 
 
 def test_the_state_hash_is_that_of_whoever_took_the_same_events(db, shelf):
-    one, other = OtherMirror(1), OtherMirror(2)
+    one, other = LogBuilder(1), LogBuilder(2)
     for n in range(5):
-        one.tell("note.say", f"{n % 2}", {"text": f"one {n}"})
-        other.tell("note.say", f"{n % 3}", {"text": f"other {n}"})
+        one.append("note.say", f"{n % 2}", {"text": f"one {n}"})
+        other.append("note.say", f"{n % 3}", {"text": f"other {n}"})
     ingest.ingest_events(one.events)
     ingest.ingest_events(other.events)
     first = projection.state_hash()
@@ -115,40 +115,40 @@ def test_the_state_hash_is_that_of_whoever_took_the_same_events(db, shelf):
 
 
 def test_a_log_with_a_hole_is_refused_whole(db, shelf):
-    other = OtherMirror()
+    other = LogBuilder()
     for n in range(4):
-        other.tell("note.say", "a", {"text": str(n)})
+        other.append("note.say", "a", {"text": str(n)})
     ingest.ingest_events(other.events[:2])
-    said = refused(other.events[2], other.events[4])
+    said = rejection(other.events[2], other.events[4])
     assert (
         said
         == f"Log {other.origin[:8]} has a hole: event 5 came, and 3 is the last before it here."
     )
-    assert "has a hole" in refused(
-        *OtherMirror(3).events[1:], OtherMirror(3).tell("note.say", "a", {"text": "x"})
+    assert "has a hole" in rejection(
+        *LogBuilder(3).events[1:], LogBuilder(3).append("note.say", "a", {"text": "x"})
     )
     assert shelf == {"a": "0"}
 
 
 def test_what_does_not_follow_what_is_here_is_refused(db, shelf):
-    other = OtherMirror()
+    other = LogBuilder()
     ingest.ingest_events(other.events)
     wrong = other.sign("note.say", "a", {"text": "x"}, prev="1" * 64)
-    assert "does not follow the event 1 that is here" in refused(wrong)
+    assert "does not follow the event 1 that is here" in rejection(wrong)
     early = other.sign("note.say", "a", {"text": "x"}, hlc=1)
-    assert "is stamped before the one it follows" in refused(early)
-    assert "does not begin as a log does" in refused(
-        OtherMirror(5).sign("note.say", "a", {"text": "x"}, seq=1)
+    assert "is stamped before the one it follows" in rejection(early)
+    assert "does not begin as a log does" in rejection(
+        LogBuilder(5).sign("note.say", "a", {"text": "x"}, seq=1)
     )
 
 
 def test_what_is_altered_forged_or_from_a_stranger_is_refused(db, shelf):
-    other, thief = OtherMirror(), OtherMirror(8)
-    other.tell("note.say", "a", {"text": "true"})
+    other, thief = LogBuilder(), LogBuilder(8)
+    other.append("note.say", "a", {"text": "true"})
     altered = other.events[1].model_copy(
         update={"body": other.events[1].body.replace("true", "lies")}
     )
-    assert "its signature does not match" in refused(other.events[0], altered)
+    assert "its signature does not match" in rejection(other.events[0], altered)
     ingest.ingest_events(other.events)
     forged = thief.sign(
         "note.say",
@@ -158,18 +158,18 @@ def test_what_is_altered_forged_or_from_a_stranger_is_refused(db, shelf):
         seq=3,
         prev=digest(other.events[1].body),
     )
-    assert f"is signed by {thief.identity.key[:8]}" in refused(forged)
-    assert "is no mirror of the list" in refused(*thief.events, keys={other.identity.key})
+    assert f"is signed by {thief.identity.key[:8]}" in rejection(forged)
+    assert "is no mirror of the list" in rejection(*thief.events, keys={other.identity.key})
     huge = other.identity.sign(
         "event",
         open_event(other.events[1]).model_copy(update={"payload": {"x": "y" * MAX_EVENT_CHARS}}),
     )
-    assert "longer than 100,000 characters" in refused(huge)
+    assert "longer than 100,000 characters" in rejection(huge)
     with pytest.raises(MessageError, match="malformed"):
         open_event(of_two_kinds(other))
 
 
-def of_two_kinds(other: OtherMirror) -> Signed:
+def of_two_kinds(other: LogBuilder) -> Signed:
     """An event about a subject of another kind than its own."""
     return other.identity.sign(
         "event", open_event(other.events[1]).model_copy(update={"aggregate": "run:a"})
@@ -177,18 +177,18 @@ def of_two_kinds(other: OtherMirror) -> Signed:
 
 
 def test_one_origins_fault_costs_the_others_nothing(db, shelf):
-    good, bad = OtherMirror(1), OtherMirror(2)
-    good.tell("note.say", "a", {"text": "good"})
-    bad.tell("note.say", "b", {"text": "1"})
-    bad.tell("note.say", "b", {"text": "2"})
+    good, bad = LogBuilder(1), LogBuilder(2)
+    good.append("note.say", "a", {"text": "good"})
+    bad.append("note.say", "b", {"text": "1"})
+    bad.append("note.say", "b", {"text": "2"})
     told = ingest.ingest_events([*good.events, bad.events[0], bad.events[2]])
     assert told.stored == 2 and list(told.rejected) == [bad.origin] and shelf == {"a": "good"}
 
 
 def test_an_unknown_kind_is_kept_and_means_something_after_the_upgrade(db, shelf):
-    other = OtherMirror()
-    other.tell("song.sing", "a", {"text": "la"})
-    other.tell("note.say", "a", {"text": "one"})
+    other = LogBuilder()
+    other.append("song.sing", "a", {"text": "la"})
+    other.append("note.say", "a", {"text": "one"})
     assert ingest.ingest_events(other.events).stored == 3
     before = projection.state_hash()
     assert LogEvent.objects.get(understood=False).type == "song.sing"
@@ -196,7 +196,10 @@ def test_an_unknown_kind_is_kept_and_means_something_after_the_upgrade(db, shelf
     sung = {}
     registry.register(
         registry.AggregateType(
-            "song", {"sing": Said}, lambda facts: {"text": facts[-1].payload.text}, sung.__setitem__
+            "song",
+            {"sing": NotePayload},
+            lambda facts: {"text": facts[-1].payload.text},
+            sung.__setitem__,
         )
     )
     assert ingest.project_pending() == 1
@@ -209,13 +212,13 @@ def stale() -> set[str]:
 
 
 def test_what_was_kept_before_a_crash_is_folded_after_it(db, shelf):
-    other = OtherMirror()
-    other.tell("note.say", "a", {"text": "one"})
-    other.tell("song.sing", "b", {"text": "la"})
+    other = LogBuilder()
+    other.append("note.say", "a", {"text": "one"})
+    other.append("song.sing", "b", {"text": "la"})
     ingest.ingest_events(other.events, defer=True)
     assert shelf == {} and stale() == {"note:a", f"origin:{other.origin}"}
     assert ingest.project_pending() == 2 and shelf == {"a": "one"} and not stale()
-    other.tell("note.say", "a", {"text": "one"})  # nothing new, and folded all the same
+    other.append("note.say", "a", {"text": "one"})  # nothing new, and folded all the same
     ingest.ingest_events(other.events[3:], defer=True)
     before = projection.state_hash()
     assert stale() == {"note:a"}
@@ -223,8 +226,8 @@ def test_what_was_kept_before_a_crash_is_folded_after_it(db, shelf):
 
 
 def test_what_is_folded_for_a_change_made_here_waits_no_more(db, shelf):
-    other = OtherMirror()
-    other.tell("note.say", "a", {"text": "one"})
+    other = LogBuilder()
+    other.append("note.say", "a", {"text": "one"})
     ingest.ingest_events(other.events, defer=True)
     writer.record("note.say", "a", {"text": "two"})
     assert projection.current_state("note:a") == {"text": "two"}
@@ -232,11 +235,11 @@ def test_what_is_folded_for_a_change_made_here_waits_no_more(db, shelf):
 
 
 def test_a_row_that_needs_another_waits_for_it(db, shelf):
-    other = OtherMirror()
-    other.tell("note.say", "a", {"text": "wait"})
+    other = LogBuilder()
+    other.append("note.say", "a", {"text": "wait"})
     ingest.ingest_events(other.events)
     assert shelf == {} and Aggregate.objects.get(projected=False).name == "note:a"
-    other.tell("note.say", "other", {"text": "here"})
+    other.append("note.say", "other", {"text": "here"})
     ingest.ingest_events(other.events)
     assert (
         shelf == {"a": "wait", "other": "here"}
@@ -248,12 +251,12 @@ def test_a_row_that_needs_another_waits_for_it(db, shelf):
 
 
 def test_two_events_with_one_number_are_kept_as_proof_and_undo_what_came_of_them(db, shelf):
-    liar = OtherMirror()
-    liar.tell("note.say", "a", {"text": "one"})
+    liar = LogBuilder()
+    liar.append("note.say", "a", {"text": "one"})
     before_fork = liar.events[:]
     other = liar.sign("note.say", "a", {"text": "to you this"})
-    liar.tell("note.say", "a", {"text": "to me that"})
-    liar.tell("note.say", "b", {"text": "and more"})
+    liar.append("note.say", "a", {"text": "to me that"})
+    liar.append("note.say", "b", {"text": "and more"})
     ingest.ingest_events(liar.events)
     assert shelf == {"a": "to me that", "b": "and more"}
     told = ingest.ingest_events([*before_fork, other])
@@ -267,19 +270,19 @@ def test_two_events_with_one_number_are_kept_as_proof_and_undo_what_came_of_them
     assert writer.read_events(liar.origin, 0) == before_fork
     assert writer.log_heads()[liar.origin] == (2, digest(before_fork[-1].body))
     assert projection.state_hash() == hash_from_nothing()
-    more = liar.tell("note.say", "a", {"text": "go on"})
-    assert "ends with event 2: it signed two events with the number 3" in refused(more)
+    more = liar.append("note.say", "a", {"text": "go on"})
+    assert "ends with event 2: it signed two events with the number 3" in rejection(more)
 
 
 def test_a_proof_convinces_who_has_seen_only_one_side_or_none(db, shelf):
-    liar = OtherMirror()
+    liar = LogBuilder()
     other = liar.sign("note.say", "a", {"text": "to you this"})
-    mine = liar.tell("note.say", "a", {"text": "to me that"})
+    mine = liar.append("note.say", "a", {"text": "to me that"})
     with pytest.raises(ingest.UserError, match="no mirror of the list"):
         truncate.accept_fork_proof(mine, other, keys={"a" * 64})
     assert truncate.accept_fork_proof(mine, other, keys={liar.identity.key})
     assert not truncate.accept_fork_proof(mine, other)
-    assert "ends with event 1" in refused(*liar.events)
+    assert "ends with event 1" in rejection(*liar.events)
     assert ingest.ingest_events(liar.events[:1]).stored == 1
     assert truncate.list_fork_proofs() == [(mine, other)]
     with pytest.raises(ingest.UserError, match="not two events of one origin"):
@@ -289,17 +292,17 @@ def test_a_proof_convinces_who_has_seen_only_one_side_or_none(db, shelf):
 
 
 def test_an_expulsion_names_the_last_event_that_counts(db, shelf):
-    other = OtherMirror()
+    other = LogBuilder()
     for n in range(4):
-        other.tell("note.say", "a", {"text": str(n)})
+        other.append("note.say", "a", {"text": str(n)})
     ingest.ingest_events(other.events[:3])
     short = projection.state_hash()
     ingest.ingest_events(other.events)
     assert truncate.truncate_log(other.origin, 3, "expelled by list 7") == 2
     assert (shelf, projection.state_hash()) == ({"a": "1"}, short)
     assert truncate.truncate_log(other.origin, 4, "later") == 0
-    assert "ends with event 3: expelled by list 7" in refused(
-        other.tell("note.say", "a", {"text": "x"})
+    assert "ends with event 3: expelled by list 7" in rejection(
+        other.append("note.say", "a", {"text": "x"})
     )
     with pytest.raises(ingest.UserError, match="no log 00000000 is known here"):
         truncate.truncate_log("0" * 32, 1, "")
@@ -309,18 +312,18 @@ def test_a_site_that_proved_to_have_forked_itself_begins_a_new_life(db, shelf):
     """It was restored from a backup, and wrote on where it had written before."""
     writer.record("note.say", "a", {"text": "kept"})
     mine = Origin.objects.get(ours=True)
-    twin = OtherMirror()
+    twin = LogBuilder()
     twin.identity, twin.origin, twin.events = (
         site_identity.identity(),
         mine.pk,
         writer.read_events(mine.pk, 0),
     )
     twin.hlc = mine.head_hlc
-    lost = twin.tell("note.say", "a", {"text": "lost in the crash"})
+    lost = twin.append("note.say", "a", {"text": "lost in the crash"})
     ingest.ingest_events([lost])  # its own log, pulled back from others, goes on
     assert projection.current_state("note:a") == {"text": "lost in the crash"}
     assert writer.record("note.say", "a", {"text": "new"}).seq == 4
-    twin.tell("note.say", "a", {"text": "and this too was out in the world"})
+    twin.append("note.say", "a", {"text": "and this too was out in the world"})
     assert ingest.ingest_events(twin.events).forked == [mine.pk]
     again = writer.record("note.say", "a", {"text": "newer"})
     assert again.origin_id != mine.pk and again.seq == 2
@@ -340,9 +343,9 @@ def test_the_status_page_tells_the_heads_and_the_state_hash(db, shelf):
 
 
 def test_staff_cut_a_log_and_rebuild_by_hand(db, shelf, capsys):
-    other = OtherMirror()
-    other.tell("note.say", "a", {"text": "one"})
-    other.tell("note.say", "a", {"text": "two"})
+    other = LogBuilder()
+    other.append("note.say", "a", {"text": "one"})
+    other.append("note.say", "a", {"text": "two"})
     ingest.ingest_events(other.events)
     call_command("eventlog", "truncate", other.origin, "2", "it lies")
     assert shelf == {"a": "one"}

@@ -5,7 +5,7 @@ import time
 import types
 
 import pytest
-from helpers.event_log_builder import OtherMirror, refused
+from helpers.event_log_builder import LogBuilder, rejection
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,10 +68,10 @@ def test_a_clock_that_is_set_wrong_in_between_spoils_not_even_the_next_event(
 
 
 def test_an_event_from_the_far_future_waits_until_then(db, shelf):
-    other = OtherMirror()
+    other = LogBuilder()
     ingest.ingest_events(other.events)
-    soon = other.tell("note.say", "a", {"text": "x"}, at=time.time() + FAR)
-    assert "ahead of this site's time: later" in refused(soon)
+    soon = other.append("note.say", "a", {"text": "x"}, at=time.time() + FAR)
+    assert "ahead of this site's time: later" in rejection(soon)
     writer.record_peer_clock("1" * 64, time.time() + FAR)
     writer.record_peer_clock("2" * 64, time.time() + FAR)  # it was this clock that was wrong
     assert ingest.ingest_events([soon]).stored == 1

@@ -6,8 +6,15 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from helpers.event_log_builder import OtherMirror
-from helpers.rebuild_site import LOG, at_once, everything, logs, rebuilt, rows
+from helpers.event_log_builder import LogBuilder
+from helpers.rebuild_site import (
+    LOG,
+    all_events,
+    all_private_data,
+    rebuild_in_one_batch,
+    rebuild_in_random_order,
+    replicated_rows,
+)
 
 from barnraise.protocol import coordinator_messages, reports
 from barnraise.protocol.signing import Identity, digest
@@ -36,12 +43,17 @@ def proven():
         said = set(LogEvent.objects.values_list("type", flat=True))
         assert said >= set(types), f"nothing told of {set(types) - said}"
         assert not Aggregate.objects.filter(projected=False).exists()
-        here, known, kept, events = rows(), projection.state_hash(), everything(), logs()
+        here, known, kept, events = (
+            replicated_rows(),
+            projection.state_hash(),
+            all_private_data(),
+            all_events(),
+        )
         for seed in range(2):
-            there, found = rebuilt(events, kept, seed)
+            there, found = rebuild_in_random_order(events, kept, seed)
             assert there == here
             assert found == known
-        assert at_once(events, kept) == (here, known)
+        assert rebuild_in_one_batch(events, kept) == (here, known)
         assert not Aggregate.objects.filter(projected=False).exists()
         return here
 
@@ -82,12 +94,12 @@ def test_who_left_is_nobody_elsewhere_too(person, volunteer, draft, proven):
     team.add_member(bob, ada)
     volunteer(ada, 1)
     draft(ada, "Secret plans")
-    elsewhere = logs(), everything()
+    elsewhere = all_events(), all_private_data()
     delete_account(ada, ada)
     proven("person.leave", "team.part", "team.promote", "run.forget", "machine.about")
     assert not PrivateData.objects.filter(body__contains="Lovelace").exists()
-    events = logs()
-    rebuilt(*elsewhere)  # a mirror that knew her, and hears that she left
+    events = all_events()
+    rebuild_in_random_order(*elsewhere)  # a mirror that knew her, and hears that she left
     assert (
         User.objects.get(pk=ada.pk).name == "Ada Lovelace"
         and Run.objects.get().name == "Secret plans"
@@ -232,11 +244,11 @@ def test_an_archived_run_comes_back_everywhere(person, draft, proven):
 def test_two_mirrors_that_gave_one_slug_away_agree_who_keeps_it(person, draft):
     """The second mirror is this same site, which took in the first's log after it was emptied."""
     ada = person()
-    events, kept = logs(), everything()
+    events, kept = all_events(), all_private_data()
     first = draft(ada, "Barn")
     slugs = {first.pk: "barn"}
-    theirs, more = logs(), everything()
-    rebuilt(events, kept)
+    theirs, more = all_events(), all_private_data()
+    rebuild_in_random_order(events, kept)
     second = draft(User.objects.get(), "Barn")
     assert second.slug == "barn"
     ingest.ingest_events(theirs)
@@ -245,9 +257,9 @@ def test_two_mirrors_that_gave_one_slug_away_agree_who_keeps_it(person, draft):
     assert slugs == {first.pk: "barn", second.pk: f"barn-{second.pk.hex[-8:]}"}
     third = draft(User.objects.get(), "Barn")
     assert third.slug == f"barn-{third.pk.hex[-8:]}"
-    both = rows(), projection.state_hash()
+    both = replicated_rows(), projection.state_hash()
     for seed in range(3):
-        assert rebuilt(logs(), everything(), seed) == both
+        assert rebuild_in_random_order(all_events(), all_private_data(), seed) == both
 
 
 def test_what_is_taken_out_of_a_run_is_the_same_elsewhere(person, launched, numbers, proven):
@@ -360,7 +372,7 @@ def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
     earned(
         run, ada, bob, 1, 5, 8, 400
     )  # heard here and not told yet, when the other mirror's receipts come
-    other = OtherMirror()
+    other = LogBuilder()
     for first, last, tokens in ((1, 6, 600), (3, 4, 200), (7, 12, 600)):
         said = {
             "day": "2026-01-01",
@@ -369,13 +381,13 @@ def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
             "tokens": tokens,
             "witness": bob.identity.key,
         }
-        other.tell("credit.receipt", place, said)
+        other.append("credit.receipt", place, said)
     ingest.ingest_events(other.events)
     row = Credit.objects.get()
     assert (row.first, row.last, row.tokens) == (1, 12, 1200)
     assert tasks.record_events() == 0
-    both = rows(), projection.state_hash()
-    assert rebuilt(logs(), everything()) == both
+    both = replicated_rows(), projection.state_hash()
+    assert rebuild_in_random_order(all_events(), all_private_data()) == both
 
 
 # ---- what comes from others -----------------------------------------------------------------------------------------
@@ -383,15 +395,15 @@ def test_what_two_mirrors_heard_of_the_same_updates_counts_once(barn):
 
 def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
     ada = person(name="Ada")
-    events, kept = logs(), everything()
-    rebuilt(events, [])
+    events, kept = all_events(), all_private_data()
+    rebuild_in_random_order(events, [])
     [wanted] = private_data.missing_digests()
     assert User.objects.get(pk=ada.pk).name == ""
     wrong = [replace(kept[0], body="{}"), replace(kept[0], digest="1" * 64)]
     assert private_data.ingest(wrong) == 0 and private_data.missing_digests() == [wanted]
     assert private_data.ingest(kept) == 1 and User.objects.get(pk=ada.pk).name == "Ada"
     assert private_data.missing_digests() == [] and private_data.ingest(kept) == 0
-    other = OtherMirror()
+    other = LogBuilder()
     evil = json.dumps({"name": "x", "email": "x", "password": "y", "is_superuser": True})
     about = digest("0" * 32 + evil)
     said = {
@@ -400,7 +412,7 @@ def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
         "organiser": False,
         "is_staff": False,
     }
-    other.tell("person.join", "01890000-0000-7000-8000-000000000001", said)
+    other.append("person.join", "01890000-0000-7000-8000-000000000001", said)
     ingest.ingest_events(other.events)
     assert private_data.ingest([private_data.PrivateRecord(about, "0" * 32, evil)]) == 1
     assert not User.objects.get(pk="01890000-0000-7000-8000-000000000001").is_superuser
@@ -408,15 +420,15 @@ def test_particulars_are_only_what_their_digest_says_and_of_their_shape(person):
 
 def test_hostile_texts_reach_no_row(person):
     """A mirror of the list may be taken over: what it says is of its shape, or is not written."""
-    other, evil = OtherMirror(), {"name": "x\0", "email": "a\0@b", "password": "!\0"}
+    other, evil = LogBuilder(), {"name": "x\0", "email": "a\0@b", "password": "!\0"}
     for n, said in enumerate([evil, evil | {"name": "\u202e", "email": "a@b"}, {"email": 7}, []]):
         body = json.dumps(said)
         about = digest("0" * 32 + body)
         who = {"about": about, "joined": "2026-01-01T00:00:00Z"}
-        other.tell("person.join", f"01890000-0000-7000-8000-00000000000{n}", who)
+        other.append("person.join", f"01890000-0000-7000-8000-00000000000{n}", who)
         ingest.ingest_events(other.events)
         private_data.ingest([private_data.PrivateRecord(about, "0" * 32, body)])
-    assert {row["name"] for row in rows()["User"]} == {""} and User.objects.count() == 4
+    assert {row["name"] for row in replicated_rows()["User"]} == {""} and User.objects.count() == 4
     assert not Aggregate.objects.filter(projected=False).exists()
 
 
@@ -427,7 +439,7 @@ def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched,
     run, _ = launched(ada)
     run.extend(5, actor=ada)
     run.pause(actor=ada)
-    before = rows()
+    before = replicated_rows()
     for model in LOG:
         model.objects.all().delete()
     assert record_existing_rows() > 5 and record_existing_rows() == 0
@@ -436,11 +448,11 @@ def test_a_site_that_is_older_than_its_log_tells_what_it_holds(person, launched,
 
 def test_what_an_expelled_mirror_said_is_undone_in_rows(person, draft):
     ada = person()
-    before = rows(), projection.state_hash()
-    other = OtherMirror()
-    other.tell("person.ban", ada.pk, {"at": ada.date_joined.isoformat()})
+    before = replicated_rows(), projection.state_hash()
+    other = LogBuilder()
+    other.append("person.ban", ada.pk, {"at": ada.date_joined.isoformat()})
     ingest.ingest_events(other.events)
     assert not User.objects.get().is_active
     truncate_log(other.origin, 1, "expelled")
-    assert rows() == before[0]
+    assert replicated_rows() == before[0]
     assert re.fullmatch("[0-9a-f]{64}", projection.state_hash())

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 from django.test import Client
-from helpers.event_log_builder import OtherMirror
-from helpers.rebuild_site import everything, logs, rebuilt, rows
+from helpers.event_log_builder import LogBuilder
+from helpers.rebuild_site import (
+    all_events,
+    all_private_data,
+    rebuild_in_random_order,
+    replicated_rows,
+)
 
 from barnraise.protocol import coordinator_messages, enums
 from barnraise.protocol.signing import Identity, open_signed
@@ -257,14 +262,14 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
 ):
     ada = person()
     attic, barn, shed, sold = (volunteer(ada, n).machine for n in range(1, 5))
-    before = logs(), everything()
+    before = all_events(), all_private_data()
     attic.rename("the attic")
     barn.rename("the barn")
     shed.rename("unheard of")
     sold.revoke()
-    there, events, kept = rows(), logs(), everything()
+    there, events, kept = replicated_rows(), all_events(), all_private_data()
     late = [each for each in kept if "unheard" in each.body]
-    rebuilt(*before)
+    rebuild_in_random_order(*before)
     alone, known = [], registry.aggregate_types()["machine"]
     noted = replace(
         known, store=lambda which, state: alone.append(which) or known.store(which, state)
@@ -284,16 +289,16 @@ def test_a_mirror_that_hears_of_many_machines_it_knows_writes_them_together_and_
     }
     assert Machine.objects.get(key=sold.key).revoked
     private_data.ingest(late)
-    assert rows() == there
+    assert replicated_rows() == there
 
 
 def test_a_mirror_that_gives_a_machines_number_to_other_keys_takes_nothing_of_it(person, volunteer):
     ada = person()
-    mine, other = volunteer(ada, 1).machine, OtherMirror()
+    mine, other = volunteer(ada, 1).machine, LogBuilder()
     about, enrolled = "0" * 64, mine.enrolled.isoformat()
     for n in range(3):
         key = Identity(bytes([90 + n]) * 32).key
-        other.tell(
+        other.append(
             "machine.enrol",
             key,
             {"about": about, "id": str(mine.pk), "owner": str(ada.pk), "enrolled": enrolled},

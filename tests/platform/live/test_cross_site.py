@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 from asgiref.sync import sync_to_async
 from django.test import Client
-from helpers.mirror_lists import listed, signed_list
+from helpers.mirror_lists import list_entry, signed_list
 from helpers.websocket_client import SECONDS, WatcherSocket
 
 from barnraise.protocol.mirror_list import Expulsion
@@ -24,8 +24,8 @@ B = "https://b.example.org"
 
 @pytest.fixture
 def mirrors(transactional_db):
-    ours = listed(site_identity.identity(), "https://a.example.org", "A")
-    other = listed(Identity(b"b" * 32), f"{B}:443", "The <b>other</b>")
+    ours = list_entry(site_identity.identity(), "https://a.example.org", "A")
+    other = list_entry(Identity(b"b" * 32), f"{B}:443", "The <b>other</b>")
     first = signed_list(1, ours, other)
     mirror_list.ingest_lists([first], vouched=first.digest)
     return ours, other

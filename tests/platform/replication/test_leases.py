@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from django.core import mail
 from django.utils import timezone
-from helpers.event_log_builder import OtherMirror
-from helpers.fake_mirror import SmallMirror
-from helpers.mirror_lists import listed, signed_list
-from helpers.rebuild_site import everything, logs, rebuilt
+from helpers.event_log_builder import LogBuilder
+from helpers.fake_mirror import FakeMirror
+from helpers.mirror_lists import list_entry, signed_list
+from helpers.rebuild_site import all_events, all_private_data, rebuild_in_random_order
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,23 +135,23 @@ def test_a_mirror_that_hears_no_other_waits_for_it_may_be_the_one_that_is_cut_of
 @pytest.fixture
 def other():
     """A second mirror of the list, heard of just now."""
-    made = SmallMirror(OtherMirror())
-    ours = listed(site_identity.identity(), "https://here.example.org")
-    first = signed_list(1, ours, made.listed)
+    made = FakeMirror(LogBuilder())
+    ours = list_entry(site_identity.identity(), "https://here.example.org")
+    first = signed_list(1, ours, made.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
     heard(made, 0)
     yield made
     made.close()
 
 
-def heard(other: SmallMirror, seconds_ago: float) -> None:
+def heard(other: FakeMirror, seconds_ago: float) -> None:
     at = timezone.now() - timedelta(seconds=seconds_ago)
-    PeerStatus.objects.update_or_create(pk=other.listed.key, defaults={"last_seen": at})
+    PeerStatus.objects.update_or_create(pk=other.list_entry.key, defaults={"last_seen": at})
 
 
-def notice(person, other: SmallMirror, whose: str) -> Notification:
+def notice(person, other: FakeMirror, whose: str) -> Notification:
     """One whose letter is first `whose`: "ours" or "theirs"."""
-    keys = {"ours": site_identity.identity().key, "theirs": other.listed.key}
+    keys = {"ours": site_identity.identity().key, "theirs": other.list_entry.key}
     for n in range(100):
         duty = leases.lease_name("email", person.pk, f"key {n}")
         if rank_candidates(duty, keys.values())[0] == keys[whose]:
@@ -181,7 +181,7 @@ def test_a_letter_goes_out_once_from_the_mirror_whose_turn_it_is(person, other):
     }
     for row in Notification.objects.filter(pk=theirs.pk):
         assert row.email_due and row.email_tries == 0 and row.emailed is None
-    other.log.tell("lease.done", theirs.lease_name, {"mirror": other.listed.key})
+    other.log.append("lease.done", theirs.lease_name, {"mirror": other.list_entry.key})
     ingest.ingest_events(other.log.events)
     due()
     assert tasks.send_emails() == 0 and len(mail.outbox) == 1
@@ -194,7 +194,9 @@ def test_when_the_mirror_whose_turn_it_is_dies_another_sends_the_letter_in_a_hig
     person, other
 ):
     theirs = notice(person(), other, "theirs")
-    other.log.tell("lease.acquire", theirs.lease_name, {"mirror": other.listed.key, "epoch": 1})
+    other.log.append(
+        "lease.acquire", theirs.lease_name, {"mirror": other.list_entry.key, "epoch": 1}
+    )
     ingest.ingest_events(other.log.events)
     assert tasks.send_emails() == 0
     heard(other, PEER_TIMEOUT + ISOLATION_WAIT + 1)
@@ -208,7 +210,11 @@ def test_when_the_mirror_whose_turn_it_is_dies_another_sends_the_letter_in_a_hig
     returned = LeaseState(**state)
     assert (
         decide(
-            theirs.lease_name, returned, other.listed.key, {site_identity.identity().key: 0.0}, 1e6
+            theirs.lease_name,
+            returned,
+            other.list_entry.key,
+            {site_identity.identity().key: 0.0},
+            1e6,
         )
         is LeaseDecision.DONE
     )
@@ -226,7 +232,7 @@ def test_a_mirror_whose_epoch_was_passed_does_not_try_its_letter_again(person, o
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_TIMEOUT = "127.0.0.1", 1, 1
     assert tasks.send_emails() == 0 and current_state(f"lease:{mine.lease_name}")["epoch"] == 1
-    other.log.tell("lease.acquire", mine.lease_name, {"mirror": other.listed.key, "epoch": 2})
+    other.log.append("lease.acquire", mine.lease_name, {"mirror": other.list_entry.key, "epoch": 2})
     ingest.ingest_events(other.log.events)
     settings.EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
     due()
@@ -259,11 +265,11 @@ def test_webhooks_and_what_somebody_wants_to_hear_are_the_same_elsewhere(person)
     NotificationPreference.set_wanted(ada, NotificationType.RUN_STALLED, email=False)
     said = "".join(LogEvent.objects.values_list("body", flat=True))
     assert "example.org/x" not in said and "whsec_" not in said
-    events, kept = logs(), everything()
+    events, kept = all_events(), all_private_data()
     assert not any("example.org/y" in each.body for each in kept)
     Webhook.objects.all().delete()
     NotificationPreference.objects.all().delete()
-    rebuilt(events, kept)
+    rebuild_in_random_order(events, kept)
     (there,) = Webhook.objects.all()
     assert (there.pk, there.url, there.secret, there.kinds) == (
         hook.pk,

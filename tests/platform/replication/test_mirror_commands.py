@@ -2,8 +2,8 @@
 
 import pytest
 from django.core.management import CommandError, call_command
-from helpers.event_log_builder import here
-from helpers.fake_mirror import SmallMirror, ourselves
+from helpers.event_log_builder import count_stored
+from helpers.fake_mirror import FakeMirror, own_entry
 from helpers.mirror_lists import signed_list
 
 from barnraise.protocol.signing import Identity
@@ -68,7 +68,7 @@ def test_a_list_is_begun_signed_and_published_and_a_mirror_added_and_expelled(tm
     found = mirror_list.newest_list()
     assert found.version == 2 and found.find(STRANGER.key).expelled.last == {"a" * 32: 4}
     assert "(expelled" in run("mirror_list", "show")
-    with pytest.raises(CommandError, match="held already"):
+    with pytest.raises(CommandError, match="in force already"):
         run("mirror_list", "publish", second)
 
 
@@ -102,21 +102,21 @@ def test_a_command_that_cannot_be_is_refused_by_a_sentence(tmp_path, roots, word
 
 
 def test_a_new_mirror_begins_from_any_one_other(log):
-    small = SmallMirror(log)
-    first = signed_list(1, ourselves(), small.listed)
+    small = FakeMirror(log)
+    first = signed_list(1, own_entry(), small.list_entry)
     small.lists = [first]
     with pytest.raises(CommandError, match="Nothing was taken"):
         run("replication", "join", small.url, "--list", "0" * 64)
     assert not MirrorListVersion.objects.exists() and not LogEvent.objects.exists()
     assert "10 events in 1 logs" in run("replication", "join", small.url, "--list", first.digest)
-    assert here(log) == 10 and mirror_list.newest_list().version == 1
+    assert count_stored(log) == 10 and mirror_list.newest_list().version == 1
     assert "state " in run("replication", "pull")
     small.close()
 
 
 def test_who_is_not_of_the_list_cannot_begin_from_it_and_hears_how_to_be(log):
-    small = SmallMirror(log)
-    small.lists = [signed_list(1, small.listed)]
+    small = FakeMirror(log)
+    small.lists = [signed_list(1, small.list_entry)]
     with pytest.raises(CommandError, match=f"--key {site_identity.identity().key}"):
         run("replication", "join", small.url, "--list", small.lists[0].digest)
     small.lists = []

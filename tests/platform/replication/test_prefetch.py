@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.event_log_builder import OtherMirror
+from helpers.event_log_builder import LogBuilder
 from helpers.wait_for import waits_for
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,10 +19,10 @@ from coordinator.replication.protocol import LogPart
 class Shelf:
     """Serves a log in pages of two; after `breaks` of them it is silent."""
 
-    def __init__(self, log: OtherMirror, breaks: int = 1000):
+    def __init__(self, log: LogBuilder, breaks: int = 1000):
         self.log, self.breaks, self.asked = log, breaks, []
 
-    def events(self, origin: str, after: int) -> LogPart:
+    def fetch_events(self, origin: str, after: int) -> LogPart:
         assert origin == self.log.origin
         if len(self.asked) == self.breaks:
             raise PeerError("silent")
@@ -33,9 +33,9 @@ class Shelf:
 
 @pytest.fixture
 def log():
-    other = OtherMirror()
+    other = LogBuilder()
     for n in range(6):
-        other.tell("note.say", "a", {"text": str(n)})
+        other.append("note.say", "a", {"text": str(n)})
     return other  # seven events, with the first that begins it
 
 

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from django.test import Client
-from helpers.event_log_builder import OtherMirror, here
-from helpers.fake_mirror import SmallMirror, ourselves, pull
+from helpers.event_log_builder import LogBuilder, count_stored
+from helpers.fake_mirror import FakeMirror, own_entry, pull
 from helpers.mirror_lists import signed_list
 
 from barnraise.errors import ListError
@@ -41,20 +41,20 @@ def hurry(monkeypatch):
 
 
 def test_another_mirrors_log_comes_here_page_by_page_and_once(small, log):
-    small.most = 3
-    assert pull(small).stored == 10 and here(log) == 10
-    before = len(small.asked)
-    assert pull(small) == pull_module.PullResult() and small.asked[before:] == [
+    small.page_size = 3
+    assert pull(small).stored == 10 and count_stored(log) == 10
+    before = len(small.requests)
+    assert pull(small) == pull_module.PullResult() and small.requests[before:] == [
         "GET /mirrors/heads"
     ]
-    log.tell("weather.seen", 1, {"rain": 0})
+    log.append("weather.seen", 1, {"rain": 0})
     assert pull(small).stored == 1
     standing = PeerStatus.objects.get(pk=small.identity.key)
     assert standing.last_error == "" and standing.last_seen is not None
 
 
 def test_its_clock_is_noted_by_what_it_signed(small):
-    small.ahead = 3600.0
+    small.clock_offset = 3600.0
     pull(small)
     assert PeerClock.objects.get(pk=small.identity.key).offset_seconds == pytest.approx(3600, abs=5)
 
@@ -91,12 +91,12 @@ def test_a_mirror_that_shows_another_event_of_a_number_than_before_has_proved_it
 
 def test_a_nudge_goes_to_the_others_once_for_many_changes(small, valkey, settings):
     tasks.notify_mirrors()
-    assert small.asked == ["POST /mirrors/change-notice"]
+    assert small.requests == ["POST /mirrors/change-notice"]
     sent = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks.notify_mirrors, "apply_async", lambda **options: sent.append(options))
         for _ in range(5):
-            tasks.schedule_notification()
+            tasks.on_event_recorded(LogEvent)
     assert len(sent) == 1
 
 
@@ -121,13 +121,13 @@ def test_a_log_with_a_hole_is_refused_and_comes_whole_the_next_time(small, log):
         events=[*log.events[:4], *log.events[5:]]
     )
     assert "has a hole: event 6 came, and 4 is the last" in pull(small).refused[0]
-    assert here(log) == 0, "not even what came before the hole"
+    assert count_stored(log) == 0, "not even what came before the hole"
     small.routes[f"GET /mirrors/logs/{log.origin}"] = whole
-    assert pull(small).stored == 10 and here(log) == 10
+    assert pull(small).stored == 10 and count_stored(log) == 10
 
 
 def test_what_came_before_a_broken_page_stays_and_the_next_pull_goes_on_from_there(small, log):
-    small.most, whole = 4, small.page
+    small.page_size, whole = 4, small.page
 
     def breaks(query, who):
         return (
@@ -137,7 +137,7 @@ def test_what_came_before_a_broken_page_stays_and_the_next_pull_goes_on_from_the
         )
 
     small.routes[f"GET /mirrors/logs/{log.origin}"] = breaks
-    assert "it may be cut off" in pull(small).refused[0] and here(log) == 4
+    assert "it may be cut off" in pull(small).refused[0] and count_stored(log) == 4
     small.routes[f"GET /mirrors/logs/{log.origin}"] = whole
     assert pull(small).stored == 6
 
@@ -147,7 +147,7 @@ def test_a_page_that_is_not_the_log_is_refused_whole(small, log, what):
     forged = messages.Signed(
         key=log.identity.key, body=log.events[3].body.replace("2", "3"), signature="0" * 128
     )
-    stranger = OtherMirror(seed=3)
+    stranger = LogBuilder(seed=3)
     events = {
         "altered": [*log.events[:3], forged],
         "a stranger's": stranger.events,
@@ -158,7 +158,7 @@ def test_a_page_that_is_not_the_log_is_refused_whole(small, log, what):
         events=events[int(query["after"]) :]
     )
     told = pull(small)
-    assert here(log) == (3 if what == "cut short" else 0)
+    assert count_stored(log) == (3 if what == "cut short" else 0)
     sentence = {
         "altered": "its signature does not match",
         "a stranger's": "which is no mirror of the list",
@@ -212,7 +212,7 @@ def test_a_mirror_that_answers_with_something_else_is_named_and_changes_nothing(
     small.routes[where] = lambda query, who: answer()
     told = pull(small)
     assert sentence in told.refused[0] and told.refused[0].startswith("the small one")
-    assert here(log) == 0 and PeerStatus.objects.get().last_error == told.refused[0][:300]
+    assert count_stored(log) == 0 and PeerStatus.objects.get().last_error == told.refused[0][:300]
     small.routes[where] = right
     monkeypatch.undo()
     assert pull(small).stored == 10 and PeerStatus.objects.get().last_error == ""
@@ -243,7 +243,7 @@ def test_a_mirror_that_does_not_answer_is_left_alone_for_longer_each_time_and_he
     )
     small.routes["GET /mirrors/heads"] = right
     tasks.pull_task(key)
-    assert here(log) == 10 and PeerStatus.objects.get().failures == 0
+    assert count_stored(log) == 10 and PeerStatus.objects.get().failures == 0
     assert pull_module.pull_from_all() == {key: pull_module.PullResult()}
 
 
@@ -258,13 +258,13 @@ def test_who_was_silent_is_knocked_at_and_heard_as_soon_as_it_is_there_again(
     )
     assert "does not answer" in pull_module.pull_from_all()[small.identity.key].refused[0]
     assert pull_module.pull_from_all() == {}, "it does not open"
-    asked = len(small.asked)
+    asked = len(small.requests)
     tasks.notify_mirrors()
-    assert "POST /mirrors/change-notice" not in small.asked[asked:], "nobody waits for it"
+    assert "POST /mirrors/change-notice" not in small.requests[asked:], "nobody waits for it"
     small.routes = right
     assert pull_module.pull_from_all()[small.identity.key].stored == 10
     tasks.notify_mirrors()
-    assert small.asked[-1] == "POST /mirrors/change-notice"
+    assert small.requests[-1] == "POST /mirrors/change-notice"
 
 
 def test_a_mirror_whose_database_was_away_is_heard_as_soon_as_it_is_back(small, log, monkeypatch):
@@ -287,9 +287,9 @@ def test_while_valkey_is_away_the_list_is_known_and_a_change_goes_through(
         "LOCATION": "redis://127.0.0.1:1/0",
     }
     settings.CACHES = {"default": away}
-    tasks.schedule_notification()
+    tasks.on_event_recorded(LogEvent)
     assert mirror_list.current_version()[0] == 1
-    assert mirror_list.ingest_lists([signed_list(2, ourselves(), small.listed)])
+    assert mirror_list.ingest_lists([signed_list(2, own_entry(), small.list_entry)])
 
 
 def test_heads_by_another_key_or_for_another_site_are_refused(small):
@@ -322,10 +322,10 @@ def certificate(folder, host: str) -> ssl.SSLContext:
 
 
 def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
-    small = SmallMirror(log, certificate(tmp_path, "elsewhere.example.org"))
-    first = signed_list(1, ourselves(), small.listed)
+    small = FakeMirror(log, certificate(tmp_path, "elsewhere.example.org"))
+    first = signed_list(1, own_entry(), small.list_entry)
     mirror_list.ingest_lists([first], vouched=first.digest)
-    assert "certificate verify failed" in pull(small).refused[0] and here(log) == 0
+    assert "certificate verify failed" in pull(small).refused[0] and count_stored(log) == 0
     small.close()
 
 
@@ -334,10 +334,10 @@ def test_a_mirror_with_a_wrong_certificate_is_refused_by_that(log, tmp_path):
 
 def test_a_newer_list_comes_with_a_pull_and_withdraws_what_an_expelled_mirror_said_last(small, log):
     pull(small)
-    gone = small.listed.model_copy(
+    gone = small.list_entry.model_copy(
         update={"expelled": Expulsion(at=1.0, last={log.origin: 6}, reason="it lied")}
     )
-    small.lists = [signed_list(2, ourselves(), gone)]
+    small.lists = [signed_list(2, own_entry(), gone)]
     pull(small)
     assert mirror_list.newest_list().version == 2 and mirror_list.other_mirrors() == []
     assert LogEvent.objects.filter(origin=log.origin, accepted=True).count() == 6
@@ -349,7 +349,7 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
     mirror_list.ingest_lists(
         [
             signed_list(
-                2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)})
+                2, own_entry(), small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)})
             )
         ]
     )
@@ -360,13 +360,16 @@ def test_a_log_that_an_expulsion_does_not_name_counts_for_nothing(small, log):
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        (lambda small: signed_list(2, ourselves(), small.listed, expires=5.0), "expired"),
+        (lambda small: signed_list(2, own_entry(), small.list_entry, expires=5.0), "expired"),
         (
-            lambda small: signed_list(2, ourselves(), small.listed, signers=1),
+            lambda small: signed_list(2, own_entry(), small.list_entry, signers=1),
             "signed by 1 of the roots of list 1",
         ),
-        (lambda small: signed_list(2, ourselves()), "says nothing of the mirror"),
-        (lambda small: signed_list(1, small.listed, ourselves()), "two different mirror lists 1"),
+        (lambda small: signed_list(2, own_entry()), "says nothing of the mirror"),
+        (
+            lambda small: signed_list(1, small.list_entry, own_entry()),
+            "two different mirror lists 1",
+        ),
     ],
 )
 def test_a_list_that_does_not_hold_is_refused_by_a_sentence_and_the_log_comes_all_the_same(
@@ -384,6 +387,6 @@ def test_a_list_that_does_not_hold_is_refused_by_a_sentence_and_the_log_comes_al
 
 
 def test_a_downgrade_is_refused(small):
-    mirror_list.ingest_lists([signed_list(3, ourselves(), small.listed)])
+    mirror_list.ingest_lists([signed_list(3, own_entry(), small.list_entry)])
     with pytest.raises(ListError, match="older than 3"):
-        mirror_list.ingest_lists([signed_list(2, ourselves(), small.listed)])
+        mirror_list.ingest_lists([signed_list(2, own_entry(), small.list_entry)])

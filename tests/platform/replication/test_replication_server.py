@@ -4,7 +4,7 @@ import time
 
 import pytest
 from django.test import Client
-from helpers.fake_mirror import ourselves, pull
+from helpers.fake_mirror import own_entry, pull
 from helpers.mirror_lists import signed_list
 
 from barnraise.protocol import coordinator_messages, messages
@@ -91,7 +91,7 @@ def test_who_is_not_of_the_list_was_expelled_or_says_a_thing_twice_is_refused(sm
     mirror_list.ingest_lists(
         [
             signed_list(
-                2, ourselves(), small.listed.model_copy(update={"expelled": Expulsion(at=1.0)})
+                2, own_entry(), small.list_entry.model_copy(update={"expelled": Expulsion(at=1.0)})
             )
         ]
     )
@@ -104,7 +104,7 @@ def test_without_a_list_no_mirror_is_known():
 
 
 def test_anybody_gets_the_list_and_what_leads_to_it(small):
-    second = signed_list(2, ourselves(), small.listed)
+    second = signed_list(2, own_entry(), small.list_entry)
     mirror_list.ingest_lists([second])
     told = MirrorLists.model_validate_json(Client().get("/api/v1/mirrors/list?after=1").content)
     assert told.lists == [second]
@@ -133,7 +133,7 @@ def test_personal_data_goes_out_sealed_to_the_one_question(small):
     answer = asks(small.identity, "POST", "/mirrors/private-data", wants)
     sealed = EncryptedPrivateData.model_validate_json(answer.content)
     assert lock.decrypt(sealed) == [private_data.PrivateRecord(wants.digests[0], "s" * 32, "{}")]
-    with pytest.raises(Exception, match="cannot be opened"):
+    with pytest.raises(Exception, match="cannot be decrypted"):
         other.decrypt(sealed)
     assert (
         asks(

@@ -5,10 +5,10 @@ import time
 import pytest
 from django.core.management import call_command
 from django.test import Client
-from helpers.event_log_builder import OtherMirror
-from helpers.fake_mirror import SmallMirror
-from helpers.mirror_lists import listed, signed_list
-from helpers.rebuild_site import everything, logs
+from helpers.event_log_builder import LogBuilder
+from helpers.fake_mirror import FakeMirror
+from helpers.mirror_lists import list_entry, signed_list
+from helpers.rebuild_site import all_events, all_private_data
 
 from barnraise.protocol.coordinator_messages import JoinReply
 from barnraise.protocol.messages import Ticket
@@ -29,16 +29,16 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 @pytest.fixture
 def other():
     """Another mirror, which keeps what this site wrote, too."""
-    made = SmallMirror(OtherMirror())
+    made = FakeMirror(LogBuilder())
     first = signed_list(
-        1, listed(site_identity.identity(), "https://here.example.org"), made.listed
+        1, list_entry(site_identity.identity(), "https://here.example.org"), made.list_entry
     )
     mirror_list.ingest_lists([first], vouched=first.digest)
     yield made
     made.close()
 
 
-def keep(other: SmallMirror, kept: list) -> None:
+def keep(other: FakeMirror, kept: list) -> None:
     """From now on it serves these events of ours."""
     origin, last = open_event(kept[0]).origin, kept[-1]
     heads = other.heads
@@ -61,7 +61,7 @@ def restored(other, person):
     backup = LogEvent.objects.count()
     said, total = Aggregate.objects.get(pk=f"person:{ada.pk}").state, state_hash()
     ada.ban(root, "spam")
-    kept = [each for each in logs() if each.key == site_identity.identity().key]
+    kept = [each for each in all_events() if each.key == site_identity.identity().key]
     keep(other, kept)
     lost = LogEvent.objects.order_by("seq")[backup:]
     assert [event.type for event in lost] == ["person.ban"]
@@ -152,7 +152,7 @@ def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(
     assert signed_for(second.join(run)) == said != signed_for(theirs.join(run))
     own = volunteer_salt.volunteer_pseudonym(ada.pk)
     assert own == said
-    kept = everything()
+    kept = all_private_data()
     state = current_state("salt:volunteers")
     body = next(each.body for each in kept if each.digest == state["about"])
     assert site_identity.volunteer_salt().hex() in body
@@ -163,13 +163,13 @@ def test_all_mirrors_sign_one_digest_for_a_person_and_nobody_can_tell_whose(
 def test_a_site_that_comes_later_goes_by_the_first_ones_salt_as_soon_as_it_has_it(other, person):
     ada = person()
     before = volunteer_salt.volunteer_pseudonym(ada.pk)
-    made = OtherMirror(78)
+    made = LogBuilder(78)
     kept = private_data.PrivateRecord("", "a" * 32, '{"salt":"' + "5" * 64 + '"}')
     about = digest(kept.salt + kept.body)
     early = time.time() - 1000
     made.events, made.hlc = [], 0
-    made.tell("origin.begin", made.origin, {"name": "elder", "after": None}, at=early)
-    made.tell("salt.create", "volunteers", {"about": about}, at=early)
+    made.append("origin.begin", made.origin, {"name": "elder", "after": None}, at=early)
+    made.append("salt.create", "volunteers", {"about": about}, at=early)
     assert not ingest.ingest_events(made.events).rejected
     assert volunteer_salt.volunteer_pseudonym(ada.pk) == before, "until it has come"
     private_data.ingest([private_data.PrivateRecord(about, kept.salt, kept.body)])

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 from django.db import transaction
-from helpers.event_log_builder import OtherMirror
-from helpers.rebuild_site import rebuilt
+from helpers.event_log_builder import LogBuilder
+from helpers.rebuild_site import rebuild_in_random_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,9 +20,9 @@ WHO = [f"01890000-0000-7000-8000-{n:012x}" for n in range(3)]
 AT = "2026-01-01T00:00:00.000001Z"
 
 
-def happenings(chance: Random) -> tuple[list[OtherMirror], list[private_data.PrivateRecord]]:
+def happenings(chance: Random) -> tuple[list[LogBuilder], list[private_data.PrivateRecord]]:
     """Three mirrors that hear nothing of each other do things to the same people, teams, machines and runs."""
-    mirrors, kept = [OtherMirror(n) for n in (1, 2, 3)], []
+    mirrors, kept = [LogBuilder(n) for n in (1, 2, 3)], []
     spec = spec_from_fields({"seed": 1})
     clock = time.time() - 1000
 
@@ -39,7 +39,7 @@ def happenings(chance: Random) -> tuple[list[OtherMirror], list[private_data.Pri
     bans: list[str] = []
     for n, who in enumerate(WHO):  # people come first, or what is theirs waits
         said = {"about": keep(name=f"P{n}", email=f"{n}@example.org", password="!"), "joined": AT}
-        chance.choice(mirrors).tell("person.join", who, said, at=clock)
+        chance.choice(mirrors).append("person.join", who, said, at=clock)
     for _ in range(chance.randint(20, 50)):
         mirror, who, n = chance.choice(mirrors), chance.choice(WHO), chance.randint(0, 2)
         thing, place = (
@@ -75,7 +75,7 @@ def happenings(chance: Random) -> tuple[list[OtherMirror], list[private_data.Pri
              {"day": f"2026-01-0{n + 1}", "first": n + 1, "last": n + 4, "tokens": 40}),
         ])  # fmt: skip
         clock += chance.random()
-        made = mirror.tell(type, which, said, at=clock)
+        made = mirror.append(type, which, said, at=clock)
         if type == "person.ban":
             bans.append(open_event(made).id)
     return mirrors, kept
@@ -88,8 +88,8 @@ def test_whatever_happened_at_three_mirrors_and_however_it_is_heard_rows_and_has
     mirrors, kept = happenings(Random(seed))
     events = [event for mirror in mirrors for event in mirror.events]
     with transaction.atomic():
-        first = rebuilt(events, kept, seed)
+        first = rebuild_in_random_order(events, kept, seed)
         assert first[1] != "0" * 64
         for n in (1, 2):
-            assert rebuilt(events, kept, seed + n) == first
+            assert rebuild_in_random_order(events, kept, seed + n) == first
         transaction.set_rollback(True)

@@ -3,22 +3,28 @@
 import httpx
 import pytest
 from helpers.live_site import wait_until
-from helpers.mirror_pair import Machine, Site, furnish, list_both, two_sites
+from helpers.mirror_pair import (
+    MirrorProcess,
+    ReportingMachine,
+    create_run,
+    publish_list,
+    two_mirrors,
+)
 
 
 @pytest.fixture
 def sites(state, tmp_path):
-    with two_sites(tmp_path) as made:
+    with two_mirrors(tmp_path) as made:
         yield made
 
 
-def people(site: Site) -> str:
+def people(site: MirrorProcess) -> str:
     return site.shell(
         "from coordinator.accounts.models import User; print(sorted(User.objects.values_list('name', flat=True)))"
     )
 
 
-def pulled(site: Site) -> str:
+def pulled(site: MirrorProcess) -> str:
     """Its state hash after a pull that nothing was wrong with."""
     lines = site.manage("replication", "pull").strip().splitlines()
     assert not [line for line in lines if line.startswith("  ")], lines
@@ -29,7 +35,7 @@ def test_a_second_mirror_begins_from_the_first_and_each_goes_on_while_the_other_
     sites, tmp_path
 ):
     a, b = sites
-    digest = list_both(a, b, tmp_path)
+    digest = publish_list(a, b, tmp_path)
     a.manage(
         "prepare_owner",
         "--email",
@@ -66,18 +72,18 @@ def test_a_second_mirror_begins_from_the_first_and_each_goes_on_while_the_other_
 
 def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, tmp_path):
     a, b = sites
-    run = furnish(a)["run"]
-    digest = list_both(a, b, tmp_path)
+    run = create_run(a)["run"]
+    digest = publish_list(a, b, tmp_path)
     a.start()
     b.manage("replication", "join", a.url, "--list", digest)
     b.start()
     a.work()
     b.work()
-    barn, loft = Machine(1), Machine(2)
-    barn.tell(a, run, 1, 2, 3, 4)
-    loft.tell(b, run, 1, 2, 3, rate=100.0)
+    barn, loft = ReportingMachine(1), ReportingMachine(2)
+    barn.send_reports(a, run, 1, 2, 3, 4)
+    loft.send_reports(b, run, 1, 2, 3, rate=100.0)
 
-    def whole(site: Site) -> bool:
+    def whole(site: MirrorProcess) -> bool:
         seen = site.snapshot(run)
         machines = {row["name"]: row["tokens"] for row in seen["workers"]} == {
             "barn": 2000,
@@ -91,7 +97,7 @@ def test_each_mirror_shows_all_machines_of_a_run_and_one_that_moves_once(sites, 
         wait_until(lambda site=site: whole(site), f"all machines at {site.name}")
 
     a.kill()
-    barn.tell(b, run, 4, 5)  # what A had not confirmed comes again
+    barn.send_reports(b, run, 4, 5)  # what A had not confirmed comes again
     wait_until(lambda: b.snapshot(run)["run"]["tokens"] == 5000, "the next report")
     wait_until(lambda: len(b.snapshot(run)["train"]) == 5, "the next loss")
     seen = b.snapshot(run)

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from django.test import Client
 from django.utils import timezone
-from helpers.event_log_builder import OtherMirror
-from helpers.fake_mirror import SmallMirror
-from helpers.mirror_lists import listed, signed_list
+from helpers.event_log_builder import LogBuilder
+from helpers.fake_mirror import FakeMirror
+from helpers.mirror_lists import list_entry, signed_list
 from helpers.pages import text
 
 from barnraise.protocol.mirror_list import Expulsion
@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 @pytest.fixture
 def other():
     """A mirror beside this one; and one that never was heard, and one that was expelled."""
-    made = SmallMirror(OtherMirror())
-    silent = listed(Identity(b"s" * 32), "https://silent.example.org", "Silent <b>one</b>")
+    made = FakeMirror(LogBuilder())
+    silent = list_entry(Identity(b"s" * 32), "https://silent.example.org", "Silent <b>one</b>")
     expelled = Expulsion(at=2.0, last={}, reason="it signed two events with one number")
-    gone = listed(Identity(b"g" * 32), "https://gone.example.org", "Gone", expelled=expelled)
-    ours = listed(site_identity.identity(), "https://here.example.org", "Here")
-    first = signed_list(3, gone, made.listed, silent, ours)
+    gone = list_entry(Identity(b"g" * 32), "https://gone.example.org", "Gone", expelled=expelled)
+    ours = list_entry(site_identity.identity(), "https://here.example.org", "Here")
+    first = signed_list(3, gone, made.list_entry, silent, ours)
     mirror_list.ingest_lists([first], vouched=first.digest)
     yield made
     made.close()
@@ -83,7 +83,7 @@ def test_two_that_have_come_to_one_state_are_apart_no_longer(other):
 
 def test_mirrors_page_shows_logs_clocks_and_errors_to_staff_only(other, person):
     small = mirror_list.other_mirrors()[0]
-    other.ahead = 30.0
+    other.clock_offset = 30.0
     pull.pull_from(small)
     PeerStatus.objects.update(
         last_error="the small one takes more than 20 seconds for one answer and was cut off"

@@ -11,7 +11,7 @@ import pytest
 from helpers import wait_for
 from helpers.fake_coordinator import MACHINE, RUN
 from helpers.fake_coordinator import FakeCoordinator as Small
-from helpers.mirror_lists import listed, signed_list
+from helpers.mirror_lists import list_entry, signed_list
 
 from barnraise.coordinator_client import failover as mirrored_module
 from barnraise.coordinator_client.failover import KEPT, Choice, Mirrored
@@ -61,7 +61,7 @@ class Mirror(Small):
 
     @property
     def listed(self):
-        return listed(self.identity, self.url)
+        return list_entry(self.identity, self.url)
 
 
 @pytest.fixture(autouse=True)
@@ -252,7 +252,7 @@ def test_a_damaged_list_on_disk_costs_nothing_but_asking_again(home, mirrors, ke
 
 
 def test_a_list_of_another_site_than_the_one_a_machine_is_enrolled_at_is_not_gone_by(home, mirrors):
-    other = signed_list(1, listed(Identity(b"z" * 32), "https://elsewhere.example.org"))
+    other = signed_list(1, list_entry(Identity(b"z" * 32), "https://elsewhere.example.org"))
     (home.path / KEPT).write_bytes(MirrorLists(lists=[other]).model_dump_json().encode())
     client = Mirrored.known(home)
     assert client.turn() == mirrors[2].identity.key

@@ -158,7 +158,7 @@ def events_of_existing_run(run: Any) -> Iterable[Said]:
         yield "run.launch", launch_payload(run, {})
     if run.started:
         yield (
-            "run.status_payload",
+            "run.status",
             {"status": enums.RunStatus.TRAINING, "epoch": 0, "at": run.started},
         )
     if run.status not in (
@@ -166,7 +166,7 @@ def events_of_existing_run(run: Any) -> Iterable[Said]:
         enums.RunStatus.RECRUITING,
         enums.RunStatus.TRAINING,
     ):
-        yield "run.status_payload", status_payload(run, {})
+        yield "run.status", status_payload(run, {})
     if run.extra_tokens:
         yield "run.extend", {"tokens": run.extra_tokens}
     if run.archived:

@@ -9,8 +9,8 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from helpers.event_log_builder import OtherMirror
-from helpers.fake_mirror import SmallMirror
+from helpers.event_log_builder import LogBuilder
+from helpers.fake_mirror import FakeMirror
 from helpers.mirror_lists import signed_list
 from helpers.remote_telemetry import OTHER, elsewhere, frame, page, told
 
@@ -40,9 +40,9 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 
 @pytest.fixture
-def log() -> OtherMirror:
+def log() -> LogBuilder:
     """Only the beginning of one: it is the news that matters here."""
-    return OtherMirror()
+    return LogBuilder()
 
 
 def test_a_machine_that_no_event_has_told_of_yet_is_waited_for_and_not_for_ever(busy):
@@ -79,7 +79,7 @@ def test_times_that_cannot_be_are_not_drawn(busy):
     )
 
 
-def answering(small: SmallMirror, found: TelemetryPage, **changed):
+def answering(small: FakeMirror, found: TelemetryPage, **changed):
     """Serves this page; `changed`: other words than the true ones."""
 
     def answer(query, who) -> SignedTelemetryPage:
@@ -150,8 +150,8 @@ def test_what_is_not_another_mirrors_word_for_us_is_refused_with_a_sentence(
         answering(small, page(elsewhere(run, ada), frames=[frame()]), **what)
     assert pull.pull_all() == 0 and sentence in RemoteCursor.objects.get().why
     assert not Membership.everywhere.filter(mirror=small.identity.key).exists()
-    asked = len(small.asked)
-    assert pull.pull_all() == 0 and len(small.asked) == asked, "it is left alone for a moment"
+    asked = len(small.requests)
+    assert pull.pull_all() == 0 and len(small.requests) == asked, "it is left alone for a moment"
     answering(small, page(elsewhere(run, ada), frames=[frame()]))
     RemoteCursor.objects.update(tried=timezone.now() - timedelta(minutes=5))
     assert pull.pull_all() == 1 and RemoteCursor.objects.get().why == ""
@@ -159,7 +159,7 @@ def test_what_is_not_another_mirrors_word_for_us_is_refused_with_a_sentence(
 
 def test_a_mirror_that_does_not_answer_for_its_log_is_not_asked(small):
     PeerStatus.objects.create(key=small.identity.key, failures=1)
-    assert pull.pull_all() == 0 and small.asked == []
+    assert pull.pull_all() == 0 and small.requests == []
 
 
 @pytest.mark.parametrize("failures", [0, 3])
@@ -181,7 +181,7 @@ def test_an_expelled_mirrors_rows_go(small, busy):
     answering(small, page(elsewhere(run, ada), frames=[frame()], comings=[at]))
     pull.pull_all()
     assert RunEvent.objects.filter(mirror=small.identity.key).exists()
-    gone = small.listed.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
+    gone = small.list_entry.model_copy(update={"expelled": Expulsion(at=2.0, last={})})
     ours = MirrorEntry(
         key=site_identity.identity().key, url="https://here.example.org", name="here", admitted=1.0
     )

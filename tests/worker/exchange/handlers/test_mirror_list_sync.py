@@ -4,7 +4,7 @@ import itertools
 import time
 
 import pytest
-from helpers.mirror_lists import listed, signed_list
+from helpers.mirror_lists import list_entry, signed_list
 from helpers.wait_for import waits_for
 
 from barnraise.errors import TicketError
@@ -17,14 +17,14 @@ SECOND = Identity(b"2" * 32)
 
 
 def first(world) -> SignedMirrorList:
-    return signed_list(1, listed(world.mirror, "https://one.example.org"))
+    return signed_list(1, list_entry(world.mirror, "https://one.example.org"))
 
 
 def second(world) -> SignedMirrorList:
     return signed_list(
         2,
-        listed(world.mirror, "https://one.example.org"),
-        listed(SECOND, "https://two.example.org"),
+        list_entry(world.mirror, "https://one.example.org"),
+        list_entry(SECOND, "https://two.example.org"),
     )
 
 
@@ -70,7 +70,7 @@ def test_updates_of_an_author_whose_ticket_a_new_mirror_signed_count_once_the_li
 
 def test_a_ticket_of_a_mirror_that_is_not_of_the_runs_opens_no_door(world):
     a = world.machine(1).start()
-    stranger = signed_list(1, listed(SECOND, "https://two.example.org"))
+    stranger = signed_list(1, list_entry(SECOND, "https://two.example.org"))
     a.exchange.set_mirror_lists([stranger])
     waits_for(lambda: version(a) == 1)
     with pytest.raises(TicketError, match="not a mirror of this run"):
@@ -83,8 +83,10 @@ def test_of_an_expelled_mirror_no_ticket_opens_a_door_and_what_was_accepted_stay
     world.agree(a, b)
     a.exchange.set_mirror_lists([second(world)])
     waits_for(lambda: version(b) == 2)
-    gone = listed(world.mirror, "https://one.example.org", expelled=Expulsion(at=time.time()))
-    a.exchange.set_mirror_lists([signed_list(3, gone, listed(SECOND, "https://two.example.org"))])
+    gone = list_entry(world.mirror, "https://one.example.org", expelled=Expulsion(at=time.time()))
+    a.exchange.set_mirror_lists(
+        [signed_list(3, gone, list_entry(SECOND, "https://two.example.org"))]
+    )
     waits_for(lambda: version(b) == 3)
     with pytest.raises(TicketError, match="not a mirror of this run"):
         b.exchange.server.handshake.check_ticket(a.identity.key, a.ticket)
@@ -105,17 +107,17 @@ def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_c
     a, b = linked(world, 2)
     waits_for(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
     both = (
-        listed(world.mirror, "https://one.example.org"),
-        listed(SECOND, "https://two.example.org"),
+        list_entry(world.mirror, "https://one.example.org"),
+        list_entry(SECOND, "https://two.example.org"),
     )
     told = {
         "too few signatures": signed_list(
-            3, listed(world.mirror, "https://evil.example.org"), signers=1
+            3, list_entry(world.mirror, "https://evil.example.org"), signers=1
         ),
         "an expired one": signed_list(3, *both, expires=time.time() - 5),
         "an older one": first(world),
         "another of that version": signed_list(
-            2, listed(world.mirror, "https://other.example.org")
+            2, list_entry(world.mirror, "https://other.example.org")
         ),
     }[what]
     a.exchange.set_mirror_lists([second(world)])

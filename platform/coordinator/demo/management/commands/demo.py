@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from coordinator.demo.multi_mirror import Several
-from coordinator.demo.stack import OWNER, Broken, Stack
+from coordinator.demo.multi_mirror import MirrorCluster
+from coordinator.demo.stack import OWNER, DemoStack, StackError
 from coordinator.runs.models import Run, Status
 
 WORKERS = (1, 2, 3)
@@ -47,23 +47,28 @@ class Command(BaseCommand):
                 signal.signal(getattr(signal, name), _interrupt)
         started = time.monotonic()
         console = Console(highlight=False)
-        stack = Stack(settings.STATE_DIR / "demo", port, mirrors)
+        stack = DemoStack(settings.STATE_DIR / "demo", port, mirrors)
         try:
             with stack:
                 self.show(stack, console, tokens, started, moved=port != stack.port and port)
-        except Broken as broken:
+        except StackError as broken:
             raise CommandError(str(broken)) from None
         except KeyboardInterrupt:
             console.print("\nStopped: every process of the demo has ended.")
 
     def show(
-        self, stack: Stack, console: Console, tokens: int | None, started: float, moved: int | bool
+        self,
+        stack: DemoStack,
+        console: Console,
+        tokens: int | None,
+        started: float,
+        moved: int | bool,
     ) -> None:
         if moved:
             console.print(f"Port {moved} is taken: using {stack.port}.")
-        stack.measure()
+        stack.start_measurement()
         stack.start_site()
-        owner, password = stack.owner()
+        owner, password = stack.create_owner()
         for stale in Run.objects.filter(owner=owner, name=NAME).exclude(
             status__in=(Status.FINISHED, Status.CANCELLED)
         ):
@@ -75,11 +80,11 @@ class Command(BaseCommand):
             "recipe__learning_rate": 3e-3,
             "recipe__evaluate_every": 30_000,
         }
-        run = stack.new_run(owner, NAME, **fields)
+        run = stack.launch_run(owner, NAME, **fields)
         stack.wait_for_site()
         url = f"{stack.url}{run.get_absolute_url()}"
         for number in WORKERS:  # a demo is a fresh start; the machines' keys stay
-            shutil.rmtree(stack.home(number) / "runs", ignore_errors=True)
+            shutil.rmtree(stack.worker_dir(number) / "runs", ignore_errors=True)
         stack.enrol(owner, list(WORKERS))
         stack.wait_for_measurement()
         stack.start_workers(list(WORKERS), run)
@@ -87,26 +92,26 @@ class Command(BaseCommand):
             f"\n  Watch it at   [bold]{url}[/]\n  log in as     {OWNER}  password  {password}\n",
             soft_wrap=True,
         )
-        if stack.several:
-            introduce(stack.several, run.get_absolute_url(), console)
+        if stack.cluster:
+            introduce(stack.cluster, run.get_absolute_url(), console)
         console.print(f"  up in {time.monotonic() - started:.1f} s · Ctrl-C stops everything\n")
         self.watch(stack, console, run)
         if tokens is None:
             console.print("The run is finished. The site stays up until Ctrl-C.")
             while True:
-                stack.check()
-                mourn(stack.several, console)
+                stack.check_processes()
+                mourn(stack.cluster, console)
                 time.sleep(0.5)
         self.conclude(stack, run, url, started)
 
-    def watch(self, stack: Stack, console: Console, run: Run) -> None:
+    def watch(self, stack: DemoStack, console: Console, run: Run) -> None:
         """Live lines until every worker has ended by itself."""
         said = 0.0
         with Live(console=console, auto_refresh=False, transient=False) as live:
-            while any(stack.family.children[f"worker-{n}"].poll() is None for n in WORKERS):
-                stack.check()
-                mourn(stack.several, console)
-                statuses = {n: stack.status(n, run) for n in WORKERS}
+            while any(stack.processes.children[f"worker-{n}"].poll() is None for n in WORKERS):
+                stack.check_processes()
+                mourn(stack.cluster, console)
+                statuses = {n: stack.read_status(n, run) for n in WORKERS}
                 if console.is_terminal:
                     live.update(_table(statuses), refresh=True)
                 elif time.monotonic() - said > 5:
@@ -114,18 +119,18 @@ class Command(BaseCommand):
                     for number, status in statuses.items():
                         print(f"worker {number}: {_plain(status)}", flush=True)
                 time.sleep(0.25)
-        stack.check()
+        stack.check_processes()
 
-    def conclude(self, stack: Stack, run: Run, url: str, started: float) -> None:
+    def conclude(self, stack: DemoStack, run: Run, url: str, started: float) -> None:
         stack.wait(lambda: _refreshed(run).state is Status.FINISHED, "the run's finish", FINISHING)
-        statuses = [stack.status(number, run) or {} for number in WORKERS]
+        statuses = [stack.read_status(number, run) or {} for number in WORKERS]
         firsts = [s["validation_first"] for s in statuses if s.get("validation_first")]
         lasts = [s["validation_last"] for s in statuses if s.get("validation_last")]
         agree = len({(s.get("vector"), s.get("anchor")) for s in statuses}) == 1 and bool(
             statuses[0].get("anchor")
         )
         first, last = min(firsts)[1], max(lasts)[1]
-        told = stack.several.told() if stack.several else {}
+        told = stack.cluster.summary() if stack.cluster else {}
         print(
             json.dumps(
                 {
@@ -152,21 +157,22 @@ class Command(BaseCommand):
             raise CommandError(f"the validation loss did not fall: {first:.4f} → {last:.4f}")
 
 
-def introduce(several: Several, path: str, console: Console) -> None:
+def introduce(several: MirrorCluster, path: str, console: Console) -> None:
     """Where each mirror shows the run, and how to be rid of one."""
     for each in several.all:
         kill = " ".join(f"-{pid}" for pid in each.pids)  # with what they started
         console.print(f"  {each.name:<12}  {each.url}{path}   kill -9 -- {kill}", soft_wrap=True)
     console.print(
-        f"  {len(several.all)} mirrors joined in {several.took:.1f} s; kill any: the others go on\n"
+        f"  {len(several.all)} mirrors joined in {several.setup_seconds:.1f} s; kill any: the others go on\n"
     )
 
 
-def mourn(several: Several | None, console: Console) -> None:
+def mourn(several: MirrorCluster | None, console: Console) -> None:
     """Says of each mirror that died meanwhile that it did."""
-    for each in several.lost() if several else ():
+    for each in several.newly_dead() if several else ():
         left = (
-            ", ".join(other.url for other in several.live) or "none: training goes on all the same"
+            ", ".join(other.url for other in several.running)
+            or "none: training goes on all the same"
         )
         console.print(f"{each.name} at {each.url} is gone. What is left: {left}", soft_wrap=True)
 
