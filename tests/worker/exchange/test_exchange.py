@@ -17,7 +17,7 @@ from barnraise.training import prefetch
 # ---- agreement
 
 
-def test_three_nodes_trade_updates_and_agree_to_the_last_bit(world):
+def test_three_exchanges_agree_bit_for_bit(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     b.knows(a)
     c.knows(a)
@@ -40,7 +40,7 @@ def test_three_nodes_trade_updates_and_agree_to_the_last_bit(world):
     waits_for(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))  # learnt from each other
 
 
-def test_three_nodes_agree_over_iroh(world):
+def test_three_exchanges_over_iroh_agree(world):
     world.transport = lambda identity: IrohTransport(identity.secret, "127.0.0.1")
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     b.knows(a)
@@ -51,7 +51,7 @@ def test_three_nodes_agree_over_iroh(world):
     world.agree(a, b, c)
 
 
-def test_nodes_agree_over_a_slow_and_lossy_line(world):
+def test_exchanges_on_a_slow_lossy_network_agree(world):
     world.network.bandwidth, world.network.delay, world.network.loss = 2e5, 0.02, 0.1
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
@@ -61,7 +61,7 @@ def test_nodes_agree_over_a_slow_and_lossy_line(world):
     world.agree(a, b)
 
 
-def test_a_cut_off_node_goes_on_and_catches_up_when_the_network_heals(world):
+def test_exchange_after_a_partition_catches_up(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     b.knows(a)
     c.knows(a, b)
@@ -77,7 +77,7 @@ def test_a_cut_off_node_goes_on_and_catches_up_when_the_network_heals(world):
     world.agree(a, b, c)
 
 
-def test_an_update_reaches_a_node_through_a_third_one_when_its_author_is_gone(world):
+def test_update_of_a_departed_author_arrives_through_a_third_peer(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     a.round(1)
@@ -89,7 +89,7 @@ def test_an_update_reaches_a_node_through_a_third_one_when_its_author_is_gone(wo
     world.agree(b, c)
 
 
-def test_settled_once_everybody_is_complete_with_the_same_updates(world):
+def test_is_synchronized_once_all_peers_are_complete_and_equal(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     a.round(1)
@@ -100,7 +100,7 @@ def test_settled_once_everybody_is_complete_with_the_same_updates(world):
     waits_for(lambda: a.exchange.is_synchronized() and b.exchange.is_synchronized())
 
 
-def test_weights_follow_the_announced_rates_and_are_one_when_alone(world):
+def test_weight_follows_announced_rates_and_is_one_alone(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     assert a.exchange.compute_weight(100.0) == 1.0
     a.exchange.announce_rate(100.0)
@@ -115,7 +115,7 @@ def test_weights_follow_the_announced_rates_and_are_one_when_alone(world):
     waits_for(lambda: a.exchange.compute_weight(100.0) == 1.0)
 
 
-def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
+def test_announcing_an_unchanged_value_does_not_wake_the_server(world, monkeypatch):
     """A worker tells its exchange how it stands twice a second, and it is most often as it was."""
     exchange, told = world.machine(1).start().exchange, []
     exchange.announce_rate(100.0)
@@ -136,7 +136,7 @@ def test_what_is_no_news_does_not_wake_the_exchange(world, monkeypatch):
     monkeypatch.undo()  # it is to be stopped
 
 
-def test_what_is_under_way_is_guessed_of_the_fragments_that_it_says_until_it_is_here(world):
+def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     b.exchange.announce_rate(100.0)
@@ -163,7 +163,7 @@ def test_what_is_under_way_is_guessed_of_the_fragments_that_it_says_until_it_is_
 # ---- crashes
 
 
-def test_a_node_killed_and_restarted_goes_on_from_its_folder(world):
+def test_restarted_exchange_continues_from_its_directory(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     for seed in range(3):
@@ -185,7 +185,7 @@ def test_a_node_killed_and_restarted_goes_on_from_its_folder(world):
     )
 
 
-def test_a_node_gets_from_its_ledger_only_what_its_anchor_lacks(world):
+def test_start_replays_only_updates_that_the_anchor_lacks(world):
     a = world.machine(1).start()
     for seed in range(3):
         a.round(seed)
@@ -196,7 +196,7 @@ def test_a_node_gets_from_its_ledger_only_what_its_anchor_lacks(world):
     assert a.exchange.poll_updates() == []
 
 
-def test_a_folder_restored_from_an_old_copy_takes_a_new_incarnation_and_gets_its_lost_updates_back(
+def test_rolled_back_directory_gets_a_new_incarnation_and_its_updates(
     world,
 ):
     a, b = (world.machine(n).start() for n in (1, 2))
@@ -225,7 +225,7 @@ def test_a_folder_restored_from_an_old_copy_takes_a_new_incarnation_and_gets_its
     }
 
 
-def test_no_incarnation_is_renewed_on_a_mere_claim(world):
+def test_unproven_claim_of_own_updates_keeps_the_incarnation(world):
     a = world.machine(1).start()
     a.round(1)
     with stranger(world, a) as say:
@@ -234,7 +234,7 @@ def test_no_incarnation_is_renewed_on_a_mere_claim(world):
     assert a.exchange.author.endswith(a.incarnation)
 
 
-def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(world, monkeypatch):
+def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     waits_for(lambda: a.exchange.stats.peers == 1)
@@ -271,7 +271,7 @@ def test_payloads_and_the_ledgers_row_are_safe_before_the_first_byte_is_sent(wor
     assert events[: fragments + 2] == ["file"] * fragments + ["row", "update_push"]
 
 
-def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
+def test_publish_on_a_full_disk_publishes_nothing(world, monkeypatch):
     a = world.machine(1).start()
 
     def full(*paths):
@@ -286,7 +286,7 @@ def test_a_disk_that_refuses_publishes_nothing(world, monkeypatch):
     assert a.ledger.vector() == {a.exchange.author: 1}
 
 
-def test_more_authors_than_a_message_holds_do_not_end_the_exchange(world, monkeypatch):
+def test_more_authors_than_a_state_holds_keep_the_server_alive(world, monkeypatch):
     a, b = (world.machine(n).start() for n in (1, 2))
     many = {f"{n:064x}.{'0' * 16}": 1 for n in range(2100)}
     a.exchange.thread.call(
@@ -298,7 +298,7 @@ def test_more_authors_than_a_message_holds_do_not_end_the_exchange(world, monkey
     assert a.exchange.thread.is_alive() and b.exchange.thread.is_alive()
 
 
-def test_an_exchange_that_breaks_while_it_runs_does_not_take_the_loop_with_it(world, monkeypatch):
+def test_server_failure_while_running_does_not_stop_training(world, monkeypatch):
     a = world.machine(1).start()
 
     async def broken():
@@ -315,7 +315,7 @@ def test_an_exchange_that_breaks_while_it_runs_does_not_take_the_loop_with_it(wo
     )
 
 
-def test_a_node_that_stops_leaves_no_thread_and_may_stop_twice(world):
+def test_stop_ends_all_threads_and_may_be_called_twice(world):
     before = set(threading.enumerate())
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
@@ -331,7 +331,7 @@ def test_a_node_that_stops_leaves_no_thread_and_may_stop_twice(world):
     assert b.exchange.poll_updates() == []
 
 
-def test_a_transport_that_cannot_listen_is_an_error_at_once(world):
+def test_start_without_a_listening_transport_raises_at_once(world):
     a, again = world.machine(1).start(), world.machine(1, "elsewhere")
     with pytest.raises(OSError, match="on this network already"):
         again.start()
@@ -341,7 +341,7 @@ def test_a_transport_that_cannot_listen_is_an_error_at_once(world):
 # ---- blobs
 
 
-def test_a_blob_is_fetched_from_whoever_has_it_and_checked(world):
+def test_fetch_blobs_finds_the_peer_that_has_the_blob(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     data = bytes(range(256)) * 4000
     name = b.ledger.blobs.store(data)
@@ -352,7 +352,7 @@ def test_a_blob_is_fetched_from_whoever_has_it_and_checked(world):
         assert not c.exchange.fetch_blobs({"0" * 64: None}, 1.0)
 
 
-def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
+def test_fetch_of_many_files_uses_all_peers_at_once(world, monkeypatch):
     monkeypatch.setattr(prefetch, "AT_ONCE", 5)  # of eight
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     files = [bytes([n]) * 300_000 for n in range(8)]
@@ -371,7 +371,7 @@ def test_many_files_come_from_all_who_have_them_at_once(world, monkeypatch):
         )
 
 
-def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
+def test_fetch_continues_where_an_interrupted_one_ended(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     data = bytes(range(256)) * 4000
     name = a.ledger.blobs.store(data)
@@ -381,7 +381,7 @@ def test_a_fetch_goes_on_from_where_an_interrupted_one_ended(world):
     assert b.exchange.stats.bytes_received < 200_000
 
 
-def test_a_peer_that_does_not_read_holds_up_nobody_else(world):
+def test_peer_that_does_not_read_delays_no_other_peer(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     big = a.ledger.blobs.store(bytes(40_000_000))
     with stranger(world, a, reads=False) as say:

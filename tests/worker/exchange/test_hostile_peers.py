@@ -69,7 +69,7 @@ STRANGER = Identity(bytes([9]) * 32)
         ),
     ],
 )
-def test_a_peer_without_a_good_ticket_for_this_run_is_refused(world, caplog, changed, why):
+def test_hello_without_a_valid_ticket_is_refused(world, caplog, changed, why):
     a = world.machine(1).start()
     refused(world, a, caplog, [], why, hello=greeting(world, STRANGER, **changed(world)))
 
@@ -92,7 +92,7 @@ def test_a_peer_without_a_good_ticket_for_this_run_is_refused(world, caplog, cha
         (lambda w: Fork(one=header(w, STRANGER), other=header(w, STRANGER), ticket=w.ticket(STRANGER.key)), "not two"),
     ],
 )  # fmt: skip
-def test_a_message_that_should_not_have_been_sent_ends_the_connection(world, caplog, message, why):
+def test_invalid_message_ends_the_connection(world, caplog, message, why):
     a = world.machine(1).start()
     refused(world, a, caplog, [message(world)], why)
 
@@ -119,7 +119,7 @@ def noise(world):
     return made
 
 
-def test_an_altered_payload_ends_the_connection_and_changes_nothing(world, caplog):
+def test_altered_payload_ends_the_connection_and_changes_nothing(world, caplog):
     a = world.machine(1).start()
     (first, _), *_ = noise(world)
     name = blake3(first).hexdigest()
@@ -135,7 +135,7 @@ def test_an_altered_payload_ends_the_connection_and_changes_nothing(world, caplo
     )
 
 
-def test_a_payload_of_another_size_than_signed_is_refused(world, caplog):
+def test_payload_of_another_size_than_signed_is_refused(world, caplog):
     a = world.machine(1).start()
     name = blake3(noise(world)[0][0]).hexdigest()
     part = pack(messages_module.BlobPart(digest=name, offset=0, total=1 << 40), b"x")
@@ -148,7 +148,7 @@ def test_a_payload_of_another_size_than_signed_is_refused(world, caplog):
     )
 
 
-def test_an_update_whose_integers_are_not_what_its_header_says_is_never_taken(world, caplog):
+def test_update_with_a_wrong_sketch_is_never_accepted(world, caplog):
     a = world.machine(1).start()
     sound = messages_module.Update.model_validate_json(header(world, STRANGER).body)
     lying = [part.model_copy(update={"sketch": "0" * 16}) for part in sound.fragments]
@@ -163,7 +163,7 @@ def test_an_update_whose_integers_are_not_what_its_header_says_is_never_taken(wo
     refused(world, a, caplog, [push, *parts], "checksum")
 
 
-def test_a_stranger_with_a_good_ticket_and_sound_updates_is_welcome(world):
+def test_unknown_peer_with_a_valid_ticket_and_update_is_accepted(world):
     a = world.machine(1).start()
     with stranger(world, a) as say:
         say(messages_module.UpdatePush(header=header(world, STRANGER)))
@@ -180,7 +180,7 @@ def test_a_stranger_with_a_good_ticket_and_sound_updates_is_welcome(world):
 
 
 @pytest.mark.parametrize("room", [update_receiver.MAX_DECODED_BYTES, 0])
-def test_what_payloads_were_checked_to_hold_is_kept_for_the_loop_as_far_as_there_is_room(
+def test_decoded_units_stay_in_memory_up_to_the_limit(
     world, monkeypatch, room
 ):
     monkeypatch.setattr(update_receiver, "MAX_DECODED_BYTES", room)
@@ -197,7 +197,7 @@ def test_what_payloads_were_checked_to_hold_is_kept_for_the_loop_as_far_as_there
             assert torch.equal(arrival.decode(index), read.decode(index))
 
 
-def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world, monkeypatch):
+def test_stale_headers_make_room_for_other_authors(world, monkeypatch):
     monkeypatch.setattr(update_receiver, "MAX_INCOMPLETE_PER_PEER", 3)
     monkeypatch.setattr(update_receiver, "STALE_AFTER", 1.0)
     a = world.machine(1).start()
@@ -234,7 +234,7 @@ def test_headers_whose_payloads_never_come_do_not_keep_everybody_else_out(world,
         )
 
 
-def test_pieces_nobody_asked_for_are_let_go_by(world):
+def test_unrequested_pieces_are_ignored(world):
     a = world.machine(1).start()
     with stranger(world, a) as say:
         say(messages_module.BlobPart(digest="a" * 64, offset=0, total=10), b"0123456789")
@@ -246,7 +246,7 @@ def test_pieces_nobody_asked_for_are_let_go_by(world):
         )
 
 
-def test_a_revoked_peer_is_dropped_and_not_let_in_again_and_the_directive_travels_on(world, caplog):
+def test_revoked_peer_stays_out_and_the_directive_is_relayed(world, caplog):
     caplog.set_level(logging.INFO, "barnraise.exchange")
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     c.knows(a, b)
@@ -270,7 +270,7 @@ def test_a_revoked_peer_is_dropped_and_not_let_in_again_and_the_directive_travel
     assert any("was revoked" in record.getMessage() for record in caplog.records)
 
 
-def test_a_ticket_that_runs_out_ends_the_connection_unless_it_is_renewed_in_time(
+def test_expired_ticket_ends_the_connection_unless_renewed(
     world, monkeypatch
 ):
     monkeypatch.setattr(handshake, "RECHECK_INTERVAL", 0.1)
@@ -293,7 +293,7 @@ def test_a_ticket_that_runs_out_ends_the_connection_unless_it_is_renewed_in_time
     waits_for(lambda: a.exchange.stats.peers == 2)
 
 
-def test_an_anchor_older_than_its_ledgers_base_is_refused_with_a_sentence(world):
+def test_start_with_an_anchor_before_the_ledgers_base_is_refused(world):
     a = world.machine(1).start()
     signed = a.round(1)
     b = world.machine(2)
@@ -303,7 +303,7 @@ def test_an_anchor_older_than_its_ledgers_base_is_refused_with_a_sentence(world)
         b.start()
 
 
-def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_disk(world, caplog):
+def test_blob_of_another_size_than_known_is_refused_unstored(world, caplog):
     a, b = (world.machine(n).start() for n in (1, 2))
     name = a.ledger.blobs.store(bytes(5_000_000))
     b.knows(a)
@@ -312,7 +312,7 @@ def test_a_blob_of_another_size_than_is_known_is_refused_before_it_fills_the_dis
     assert "is not the one that was wanted" in caplog.text
 
 
-def test_a_flood_of_messages_slows_its_sender_down_and_nobody_else(world, monkeypatch):
+def test_flood_of_messages_slows_only_its_sender(world, monkeypatch):
     monkeypatch.setattr(connection_module, "FRAME_LIMIT", (50.0, 100.0))
     a, b = (world.machine(n).start() for n in (1, 2))
     channels = []

@@ -42,7 +42,7 @@ def linked(world, count: int):
     return machines
 
 
-def test_a_list_that_one_machine_has_reaches_all_through_their_peers(world):
+def test_mirror_list_of_one_machine_reaches_all_peers(world):
     machines = linked(world, 4)
     waits_for(lambda: all(machine.exchange.stats.peers for machine in machines))
     machines[0].exchange.set_mirror_lists([second(world)])
@@ -53,7 +53,7 @@ def test_a_list_that_one_machine_has_reaches_all_through_their_peers(world):
     assert machines[3].exchange.set_mirror_lists([second(world)]) == []
 
 
-def test_updates_of_an_author_whose_ticket_a_new_mirror_signed_count_once_the_list_says_so(world):
+def test_ticket_by_a_new_mirror_is_valid_once_the_list_names_it(world):
     a, b = linked(world, 2)
     b.stop()
     b.ticket = world.ticket(b.identity.key, by=SECOND)
@@ -68,7 +68,7 @@ def test_updates_of_an_author_whose_ticket_a_new_mirror_signed_count_once_the_li
     assert a.anchor.vector == {b.exchange.author: 1}
 
 
-def test_a_ticket_of_a_mirror_that_is_not_of_the_runs_opens_no_door(world):
+def test_ticket_by_a_mirror_outside_the_run_is_refused(world):
     a = world.machine(1).start()
     stranger = signed_list(1, list_entry(SECOND, "https://two.example.org"))
     a.exchange.set_mirror_lists([stranger])
@@ -77,7 +77,7 @@ def test_a_ticket_of_a_mirror_that_is_not_of_the_runs_opens_no_door(world):
         a.exchange.server.handshake.check_ticket("b" * 64, world.ticket("b" * 64, by=SECOND))
 
 
-def test_of_an_expelled_mirror_no_ticket_opens_a_door_and_what_was_accepted_stays(world):
+def test_ticket_by_an_expelled_mirror_is_refused_but_its_updates_stay(world):
     a, b = linked(world, 2)
     b.round(1)
     world.agree(a, b)
@@ -101,7 +101,7 @@ def test_of_an_expelled_mirror_no_ticket_opens_a_door_and_what_was_accepted_stay
 @pytest.mark.parametrize(
     "what", ["too few signatures", "an expired one", "an older one", "another of that version"]
 )
-def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_connection(
+def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(
     world, what
 ):
     a, b = linked(world, 2)
@@ -142,7 +142,7 @@ def test_a_list_that_does_not_hold_changes_nothing_and_what_is_forged_ends_the_c
     )
 
 
-def test_a_peer_of_an_older_version_is_told_nothing_that_it_could_not_read(world, monkeypatch):
+def test_peer_of_an_older_version_is_not_sent_lists(world, monkeypatch):
     monkeypatch.setattr(mirror_list_sync, "RESEND_INTERVAL", 0.0)
     a, b = linked(world, 2)
     waits_for(lambda: a.exchange.stats.peers and b.exchange.stats.peers)

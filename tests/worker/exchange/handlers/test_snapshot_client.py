@@ -20,7 +20,7 @@ from barnraise.protocol.messages import SnapshotManifest
 RUN = "01890000-0000-7000-8000-000000000001"
 
 
-def test_a_fourth_machine_that_starts_late_gets_the_anchor_from_the_others_and_joins_in(world):
+def test_late_machine_starts_from_the_peers_anchor(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     b.knows(a)
     c.knows(a)
@@ -38,7 +38,7 @@ def test_a_fourth_machine_that_starts_late_gets_the_anchor_from_the_others_and_j
     assert late.ledger.tokens == a.ledger.tokens == 17 * 100
 
 
-def test_a_cut_is_the_same_from_every_server_though_updates_go_on_coming(world):
+def test_snapshots_of_training_peers_at_one_vector_are_equal(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     for seed in range(3):
@@ -58,7 +58,7 @@ def test_a_cut_is_the_same_from_every_server_though_updates_go_on_coming(world):
     world.agree(a, b, late)
 
 
-def test_the_joiner_survives_a_restart_and_can_itself_serve_the_next(world):
+def test_joiner_survives_a_restart_and_serves_the_next_joiner(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     a.round(1)
@@ -82,7 +82,7 @@ def test_the_joiner_survives_a_restart_and_can_itself_serve_the_next(world):
     world.agree(c, d)
 
 
-def test_with_one_known_peer_the_snapshot_is_unconfirmed_and_the_log_says_so(world, caplog):
+def test_snapshot_of_one_peer_is_logged_as_unconfirmed(world, caplog):
     a = world.machine(1).start()
     a.round(1)
     with stepping(a):
@@ -91,7 +91,7 @@ def test_with_one_known_peer_the_snapshot_is_unconfirmed_and_the_log_says_so(wor
     assert any("unconfirmed" in record.getMessage() for record in caplog.records)
 
 
-def test_two_machines_of_one_volunteer_do_not_confirm_each_other(world):
+def test_two_machines_of_one_volunteer_do_not_confirm_a_snapshot(world):
     a, b = world.machine(1), world.machine(2)
     b.exchange.renew_ticket(world.ticket(b.identity.key, volunteer=1))
     a.start()
@@ -103,7 +103,7 @@ def test_two_machines_of_one_volunteer_do_not_confirm_each_other(world):
     assert snapshot is not None and not snapshot.confirmed
 
 
-def test_a_peer_whose_anchor_differs_is_outvoted(world):
+def test_peer_with_a_different_anchor_is_outvoted(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     b.knows(a)
     c.knows(a, b)
@@ -118,7 +118,7 @@ def test_a_peer_whose_anchor_differs_is_outvoted(world):
     )
 
 
-def test_peers_that_disagree_one_to_one_leave_it_unconfirmed_and_the_log_tells(world, caplog):
+def test_two_disagreeing_peers_leave_the_snapshot_unconfirmed(world, caplog):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     a.round(1)
@@ -130,7 +130,7 @@ def test_peers_that_disagree_one_to_one_leave_it_unconfirmed_and_the_log_tells(w
     assert any("disagree" in record.getMessage() for record in caplog.records)
 
 
-def test_there_is_nothing_to_join_when_the_peers_are_at_the_start_or_nobody_answers(world):
+def test_fetch_snapshot_at_the_runs_start_or_alone_returns_none(world):
     a, b = world.machine(1).start(), world.machine(2)
     b.knows(a)
     began = time.monotonic()
@@ -140,7 +140,7 @@ def test_there_is_nothing_to_join_when_the_peers_are_at_the_start_or_nobody_answ
     assert alone.exchange.fetch_snapshot(0.5) is None
 
 
-def test_a_peer_that_never_answers_does_not_hold_the_joiner_longer_than_it_waits(world):
+def test_fetch_snapshot_from_a_silent_peer_ends_in_time(world):
     a = world.machine(1).start()  # connected, but its loop takes no steps
     a.round(1)
     late = world.machine(2)
@@ -150,7 +150,7 @@ def test_a_peer_that_never_answers_does_not_hold_the_joiner_longer_than_it_waits
     assert time.monotonic() - began < 5
 
 
-def test_serving_costs_nothing_when_nobody_asks_and_one_copy_when_many_do(world, monkeypatch):
+def test_copy_anchor_copies_once_for_all_requests_and_never_without(world, monkeypatch):
     a = world.machine(1).start()
     server, now = a.exchange.server.snapshot_server, time.monotonic()
     assert server.copy_anchor(a.anchor, now) is None
@@ -162,7 +162,7 @@ def test_serving_costs_nothing_when_nobody_asks_and_one_copy_when_many_do(world,
     assert server.copy_anchor(a.anchor, now) is None
 
 
-def test_one_copy_at_a_time_and_one_question_a_peer_whoever_asks_without_end(world):
+def test_snapshot_server_holds_one_copy_and_one_request_per_peer(world):
     a = world.machine(1).start()
     server, now = a.exchange.server.snapshot_server, time.monotonic()
     server.add_request(PendingRequest("b" * 64, None, now + 30), now)
@@ -175,7 +175,7 @@ def test_one_copy_at_a_time_and_one_question_a_peer_whoever_asks_without_end(wor
     assert server.copy_anchor(a.anchor, now) is not None
 
 
-def test_a_fragment_larger_than_the_bound_for_heads_and_slower_than_the_timeout_still_comes(
+def test_large_slow_fragment_arrives_beyond_the_timeout(
     world, monkeypatch
 ):
     a = world.machine(1).start()
@@ -190,7 +190,7 @@ def test_a_fragment_larger_than_the_bound_for_heads_and_slower_than_the_timeout_
         assert joined(world.machine(2), a, timeout=2.0) is not None
 
 
-def test_a_joiner_that_gives_up_is_not_held(world):
+def test_fetch_snapshot_returns_soon_after_should_stop(world):
     a, late = world.machine(1).start(), world.machine(2)
     a.round(1)
     late.knows(a)  # whose loop never answers
@@ -201,7 +201,7 @@ def test_a_joiner_that_gives_up_is_not_held(world):
     assert time.monotonic() - began < 3
 
 
-def test_a_question_for_a_cut_ahead_of_the_anchor_waits_for_it_and_no_longer_than_it_may(world):
+def test_request_ahead_of_the_anchor_waits_until_it_expires(world):
     a = world.machine(1).start()
     server, now = SnapshotServer(a.ledger, {}, asyncio.to_thread), time.monotonic()
     server.add_request(PendingRequest("b" * 64, {a.exchange.author: 1}, now + 30), now)
@@ -212,7 +212,7 @@ def test_a_question_for_a_cut_ahead_of_the_anchor_waits_for_it_and_no_longer_tha
     assert server.copy_anchor(a.anchor, now + 31) is None and not server.pending_requests
 
 
-def test_a_cut_behind_the_ledgers_own_beginning_cannot_be_served_and_is_not_made_up(world):
+def test_snapshot_before_the_ledgers_base_is_not_served(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     for seed in range(3):
@@ -227,7 +227,7 @@ def test_a_cut_behind_the_ledgers_own_beginning_cannot_be_served_and_is_not_made
     assert server.build_snapshot(frozen, {a.exchange.author: 1}, now) is None
 
 
-def test_old_cuts_bytes_are_let_go_of(world):
+def test_old_snapshots_bytes_are_deleted(world):
     a = world.machine(1).start()
     server, cuts = a.exchange.server.snapshot_server, []
     for seed in range(snapshot_server.MAX_SNAPSHOTS + 2):
@@ -244,7 +244,7 @@ def test_old_cuts_bytes_are_let_go_of(world):
     )
 
 
-def test_the_snapshot_most_volunteers_agree_on_is_chosen_and_one_volunteer_counts_once():
+def test_choose_majority_counts_each_volunteer_once():
     def cut(letter: str) -> SnapshotManifest:
         return SnapshotManifest(vector={}, fragments=[letter * 64], heads="0" * 64)
 
@@ -255,7 +255,7 @@ def test_the_snapshot_most_volunteers_agree_on_is_chosen_and_one_volunteer_count
     assert picked.fragments == ["b" * 64] and volunteers == 2
 
 
-def test_heads_that_are_not_signed_or_not_of_the_vector_are_refused(world):
+def test_read_heads_refuses_unsigned_or_other_heads(world):
     a = world.machine(1).start()
     author = a.exchange.author
     for seed in range(2):
@@ -275,7 +275,7 @@ def test_heads_that_are_not_signed_or_not_of_the_vector_are_refused(world):
             read_heads(data, run, vector)
 
 
-def test_many_may_join_at_once(world, caplog):
+def test_several_machines_join_at_once(world, caplog):
     caplog.set_level(logging.WARNING)
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)

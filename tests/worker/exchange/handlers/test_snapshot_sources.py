@@ -47,7 +47,7 @@ def timed(machine, monkeypatch) -> list[float]:
     return seconds
 
 
-def test_a_joiner_gets_four_fifths_of_what_the_links_carry_together(world, monkeypatch):
+def test_joiner_uses_four_fifths_of_its_sources_bandwidth(world, monkeypatch):
     speeds = (600e3, 400e3, 300e3, 200e3)
     servers, late = served(world, *speeds), world.machine(9)
     seconds = timed(late, monkeypatch)
@@ -61,7 +61,7 @@ def test_a_joiner_gets_four_fifths_of_what_the_links_carry_together(world, monke
     world.agree(*servers, late)
 
 
-def test_a_fragment_whose_source_stalls_goes_on_from_another_where_it_stopped(world, monkeypatch):
+def test_fragment_of_a_stalled_source_continues_from_another(world, monkeypatch):
     monkeypatch.setattr(blob_fetcher, "STALL_TIMEOUT", 2.0)
     servers, late = served(world, 2e6, 2e6), world.machine(9)
     size = sum(4 * fragment.size for fragment in DEEP.fragments())
@@ -75,7 +75,7 @@ def test_a_fragment_whose_source_stalls_goes_on_from_another_where_it_stopped(wo
     assert late.exchange.stats.bytes_received < 1.15 * size
 
 
-def test_a_damaged_fragment_at_one_server_costs_it_only_that_one(world):
+def test_damaged_fragment_of_one_source_is_outvoted_alone(world):
     servers, late = served(world, 5e6, 5e6, 5e6), world.machine(9)
     servers[2].anchor.fragments[7][5] += 1  # bit-rot
     with stepping(*servers):
@@ -86,7 +86,7 @@ def test_a_damaged_fragment_at_one_server_costs_it_only_that_one(world):
     )
 
 
-def test_who_joined_late_begins_with_a_small_weight_and_comes_to_its_full_one(world):
+def test_late_joiners_weight_grows_to_its_full_share(world):
     a, late = world.machine(1).start(), world.machine(2)
     a.exchange.announce_rate(100.0)
     a.round(1)
@@ -103,7 +103,7 @@ def test_who_joined_late_begins_with_a_small_weight_and_comes_to_its_full_one(wo
     )
 
 
-def test_where_rounds_are_said_in_turns_a_late_machines_weight_grows_by_rounds_all_the_same(
+def test_late_joiners_weight_grows_by_rounds_when_streaming(
     world, monkeypatch
 ):
     a, late = world.machine(1).start(), world.machine(2)
@@ -122,7 +122,7 @@ def test_where_rounds_are_said_in_turns_a_late_machines_weight_grows_by_rounds_a
     assert weights[0] == weights[1] < weights[2] == weights[3]
 
 
-def test_who_was_met_is_known_after_a_restart_and_found_again_without_anybodys_help(world):
+def test_known_peers_are_found_again_after_a_restart(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     b.knows(a)
     a.round(1)

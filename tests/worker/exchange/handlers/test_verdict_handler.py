@@ -36,7 +36,7 @@ def joined(machine, *others):
     return machine.start()
 
 
-def test_after_a_verdict_all_anchors_are_the_sum_of_the_others_updates_alone(world):
+def test_verdict_leaves_the_sum_of_the_other_authors_updates(world):
     a, b, p, author = poisoned(world)
     a.exchange.apply_verdict(world.ruling({author: 0}))
     found = world.agree(a, b, p)
@@ -49,14 +49,14 @@ def test_after_a_verdict_all_anchors_are_the_sum_of_the_others_updates_alone(wor
     world.agree(a, b, p)
 
 
-def test_a_verdict_may_leave_an_authors_first_updates_in(world):
+def test_verdict_after_an_update_keeps_the_authors_first_updates(world):
     a, b, p, author = poisoned(world)
     b.exchange.apply_verdict(world.ruling({author: 1}))
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
     assert a.ledger.tokens == 700 and a.anchor.vector[author] == 1
 
 
-def test_a_single_update_comes_out_and_its_authors_later_ones_stay(world):
+def test_verdict_on_a_single_update_keeps_the_authors_later_ones(world):
     a, b, p, author = poisoned(world)
     a.exchange.apply_verdict(world.ruling(updates={author: {2: 100}}))
     p.round(9)
@@ -66,7 +66,7 @@ def test_a_single_update_comes_out_and_its_authors_later_ones_stay(world):
     assert a.anchor.tokens == a.ledger.tokens == 900
 
 
-def test_verdicts_add_up_in_any_order(world):
+def test_verdicts_in_any_order_give_one_anchor(world):
     a, b, p, author = poisoned(world)
     a.exchange.apply_verdict(world.ruling(updates={author: {2: 100}}))
     b.exchange.apply_verdict(world.ruling({author: 2}))
@@ -74,7 +74,7 @@ def test_verdicts_add_up_in_any_order(world):
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq == 1)
 
 
-def test_the_poisoner_itself_takes_it_out_and_publishes_under_another_name(world):
+def test_verdicts_author_applies_it_and_takes_a_new_incarnation(world):
     a, b, p, author = poisoned(world)
     a.exchange.apply_verdict(world.ruling({author: 2}))
     waits_for(lambda: p.exchange.author != author)
@@ -83,7 +83,7 @@ def test_the_poisoner_itself_takes_it_out_and_publishes_under_another_name(world
     assert a.anchor.vector[p.exchange.author] == 1
 
 
-def test_one_that_was_cut_off_during_the_verdict_catches_up_and_its_later_updates_never_go_in(
+def test_author_partitioned_during_a_verdict_catches_up(
     world,
 ):
     a, b, p, author = poisoned(world)
@@ -99,7 +99,7 @@ def test_one_that_was_cut_off_during_the_verdict_catches_up_and_its_later_update
     assert p.exchange.author != author
 
 
-def test_one_that_never_had_a_single_update_gets_its_successors_without_it(world):
+def test_machine_without_a_retracted_update_gets_the_later_ones(world):
     a, b, p, author = poisoned(world, rounds=1)
     late = world.machine(4)
     late.start()
@@ -122,7 +122,7 @@ def test_one_that_never_had_a_single_update_gets_its_successors_without_it(world
     assert found == world.sum(late, lambda who, seq: (who, seq) != (author, 2))
 
 
-def test_a_late_joiner_gets_an_anchor_without_what_was_taken_out(world):
+def test_late_joiner_gets_an_anchor_without_retracted_updates(world):
     a, b, p, author = poisoned(world)
     a.exchange.apply_verdict(world.ruling({author: 1}, {b.exchange.author: {2: 100}}))
     world.agree(a, b, p)
@@ -143,7 +143,7 @@ def test_a_late_joiner_gets_an_anchor_without_what_was_taken_out(world):
     world.agree(a, b, p, late)
 
 
-def test_one_whose_snapshot_held_what_a_verdict_names_asks_for_the_headers_and_the_bytes(world):
+def test_joiner_with_a_retracted_update_requests_headers_and_payloads(world):
     a, b, p, author = poisoned(world, rounds=5)
     late = world.machine(4)
     with stepping(a, b, p):
@@ -162,7 +162,7 @@ def test_one_whose_snapshot_held_what_a_verdict_names_asks_for_the_headers_and_t
     assert world.agree(a, b, p, late) == found
 
 
-def test_one_that_has_lost_the_bytes_gets_them_from_the_others(world):
+def test_retraction_without_the_payloads_fetches_them(world):
     a, b, p, author = poisoned(world)
     for seq in (2, 3):
         for part in b.ledger.update(author, seq).fragments:
@@ -171,7 +171,7 @@ def test_one_that_has_lost_the_bytes_gets_them_from_the_others(world):
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
 
 
-def test_a_crash_after_a_verdict_is_made_up_for_from_any_anchor(world):
+def test_retraction_after_a_crash_is_completed_from_any_anchor(world):
     a, b, p, author = poisoned(world)
     old, heads = [f.clone() for f in b.anchor.fragments], dict(b.anchor.heads)
     a.exchange.apply_verdict(world.ruling({author: 1}, {a.exchange.author: {2: 100}}))
@@ -187,7 +187,7 @@ def test_a_crash_after_a_verdict_is_made_up_for_from_any_anchor(world):
     assert world.agree(a, b, p) == found
 
 
-def test_the_owners_command_leaves_a_verdict_for_the_worker_of_its_machine(world):
+def test_verdict_left_in_the_folder_is_applied(world):
     a, b, p, author = poisoned(world)
     folder = a.folder / VERDICT_FOLDER
     folder.mkdir()
@@ -200,7 +200,7 @@ def test_the_owners_command_leaves_a_verdict_for_the_worker_of_its_machine(world
     waits_for(lambda: sorted(p.name for p in folder.iterdir()) == ["bad.refused", "worse.refused"])
 
 
-def test_a_verdict_in_mid_join_is_not_lost(world):
+def test_verdict_during_a_join_is_not_lost(world):
     a, b, p, author = poisoned(world)
     late = world.machine(4)
     late.knows(a, b, p)
@@ -255,7 +255,7 @@ def forked(world, deep: int = 1):
 
 
 @pytest.mark.parametrize("deep", [1, 3])
-def test_a_folder_restored_from_an_old_backup_that_published_again_is_found_and_cut(
+def test_fork_of_a_restored_directory_is_found_and_cut(
     world, deep, caplog
 ):
     caplog.set_level(logging.INFO, "barnraise.exchange")
@@ -278,7 +278,7 @@ def test_a_folder_restored_from_an_old_backup_that_published_again_is_found_and_
     assert a.anchor.vector[a.exchange.author] == 1
 
 
-def test_a_fork_is_found_by_what_follows_on_it_though_the_vectors_are_never_equal(world):
+def test_fork_is_found_by_a_later_update_while_vectors_differ(world):
     a, b, c = forked(world)
     old = a.exchange.author
     a.round(30)
@@ -290,7 +290,7 @@ def test_a_fork_is_found_by_what_follows_on_it_though_the_vectors_are_never_equa
     world.agree(b, c)
 
 
-def test_the_proof_of_a_fork_reaches_those_who_saw_one_half_alone(world):
+def test_fork_proof_reaches_machines_that_saw_one_half(world):
     a, b, c = forked(world)
     old = a.exchange.author
     d = world.machine(4)
@@ -300,7 +300,7 @@ def test_the_proof_of_a_fork_reaches_those_who_saw_one_half_alone(world):
     world.agree(a, b, c, d, seconds=40)
 
 
-def test_two_updates_with_one_number_that_nobody_took_yet_prove_a_fork_too(world):
+def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
     a = world.machine(1).start()
     stranger = world.machine(2)
     made = []
@@ -322,14 +322,14 @@ def test_two_updates_with_one_number_that_nobody_took_yet_prove_a_fork_too(world
     assert not updates.incomplete
 
 
-def test_a_verdict_by_enough_mirrors_is_as_good_as_the_owners(world):
+def test_verdict_by_enough_mirrors_is_applied(world):
     a, b, p, author = poisoned(world)
     ruling = world.ruling({author: 0}, by=(world.mirror,))
     a.exchange.apply_verdict(SignedVerdict.model_validate_json(ruling.model_dump_json()))
     assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author)
 
 
-def test_units_that_come_out_are_the_same_that_went_in(world):
+def test_retraction_restores_the_anchor_bit_for_bit(world):
     a, b, p, author = poisoned(world, rounds=1)
     before = [f.clone() for f in a.anchor.fragments]
     p.round(5)

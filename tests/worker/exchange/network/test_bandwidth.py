@@ -24,7 +24,7 @@ def size_of(update) -> int:
     return sum(part.size for part in update.fragments)
 
 
-def test_an_update_that_was_cut_off_goes_on_from_another_peer_where_it_stopped(large):
+def test_interrupted_update_continues_from_another_peer(large):
     a, b, c = (large.machine(n).start() for n in (1, 2, 3))
     b.knows(a)
     update = a.round(1)
@@ -40,7 +40,7 @@ def test_an_update_that_was_cut_off_goes_on_from_another_peer_where_it_stopped(l
     assert c.exchange.stats.bytes_received < 1.25 * size_of(update), "not the whole of it again"
 
 
-def test_a_capped_line_is_shared_by_turns_and_messages_do_not_wait_for_it(large):
+def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     a, b, c = (large.machine(n).start() for n in (1, 2, 3))
     blobs = [a.ledger.blobs.store(bytes([n]) * 3_000_000) for n in (1, 2)]
     large.network.partition({b.identity.key}, {c.identity.key})
@@ -66,7 +66,7 @@ def test_a_capped_line_is_shared_by_turns_and_messages_do_not_wait_for_it(large)
     assert abs(got[0] - got[1]) <= 2 * connection_module.PIECE_BYTES + 10_000
 
 
-def test_updates_of_a_swarm_cost_each_peer_little_more_than_their_bytes(large):
+def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):
     machines = [large.machine(n).start() for n in range(1, 6)]
     for machine in machines[1:]:
         machine.knows(machines[0])
@@ -83,7 +83,7 @@ def test_updates_of_a_swarm_cost_each_peer_little_more_than_their_bytes(large):
     assert 1.0 <= cost < 1.3, cost  # of five peers: one declined piece counts for much
 
 
-def test_each_machine_knows_how_far_its_peers_are_what_its_line_does_and_whether_their_weights_are_its_own(
+def test_stats_show_lag_rates_and_agreement_of_each_peer(
     large,
 ):
     large.network.bandwidth = 2e6

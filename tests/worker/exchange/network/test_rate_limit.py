@@ -15,7 +15,7 @@ from barnraise.exchange.network.rate_limit import METER_WINDOW, FairShare, Meter
     st.floats(1, 1e6),
     st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1e6)), max_size=50),
 )
-def test_who_waits_as_long_as_a_bucket_says_never_takes_more_than_its_burst_and_its_rate(
+def test_token_bucket_allows_at_most_burst_plus_rate(
     rate, burst, takes
 ):
     bucket, now, taken, largest = TokenBucket(rate, burst), 0.0, 0.0, 0.0
@@ -26,7 +26,7 @@ def test_who_waits_as_long_as_a_bucket_says_never_takes_more_than_its_burst_and_
         assert taken <= (burst + rate * now) * (1 + 1e-9) + 1e-6
 
 
-def test_a_bucket_that_was_left_alone_is_full_and_no_fuller():
+def test_idle_token_bucket_fills_to_its_burst():
     bucket = TokenBucket(10.0, 20.0)
     assert bucket.consume(20.0, 0.0) == 0.0
     assert bucket.consume(5.0, 0.0) == 0.5
@@ -34,7 +34,7 @@ def test_a_bucket_that_was_left_alone_is_full_and_no_fuller():
     assert TokenBucket(math.inf, 0.0).consume(1e12, 0.0) == 0.0
 
 
-async def test_who_waits_for_a_capped_line_is_served_by_turns():
+async def test_fair_share_serves_waiting_senders_alternately():
     turns, served = FairShare(100_000.0), []
 
     async def sender(name: str, size: int) -> None:
@@ -52,14 +52,14 @@ async def test_who_waits_for_a_capped_line_is_served_by_turns():
     assert asyncio.get_running_loop().time() - began > 0.9 * 12 * 2000 / 100_000
 
 
-async def test_a_line_without_a_cap_is_nobodys_to_wait_for():
+async def test_fair_share_without_a_limit_never_waits():
     turns = FairShare()
     async with asyncio.timeout(1):
         for _ in range(1000):
             await turns.wait_for_turn(1 << 30)
 
 
-def test_a_meter_tells_the_bytes_a_second_of_the_last_while():
+def test_meter_averages_over_its_window():
     meter = Meter()
     assert meter.rate == 0.0
     for tenth in range(1000):
@@ -70,7 +70,7 @@ def test_a_meter_tells_the_bytes_a_second_of_the_last_while():
     assert meter.rate == 0.0
 
 
-async def test_what_a_line_carries_is_measured_while_somebody_sends_and_no_longer():
+async def test_fair_share_measures_capacity_only_while_sending():
     turns = FairShare()
 
     async def sender() -> None:

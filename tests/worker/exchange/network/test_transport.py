@@ -44,7 +44,7 @@ async def joined(one, other):
 
 
 @pytest.mark.parametrize("kind", ["iroh", "memory"])
-async def test_three_machines_talk_and_know_each_other_by_key(kind):
+async def test_three_transports_exchange_frames_by_key(kind):
     transports = await started(kind, 3)
     try:
         for one in transports:
@@ -83,7 +83,7 @@ async def test_frames_of_every_size_arrive_whole_and_in_order(kind):
 
 
 @pytest.mark.parametrize("kind", ["iroh", "memory"])
-async def test_a_closed_channel_says_why_on_the_other_side(kind):
+async def test_closed_channel_gives_the_reason_to_the_other_side(kind):
     a, b = await started(kind)
     try:
         dialled, accepted = await joined(a, b)
@@ -99,7 +99,7 @@ async def test_a_closed_channel_says_why_on_the_other_side(kind):
         await b.close()
 
 
-async def test_nobody_there_is_a_closed_channel_and_not_a_crash():
+async def test_connect_to_an_absent_peer_raises_channel_closed():
     (a,) = await started("memory", 1)
     with pytest.raises(ChannelClosedError):
         await a.connect(Peer(key=IDENTITIES[1].key, addresses=["memory:x"]))
@@ -116,7 +116,7 @@ async def test_nobody_there_is_a_closed_channel_and_not_a_crash():
         await a.close()
 
 
-async def test_an_over_long_frame_is_refused_before_it_is_read():
+async def test_too_long_frame_is_refused_before_it_is_read():
     a, b = await started("iroh")
     try:
         dialled, accepted = await joined(a, b)
@@ -135,7 +135,7 @@ async def test_an_over_long_frame_is_refused_before_it_is_read():
     st.lists(st.integers(0, 30_000), max_size=12),
     st.lists(st.integers(1, 20_000), min_size=1, max_size=8),
 )
-def test_frames_arrive_whole_however_the_stream_is_cut(sizes, cuts):
+def test_frames_arrive_whole_however_the_stream_is_split(sizes, cuts):
     frames = [bytes([n + 1]) * size for n, size in enumerate(sizes)]
 
     async def talk():
@@ -157,7 +157,7 @@ def test_frames_arrive_whole_however_the_stream_is_cut(sizes, cuts):
     asyncio.run(talk())
 
 
-async def test_a_stream_that_ends_within_a_frame_is_a_closed_channel():
+async def test_stream_that_ends_within_a_frame_raises_channel_closed():
     a, b = await started("iroh")
     try:
         dialled, accepted = await joined(a, b)
@@ -170,7 +170,7 @@ async def test_a_stream_that_ends_within_a_frame_is_a_closed_channel():
         await b.close()
 
 
-async def test_a_taken_port_is_an_error_with_a_sentence():
+async def test_start_on_a_used_port_raises_os_error():
     (a,) = await started("iroh", 1)
     port = int(next(at for at in a.addresses() if at.startswith("127.")).rpartition(":")[2])
     try:
@@ -192,7 +192,7 @@ def test_irohs_binding_still_needs_its_byte_copy_replaced():
     )
 
 
-def test_the_replaced_copy_writes_the_same_bytes_and_is_fast():
+def test_replaced_copy_writes_the_same_bytes_fast():
     data = bytes(range(256)) * 4096
     builder = iroh_ffi._UniffiRustBufferBuilder()
     began = time.perf_counter()
@@ -205,7 +205,7 @@ def test_the_replaced_copy_writes_the_same_bytes_and_is_fast():
     assert took < 0.1, "a megabyte took a third of a second byte by byte"
 
 
-async def test_a_slow_line_in_memory_takes_the_time_its_bandwidth_says_and_keeps_the_order():
+async def test_memory_channel_obeys_bandwidth_and_keeps_the_order():
     a, b = await started("memory", bandwidth=1e6, delay=0.05, loss=0.3, seed=4)
     dialled, accepted = await joined(a, b)
     began = time.monotonic()
@@ -222,7 +222,7 @@ async def _send(channel, frames):
         await channel.send(frame)
 
 
-async def test_a_sender_waits_while_nobody_drains():
+async def test_send_waits_while_the_receiver_does_not_drain():
     a, b = await started("memory")
     dialled, accepted = await joined(a, b)
     sending = asyncio.create_task(_send(dialled, [b"x" * MAX_FRAME_BYTES] * 10))
@@ -233,7 +233,7 @@ async def test_a_sender_waits_while_nobody_drains():
     await sending
 
 
-async def test_a_partition_cuts_channels_and_dials_until_it_heals():
+async def test_partition_closes_channels_and_refuses_dials_until_healed():
     a, b, c = await started("memory", 3)
     dialled, _ = await joined(a, b)
     kept, there = await joined(a, c)
@@ -252,12 +252,12 @@ async def test_a_partition_cuts_channels_and_dials_until_it_heals():
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_not_a_frame(data):
+def test_unpack_of_garbage_raises_message_error(data):
     with pytest.raises(MessageError):
         unpack(data)
 
 
-def test_a_frame_carries_a_message_and_a_payload():
+def test_unpack_returns_the_packed_message_and_payload():
     part = messages.BlobPart(digest="a" * 64, offset=7, total=30)
     message, payload = unpack(pack(part, b"payload"))
     assert message == part and bytes(payload) == b"payload"
@@ -274,6 +274,6 @@ def test_a_frame_carries_a_message_and_a_payload():
         pack(messages.Disconnect(reason="x")) + b"payload where none belongs",
     ],
 )
-def test_a_frame_that_lies_about_itself_is_refused(frame):
+def test_unpack_of_an_inconsistent_frame_raises_message_error(frame):
     with pytest.raises(MessageError):
         unpack(frame)
