@@ -1,4 +1,4 @@
-"""A stranger's connection to a node, over which it says what a test tells it to."""
+"""Connect to an exchange as a peer that sends exactly what a test wants to send."""
 
 import asyncio
 import threading
@@ -10,9 +10,20 @@ from barnraise.protocol.signing import Identity, digest
 
 
 @contextmanager
-def stranger(world, machine, number=9, hello=None, reads=True, channels=None):
-    """A connection to `machine` by somebody who says what the test tells it to. `say` sends a message or a frame."""
-    identity, loop = Identity(bytes([number]) * 32), asyncio.new_event_loop()
+def connect_raw_peer(world, machine, number=9, hello=None, reads=True, channels=None):
+    """Connect to `machine` and yield a function that sends a message (and payload), or a frame.
+
+    Args:
+        world: The test's world.
+        machine: The machine to connect to.
+        number: Chooses the raw peer's key.
+        hello: Its introduction; None for a valid one.
+        reads: Whether it reads what it is sent.
+        channels: A list that its channel is appended to, with a function that runs a coroutine on
+            its event loop.
+    """
+    identity = Identity(bytes([number]) * 32)
+    loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
@@ -32,13 +43,15 @@ def stranger(world, machine, number=9, hello=None, reads=True, channels=None):
         while True:
             await channel.receive()
 
+    def send(message, payload=b""):
+        frame = message if isinstance(message, bytes) else pack(message, payload)
+        run(channel.send(frame))
+
     try:
-        run(channel.send(pack(hello or greeting(world, identity))))
+        run(channel.send(pack(hello or build_hello(world, identity))))
         if reads:
             reader = asyncio.run_coroutine_threadsafe(read(), loop)
-        yield lambda message, payload=b"": run(
-            channel.send(message if isinstance(message, bytes) else pack(message, payload))
-        )
+        yield send
     finally:
         if reader:
             reader.cancel()
@@ -49,9 +62,15 @@ def stranger(world, machine, number=9, hello=None, reads=True, channels=None):
         loop.close()
 
 
-def greeting(world, identity, **changed):
-    parts = dict(
-        protocols=[1], version="1", run="01890000-0000-7000-8000-000000000001", spec=digest(world.spec.to_json()),
-        incarnation="9" * 16, ticket=world.ticket(identity.key, 9), addresses=[],
-    )  # fmt: skip
-    return messages.Hello(**(parts | changed))
+def build_hello(world, identity, **changes):
+    """Return a valid introduction of this identity, with `changes`."""
+    fields = dict(
+        protocols=[1],
+        version="1",
+        run="01890000-0000-7000-8000-000000000001",
+        spec=digest(world.spec.to_json()),
+        incarnation="9" * 16,
+        ticket=world.ticket(identity.key, 9),
+        addresses=[],
+    )
+    return messages.Hello(**(fields | changes))

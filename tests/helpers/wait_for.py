@@ -1,4 +1,4 @@
-"""What tests of several machines in threads wait for, and how long."""
+"""Wait for conditions, and run the loops of several machines in threads."""
 
 import threading
 import time
@@ -6,28 +6,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-def waits_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until a condition holds; fail the test after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
+        assert time.monotonic() < end, f"the condition did not hold within {seconds:.0f} seconds"
         time.sleep(0.01)
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    began = time.monotonic()
+    """Fail the test when the block takes longer."""
+    started_at = time.monotonic()
     yield
-    assert time.monotonic() - began < seconds
+    assert time.monotonic() - started_at < seconds
 
 
 @contextmanager
 def stepping(*machines, then: Callable[[object], None] | None = None) -> Iterator[None]:
-    """These machines' loops, in threads: they take arrivals and answer joining peers."""
-    over, failures = threading.Event(), []
+    """Run the loops of machines in threads during the block: they apply updates and serve joiners.
+
+    Args:
+        machines: The machines.
+        then: Called with a machine after each of its steps.
+    """
+    stopping = threading.Event()
+    failures = []
 
     def loop(machine) -> None:
         try:
-            while not over.is_set():
+            while not stopping.is_set():
                 machine.step()
                 if then:
                     then(machine)
@@ -41,15 +49,19 @@ def stepping(*machines, then: Callable[[object], None] | None = None) -> Iterato
     try:
         yield
     finally:
-        over.set()
+        stopping.set()
         for thread in threads:
             thread.join()
     assert not failures
 
 
-def joined(machine, *others, timeout: float = 30.0):
-    """Joins as the loop does: the snapshot if there is one, then everything since."""
-    machine.knows(*others)
+def join_peers(machine, *others, timeout: float = 30.0):
+    """Join as the training loop does: the snapshot if there is one, then everything since.
+
+    Returns:
+        The snapshot, or None.
+    """
+    machine.add_peers(*others)
     snapshot = machine.exchange.fetch_snapshot(timeout)
     if snapshot is not None:
         machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)

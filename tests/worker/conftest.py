@@ -1,6 +1,5 @@
-"""Machines with keys and tickets on a network in memory; and engines, each with a folder of its own."""
+"""Fixtures: machines with keys and tickets on a network in memory, and engines."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.plans import RECIPE, engine_of, tiny_plan
-from helpers.wait_for import waits_for
+from helpers.wait_for import wait_until
 
 from barnraise.exchange.compression.codec import decode, encode
 from barnraise.exchange.exchange import Exchange, ExchangeConfig
@@ -27,18 +26,19 @@ TINY = ModelSpec(layers=1, width=16, heads=1, context=8, vocabulary=256)
 
 
 class Machine:
-    """A worker without training: its updates are noise, everything else is real."""
+    """A worker that does not train: its updates are noise, everything else is real."""
 
     def __init__(self, world: "World", number: int, name: str | None = None):
-        self.world, self.number = world, number
+        self.world = world
+        self.number = number
         self.identity = Identity(bytes([number]) * 32)
         self.folder = world.folder / (name or f"machine{number}")
         self.incarnation = f"{number:016x}"
         self.ticket = world.ticket(self.identity.key, volunteer=number)
         self.open()
 
-    def open(self, **changed) -> None:
-        """As a freshly started process would: everything from the folder."""
+    def open(self, **changes) -> None:
+        """Open everything from the directory, as a new process does, with some changes."""
         self.ledger = Ledger(self.folder)
         config = ExchangeConfig(
             spec=self.world.spec,
@@ -49,126 +49,153 @@ class Machine:
             mirrors=frozenset([self.world.mirror.key]),
         )
         self.exchange = Exchange(
-            replace(config, **changed), self.ledger, self.world.transport(self.identity)
+            replace(config, **changes), self.ledger, self.world.transport(self.identity)
         )
         self.anchor = Anchor.from_seed(self.world.spec.model, self.world.spec.seed)
 
     def start(self) -> "Machine":
+        """Start the exchange and apply what the ledger has past the anchor."""
         self.exchange.start(self.anchor.vector, self.anchor.retracted)
-        self.step()  # what the ledger holds past the anchor comes first, own updates among it
+        self.step()
         return self
 
-    def knows(self, *others: "Machine") -> "Machine":
+    def add_peers(self, *others: "Machine") -> "Machine":
+        """Introduce other machines to this one."""
         self.exchange.add_peers(
             [messages.Peer(key=o.identity.key, addresses=o.exchange.addresses()) for o in others]
         )
         return self
 
-    def round(
+    def publish_round(
         self, seed: int, tokens: int = 100, due: Collection[int] | None = None
     ) -> messages.Update:
-        """Publishes an update of noise, as the loop would: own anchor first, in integers. `due`: of these fragments."""
-        noise = torch.Generator().manual_seed(seed)
+        """Publish an update of noise, after adding it to the own anchor as the training loop does.
 
-        def payloads():
+        Args:
+            seed: Of the noise.
+            tokens: Tokens that the update states.
+            due: Fragments that it changes; None for all.
+        """
+        noise = torch.Generator().manual_seed(seed)
+        with self.exchange.new_update(tokens) as update:
             for index, fragment in enumerate(self.anchor.fragments):
                 if due is not None and index not in due:
-                    yield None
                     continue
                 values = torch.randint(
                     -(1 << 20), 1 << 20, fragment.shape, dtype=torch.int32, generator=noise
                 )
-                payload, sent = encode(values)
-                self.anchor.add_units(index, sent)
-                yield payload, sent
-
-        header = self.exchange.publish(payloads(), tokens)
-        self.anchor.record(header)
-        return header
+                payload, units = encode(values)
+                self.anchor.add_units(index, units)
+                update.add(index, payload, units)
+        self.anchor.record(update.header)
+        return update.header
 
     def step(self) -> None:
-        """What the loop does between two steps."""
-        for arrival in self.exchange.poll_updates():
+        """Do what the training loop does between two steps."""
+        for received in self.exchange.poll_updates():
             for index in range(len(self.anchor.fragments)):
-                if (units := arrival.decode(index)) is not None:
+                units = received.decode(index)
+                if units is not None:
                     self.anchor.add_units(index, units)
-            self.anchor.record(arrival.header)
+            self.anchor.record(received.header)
         self.exchange.serve_snapshots(self.anchor)
 
     @property
-    def standing(self) -> tuple:
-        """Where its anchor should be."""
+    def expected_state(self) -> tuple:
+        """The version vector and the retracted updates that its anchor should have."""
         vector = self.ledger.vector()
         return vector, self.ledger.verdicts.retracted_within(vector)
 
     def stop(self) -> None:
+        """Stop the exchange and close the ledger."""
         self.exchange.stop()
         self.ledger.close()
 
 
 class World:
+    """A run with an owner and a mirror, and machines on a network in memory."""
+
     def __init__(self, folder: Path):
-        self.folder, self.network = folder, MemoryNetwork()
-        self.mirror, self.owner = Identity(b"m" * 32), Identity(b"o" * 32)
+        self.folder = folder
+        self.network = MemoryNetwork()
+        self.mirror = Identity(b"m" * 32)
+        self.owner = Identity(b"o" * 32)
         self.spec = RunSpec(model=TINY, seed=3, owner=self.owner.key, roots=(self.mirror.key,))
         self.machines: list[Machine] = []
 
     def transport(self, identity: Identity):
+        """Return a transport for a machine; tests replace this method."""
         return self.network.transport(identity.key)
 
     def ticket(
         self, key: str, volunteer: int = 0, expires: float | None = None, run: str = RUN, by=None
     ):
-        by, now = by or self.mirror, time.time()
+        """Sign a ticket for a key, by the mirror unless another identity is given."""
+        by = by or self.mirror
+        now = time.time()
         ticket = messages.Ticket(
-            run=run, peer=key, machine=RUN, volunteer=f"{volunteer:064x}", roles=[enums.Role.WORKER], issued=now,
-            expires=now + 86400 if expires is None else expires, mirror=by.key,
-        )  # fmt: skip
+            run=run,
+            peer=key,
+            machine=RUN,
+            volunteer=f"{volunteer:064x}",
+            roles=[enums.Role.WORKER],
+            issued=now,
+            expires=now + 86400 if expires is None else expires,
+            mirror=by.key,
+        )
         return by.sign("ticket", ticket)
 
-    def ruling(
+    def sign_verdict(
         self, after=None, updates=None, by: tuple[Identity, ...] = (), run: str = RUN
     ) -> SignedVerdict:
-        """A verdict, by the owner if nobody else is named."""
+        """Sign a verdict, by the owner unless other identities are given."""
         verdict = Verdict(
             run=run, after=after or {}, updates=updates or {}, reason="a test", issued=1.0
         )
-        signed = [one.sign("verdict", verdict) for one in by or (self.owner,)]
+        signed = [identity.sign("verdict", verdict) for identity in by or (self.owner,)]
         return SignedVerdict(
             body=signed[0].body, signatures={each.key: each.signature for each in signed}
         )
 
-    def sum(self, machine: Machine, keep: Callable[[str, int], bool]) -> str:
-        """The digest of the initial weights and those updates in a machine's files that `keep` takes."""
-        anchor, ledger = Anchor.from_seed(TINY, self.spec.seed), machine.ledger
+    def sum_digest(self, machine: Machine, keep: Callable[[str, int], bool]) -> str:
+        """Return the digest of the initial weights plus the updates that `keep` accepts.
+
+        Args:
+            machine: The machine whose files the updates are read from.
+            keep: Whether to add the update of an author and sequence number.
+        """
+        anchor = Anchor.from_seed(TINY, self.spec.seed)
+        ledger = machine.ledger
         for author in ledger.vector():
             for _, update in ledger.headers(author, 1, 1 << 40):
-                for index, part in enumerate(update.fragments if keep(author, update.seq) else ()):
-                    anchor.add_units(
-                        index,
-                        decode(ledger.blobs.read(part.digest), anchor.fragments[index].numel()),
-                    )
+                if not keep(author, update.seq):
+                    continue
+                for index, part in enumerate(update.fragments):
+                    size = anchor.fragments[index].numel()
+                    anchor.add_units(index, decode(ledger.blobs.read(part.digest), size))
         return anchor.digest()
 
     def machine(self, number: int, name: str | None = None) -> Machine:
+        """Create a machine, which is stopped at the end of the test."""
         self.machines.append(Machine(self, number, name))
         return self.machines[-1]
 
-    def agree(self, *machines: Machine, seconds: float = 20.0) -> str:
-        """Steps these machines until their anchors are the same; the digest."""
+    def wait_for_agreement(self, *machines: Machine, seconds: float = 20.0) -> str:
+        """Step machines until their anchors are the same; return the anchors' digest."""
 
-        def same() -> bool:
+        def have_same_state() -> bool:
             for machine in machines:
                 machine.step()
-            stands = [
-                (m.standing, m.ledger.verdicts.digest) for m in machines
-            ]  # once: a verdict may come in between
-            for machine, (where, _) in zip(machines, stands, strict=True):
-                if (machine.anchor.vector, machine.anchor.retracted) != where:
+            # The states are read once: a verdict may arrive meanwhile.
+            states = [
+                (machine.expected_state, machine.ledger.verdicts.digest) for machine in machines
+            ]
+            for machine, (expected, _) in zip(machines, states, strict=True):
+                if (machine.anchor.vector, machine.anchor.retracted) != expected:
                     return False
-            return len({str(each) for each in stands}) == 1
+            return len({str(state) for state in states}) == 1
 
-        waits_for(same, seconds)
+        wait_until(have_same_state, seconds)
         digests = {machine.anchor.digest() for machine in machines}
         assert len(digests) == 1
         return digests.pop()
@@ -176,26 +203,24 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    for machine in made.machines:
+    """Provide a run with machines, which are stopped at the end."""
+    created = World(tmp_path)
+    yield created
+    for machine in created.machines:
         machine.stop()
 
 
 @pytest.fixture
 def new_engine(tmp_path):
-    """Engines with folders of their own, closed at the end."""
-    made: list[Engine] = []
+    """Provide a factory of engines with directories of their own, closed at the end."""
+    engines: list[Engine] = []
 
-    def new(kind: str = "resident", plan: dict | None = None, **recipe) -> Engine:
-        folder = tmp_path / str(len(made))
-        made.append(
-            engine_of(
-                tiny_plan(kind, **(plan or {})), folder, dataclasses.replace(RECIPE, **recipe)
-            )
-        )
-        return made[-1]
+    def create(kind: str = "resident", plan: dict | None = None, **recipe) -> Engine:
+        folder = tmp_path / str(len(engines))
+        engine = engine_of(tiny_plan(kind, **(plan or {})), folder, replace(RECIPE, **recipe))
+        engines.append(engine)
+        return engine
 
-    yield new
-    for engine in made:
+    yield create
+    for engine in engines:
         engine.close()

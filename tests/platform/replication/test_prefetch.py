@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.event_log_builder import LogBuilder
-from helpers.wait_for import waits_for
+from helpers.wait_for import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,7 +110,7 @@ def test_it_goes_no_further_ahead_than_it_may():
             yield n
 
     with prefetched(source()) as found:
-        waits_for(lambda: len(made) == PAGES_AHEAD)
+        wait_until(lambda: len(made) == PAGES_AHEAD)
         assert not gate.wait(0.1) and len(made) == PAGES_AHEAD
         assert next(found) == 0
-        waits_for(lambda: len(made) == PAGES_AHEAD + 1)
+        wait_until(lambda: len(made) == PAGES_AHEAD + 1)

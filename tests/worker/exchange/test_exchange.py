@@ -1,12 +1,12 @@
-"""The exchange between whole nodes: real files, threads and signatures, on a network in memory, and once on iroh."""
+"""Whole exchanges with real files, threads and signatures: in memory, and once over iroh."""
 
 import shutil
 import threading
 import time
 
 import pytest
-from helpers.raw_peer import stranger
-from helpers.wait_for import waits_for, within
+from helpers.raw_peer import connect_raw_peer
+from helpers.wait_for import wait_until, within
 
 from barnraise.exchange.ledger import blob_store as blobs_module
 from barnraise.exchange.network.framing import unpack
@@ -19,13 +19,13 @@ from barnraise.training import prefetch
 
 def test_three_exchanges_agree_bit_for_bit(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    b.knows(a)
-    c.knows(a)
+    b.add_peers(a)
+    c.add_peers(a)
     for seed in range(4):
         for machine in (a, b, c):
-            machine.round(100 * machine.number + seed)
+            machine.publish_round(100 * machine.number + seed)
             machine.step()
-    world.agree(a, b, c)
+    world.wait_for_agreement(a, b, c)
     assert a.anchor.tokens == a.ledger.tokens == 12 * 100
     assert (
         a.exchange.stats.updates_sent,
@@ -37,67 +37,69 @@ def test_three_exchanges_agree_bit_for_bit(world):
         0,
     )
     assert a.exchange.stats.bytes_sent > 0 < a.exchange.stats.bytes_received
-    waits_for(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))  # learnt from each other
+    wait_until(
+        lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c))
+    )  # they learned of each other
 
 
 def test_three_exchanges_over_iroh_agree(world):
     world.transport = lambda identity: IrohTransport(identity.secret, "127.0.0.1")
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    b.knows(a)
-    c.knows(a)
+    b.add_peers(a)
+    c.add_peers(a)
     for seed in range(3):
         for machine in (a, b, c):
-            machine.round(100 * machine.number + seed)
-    world.agree(a, b, c)
+            machine.publish_round(100 * machine.number + seed)
+    world.wait_for_agreement(a, b, c)
 
 
 def test_exchanges_on_a_slow_lossy_network_agree(world):
     world.network.bandwidth, world.network.delay, world.network.loss = 2e5, 0.02, 0.1
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
+    b.add_peers(a)
     for seed in range(5):
-        a.round(seed)
-        b.round(100 + seed)
-    world.agree(a, b)
+        a.publish_round(seed)
+        b.publish_round(100 + seed)
+    world.wait_for_agreement(a, b)
 
 
 def test_exchange_after_a_partition_catches_up(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    b.knows(a)
-    c.knows(a, b)
-    a.round(1)
-    world.agree(a, b, c)
+    b.add_peers(a)
+    c.add_peers(a, b)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b, c)
     world.network.partition({a.identity.key, b.identity.key}, {c.identity.key})
     for seed in range(3):
-        a.round(10 + seed)
-        c.round(20 + seed)
-    world.agree(a, b)
+        a.publish_round(10 + seed)
+        c.publish_round(20 + seed)
+    world.wait_for_agreement(a, b)
     assert c.anchor.vector != a.anchor.vector
     world.network.heal()
-    world.agree(a, b, c)
+    world.wait_for_agreement(a, b, c)
 
 
 def test_update_of_a_departed_author_arrives_through_a_third_peer(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
-    a.round(1)
-    world.agree(a, b)
+    b.add_peers(a)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b)
     a.stop()
     c = (
-        world.machine(3).start().knows(b)
-    )  # it never met the author: the ticket travels with the update
-    world.agree(b, c)
+        world.machine(3).start().add_peers(b)
+    )  # it never met the author, whose ticket is sent with the update
+    world.wait_for_agreement(b, c)
 
 
 def test_is_synchronized_once_all_peers_are_complete_and_equal(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
-    a.round(1)
-    world.agree(a, b)
+    b.add_peers(a)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b)
     assert not a.exchange.is_synchronized()
     a.exchange.announce_completion()
     b.exchange.announce_completion()
-    waits_for(lambda: a.exchange.is_synchronized() and b.exchange.is_synchronized())
+    wait_until(lambda: a.exchange.is_synchronized() and b.exchange.is_synchronized())
 
 
 def test_weight_follows_announced_rates_and_is_one_alone(world):
@@ -105,22 +107,22 @@ def test_weight_follows_announced_rates_and_is_one_alone(world):
     assert a.exchange.compute_weight(100.0) == 1.0
     a.exchange.announce_rate(100.0)
     b.exchange.announce_rate(300.0)
-    b.knows(a)
-    waits_for(
+    b.add_peers(a)
+    wait_until(
         lambda: (
             a.exchange.compute_weight(100.0) == 0.25 and b.exchange.compute_weight(300.0) == 0.75
         )
     )
     b.stop()
-    waits_for(lambda: a.exchange.compute_weight(100.0) == 1.0)
+    wait_until(lambda: a.exchange.compute_weight(100.0) == 1.0)
 
 
 def test_announcing_an_unchanged_value_does_not_wake_the_server(world, monkeypatch):
-    """A worker tells its exchange how it stands twice a second, and it is most often as it was."""
+    """A worker announces its values twice a second, and mostly they are unchanged."""
     exchange, told = world.machine(1).start().exchange, []
     exchange.announce_rate(100.0)
     exchange.report_anchor_digest("a vector", "an anchor")
-    waits_for(
+    wait_until(
         lambda: (
             exchange.server.gossip.rate == 100.0
             and "a vector" in exchange.server.gossip.anchor_digests
@@ -133,26 +135,26 @@ def test_announcing_an_unchanged_value_does_not_wake_the_server(world, monkeypat
     exchange.announce_rate(110.0)
     exchange.report_anchor_digest("another", "an anchor")
     assert told == [(110.0, False), ("another", "an anchor")]
-    monkeypatch.undo()  # it is to be stopped
+    monkeypatch.undo()  # the fixture stops the exchange
 
 
 def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
+    b.add_peers(a)
     b.exchange.announce_rate(100.0)
     a.exchange.announce_rate(300.0)
-    b.round(1)
+    b.publish_round(1)
     for seed in range(2):
-        a.round(10 + seed)
-        world.agree(a, b)
-        time.sleep(1.0)  # a round of its: four of them it may be late
+        a.publish_round(10 + seed)
+        world.wait_for_agreement(a, b)
+        time.sleep(1.0)  # a round of a; an update counts until it is four rounds late
     assert b.exchange.predict_in_flight(100.0) == (0.0, 0.0, 0.0)
     world.network.uplinks[a.identity.key] = 2000.0
-    a.round(20, due=[1])  # 3 kB
-    waits_for(lambda: any(b.exchange.predict_in_flight(100.0)))
+    a.publish_round(20, due=[1])  # 3 kB
+    wait_until(lambda: any(b.exchange.predict_in_flight(100.0)))
     first, block, last = b.exchange.predict_in_flight(100.0)
     assert first == last == 0 < block and b.anchor.vector[a.exchange.author] == 2
-    world.agree(a, b)
+    world.wait_for_agreement(a, b)
     assert b.anchor.vector[a.exchange.author] == 3 and b.exchange.predict_in_flight(100.0) == (
         0.0,
         0.0,
@@ -165,21 +167,21 @@ def test_update_in_flight_is_predicted_for_its_fragments_until_it_arrives(world)
 
 def test_restarted_exchange_continues_from_its_directory(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
+    b.add_peers(a)
     for seed in range(3):
-        a.round(seed)
-        b.round(10 + seed)
-    world.agree(a, b)
+        a.publish_round(seed)
+        b.publish_round(10 + seed)
+    world.wait_for_agreement(a, b)
     applied = a.anchor.vector
-    a.stop()  # what a checkpoint had not seen comes back out of the ledger
-    b.round(20)
+    a.stop()  # the ledger replays what no checkpoint has
+    b.publish_round(20)
     a.open()
     a.start()
-    b.knows(a)
-    world.agree(a, b)
+    b.add_peers(a)
+    world.wait_for_agreement(a, b)
     assert a.anchor.vector[b.exchange.author] == 4
-    a.round(30)
-    world.agree(a, b)
+    a.publish_round(30)
+    world.wait_for_agreement(a, b)
     assert a.exchange.author in applied and a.anchor.vector[a.exchange.author] == 4, (
         "the incarnation is the same"
     )
@@ -188,7 +190,7 @@ def test_restarted_exchange_continues_from_its_directory(world):
 def test_start_replays_only_updates_that_the_anchor_lacks(world):
     a = world.machine(1).start()
     for seed in range(3):
-        a.round(seed)
+        a.publish_round(seed)
     a.stop()
     a.open()
     a.exchange.start({a.exchange.author: 2})
@@ -200,25 +202,25 @@ def test_rolled_back_directory_gets_a_new_incarnation_and_its_updates(
     world,
 ):
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
-    a.round(1)
-    world.agree(a, b)
+    b.add_peers(a)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b)
     a.stop()
     shutil.copytree(a.folder, world.folder / "copy")
     a.open()
     a.start()
-    b.knows(a)
-    a.round(2)
-    world.agree(a, b)
+    b.add_peers(a)
+    a.publish_round(2)
+    world.wait_for_agreement(a, b)
     a.stop()
     shutil.rmtree(a.folder)
     shutil.copytree(world.folder / "copy", a.folder)
     a.open(reincarnate=lambda: "f" * 16)
     old = a.exchange.author
-    a.start().knows(b)
-    waits_for(lambda: a.exchange.author != old)
-    a.round(3)
-    world.agree(a, b)
+    a.start().add_peers(b)
+    wait_until(lambda: a.exchange.author != old)
+    a.publish_round(3)
+    world.wait_for_agreement(a, b)
     assert a.exchange.author.endswith("f" * 16) and b.anchor.vector == {
         old: 2,
         a.exchange.author: 1,
@@ -227,17 +229,17 @@ def test_rolled_back_directory_gets_a_new_incarnation_and_its_updates(
 
 def test_unproven_claim_of_own_updates_keeps_the_incarnation(world):
     a = world.machine(1).start()
-    a.round(1)
-    with stranger(world, a) as say:
-        say(messages.PeerState(vector={a.exchange.author: 99}, rate=1.0))
+    a.publish_round(1)
+    with connect_raw_peer(world, a) as send:
+        send(messages.PeerState(vector={a.exchange.author: 99}, rate=1.0))
         time.sleep(0.5)
     assert a.exchange.author.endswith(a.incarnation)
 
 
 def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
-    waits_for(lambda: a.exchange.stats.peers == 1)
+    b.add_peers(a)
+    wait_until(lambda: a.exchange.stats.peers == 1)
     events: list[str] = []
     settle, send = (
         blobs_module.move_into_place,
@@ -265,8 +267,8 @@ def test_publish_is_durable_before_the_first_byte_is_sent(world, monkeypatch):
     monkeypatch.setattr(
         type(next(iter(a.exchange.server.connections.values())).channel), "send", sent
     )
-    a.round(1)
-    world.agree(a, b)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b)
     fragments = len(a.anchor.fragments)
     assert events[: fragments + 2] == ["file"] * fragments + ["row", "update_push"]
 
@@ -279,10 +281,10 @@ def test_publish_on_a_full_disk_publishes_nothing(world, monkeypatch):
 
     monkeypatch.setattr(blobs_module, "move_into_place", full)
     with pytest.raises(OSError, match="No space"):
-        a.round(1)
+        a.publish_round(1)
     monkeypatch.undo()
     assert a.ledger.vector() == {}
-    a.round(1)
+    a.publish_round(1)
     assert a.ledger.vector() == {a.exchange.author: 1}
 
 
@@ -291,10 +293,10 @@ def test_more_authors_than_a_state_holds_keep_the_server_alive(world, monkeypatc
     many = {f"{n:064x}.{'0' * 16}": 1 for n in range(2100)}
     a.exchange.thread.call(
         a.exchange.server.gossip.vector.update, many
-    )  # on the thread that reads it
-    b.knows(a)
-    a.round(1)
-    waits_for(lambda: a.exchange.author in b.ledger.vector())
+    )  # in the thread that reads it
+    b.add_peers(a)
+    a.publish_round(1)
+    wait_until(lambda: a.exchange.author in b.ledger.vector())
     assert a.exchange.thread.is_alive() and b.exchange.thread.is_alive()
 
 
@@ -306,8 +308,8 @@ def test_server_failure_while_running_does_not_stop_training(world, monkeypatch)
 
     monkeypatch.setattr(a.exchange.server.transport, "close", broken)
     a.exchange.thread.call(a.exchange.server.stop)
-    waits_for(lambda: not a.exchange.thread.is_alive())
-    a.round(1)
+    wait_until(lambda: not a.exchange.thread.is_alive())
+    a.publish_round(1)
     assert (
         a.exchange.addresses() is not None
         and a.exchange.compute_weight(1.0) == 1.0
@@ -318,16 +320,16 @@ def test_server_failure_while_running_does_not_stop_training(world, monkeypatch)
 def test_stop_ends_all_threads_and_may_be_called_twice(world):
     before = set(threading.enumerate())
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
-    a.round(1)
-    world.agree(a, b)
+    b.add_peers(a)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b)
     assert set(threading.enumerate()) - before
     with within(5):
         a.exchange.stop()
         b.exchange.stop()
         b.exchange.stop()
     assert not set(threading.enumerate()) - before
-    b.exchange.announce_rate(1.0)  # nobody is told, and nothing breaks
+    b.exchange.announce_rate(1.0)  # has no effect
     assert b.exchange.poll_updates() == []
 
 
@@ -345,8 +347,8 @@ def test_fetch_blobs_finds_the_peer_that_has_the_blob(world):
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
     data = bytes(range(256)) * 4000
     name = b.ledger.blobs.store(data)
-    c.knows(a, b)
-    waits_for(lambda: c.exchange.stats.peers == 2)
+    c.add_peers(a, b)
+    wait_until(lambda: c.exchange.stats.peers == 2)
     assert c.exchange.fetch_blobs({name: None}, 20) and c.ledger.blobs.read(name) == data
     with within(5):
         assert not c.exchange.fetch_blobs({"0" * 64: None}, 1.0)
@@ -359,8 +361,8 @@ def test_fetch_of_many_files_uses_all_peers_at_once(world, monkeypatch):
     for each in (a, b):
         sizes = {each.ledger.blobs.store(data): len(data) for data in files}
         each.exchange.set_uplink_limit(1_000_000)
-    c.knows(a, b)
-    waits_for(lambda: c.exchange.stats.peers == 2)
+    c.add_peers(a, b)
+    wait_until(lambda: c.exchange.stats.peers == 2)
     assert prefetch.fetch_all_blobs(c.exchange, c.ledger.blobs, sizes, "files", lambda: False)
     assert [c.ledger.blobs.read(each) for each in sizes] == files
     for each in (a, b):
@@ -376,7 +378,7 @@ def test_fetch_continues_where_an_interrupted_one_ended(world):
     data = bytes(range(256)) * 4000
     name = a.ledger.blobs.store(data)
     b.ledger.blobs.append_piece(name, 0, data[:900_000], len(data))
-    b.knows(a)
+    b.add_peers(a)
     assert b.exchange.fetch_blobs({name: len(data)}, 20) and b.ledger.blobs.read(name) == data
     assert b.exchange.stats.bytes_received < 200_000
 
@@ -384,12 +386,12 @@ def test_fetch_continues_where_an_interrupted_one_ended(world):
 def test_peer_that_does_not_read_delays_no_other_peer(world):
     a, b = (world.machine(n).start() for n in (1, 2))
     big = a.ledger.blobs.store(bytes(40_000_000))
-    with stranger(world, a, reads=False) as say:
+    with connect_raw_peer(world, a, reads=False) as send:
         for _ in range(3):
-            say(messages.BlobRequest(digest=big))
-        b.knows(a)
-        waits_for(lambda: a.exchange.stats.peers == 2)
+            send(messages.BlobRequest(digest=big))
+        b.add_peers(a)
+        wait_until(lambda: a.exchange.stats.peers == 2)
         with within(10):
             for seed in range(5):
-                a.round(seed)
-            world.agree(a, b)
+                a.publish_round(seed)
+            world.wait_for_agreement(a, b)

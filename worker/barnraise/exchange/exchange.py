@@ -101,6 +101,7 @@ class Exchange:
         """Prepare the exchange; `open` or the first call that needs the network starts it."""
         assert transport.key == config.identity.key
         spec = config.spec
+        self._fragment_count = len(spec.model.fragments())
         rules = UpdateRules.from_spec(spec, config.run, config.mirrors)
         self._ledger = ledger
         self._author = LocalAuthor(
@@ -185,7 +186,9 @@ class Exchange:
         Args:
             tokens: Tokens that this machine trained on for the update.
         """
-        return UpdateWriter(self._author, self._ledger.blobs, tokens, self._on_published)
+        return UpdateWriter(
+            self._author, self._ledger.blobs, self._fragment_count, tokens, self._on_published
+        )
 
     def publish(self, parts: Iterable[tuple[bytes, torch.Tensor] | None], tokens: int) -> Update:
         """Publish an update; see `UpdateWriter`.
@@ -201,8 +204,9 @@ class Exchange:
             OSError: When the disk refuses; then nothing was published.
         """
         with self.new_update(tokens) as update:
-            for part in parts:
-                update.add(part)
+            for fragment, part in enumerate(parts):
+                if part is not None:
+                    update.add(fragment, *part)
                 del part  # frees the fragment before the next one is computed
         return update.header
 

@@ -19,7 +19,7 @@ class UpdateWriter:
 
         with exchange.new_update(tokens) as update:
             for part in engine.end_round(...):
-                update.add(part)
+                update.add(part.fragment, part.payload, part.units)
                 del part  # frees the fragment before the next one is computed
         anchor.record(update.header)
     """
@@ -28,6 +28,7 @@ class UpdateWriter:
         self,
         author: LocalAuthor,
         blobs: BlobStore,
+        fragment_count: int,
         tokens: int,
         on_published: Callable[[Update], None],
     ) -> None:
@@ -36,11 +37,13 @@ class UpdateWriter:
         Args:
             author: Signs the update.
             blobs: Stores the payloads.
+            fragment_count: Number of the model's fragments.
             tokens: Tokens that this machine trained on for the update.
             on_published: Called with the header once it is in the ledger.
         """
         self._author = author
         self._blobs = blobs
+        self._fragment_count = fragment_count
         self._tokens = tokens
         self._on_published = on_published
         self._parts: list[FragmentUpdate] = []
@@ -52,24 +55,29 @@ class UpdateWriter:
         assert self._header is not None, "the update is published when the with block ends"
         return self._header
 
-    def add(self, part: tuple[bytes, torch.Tensor] | None) -> None:
-        """Add the next fragment's part, in index order. No reference to it is kept.
+    def add(self, fragment: int, payload: bytes, units: torch.Tensor) -> None:
+        """Add a fragment's part. No reference to it is kept.
+
+        Fragments come in ascending order; the update does not change those that are left out.
 
         Args:
-            part: The payload and the int32 [size] units that it decodes to; None for a fragment
-                that the update does not change.
+            fragment: The fragment's index.
+            payload: The encoded part.
+            units: int32 [size], what the payload decodes to.
 
         Raises:
             OSError: When the disk refuses the payload.
         """
-        if part is None:
-            self._parts.append(EMPTY_PART)
-            return
-        payload, units = part
+        self._skip_to(fragment)
         digest = self._blobs.store(payload, hold=True)  # pinned until the ledger names it
         self._parts.append(
             FragmentUpdate(digest=digest, size=len(payload), sketch=compute_sketch(units))
         )
+
+    def _skip_to(self, fragment: int) -> None:
+        """Add empty parts for the fragments before `fragment`."""
+        assert len(self._parts) <= fragment <= self._fragment_count, "fragments must ascend"
+        self._parts += [EMPTY_PART] * (fragment - len(self._parts))
 
     def __enter__(self) -> "UpdateWriter":
         return self
@@ -77,6 +85,7 @@ class UpdateWriter:
     def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         try:
             if error_type is None:
+                self._skip_to(self._fragment_count)
                 self._header = self._author.append_update(self._parts, self._tokens)
         finally:
             self._blobs.unpin(part.digest for part in self._parts if part.size)

@@ -1,11 +1,11 @@
-"""The mirror list among peers: it reaches machines that reach no mirror, and what is false reaches nobody."""
+"""The mirror list spreads among peers to machines that reach no mirror; a false one does not."""
 
 import itertools
 import time
 
 import pytest
 from helpers.mirror_lists import list_entry, signed_list
-from helpers.wait_for import waits_for
+from helpers.wait_for import wait_until
 
 from barnraise.errors import TicketError
 from barnraise.exchange.handlers import mirror_list_sync
@@ -34,19 +34,19 @@ def version(machine) -> int:
 
 def linked(world, count: int):
     machines = [world.machine(n).start() for n in range(1, count + 1)]
-    for before, after in itertools.pairwise(machines):  # a line: each knows its neighbour
-        after.knows(before)
+    for before, after in itertools.pairwise(machines):  # in a row: each knows the one before
+        after.add_peers(before)
     for machine in machines:
         machine.exchange.set_mirror_lists([first(world)])
-    waits_for(lambda: all(version(machine) == 1 for machine in machines))
+    wait_until(lambda: all(version(machine) == 1 for machine in machines))
     return machines
 
 
 def test_mirror_list_of_one_machine_reaches_all_peers(world):
     machines = linked(world, 4)
-    waits_for(lambda: all(machine.exchange.stats.peers for machine in machines))
+    wait_until(lambda: all(machine.exchange.stats.peers for machine in machines))
     machines[0].exchange.set_mirror_lists([second(world)])
-    waits_for(lambda: all(version(machine) == 2 for machine in machines))
+    wait_until(lambda: all(version(machine) == 2 for machine in machines))
     assert (
         machines[3].exchange.set_mirror_lists([first(world)])[-1].digest == second(world).digest
     ), "and its machine hears of it"
@@ -60,11 +60,11 @@ def test_ticket_by_a_new_mirror_is_valid_once_the_list_names_it(world):
     b.open()
     a.exchange.set_mirror_lists([second(world)])
     b.exchange.set_mirror_lists([second(world)])
-    waits_for(lambda: version(a) == version(b) == 2)
+    wait_until(lambda: version(a) == version(b) == 2)
     b.start()
-    b.knows(a)
-    b.round(1)
-    world.agree(a, b)
+    b.add_peers(a)
+    b.publish_round(1)
+    world.wait_for_agreement(a, b)
     assert a.anchor.vector == {b.exchange.author: 1}
 
 
@@ -72,22 +72,20 @@ def test_ticket_by_a_mirror_outside_the_run_is_refused(world):
     a = world.machine(1).start()
     stranger = signed_list(1, list_entry(SECOND, "https://two.example.org"))
     a.exchange.set_mirror_lists([stranger])
-    waits_for(lambda: version(a) == 1)
+    wait_until(lambda: version(a) == 1)
     with pytest.raises(TicketError, match="not a mirror of this run"):
         a.exchange.server.handshake.check_ticket("b" * 64, world.ticket("b" * 64, by=SECOND))
 
 
 def test_ticket_by_an_expelled_mirror_is_refused_but_its_updates_stay(world):
     a, b = linked(world, 2)
-    b.round(1)
-    world.agree(a, b)
+    b.publish_round(1)
+    world.wait_for_agreement(a, b)
     a.exchange.set_mirror_lists([second(world)])
-    waits_for(lambda: version(b) == 2)
+    wait_until(lambda: version(b) == 2)
     gone = list_entry(world.mirror, "https://one.example.org", expelled=Expulsion(at=time.time()))
-    a.exchange.set_mirror_lists(
-        [signed_list(3, gone, list_entry(SECOND, "https://two.example.org"))]
-    )
-    waits_for(lambda: version(b) == 3)
+    a.exchange.set_mirror_lists([signed_list(3, gone, list_entry(SECOND, "https://two.example.org"))])
+    wait_until(lambda: version(b) == 3)
     with pytest.raises(TicketError, match="not a mirror of this run"):
         b.exchange.server.handshake.check_ticket(a.identity.key, a.ticket)
     b.exchange.server.handshake.check_ticket(
@@ -101,11 +99,9 @@ def test_ticket_by_an_expelled_mirror_is_refused_but_its_updates_stay(world):
 @pytest.mark.parametrize(
     "what", ["too few signatures", "an expired one", "an older one", "another of that version"]
 )
-def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(
-    world, what
-):
+def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(world, what):
     a, b = linked(world, 2)
-    waits_for(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
+    wait_until(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
     both = (
         list_entry(world.mirror, "https://one.example.org"),
         list_entry(SECOND, "https://two.example.org"),
@@ -121,14 +117,14 @@ def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(
         ),
     }[what]
     a.exchange.set_mirror_lists([second(world)])
-    waits_for(lambda: version(a) == version(b) == 2)
+    wait_until(lambda: version(a) == version(b) == 2)
     link = a.exchange.server.connections[b.identity.key]
     a.exchange.thread.call(link.send_message, MirrorLists(lists=[told]))
     a.exchange.thread.call(
         link.send_message, messages.BlobRequest(digest="0" * 64)
-    )  # answered by a BlobMissing: all before it was read
+    )  # its answer shows that everything before it was read
     if what == "too few signatures":
-        waits_for(
+        wait_until(
             lambda: (
                 link.channel is not a.exchange.server.connections.get(b.identity.key, link).channel
                 or not a.exchange.stats.peers
@@ -145,7 +141,7 @@ def test_invalid_list_changes_nothing_and_a_forged_one_disconnects(
 def test_peer_of_an_older_version_is_not_sent_lists(world, monkeypatch):
     monkeypatch.setattr(mirror_list_sync, "RESEND_INTERVAL", 0.0)
     a, b = linked(world, 2)
-    waits_for(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
+    wait_until(lambda: a.exchange.stats.peers and b.exchange.stats.peers)
     a.exchange.server.mirror_lists.set_lists([second(world)])
     posted = []
     a.exchange.server.connections[b.identity.key].send_message = posted.append

@@ -1,9 +1,9 @@
-"""A snapshot from several peers at once, at what their lines carry together."""
+"""A snapshot is fetched from several peers at once, with their bandwidth together."""
 
 import time
 from dataclasses import replace
 
-from helpers.wait_for import joined, stepping, waits_for
+from helpers.wait_for import join_peers, stepping, wait_until
 
 from barnraise.exchange.compression.scheme import QuantizationScheme
 from barnraise.exchange.handlers import blob_fetcher
@@ -20,20 +20,20 @@ DEEP = ModelSpec(
 
 
 def served(world, *speeds: float):
-    """Machines with one update that agree; from now on each sends so many bytes a second to each other."""
+    """Return machines that agree on one update, with uplinks limited to bytes per second."""
     world.spec = replace(world.spec, model=DEEP)
     servers = [world.machine(n + 1).start() for n in range(len(speeds))]
     for each in servers[1:]:
-        each.knows(servers[0])
-    servers[0].round(1)
-    world.agree(*servers)
+        each.add_peers(servers[0])
+    servers[0].publish_round(1)
+    world.wait_for_agreement(*servers)
     for each, speed in zip(servers, speeds, strict=True):
         world.network.uplinks[each.identity.key] = speed
     return servers
 
 
 def timed(machine, monkeypatch) -> list[float]:
-    """Seconds that each fetch of a snapshot's bytes takes."""
+    """Return a list that grows by the seconds of each fetch of a snapshot's bytes."""
     fetcher, seconds = machine.exchange.server.fetcher, []
     fetch = fetcher.fetch
 
@@ -52,13 +52,13 @@ def test_joiner_uses_four_fifths_of_its_sources_bandwidth(world, monkeypatch):
     servers, late = served(world, *speeds), world.machine(9)
     seconds = timed(late, monkeypatch)
     with stepping(*servers):
-        snapshot = joined(late, *servers)
+        snapshot = join_peers(late, *servers)
     assert snapshot.confirmed
     size = sum(4 * fragment.numel() for fragment in snapshot.fragments)
     assert size / seconds[0] >= 0.8 * sum(speeds), (
         f"{size / seconds[0] / sum(speeds):.2f} of the links together"
     )
-    world.agree(*servers, late)
+    world.wait_for_agreement(*servers, late)
 
 
 def test_fragment_of_a_stalled_source_continues_from_another(world, monkeypatch):
@@ -71,7 +71,7 @@ def test_fragment_of_a_stalled_source_continues_from_another(world, monkeypatch)
             world.network.uplinks[machine.identity.key] = 1.0
 
     with stepping(*servers, then=freeze):
-        assert joined(late, *servers) is not None
+        assert join_peers(late, *servers) is not None
     assert late.exchange.stats.bytes_received < 1.15 * size
 
 
@@ -79,7 +79,7 @@ def test_damaged_fragment_of_one_source_is_outvoted_alone(world):
     servers, late = served(world, 5e6, 5e6, 5e6), world.machine(9)
     servers[2].anchor.fragments[7][5] += 1  # bit-rot
     with stepping(*servers):
-        snapshot = joined(late, *servers)
+        snapshot = join_peers(late, *servers)
     assert snapshot.confirmed
     assert bytes(fragment_to_bytes(snapshot.fragments[7])) == bytes(
         fragment_to_bytes(servers[0].anchor.fragments[7])
@@ -89,27 +89,25 @@ def test_damaged_fragment_of_one_source_is_outvoted_alone(world):
 def test_late_joiners_weight_grows_to_its_full_share(world):
     a, late = world.machine(1).start(), world.machine(2)
     a.exchange.announce_rate(100.0)
-    a.round(1)
+    a.publish_round(1)
     with stepping(a):
-        joined(late, a)
-    waits_for(lambda: late.exchange.server.gossip.links[a.identity.key].rate == 100.0)
+        join_peers(late, a)
+    wait_until(lambda: late.exchange.server.gossip.links[a.identity.key].rate == 100.0)
     weights = []
     for seed in range(RAMP_ROUNDS + 2):
         weights.append(late.exchange.compute_weight(100.0))
-        late.round(10 + seed)
+        late.publish_round(10 + seed)
     assert weights == sorted(weights) and weights[0] < 0.15 and weights[-1] == weights[-2] == 0.5
     assert a.exchange.compute_weight(100.0) > 0.4, (
         "who was there from the start is as heavy as ever"
     )
 
 
-def test_late_joiners_weight_grows_by_rounds_when_streaming(
-    world, monkeypatch
-):
+def test_late_joiners_weight_grows_by_rounds_when_streaming(world, monkeypatch):
     a, late = world.machine(1).start(), world.machine(2)
-    a.round(1)
+    a.publish_round(1)
     with stepping(a):
-        joined(late, a)
+        join_peers(late, a)
     schedule = RoundSchedule(
         10, QuantizationScheme.parse("dense4"), streaming=split_evenly((10, 10), 2)
     )
@@ -118,18 +116,18 @@ def test_late_joiners_weight_grows_by_rounds_when_streaming(
     weights = []
     for seed in range(4):
         weights.append(late.exchange.compute_weight(100.0))
-        late.round(10 + seed)
+        late.publish_round(10 + seed)
     assert weights[0] == weights[1] < weights[2] == weights[3]
 
 
 def test_known_peers_are_found_again_after_a_restart(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
-    a.round(1)
-    world.agree(a, b)
+    b.add_peers(a)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b)
     b.stop()
-    a.round(2)
+    a.publish_round(2)
     b.open()
     b.start()  # nobody introduces it
-    world.agree(a, b)
+    world.wait_for_agreement(a, b)
     assert b.ledger.peer_store.peers() and b.anchor.vector == {a.exchange.author: 2}

@@ -1,11 +1,11 @@
-"""Verdicts and forks among whole nodes: what they take out is out everywhere, to the last bit, whoever was where."""
+"""Verdicts and forks among whole exchanges: every anchor ends without what they retract."""
 
 import logging
 import shutil
 
 import pytest
 import torch
-from helpers.wait_for import stepping, waits_for
+from helpers.wait_for import stepping, wait_until
 
 from barnraise.exchange.gossip import verdict_sync as accord_module
 from barnraise.exchange.handlers.verdict_handler import VERDICT_FOLDER
@@ -17,19 +17,19 @@ RUN = "01890000-0000-7000-8000-000000000001"
 
 
 def poisoned(world, rounds: int = 3):
-    """Two honest machines and a poisoner, agreed on `rounds` updates of each; (a, b, p, the poisoner's author)."""
+    """Return two honest machines, a poisoner and its author, agreed on `rounds` updates of each."""
     a, b, p = (world.machine(n).start() for n in (1, 2, 3))
-    b.knows(a)
-    p.knows(a, b)
+    b.add_peers(a)
+    p.add_peers(a, b)
     for seed in range(rounds):
         for machine in (a, b, p):
-            machine.round(100 * machine.number + seed)
-    world.agree(a, b, p)
+            machine.publish_round(100 * machine.number + seed)
+    world.wait_for_agreement(a, b, p)
     return a, b, p, p.exchange.author
 
 
-def joined(machine, *others):
-    machine.knows(*others)
+def join_peers(machine, *others):
+    machine.add_peers(*others)
     snapshot = machine.exchange.fetch_snapshot(30.0)
     assert snapshot is not None
     machine.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
@@ -38,48 +38,54 @@ def joined(machine, *others):
 
 def test_verdict_leaves_the_sum_of_the_other_authors_updates(world):
     a, b, p, author = poisoned(world)
-    a.exchange.apply_verdict(world.ruling({author: 0}))
-    found = world.agree(a, b, p)
-    assert found == world.sum(a, lambda who, seq: who != author)
+    a.exchange.apply_verdict(world.sign_verdict({author: 0}))
+    found = world.wait_for_agreement(a, b, p)
+    assert found == world.sum_digest(a, lambda who, seq: who != author)
     assert a.anchor.tokens == a.ledger.tokens == 600 and author not in a.anchor.vector
     assert all(m.anchor.is_intact(index) for m in (a, b, p) for index in range(3)), (
         "the checksums follow"
     )
-    b.round(7)
-    world.agree(a, b, p)
+    b.publish_round(7)
+    world.wait_for_agreement(a, b, p)
 
 
 def test_verdict_after_an_update_keeps_the_authors_first_updates(world):
     a, b, p, author = poisoned(world)
-    b.exchange.apply_verdict(world.ruling({author: 1}))
-    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
+    b.exchange.apply_verdict(world.sign_verdict({author: 1}))
+    assert world.wait_for_agreement(a, b, p) == world.sum_digest(
+        a, lambda who, seq: who != author or seq <= 1
+    )
     assert a.ledger.tokens == 700 and a.anchor.vector[author] == 1
 
 
 def test_verdict_on_a_single_update_keeps_the_authors_later_ones(world):
     a, b, p, author = poisoned(world)
-    a.exchange.apply_verdict(world.ruling(updates={author: {2: 100}}))
-    p.round(9)
-    waits_for(lambda: a.ledger.vector()[author] == 4)
-    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: (who, seq) != (author, 2))
+    a.exchange.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
+    p.publish_round(9)
+    wait_until(lambda: a.ledger.vector()[author] == 4)
+    assert world.wait_for_agreement(a, b, p) == world.sum_digest(
+        a, lambda who, seq: (who, seq) != (author, 2)
+    )
     assert p.exchange.author == author, "it goes on under its name"
     assert a.anchor.tokens == a.ledger.tokens == 900
 
 
 def test_verdicts_in_any_order_give_one_anchor(world):
     a, b, p, author = poisoned(world)
-    a.exchange.apply_verdict(world.ruling(updates={author: {2: 100}}))
-    b.exchange.apply_verdict(world.ruling({author: 2}))
-    b.exchange.apply_verdict(world.ruling({author: 2}, by=(world.mirror,)))
-    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq == 1)
+    a.exchange.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
+    b.exchange.apply_verdict(world.sign_verdict({author: 2}))
+    b.exchange.apply_verdict(world.sign_verdict({author: 2}, by=(world.mirror,)))
+    assert world.wait_for_agreement(a, b, p) == world.sum_digest(
+        a, lambda who, seq: who != author or seq == 1
+    )
 
 
 def test_verdicts_author_applies_it_and_takes_a_new_incarnation(world):
     a, b, p, author = poisoned(world)
-    a.exchange.apply_verdict(world.ruling({author: 2}))
-    waits_for(lambda: p.exchange.author != author)
-    p.round(50)
-    world.agree(a, b, p)
+    a.exchange.apply_verdict(world.sign_verdict({author: 2}))
+    wait_until(lambda: p.exchange.author != author)
+    p.publish_round(50)
+    world.wait_for_agreement(a, b, p)
     assert a.anchor.vector[p.exchange.author] == 1
 
 
@@ -88,14 +94,16 @@ def test_author_partitioned_during_a_verdict_catches_up(
 ):
     a, b, p, author = poisoned(world)
     world.network.partition({a.identity.key, b.identity.key}, {p.identity.key})
-    waits_for(lambda: a.exchange.stats.peers == 1)
-    a.exchange.apply_verdict(world.ruling({author: 2}))
+    wait_until(lambda: a.exchange.stats.peers == 1)
+    a.exchange.apply_verdict(world.sign_verdict({author: 2}))
     for seed in range(3):
-        p.round(60 + seed)
-        a.round(70 + seed)
-    world.agree(a, b)
+        p.publish_round(60 + seed)
+        a.publish_round(70 + seed)
+    world.wait_for_agreement(a, b)
     world.network.heal()
-    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 2)
+    assert world.wait_for_agreement(a, b, p) == world.sum_digest(
+        a, lambda who, seq: who != author or seq <= 2
+    )
     assert p.exchange.author != author
 
 
@@ -103,63 +111,63 @@ def test_machine_without_a_retracted_update_gets_the_later_ones(world):
     a, b, p, author = poisoned(world, rounds=1)
     late = world.machine(4)
     late.start()
-    late.knows(a)
-    world.agree(a, b, p, late)
+    late.add_peers(a)
+    world.wait_for_agreement(a, b, p, late)
     world.network.partition({m.identity.key for m in (a, b, p)}, {late.identity.key})
-    waits_for(lambda: late.exchange.stats.peers == 0)
-    p.round(80)
-    p.round(81)
-    world.agree(a, b, p)
-    a.exchange.apply_verdict(world.ruling(updates={author: {2: 100}}))
-    world.agree(a, b, p)
+    wait_until(lambda: late.exchange.stats.peers == 0)
+    p.publish_round(80)
+    p.publish_round(81)
+    world.wait_for_agreement(a, b, p)
+    a.exchange.apply_verdict(world.sign_verdict(updates={author: {2: 100}}))
+    world.wait_for_agreement(a, b, p)
     second = a.ledger.update(author, 2)
     for machine in (a, b, p):
         for part in second.fragments:
-            machine.ledger.blobs.delete(part.digest)  # nobody keeps it any more
+            machine.ledger.blobs.delete(part.digest)  # no machine has it
     world.network.heal()
-    late.knows(a, b, p)
-    found = world.agree(a, b, p, late, seconds=40)
-    assert found == world.sum(late, lambda who, seq: (who, seq) != (author, 2))
+    late.add_peers(a, b, p)
+    found = world.wait_for_agreement(a, b, p, late, seconds=40)
+    assert found == world.sum_digest(late, lambda who, seq: (who, seq) != (author, 2))
 
 
 def test_late_joiner_gets_an_anchor_without_retracted_updates(world):
     a, b, p, author = poisoned(world)
-    a.exchange.apply_verdict(world.ruling({author: 1}, {b.exchange.author: {2: 100}}))
-    world.agree(a, b, p)
+    a.exchange.apply_verdict(world.sign_verdict({author: 1}, {b.exchange.author: {2: 100}}))
+    world.wait_for_agreement(a, b, p)
     late = world.machine(4)
     with stepping(a, b, p):
-        joined(late, a, b, p)
-    found = world.agree(a, b, p, late)
-    assert found == world.sum(
+        join_peers(late, a, b, p)
+    found = world.wait_for_agreement(a, b, p, late)
+    assert found == world.sum_digest(
         a, lambda who, seq: seq <= 1 if who == author else (who, seq) != (b.exchange.author, 2)
     )
     assert late.anchor.tokens == a.anchor.tokens and late.ledger.tokens == a.ledger.tokens
-    late.round(5)
-    world.agree(a, b, p, late)
+    late.publish_round(5)
+    world.wait_for_agreement(a, b, p, late)
     late.stop()
     late.open()
     with stepping(a, b, p):
-        joined(late, a)
-    world.agree(a, b, p, late)
+        join_peers(late, a)
+    world.wait_for_agreement(a, b, p, late)
 
 
 def test_joiner_with_a_retracted_update_requests_headers_and_payloads(world):
     a, b, p, author = poisoned(world, rounds=5)
     late = world.machine(4)
     with stepping(a, b, p):
-        joined(late, a, b, p)
-    world.agree(a, b, p, late)
+        join_peers(late, a, b, p)
+    world.wait_for_agreement(a, b, p, late)
     assert late.ledger.update(author, 4) is None
-    a.exchange.apply_verdict(world.ruling({author: 2}, {b.exchange.author: {1: 100}}))
-    found = world.agree(a, b, p, late, seconds=40)
-    assert found == world.sum(
+    a.exchange.apply_verdict(world.sign_verdict({author: 2}, {b.exchange.author: {1: 100}}))
+    found = world.wait_for_agreement(a, b, p, late, seconds=40)
+    assert found == world.sum_digest(
         a, lambda who, seq: seq <= 2 if who == author else (who, seq) != (b.exchange.author, 1)
     )
     late.stop()
     late.open()
     with stepping(a, b, p):
-        joined(late, a)
-    assert world.agree(a, b, p, late) == found
+        join_peers(late, a)
+    assert world.wait_for_agreement(a, b, p, late) == found
 
 
 def test_retraction_without_the_payloads_fetches_them(world):
@@ -167,49 +175,53 @@ def test_retraction_without_the_payloads_fetches_them(world):
     for seq in (2, 3):
         for part in b.ledger.update(author, seq).fragments:
             b.ledger.blobs.delete(part.digest)
-    a.exchange.apply_verdict(world.ruling({author: 1}))
-    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author or seq <= 1)
+    a.exchange.apply_verdict(world.sign_verdict({author: 1}))
+    assert world.wait_for_agreement(a, b, p) == world.sum_digest(
+        a, lambda who, seq: who != author or seq <= 1
+    )
 
 
 def test_retraction_after_a_crash_is_completed_from_any_anchor(world):
     a, b, p, author = poisoned(world)
     old, heads = [f.clone() for f in b.anchor.fragments], dict(b.anchor.heads)
-    a.exchange.apply_verdict(world.ruling({author: 1}, {a.exchange.author: {2: 100}}))
-    waits_for(lambda: b.ledger.verdicts.digest is not None)
-    b.stop()  # its loop has taken nothing out yet
+    a.exchange.apply_verdict(world.sign_verdict({author: 1}, {a.exchange.author: {2: 100}}))
+    wait_until(lambda: b.ledger.verdicts.digest is not None)
+    b.stop()  # its loop has retracted nothing yet
     b.open()
     b.anchor.load(old, heads)
-    b.start().knows(a, p)
-    found = world.agree(a, b, p)
+    b.start().add_peers(a, p)
+    found = world.wait_for_agreement(a, b, p)
     b.stop()
-    b.open()  # and from the beginning
-    b.start().knows(a, p)
-    assert world.agree(a, b, p) == found
+    b.open()  # and again from the seed's weights
+    b.start().add_peers(a, p)
+    assert world.wait_for_agreement(a, b, p) == found
 
 
 def test_verdict_left_in_the_folder_is_applied(world):
     a, b, p, author = poisoned(world)
     folder = a.folder / VERDICT_FOLDER
     folder.mkdir()
-    ruling = world.ruling({author: 0})
-    (folder / "bad.json").write_text(world.ruling({author: 0}, by=(p.identity,)).model_dump_json())
+    ruling = world.sign_verdict({author: 0})
+    (folder / "bad.json").write_text(
+        world.sign_verdict({author: 0}, by=(p.identity,)).model_dump_json()
+    )
     (folder / "worse.json").write_text("{")
     (folder / f"{digest(ruling.body)}.json").write_text(ruling.model_dump_json())
-    world.agree(a, b, p)
-    waits_for(lambda: author not in b.ledger.vector())
-    waits_for(lambda: sorted(p.name for p in folder.iterdir()) == ["bad.refused", "worse.refused"])
+    world.wait_for_agreement(a, b, p)
+    wait_until(lambda: author not in b.ledger.vector())
+    wait_until(lambda: sorted(p.name for p in folder.iterdir()) == ["bad.refused", "worse.refused"])
 
 
 def test_verdict_during_a_join_is_not_lost(world):
     a, b, p, author = poisoned(world)
     late = world.machine(4)
-    late.knows(a, b, p)
-    waits_for(lambda: late.exchange.stats.peers > 0)
-    a.exchange.apply_verdict(world.ruling({author: 1}))
-    world.agree(a, b, p)
+    late.add_peers(a, b, p)
+    wait_until(lambda: late.exchange.stats.peers > 0)
+    a.exchange.apply_verdict(world.sign_verdict({author: 1}))
+    world.wait_for_agreement(a, b, p)
     with stepping(a, b, p):
-        joined(late, a, b, p)
-    world.agree(a, b, p, late)
+        join_peers(late, a, b, p)
+    world.wait_for_agreement(a, b, p, late)
 
 
 # ---- forks
@@ -222,7 +234,7 @@ def impatient(monkeypatch):
 
 
 def restored(world, machine, copy, name: str = "f" * 16):
-    """The machine again, on a folder as it was."""
+    """Return the machine after its directory was replaced by a copy."""
     machine.stop()
     shutil.rmtree(machine.folder)
     shutil.copytree(copy, machine.folder)
@@ -231,33 +243,31 @@ def restored(world, machine, copy, name: str = "f" * 16):
 
 
 def forked(world, deep: int = 1):
-    """(a, b, c): a published `deep` updates twice under the same numbers, once to b and once to c."""
+    """Return machines a, b, c; a published `deep` updates twice, once to b and once to c."""
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    b.knows(a)
-    c.knows(a, b)
-    a.round(1)
-    world.agree(a, b, c)
+    b.add_peers(a)
+    c.add_peers(a, b)
+    a.publish_round(1)
+    world.wait_for_agreement(a, b, c)
     a.stop()
     shutil.copytree(a.folder, world.folder / "copy")
     a.open()
     keys = [m.identity.key for m in (a, b, c)]
     world.network.partition({keys[0], keys[1]}, {keys[2]})
-    a.start().knows(b)
+    a.start().add_peers(b)
     for seed in range(deep):
-        a.round(10 + seed)
-    world.agree(a, b)
+        a.publish_round(10 + seed)
+    world.wait_for_agreement(a, b)
     world.network.partition({keys[0], keys[2]}, {keys[1]})
-    restored(world, a, world.folder / "copy").knows(c)
+    restored(world, a, world.folder / "copy").add_peers(c)
     for seed in range(deep):
-        a.round(20 + seed)
-    world.agree(a, c)
+        a.publish_round(20 + seed)
+    world.wait_for_agreement(a, c)
     return a, b, c
 
 
 @pytest.mark.parametrize("deep", [1, 3])
-def test_fork_of_a_restored_directory_is_found_and_cut(
-    world, deep, caplog
-):
+def test_fork_of_a_restored_directory_is_found_and_cut(world, deep, caplog):
     caplog.set_level(logging.INFO, "barnraise.exchange")
     a, b, c = forked(world, deep)
     old = a.exchange.author
@@ -267,27 +277,29 @@ def test_fork_of_a_restored_directory_is_found_and_cut(
     )
     world.network.heal()
     for one in (a, b, c):
-        one.knows(*(other for other in (a, b, c) if other is not one))
-    waits_for(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (a, b, c)), 40)
-    assert world.agree(a, b, c) == world.sum(b, lambda who, seq: (who, seq) == (old, 1))
+        one.add_peers(*(other for other in (a, b, c) if other is not one))
+    wait_until(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (a, b, c)), 40)
+    assert world.wait_for_agreement(a, b, c) == world.sum_digest(
+        b, lambda who, seq: (who, seq) == (old, 1)
+    )
     assert a.exchange.author != old
     assert any("signed two updates as number" in record.getMessage() for record in caplog.records)
-    a.round(99)
-    b.round(98)
-    world.agree(a, b, c)
+    a.publish_round(99)
+    b.publish_round(98)
+    world.wait_for_agreement(a, b, c)
     assert a.anchor.vector[a.exchange.author] == 1
 
 
 def test_fork_is_found_by_a_later_update_while_vectors_differ(world):
     a, b, c = forked(world)
     old = a.exchange.author
-    a.round(30)
-    world.agree(a, c)
-    b.round(31)
+    a.publish_round(30)
+    world.wait_for_agreement(a, c)
+    b.publish_round(31)
     world.network.heal()
-    b.knows(c)
-    waits_for(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (b, c)), 40)
-    world.agree(b, c)
+    b.add_peers(c)
+    wait_until(lambda: all(m.ledger.verdicts.limits == {old: 1} for m in (b, c)), 40)
+    world.wait_for_agreement(b, c)
 
 
 def test_fork_proof_reaches_machines_that_saw_one_half(world):
@@ -295,9 +307,9 @@ def test_fork_proof_reaches_machines_that_saw_one_half(world):
     old = a.exchange.author
     d = world.machine(4)
     world.network.heal()
-    d.start().knows(b)
-    waits_for(lambda: d.ledger.verdicts.limits == {old: 1}, 40)
-    world.agree(a, b, c, d, seconds=40)
+    d.start().add_peers(b)
+    wait_until(lambda: d.ledger.verdicts.limits == {old: 1}, 40)
+    world.wait_for_agreement(a, b, c, d, seconds=40)
 
 
 def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
@@ -310,9 +322,15 @@ def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
             for i in range(3)
         ]
         update = messages.Update(
-            run=RUN, peer=stranger.identity.key, incarnation="9" * 16, seq=1, previous=digest(""), tokens=tokens,
-            total=tokens, fragments=parts,
-        )  # fmt: skip
+            run=RUN,
+            peer=stranger.identity.key,
+            incarnation="9" * 16,
+            seq=1,
+            previous=digest(""),
+            tokens=tokens,
+            total=tokens,
+            fragments=parts,
+        )
         made.append(stranger.identity.sign("update", update))
     updates = a.exchange.server.updates
     for header in made:
@@ -324,18 +342,18 @@ def test_two_incomplete_updates_with_one_number_prove_a_fork(world):
 
 def test_verdict_by_enough_mirrors_is_applied(world):
     a, b, p, author = poisoned(world)
-    ruling = world.ruling({author: 0}, by=(world.mirror,))
+    ruling = world.sign_verdict({author: 0}, by=(world.mirror,))
     a.exchange.apply_verdict(SignedVerdict.model_validate_json(ruling.model_dump_json()))
-    assert world.agree(a, b, p) == world.sum(a, lambda who, seq: who != author)
+    assert world.wait_for_agreement(a, b, p) == world.sum_digest(a, lambda who, seq: who != author)
 
 
 def test_retraction_restores_the_anchor_bit_for_bit(world):
     a, b, p, author = poisoned(world, rounds=1)
     before = [f.clone() for f in a.anchor.fragments]
-    p.round(5)
-    world.agree(a, b, p)
-    a.exchange.apply_verdict(world.ruling({author: 1}))
-    world.agree(a, b, p)
+    p.publish_round(5)
+    world.wait_for_agreement(a, b, p)
+    a.exchange.apply_verdict(world.sign_verdict({author: 1}))
+    world.wait_for_agreement(a, b, p)
     assert all(
         torch.equal(one, other) for one, other in zip(before, a.anchor.fragments, strict=True)
     )

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from helpers.wait_for import stepping, waits_for
+from helpers.wait_for import stepping, wait_until
 
 from barnraise.errors import DamageError, StateError
 from barnraise.exchange import exchange as exchange_module
@@ -41,11 +41,11 @@ def flip(machine, index: int, element: int = 5, bit: int = 20) -> None:
 
 def pair(world):
     a, b = (world.machine(n).start() for n in (1, 2))
-    b.knows(a)
+    b.add_peers(a)
     for seed in range(3):
-        a.round(seed)
-        b.round(10 + seed)
-    world.agree(a, b)
+        a.publish_round(seed)
+        b.publish_round(10 + seed)
+    world.wait_for_agreement(a, b)
     return a, b
 
 
@@ -90,7 +90,7 @@ def test_where_payloads_are_gone_the_fragment_comes_from_a_peer_at_the_same_stat
         for part in update.fragments:
             a.ledger.blobs.delete(part.digest)
     flip(a, 0)
-    b.round(50)  # it has gone on, and makes the cut that is asked for
+    b.publish_round(50)  # it has gone on, and makes the cut that is asked for
     with stepping(b):
         assert mend(a, 0)
     assert a.anchor.digest() == right
@@ -112,33 +112,33 @@ def test_a_peer_that_gives_another_fragment_is_not_believed(world):
 
 def test_with_nobody_and_nothing_to_make_it_from_it_stays_damaged_and_says_so(world):
     a = world.machine(1).start()
-    update = a.round(1)
+    update = a.publish_round(1)
     a.ledger.blobs.delete(update.fragments[2].digest)
     flip(a, 2)
-    waits_for(lambda: looked_at(a, 1) == [2], 5)
+    wait_until(lambda: looked_at(a, 1) == [2], 5)
     assert not mend(a, 2) and a.exchange.stats.damaged_fragment == "final"
 
 
 def test_one_that_began_at_a_snapshot_goes_back_to_the_cuts_own_checksums(world):
     a, b = pair(world)
     late = world.machine(3)
-    late.knows(a, b)
+    late.add_peers(a, b)
     with stepping(a, b):
         snapshot = late.exchange.fetch_snapshot(30.0)
     late.anchor.load(snapshot.fragments, snapshot.heads, snapshot.retracted)
     late.start()
-    a.round(70)
-    right = world.agree(a, b, late)
+    a.publish_round(70)
+    right = world.wait_for_agreement(a, b, late)
     assert looked_at(late, 3) == [None] * 3
     flip(late, 1)
-    waits_for(lambda: looked_at(late, 1) == [1], 5)
+    wait_until(lambda: looked_at(late, 1) == [1], 5)
     assert mend(late, 1) and late.anchor.digest() == right
 
 
 def test_a_fragment_that_verdicts_changed_is_made_anew_without_what_they_took_out(world):
     a, b = pair(world)
-    a.exchange.apply_verdict(world.ruling({b.exchange.author: 1}, {a.exchange.author: {2: 100}}))
-    right = world.agree(a, b)
+    a.exchange.apply_verdict(world.sign_verdict({b.exchange.author: 1}, {a.exchange.author: {2: 100}}))
+    right = world.wait_for_agreement(a, b)
     assert looked_at(a, 3) == [None] * 3
     flip(a, 0)
     assert mend(a, 0) and a.anchor.digest() == right
@@ -182,7 +182,7 @@ def test_a_payload_file_that_changed_is_found_while_nobody_needs_it_and_comes_ag
     a, b = pair(world)
     part = b.ledger.update(a.exchange.author, 2).fragments[1]
     damage(b, part)
-    waits_for(lambda: b.exchange.stats.repaired == 1)
+    wait_until(lambda: b.exchange.stats.repaired == 1)
     assert (
         b.ledger.blobs.read_verified(part.digest) is not None and b.exchange.stats.corruptions == 1
     )
@@ -201,7 +201,7 @@ def test_files_are_read_again_and_no_time_is_spent_on_what_an_update_does_not_sa
     )
     said = encode(torch.arange(a.anchor.fragments[0].numel(), dtype=torch.int32))
     update = a.exchange.publish([said, *[None] * (len(a.anchor.fragments) - 1)], 10)
-    waits_for(lambda: len(read) > 3)
+    wait_until(lambda: len(read) > 3)
     assert set(read) == {update.fragments[0].digest}
 
 
@@ -221,7 +221,7 @@ def test_a_payload_file_that_the_disk_cannot_read_comes_again_from_a_peer(
         return sound(name)
 
     monkeypatch.setattr(b.ledger.blobs, "read_verified", unreadable)
-    waits_for(lambda: b.exchange.stats.repaired == 1)
+    wait_until(lambda: b.exchange.stats.repaired == 1)
     assert sound(part.digest) is not None and b.exchange.stats.corruptions == 1
     assert "cannot be read: [Errno 5]" in caplog.text
 
@@ -235,7 +235,7 @@ def test_files_that_are_not_here_any_more_cost_no_time(world, monkeypatch):
     damage(b, parts[-1])
     monkeypatch.setattr(scrub_module, "BATCH_FILES", 1)
     monkeypatch.setattr(scrub_module, "TIME_SHARE", 1e-9)  # whoever looked at one waits for years
-    waits_for(lambda: b.exchange.stats.corruptions == 1)
+    wait_until(lambda: b.exchange.stats.corruptions == 1)
 
 
 def test_a_damaged_payload_that_is_needed_now_is_fetched_now(world):
@@ -245,16 +245,16 @@ def test_a_damaged_payload_that_is_needed_now_is_fetched_now(world):
     damage(b, a.ledger.update(a.exchange.author, 3).fragments[0])
     b.open()
     b.exchange.open()
-    b.knows(a)
-    waits_for(lambda: b.exchange.stats.peers == 1)
+    b.add_peers(a)
+    wait_until(lambda: b.exchange.stats.peers == 1)
     b.start()
-    assert world.agree(a, b) == right
+    assert world.wait_for_agreement(a, b) == right
 
 
 def test_a_damaged_payload_that_nobody_else_has_is_one_sentence(world, monkeypatch):
     monkeypatch.setattr(exchange_module, "REPAIR_TIMEOUT", 0.5)
     a = world.machine(1).start()
-    update = a.round(1)
+    update = a.publish_round(1)
     a.stop()
     damage(a, update.fragments[0])
     a.open()

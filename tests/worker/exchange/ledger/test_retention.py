@@ -23,14 +23,14 @@ from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.exchange.ledger.verdicts import VerdictSet
 from barnraise.protocol import enums, messages
 
-waits_for = partial(wait_for.waits_for, seconds=30.0)
+wait_until = partial(wait_for.wait_until, seconds=30.0)
 
 
 def here(ledger: Ledger, update: messages.Update) -> bool:
     return all(ledger.blobs.has(part.digest) for part in update.fragments)
 
 
-def agree(ledger: Ledger) -> None:
+def wait_for_agreement(ledger: Ledger) -> None:
     """Rows and files: what is said to be here is, and what is said to be gone is not, but for what is shared."""
     gone, kept, lost = ledger.pruned(), set(), set()
     for author, last in ledger.vector().items():
@@ -202,11 +202,11 @@ def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_go
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 20_000)
     monkeypatch.setattr(requests, "SNAPSHOT_DELAY", 1.0)
     a, b, c = (world.machine(n).start() for n in (1, 2, 3))
-    c.knows(a)
-    b.round(50)  # before it meets anybody
+    c.add_peers(a)
+    b.publish_round(50)  # before it meets anybody
     for seed in range(8):
-        a.round(seed)
-        world.agree(a, c)
+        a.publish_round(seed)
+        world.wait_for_agreement(a, c)
         for machine in (a, c):
             machine.exchange.on_state_saved(machine.anchor.vector)
     author, own = a.exchange.author, b.exchange.author
@@ -218,23 +218,23 @@ def test_what_was_pruned_is_not_offered_and_who_needs_it_takes_the_anchor_and_go
             )  # round after round, until each knows what the other has
         return min(machine.ledger.pruned().get(author, 0) for machine in (a, c)) >= 4
 
-    waits_for(pruned)
-    b.knows(a)
+    wait_until(pruned)
+    b.add_peers(a)
 
     def ready() -> bool:
         for machine in (a, b, c):
             machine.step()
         return b.exchange.needs_resync
 
-    waits_for(ready)
+    wait_until(ready)
     assert author not in b.ledger.vector(), "nothing of it could be had"
     assert any("taking a snapshot" in record.getMessage() for record in caplog.records)
     assert b.exchange.resync()
     snapshot = load_base_snapshot(b.ledger)
     b.anchor = Anchor(list(snapshot.fragments), snapshot.heads)
     b.start()
-    b.round(51)
-    world.agree(a, b, c)
+    b.publish_round(51)
+    world.wait_for_agreement(a, b, c)
     assert b.anchor.vector == {author: 8, own: 2} and b.exchange.author == own
 
 
@@ -242,12 +242,12 @@ def test_own_updates_that_nobody_else_has_are_not_let_go(world, monkeypatch):
     monkeypatch.setattr(pruner, "payload_budget", lambda free: 0)
     a, b = (world.machine(n).start() for n in (1, 2))
     for seed in range(4):
-        a.round(seed)
+        a.publish_round(seed)
         a.exchange.on_state_saved(a.anchor.vector)
     time.sleep(0.3)
     assert a.ledger.pruned() == {}
-    b.knows(a)
-    world.agree(a, b)
-    waits_for(lambda: a.exchange.all_published_delivered())
+    b.add_peers(a)
+    world.wait_for_agreement(a, b)
+    wait_until(lambda: a.exchange.all_published_delivered())
     a.exchange.on_state_saved(a.anchor.vector)
-    waits_for(lambda: a.ledger.pruned() == {a.exchange.author: 4})
+    wait_until(lambda: a.ledger.pruned() == {a.exchange.author: 4})

@@ -1,10 +1,10 @@
-"""How bytes travel between whole nodes: what was cut off goes on elsewhere, lines are shared, messages go first."""
+"""Bytes between whole exchanges: transfers continue, uplinks are shared, messages go first."""
 
 import time
 from dataclasses import replace
 
 import pytest
-from helpers.wait_for import waits_for
+from helpers.wait_for import wait_until
 
 from barnraise.exchange.network import connection as connection_module
 from barnraise.protocol.messages import BlobRequest
@@ -26,17 +26,17 @@ def size_of(update) -> int:
 
 def test_interrupted_update_continues_from_another_peer(large):
     a, b, c = (large.machine(n).start() for n in (1, 2, 3))
-    b.knows(a)
-    update = a.round(1)
-    large.agree(a, b)
+    b.add_peers(a)
+    update = a.publish_round(1)
+    large.wait_for_agreement(a, b)
     large.network.partition({a.identity.key, c.identity.key}, {b.identity.key})
     large.network.bandwidth = 1e6
-    c.knows(a)
-    waits_for(lambda: c.exchange.stats.bytes_received > 0.5 * size_of(update))
+    c.add_peers(a)
+    wait_until(lambda: c.exchange.stats.bytes_received > 0.5 * size_of(update))
     assert c.ledger.vector() == {}
     large.network.partition({a.identity.key}, {b.identity.key, c.identity.key})
-    c.knows(b)
-    large.agree(b, c)
+    c.add_peers(b)
+    large.wait_for_agreement(b, c)
     assert c.exchange.stats.bytes_received < 1.25 * size_of(update), "not the whole of it again"
 
 
@@ -45,8 +45,8 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     blobs = [a.ledger.blobs.store(bytes([n]) * 3_000_000) for n in (1, 2)]
     large.network.partition({b.identity.key}, {c.identity.key})
     for machine in (b, c):
-        machine.knows(a)
-    waits_for(lambda: a.exchange.stats.peers == 2)
+        machine.add_peers(a)
+    wait_until(lambda: a.exchange.stats.peers == 2)
     a.exchange.set_uplink_limit(1_000_000.0)
     began = time.monotonic()
     for machine, blob in ((b, blobs[0]), (c, blobs[1])):
@@ -58,7 +58,7 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
     time.sleep(1.0)
     a.exchange.announce_rate(123.0)
     told = time.monotonic()
-    waits_for(lambda: b.exchange.server.gossip.links[a.identity.key].rate == 123.0)
+    wait_until(lambda: b.exchange.server.gossip.links[a.identity.key].rate == 123.0)
     assert time.monotonic() - told < 1.0
     time.sleep(1.0)
     got = [machine.exchange.stats.bytes_received for machine in (b, c)]
@@ -69,18 +69,18 @@ def test_limited_uplink_is_shared_fairly_and_delays_no_message(large):
 def test_updates_in_a_swarm_cost_little_more_than_their_bytes(large):
     machines = [large.machine(n).start() for n in range(1, 6)]
     for machine in machines[1:]:
-        machine.knows(machines[0])
-    waits_for(lambda: all(machine.exchange.stats.peers == 4 for machine in machines))
+        machine.add_peers(machines[0])
+    wait_until(lambda: all(machine.exchange.stats.peers == 4 for machine in machines))
     large.network.bandwidth, large.network.delay = 5e6, 0.005
-    for seed, machine in enumerate(machines):  # finds the tree
-        machine.round(seed)
-        large.agree(*machines)
+    for seed, machine in enumerate(machines):  # builds the gossip tree
+        machine.publish_round(seed)
+        large.wait_for_agreement(*machines)
     before, size = sum(machine.exchange.stats.bytes_sent for machine in machines), 0
     for seed, machine in enumerate(machines):
-        size += size_of(machine.round(100 + seed))
-        large.agree(*machines)
+        size += size_of(machine.publish_round(100 + seed))
+        large.wait_for_agreement(*machines)
     cost = (sum(machine.exchange.stats.bytes_sent for machine in machines) - before) / (size * 4)
-    assert 1.0 <= cost < 1.3, cost  # of five peers: one declined piece counts for much
+    assert 1.0 <= cost < 1.3, cost  # with five peers one declined piece counts for much
 
 
 def test_stats_show_lag_rates_and_agreement_of_each_peer(
@@ -88,13 +88,13 @@ def test_stats_show_lag_rates_and_agreement_of_each_peer(
 ):
     large.network.bandwidth = 2e6
     a, b, c = (large.machine(n).start() for n in (1, 2, 3))
-    b.knows(a)
-    waits_for(lambda: a.exchange.stats.peers == 1)
+    b.add_peers(a)
+    wait_until(lambda: a.exchange.stats.peers == 1)
     for seed in range(3):
-        a.round(seed)
-    waits_for(lambda: a.exchange.stats.neighbours[0].lag > 0)
-    waits_for(lambda: a.exchange.stats.sent_rate > 0.3e6)
-    large.agree(a, b)
+        a.publish_round(seed)
+    wait_until(lambda: a.exchange.stats.neighbours[0].lag > 0)
+    wait_until(lambda: a.exchange.stats.sent_rate > 0.3e6)
+    large.wait_for_agreement(a, b)
     assert a.exchange.stats.uplink_rate == pytest.approx(2e6, rel=0.4)
     assert a.exchange.stats.summary is None, "it has begun no round of its own"
     rhythm = a.exchange.plan_round(rate=1000.0)
@@ -104,10 +104,10 @@ def test_stats_show_lag_rates_and_agreement_of_each_peer(
         view.bits_per_parameter == rhythm.scheme.bits_per_parameter
         and view.uplink_rate == a.exchange.stats.uplink_rate
     )
-    waits_for(lambda: a.exchange.stats.neighbours[0].lag == 0)
-    c.knows(a, b)
-    large.agree(a, b, c)
-    waits_for(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))
+    wait_until(lambda: a.exchange.stats.neighbours[0].lag == 0)
+    c.add_peers(a, b)
+    large.wait_for_agreement(a, b, c)
+    wait_until(lambda: all(m.exchange.stats.peers == 2 for m in (a, b, c)))
     assert {each.agrees for each in a.exchange.stats.neighbours} == {None}
     c.anchor.fragments[0][5] += 1  # bit-rot
     for machine in (a, b, c):
@@ -118,5 +118,5 @@ def test_stats_show_lag_rates_and_agreement_of_each_peer(
     def agreements(machine) -> dict[str, bool | None]:
         return {each.key: each.agrees for each in machine.exchange.stats.neighbours}
 
-    waits_for(lambda: agreements(a) == {b.identity.key: True, c.identity.key: False})
-    waits_for(lambda: agreements(c) == {a.identity.key: False, b.identity.key: False})
+    wait_until(lambda: agreements(a) == {b.identity.key: True, c.identity.key: False})
+    wait_until(lambda: agreements(c) == {a.identity.key: False, b.identity.key: False})

@@ -1,4 +1,4 @@
-"""Buckets, turns and meters."""
+"""Token buckets, fair sharing and meters."""
 
 import asyncio
 import math
@@ -15,9 +15,7 @@ from barnraise.exchange.network.rate_limit import METER_WINDOW, FairShare, Meter
     st.floats(1, 1e6),
     st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1e6)), max_size=50),
 )
-def test_token_bucket_allows_at_most_burst_plus_rate(
-    rate, burst, takes
-):
+def test_token_bucket_allows_at_most_burst_plus_rate(rate, burst, takes):
     bucket, now, taken, largest = TokenBucket(rate, burst), 0.0, 0.0, 0.0
     for pause, amount in takes:
         now += pause

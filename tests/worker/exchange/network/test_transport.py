@@ -1,8 +1,9 @@
-"""Channels of frames: iroh on this machine, and its twin in memory."""
+"""Channels of frames: over iroh on this machine, and the test double in memory."""
 
 import asyncio
 import itertools
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -35,7 +36,7 @@ async def started(kind: str, count: int = 2, **network):
 
 
 async def joined(one, other):
-    """(dialler's channel, listener's channel) with one frame sent, without which QUIC opens no stream."""
+    """Return both ends of a channel, with one frame sent: before that QUIC opens no stream."""
     dialled = await one.connect(Peer(key=other.key, addresses=other.addresses()))
     await dialled.send(b"hello")
     accepted = await asyncio.wait_for(other.accept(), 10)
@@ -106,7 +107,7 @@ async def test_connect_to_an_absent_peer_raises_channel_closed():
     a = IrohTransport(IDENTITIES[0].secret, "127.0.0.1", dial_timeout=1.0)
     await a.start()
     try:
-        # there is an address, and another key behind it than the one that is dialled
+        # At this address another key listens than the one that is dialled.
         with pytest.raises(ChannelClosedError, match="no answer from ffffffff") as caught:
             await asyncio.wait_for(a.connect(Peer(key="f" * 64, addresses=a.addresses())), 10)
         assert "\n" not in str(caught.value) and ".rs:" not in str(caught.value), (
@@ -181,10 +182,10 @@ async def test_start_on_a_used_port_raises_os_error():
 
 
 def test_irohs_binding_still_needs_its_byte_copy_replaced():
-    """When this fails a newer iroh copies fast by itself: take the replacement in iroh_transport.py out."""
+    """When this fails, a newer iroh copies fast: remove the replacement in iroh_transport.py."""
     written = iroh_ffi._UniffiRustBufferBuilder.write
     assert written.__module__ == "barnraise.exchange.network.iroh_transport"
-    source = open(iroh_ffi.__file__).read()  # noqa: PTH123, SIM115
+    source = Path(iroh_ffi.__file__).read_text()
     generated = source[source.index("    def write(self, value):") :][:250]
     assert (
         "for i, byte in enumerate(value):" in generated
