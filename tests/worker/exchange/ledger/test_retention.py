@@ -30,7 +30,7 @@ def here(ledger: Ledger, update: messages.Update) -> bool:
     return all(ledger.blobs.has(part.digest) for part in update.fragments)
 
 
-def wait_for_agreement(ledger: Ledger) -> None:
+def agree(ledger: Ledger) -> None:
     """Rows and files: what is said to be here is, and what is said to be gone is not, but for what is shared."""
     gone, kept, lost = ledger.pruned(), set(), set()
     for author, last in ledger.vector().items():
