@@ -31,7 +31,7 @@ from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
 from barnraise.state_dir import Home, Membership
 
-waits_for = partial(wait_for.waits_for, seconds=15.0)
+waits_for = partial(wait_for.wait_until, seconds=15.0)
 
 
 class Mirror(Small):

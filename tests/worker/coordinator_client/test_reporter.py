@@ -26,7 +26,7 @@ GOLDEN = paths.GOLDEN / "reports.json"
 
 NUMBERS = Numbers(activity=Activity.TRAINING)
 PLAN = Reports.model_validate_json(GOLDEN.read_text()).reports[0].plan
-waits_for = partial(wait_for.waits_for, seconds=10.0)
+waits_for = partial(wait_for.wait_until, seconds=10.0)
 
 
 def report(step: int) -> Report:

@@ -84,7 +84,9 @@ def test_ticket_by_an_expelled_mirror_is_refused_but_its_updates_stay(world):
     a.exchange.set_mirror_lists([second(world)])
     wait_until(lambda: version(b) == 2)
     gone = list_entry(world.mirror, "https://one.example.org", expelled=Expulsion(at=time.time()))
-    a.exchange.set_mirror_lists([signed_list(3, gone, list_entry(SECOND, "https://two.example.org"))])
+    a.exchange.set_mirror_lists(
+        [signed_list(3, gone, list_entry(SECOND, "https://two.example.org"))]
+    )
     wait_until(lambda: version(b) == 3)
     with pytest.raises(TicketError, match="not a mirror of this run"):
         b.exchange.server.handshake.check_ticket(a.identity.key, a.ticket)
