@@ -37,6 +37,7 @@ from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
 from barnraise.text import shards
+from barnraise.text.sources import read_stdlib
 
 MODEL = ModelSpec(layers=4, width=128, heads=4, context=128, vocabulary=256)
 RECIPE = Recipe(
@@ -60,8 +61,8 @@ class Drill:
     def __init__(self, folder: Path, span: Span, model: ModelSpec, seed: int):
         self.folder, self.span, self.dice = folder, span, random.Random(seed)
         blobs = BlobStore(folder / "text")
-        manifest = shards.prepare(
-            TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.store
+        manifest = shards.prepare_text(
+            TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.store, list(read_stdlib())
         )
         signed = MIRROR.sign("manifest", manifest)
         self.spec = RunSpec(

@@ -20,7 +20,7 @@ from barnraise.exchange.compression.codec import decode
 from barnraise.exchange.ledger.anchor import Anchor
 from barnraise.exchange.ledger.ledger import Ledger
 from barnraise.spec import RunSpec
-from barnraise.state_dir import Folder, Home
+from barnraise.state_dir import RunDir, StateDir
 
 FORK = multiprocessing.get_context("forkserver")
 UPLINK = 600_000  # bytes a second that each volunteer gives
@@ -40,10 +40,10 @@ class World:
 class Machine:
     def __init__(self, world: World, name: str):
         self.world, self.name = world, name
-        self.home = Home(world.folder / name)
+        self.home = StateDir(world.folder / name)
         self.key, self.port = self.home.identity.key, free_port()
         self.folder = self.home.path / "runs" / RUN
-        Folder(self.folder, RUN, self.key).close()
+        RunDir(self.folder, RUN, self.key).close()
         shutil.copytree(
             world.text, self.folder / "blobs", copy_function=os.link, dirs_exist_ok=True
         )

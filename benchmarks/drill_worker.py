@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-from barnraise.coordinator_client.client import Coordinator
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import BarnraiseError
 from barnraise.exchange import exchange, update_writer
 from barnraise.exchange.handlers import blob_scrub, update_queue
@@ -34,7 +34,7 @@ from barnraise.protocol.enums import Role, RunStatus
 from barnraise.protocol.messages import Peer, Signed, Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import RunSpec
-from barnraise.state_dir import Home
+from barnraise.state_dir import StateDir
 from barnraise.training import train as worker_module
 from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
@@ -76,7 +76,7 @@ def ticket(key: str, volunteer: str, run: str = RUN) -> Signed:
 
 def work(setup: Setup) -> None:
     """Until SIGINT, or the run's end. What a person would read goes to the folder's log."""
-    home = Home(setup.home)
+    home = StateDir(setup.home)
     logging.basicConfig(
         filename=home.path / "log", level=logging.INFO, format="%(asctime)s %(message)s", force=True
     )
@@ -90,9 +90,9 @@ def work(setup: Setup) -> None:
         sys.exit(1)
 
 
-def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
+def _work(setup: Setup, home: StateDir, leaving: threading.Event) -> None:
     spec, signed = RunSpec.from_json(setup.spec), Signed.model_validate_json(setup.manifest)
-    coordinator = Coordinator(NOBODY, home.identity, MIRROR.key)
+    coordinator = CoordinatorClient(NOBODY, home.identity, MIRROR.key)
     real = coordinator.now
     coordinator.now = lambda: real() + setup.clock
     key, status = home.identity.key, RunStatus.FINISHED if setup.finished else RunStatus.TRAINING
@@ -100,7 +100,7 @@ def _work(setup: Setup, home: Home, leaving: threading.Event) -> None:
         run=RUN,
         name="a drill",
         machine=f"0192f0c1-2d3e-7f40-8a5b-{key[:12]}",
-        folder=home.folder(RUN),
+        folder=home.open_run(RUN),
         coordinator=coordinator,
         spec=spec,
         spec_digest=digest(spec.to_json()),

@@ -182,12 +182,12 @@ def state(engine: Engine) -> list[Tensor]:
     engine.flush()
     engine.apply_queued()
     plan, store, found = engine.plan, engine.store, []
-    for i in range(plan.last + 1):
+    for i in range(plan.last_fragment + 1):
         parts = []
         for t in range(plan.tile_count(i)):
-            begin, end = plan.bounds(i, t)
+            begin, end = plan.tile_bounds(i, t)
             weights, record = (
-                store.load_tile(kind, i, t, page_aligned(plan.record(kind, end - begin)))
+                store.load_tile(kind, i, t, page_aligned(plan.record_bytes(kind, end - begin)))
                 for kind in ("weights", "moments")
             )
             moments = AdamMoments.of(plan, record, end - begin)

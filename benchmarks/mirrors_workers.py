@@ -34,9 +34,9 @@ class Workers:
         return self.folder / f"worker-{number}"
 
     def key(self, number: int) -> str:
-        from barnraise.state_dir import Home
+        from barnraise.state_dir import StateDir
 
-        return Home(self.home(number)).identity.key
+        return StateDir(self.home(number)).identity.key
 
     @property
     def _alike(self) -> dict[str, str]:

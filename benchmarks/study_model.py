@@ -20,6 +20,8 @@ from barnraise.spec import ModelSpec, Recipe, TextSpec
 from barnraise.swap.adamw import AdamWKernel, AdamWStep
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.text import shards
+from barnraise.text.batches import TokenDataset
+from barnraise.text.sources import read_stdlib
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,21 @@ def prepare_text() -> None:
             write_atomically(FOLDER / name, blob)
         return name
 
-    manifest = shards.prepare(TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, put)
+    manifest = shards.prepare_text(
+        TextSpec(tokenizer="bytes"), MODEL.vocabulary, RUN, put, list(read_stdlib())
+    )
     write_atomically(FOLDER / "manifest.json", manifest.model_dump_json().encode())
 
 
 @cache
-def text() -> shards.Text:
+def text() -> TokenDataset:
     manifest = TextManifest.model_validate_json((FOLDER / "manifest.json").read_text())
-    return shards.Text(manifest, lambda digest: FOLDER / digest)
+    return TokenDataset(manifest, lambda digest: FOLDER / digest)
 
 
 def batch(seed: int, replica: int, step: int) -> Tensor:
     """int64 [SEQUENCES, context + 1]: the same whatever the kind of training."""
-    return text().batch(seed, str(replica), step, SEQUENCES, MODEL.context)
+    return text().sample_batch(seed, str(replica), step, SEQUENCES, MODEL.context)
 
 
 def rate_scale(tokens: float, budget: int) -> float:
@@ -137,7 +141,7 @@ class Replica:
 
 @cache
 def _held_out(sequences: int) -> list[Tensor]:
-    return text().held_out(sequences, MODEL.context, at_once=64)
+    return text().validation_batches(sequences, MODEL.context, batch_sequences=64)
 
 
 def _leaves(i: int, flat: Tensor, gradient: Tensor) -> gpt.Weights:

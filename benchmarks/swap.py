@@ -36,7 +36,7 @@ from barnraise.planning.hardware_probe import again, probe
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan
 from barnraise.planning.search import make_plan
-from barnraise.planning.simulator import Steps
+from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import ModelSpec, preset
 
 GB = 10**9
@@ -123,10 +123,10 @@ def plan_error(quick: bool) -> dict[str, object]:
         for where, plan in budgets(machine(), model):
             predicted, seen = beside(plan, now, 2 if quick else 5)
             errors.append(median(p / s for p, s in zip(predicted, seen, strict=True)) - 1)
-            beforehand.append(plan.seconds / median(seen) - 1)
+            beforehand.append(plan.step_seconds / median(seen) - 1)
             print(
                 f"  {name:10} {where:20} measured {median(seen):6.2f} s  predicted beside it {median(predicted):6.2f} s"
-                f"  {errors[-1]:+.1%}  beforehand {plan.seconds:6.2f} s  {beforehand[-1]:+.1%}",
+                f"  {errors[-1]:+.1%}  beforehand {plan.step_seconds:6.2f} s  {beforehand[-1]:+.1%}",
                 flush=True,
             )
     return {
@@ -143,10 +143,10 @@ def beside(plan: Plan, now: Callable[[], Hardware], steps: int) -> tuple[list[fl
     predicted, seen = [], []
     with Child(plan) as child:
         child.ask("steps", count=1, drained=True)
-        before = Steps(plan, now()).step_seconds
+        before = StepSimulation(plan, now()).step_seconds
         for _ in range(steps):
             seen += child.ask("steps", count=1, drained=True)["seconds"]
-            after = Steps(plan, now()).step_seconds
+            after = StepSimulation(plan, now()).step_seconds
             predicted.append((before + after) / 2)
             before = after
     return predicted, seen

@@ -53,7 +53,7 @@ def ours(
         return {"why": str(error)}
     return {
         "tokens_per_second": step / seconds,
-        "predicted": step / plan.seconds,
+        "predicted": step / plan.step_seconds,
         "device_gb": peak / 1e9,
     }
 

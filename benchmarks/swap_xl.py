@@ -82,7 +82,7 @@ def measure(hardware: Hardware, quick: bool = False) -> dict:
             end="",
         )
         print(
-            f", {plan.seconds:.0f} s a step ({plan.binding}); begun in {child.begun['seconds']:.0f} s",
+            f", {plan.step_seconds:.0f} s a step ({plan.bottleneck}); begun in {child.begun['seconds']:.0f} s",
             flush=True,
         )
         losses, seconds = [], []
@@ -95,5 +95,5 @@ def measure(hardware: Hardware, quick: bool = False) -> dict:
     return {
         "steps": steps, "loss_first": round(losses[0], 4), "loss_last": round(losses[-1], 4),
         "peak_mb": round(peak / 1e6, 1), "limit_mb": LIMIT / 1e6, "limit": how, "parameters": model.parameters,
-        "tokens_a_step": tokens, "seconds": [round(s, 1) for s in seconds], "predicted_seconds": round(plan.seconds, 1),
+        "tokens_a_step": tokens, "seconds": [round(s, 1) for s in seconds], "predicted_seconds": round(plan.step_seconds, 1),
     }  # fmt: skip

@@ -19,22 +19,31 @@ from matplotlib.patches import Patch
 from barnraise.exchange.ledger.anchor import Anchor, initial_weights
 from barnraise.planning.hardware_probe import probe
 from barnraise.planning.limits import Limits, parse_bytes
-from barnraise.planning.program import Kind, Lane, Op
+from barnraise.planning.program import LaneName, Operation, OperationKind
 from barnraise.planning.search import make_plan
 from barnraise.spec import Recipe, preset
 from barnraise.swap.engine import Engine
 from barnraise.swap.state_store import FragmentSequence, StateStore
 
 COLOURS = {
-    Kind.FORWARD: "#4c78a8", Kind.BACKWARD: "#1f4e79", Kind.HEAD: "#72b7b2", Kind.EMBED: "#9ecae9",
-    Kind.EMBED_BACKWARD: "#9ecae9", Kind.UPDATE: "#f58518", Kind.NORM: "#bab0ac", Kind.READ: "#54a24b",
-    Kind.FETCH: "#88d27a", Kind.WRITE: "#b279a2", Kind.STORE: "#d6a5c9", Kind.SPILL: "#e45756", Kind.LOAD: "#54a24b",
-    Kind.OFFLOAD: "#e45756", Kind.COMMIT: "#000000",
+    OperationKind.FORWARD: "#4c78a8", OperationKind.BACKWARD: "#1f4e79", OperationKind.HEAD: "#72b7b2", OperationKind.EMBED: "#9ecae9",
+    OperationKind.EMBED_BACKWARD: "#9ecae9", OperationKind.UPDATE: "#f58518", OperationKind.NORM: "#bab0ac", OperationKind.READ: "#54a24b",
+    OperationKind.FETCH: "#88d27a", OperationKind.WRITE: "#b279a2", OperationKind.STORE: "#d6a5c9", OperationKind.SPILL: "#e45756", OperationKind.LOAD: "#54a24b",
+    OperationKind.OFFLOAD: "#e45756", OperationKind.COMMIT: "#000000",
 }  # fmt: skip
-LANES = [Lane.READ, Lane.IN, Lane.COMPUTE, Lane.OUT, Lane.OPTIMIZER, Lane.WRITE]
+LANES = [
+    LaneName.READ,
+    LaneName.IN,
+    LaneName.COMPUTE,
+    LaneName.OUT,
+    LaneName.OPTIMIZER,
+    LaneName.WRITE,
+]
 
 
-def recorded(model_name: str, memory: int, folder: Path) -> list[tuple[str, Op, float, float]]:
+def recorded(
+    model_name: str, memory: int, folder: Path
+) -> list[tuple[str, Operation, float, float]]:
     """(lane, operation, began, ended) of the third step, in seconds."""
     model = replace(preset(model_name), context=512)
     hardware = probe(folder, cache=Path("build/hardware.json"))
@@ -44,7 +53,7 @@ def recorded(model_name: str, memory: int, folder: Path) -> list[tuple[str, Op, 
     for i, fragment in enumerate(model.fragments()):
         shelf[i] = initial_weights(fragment, 1)
     engine = Engine(plan, Recipe(), store, Anchor(shelf))
-    spans: list[tuple[str, Op, float, float]] = []
+    spans: list[tuple[str, Operation, float, float]] = []
     for lane in engine.executor.lanes.values():
         lane.observe(lambda name, op, began, ended: spans.append((name, op, began, ended)))
     stir = torch.Generator().manual_seed(0)
@@ -53,10 +62,10 @@ def recorded(model_name: str, memory: int, folder: Path) -> list[tuple[str, Op, 
         batch = torch.randint(model.vocabulary, (4, model.context + 1), generator=stir)
         engine.step(list(batch.split(plan.sequences)), position=step + 1)
     engine.close()
-    return [span for span in spans if isinstance(span[1], Op)]
+    return [span for span in spans if isinstance(span[1], Operation)]
 
 
-def draw(spans: list[tuple[str, Op, float, float]], out: Path) -> None:
+def draw(spans: list[tuple[str, Operation, float, float]], out: Path) -> None:
     start = min(began for _, _, began, _ in spans)
     used = [lane for lane in LANES if any(name == lane for name, *_ in spans)]
     figure, axes = plt.subplots(figsize=(12, 0.8 + 0.62 * len(used)), dpi=130)

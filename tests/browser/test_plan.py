@@ -9,7 +9,7 @@ from helpers.live_site import EMAIL, log_in
 from helpers.screenshots import check_page
 from playwright.sync_api import Page, expect
 
-from barnraise.coordinator_client.client import Coordinator
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import Identity
 
@@ -26,14 +26,14 @@ class Teller:
     """An enrolled machine that only tells."""
 
     def __init__(self, site, page: Page, run: str, name: str):
-        self.coordinator = Coordinator(site.url, Identity(os.urandom(32)))
-        self.coordinator.meet()
+        self.coordinator = CoordinatorClient(site.url, Identity(os.urandom(32)))
+        self.coordinator.pin_mirror()
         page.goto(
-            self.coordinator.enrol(coordinator_messages.MachineDescription(hostname=name)).url
+            self.coordinator.request_enrolment(coordinator_messages.MachineDescription(hostname=name)).url
         )
         page.get_by_role("button", name="Approve").click()
         expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
-        joined = self.coordinator.join(run, [])
+        joined = self.coordinator.join_run(run, [])
         self.run, self.slug, self.seq = joined.run.id, joined.run.slug, joined.acknowledged
 
     def tell(self, **changed) -> None:
@@ -41,7 +41,7 @@ class Teller:
         report = REPORT.model_copy(
             update={"seq": self.seq, "at": time.time(), "points": [], **changed}
         )
-        self.coordinator.report(self.run, [report])
+        self.coordinator.send_reports(self.run, [report])
 
 
 @pytest.fixture

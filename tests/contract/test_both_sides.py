@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from django.test import Client
 
-from barnraise.coordinator_client.client import Coordinator
-from barnraise.errors import CoordinatorError, CoordinatorGone
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol import reports as reports_module
 from barnraise.protocol.signing import Identity
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
 def coordinator():
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    client = Coordinator(
+    client = CoordinatorClient(
         f"http://127.0.0.1:{server.server_port}", AUTHOR, MIRROR.key, clock=lambda: 1_700_000_003.0
     )
     yield client
@@ -78,56 +78,56 @@ def coordinator():
 
 
 def test_the_worker_reads_every_answer_of_a_site(coordinator):
-    assert coordinator.meet() == coordinator_messages.MirrorView.model_validate_json(
+    assert coordinator.pin_mirror() == coordinator_messages.MirrorView.model_validate_json(
         golden("mirror_view")
     )
     machine = coordinator_messages.EnrolmentRequest.model_validate_json(
         golden("enrolment_request")
     ).machine
-    assert coordinator.enrol(machine) == coordinator_messages.Enrolment.model_validate_json(
-        golden("enrolment")
+    assert coordinator.request_enrolment(machine) == coordinator_messages.Enrolment.model_validate_json(
+        golden("fetch_enrolment")
     )
-    assert coordinator.enrolment("BCDF-GHJK").status == "approved"
-    assert coordinator.runs() == coordinator_messages.RunPage.model_validate_json(
+    assert coordinator.fetch_enrolment("BCDF-GHJK").status == "approved"
+    assert coordinator.fetch_runs() == coordinator_messages.RunPage.model_validate_json(
         golden("run_page")
     )
-    assert coordinator.run("first-barn") == coordinator_messages.RunView.model_validate_json(
+    assert coordinator.fetch_run("first-barn") == coordinator_messages.RunView.model_validate_json(
         golden("run_view")
     )
-    assert coordinator.join(RUN, []) == coordinator_messages.JoinReply.model_validate_json(
+    assert coordinator.join_run(RUN, []) == coordinator_messages.JoinReply.model_validate_json(
         golden("join_reply")
     )
     assert (
-        coordinator.manifest(
+        coordinator.submit_manifest(
             RUN, coordinator_messages.TextManifest.model_validate_json(golden("text_manifest"))
         ).slug
         == "first-barn"
     )
     reports = coordinator_messages.Reports.model_validate_json(golden("reports"))
     assert (
-        coordinator.report(
+        coordinator.send_reports(
             RUN, list(reports.reports), reports.applied_verdicts, reports.attestations
         ).acknowledged
         == 3
     )
-    assert coordinator.listen(RUN).acknowledged == 3
+    assert coordinator.fetch_directive(RUN).acknowledged == 3
     assert json.loads(Handler.asked["POST", f"/runs/{RUN}/reports"]) == json.loads(
         golden("reports")
     )
-    assert coordinator.bytes > 0
+    assert coordinator.body_bytes > 0
 
 
 def test_the_worker_turns_a_refusal_into_its_sentence(coordinator):
     with pytest.raises(
         CoordinatorError, match=r"must be divisible by its heads.*\n  model.heads: try 4"
     ):
-        coordinator.run("nonsense")
+        coordinator.fetch_run("nonsense")
 
 
 @pytest.mark.parametrize("path, why", [("endless", "was cut off"), ("html", "not Barnraise's API")])
 def test_whatever_else_answers_counts_as_nobody(coordinator, path, why):
-    with pytest.raises(CoordinatorGone, match=why):
-        coordinator.run(path)
+    with pytest.raises(CoordinatorUnreachableError, match=why):
+        coordinator.fetch_run(path)
 
 
 # ---- the site reads what a worker sends ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import httpx
 import psycopg
 from helpers.paths import ROOT
 
-from barnraise.coordinator_client.client import Coordinator
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.protocol.coordinator_messages import Reports
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.reports import LossPoint, Report
@@ -182,11 +182,11 @@ class ReportingMachine:
 
     def send_reports(self, site: MirrorProcess, run: str, *numbers: int, **said) -> None:
         """Its reports of these numbers, each a thousand tokens further."""
-        client = Coordinator(site.url, self.identity)
-        client.meet()
+        client = CoordinatorClient(site.url, self.identity)
+        client.pin_mirror()
         if not said.pop("joined", False):
-            client.join(run, ["192.0.2.7:41000"])
-        client.report(run, [self.report(number, **said) for number in numbers])
+            client.join_run(run, ["192.0.2.7:41000"])
+        client.send_reports(run, [self.report(number, **said) for number in numbers])
         client.close()
 
     def report(self, number: int, **said) -> Report:

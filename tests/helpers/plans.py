@@ -158,7 +158,7 @@ def arbitrary_plans(draw) -> Plan:
         micro_batches=2,
         forward_groups=forward,
         backward_groups=backward,
-        retained=draw(st.integers(0, layers)),
+        retained_blocks=draw(st.integers(0, layers)),
         clipping=clipping,
         weights=weights,
         moments=tuple(moments_tier(i, tier) for i, tier in enumerate(weights)),

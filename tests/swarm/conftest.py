@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from barnraise.coordinator_client.client import Coordinator
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.exchange.network.memory_transport import MemoryNetwork
 from barnraise.planning.hardware import Hardware
@@ -22,8 +22,9 @@ from barnraise.protocol.enums import Role, RunStatus
 from barnraise.protocol.messages import Peer, Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, Recipe, RunSpec, TextSpec
-from barnraise.state_dir import Folder, Home
+from barnraise.state_dir import RunDir, StateDir
 from barnraise.text import shards
+from barnraise.text.sources import read_stdlib
 from barnraise.training.join import JoinedRun
 from barnraise.training.train import Worker
 
@@ -41,8 +42,12 @@ MACHINE = Hardware(  # nothing is measured here: a plan's arithmetic is tested e
 def text(tmp_path_factory) -> tuple[Path, TextManifest]:
     """The standard library's source by bytes, prepared once."""
     blobs = BlobStore(tmp_path_factory.mktemp("text"))
-    return blobs.folder, shards.prepare(
-        TextSpec(tokenizer="bytes", shard_tokens=1 << 20), 256, RUN, blobs.store
+    return blobs.folder, shards.prepare_text(
+        TextSpec(tokenizer="bytes", shard_tokens=1 << 20),
+        256,
+        RUN,
+        blobs.store,
+        list(read_stdlib()),
     )
 
 
@@ -98,11 +103,11 @@ class Swarm:
             manifest=digest(signed.body),
         )
 
-    def home(self, name: str, with_text: bool = True) -> Home:
-        home = Home(self.folder / name)
+    def home(self, name: str, with_text: bool = True) -> StateDir:
+        home = StateDir(self.folder / name)
         blobs = home.path / "runs" / RUN / "blobs"
         if with_text and not blobs.exists():
-            Folder(blobs.parent, RUN, home.identity.key).close()
+            RunDir(blobs.parent, RUN, home.identity.key).close()
             shutil.copytree(self.text, blobs, copy_function=os.link)
         return home
 
@@ -123,13 +128,13 @@ class Swarm:
             run=RUN, peer=key, machine=machine, volunteer=digest(name), roles=[Role.WORKER], issued=now,
             expires=now + 86400, mirror=MIRROR.key,
         )  # fmt: skip
-        coordinator = Coordinator(site, home.identity, MIRROR.key)
-        known = [Home(self.folder / other).identity.key for other in knows or []]
+        coordinator = CoordinatorClient(site, home.identity, MIRROR.key)
+        known = [StateDir(self.folder / other).identity.key for other in knows or []]
         place = JoinedRun(
             run=RUN,
             name="a swarm",
             machine=machine,
-            folder=home.folder(RUN),
+            folder=home.open_run(RUN),
             coordinator=coordinator,
             spec=self.spec,
             spec_digest=digest(self.spec.to_json()),

@@ -61,7 +61,7 @@ def test_a_port_that_is_taken_is_one_sentence(swarm):
     ada = run.start("ada")
     with pytest.raises(StateError, match="on this network already"):
         ada.join()
-    home.folder(ada.worker.joined.run).close()  # and the folder is free again
+    home.open_run(ada.worker.joined.run).close()  # and the open_run is free again
 
 
 def test_a_checkpoint_whose_ledger_was_lost_starts_from_the_others_under_a_new_name(swarm):
@@ -111,7 +111,7 @@ def test_a_worker_tells_its_own_totals_from_its_first_report_on(swarm):
     ada.leave()
     back = run.start("ada")
     run.until(lambda: back.status.get("updates_sent", 0) > ada.status["updates_sent"])
-    told = back.worker.reporter._spool.after(0)
+    told = back.worker.reporter.unsent_reports()
     tokens = [r.tokens for r in told]
     assert tokens == sorted(tokens), (
         "a total that falls back to zero is counted twice by whoever adds up"

@@ -151,11 +151,11 @@ def test_a_state_folder_is_one_workers_and_one_runs(swarm):
     folder = home.path / "runs" / other
     (home.path / "runs" / ada.worker.joined.run).rename(folder)
     with pytest.raises(StateError, match="holds the state of run"):
-        home.folder(other)
+        home.open_run(other)
     label = folder / "folder.json"
     label.write_text(label.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(StateError, match="is of format 99"):
-        home.folder(other)
+        home.open_run(other)
 
 
 def test_with_every_coordinator_gone_one_that_holds_a_ticket_comes_back_through_any_one_it_has_met(

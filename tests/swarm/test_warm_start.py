@@ -8,7 +8,7 @@ import pytest
 from barnraise.errors import StateError
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.spec import RunSpec, Start, problems
-from barnraise.state_dir import Home
+from barnraise.state_dir import StateDir
 from barnraise.training.prefetch import fetch_start_weights
 from barnraise.training.warm_start import fetch_initial_weights
 
@@ -35,7 +35,7 @@ def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended
     blobs = BlobStore(home.path / "runs" / before.manifest.run / "blobs")
     spec = replace(after.spec, start=start_of(before, ada))
     found = fetch_initial_weights(
-        Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.store
+        StateDir(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.store
     )
     assert len(found.fragments) == spec.model.layers + 2 and found.tokenizer is None
     after.spec = replace(spec, start=replace(spec.start, fragments=tuple(found.fragments)))
@@ -62,7 +62,7 @@ def test_a_run_goes_on_where_another_ended_on_every_machine_and_they_agree(ended
 def test_a_machine_that_stands_elsewhere_or_cannot_ask_says_so(ended, tmp_path):
     before, ada = ended
     wrong = replace(before.spec, start=replace(start_of(before, ada), digest="0" * 64))
-    for home in (Home(before.folder / "ada"), Home(tmp_path / "new")):
+    for home in (StateDir(before.folder / "ada"), StateDir(tmp_path / "new")):
         with pytest.raises(StateError, match="not enrolled"):  # it would ask that run's peers
             fetch_initial_weights(
                 home, threading.Event(), lambda: None, wrong, lambda data: "0" * 64
@@ -74,7 +74,7 @@ def test_fragments_that_are_not_the_checkpoint_are_refused_before_the_first_step
     blobs = BlobStore(tmp_path / "blobs")
     spec = replace(before.spec, start=start_of(before, ada))
     found = fetch_initial_weights(
-        Home(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.store
+        StateDir(before.folder / "ada"), threading.Event(), lambda: None, spec, blobs.store
     )
     other = blobs.store(bytes(blobs.size(found.fragments[0])))
     for fragments, said in (

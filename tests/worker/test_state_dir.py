@@ -7,15 +7,15 @@ import pytest
 
 from barnraise.errors import StateError
 from barnraise.protocol.coordinator_messages import MirrorView
-from barnraise.state_dir import Folder, Home, Membership
+from barnraise.state_dir import RunDir, SiteMembership, StateDir
 
 RUN = "01890000-0000-7000-8000-000000000001"
 OTHER = "01890000-0000-7000-8000-000000000002"
 KEY, STRANGER = "a" * 64, "b" * 64
 
 
-def opened(path, run=RUN, key=KEY) -> Folder:
-    folder = Folder(path, run, key)
+def open_signed(path, run=RUN, key=KEY) -> RunDir:
+    folder = RunDir(path, run, key)
     folder.close()
     return folder
 
@@ -26,7 +26,7 @@ def relabel(path, **changed) -> None:
 
 
 def test_a_folder_opened_again_is_the_same_life(tmp_path):
-    assert opened(tmp_path / "run").label == opened(tmp_path / "run").label
+    assert open_signed(tmp_path / "run").label == open_signed(tmp_path / "run").label
 
 
 @pytest.mark.parametrize(
@@ -51,80 +51,80 @@ def test_a_folder_that_is_not_this_runs_and_machines_is_refused_by_name_and_left
     tmp_path, spoil, why
 ):
     path = tmp_path / "run"
-    opened(path)
+    open_signed(path)
     spoil(path)
     before = sorted((p.name, p.read_bytes()) for p in path.iterdir())
     with pytest.raises(StateError, match=why) as caught:
-        opened(path)
+        open_signed(path)
     assert str(path) in str(caught.value)
     assert sorted((p.name, p.read_bytes()) for p in path.iterdir()) == before
     with pytest.raises(StateError, match=why):  # not "in use": the refusal has let go of the lock
-        opened(path)
+        open_signed(path)
 
 
 def test_a_folder_in_use_is_refused_until_it_is_closed(tmp_path):
-    first = Folder(tmp_path / "run", RUN, KEY)
+    first = RunDir(tmp_path / "run", RUN, KEY)
     with pytest.raises(StateError, match="is in use by another worker"):
-        opened(tmp_path / "run")
+        open_signed(tmp_path / "run")
     first.close()
-    opened(tmp_path / "run")
+    open_signed(tmp_path / "run")
 
 
 def test_a_folder_whose_making_was_cut_off_is_made_again(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "folder.json.new").write_text('{"form')
-    assert opened(tmp_path / "run").label.run == RUN
+    assert open_signed(tmp_path / "run").label.run == RUN
 
 
 def test_a_folder_is_tied_to_the_first_spec_it_trains_under(tmp_path):
-    folder = Folder(tmp_path / "run", RUN, KEY)
-    folder.pin("1" * 64)
-    folder.pin("1" * 64)
+    folder = RunDir(tmp_path / "run", RUN, KEY)
+    folder.pin_spec("1" * 64)
+    folder.pin_spec("1" * 64)
     folder.close()
-    again = Folder(tmp_path / "run", RUN, KEY)
+    again = RunDir(tmp_path / "run", RUN, KEY)
     with pytest.raises(
         StateError, match="was trained under spec 11111111, and the run has 22222222 now"
     ):
-        again.pin("2" * 64)
+        again.pin_spec("2" * 64)
     again.close()
 
 
 def test_a_new_incarnation_outlives_the_process(tmp_path):
-    folder = Folder(tmp_path / "run", RUN, KEY)
-    before, after = folder.label.incarnation, folder.reincarnate()
+    folder = RunDir(tmp_path / "run", RUN, KEY)
+    before, after = folder.label.incarnation, folder.renew_incarnation()
     folder.close()
-    assert before != after == opened(tmp_path / "run").label.incarnation
+    assert before != after == open_signed(tmp_path / "run").label.incarnation
 
 
 def test_a_status_that_cannot_be_written_stops_nobody(tmp_path):
-    folder = Folder(tmp_path / "run", RUN, KEY)
+    folder = RunDir(tmp_path / "run", RUN, KEY)
     (tmp_path / "run" / "status.json").mkdir()  # what replaces it is refused by the system
-    folder.status({"step": 1})
+    folder.write_status({"step": 1})
     folder.close()
 
 
 def test_a_home_keeps_its_key_to_its_owner_and_says_when_it_is_damaged(tmp_path):
-    key = Home(tmp_path).identity.key
-    assert Home(tmp_path).identity.key == key
+    key = StateDir(tmp_path).identity.key
+    assert StateDir(tmp_path).identity.key == key
     assert os.name != "posix" or (tmp_path / "key").stat().st_mode & 0o077 == 0
     (tmp_path / "key").write_bytes(b"short")
     with pytest.raises(StateError, match="key is damaged"):
-        Home(tmp_path)
+        StateDir(tmp_path)
 
 
 def test_a_machine_that_is_not_enrolled_or_forgot_by_whom_is_told_what_to_do(tmp_path):
-    home = Home(tmp_path)
+    home = StateDir(tmp_path)
     with pytest.raises(StateError, match="run `barnraise login URL` first"):
         _ = home.membership
-    home.enrol(
-        Membership(
+    home.save_membership(
+        SiteMembership(
             url="http://x",
             mirror=MirrorView(key=KEY, name="x", protocols=[1], time=0),
             machine=RUN,
             person="P",
         )
     )
-    assert Home(tmp_path).membership.person == "P"
+    assert StateDir(tmp_path).membership.person == "P"
     (tmp_path / "coordinator.json").write_text('{"url": ')
     with pytest.raises(StateError, match="run `barnraise login URL` again"):
         _ = home.membership

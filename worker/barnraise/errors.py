@@ -8,9 +8,9 @@ BarnraiseError
 ├── TextError          text could not be prepared, or a shard is not what its digest says
 ├── MessageError       a message from another machine is malformed, unsigned, altered, or not for us
 │   ├── TicketError    …and the reason is its ticket
-│   └── ListError      …and it is a mirror list that does not take the place of the one held
+│   └── MirrorListError      …and it is a mirror list that does not take the place of the one held
 └── CoordinatorError   a coordinator refused, with a sentence
-    └── CoordinatorGone  …or did not answer at all; nothing is lost, try again later
+    └── CoordinatorUnreachableError  …or did not answer at all; nothing is lost, try again later
 
 An expected failure (a peer vanished, nobody answered) is a value where it can be one; these are for the rest. Our own
 bugs are `assert`s.
@@ -53,7 +53,7 @@ class TicketError(MessageError):
     pass
 
 
-class ListError(MessageError):
+class MirrorListError(MessageError):
     """`forged`: nobody who looked at it should have passed it on; else it may have been right once, or elsewhere."""
 
     def __init__(self, sentence: str, forged: bool = False):
@@ -69,5 +69,5 @@ class CoordinatorError(BarnraiseError):
         super().__init__(sentence)
 
 
-class CoordinatorGone(CoordinatorError):
+class CoordinatorUnreachableError(CoordinatorError):
     pass

@@ -31,7 +31,7 @@ log = logging.getLogger("barnraise")
 FORMAT = 1  # of a run's folder
 
 
-class Membership(Message):
+class SiteMembership(Message):
     """What a coordinator told this machine when it was enrolled."""
 
     url: str
@@ -40,7 +40,7 @@ class Membership(Message):
     person: str = ""
 
 
-class Label(Message):
+class RunLabel(Message):
     """What a run's folder says it is. `spec` is the spec's digest, empty until the run is launched."""
 
     format: int
@@ -50,7 +50,7 @@ class Label(Message):
     incarnation: str
 
 
-class Home:
+class StateDir:
     def __init__(self, path: Path):
         """Raises StateError when the key in it is damaged."""
         self.path = path
@@ -62,14 +62,14 @@ class Home:
             ) from None
 
     @classmethod
-    def default(cls) -> Path:
+    def default_path(cls) -> Path:
         return Path(os.environ.get("BARNRAISE_HOME") or Path.home() / ".barnraise")
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> SiteMembership:
         path = self.path / "coordinator.json"
         try:
-            return Membership.model_validate_json(path.read_bytes())
+            return SiteMembership.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise StateError(
                 "this machine is not enrolled yet: run `barnraise login URL` first"
@@ -77,7 +77,7 @@ class Home:
         except ValidationError:
             raise StateError(f"{path} is damaged: run `barnraise login URL` again") from None
 
-    def enrol(self, membership: Membership) -> None:
+    def save_membership(self, membership: SiteMembership) -> None:
         write_atomically(
             self.path / "coordinator.json", membership.model_dump_json(indent=1).encode()
         )
@@ -97,15 +97,15 @@ class Home:
     def limits(self, limits: Limits) -> None:
         write_atomically(self.path / "limits.json", json.dumps(asdict(limits), indent=1).encode())
 
-    def runs(self) -> list[Path]:
+    def run_folders(self) -> list[Path]:
         """Folders of the runs this machine has worked on."""
         return sorted(p.parent for p in (self.path / "runs").glob("*/folder.json"))
 
-    def folder(self, run: str) -> "Folder":
-        return Folder(self.path / "runs" / run, run, self.identity.key)
+    def open_run(self, run: str) -> "RunDir":
+        return RunDir(self.path / "runs" / run, run, self.identity.key)
 
 
-class Folder:
+class RunDir:
     """One run's state on this machine, locked while a worker uses it. Another run's or version's is refused by name."""
 
     def __init__(self, path: Path, run: str, key: str):
@@ -119,12 +119,12 @@ class Folder:
         except Timeout:
             raise StateError(f"{path} is in use by another worker on this machine") from None
         try:
-            self.label = self._labelled(run, key)
+            self.label = self._load_label(run, key)
         except StateError:
             self._lock.release()
             raise
 
-    def _labelled(self, run: str, key: str) -> Label:
+    def _load_label(self, run: str, key: str) -> RunLabel:
         path = self.path / "folder.json"
         if not path.exists():
             ours = ("lock", "folder.json.new")  # the latter: cut off while it was made
@@ -132,7 +132,7 @@ class Folder:
                 raise StateError(
                     f"{self.path} has no folder.json, yet holds {', '.join(foreign[:5])}: not a run's folder"
                 )
-            label = Label(format=FORMAT, run=run, key=key, incarnation=secrets.token_hex(8))
+            label = RunLabel(format=FORMAT, run=run, key=key, incarnation=secrets.token_hex(8))
             write_atomically(path, label.model_dump_json(indent=1).encode())
             return label
         try:
@@ -141,7 +141,7 @@ class Folder:
                 raise StateError(
                     f"{self.path} is of format {raw.get('format')}; this version works with {FORMAT}"
                 )
-            label = Label.model_validate(raw)
+            label = RunLabel.model_validate(raw)
         except ValueError as error:
             raise StateError(f"{path} is damaged: {error}") from None
         if label.run != run:
@@ -152,27 +152,27 @@ class Folder:
             )
         return label
 
-    def pin(self, spec: str) -> None:
+    def pin_spec(self, spec: str) -> None:
         """Ties the folder to the launched spec of this digest. Raises StateError if it was another's."""
         if self.label.spec and self.label.spec != spec:
             raise StateError(
                 f"{self.path} was trained under spec {self.label.spec[:8]}, and the run has {spec[:8]} now"
             )
-        self._relabel(spec=spec)
+        self._update_label(spec=spec)
 
-    def reincarnate(self) -> str:
+    def renew_incarnation(self) -> str:
         """A new life: somebody knows updates of mine that this folder has lost."""
-        self._relabel(incarnation=secrets.token_hex(8))
+        self._update_label(incarnation=secrets.token_hex(8))
         return self.label.incarnation
 
-    def _relabel(self, **changed: str) -> None:
+    def _update_label(self, **changed: str) -> None:
         self.label = self.label.model_copy(update=changed)
         write_atomically(self.path / "folder.json", self.label.model_dump_json(indent=1).encode())
 
-    def keep(self, name: str, message: Message) -> None:
+    def save_message(self, name: str, message: Message) -> None:
         write_atomically(self.path / name, message.model_dump_json(indent=1).encode())
 
-    def status(self, status: dict[str, Any]) -> None:
+    def write_status(self, status: dict[str, Any]) -> None:
         """For `barnraise status` and whoever watches: replaced whole, never half-written; no state, so not fsynced, and
         a disk that refuses it (full, or on Windows while somebody reads) stops nobody."""
         fresh = self.path / "status.json.new"

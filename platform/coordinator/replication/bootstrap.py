@@ -5,7 +5,7 @@ A bootstrap that was interrupted continues when it is started again: what is sto
 
 from collections.abc import Callable
 
-from barnraise.errors import ListError
+from barnraise.errors import MirrorListError
 from barnraise.protocol.mirror_list import MirrorEntry, MirrorList, SignedMirrorList, parse_list
 from coordinator.eventlog import ingest
 from coordinator.eventlog.writer import resume
@@ -64,7 +64,7 @@ def _ingest_lists(
         if not confirm(parse_list(lists[-1]), digest):
             raise UserError("nothing was taken over")
         mirror_list.ingest_lists(lists, vouched=digest)
-    except ListError as error:
+    except MirrorListError as error:
         raise UserError(f"{url}: {error}") from None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from django.db import transaction
 
-from barnraise.errors import ListError
+from barnraise.errors import MirrorListError
 from barnraise.protocol.mirror_list import (
     MirrorEntry,
     MirrorList,
@@ -88,7 +88,7 @@ def ingest_lists(
         Whether the list in force changed.
 
     Raises:
-        ListError: A list is refused; nothing changes.
+        MirrorListError: A list is refused; nothing changes.
     """
     with transaction.atomic():
         stored = [version.signed for version in MirrorListVersion.objects.select_for_update()]
@@ -159,10 +159,10 @@ def publish(signed: SignedMirrorList, *, first: bool = False) -> MirrorList:
     """
     try:
         if first and MirrorListVersion.objects.exists():
-            raise ListError("there is a mirror list here already")
+            raise MirrorListError("there is a mirror list here already")
         if not ingest_lists([signed], signed.digest if first else ""):
-            raise ListError("this list is in force already")
-    except ListError as error:
+            raise MirrorListError("this list is in force already")
+    except MirrorListError as error:
         raise UserError(str(error)) from None
     last = MirrorListVersion.objects.latest("version")
     newest = parse_list(last.signed)

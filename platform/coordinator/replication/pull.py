@@ -15,7 +15,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from barnraise.errors import ListError
+from barnraise.errors import MirrorListError
 from barnraise.protocol.mirror_list import MirrorEntry
 from coordinator.eventlog import ingest, private_data, projection, truncate
 from coordinator.eventlog.models import ForkProof, LogEvent, Origin
@@ -188,7 +188,7 @@ def _pull_mirror_list(client: MirrorClient, heads: LogHeads, result: PullResult)
         return
     try:
         mirror_list.ingest_lists(client.fetch_lists(version).lists)
-    except ListError as error:
+    except MirrorListError as error:
         result.refused.append(f"{client.name}: {error}")
 
 

@@ -83,7 +83,7 @@ def _estimate_machine(
         plan = cached_plan(hardware, spec.model, min(sequences, MAX_PLANNED_SEQUENCES))
     except PlanError as error:
         return MachineEstimate(name, refusal=str(error))
-    step_seconds = plan.seconds * max(1.0, sequences / MAX_PLANNED_SEQUENCES)
+    step_seconds = plan.step_seconds * max(1.0, sequences / MAX_PLANNED_SEQUENCES)
     return MachineEstimate(
         name,
         plan=plan,

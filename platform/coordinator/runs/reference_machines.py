@@ -1,7 +1,7 @@
 """Three kinds of machines that volunteers have, for the estimate. Their rates are what such machines sustain, not what
 their boxes say; every machine measures its own when it joins."""
 
-from barnraise.planning.hardware import Hardware, Updates
+from barnraise.planning.hardware import Hardware, UpdateRate
 
 GB = 10**9
 T = 1e12  # FLOP/s
@@ -9,10 +9,10 @@ T = 1e12  # FLOP/s
 # The same CPU in all three, or nearly: eight cores, two channels of memory, an NVMe disk.
 _HOST = {"disk": 200 * GB, "stream": 30e9, "disk_read": 2.0e9, "disk_write": 1.2e9}
 _CPU_UPDATES = (
-    Updates("host", "float32", 32, 0.9e9),
-    Updates("host", "bfloat16", 32, 0.8e9),
-    Updates("host", "float32", 8, 0.5e9),
-    Updates("host", "bfloat16", 8, 0.45e9),
+    UpdateRate("host", "float32", 32, 0.9e9),
+    UpdateRate("host", "bfloat16", 32, 0.8e9),
+    UpdateRate("host", "float32", 8, 0.5e9),
+    UpdateRate("host", "bfloat16", 8, 0.45e9),
 )
 
 
@@ -21,7 +21,7 @@ def _gpu(
 ) -> Hardware:
     """A GPU of so many FLOP/s in bf16, `bandwidth` B/s of memory of its own and `link` B/s to the PC's."""
     updates = tuple(
-        Updates("device", dtype, bits, bandwidth / bytes_)
+        UpdateRate("device", dtype, bits, bandwidth / bytes_)
         for dtype, bits, bytes_ in (
             ("float32", 32, 28), ("bfloat16", 32, 30), ("float32", 8, 48), ("bfloat16", 8, 56),
         )
@@ -38,7 +38,7 @@ def _gpu(
 LAPTOP = Hardware(
     device="cpu", name="a laptop with 8 GB", cores=4, memory=8 * GB, device_memory=0, dtype="float32",
     matmul=((256, 0.09 * T), (1024, 0.15 * T)), attention=0.05 * T, elementwise=12e9, to_device=12e9, from_device=12e9,
-    adam=0.6e9, attention_backward=0.05 * T, updates=(Updates("host", "float32", 32, 0.6e9),),
+    adam=0.6e9, attention_backward=0.05 * T, updates=(UpdateRate("host", "float32", 32, 0.6e9),),
     **_HOST | {"disk": 100 * GB, "stream": 20e9, "disk_read": 1.5e9, "disk_write": 0.8e9},
 )  # fmt: skip
 REFERENCE_MACHINES = (

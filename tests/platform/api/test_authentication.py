@@ -6,7 +6,7 @@ import time
 import pytest
 from django.test import Client
 
-from barnraise.coordinator_client.client import Coordinator
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
 from barnraise.protocol import coordinator_messages
 from barnraise.protocol.signing import Identity, open_signed
@@ -81,10 +81,10 @@ def test_a_body_changed_on_the_way_is_refused(person, launched, numbers):
 @pytest.mark.parametrize("off", [-7200.0, 90 * 86400.0])
 def test_a_worker_with_a_wrong_clock_learns_the_servers_time(live_server, person, volunteer, off):
     ada = volunteer(person())
-    client = Coordinator(
+    client = CoordinatorClient(
         live_server.url, ada.identity, ada.mirror_key, clock=lambda: time.time() + off
     )
-    assert client.runs().runs == []
+    assert client.fetch_runs().runs == []
     assert abs(client.now() - time.time()) < 5
     client.close()
 
@@ -92,11 +92,11 @@ def test_a_worker_with_a_wrong_clock_learns_the_servers_time(live_server, person
 @pytest.mark.django_db(transaction=True)
 def test_a_time_that_is_not_the_mirrors_is_not_believed(live_server, person, volunteer):
     ada = volunteer(person())
-    client = Coordinator(
+    client = CoordinatorClient(
         live_server.url, ada.identity, Identity(bytes(32)).key, clock=lambda: time.time() + 7200
     )
     with pytest.raises(CoordinatorError):
-        client.runs()
+        client.fetch_runs()
     assert client.now() > time.time() + 7000
     client.close()
 

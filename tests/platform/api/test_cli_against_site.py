@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from barnraise.cli.main import app
-from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
+from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.verdicts import Verdict
 from coordinator.fleet.machine_state import MachinePause
 from coordinator.runs.models import Run
@@ -129,10 +129,10 @@ def test_what_the_site_refuses_is_said_with_its_fields(barnraise):
 
 def test_without_a_token_or_a_site_it_says_what_to_do(barnraise, monkeypatch):
     monkeypatch.setenv("BARNRAISE_SITE", "http://127.0.0.1:9")
-    with pytest.raises(CoordinatorGone, match="does not answer"):
+    with pytest.raises(CoordinatorUnreachableError, match="does not answer"):
         barnraise("machines")
     monkeypatch.setenv("BARNRAISE_TOKEN", "brn_\n")
-    with pytest.raises((CoordinatorGone, StateError)):
+    with pytest.raises((CoordinatorUnreachableError, StateError)):
         barnraise("machines")
     monkeypatch.delenv("BARNRAISE_TOKEN")
     with pytest.raises(StateError, match="make a token on the site"):

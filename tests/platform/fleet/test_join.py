@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from barnraise.coordinator_client.client import Coordinator
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.errors import CoordinatorError
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.signing import Identity, check_ticket, digest, open_signed
@@ -34,18 +34,18 @@ def open_code(identity: Identity, **changed) -> Enrolment:
 @pytest.mark.django_db(transaction=True)
 def test_a_machine_is_enrolled_by_a_code_that_a_person_approves(live_server, person, valkey):
     ada, identity = person(name="Ada"), Identity(b"\x05" * 32)
-    machine = Coordinator(live_server.url, identity)
-    assert machine.meet().key == site_identity.identity().key
-    enrolment = machine.enrol(ABOUT)
+    machine = CoordinatorClient(live_server.url, identity)
+    assert machine.pin_mirror().key == site_identity.identity().key
+    enrolment = machine.request_enrolment(ABOUT)
     assert enrolment.url == f"{live_server.url}/machines/enrol/{enrolment.code}/"
-    assert machine.enrolment(enrolment.code).status == "pending"
+    assert machine.fetch_enrolment(enrolment.code).status == "pending"
     with pytest.raises(CoordinatorError, match="not enrolled"):
-        machine.runs()
+        machine.fetch_runs()
     Enrolment.find(enrolment.code.lower().replace("-", "")).approve(ada)
-    told = machine.enrolment(enrolment.code)
+    told = machine.fetch_enrolment(enrolment.code)
     assert (told.status, told.person) == ("approved", "Ada")
     assert Machine.objects.get(pk=told.machine).hostname == "barn-pc"
-    assert machine.runs().runs == []
+    assert machine.fetch_runs().runs == []
     machine.close()
 
 

@@ -14,7 +14,7 @@ from helpers.event_log_builder import LogBuilder, count_stored
 from helpers.fake_mirror import FakeMirror, own_entry, pull
 from helpers.mirror_lists import signed_list
 
-from barnraise.errors import ListError
+from barnraise.errors import MirrorListError
 from barnraise.protocol import messages
 from barnraise.protocol.mirror_list import Expulsion, MirrorLists
 from barnraise.protocol.signing import Identity, digest
@@ -388,5 +388,5 @@ def test_a_list_that_does_not_hold_is_refused_by_a_sentence_and_the_log_comes_al
 
 def test_a_downgrade_is_refused(small):
     mirror_list.ingest_lists([signed_list(3, own_entry(), small.list_entry)])
-    with pytest.raises(ListError, match="older than 3"):
+    with pytest.raises(MirrorListError, match="older than 3"):
         mirror_list.ingest_lists([signed_list(2, own_entry(), small.list_entry)])

@@ -33,7 +33,7 @@ from barnraise.protocol.messages import Update
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
-from barnraise.state_dir import Folder, Home, Membership
+from barnraise.state_dir import RunDir, SiteMembership, StateDir
 from barnraise.training.join import JOIN_REPLY_FILE
 
 RUN = "01890000-0000-7000-8000-000000000001"
@@ -82,7 +82,7 @@ def test_login_waits_through_a_moments_outage_and_keeps_who_approved(small, tmp_
     done = barnraise(tmp_path, "login", small.url)
     assert done.returncode == 0, done.stderr
     assert "ABCD-EFGH" in done.stdout and "Ida [/x]" in done.stdout
-    assert Home(tmp_path).membership.machine == MACHINE
+    assert StateDir(tmp_path).membership.machine == MACHINE
 
 
 @pytest.mark.parametrize("said", ["refused", "expired"])
@@ -113,7 +113,7 @@ def test_what_needs_an_enrolled_machine_or_a_run_says_which(tmp_path):
 
 def test_status_with_nothing_or_with_a_file_that_a_crash_cut_off(tmp_path):
     assert "has not trained yet" in barnraise(tmp_path, "status").stdout
-    Folder(tmp_path / "runs" / RUN, RUN, Home(tmp_path).identity.key).close()
+    RunDir(tmp_path / "runs" / RUN, RUN, StateDir(tmp_path).identity.key).close()
     (tmp_path / "runs" / RUN / "status.json").write_text("")
     done = barnraise(tmp_path, "status")
     assert done.returncode == 0 and "has not trained yet" in done.stdout
@@ -122,7 +122,9 @@ def test_status_with_nothing_or_with_a_file_that_a_crash_cut_off(tmp_path):
 
 def test_a_refusal_that_looks_like_markup_is_printed_as_it_is(small, tmp_path):
     mirror = MirrorView(key=small.identity.key, name="small", protocols=[1], time=0)
-    Home(tmp_path).enrol(Membership(url=small.url, mirror=mirror, machine=MACHINE))
+    StateDir(tmp_path).save_membership(
+        SiteMembership(url=small.url, mirror=mirror, machine=MACHINE)
+    )
     small.routes["GET /runs/a-run"] = lambda body: (
         404,
         Problem(error="there is no run [/bold] here"),
@@ -134,8 +136,10 @@ def test_a_refusal_that_looks_like_markup_is_printed_as_it_is(small, tmp_path):
 def test_a_machine_that_trains_lets_its_other_programs_go_first_unless_it_is_told_not_to(
     tmp_path, words, nicer
 ):
-    mirror = MirrorView(key=Home(tmp_path).identity.key, name="small", protocols=[1], time=0)
-    Home(tmp_path).enrol(Membership(url="http://127.0.0.1:9", mirror=mirror, machine=MACHINE))
+    mirror = MirrorView(key=StateDir(tmp_path).identity.key, name="small", protocols=[1], time=0)
+    StateDir(tmp_path).save_membership(
+        SiteMembership(url="http://127.0.0.1:9", mirror=mirror, machine=MACHINE)
+    )
     group = (
         "cli.TERMINAL.read_text().split()[-1] if cli.TERMINAL.exists() else psutil.Process().nice()"
     )
@@ -186,7 +190,7 @@ def test_a_plan_says_what_lies_where_and_how_long_a_step_takes(measured):
     told = json.loads(
         planned(measured, "--model", "gpt2-1.5b", "--memory", "4GB", "--disk", "90GB", "--json")
     )
-    assert told["host_bytes"] <= 4e9 and told["disk_bytes"] <= 90e9 and told["seconds"] > 0
+    assert told["host_bytes"] <= 4e9 and told["disk_bytes"] <= 90e9 and told["step_seconds"] > 0
     assert sum(sum(row.values()) for row in told["state_bytes"].values()) >= 20 * 1_557_611_200
 
 
@@ -227,11 +231,11 @@ def test_limits_last_until_they_are_lifted(tmp_path):
         ).returncode
         == 0
     )
-    assert Home(tmp_path).limits == Limits(memory=4 * 10**9, moments_bits=8, clipping="layer")
+    assert StateDir(tmp_path).limits == Limits(memory=4 * 10**9, moments_bits=8, clipping="layer")
     done = barnraise(tmp_path, "limits", "--memory", "auto", "--disk", "1TB", "--json")
-    assert json.loads(done.stdout)["memory"] is None and Home(tmp_path).limits.disk == 10**12
+    assert json.loads(done.stdout)["memory"] is None and StateDir(tmp_path).limits.disk == 10**12
     assert barnraise(tmp_path, "limits", "--uplink", "250KB").returncode == 0
-    assert Home(tmp_path).limits.uplink == 250_000
+    assert StateDir(tmp_path).limits.uplink == 250_000
     fails(barnraise(tmp_path, "limits", "--clipping", "hard"), "clipping must be one of")
     (tmp_path / "limits.json").write_text("{")
     fails(barnraise(tmp_path, "limits"), "is damaged")
@@ -252,7 +256,7 @@ def test_status_tells_of_each_peer_and_reads_what_older_versions_wrote(tmp_path)
             {"key": "b" * 64, "lag": 2, "up": 0.0, "down": 0.0, "agrees": False},
         ],
     }  # fmt: skip
-    Folder(tmp_path / "runs" / RUN, RUN, Home(tmp_path).identity.key).close()
+    RunDir(tmp_path / "runs" / RUN, RUN, StateDir(tmp_path).identity.key).close()
     path = tmp_path / "runs" / RUN / "status.json"
     path.write_text(json.dumps(told | now))
     said = barnraise(tmp_path, "status").stdout
@@ -269,7 +273,7 @@ def test_status_tells_of_each_peer_and_reads_what_older_versions_wrote(tmp_path)
 def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_by_no_other(
     tmp_path,
 ):
-    home = Home(tmp_path)
+    home = StateDir(tmp_path)
     spec = RunSpec(
         ModelSpec(1, 16, 1, 8, 256),
         TextSpec(tokenizer="bytes"),
@@ -277,7 +281,7 @@ def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_b
         roots=("a" * 64,),
     )
     directive = home.identity.sign("directive", Problem(error="never read"))
-    folder = home.folder(RUN)  # locked, as by a worker
+    folder = home.open_run(RUN)  # locked, as by a worker
     ledger, previous = Ledger(folder.path), GENESIS_DIGEST
     for seq in (1, 2, 3):
         update = Update(
@@ -290,7 +294,7 @@ def test_a_verdict_is_signed_by_the_owners_machine_beside_a_running_worker_and_b
 
     def known(spec: RunSpec) -> None:
         view = RunView(id=RUN, slug="a-run", name="A", status="training", spec=spec.to_json())
-        folder.keep(
+        folder.save_message(
             JOIN_REPLY_FILE, JoinReply(run=view, ticket=None, directive=directive, peers=[])
         )
 

@@ -13,10 +13,10 @@ from helpers.fake_coordinator import MACHINE, RUN
 from helpers.fake_coordinator import FakeCoordinator as Small
 from helpers.mirror_lists import list_entry, signed_list
 
-from barnraise.coordinator_client import failover as mirrored_module
-from barnraise.coordinator_client.failover import KEPT, Choice, Mirrored
-from barnraise.coordinator_client.reporter import Numbers, Reporter, Spool
-from barnraise.errors import CoordinatorError, CoordinatorGone
+from barnraise.coordinator_client import failover as failover_module
+from barnraise.coordinator_client.failover import MIRROR_LIST_FILE, FailoverClient, MirrorSelector
+from barnraise.coordinator_client.reporter import Reporter, ReportSpool, WorkerFigures
+from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol.coordinator_messages import (
     Directive,
     JoinReply,
@@ -29,7 +29,7 @@ from barnraise.protocol.messages import Peer
 from barnraise.protocol.mirror_list import Expulsion, MirrorLists, parse_list, rank_mirrors
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
-from barnraise.state_dir import Home, Membership
+from barnraise.state_dir import SiteMembership, StateDir
 
 waits_for = partial(wait_for.wait_until, seconds=15.0)
 
@@ -66,13 +66,13 @@ class Mirror(Small):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(mirrored_module, "FIRST_WAIT", 0.4)
-    monkeypatch.setattr(mirrored_module, "LONGEST_WAIT", 0.8)
+    monkeypatch.setattr(failover_module, "FIRST_WAIT", 0.4)
+    monkeypatch.setattr(failover_module, "LONGEST_WAIT", 0.8)
 
 
 @pytest.fixture
-def home(tmp_path) -> Home:
-    return Home(tmp_path / "home")
+def home(tmp_path) -> StateDir:
+    return StateDir(tmp_path / "home")
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def mirrors(home):
     for mirror in made:
         mirror.names(signed)
     view = MirrorView(key=made[2].identity.key, name="third", protocols=[1], time=0)
-    home.enrol(Membership(url=made[2].url, mirror=view, machine=MACHINE))
+    home.save_membership(SiteMembership(url=made[2].url, mirror=view, machine=MACHINE))
     yield made
     for mirror in made:
         mirror.close()
@@ -93,7 +93,7 @@ def mirrors(home):
 
 @pytest.fixture
 def client(home, mirrors):
-    made = Mirrored.known(home)
+    made = FailoverClient.from_state_dir(home)
     yield made
     made.close()
 
@@ -104,9 +104,9 @@ def reporter(home, client, tmp_path):
     first = Directive(
         run=RUN, machine=MACHINE, status=RunStatus.TRAINING, report_every=0.2, issued=0
     )
-    client.join(RUN, [])
-    made = Reporter(client, RUN, MACHINE, first, Spool(tmp_path / "spool.sqlite"))
-    made.note(Numbers(activity=Activity.TRAINING, addresses=("127.0.0.1:4000",)))
+    client.join_run(RUN, [])
+    made = Reporter(client, RUN, MACHINE, first, ReportSpool(tmp_path / "spool.sqlite"))
+    made.update_figures(WorkerFigures(activity=Activity.TRAINING, addresses=("127.0.0.1:4000",)))
     made.start()
     yield made
     made.stop()
@@ -118,11 +118,13 @@ def test_a_machine_learns_of_all_mirrors_from_its_own_and_reports_to_the_one_it_
     waits_for(lambda: mirrors[0].reports)
     assert (
         parse_list(
-            MirrorLists.model_validate_json((home.path / KEPT).read_bytes()).lists[-1]
+            MirrorLists.model_validate_json((home.path / MIRROR_LIST_FILE).read_bytes()).lists[-1]
         ).version
         == 1
     )
-    assert Mirrored.known(home).turn() == mirrors[0].identity.key, "after a restart, too"
+    assert FailoverClient.from_state_dir(home).select_mirror() == mirrors[0].identity.key, (
+        "after a restart, too"
+    )
 
 
 def test_it_tells_every_mirror_where_it_can_be_found_and_hears_from_each_of_peers(
@@ -132,7 +134,7 @@ def test_it_tells_every_mirror_where_it_can_be_found_and_hears_from_each_of_peer
         lambda: all(any(said["addresses"] for said in mirror.joined) for mirror in mirrors[:2])
     )
     found: set[str] = set()
-    waits_for(lambda: found.update(peer.key for peer in reporter.taken_peers()) or len(found) >= 2)
+    waits_for(lambda: found.update(peer.key for peer in reporter.pop_peers()) or len(found) >= 2)
 
 
 def test_when_its_mirror_dies_the_next_gets_what_was_not_confirmed_and_it_goes_back_afterwards(
@@ -190,7 +192,7 @@ def test_a_directive_of_the_next_mirror_counts_though_the_last_ones_clock_was_ah
 def test_a_newer_list_that_any_mirror_has_is_taken_and_who_was_expelled_is_left(
     mirrors, client, reporter
 ):
-    waits_for(lambda: mirrors[0].reports and client.newest)
+    waits_for(lambda: mirrors[0].reports and client.newest_list)
     newer = signed_list(
         2,
         mirrors[0].listed.model_copy(update={"expelled": Expulsion(at=1.0)}),
@@ -198,10 +200,10 @@ def test_a_newer_list_that_any_mirror_has_is_taken_and_who_was_expelled_is_left(
         mirrors[2].listed,
     )
     mirrors[2].lists = [newer]
-    client._now()  # the next round, now
-    waits_for(lambda: client.newest.version == 2)
+    client.visit_mirrors_now()
+    waits_for(lambda: client.newest_list.version == 2)
     waits_for(lambda: mirrors[1].reports)
-    assert mirrors[0].identity.key not in client._choice.order
+    assert mirrors[0].identity.key not in client.keys
 
 
 @pytest.mark.parametrize("signers", [0, 1])
@@ -210,34 +212,34 @@ def test_a_first_list_signed_by_too_few_is_not_taken_though_its_mirror_names_it(
 ):
     for mirror in mirrors:
         mirror.names(signed_list(1, *(m.listed for m in mirrors), signers=signers))
-    client.join(RUN, [])
-    client.heard(mirrors[2].lists)
-    assert client.newest is None and f"signed by {signers} of" in caplog.text
-    assert client.turn() == mirrors[2].identity.key
+    client.join_run(RUN, [])
+    client.receive_mirror_lists(mirrors[2].lists)
+    assert client.newest_list is None and f"signed by {signers} of" in caplog.text
+    assert client.select_mirror() == mirrors[2].identity.key
 
 
 def test_a_first_list_that_the_machines_own_mirror_does_not_name_is_not_taken(
     mirrors, client, caplog
 ):
-    client.join(RUN, [])
-    client.heard([signed_list(1, mirrors[0].listed)])
-    assert client.newest is None and "which this machine's mirror names" in caplog.text
+    client.join_run(RUN, [])
+    client.receive_mirror_lists([signed_list(1, mirrors[0].listed)])
+    assert client.newest_list is None and "which this machine's mirror names" in caplog.text
 
 
 def test_an_older_an_expired_and_a_second_list_of_one_version_are_refused_by_a_sentence(
     mirrors, client, caplog
 ):
-    client.join(RUN, [])
-    client.heard(mirrors[2].lists)
-    client.heard([signed_list(2, *(m.listed for m in mirrors))])
-    held = client.chain
+    client.join_run(RUN, [])
+    client.receive_mirror_lists(mirrors[2].lists)
+    client.receive_mirror_lists([signed_list(2, *(m.listed for m in mirrors))])
+    held = client.mirror_lists
     for told, sentence in (
         (signed_list(1, mirrors[0].listed), "older than 2"),
         (signed_list(2, *(m.listed for m in mirrors[::-1])), "two different mirror lists 2"),
         (signed_list(3, *(m.listed for m in mirrors), expires=5.0), "expired"),
     ):
-        client.heard([told])
-        assert client.chain == held and sentence in caplog.text
+        client.receive_mirror_lists([told])
+        assert client.mirror_lists == held and sentence in caplog.text
         caplog.clear()
 
 
@@ -245,33 +247,35 @@ def test_an_older_an_expired_and_a_second_list_of_one_version_are_refused_by_a_s
     "kept", [b"", b"{", b'{"lists": []}', b'{"lists": [{"body": "x", "signatures": {}}]}']
 )
 def test_a_damaged_list_on_disk_costs_nothing_but_asking_again(home, mirrors, kept):
-    (home.path / KEPT).write_bytes(kept)
-    client = Mirrored.known(home)
-    assert client.chain == [] and client.turn() == mirrors[2].identity.key
+    (home.path / MIRROR_LIST_FILE).write_bytes(kept)
+    client = FailoverClient.from_state_dir(home)
+    assert client.mirror_lists == [] and client.select_mirror() == mirrors[2].identity.key
     client.close()
 
 
 def test_a_list_of_another_site_than_the_one_a_machine_is_enrolled_at_is_not_gone_by(home, mirrors):
     other = signed_list(1, list_entry(Identity(b"z" * 32), "https://elsewhere.example.org"))
-    (home.path / KEPT).write_bytes(MirrorLists(lists=[other]).model_dump_json().encode())
-    client = Mirrored.known(home)
-    assert client.turn() == mirrors[2].identity.key
+    (home.path / MIRROR_LIST_FILE).write_bytes(
+        MirrorLists(lists=[other]).model_dump_json().encode()
+    )
+    client = FailoverClient.from_state_dir(home)
+    assert client.select_mirror() == mirrors[2].identity.key
     client.close()
 
 
 def test_entering_asks_one_mirror_after_the_other(mirrors, client):
-    client.join(RUN, [])
-    client.heard(mirrors[2].lists)
+    client.join_run(RUN, [])
+    client.receive_mirror_lists(mirrors[2].lists)
     mirrors[0].close()
     mirrors[1].failing = (404, "there is no run of that name here")
-    assert client.join(RUN, []).run.id == RUN and client.mirror == mirrors[2].identity.key
+    assert client.join_run(RUN, []).run.id == RUN and client.mirror == mirrors[2].identity.key
     mirrors[2].failing = (403, "its owner says no")
     with pytest.raises(CoordinatorError, match=r"no run of that name|owner says no"):
-        client.join(RUN, [])
+        client.join_run(RUN, [])
     for mirror in mirrors[1:]:
         mirror.close()
-    with pytest.raises(CoordinatorGone):
-        client.join(RUN, [])
+    with pytest.raises(CoordinatorUnreachableError):
+        client.join_run(RUN, [])
 
 
 # ---- answers that are none
@@ -319,32 +323,35 @@ def endless():
 def test_a_mirror_that_answers_with_something_else_is_left_for_the_next(
     mirrors, client, reporter, pieces, sentence
 ):
-    waits_for(lambda: client.newest)
+    waits_for(lambda: client.newest_list)
     strange = Strange(200, pieces)
     url = f"http://127.0.0.1:{strange.server_address[1]}"
     moved = mirrors[0].listed.model_copy(update={"url": url})
-    client.heard([signed_list(2, moved, mirrors[1].listed, mirrors[2].listed)])
+    client.receive_mirror_lists([signed_list(2, moved, mirrors[1].listed, mirrors[2].listed)])
     waits_for(lambda: mirrors[1].reports)
     strange.shutdown()
     strange.server_close()
 
 
-# ---- the choice, alone
+# ---- the selector, alone
 
 
 def test_waits_grow_up_to_a_bound_and_spread(monkeypatch):
     monkeypatch.undo()
-    choice = Choice("m" * 64)
-    choice.order = ["a", "b"]
+    selector = MirrorSelector("m" * 64)
+    selector.order = ["a", "b"]
     ends = set()
     for _ in range(100):
-        choice.failed("a", 1000.0)
-        ends.add(choice.next_at())
-        assert 1000.0 < choice.next_at() <= 1000.0 + 1.5 * mirrored_module.LONGEST_WAIT
-        assert choice.pick() == "b" and not choice.due(1000.0)
+        selector.mark_failed("a", 1000.0)
+        ends.add(selector.next_retry_at())
+        assert 1000.0 < selector.next_retry_at() <= 1000.0 + 1.5 * failover_module.LONGEST_WAIT
+        assert selector.pick() == "b" and not selector.due_for_retry(1000.0)
     assert len(ends) > 90, "machines do not come back all at once"
-    choice.failed("b", 1000.0)
-    assert choice.pick() == "b", "of two that are away, the one to look after first"
-    assert choice.due(1e9) == ["a", "b"]
-    choice.back("a")
-    assert choice.pick() == "a" and choice.next_at() < 1000.0 + 1.5 * mirrored_module.FIRST_WAIT
+    selector.mark_failed("b", 1000.0)
+    assert selector.pick() == "b", "of two that are away, the one to look after first"
+    assert selector.due_for_retry(1e9) == ["a", "b"]
+    selector.mark_reachable("a")
+    assert (
+        selector.pick() == "a"
+        and selector.next_retry_at() < 1000.0 + 1.5 * failover_module.FIRST_WAIT
+    )

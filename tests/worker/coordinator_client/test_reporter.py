@@ -12,9 +12,15 @@ from helpers.fake_coordinator import MACHINE, RUN
 from helpers.fake_coordinator import FakeCoordinator as Small
 
 from barnraise.coordinator_client import reporter as report_module
-from barnraise.coordinator_client.client import Coordinator
-from barnraise.coordinator_client.reporter import SLOWEST, Numbers, Reporter, Spool, backoff
-from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.reporter import (
+    LONGEST_PAUSE,
+    Reporter,
+    ReportSpool,
+    WorkerFigures,
+    backoff,
+)
+from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.coordinator_messages import Directive, Problem, ReportReply, Reports
 from barnraise.protocol.enums import Activity, RunStatus
 from barnraise.protocol.reports import LossPoint, Report  # fmt: skip
@@ -24,7 +30,7 @@ from barnraise.training.status import token_budget
 
 GOLDEN = paths.GOLDEN / "reports.json"
 
-NUMBERS = Numbers(activity=Activity.TRAINING)
+NUMBERS = WorkerFigures(activity=Activity.TRAINING)
 PLAN = Reports.model_validate_json(GOLDEN.read_text()).reports[0].plan
 waits_for = partial(wait_for.wait_until, seconds=10.0)
 
@@ -41,65 +47,65 @@ def report(step: int) -> Report:
 
 
 def test_reports_are_numbered_in_order_and_survive_a_restart(tmp_path):
-    spool = Spool(tmp_path / "spool.sqlite")
+    spool = ReportSpool(tmp_path / "spool.sqlite")
     for step in range(5):
-        spool.add(report(step))
-    spool.drop(2)
+        spool.append(report(step))
+    spool.drop_through(2)
     spool.close()
-    again = Spool(tmp_path / "spool.sqlite")
-    assert [(r.seq, r.step) for r in again.after(0)] == [(3, 2), (4, 3), (5, 4)]
-    assert [r.seq for r in again.after(3, limit=1)] == [4]
-    again.drop(5)
+    again = ReportSpool(tmp_path / "spool.sqlite")
+    assert [(r.seq, r.step) for r in again.read_after(0)] == [(3, 2), (4, 3), (5, 4)]
+    assert [r.seq for r in again.read_after(3, limit=1)] == [4]
+    again.drop_through(5)
     again.close()
-    third = Spool(tmp_path / "spool.sqlite")
-    third.add(report(9))
-    assert [r.seq for r in third.after(0)] == [6], (
+    third = ReportSpool(tmp_path / "spool.sqlite")
+    third.append(report(9))
+    assert [r.seq for r in third.read_after(0)] == [6], (
         "a number is never given twice, though its report is gone"
     )
     third.close()
 
 
 def test_numbers_go_on_past_the_coordinators_mark_and_never_back(tmp_path):
-    spool = Spool(tmp_path / "spool.sqlite")
-    spool.begin_after(40)
-    spool.add(report(0))
-    spool.begin_after(7)
-    spool.add(report(1))
-    assert [r.seq for r in spool.after(0)] == [41, 42] and spool.last == 42
+    spool = ReportSpool(tmp_path / "spool.sqlite")
+    spool.skip_to(40)
+    spool.append(report(0))
+    spool.skip_to(7)
+    spool.append(report(1))
+    assert [r.seq for r in spool.read_after(0)] == [41, 42] and spool.last_seq == 42
     spool.close()
 
 
 def test_the_oldest_reports_give_way_when_nobody_answers_for_days(tmp_path, monkeypatch):
-    monkeypatch.setattr("barnraise.coordinator_client.reporter.SPOOLED", 10)
-    spool = Spool(tmp_path / "spool.sqlite")
+    monkeypatch.setattr("barnraise.coordinator_client.reporter.MAX_SPOOLED", 10)
+    spool = ReportSpool(tmp_path / "spool.sqlite")
     for step in range(25):
-        spool.add(report(step))
-    assert [r.step for r in spool.after(0)] == list(range(15, 25)) and len(spool) == 10
+        spool.append(report(step))
+    assert [r.step for r in spool.read_after(0)] == list(range(15, 25)) and len(spool) == 10
     spool.close()
 
 
 def test_a_report_the_disk_refuses_leaves_the_spool_usable(tmp_path):
-    spool = Spool(tmp_path / "spool.sqlite")
+    spool = ReportSpool(tmp_path / "spool.sqlite")
     spool._db.execute(
         "CREATE TRIGGER full BEFORE INSERT ON report BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
     with pytest.raises(sqlite3.Error):
-        spool.add(report(0))
+        spool.append(report(0))
     spool._db.execute("DROP TRIGGER full")
-    spool.add(report(1))
-    assert [r.step for r in spool.after(0)] == [1]
+    spool.append(report(1))
+    assert [r.step for r in spool.read_after(0)] == [1]
     spool.close()
 
 
 def test_a_damaged_spool_is_refused_by_name(tmp_path):
     (tmp_path / "spool.sqlite").write_bytes(b"not a database, not at all" * 100)
     with pytest.raises(StateError, match=r"spool\.sqlite cannot be used"):
-        Spool(tmp_path / "spool.sqlite")
+        ReportSpool(tmp_path / "spool.sqlite")
 
 
 def test_tries_grow_rarer_up_to_a_bound_however_long_nobody_answers():
     assert backoff(10.0, 0) == 10.0
-    assert all(backoff(1.0, n) <= SLOWEST * 1.2 for n in (1, 5, 100, 100_000))
+    assert all(backoff(1.0, n) <= LONGEST_PAUSE * 1.2 for n in (1, 5, 100, 100_000))
     assert backoff(0.2, 1) < backoff(0.2, 4) < backoff(0.2, 8)
 
 
@@ -119,14 +125,14 @@ def start(small, tmp_path):
 
     def begin(clock=time.time) -> Reporter:
         identity = Identity(b"w" * 32)
-        client = Coordinator(small.url, identity, small.identity.key, clock)
+        client = CoordinatorClient(small.url, identity, small.identity.key, clock)
         first = Directive(
             run=RUN, machine=MACHINE, status=RunStatus.TRAINING, report_every=0.2, issued=0
         )
         reporter = Reporter(
-            client, RUN, MACHINE, first, Spool(tmp_path / f"spool{next(numbers)}.sqlite")
+            client, RUN, MACHINE, first, ReportSpool(tmp_path / f"spool{next(numbers)}.sqlite")
         )
-        reporter.note(NUMBERS)
+        reporter.update_figures(NUMBERS)
         started.append(reporter)
         reporter.start()
         return reporter
@@ -145,8 +151,8 @@ def test_nothing_is_lost_while_the_coordinator_is_away_and_each_interval_has_its
     before = max(small.reports)
     gone = time.monotonic()
     for n in range(5):
-        reporter.note(
-            Numbers(
+        reporter.update_figures(
+            WorkerFigures(
                 activity=Activity.TRAINING,
                 step=n,
                 points=(LossPoint(kind="train", tokens=n, loss=1.0),),
@@ -163,15 +169,15 @@ def test_nothing_is_lost_while_the_coordinator_is_away_and_each_interval_has_its
 def test_what_the_coordinator_holds_is_dropped_and_nothing_else(small, start):
     reporter = start()
     waits_for(lambda: len(small.reports) >= 3)
-    assert [r.seq for r in reporter._spool.after(0)][:3] == [1, 2, 3], (
+    assert [r.seq for r in reporter.unsent_reports()][:3] == [1, 2, 3], (
         "its mark is 0: it may lose them yet"
     )
     small.mark = 3
-    waits_for(lambda: reporter._spool.after(0)[0].seq == 4)
+    waits_for(lambda: reporter.unsent_reports()[0].seq == 4)
 
 
 def test_what_stays_unconfirmed_is_posted_again(small, start, monkeypatch):
-    monkeypatch.setattr("barnraise.coordinator_client.reporter.UNCONFIRMED", 0.5)
+    monkeypatch.setattr("barnraise.coordinator_client.reporter.UNCONFIRMED_SECONDS", 0.5)
     start()
     waits_for(lambda: len(small.reports) >= 2)
     small.reports.clear()  # its queue was lost
@@ -224,7 +230,7 @@ def test_an_older_directive_a_strangers_and_another_machines_are_ignored(small, 
 def test_the_last_numbers_are_delivered_on_the_way_out(small, start):
     reporter = start()
     waits_for(lambda: small.reports)
-    reporter.note(Numbers(activity=Activity.LEFT, step=77))
+    reporter.update_figures(WorkerFigures(activity=Activity.LEFT, step=77))
     reporter.stop()
     assert small.reports[max(small.reports)].step == 77
 
@@ -233,7 +239,7 @@ def test_every_report_carries_the_plan_and_the_measured_step(small, start):
     reporter = start()
     waits_for(lambda: small.reports)
     assert small.reports[1].plan is None and small.reports[1].step_seconds is None
-    reporter.note(Numbers(activity=Activity.TRAINING, plan=PLAN, step_seconds=5.1))
+    reporter.update_figures(WorkerFigures(activity=Activity.TRAINING, plan=PLAN, step_seconds=5.1))
     seen = len(small.reports)
     waits_for(lambda: len(small.reports) > seen + 2)
     newest = [report for _, report in sorted(small.reports.items())[-2:]]
@@ -241,7 +247,7 @@ def test_every_report_carries_the_plan_and_the_measured_step(small, start):
 
 
 def test_a_coordinator_that_never_answers_does_not_hold_a_leaving_worker(small, start, monkeypatch):
-    monkeypatch.setattr("barnraise.coordinator_client.reporter.GOODBYE", 0.5)
+    monkeypatch.setattr("barnraise.coordinator_client.reporter.GOODBYE_SECONDS", 0.5)
     small.close()
     with socket.create_server(("127.0.0.1", small.port)):  # takes connections and says nothing
         reporter = start()
@@ -270,11 +276,11 @@ def test_a_full_disk_costs_reports_and_not_the_thread(small, start):
 def test_a_reporter_that_was_never_started_can_be_stopped(small, tmp_path):
     first = Directive(run=RUN, machine=MACHINE, status=RunStatus.TRAINING, issued=0)
     Reporter(
-        Coordinator(small.url, Identity(b"w" * 32)),
+        CoordinatorClient(small.url, Identity(b"w" * 32)),
         RUN,
         MACHINE,
         first,
-        Spool(tmp_path / "s.sqlite"),
+        ReportSpool(tmp_path / "s.sqlite"),
     ).stop()
 
 
@@ -286,15 +292,15 @@ def test_a_machine_with_a_wrong_clock_signs_with_the_servers_time(small, start, 
     reporter = start(clock=lambda: time.time() + wrong)
     waits_for(lambda: len(small.reports) >= 2)
     assert abs(small.reports[2].at - time.time()) < 5
-    assert not reporter.orphaned and reporter.refused is None
+    assert not reporter.is_orphaned and reporter.refused is None
 
 
 def test_another_mirrors_time_is_not_believed(small):
-    client = Coordinator(
+    client = CoordinatorClient(
         small.url, Identity(b"w" * 32), "b" * 64
     )  # asks for somebody else at this address
     with pytest.raises(CoordinatorError) as caught:
-        client.run("x")
+        client.fetch_run("x")
     assert caught.value.status == 401 and abs(client.now() - time.time()) < 1
 
 
@@ -303,14 +309,14 @@ def test_another_mirrors_time_is_not_believed(small):
 )
 def test_an_answer_that_is_not_the_apis_is_nobodys(small, answer):
     small.routes["GET /runs/x"] = lambda body: answer
-    with pytest.raises(CoordinatorGone, match="something that is not Barnraise's API"):
-        Coordinator(small.url, Identity(b"w" * 32), small.identity.key).run("x")
+    with pytest.raises(CoordinatorUnreachableError, match="something that is not Barnraise's API"):
+        CoordinatorClient(small.url, Identity(b"w" * 32), small.identity.key).fetch_run("x")
 
 
 def test_an_answer_without_end_is_cut_off(small):
     small.routes["GET /runs/x"] = lambda body: (200, b" " * (3 << 20))
-    with pytest.raises(CoordinatorGone, match="was cut off"):
-        Coordinator(small.url, Identity(b"w" * 32), small.identity.key).run("x")
+    with pytest.raises(CoordinatorUnreachableError, match="was cut off"):
+        CoordinatorClient(small.url, Identity(b"w" * 32), small.identity.key).fetch_run("x")
 
 
 def test_a_budget_only_grows_past_the_specs():
@@ -326,10 +332,10 @@ def test_a_budget_only_grows_past_the_specs():
 def test_where_reports_are_rare_what_the_coordinator_decides_is_heard_between_them(
     small, start, monkeypatch
 ):
-    assert report_module.LISTEN <= 30, (
+    assert report_module.DIRECTIVE_SECONDS <= 30, (
         "a revocation is known within a minute, peers' telling each other included"
     )
-    monkeypatch.setattr(report_module, "LISTEN", 0.2)
+    monkeypatch.setattr(report_module, "DIRECTIVE_SECONDS", 0.2)
     small.directive["report_every"] = 3600.0
     small.routes[f"GET /runs/{RUN}/directive"] = lambda body: ReportReply(
         acknowledged=0, directive=small.signed_directive()

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from barnraise.models import gpt2 as gpt
 from barnraise.planning import cost_model
-from barnraise.planning.hardware import Hardware, Products, Updates
+from barnraise.planning.hardware import Hardware, MatmulRates, UpdateRate
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap import fused_loss
 from barnraise.swap.forward_backward import BlockEnd
@@ -219,9 +219,9 @@ def test_more_work_takes_longer_and_a_faster_machine_less(part):
 
 
 def test_a_narrow_dtype_goes_at_its_own_rate_where_it_was_measured():
-    quick = Products("bfloat16", ((512, 1e13),), ((512, 1e13),))
+    quick = MatmulRates("bfloat16", ((512, 1e13),), ((512, 1e13),))
     machine = dataclasses.replace(
-        PLAIN, products=(Products("float32", PLAIN.matmul, PLAIN.matmul), quick)
+        PLAIN, products=(MatmulRates("float32", PLAIN.matmul, PLAIN.matmul), quick)
     )
     model = preset("gpt2-124m")
     for part in (
@@ -251,7 +251,7 @@ def test_a_step_of_adam_is_counted_in_parameters():
 
 
 def test_a_step_of_adam_goes_at_the_rate_of_its_form_and_place():
-    forms = (Updates("host", "bfloat16", 8, 2e8), Updates("device", "bfloat16", 8, 2e10))
+    forms = (UpdateRate("host", "bfloat16", 8, 2e8), UpdateRate("device", "bfloat16", 8, 2e10))
     machine = dataclasses.replace(PLAIN, updates=forms)
     assert math.isclose(cost_model.adam_seconds(machine, 10**8, "bfloat16", 8), 0.5)
     assert math.isclose(cost_model.adam_seconds(machine, 10**8, "bfloat16", 8, "device"), 0.005)

@@ -18,7 +18,13 @@ import torch
 from barnraise.errors import StateError
 from barnraise.planning import cost_model
 from barnraise.planning import hardware_probe as probing
-from barnraise.planning.hardware import Hardware, Products, Updates, cgroup_limits, memory_bytes
+from barnraise.planning.hardware import (
+    Hardware,
+    MatmulRates,
+    UpdateRate,
+    cgroup_limits,
+    memory_bytes,
+)
 from barnraise.planning.hardware_probe import probe
 from barnraise.spec import ModelSpec
 
@@ -37,8 +43,8 @@ def quick(monkeypatch):
 SEEN = Hardware(
     device="cpu", name="a machine", cores=2, memory=0, device_memory=0, disk=0, dtype="float32",
     matmul=((128, 1e11), (1024, 2e11)), attention=1e11, elementwise=1e10, to_device=1e10, from_device=1e10,
-    stream=2e10, adam=1e9, disk_read=1e9, disk_write=1e9, products=(Products("float32", ((1, 1.0),), ((1, 0.5),)),),
-    updates=(Updates("host", "float32", 8, 3e8),),
+    stream=2e10, adam=1e9, disk_read=1e9, disk_write=1e9, products=(MatmulRates("float32", ((1, 1.0),), ((1, 0.5),)),),
+    updates=(UpdateRate("host", "float32", 8, 3e8),),
 )  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def test_a_thread_s_scratch_is_what_norms_and_updates_take(coded, monkeypatch):
     plan = resident(SHAPES[0], threads=1, **coded)
     fragment = max(plan.fragments, key=lambda fragment: fragment.size)
     n, streamed = fragment.size, getattr(torch, plan.dtype)
-    record = torch.zeros(plan.record("moments", n), dtype=torch.uint8)
+    record = torch.zeros(plan.record_bytes("moments", n), dtype=torch.uint8)
     weights, gradient = (torch.randn(n).to(dtype) for dtype in (streamed, streamed))
     step = AdamWStep(fragment, 1, learning_rate=1e-3, weight_decay=0.1)
 
@@ -106,13 +106,13 @@ SHAPES = [
 ]
 KEEPING = [
     dict(),
-    dict(retained=2),
+    dict(retained_blocks=2),
     dict(kept_inputs="group"),
     dict(boundaries="host", staged=True, slots=1),
 ]
 KEEPING += [
     dict(dtype="bfloat16", staged=True, slots=2),
-    dict(dtype="bfloat16", staged=True, slots=2, retained=2),
+    dict(dtype="bfloat16", staged=True, slots=2, retained_blocks=2),
 ]
 
 

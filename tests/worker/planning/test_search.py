@@ -15,7 +15,7 @@ import barnraise
 from barnraise.errors import PlanError, StateError
 from barnraise.planning import memory_model, search, simulator
 from barnraise.planning import program as program_module
-from barnraise.planning.hardware import Hardware, Updates
+from barnraise.planning.hardware import Hardware, UpdateRate
 from barnraise.planning.limits import Limits, parse_bytes
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
@@ -30,8 +30,8 @@ CARD = replace(
     PC, device="cuda", name="a GPU", device_memory=24 * GB, memory=64 * GB, dtype="bfloat16", matmul=((1024, 8e13),),
     attention=3e13, elementwise=8e11, to_device=2.4e10, from_device=2.4e10, disk=4000 * GB,
     updates=(
-        Updates("host", "bfloat16", 32, 4e8), Updates("host", "bfloat16", 8, 1.5e8),
-        Updates("device", "bfloat16", 32, 1e10), Updates("device", "bfloat16", 8, 6e9),
+        UpdateRate("host", "bfloat16", 32, 4e8), UpdateRate("host", "bfloat16", 8, 1.5e8),
+        UpdateRate("device", "bfloat16", 32, 1e10), UpdateRate("device", "bfloat16", 8, 6e9),
     ),
 )  # fmt: skip
 MODELS = ("gpt-nano", "gpt-mini", "gpt2-124m", "gpt2-1.5b", "gpt3-6.7b")
@@ -94,19 +94,23 @@ def test_a_plan_is_within_every_budget_obeys_every_wish_and_can_be_carried_out(a
             assert plan.written_per_day <= limits.disk_writes_per_day * 1.001
     else:
         assert plan.disk_bytes == plan.written_per_step == plan.written_per_day == 0
-    assert plan.seconds > 0 and plan.binding in (
+    assert plan.step_seconds > 0 and plan.bottleneck in (
         "compute",
         "disk",
         "link",
         "optimizer",
         "disk writes a day",
     )
-    first = program_module.step(plan)  # asserts what it takes for granted
-    program_module.step(plan, pending=plan.defers, cached=first.cached)
+    first = program_module.step_program(plan)  # asserts what it takes for granted
+    program_module.step_program(plan, pending=plan.defers_updates, cached=first.cached)
 
 
 SLOW = replace(
-    CARD, updates=(Updates("host", "bfloat16", 32, 1.2e9), Updates("device", "bfloat16", 32, 2.5e9))
+    CARD,
+    updates=(
+        UpdateRate("host", "bfloat16", 32, 1.2e9),
+        UpdateRate("device", "bfloat16", 32, 2.5e9),
+    ),
 )
 
 
@@ -136,9 +140,9 @@ def test_more_memory_never_makes_a_slower_plan(asked, more, which):
     roomier = replace(limits, **{which: int(getattr(limits, which) * more)})
     plan = make_plan(hardware, model, roomier, sequences, advise=False)
     if limits.clipping != "auto" or plan.clipping == less.clipping:
-        assert plan.seconds <= less.seconds * 1.02
+        assert plan.step_seconds <= less.step_seconds * 1.02
     else:  # the recipe's own clipping is worth a little
-        assert plan.seconds <= less.seconds * search.EXACT_COSTS * 1.02
+        assert plan.step_seconds <= less.step_seconds * search.EXACT_COSTS * 1.02
 
 
 @pytest.mark.parametrize(
@@ -183,7 +187,7 @@ def test_a_refusal_names_what_is_short_and_each_thing_it_lists_really_fits(
 def test_what_fits_in_memory_is_not_put_on_disk_and_nothing_moves():
     plan = make_plan(PC, preset("gpt2-124m"), Limits())
     assert not plan.on_disk and plan.weights == ("host",) * 14 and plan.slots == 0
-    assert {op.kind for op in program_module.step(plan).ops} <= {
+    assert {op.kind for op in program_module.step_program(plan).operations} <= {
         "embed", "forward", "head", "backward", "embed backward", "norm", "update",
     }  # fmt: skip
 
@@ -202,10 +206,10 @@ def test_planning_for_175_billion_parameters_is_a_few_simulations_of_few_operati
 ):
     """Counted and not timed: what it costs is schedules written and run."""
     programs = []
-    whole = program_module.step
+    whole = program_module.step_program
 
     def written(*args, **kwargs):
-        programs.append(len((program := whole(*args, **kwargs)).ops))
+        programs.append(len((program := whole(*args, **kwargs)).operations))
         return program
 
     monkeypatch.setattr(program_module, "step", written)
@@ -229,9 +233,9 @@ def test_a_step_takes_as_long_with_tiles_merged_to_predict_it(monkeypatch, clipp
     plan = make_plan(replace(CARD, device_memory=8 * GB), preset("gpt3-6.7b"), limits, 8)
     assert plan.on_disk and plan.tile_count(1) == simulator.TILES * 2 - 3
     monkeypatch.setattr(simulator, "TILES", plan.tile_count(1))
-    whole = simulator.Steps(plan, CARD).step_seconds
+    whole = simulator.StepSimulation(plan, CARD).step_seconds
     monkeypatch.setattr(simulator, "TILES", -(-plan.tile_count(1) // merged))
-    assert simulator.Steps(plan, CARD).step_seconds == pytest.approx(whole, rel=0.03)
+    assert simulator.StepSimulation(plan, CARD).step_seconds == pytest.approx(whole, rel=0.03)
 
 
 def test_what_updates_cost_in_their_form_and_place_counts():
@@ -246,7 +250,7 @@ def test_what_updates_cost_in_their_form_and_place_counts():
     )
     other = make_plan(slow, asked, Limits(clipping="exact"), 8)
     assert plan.weights.count("device") > other.weights.count("device")
-    assert plan.seconds < other.seconds
+    assert plan.step_seconds < other.step_seconds
 
 
 def test_planning_needs_no_torch():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barnraise.errors import ListError
+from barnraise.errors import MirrorListError
 from barnraise.protocol import mirror_list
 from barnraise.protocol.mirror_list import (
     Expulsion,
@@ -65,7 +65,7 @@ def refused(told: SignedMirrorList, held=None) -> str:
     """The sentence; and what was held is held still."""
     held = begun() if held is None else held
     before = list(held)
-    with pytest.raises(ListError) as found:
+    with pytest.raises(MirrorListError) as found:
         merge_chain(held, [told], NOW)
     assert held == before
     return str(found.value)
@@ -80,17 +80,17 @@ def test_a_newer_list_signed_by_enough_roots_takes_the_place_of_the_one_before()
 
 
 def test_the_first_list_is_the_one_that_a_trusted_mirror_names():
-    with pytest.raises(ListError, match="is not"):
+    with pytest.raises(MirrorListError, match="is not"):
         merge_chain([], [FIRST], NOW, "0" * 64)
     alone = made(1, signers=(0,))
-    with pytest.raises(ListError, match="signed by 1 of the roots"):
+    with pytest.raises(MirrorListError, match="signed by 1 of the roots"):
         merge_chain([], [alone], NOW, alone.digest)
     assert merge_chain([], [FIRST], NOW, FIRST.digest) == [FIRST]
 
 
 def test_an_expired_list_is_refused_by_how_long_ago():
     assert refused(made(2, expires=NOW - 86400)) == "the mirror list 2 expired 1.0 days ago"
-    with pytest.raises(ListError, match="expired"):
+    with pytest.raises(MirrorListError, match="expired"):
         merge_chain([], [made(1, expires=NOW)], NOW, made(1, expires=NOW).digest)
 
 
@@ -153,7 +153,7 @@ def test_a_list_that_contradicts_itself_is_refused(changed, sentence):
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", "<html>", '{"version": 0}', "é" * 9_000])
 def test_what_is_no_list_is_refused(body):
-    with pytest.raises(ListError, match=r"malformed|more than 14,000 bytes"):
+    with pytest.raises(MirrorListError, match=r"malformed|more than 14,000 bytes"):
         mirror_list.parse_list(SignedMirrorList.model_construct(body=body, signatures={}))
 
 
@@ -251,5 +251,5 @@ def test_only_a_list_as_this_version_writes_it_can_be_signed():
     plain = unsigned_list(mirror_list.parse_list(FIRST))
     assert add_signature(ROOTS[0], plain).signatures.keys() == {ROOTS[0].key}
     later = SignedMirrorList(body=plain.body[:-1] + ',"colour":"red"}')
-    with pytest.raises(ListError, match="another version"):
+    with pytest.raises(MirrorListError, match="another version"):
         add_signature(ROOTS[0], later)

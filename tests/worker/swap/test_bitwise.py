@@ -66,9 +66,9 @@ def test_swapped_run_has_the_same_bits_after_twenty_steps(case):
 
 
 KEPT = [
-    dict(retained=8),
-    dict(retained=3),
-    dict(retained=3, kept_inputs="group"),
+    dict(retained_blocks=8),
+    dict(retained_blocks=3),
+    dict(retained_blocks=3, kept_inputs="group"),
     dict(boundaries="host"),
 ]
 

@@ -30,7 +30,7 @@ from helpers.plans import (
 from barnraise.errors import DamageError, PlanError, StateError
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
-from barnraise.planning.program import Kind as OperationKind
+from barnraise.planning.program import OperationKind
 from barnraise.planning.search import make_plan
 from barnraise.spec import ModelSpec, preset
 from barnraise.swap.arena import PAGE

@@ -8,7 +8,7 @@ from helpers.plans import groups, resident, sample_text
 from barnraise.exchange.ledger.anchor import initial_weights
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
-from barnraise.planning.program import Lane
+from barnraise.planning.program import LaneName
 from barnraise.spec import ModelSpec
 from barnraise.swap.activations import Activations, HostActivations
 from barnraise.swap.forward_backward import ForwardBackward
@@ -19,11 +19,11 @@ from barnraise.swap.precision import units_to_float
 MODEL = ModelSpec(layers=6, width=16, heads=2, context=8, vocabulary=256)
 RECOMPUTATIONS = [
     dict(),
-    dict(retained=6),
-    dict(retained=2),
+    dict(retained_blocks=6),
+    dict(retained_blocks=2),
     dict(kept_inputs="group"),
-    dict(kept_inputs="group", retained=1),
-    dict(kept_inputs="group", retained=3),
+    dict(kept_inputs="group", retained_blocks=1),
+    dict(kept_inputs="group", retained_blocks=3),
 ]
 
 
@@ -112,7 +112,7 @@ def test_storing_inputs_of_groups_stores_fewer_of_them():
 
 
 def test_host_activations_return_unchanged():
-    lanes = {name: WorkerLane(name, inline=name is Lane.COMPUTE) for name in Lane}
+    lanes = {name: WorkerLane(name, inline=name is LaneName.COMPUTE) for name in LaneName}
     pool = [torch.empty(2 * MODEL.context * MODEL.width) for _ in range(3 * (6 + 2))]
     for forward, backward, recomputation in (
         (31, 31, {}),

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from barnraise.errors import DamageError, StateError
-from barnraise.planning.plan import KINDS, PAGE
+from barnraise.planning.plan import PAGE, STATE_KINDS
 from barnraise.spec import ModelSpec
 from barnraise.swap.arena import page_aligned
 from barnraise.swap.state_store import (
@@ -40,9 +40,9 @@ def small_plan(kind: str, **more):
 
 
 def record(store: StateStore, kind: str, i: int, t: int, value: int) -> torch.Tensor:
-    """Return a record of random bytes, seeded by `value`."""
-    begin, end = store.plan.bounds(i, t)
-    data = page_aligned(store.plan.record(kind, end - begin))
+    """Return a record_bytes of random bytes, seeded by `value`."""
+    begin, end = store.plan.tile_bounds(i, t)
+    data = page_aligned(store.plan.record_bytes(kind, end - begin))
     return data.random_(0, 256, generator=torch.Generator().manual_seed(value))
 
 
@@ -66,8 +66,8 @@ def places(store: StateStore) -> list[tuple[str, int, int]]:
     plan = store.plan
     return [
         (kind, i, t)
-        for kind in KINDS
-        for i in range(plan.last + 1)
+        for kind in STATE_KINDS
+        for i in range(plan.last_fragment + 1)
         for t in range(plan.tile_count(i))
     ]
 
@@ -76,8 +76,8 @@ def content(store: StateStore) -> dict[tuple, bytes]:
     """Read all records."""
     found = {}
     for place in places(store):
-        begin, end = store.plan.bounds(*place[1:])
-        into = page_aligned(store.plan.record(place[0], end - begin))
+        begin, end = store.plan.tile_bounds(*place[1:])
+        into = page_aligned(store.plan.record_bytes(place[0], end - begin))
         store.read(*place, into)
         found[place] = into.numpy().tobytes()
     return found
@@ -241,7 +241,7 @@ def test_unfinished_manifest_is_ignored(cut, tmp_path):
     assert StateStore(small_plan("exact"), tmp_path).header == "one"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STATE_KINDS)
 def test_altered_byte_is_named_and_reopening_recovers(kind, tmp_path):
     plan = small_plan("exact")
     engine = engine_of(plan, tmp_path)
@@ -267,7 +267,7 @@ def test_altered_byte_is_named_and_reopening_recovers(kind, tmp_path):
         not any(data) for place, data in content(again).items() if place[0] in again.invalid_kinds
     )
     if kind == "anchor":
-        assert again.invalid_kinds == set(KINDS), (
+        assert again.invalid_kinds == set(STATE_KINDS), (
             "nothing is left to restart from: the machine needs its peers"
         )
     again.close()

@@ -1,10 +1,11 @@
-"""Where text comes from: fetched from what is public alone, cut into documents, the same whenever it is read."""
+"""Text sources: only public addresses are fetched; reading twice gives the same documents."""
 
 import gzip
 import io
 import json
 import socket
 import sys
+import sysconfig
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,14 +20,23 @@ from barnraise.errors import TextError
 from barnraise.spec import TextSpec
 from barnraise.text import parquet as parquet_module
 from barnraise.text import sources
-from barnraise.text.parquet import texts as parquet_texts
-from barnraise.text.sources import Fetcher, dataset, documents, once, pieces, public, read
+from barnraise.text.parquet import read_texts
+from barnraise.text.sources import (
+    TextFetcher,
+    deduplicate,
+    fetch_dataset,
+    read_documents,
+    read_files,
+    read_stdlib,
+    resolve_public,
+    split_file,
+)
 
 ROWS = b'{"text": "one"}\n\n{"content": "two", "id": 2}\n{"text": "one"}\n'
 
 
 class Web:
-    """A small web: `pages` maps paths to (status, body, headers)."""
+    """A small web server: `pages` maps paths to (status, body, headers)."""
 
     def __init__(self):
         ours, self.pages, self.asked = self, {}, []
@@ -65,56 +75,54 @@ def web():
 
 @pytest.fixture
 def fetcher():
-    """Believes whatever is asked for to be at 127.0.0.1, and allowed."""
-    with Fetcher(reach=lambda host, port: "127.0.0.1") as made:
+    """Resolve every host name to 127.0.0.1 and allow it."""
+    with TextFetcher(resolve=lambda host, port: "127.0.0.1") as made:
         yield made
 
 
-# ---- fetching ------------------------------------------------------------------------------------------------------
+# ---- fetching
 
 
-def test_what_is_fetched_came_from_the_address_that_was_looked_at_under_the_name_that_was_asked(
-    web, fetcher
-):
+def test_fetch_connects_to_the_checked_address_with_the_original_host(web, fetcher):
     web.pages["/a.txt?x=1"] = 200, b"hello", {}
-    assert fetcher.get(web.url("/a.txt?x=1#part")) == b"hello"
+    assert fetcher.fetch(web.url("/a.txt?x=1#part")) == b"hello"
     path, headers = web.asked[0]
     assert path == "/a.txt?x=1" and headers["Host"] == f"texts.example:{web.port}"
 
 
-def test_redirects_are_followed_and_not_for_ever(web, fetcher):
+def test_fetch_follows_a_bounded_number_of_redirects(web, fetcher):
     web.pages["/a"] = 302, b"", {"Location": "/b"}
     web.pages["/b"] = 301, b"", {"Location": web.url("/c.txt")}
     web.pages["/c.txt"] = 200, b"there", {}
     web.pages["/loop"] = 302, b"", {"Location": "/loop"}
-    assert fetcher.get(web.url("/a")) == b"there"
+    assert fetcher.fetch(web.url("/a")) == b"there"
     with pytest.raises(TextError, match="without end"):
-        fetcher.get(web.url("/loop"))
+        fetcher.fetch(web.url("/loop"))
 
 
 @pytest.mark.parametrize(
     ("status", "said"), [(404, "answered 404"), (500, "answered 500"), (204, "answered 204")]
 )
-def test_what_is_not_there_is_said_with_its_address(web, fetcher, status, said):
+def test_fetch_of_a_bad_status_names_the_address(web, fetcher, status, said):
     web.pages["/x"] = status, b"", {}
     with pytest.raises(TextError, match=said) as error:
-        fetcher.get(web.url("/x"))
+        fetcher.fetch(web.url("/x"))
     assert "texts.example" in str(error.value)
 
 
-def test_an_answer_without_end_is_cut_off(web, fetcher, monkeypatch):
-    monkeypatch.setattr(sources, "MOST", 1000)
+def test_fetch_of_an_endless_answer_is_cut_off(web, fetcher, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_TEXT_BYTES", 1000)
     web.pages["/big"] = 200, b"x" * 1001, {}
     with pytest.raises(TextError, match="holds more than"):
-        fetcher.get(web.url("/big"))
+        fetcher.fetch(web.url("/big"))
 
 
-def test_nobody_answering_is_said(fetcher):
+def test_fetch_without_a_server_raises_a_sentence(fetcher):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(TextError, match="could not be fetched"):
-        fetcher.get(f"http://texts.example:{port}/")
+        fetcher.fetch(f"http://texts.example:{port}/")
 
 
 @pytest.mark.parametrize(
@@ -122,93 +130,110 @@ def test_nobody_answering_is_said(fetcher):
     ["127.0.0.1", "10.1.2.3", "172.16.0.9", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
      "::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1"],
 )  # fmt: skip
-def test_a_name_that_leads_into_a_private_network_is_refused_after_it_was_resolved(
-    monkeypatch, address
-):
-    """Even where another of its addresses is public, and for redirects just the same."""
+def test_resolve_refuses_a_name_that_leads_into_a_private_network(monkeypatch, address):
+    """Also if another of its addresses is public, and for redirects."""
     found = [(0, 0, 0, "", ("93.184.215.14", 80)), (0, 0, 0, "", (address, 80))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **more: found)
     with pytest.raises(TextError, match="inside a private network"):
-        public("innocent.example.org", 80)
-    with Fetcher() as fetcher, pytest.raises(TextError, match="inside a private network"):
-        fetcher.get("http://innocent.example.org/a.txt")
+        resolve_public("innocent.example.org", 80)
+    with TextFetcher() as fetcher, pytest.raises(TextError, match="inside a private network"):
+        fetcher.fetch("http://innocent.example.org/a.txt")
 
 
-def test_a_public_name_is_connected_to_by_the_address_that_was_looked_at(monkeypatch):
+def test_resolve_returns_the_address_of_a_public_name(monkeypatch):
     found = [(0, 0, 0, "", ("93.184.215.14", 443))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **more: found)
-    assert public("example.org", 443) == "93.184.215.14"
+    assert resolve_public("example.org", 443) == "93.184.215.14"
 
 
-def test_a_name_without_an_address_is_said(monkeypatch):
+def test_resolve_of_an_unknown_name_raises_a_sentence(monkeypatch):
     def nowhere(*asked, **more):
         raise socket.gaierror("unknown")
 
     monkeypatch.setattr(socket, "getaddrinfo", nowhere)
     with pytest.raises(TextError, match="has no address"):
-        public("nowhere.example.org", 80)
+        resolve_public("nowhere.example.org", 80)
 
 
-def test_a_redirect_into_a_private_network_is_refused(web):
+def test_fetch_refuses_a_redirect_into_a_private_network(web):
     web.pages["/a"] = 302, b"", {"Location": "http://127.0.0.1/secret"}
 
-    def reach(host: str, port: int) -> str:
-        return "127.0.0.1" if host == "texts.example" else public(host, port)
+    def resolve(host: str, port: int) -> str:
+        return "127.0.0.1" if host == "texts.example" else resolve_public(host, port)
 
-    with Fetcher(reach) as fetcher, pytest.raises(TextError, match="inside a private network"):
-        fetcher.get(web.url("/a"))
+    with (
+        TextFetcher(resolve) as fetcher,
+        pytest.raises(TextError, match="inside a private network"),
+    ):
+        fetcher.fetch(web.url("/a"))
     assert len(web.asked) == 1
 
 
-# ---- documents -----------------------------------------------------------------------------------------------------
+# ---- documents
 
 
-def test_each_line_of_jsonl_is_a_document_and_copies_count_once():
-    assert once(pieces("a.jsonl", ROWS)) == [b"one", b"two"]
-    assert once(pieces("a.jsonl.gz", gzip.compress(ROWS))) == [b"one", b"two"]
+def test_jsonl_lines_become_documents_without_copies():
+    assert deduplicate(split_file("a.jsonl", ROWS)) == [b"one", b"two"]
+    assert deduplicate(split_file("a.jsonl.gz", gzip.compress(ROWS))) == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"{}", b'{"text": 3}', b"\xff", b"{" * 5000, b"null"])
-def test_a_line_that_is_no_document_is_named(line):
+def test_jsonl_with_a_bad_line_names_the_line(line):
     with pytest.raises(TextError, match=r"line 2 of a\.jsonl"):
-        list(pieces("a.jsonl", b'{"text": "fine"}\n' + line))
+        list(split_file("a.jsonl", b'{"text": "fine"}\n' + line))
 
 
-def test_a_broken_gzip_is_named():
+def test_split_of_a_broken_gzip_names_the_file():
     with pytest.raises(TextError, match=r"a.txt.gz is not whole"):
-        list(pieces("a.txt.gz", gzip.compress(b"x" * 1000)[:20]))
+        list(split_file("a.txt.gz", gzip.compress(b"x" * 1000)[:20]))
 
 
-def test_a_long_text_is_cut_at_line_ends_and_nothing_of_it_is_lost():
+def test_long_text_is_cut_at_line_ends_without_loss():
     text = b"".join(b"line %d of many\n" % i for i in range(20_000))
-    cut = list(pieces("a.txt", text))
+    cut = list(split_file("a.txt", text))
     assert len(cut) > 3 and b"".join(cut) == text
-    assert all(each.endswith(b"\n") and len(each) < sources.PIECE + 100 for each in cut)
+    assert all(each.endswith(b"\n") and len(each) < sources.PIECE_BYTES + 100 for each in cut)
 
 
-def test_what_is_past_the_most_is_left_out(monkeypatch):
-    monkeypatch.setattr(sources, "MOST", 10)
-    assert once([b"12345", b" ", b"67890", b"x"]) == [b"12345", b"67890"]
+def test_deduplicate_stops_at_the_size_limit(monkeypatch):
+    monkeypatch.setattr(sources, "MAX_TEXT_BYTES", 10)
+    assert deduplicate([b"12345", b" ", b"67890", b"x"]) == [b"12345", b"67890"]
     with pytest.raises(TextError, match="no text"):
-        once([b"", b"  \n"])
+        deduplicate([b"", b"  \n"])
 
 
-def test_files_and_folders_are_read_in_the_order_of_their_paths(tmp_path):
+def test_stdlib_excludes_tests_and_copies():
+    files = list(read_stdlib())
+    root = Path(sysconfig.get_paths()["stdlib"])
+    assert len(files) == len(set(files)) > 300
+    assert (root / "json" / "decoder.py").read_bytes() in files
+    excluded = [
+        path.read_bytes() for name in ("test", "idlelib") for path in (root / name).glob("*.py")
+    ]
+    assert not {content for content in excluded if len(content) > 200} & set(files)
+
+
+def test_unknown_source_is_refused_by_name():
+    with pytest.raises(TextError, match="wikipedia"):
+        read_documents(TextSpec(source="wikipedia"))
+
+
+def test_files_and_folders_are_read_in_path_order(tmp_path):
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "a.txt", "sub/c.txt"):
         (tmp_path / name).write_text(name)
-    assert [content for _, content in read([tmp_path])] == [b"a.txt", b"b.txt", b"sub/c.txt"]
-    assert documents(TextSpec(source="files"), [tmp_path / "a.txt"]) == [b"a.txt"]
+    assert [content for _, content in read_files([tmp_path])] == [b"a.txt", b"b.txt", b"sub/c.txt"]
+    assert read_documents(TextSpec(source="files"), [tmp_path / "a.txt"]) == [b"a.txt"]
     with pytest.raises(TextError, match="there is no"):
-        list(read([Path("/nowhere/at/all")]))
+        list(read_files([Path("/nowhere/at/all")]))
 
 
-def test_text_from_files_needs_its_owners_machine():
-    with pytest.raises(TextError, match="barnraise seed"):
-        documents(TextSpec(source="files"))
+def test_text_from_files_without_paths_names_the_command():
+    with pytest.raises(TextError, match="barnraise prepare"):
+        read_documents(TextSpec(source="files"))
 
 
-# ---- a dataset -----------------------------------------------------------------------------------------------------
+# ---- a dataset
 
 
 @pytest.fixture
@@ -225,7 +250,7 @@ def hub(web, monkeypatch):
     return offer
 
 
-def test_a_dataset_is_read_at_one_commit_its_training_files_alone(web, hub, fetcher):
+def test_dataset_is_read_at_one_commit_training_files_only(web, hub, fetcher):
     hub(
         {
             "README.md": b"no",
@@ -234,13 +259,13 @@ def test_a_dataset_is_read_at_one_commit_its_training_files_alone(web, hub, fetc
             "data/test.txt": b"no",
         }
     )
-    found = list(dataset(fetcher, "owner/name"))
+    found = list(fetch_dataset(fetcher, "owner/name"))
     assert found == [("data/train-1.txt", b"first"), ("data/train-2.jsonl", ROWS)]
     assert all("abc123" in path for path, _ in web.asked[1:])
     assert web.asked[0][1]["Authorization"] == "Bearer hf_secret"
 
 
-def test_the_hubs_token_goes_to_nobody_else(web, hub, fetcher):
+def test_dataset_redirect_does_not_forward_the_hub_token(web, hub, fetcher):
     hub({"a.txt": b""})
     web.pages["/datasets/owner/name/resolve/abc123/a.txt"] = (
         302,
@@ -248,53 +273,55 @@ def test_the_hubs_token_goes_to_nobody_else(web, hub, fetcher):
         {"Location": web.url("/elsewhere.txt")},
     )
     web.pages["/elsewhere.txt"] = 200, b"text", {}
-    assert list(dataset(fetcher, "owner/name")) == [("a.txt", b"text")]
+    assert list(fetch_dataset(fetcher, "owner/name")) == [("a.txt", b"text")]
     assert "Authorization" not in web.asked[-1][1]
 
 
-def test_a_dataset_without_files_this_version_reads_says_what_it_holds(hub, fetcher):
+def test_dataset_without_readable_files_lists_what_it_holds(hub, fetcher):
     hub({"data/a.arrow": b"", "README.md": b""})
     with pytest.raises(
         TextError, match=r"holds \.arrow, \.md; this version reads \.txt, \.jsonl.*\.parquet"
     ):
-        list(dataset(fetcher, "owner/name"))
+        list(fetch_dataset(fetcher, "owner/name"))
 
 
 @pytest.mark.parametrize(
     "told",
     [b"", b"[]", b'{"sha": 1}', b'{"siblings": 3, "sha": "x"}', b'{"siblings": [3], "sha": ""}'],
 )
-def test_a_hub_that_talks_nonsense_is_refused(web, fetcher, monkeypatch, told):
+def test_dataset_with_a_malformed_description_is_refused(web, fetcher, monkeypatch, told):
     monkeypatch.setenv("HF_ENDPOINT", f"http://hub.example:{web.port}")
     web.pages["/api/datasets/a/b/revision/v1"] = 200, told, {}
     with pytest.raises(TextError, match="does not describe"):
-        list(dataset(fetcher, "a/b@v1"))
+        list(fetch_dataset(fetcher, "a/b@v1"))
 
 
-# ---- Parquet -------------------------------------------------------------------------------------------------------
+# ---- Parquet
 
 
-def stored(**columns) -> bytes:
-    """A real file, of many row groups."""
+def parquet_file(**columns) -> bytes:
+    """Write a real Parquet file with many row groups."""
     into = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), into, row_group_size=2)
     return into.getvalue()
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """Whoever is named is at 127.0.0.1, and public."""
-    monkeypatch.setattr(sources, "Fetcher", lambda: Fetcher(reach=lambda host, port: "127.0.0.1"))
+def any_host_is_local(monkeypatch):
+    """Resolve every host name to 127.0.0.1 and treat it as public."""
+    monkeypatch.setattr(
+        sources, "TextFetcher", lambda: TextFetcher(resolve=lambda host, port: "127.0.0.1")
+    )
 
 
 def text_of(place: str) -> list[bytes]:
-    return documents(TextSpec(source="huggingface", places=(place,)))
+    return read_documents(TextSpec(source="huggingface", places=(place,)))
 
 
-def test_a_dataset_that_is_stored_as_parquet_is_read_row_by_row(hub, here):
+def test_parquet_dataset_is_read_row_by_row(hub, any_host_is_local):
     one, two = (
-        stored(text=["one", "", "two", "one"], id=[1, 2, 3, 4]),
-        stored(text=["three", None, "vier ü"], id=[1, 2, 3]),
+        parquet_file(text=["one", "", "two", "one"], id=[1, 2, 3, 4]),
+        parquet_file(text=["three", None, "vier ü"], id=[1, 2, 3]),
     )
     hub(
         {
@@ -307,30 +334,39 @@ def test_a_dataset_that_is_stored_as_parquet_is_read_row_by_row(hub, here):
     assert text_of("owner/name") == [b"one", b"two", b"three", "vier ü".encode()]
 
 
-def test_text_files_are_taken_before_the_same_in_parquet(hub, here):
-    hub({"train.txt": b"first", "data/train-0.parquet": stored(text=["the same"])})
+def test_dataset_prefers_text_files_to_parquet(hub, any_host_is_local):
+    hub({"train.txt": b"first", "data/train-0.parquet": parquet_file(text=["the same"])})
     assert text_of("owner/name") == [b"first"]
 
 
-def test_of_several_columns_the_usual_one_is_read_or_the_one_that_is_named(hub, here):
-    hub({"a.parquet": stored(title=["t"], content=["c"], number=[1])})
+def test_parquet_reads_the_usual_or_the_named_column(hub, any_host_is_local):
+    hub({"a.parquet": parquet_file(title=["t"], content=["c"], number=[1])})
     assert text_of("owner/name") == [b"c"] and text_of("owner/name#title") == [b"t"]
     with pytest.raises(TextError, match="no column of text called 'number'; it has title, content"):
         text_of("owner/name#number")
-    hub({"a.parquet": stored(question=["q"], answer=["a"])})
+    hub({"a.parquet": parquet_file(question=["q"], answer=["a"])})
     with pytest.raises(TextError, match="question, answer: name one as owner/name#column"):
         text_of("owner/name")
     hub(
-        {"a.parquet": stored(story=pyarrow.array(["s", "s", "t"]).dictionary_encode(), n=[1, 2, 3])}
+        {
+            "a.parquet": parquet_file(
+                story=pyarrow.array(["s", "s", "t"]).dictionary_encode(), n=[1, 2, 3]
+            )
+        }
     )
     assert text_of("owner/name") == [b"s", b"t"], "the only text there is"
-    hub({"a.parquet": stored(n=[1, 2, 3])})
+    hub({"a.parquet": parquet_file(n=[1, 2, 3])})
     with pytest.raises(TextError, match="nothing to train on"):
         text_of("owner/name")
 
 
-def test_of_several_texts_one_must_be_named_by_its_folder(hub, here):
-    hub({"small/train.parquet": stored(text=["s"]), "large/train.parquet": stored(text=["l"])})
+def test_parquet_with_several_texts_needs_a_folder(hub, any_host_is_local):
+    hub(
+        {
+            "small/train.parquet": parquet_file(text=["s"]),
+            "large/train.parquet": parquet_file(text=["l"]),
+        }
+    )
     with pytest.raises(
         TextError, match="several texts: name one as owner/name/folder, of large, small"
     ):
@@ -338,15 +374,15 @@ def test_of_several_texts_one_must_be_named_by_its_folder(hub, here):
     assert text_of("owner/name/small") == [b"s"]
 
 
-def test_parquet_comes_from_addresses_and_files_as_well(web, here, tmp_path):
-    web.pages["/a.parquet"] = 200, stored(text=["far"]), {}
-    assert documents(TextSpec(source="urls", places=(web.url("/a.parquet"),))) == [b"far"]
-    (tmp_path / "b.parquet").write_bytes(stored(text=["near"]))
-    assert documents(TextSpec(source="files"), [tmp_path]) == [b"near"]
+def test_parquet_is_read_from_urls_and_files(web, any_host_is_local, tmp_path):
+    web.pages["/a.parquet"] = 200, parquet_file(text=["far"]), {}
+    assert read_documents(TextSpec(source="urls", places=(web.url("/a.parquet"),))) == [b"far"]
+    (tmp_path / "b.parquet").write_bytes(parquet_file(text=["near"]))
+    assert read_documents(TextSpec(source="files"), [tmp_path]) == [b"near"]
 
 
 def hostile() -> dict[str, bytes]:
-    good = stored(text=["some text that is long enough to be worth compressing"] * 50)
+    good = parquet_file(text=["some text that is long enough to be worth compressing"] * 50)
     return {
         "empty": b"",
         "not parquet": b"PAR1" + b"x" * 100 + b"PAR1",
@@ -358,7 +394,7 @@ def hostile() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", hostile())
-def test_a_hostile_file_is_refused_by_name(hub, here, kind):
+def test_parquet_that_is_malformed_is_refused_by_name(hub, any_host_is_local, kind):
     hub({"a.parquet": hostile()[kind]})
     with pytest.raises(TextError, match=r"a\.parquet cannot be read as a Parquet file"):
         text_of("owner/name")
@@ -368,34 +404,34 @@ def test_a_hostile_file_is_refused_by_name(hub, here, kind):
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
-def test_a_file_with_any_bytes_changed_is_read_or_refused(tmp_path, data):
-    whole = bytearray(stored(text=["one", "two", "three"] * 20))
+def test_parquet_with_changed_bytes_is_read_or_refused(tmp_path, data):
+    whole = bytearray(parquet_file(text=["one", "two", "three"] * 20))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(4, len(whole) - 9))] = data.draw(st.integers(0, 255))
     path = tmp_path / "a.parquet"
     path.write_bytes(whole)
     try:
-        assert all(isinstance(text, bytes) for text in parquet_texts(path, "a.parquet"))
+        assert all(isinstance(text, bytes) for text in read_texts(path, "a.parquet"))
     except TextError as error:
         assert str(error).startswith("a.parquet")
 
 
-def test_a_row_group_that_says_it_is_endless_is_refused(hub, here, monkeypatch):
-    monkeypatch.setattr(parquet_module, "GROUP", 10)
-    hub({"a.parquet": stored(text=["more than ten bytes of it", "in one group"])})
+def test_parquet_with_an_oversized_row_group_is_refused(hub, any_host_is_local, monkeypatch):
+    monkeypatch.setattr(parquet_module, "MAX_ROW_GROUP_BYTES", 10)
+    hub({"a.parquet": parquet_file(text=["more than ten bytes of it", "in one group"])})
     with pytest.raises(TextError, match="says that its row group 0 holds"):
         text_of("owner/name")
 
 
-def test_a_machine_without_pyarrow_says_what_to_install(hub, here, monkeypatch):
+def test_parquet_without_pyarrow_says_what_to_install(hub, any_host_is_local, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    hub({"a.parquet": stored(text=["x"])})
+    hub({"a.parquet": parquet_file(text=["x"])})
     with pytest.raises(TextError, match=r"pip install 'barnraise\[parquet\]'"):
         text_of("owner/name")
 
 
-def test_memory_stays_bounded_whatever_the_file_holds(tmp_path):
-    """200 MB of text in one row group, beside a column of as much: page by page, a few rows at a time."""
+def test_parquet_reading_keeps_memory_bounded(tmp_path):
+    """One row group holds 200 MB of text and another column of that size."""
     path, count = tmp_path / "a.parquet", 20_000
     rows = pyarrow.array([f"{i:06d}" * 1_700 for i in range(count)])
     parquet.write_table(
@@ -403,7 +439,7 @@ def test_memory_stays_bounded_whatever_the_file_holds(tmp_path):
     )
     del rows
     before, most = pyarrow.total_allocated_bytes(), 0
-    for text in parquet_texts(path, "a.parquet"):
+    for text in read_texts(path, "a.parquet"):
         assert len(text) == 10_200
         most = max(most, pyarrow.total_allocated_bytes() - before)
     assert most < 60_000_000

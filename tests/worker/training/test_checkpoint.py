@@ -21,7 +21,7 @@ from barnraise.spec import ModelSpec, Recipe
 from barnraise.swap.engine import Engine
 from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import FragmentSequence, StateStore
-from barnraise.text.shards import train_tokenizer
+from barnraise.text.tokenizer import train_tokenizer
 from barnraise.training.checkpoint import HEADER_FILE, TENSORS_FILE, Checkpoint, StateHeader
 from barnraise.training.export import export_model
 

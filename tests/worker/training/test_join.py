@@ -10,7 +10,7 @@ from helpers.fake_coordinator import FakeCoordinator as Small
 from barnraise.errors import (
     BarnraiseError,
     CoordinatorError,
-    CoordinatorGone,
+    CoordinatorUnreachableError,
     MessageError,
     StateError,
     TicketError,
@@ -28,7 +28,7 @@ from barnraise.protocol.enums import Role, RunStatus
 from barnraise.protocol.messages import Ticket
 from barnraise.protocol.signing import Identity, digest
 from barnraise.spec import ModelSpec, RunSpec, TextSpec
-from barnraise.state_dir import Home, Membership
+from barnraise.state_dir import SiteMembership, StateDir
 from barnraise.training.join import DIRECTIVE_FILE, JOIN_REPLY_FILE, join_run
 
 OWNER, STRANGER = Identity(b"o" * 32), Identity(b"x" * 32)
@@ -79,20 +79,20 @@ class Site(Small):
 
 
 @pytest.fixture
-def home(tmp_path) -> Home:
-    return Home(tmp_path / "home")
+def home(tmp_path) -> StateDir:
+    return StateDir(tmp_path / "home")
 
 
 @pytest.fixture
 def site(home):
     made = Site(home.identity.key)
     mirror = MirrorView(key=made.identity.key, name="small", protocols=[1], time=0)
-    home.enrol(Membership(url=made.url, mirror=mirror, machine=MACHINE))
+    home.save_membership(SiteMembership(url=made.url, mirror=mirror, machine=MACHINE))
     yield made
     made.close()
 
 
-def entered(home: Home, name: str = "a-run"):
+def entered(home: StateDir, name: str = "a-run"):
     place = join_run(home, name, threading.Event())
     place.folder.close()
     return place
@@ -114,7 +114,7 @@ def test_with_nobody_to_ask_a_machine_enters_by_what_its_folder_kept(home, site)
             with_site.manifest,
             with_site.ticket,
         )
-    with pytest.raises(CoordinatorGone, match="does not answer"):
+    with pytest.raises(CoordinatorUnreachableError, match="does not answer"):
         entered(home, "another-run")
     out = Directive(
         run=RUN,
@@ -193,7 +193,7 @@ def test_what_does_not_hang_together_is_refused_and_nothing_is_pinned(home, site
     spoil(site)
     with pytest.raises(kind, match=why):
         entered(home)
-    folder = home.folder(RUN)  # the refusal let go of it
+    folder = home.open_run(RUN)  # the refusal let go of it
     assert folder.label.spec == ""
     folder.close()
 

@@ -47,10 +47,15 @@ from barnraise.cli.plan import (
 )
 from barnraise.cli.plan import app as planning
 from barnraise.cli.verdict import app as judging
-from barnraise.coordinator_client.client import Coordinator
-from barnraise.errors import BarnraiseError, CoordinatorError, CoordinatorGone, StateError
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.errors import (
+    BarnraiseError,
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    StateError,
+)
 from barnraise.protocol.coordinator_messages import EnrolmentStatus, MachineDescription
-from barnraise.state_dir import Home, Membership
+from barnraise.state_dir import SiteMembership, StateDir
 
 app = typer.Typer(
     add_completion=False,
@@ -94,10 +99,10 @@ def login(
     home: HomeOption = None,
 ) -> None:
     """Make this machine known to a coordinator: it shows a code, you approve it in the browser."""
-    place = Home(home or Home.default())
-    coordinator = Coordinator(url if "//" in url else f"https://{url}", place.identity)
-    mirror = coordinator.meet()
-    enrolment = coordinator.enrol(machine(name))
+    place = StateDir(home or StateDir.default_path())
+    coordinator = CoordinatorClient(url if "//" in url else f"https://{url}", place.identity)
+    mirror = coordinator.pin_mirror()
+    enrolment = coordinator.request_enrolment(machine(name))
     out.print(
         f"Approve this machine on [bold]{escape(mirror.name)}[/]:\n\n"
         f"  {enrolment.url}\n\n  code  [bold]{enrolment.code}[/]\n"
@@ -108,19 +113,21 @@ def login(
         raise CoordinatorError(
             f"the code was {status.status}: run `barnraise login` again for a new one"
         )
-    place.enrol(
-        Membership(url=coordinator.url, mirror=mirror, machine=status.machine, person=status.person)
+    place.save_membership(
+        SiteMembership(
+            url=coordinator.url, mirror=mirror, machine=status.machine, person=status.person
+        )
     )
     out.print(
         f"This machine now works for {escape(status.person) or 'you'}. Next: [bold]barnraise join RUN[/]"
     )
 
 
-def answer(coordinator: Coordinator, code: str) -> EnrolmentStatus:
+def answer(coordinator: CoordinatorClient, code: str) -> EnrolmentStatus:
     """What became of the code; a coordinator that does not answer just now has not decided."""
     try:
-        return coordinator.enrolment(code)
-    except CoordinatorGone as error:
+        return coordinator.fetch_enrolment(code)
+    except CoordinatorUnreachableError as error:
         errors.print(f"{escape(str(error))}; still waiting", soft_wrap=True)
         return EnrolmentStatus(status="pending")
 
@@ -160,7 +167,7 @@ def join(
         step_back()
     tell_logs()
     leaving = leave_on_signals()
-    place = Home(home or Home.default())
+    place = StateDir(home or StateDir.default_path())
     given = memory, device_memory, disk, disk_writes_per_day, uplink
     place.limits = limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     out.print(f"Entering [bold]{escape(run)}[/] on {escape(place.membership.mirror.name)} …")
@@ -240,7 +247,7 @@ def visitor(kind: str, run: str, home: Path | None, hardware: Path | None) -> An
     from barnraise.training.join import join_run
 
     tell_logs()
-    leaving, place = leave_on_signals(), Home(home or Home.default())
+    leaving, place = leave_on_signals(), StateDir(home or StateDir.default_path())
     measured = measure(place, "", 0, hardware)
     entered = join_run(place, run, leaving, hardware_view(measured))
     if entered is None:
@@ -262,7 +269,7 @@ def seed(
     from barnraise.training.warm_start import fetch_initial_weights
 
     tell_logs()
-    place = Home(home or Home.default())
+    place = StateDir(home or StateDir.default_path())
     weights = partial(
         fetch_initial_weights, place, leave_on_signals(), lambda: measure(place, "", 0, None)
     )
@@ -276,9 +283,9 @@ def seed(
 @app.command()
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """What this machine has done in each of its runs."""
-    place = Home(home or Home.default())
+    place = StateDir(home or StateDir.default_path())
     found = []
-    for folder in place.runs():
+    for folder in place.run_folders():
         path = folder / "status.json"
         with contextlib.suppress(
             FileNotFoundError, json.JSONDecodeError
@@ -313,7 +320,7 @@ def export(
     from barnraise.training.join import find_saved_run
     from barnraise.training.resume import DiskState, read_state_header
 
-    place = Home(home or Home.default())
+    place = StateDir(home or StateDir.default_path())
     kept = find_saved_run(place, run)
     if kept is None or kept.manifest is None:
         raise StateError(f"this machine has never worked on '{run}'")
@@ -329,7 +336,7 @@ def export(
         at = saved[1].tokens
     else:
         with contextlib.closing(
-            place.folder(kept.id)
+            place.open_run(kept.id)
         ):  # a state on disk changes under whoever reads beside a worker
             state = DiskState(model, folder_of_run / "state")
             write(folder, model, state, blob)

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from barnraise.planning.hardware import Hardware, Updates
+from barnraise.planning.hardware import Hardware, UpdateRate
 from barnraise.planning.hardware_probe import probe
 from barnraise.planning.limits import Limits, parse_bytes
 from barnraise.protocol.reports import HardwareView
-from barnraise.state_dir import Home
+from barnraise.state_dir import StateDir
 
 GPU_UPDATES = (
     ("float32", 32, 2e10),
@@ -79,7 +79,7 @@ def limits(
     as_json: JsonOption = False,
 ) -> None:
     """How much of this machine a worker may use; what is given here lasts, and holds from the next join on."""
-    place = Home(home or Home.default())
+    place = StateDir(home or StateDir.default_path())
     given = memory, device_memory, disk, disk_writes_per_day, uplink
     kept = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     if kept != place.limits:
@@ -150,7 +150,7 @@ def plan(
     from barnraise.spec import preset
 
     shape = preset(model)
-    place = Home(home or Home.default())
+    place = StateDir(home or StateDir.default_path())
     given = memory, device_memory, disk, disk_writes_per_day, ""
     limits = limited(place.limits, given, clipping, crash_safety, moments_8bit)
     measured, assumed = measure(place, "", threads, hardware), ""
@@ -180,7 +180,7 @@ def plan(
 
     if as_json:
         told = dataclasses.asdict(found) | {
-            "tokens": render.tokens(found), "tokens_per_second": render.tokens(found) / found.seconds,
+            "tokens": render.tokens(found), "tokens_per_second": render.tokens(found) / found.step_seconds,
             "state_bytes": render.state_bytes(found), "sentence": render.sentence(found), "assumed": assumed,
         }  # fmt: skip
         print(json.dumps(told))
@@ -194,7 +194,7 @@ def plan(
         out.print(f"\n[yellow]{assumed}[/]")
 
 
-def measure(home: Home, device: str, threads: int, shared: Path | None) -> Hardware:
+def measure(home: StateDir, device: str, threads: int, shared: Path | None) -> Hardware:
     """What this machine can do. Measured once, some ten seconds long, by one program at a time."""
     import torch
 
@@ -217,7 +217,7 @@ def assumed_gpu(host: Hardware, flops: float, link: float, memory: int) -> Hardw
         host, device="cuda", name="an assumed GPU", device_memory=memory, dtype="bfloat16", matmul=((1024, flops),),
         attention=0.5 * flops, elementwise=700e9, to_device=link, from_device=link, products=(),
         attention_contexts=(), attention_heads=(), attention_backward=0.4 * flops, logits=(),
-        updates=(*host.updates, *(Updates("device", *form) for form in GPU_UPDATES)),
+        updates=(*host.updates, *(UpdateRate("device", *form) for form in GPU_UPDATES)),
     )  # fmt: skip
 
 

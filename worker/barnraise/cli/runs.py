@@ -16,12 +16,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from barnraise.cli.plan import HomeOption, JsonOption
-from barnraise.coordinator_client.client import Coordinator
-from barnraise.coordinator_client.token_client import Account
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.token_client import TokenClient
 from barnraise.errors import StateError
 from barnraise.planning.limits import parse_bytes
 from barnraise.protocol.verdicts import Verdict
-from barnraise.state_dir import Home
+from barnraise.state_dir import StateDir
 
 runs = typer.Typer(
     no_args_is_help=False, help="The runs there are, and what an organiser does with them."
@@ -76,11 +76,11 @@ def list_runs(context: typer.Context, home: HomeOption = None, as_json: JsonOpti
     """The runs this machine could join."""
     if context.invoked_subcommand:
         return
-    place = Home(home or Home.default())
-    coordinator = Coordinator.known(place.membership, place.identity)
+    place = StateDir(home or StateDir.default_path())
+    coordinator = CoordinatorClient.from_membership(place.membership, place.identity)
     found, after = [], None
     while True:
-        page = coordinator.runs(after)
+        page = coordinator.fetch_runs(after)
         found += page.runs
         if (after := page.next) is None:
             break
@@ -120,7 +120,7 @@ def create(
         "terms": terms(access, least_memory, least_device_memory, notes),
     }  # fmt: skip
     with account(home, site) as ours:
-        told(ours.ask("POST", "runs", body=asked), as_json)
+        told(ours.request("POST", "runs", body=asked), as_json)
 
 
 @runs.command()
@@ -129,7 +129,7 @@ def show(
 ) -> None:
     """A run: its rules, its terms, how far it is."""
     with account(home, site) as ours:
-        told(ours.ask("GET", "runs", run, "summary"), as_json)
+        told(ours.request("GET", "runs", run, "summary"), as_json)
 
 
 @runs.command("do")
@@ -142,7 +142,7 @@ def control(
 ) -> None:
     """Launch, pause, resume, cancel, archive or unarchive a run of yours."""
     with account(home, site) as ours:
-        told(ours.ask("POST", "runs", run, "actions", action), as_json)
+        told(ours.request("POST", "runs", run, "actions", action), as_json)
 
 
 @runs.command("copy")
@@ -159,7 +159,9 @@ def copied(
     """A draft of yours with another run's rules."""
     with account(home, site) as ours:
         told(
-            ours.ask("POST", "runs", run, "copies", body={"name": name, "checkpoint": checkpoint}),
+            ours.request(
+                "POST", "runs", run, "copies", body={"name": name, "checkpoint": checkpoint}
+            ),
             as_json,
         )
 
@@ -178,7 +180,7 @@ def change_terms(
     """Change who may join, with what, and the notes. What is not said stays."""
     with account(home, site) as ours:
         asked = terms(access, least_memory, least_device_memory, notes)
-        told(ours.ask("PATCH", "runs", run, "terms", body=asked), as_json)
+        told(ours.request("PATCH", "runs", run, "terms", body=asked), as_json)
 
 
 @runs.command()
@@ -191,7 +193,7 @@ def invite(
 ) -> None:
     """A link that lets people join."""
     with account(home, site) as ours:
-        link = ours.ask("POST", "runs", run, "invitations", body={"note": note})
+        link = ours.request("POST", "runs", run, "invitations", body={"note": note})
     tell(link) if as_json else out.print(link["url"], soft_wrap=True)
 
 
@@ -201,7 +203,7 @@ def checkpoints(
 ) -> None:
     """The weights that machines say they hold, and which are confirmed."""
     with account(home, site) as ours:
-        found = ours.ask("GET", "runs", run, "checkpoints")
+        found = ours.request("GET", "runs", run, "checkpoints")
     if as_json:
         tell(found)
         return
@@ -239,9 +241,9 @@ def verdict(
                 "updates": single_updates(update or []),
                 "reason": reason,
             }
-            found = [ours.ask("POST", "runs", run, "verdicts", body=asked)]
+            found = [ours.request("POST", "runs", run, "verdicts", body=asked)]
         else:
-            found = ours.ask("GET", "runs", run, "verdicts")
+            found = ours.request("GET", "runs", run, "verdicts")
     if as_json:
         tell(found[0] if machine else found)
         return
@@ -263,7 +265,7 @@ def members(
 ) -> None:
     """The machines in a run."""
     with account(home, site) as ours:
-        found = ours.every("runs", run, "machines")
+        found = ours.fetch_all("runs", run, "machines")
     if as_json:
         tell(found)
         return
@@ -295,7 +297,7 @@ def estimate(
         "volunteers": volunteers,
     }
     with account(home, site) as ours:
-        found = ours.ask("POST", "estimates", body=asked)
+        found = ours.request("POST", "estimates", body=asked)
     if as_json:
         tell(found)
         return
@@ -329,7 +331,7 @@ def list_machines(
     if context.invoked_subcommand:
         return
     with account(home, site) as ours:
-        found = ours.every("machines")
+        found = ours.fetch_all("machines")
     if as_json:
         tell(found)
         return
@@ -350,7 +352,7 @@ def move(
 ) -> None:
     """Pause or resume a machine of yours in all its runs, or revoke it for good."""
     with account(home, site) as ours:
-        found = ours.ask("POST", "machines", known(ours, machine), "actions", action)
+        found = ours.request("POST", "machines", known(ours, machine), "actions", action)
     tell(found) if as_json else out.print(f"{escape(found['name'])}: {action}d")
 
 
@@ -364,7 +366,7 @@ def rename(
 ) -> None:
     """Give a machine of yours another name."""
     with account(home, site) as ours:
-        found = ours.ask("PATCH", "machines", known(ours, machine), body={"name": name})
+        found = ours.request("PATCH", "machines", known(ours, machine), body={"name": name})
     tell(found) if as_json else out.print(f"It is called {escape(found['name'])} now.")
 
 
@@ -372,17 +374,19 @@ def rename(
 
 
 @contextlib.contextmanager
-def account(home: Path | None, site: str) -> Iterator[Account]:
-    ours = Account.known(Home(home or Home.default()), site)
+def account(home: Path | None, site: str) -> Iterator[TokenClient]:
+    ours = TokenClient.from_environment(StateDir(home or StateDir.default_path()), site)
     try:
         yield ours
     finally:
         ours.close()
 
 
-def known(ours: Account, machine: str) -> str:
+def known(ours: TokenClient, machine: str) -> str:
     """The id of a machine called so. Raises StateError."""
-    found = [each["id"] for each in ours.every("machines") if machine in (each["id"], each["name"])]
+    found = [
+        each["id"] for each in ours.fetch_all("machines") if machine in (each["id"], each["name"])
+    ]
     if len(found) != 1:
         raise StateError(
             f"you have {len(found) or 'no'} machine{'s' * (len(found) > 1)} called '{machine}': give its id"

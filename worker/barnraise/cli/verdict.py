@@ -15,7 +15,7 @@ from barnraise.durable_io import write_atomically
 from barnraise.errors import StateError
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import SignedVerdict, Verdict
-from barnraise.state_dir import Home
+from barnraise.state_dir import StateDir
 
 if TYPE_CHECKING:
     from barnraise.exchange.ledger.ledger import Ledger
@@ -49,7 +49,7 @@ def verdict(
         find_saved_run,
     )  # torch takes seconds to import: only where it is needed
 
-    place = Home(home or Home.default())
+    place = StateDir(home or StateDir.default_path())
     kept = find_saved_run(place, run)
     if kept is None:
         raise StateError(f"this machine has never worked on '{run}'")

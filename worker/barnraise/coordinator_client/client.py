@@ -1,15 +1,13 @@
-"""A worker's side of the coordinator's API: one signed request, one checked answer."""
+"""Call a coordinator's API from a worker: one signed request, one checked answer for each method."""
 
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 from urllib.parse import quote
 
-import httpx
-from pydantic import ValidationError
-
 from barnraise import __version__
-from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError
+from barnraise.errors import CoordinatorError, CoordinatorUnreachableError
 from barnraise.protocol.coordinator_messages import (
     Attestation,
     Enrolment,
@@ -24,184 +22,181 @@ from barnraise.protocol.coordinator_messages import (
     Reports,
     RunPage,
     RunView,
-    ServerTime,
     TextManifest,
 )
-from barnraise.protocol.messages import Signed
 from barnraise.protocol.mirror_list import MirrorLists, SignedMirrorList
 from barnraise.protocol.reports import HardwareView, Report
-from barnraise.protocol.signing import Identity, M, open_signed
+from barnraise.protocol.signed_http import (
+    HttpOptions,
+    ProblemError,
+    RequestFailedError,
+    SignedHttpClient,
+)
+from barnraise.protocol.signing import Identity
 from barnraise.protocol.types import Address, Message
-from barnraise.state_dir import Membership
+from barnraise.state_dir import SiteMembership
 
-SECONDS = 15.0  # an answer that takes longer is none
-MAX_ANSWER = 1 << 20  # bytes; no message of the API comes near it
+TIMEOUT_SECONDS = 15.0  # an answer that takes longer counts as none
+MAX_ANSWER_BYTES = 1 << 20  # no message of the API comes near it
+
+Answer = TypeVar("Answer", bound=Message)
 
 
-class Coordinator:
-    """One coordinator, as this machine sees it. Raises CoordinatorError with the site's sentence, or CoordinatorGone.
+class CoordinatorClient:
+    """One coordinator, as this machine sees it.
 
-    `mirror` is the key learnt at login: it is what requests are addressed to, so that one coordinator cannot pass them
-    on to another. A PC with a wrong clock signs with the server's time, learnt from a signed 401.
+    `mirror` is the key that was pinned at login: requests are addressed to it, so that one
+    coordinator cannot pass them on to another. All methods that send a request raise
+    CoordinatorError with the site's sentence, or CoordinatorUnreachableError.
     """
 
     def __init__(
-        self, url: str, identity: Identity, mirror: str = "", clock: Callable[[], float] = time.time
-    ):
-        self.url = url.rstrip("/")
+        self,
+        url: str,
+        identity: Identity,
+        mirror: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.identity = identity
-        self.mirror = mirror
-        self.bytes = 0  # bodies, both ways
-        self._clock = clock
-        self._ahead = 0.0  # the server's clock minus ours
-        self._http = httpx.Client(
-            timeout=SECONDS, headers={"User-Agent": f"barnraise/{__version__}"}
+        options = HttpOptions(
+            user_agent=f"barnraise/{__version__}",
+            timeout_seconds=TIMEOUT_SECONDS,
+            max_bytes=MAX_ANSWER_BYTES,
+            clock=clock,
         )
+        self._http = SignedHttpClient(url, identity, mirror, options=options)
 
     @classmethod
-    def known(cls, membership: Membership, identity: Identity) -> "Coordinator":
+    def from_membership(cls, membership: SiteMembership, identity: Identity) -> "CoordinatorClient":
+        """Return the client of the coordinator where this machine is enrolled."""
         return cls(membership.url, identity, membership.mirror.key)
 
     @property
+    def url(self) -> str:
+        """Return the coordinator's address, without a slash at its end."""
+        return self._http.url
+
+    @property
+    def mirror(self) -> str:
+        """Return the coordinator's key; empty until it is pinned."""
+        return self._http.key
+
+    @property
+    def body_bytes(self) -> int:
+        """Return the bytes of all bodies that were sent and received."""
+        return self._http.body_bytes
+
+    @property
     def keys(self) -> frozenset[str]:
-        """Of all that may direct this machine."""
+        """Return the keys of all mirrors that may direct this machine."""
         return frozenset({self.mirror})
 
-    def turn(self) -> str:
-        """The key of the mirror that the next calls go to: this one, always."""
+    def select_mirror(self) -> str:
+        """Return the key of the mirror that the next calls go to: always this one."""
         return self.mirror
 
     @property
-    def ready(self) -> bool:
-        """Whether somebody looked and found that it answers: nobody does, between two calls."""
+    def is_reachable(self) -> bool:
+        """Return whether a check between two calls found an answer: nobody checks here."""
         return False
 
     @property
-    def chain(self) -> list[SignedMirrorList]:
-        """The mirror lists held: none, where there is one coordinator alone."""
+    def mirror_lists(self) -> list[SignedMirrorList]:
+        """Return the stored chain of mirror lists: none with a single coordinator."""
         return []
 
-    def heard(self, lists: Sequence[SignedMirrorList]) -> None:
-        """Nothing: what it told when it was met is all that is believed."""
+    def receive_mirror_lists(self, lists: Sequence[SignedMirrorList]) -> None:
+        """Ignore mirror lists: only the key that was pinned at login is trusted."""
 
     def now(self) -> float:
-        """Seconds since 1970 by the coordinator's clock, as far as it is known."""
-        return self._clock() + self._ahead
+        """Return seconds since 1970 by the coordinator's clock, as far as it is known."""
+        return self._http.now()
 
-    def meet(self) -> MirrorView:
-        """Who answers at this URL; from here on its key is the one this client trusts."""
-        view = self._ask("GET", "/mirror", None, MirrorView)
-        self.mirror = view.key
-        self._ahead = view.time - self._clock()
+    def pin_mirror(self) -> MirrorView:
+        """Ask who answers at this URL, and trust that key from now on."""
+        view = self._request("GET", "/mirror", None, MirrorView)
+        self._http.key = view.key
+        self._http.set_server_time(view.time)
         return view
 
-    def enrol(self, machine: MachineDescription) -> Enrolment:
+    def request_enrolment(self, machine: MachineDescription) -> Enrolment:
+        """Ask for a code by which a person can approve this machine."""
         request = EnrolmentRequest(
             mirror=self.mirror, key=self.identity.key, machine=machine, issued=self.now()
         )
-        return self._ask("POST", "/enrolments", self.identity.sign("enrolment", request), Enrolment)
+        signed = self.identity.sign("enrolment", request)
+        return self._request("POST", "/enrolments", signed, Enrolment)
 
-    def enrolment(self, code: str) -> EnrolmentStatus:
-        return self._ask("GET", f"/enrolments/{quote(code, safe='')}", None, EnrolmentStatus)
+    def fetch_enrolment(self, code: str) -> EnrolmentStatus:
+        """Fetch whether the code was approved."""
+        return self._request("GET", f"/enrolments/{quote(code, safe='')}", None, EnrolmentStatus)
 
-    def runs(self, after: str | None = None) -> RunPage:
-        return self._ask("GET", "/runs" + (f"?after={after}" if after else ""), None, RunPage)
+    def fetch_runs(self, after: str | None = None) -> RunPage:
+        """Fetch one page of the runs this machine may see."""
+        return self._request("GET", "/runs" + (f"?after={after}" if after else ""), None, RunPage)
 
-    def run(self, run: str) -> RunView:
-        """By id or slug."""
-        return self._ask("GET", f"/runs/{quote(run, safe='')}", None, RunView)
+    def fetch_run(self, run: str) -> RunView:
+        """Fetch a run by its id or slug."""
+        return self._request("GET", f"/runs/{quote(run, safe='')}", None, RunView)
 
-    def join(
+    def join_run(
         self, run: str, addresses: list[Address], hardware: HardwareView | None = None
     ) -> JoinReply:
+        """Join a run, or renew this machine's place and addresses in it."""
         request = JoinRequest(version=__version__, addresses=addresses, hardware=hardware)
-        return self._ask("POST", f"/runs/{run}/join", request, JoinReply)
+        return self._request("POST", f"/runs/{run}/join", request, JoinReply)
 
-    def manifest(self, run: str, manifest: TextManifest) -> RunView:
-        return self._ask(
-            "POST", f"/runs/{run}/manifest", self.identity.sign("manifest", manifest), RunView
-        )
+    def submit_manifest(self, run: str, manifest: TextManifest) -> RunView:
+        """Sign and submit the manifest of a run's text."""
+        signed = self.identity.sign("manifest", manifest)
+        return self._request("POST", f"/runs/{run}/manifest", signed, RunView)
 
-    def report(
+    def send_reports(
         self,
         run: str,
         reports: list[Report],
-        heeds: Sequence[str] = (),
-        witnessed: Sequence[Attestation] = (),
+        applied_verdicts: Sequence[str] = (),
+        attestations: Sequence[Attestation] = (),
     ) -> ReportReply:
-        sent = Reports(reports=reports, applied_verdicts=list(heeds), attestations=list(witnessed))
-        return self._ask("POST", f"/runs/{run}/reports", sent, ReportReply)
+        """Send reports, the digests of the verdicts this machine applied, and attestations."""
+        sent = Reports(
+            reports=reports,
+            applied_verdicts=list(applied_verdicts),
+            attestations=list(attestations),
+        )
+        return self._request("POST", f"/runs/{run}/reports", sent, ReportReply)
 
-    def listen(self, run: str) -> ReportReply:
-        """What a report would be answered, without one."""
-        return self._ask("GET", f"/runs/{run}/directive", None, ReportReply)
+    def fetch_directive(self, run: str) -> ReportReply:
+        """Fetch what a report would be answered, without sending one."""
+        return self._request("GET", f"/runs/{run}/directive", None, ReportReply)
 
-    def mirrors(self, after: int) -> MirrorLists:
-        """The mirror lists past this version that lead to the newest."""
-        return self._ask("GET", f"/mirrors/list?after={after}", None, MirrorLists)
+    def fetch_mirror_lists(self, after: int) -> MirrorLists:
+        """Fetch the mirror lists past this version that lead to the newest."""
+        return self._request("GET", f"/mirrors/list?after={after}", None, MirrorLists)
 
     def close(self) -> None:
+        """Close the connections."""
         self._http.close()
 
-    def _ask(
-        self, method: str, path: str, message: Message | None, shape: type[M], again: bool = True
-    ) -> M:
-        path, body = (
-            "/api/v1" + path,
-            b"" if message is None else message.model_dump_json().encode(),
-        )
-        headers = {
-            "X-Request-ID": secrets.token_hex(16)
-        }  # the site logs it, so that one can find the other's line
-        headers |= {"Content-Type": "application/json"} if body else {}
-        if self.mirror:
-            token = self.identity.sign_request(self.mirror, method, path, body, self.now())
-            headers["Authorization"] = f"Barnraise {token}"
-        status, answer = self._exchange(method, path, body, headers)
+    def _request(
+        self, method: str, path: str, message: Message | None, shape: type[Answer]
+    ) -> Answer:
+        # The site logs the request id, so that a person can find the line that belongs to an error.
+        request_id = secrets.token_hex(16)
         try:
-            if status < 400:
-                return shape.model_validate_json(answer)
-            problem = Problem.model_validate_json(answer)
-        except ValidationError:
-            what = "with something that is not Barnraise's API"
-            raise CoordinatorGone(f"{self.url} answered {status} {what}", status) from None
-        if status == 401 and again and problem.time and self._learn_time(problem.time):
-            return self._ask(method, path.removeprefix("/api/v1"), message, shape, again=False)
-        details = "".join(f"\n  {field}: {sentence}" for field, sentence in problem.fields.items())
-        if status >= 500:
-            raise CoordinatorGone(
-                f"{problem.error}{details} (request {headers['X-Request-ID']})", status
-            )
-        raise CoordinatorError(problem.error + details, status)
+            return self._http.request(method, path, message, shape, {"X-Request-ID": request_id})
+        except RequestFailedError as error:
+            raise CoordinatorUnreachableError(str(error), error.status) from None
+        except ProblemError as error:
+            sentence = describe_problem(error.problem)
+            if error.status >= 500:
+                raise CoordinatorUnreachableError(
+                    f"{sentence} (request {request_id})", error.status
+                ) from None
+            raise CoordinatorError(sentence, error.status) from None
 
-    def _exchange(
-        self, method: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, bytes]:
-        """Bounded in size and in seconds between bytes; whatever goes wrong on the way is CoordinatorGone."""
-        answer = bytearray()
-        try:
-            with self._http.stream(
-                method, self.url + path, content=body, headers=headers
-            ) as response:
-                for piece in response.iter_bytes():
-                    answer += piece
-                    if len(answer) > MAX_ANSWER:
-                        raise CoordinatorGone(
-                            f"{self.url} sent more than {MAX_ANSWER:,} bytes and was cut off"
-                        )
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CoordinatorGone(
-                f"{self.url} does not answer ({error or type(error).__name__})"
-            ) from None
-        finally:
-            self.bytes += len(body) + len(answer)
-        return response.status_code, bytes(answer)
 
-    def _learn_time(self, signed: Signed) -> bool:
-        """Whether the mirror's own signed time changes what we would sign."""
-        try:
-            told = open_signed(signed, "time", ServerTime, self.mirror)
-        except MessageError:
-            return False
-        before, self._ahead = self._ahead, told.time - self._clock()
-        return abs(self._ahead - before) > 1.0
+def describe_problem(problem: Problem) -> str:
+    """Write a refusal with one line for each field that it names."""
+    fields = "".join(f"\n  {field}: {sentence}" for field, sentence in problem.fields.items())
+    return problem.error + fields

@@ -1,8 +1,9 @@
-"""All mirrors of a site as this machine sees them: one that it reports to, the others told where it can be found.
+"""Call all mirrors of a site as if they were one coordinator, failing over between them.
 
-Which one it is follows from both keys (`mirrors.ranked`). When it does not answer, the next takes its place; it is
-looked after now and then, each time later, and once it answers again the machine goes back to it. The mirror list
-lies on disk, is asked for at every mirror, and is handed to and fro with the peers of a run (`exchange/register.py`).
+The preferred mirror follows from both keys (`mirror_list.ranked`). When it does not answer, the
+next takes its place. A background thread retries it, each time later, and once it answers the
+machine goes back to it. The mirror list lies on disk, is requested from every mirror, and is
+exchanged with the peers of a run (`exchange/handlers/mirror_list_sync.py`).
 """
 
 import logging
@@ -17,9 +18,14 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from barnraise.coordinator_client.client import Coordinator
+from barnraise.coordinator_client.client import CoordinatorClient
 from barnraise.durable_io import write_atomically
-from barnraise.errors import CoordinatorError, CoordinatorGone, ListError, MessageError
+from barnraise.errors import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    MessageError,
+    MirrorListError,
+)
 from barnraise.protocol.coordinator_messages import (
     Attestation,
     Directive,
@@ -42,367 +48,402 @@ from barnraise.protocol.mirror_list import (
 from barnraise.protocol.reports import HardwareView, Report
 from barnraise.protocol.signing import Identity, open_signed
 from barnraise.protocol.types import Address
-from barnraise.state_dir import Home, Membership
+from barnraise.state_dir import SiteMembership, StateDir
 
-log = logging.getLogger("barnraise.protocol.mirror_list")
+log = logging.getLogger("barnraise.coordinator_client.failover")
 
-KEPT = "mirrors.json"  # in the machine's home
-FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0  # seconds until a mirror that did not answer is looked after
-ANNOUNCE = 300.0  # seconds between two rounds to all mirrors: where this machine is, and whether there is a new list
-REFUSED = (401, 403, 404, 409, 410)  # a mirror that lags behind may say so of what the others know
+MIRROR_LIST_FILE = "mirrors.json"  # in the machine's state directory
+FIRST_WAIT = 5.0  # seconds until a mirror that did not answer is tried again
+LONGEST_WAIT = 300.0  # seconds between two tries, at most
+ANNOUNCE_SECONDS = 300.0  # between two announcements of this machine's addresses to all mirrors
+# A mirror that lags behind may answer so about something that the others have.
+REFUSED_STATUSES = (401, 403, 404, 409, 410)
+MAX_PEERS = 64  # of one answer
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
-class Choice:
-    """Which mirror is asked next. Pure but for its dice; times are the caller's.
+class MirrorSelector:
+    """Select the mirror for the next call. Pure but for its random spread; times are arguments.
 
-    One that failed is away until somebody who looked after it (`due`) says that it is `back`."""
+    A mirror that failed is away until a retry (`due_for_retry`) marks it reachable again.
+    """
 
-    def __init__(self, machine: str):
+    def __init__(self, machine: str) -> None:
         self._machine = machine
-        self.order: list[str] = []
+        self.order: list[str] = []  # keys, the preferred one first
         self._failures: dict[str, int] = {}  # in a row
-        self._until: dict[str, float] = {}  # of those that are away: when to look after them
+        self._retry_at: dict[str, float] = {}  # of the mirrors that are away
 
-    def listed(self, mirrors: Sequence[MirrorEntry]) -> None:
-        self.order = [each.key for each in rank_mirrors(self._machine, mirrors)]
+    def set_mirrors(self, mirrors: Sequence[MirrorEntry]) -> None:
+        """Rank these mirrors for this machine."""
+        self.order = [mirror.key for mirror in rank_mirrors(self._machine, mirrors)]
 
     def pick(self) -> str:
-        """The first that is not away; where all are, the one to look after first."""
-        here = (key for key in self.order if not self.away(key))
-        return next(here, None) or min(self.order, key=lambda key: self._until[key])
+        """Return the first mirror that is not away or, if all are, the one to retry first."""
+        for key in self.order:
+            if not self.is_away(key):
+                return key
+        return min(self.order, key=lambda key: self._retry_at[key])
 
-    def away(self, key: str) -> bool:
-        return key in self._until
+    def is_away(self, key: str) -> bool:
+        """Return whether a mirror failed and no retry has succeeded since."""
+        return key in self._retry_at
 
-    def due(self, now: float) -> list[str]:
-        return [key for key in self.order if self._until.get(key, math.inf) <= now]
+    def due_for_retry(self, now: float) -> list[str]:
+        """Return the mirrors that are away and should be tried now."""
+        return [key for key in self.order if self._retry_at.get(key, math.inf) <= now]
 
-    def next_at(self) -> float:
-        """When one is due; inf: none is away."""
-        return min((self._until[key] for key in self.order if self.away(key)), default=math.inf)
+    def next_retry_at(self) -> float:
+        """Return when the next retry is due; infinity if no mirror is away."""
+        times = (self._retry_at[key] for key in self.order if self.is_away(key))
+        return min(times, default=math.inf)
 
-    def failed(self, key: str, now: float) -> None:
-        self._failures[key] = failures = min(16, self._failures.get(key, 0) + 1)
+    def mark_failed(self, key: str, now: float) -> None:
+        """Count a failure and double the wait until the next retry."""
+        failures = min(16, self._failures.get(key, 0) + 1)
+        self._failures[key] = failures
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
-        self._until[key] = now + wait * random.uniform(0.5, 1.5)
+        self._retry_at[key] = now + wait * random.uniform(0.5, 1.5)
 
-    def back(self, key: str) -> None:
-        """It seems to answer again."""
-        self._until.pop(key, None)
+    def mark_reachable(self, key: str) -> None:
+        """Use a mirror again, because it seems to answer; its failures still count."""
+        self._retry_at.pop(key, None)
 
-    def answered(self, key: str) -> None:
-        """…and did what it was asked."""
-        self._until.pop(key, None)
+    def mark_success(self, key: str) -> None:
+        """Forget a mirror's failures, because it did what it was asked."""
+        self._retry_at.pop(key, None)
         self._failures.pop(key, None)
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """What mirrors are told of this machine in a run."""
+class Announcement:
+    """What this machine announces to all mirrors about itself in a run."""
 
     addresses: tuple[Address, ...] = ()
     hardware: HardwareView | None = None
 
 
-class Mirrored:
-    """Speaks as a `Coordinator` does. Calls from the reporter's thread and from whoever enters a run are one at a
-    time; a thread of its own goes round the other mirrors once reports began, until `close`."""
+class FailoverClient:
+    """Offer a `CoordinatorClient`'s methods over all mirrors of a site.
+
+    Calls from the reporter's thread and from the thread that joins a run must not overlap. A thread
+    of its own visits the other mirrors from the first report until `close`.
+    """
 
     def __init__(
         self,
-        membership: Membership,
+        membership: SiteMembership,
         identity: Identity,
         path: Path,
         clock: Callable[[], float] = time.time,
-    ):
-        """`path`: where the list is kept."""
-        self.identity, self._path, self._clock = identity, path, clock
+    ) -> None:
+        """Load the mirror list that is stored at `path`, if it belongs to this membership."""
+        self.identity = identity
+        self._path = path
+        self._clock = clock
         mirror = membership.mirror
-        self._own = MirrorEntry.model_construct(
+        self._home_mirror = MirrorEntry.model_construct(
             key=mirror.key, url=membership.url, name=mirror.name, admitted=0.0
         )
         self._lock = threading.RLock()
-        self._clients: dict[str, Coordinator] = {}
-        self._choice = Choice(identity.key)
-        self._vouched = ""  # the digest of the list that our mirror names
-        self._refusals: dict[str, str] = {}
-        self._whereabouts: dict[str, Whereabouts] = {}  # by run
+        self._clients: dict[str, CoordinatorClient] = {}
+        self._selector = MirrorSelector(identity.key)
+        self._vouched = ""  # the digest of the list that our own mirror named
+        self._refusals: dict[str, str] = {}  # by mirror, since the last success
+        self._announcements: dict[str, Announcement] = {}  # by run
         self._joined: set[tuple[str, str]] = set()  # (mirror, run)
-        self._met: list[Peer] = []  # of whom other mirrors told
-        self._wake, self._closed = threading.Event(), threading.Event()
-        self._round_at = 0.0  # when all are told again (monotonic)
+        self._new_peers: list[Peer] = []  # that mirrors named and no report has returned yet
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._next_announcement_at = 0.0  # monotonic
         self._thread: threading.Thread | None = None
-        self.chain = self._kept()
-        self._listed()
-        self._current = self._choice.pick()
+        self.mirror_lists = self._load_mirror_lists()
+        self._apply_mirror_list()
+        self._current = self._selector.pick()
 
     @classmethod
-    def known(cls, home: Home) -> "Mirrored":
-        return cls(home.membership, home.identity, home.path / KEPT)
+    def from_state_dir(cls, state_dir: StateDir) -> "FailoverClient":
+        """Return the client of the site where this machine is enrolled."""
+        path = state_dir.path / MIRROR_LIST_FILE
+        return cls(state_dir.membership, state_dir.identity, path)
 
-    # ---- as a coordinator
+    # ---- the methods of a CoordinatorClient
 
     @property
     def mirror(self) -> str:
-        """The key of the one that was asked last."""
+        """Return the key of the mirror that the last call went to."""
         return self._current
 
     @property
     def keys(self) -> frozenset[str]:
-        """Of all that may direct this machine."""
-        return frozenset(self._choice.order) | {self._own.key}
+        """Return the keys of all mirrors that may direct this machine."""
+        return frozenset(self._selector.order) | {self._home_mirror.key}
 
     @property
     def url(self) -> str:
-        return self._client(self._current).url
+        """Return the address of the mirror that the last call went to."""
+        return self._clients[self._current].url
 
     @property
-    def bytes(self) -> int:
-        return sum(client.bytes for client in list(self._clients.values()))
+    def body_bytes(self) -> int:
+        """Return the bytes of all bodies that were sent and received."""
+        return sum(client.body_bytes for client in list(self._clients.values()))
 
     def now(self) -> float:
-        return self._client(self._current).now()
+        """Return seconds since 1970 by the current mirror's clock, as far as it is known."""
+        return self._clients[self._current].now()
 
-    def turn(self) -> str:
-        """Settles which mirror the next calls go to; its key."""
+    def select_mirror(self) -> str:
+        """Decide which mirror the next calls go to; return its key."""
         with self._lock:
-            self._current = self._choice.pick()
+            self._current = self._selector.pick()
             return self._current
 
     @property
-    def ready(self) -> bool:
-        """Whether the mirror of the next turn is thought to answer."""
-        return not self._choice.away(self._choice.pick())
+    def is_reachable(self) -> bool:
+        """Return whether the mirror that would be selected now is not known to be away."""
+        return not self._selector.is_away(self._selector.pick())
 
-    def run(self, run: str) -> RunView:
-        return self._anywhere(lambda client: client.run(run))
+    def fetch_run(self, run: str) -> RunView:
+        """Fetch a run by its id or slug."""
+        return self._call_any(lambda client: client.fetch_run(run))
 
-    def join(
+    def join_run(
         self, run: str, addresses: list[Address], hardware: HardwareView | None = None
     ) -> JoinReply:
-        self._whereabouts[run] = Whereabouts(tuple(addresses), hardware)
-        reply = self._anywhere(lambda client: client.join(run, addresses, hardware))
+        """Join a run at the first mirror that answers."""
+        self._announcements[run] = Announcement(tuple(addresses), hardware)
+        reply = self._call_any(lambda client: client.join_run(run, addresses, hardware))
         self._joined.add((self._current, run))
-        self._heed(reply.directive)
+        self._read_directive(reply.directive)
         return reply
 
-    def manifest(self, run: str, manifest: TextManifest) -> RunView:
-        return self._anywhere(lambda client: client.manifest(run, manifest))
+    def submit_manifest(self, run: str, manifest: TextManifest) -> RunView:
+        """Sign and submit the manifest of a run's text."""
+        return self._call_any(lambda client: client.submit_manifest(run, manifest))
 
-    def report(
+    def send_reports(
         self,
         run: str,
         reports: list[Report],
-        heeds: Sequence[str] = (),
-        witnessed: Sequence[Attestation] = (),
+        applied_verdicts: Sequence[str] = (),
+        attestations: Sequence[Attestation] = (),
     ) -> ReportReply:
-        hardware = self._whereabouts.get(run, Whereabouts()).hardware
-        self._whereabouts[run] = Whereabouts(tuple(reports[-1].addresses), hardware)
-        self._go_round()
-        joined = self._enter(run)
-        reply = self._here(lambda client: client.report(run, reports, heeds, witnessed))
-        self._heed(reply.directive)
+        """Send reports to the current mirror, joining the run there first if necessary."""
+        hardware = self._announcements.get(run, Announcement()).hardware
+        self._announcements[run] = Announcement(tuple(reports[-1].addresses), hardware)
+        self._start_visits()
+        joined = self._join_current(run)
+        reply = self._call_current(
+            lambda client: client.send_reports(run, reports, applied_verdicts, attestations)
+        )
+        self._read_directive(reply.directive)
         with self._lock:
-            peers, self._met = [*reply.peers, *self._met], []
+            peers = [*reply.peers, *self._new_peers]
+            self._new_peers = []
         if joined:
             peers += joined.peers
-        return reply.model_copy(
-            update={"ticket": reply.ticket or (joined and joined.ticket), "peers": peers[:64]}
-        )
+        ticket = reply.ticket or (joined and joined.ticket)
+        return reply.model_copy(update={"ticket": ticket, "peers": peers[:MAX_PEERS]})
 
-    def listen(self, run: str) -> ReportReply:
-        self._enter(run)
-        reply = self._here(lambda client: client.listen(run))
-        self._heed(reply.directive)
+    def fetch_directive(self, run: str) -> ReportReply:
+        """Fetch what a report would be answered, without sending one."""
+        self._join_current(run)
+        reply = self._call_current(lambda client: client.fetch_directive(run))
+        self._read_directive(reply.directive)
         return reply
 
     def close(self) -> None:
+        """Stop visiting mirrors and close the connections."""
         self._closed.set()
         self._wake.set()
         for client in list(self._clients.values()):
             client.close()
 
-    # ---- the list
+    # ---- the mirror list
 
     @property
-    def newest(self) -> MirrorList | None:
-        return parse_list(self.chain[-1]) if self.chain else None
+    def newest_list(self) -> MirrorList | None:
+        """Return the newest mirror list, or None while there is none."""
+        return parse_list(self.mirror_lists[-1]) if self.mirror_lists else None
 
-    def heard(self, lists: Sequence[SignedMirrorList]) -> None:
-        """Takes what a mirror or a peer told, if it is newer and holds; else says why in the log."""
+    def receive_mirror_lists(self, lists: Sequence[SignedMirrorList]) -> None:
+        """Adopt mirror lists from a mirror or a peer if they are newer and valid; else log why."""
         with self._lock:
             try:
-                chain = merge_chain(self.chain, lists, self.now(), self._vouched)[
+                chain = merge_chain(self.mirror_lists, lists, self.now(), self._vouched)[
                     -MAX_LISTS_PER_MESSAGE:
                 ]
-            except ListError as error:
+            except MirrorListError as error:
                 log.warning("%s", error)
                 return
-            if chain == self.chain:
+            if chain == self.mirror_lists:
                 return
-            self.chain = chain
-            self._listed()
-            self._now()
-        log.info("the mirrors are now %s", ", ".join(each.url for each in self._live()))
+            self.mirror_lists = chain
+            self._apply_mirror_list()
+            self.visit_mirrors_now()
+        log.info("the mirrors are now %s", ", ".join(mirror.url for mirror in self._live_mirrors()))
         try:
             write_atomically(
                 self._path, MirrorLists(lists=chain).model_dump_json(indent=1).encode()
             )
         except OSError as error:
-            log.error("the mirror list could not be kept: %s", error)
+            log.error("the mirror list could not be stored: %s", error)
 
-    def _kept(self) -> list[SignedMirrorList]:
-        """What lies on disk, where it is of the mirror that knows this machine."""
+    def _load_mirror_lists(self) -> list[SignedMirrorList]:
+        """Load the stored lists, if the mirror where this machine is enrolled is in them."""
         try:
             chain = MirrorLists.model_validate_json(self._path.read_bytes()).lists
-            return chain if chain and self._own.key in parse_list(chain[-1]).keys else []
+            return chain if chain and self._home_mirror.key in parse_list(chain[-1]).keys else []
         except FileNotFoundError:
             return []
-        except (ValidationError, ListError, OSError) as error:
+        except (ValidationError, MirrorListError, OSError) as error:
             log.warning(
                 "%s cannot be used: the mirrors will be asked for it (%s)", self._path, error
             )
             return []
 
-    def _live(self) -> list[MirrorEntry]:
-        newest = self.newest
-        return newest.active if newest else [self._own]
+    def _live_mirrors(self) -> list[MirrorEntry]:
+        newest = self.newest_list
+        return newest.active if newest else [self._home_mirror]
 
-    def _listed(self) -> None:
-        """The list changed."""
-        mirrors = self._live()
-        self._choice.listed(mirrors)
-        for each in mirrors:
-            client = self._clients.get(each.key)
-            if client is None or client.url != each.url.rstrip("/"):
-                self._clients[each.key] = Coordinator(
-                    each.url, self.identity, each.key, self._clock
+    def _apply_mirror_list(self) -> None:
+        """Rank the mirrors of the newest list and open a client for each that is new or moved."""
+        mirrors = self._live_mirrors()
+        self._selector.set_mirrors(mirrors)
+        for mirror in mirrors:
+            client = self._clients.get(mirror.key)
+            if client is None or client.url != mirror.url.rstrip("/"):
+                self._clients[mirror.key] = CoordinatorClient(
+                    mirror.url, self.identity, mirror.key, self._clock
                 )
 
-    def _heed(self, signed: Signed) -> None:
-        """A directive names the newest list that its mirror has."""
+    def _read_directive(self, signed: Signed) -> None:
+        """Look for a newer mirror list if a directive names one."""
         try:
             directive = open_signed(signed, "directive", Directive, self._current)
         except MessageError:
-            return  # whoever acts on it says so aloud
-        newest = self.newest
+            return  # the code that obeys the directive reports the error
+        newest = self.newest_list
         if directive.mirror_list_version > (newest.version if newest else 0):
             if newest is None and directive.mirror_list_digest:
                 self._vouched = directive.mirror_list_digest
-            self._now()
+            self.visit_mirrors_now()
 
-    # ---- asking
+    # ---- calls
 
-    def _client(self, key: str) -> Coordinator:
-        return self._clients[key]
+    def _call_current(self, call: Callable[[CoordinatorClient], Answer]) -> Answer:
+        """Call the current mirror.
 
-    def _here(self, call: Callable[[Coordinator], T]) -> T:
-        """Asks the mirror of this turn. One alone that refuses counts as one that does not answer, unless most do."""
-        client, key = self._client(self._current), self._current
+        A refusal counts as no answer unless most mirrors refuse: one alone may lag behind.
+        """
+        key = self._current
+        client = self._clients[key]
         try:
             answer = call(client)
-        except CoordinatorGone:
-            self._failed(key)
+        except CoordinatorUnreachableError:
+            self._mark_failed(key)
             raise
         except CoordinatorError as error:
-            order = self._choice.order
-            if error.status not in REFUSED:
+            order = self._selector.order
+            if error.status not in REFUSED_STATUSES:
                 raise
             self._refusals[key] = str(error)
             self._joined = {pair for pair in self._joined if pair[0] != key}
             if 2 * len(self._refusals.keys() & set(order)) > len(order):
                 raise
-            self._failed(key)
-            raise CoordinatorGone(
+            self._mark_failed(key)
+            raise CoordinatorUnreachableError(
                 f"{client.url} refuses, and other mirrors may know better: {error}"
             ) from None
-        self._choice.answered(key)
+        self._selector.mark_success(key)
         self._refusals.clear()
         return answer
 
-    def _anywhere(self, call: Callable[[Coordinator], T]) -> T:
-        """Asks one mirror after the other until one answers. Raises what the first that refused said, or else the
-        last that did not answer."""
+    def _call_any(self, call: Callable[[CoordinatorClient], Answer]) -> Answer:
+        """Call one mirror after the other until one answers.
+
+        Raises:
+            CoordinatorError: the first refusal or, if there was none, the first failure.
+        """
         refusal: CoordinatorError | None = None
-        for _ in range(len(self._choice.order)):
-            self.turn()
-            client = self._client(self._current)
+        for _ in range(len(self._selector.order)):
+            self.select_mirror()
             try:
-                answer = call(client)
-            except CoordinatorGone as error:
+                answer = call(self._clients[self._current])
+            except CoordinatorUnreachableError as error:
                 refusal = refusal or error
             except CoordinatorError as error:
-                refusal = (
-                    error if refusal is None or isinstance(refusal, CoordinatorGone) else refusal
-                )
-                if error.status not in REFUSED:
+                if refusal is None or isinstance(refusal, CoordinatorUnreachableError):
+                    refusal = error
+                if error.status not in REFUSED_STATUSES:
                     raise
             else:
-                self._choice.answered(self._current)
+                self._selector.mark_success(self._current)
                 return answer
-            self._failed(self._current)
+            self._mark_failed(self._current)
         assert refusal is not None
         raise refusal
 
-    def _enter(self, run: str) -> JoinReply | None:
-        """A mirror that this machine comes to for the first time has to know where it is."""
-        if (
-            (self._current, run) in self._joined
-            or run not in self._whereabouts
-            or len(self._choice.order) < 2
-        ):
+    def _join_current(self, run: str) -> JoinReply | None:
+        """Join the run at the current mirror, if this machine comes to it for the first time."""
+        is_joined = (self._current, run) in self._joined
+        is_only_mirror = len(self._selector.order) < 2
+        if is_joined or is_only_mirror or run not in self._announcements:
             return None
-        where = self._whereabouts[run]
-        reply = self._here(lambda client: client.join(run, list(where.addresses), where.hardware))
+        own = self._announcements[run]
+        reply = self._call_current(
+            lambda client: client.join_run(run, list(own.addresses), own.hardware)
+        )
         self._joined.add((self._current, run))
         return reply
 
-    # ---- going round
+    # ---- visits to the other mirrors
 
-    def _go_round(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._rounds, name="mirrors", daemon=True)
-            self._thread.start()
-
-    def _rounds(self) -> None:
-        while not self._closed.is_set():
-            self._wake.clear()
-            keys = self._choice.due(time.monotonic())
-            if time.monotonic() >= self._round_at:
-                keys, self._round_at = (
-                    list(self._choice.order),
-                    time.monotonic() + ANNOUNCE * random.uniform(0.8, 1.2),
-                )
-            for key in keys:
-                if not self._closed.is_set():
-                    self._tell(self._client(key))
-            self._wake.wait(
-                max(0.0, min(self._round_at, self._choice.next_at()) - time.monotonic())
-            )
-
-    def _now(self) -> None:
-        """The next round is due."""
-        self._round_at = 0.0
+    def visit_mirrors_now(self) -> None:
+        """Visit all mirrors at once instead of at the next interval."""
+        self._next_announcement_at = 0.0
         self._wake.set()
 
-    def _failed(self, key: str) -> None:
-        self._choice.failed(key, time.monotonic())
-        self._wake.set()  # somebody has to look after it
+    def _start_visits(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._visit_mirrors, name="mirrors", daemon=True)
+            self._thread.start()
 
-    def _tell(self, client: Coordinator) -> None:
-        """Asks a mirror for a newer list, and says where this machine is."""
-        newest, key = self.newest, client.mirror
+    def _visit_mirrors(self) -> None:
+        """Announce this machine to all mirrors now and then, and retry those that are away."""
+        while not self._closed.is_set():
+            self._wake.clear()
+            now = time.monotonic()
+            keys = self._selector.due_for_retry(now)
+            if now >= self._next_announcement_at:
+                keys = list(self._selector.order)
+                self._next_announcement_at = now + ANNOUNCE_SECONDS * random.uniform(0.8, 1.2)
+            for key in keys:
+                if not self._closed.is_set():
+                    self._visit_mirror(self._clients[key])
+            next_visit_at = min(self._next_announcement_at, self._selector.next_retry_at())
+            self._wake.wait(max(0.0, next_visit_at - time.monotonic()))
+
+    def _mark_failed(self, key: str) -> None:
+        self._selector.mark_failed(key, time.monotonic())
+        self._wake.set()  # the visiting thread has to plan a retry
+
+    def _visit_mirror(self, client: CoordinatorClient) -> None:
+        """Ask a mirror for a newer list, and announce this machine to it."""
+        newest = self.newest_list
+        key = client.mirror
         try:
-            if lists := client.mirrors(newest.version if newest else 0).lists:
-                self.heard(lists)
-            for run, where in list(self._whereabouts.items()):
-                if key != self._current or self._choice.away(key):
-                    reply = client.join(run, list(where.addresses), where.hardware)
+            lists = client.fetch_mirror_lists(newest.version if newest else 0).lists
+            if lists:
+                self.receive_mirror_lists(lists)
+            for run, own in list(self._announcements.items()):
+                if key != self._current or self._selector.is_away(key):
+                    reply = client.join_run(run, list(own.addresses), own.hardware)
                     with self._lock:
-                        self._met = [*reply.peers, *self._met][:64]
-            self._choice.back(key)
+                        self._new_peers = [*reply.peers, *self._new_peers][:MAX_PEERS]
+            self._selector.mark_reachable(key)
         except CoordinatorError as error:
-            self._choice.failed(key, time.monotonic())
+            self._selector.mark_failed(key, time.monotonic())
             log.debug("%s", error)

@@ -1,7 +1,7 @@
-"""Reports to the coordinator: spooled on disk, sent when it answers, dropped once it says they are safe.
+"""Report to the coordinator: spool reports on disk, send them, drop them once they are safe there.
 
-Training never waits for any of this. `Reporter` is a thread of its own; the loop leaves its latest numbers with
-`note`, and reads `directive` when it likes.
+Training never waits for any of this. `Reporter` is a thread of its own; the training loop leaves
+its latest figures with `update_figures` and reads `directive` whenever it likes.
 """
 
 import logging
@@ -10,12 +10,19 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from barnraise import __version__
-from barnraise.coordinator_client.client import Coordinator
-from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.errors import (
+    CoordinatorError,
+    CoordinatorUnreachableError,
+    MessageError,
+    StateError,
+)
 from barnraise.protocol.coordinator_messages import Attestation, Directive, ReportReply
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Peer, Signed
@@ -26,23 +33,27 @@ from barnraise.sqlite import transaction
 
 log = logging.getLogger("barnraise.coordinator_client.reporter")
 
-SPOOLED = 100_000  # reports kept while no coordinator answers; at one in ten seconds, eleven days
-BATCH = 50
-POINTS = 64  # of one report
-SLOWEST = 60.0  # seconds between two tries at most, when nobody answers
-UNCONFIRMED = 60.0  # seconds the mark may stand still before everything above it is posted again
-FINAL = (403, 404, 409, 410)  # answers that mean this machine has no place in the run any more
-ORPHANED = 3600.0  # seconds without any answer after which peers go easy on expired tickets
-LISTEN = (
-    30.0  # seconds between two looks at what the coordinator has decided, where reports are rarer
-)
-GOODBYE = 10.0  # seconds a leaving worker gives the coordinator to take what waits
+MAX_SPOOLED = 100_000  # reports, while no coordinator answers: eleven days at one in ten seconds
+BATCH_REPORTS = 50  # of one request
+REPORT_POINTS = 64  # of one report
+QUEUED_POINTS = 4096  # that wait for the next reports
+LONGEST_PAUSE = 60.0  # seconds between two tries when nobody answers
+# Seconds the mark may stand still before everything above it is sent again.
+UNCONFIRMED_SECONDS = 60.0
+FINAL_STATUSES = (403, 404, 409, 410)  # this machine has no place in the run
+ORPHANED_SECONDS = 3600.0  # without any answer; then peers accept tickets that expired recently
+# Seconds between two looks at the directive, where reports are sent less often.
+DIRECTIVE_SECONDS = 30.0
+GOODBYE_SECONDS = 10.0  # that a leaving worker gives the coordinator to accept what is spooled
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What the loop knows of itself at one moment. Tokens per second; bytes and counts since the folder's birth.
-    `step_seconds`: of one step as measured, to hold against what `plan` predicts."""
+class WorkerFigures:
+    """What the training loop reports of itself at one moment.
+
+    Rates are tokens a second; bytes and counts are since the run folder was created. `step_seconds`
+    is the measured duration of a step, to compare with what `plan` predicts.
+    """
 
     activity: Activity = Activity.PREPARING
     incarnation: str = "0" * 16
@@ -65,16 +76,20 @@ class Numbers:
     points: tuple[LossPoint, ...] = field(default=(), compare=False)  # new ones only
 
 
-class Spool:
-    """Reports that no coordinator has confirmed, in order, on disk. Numbers go on where they stopped."""
+class ReportSpool:
+    """Reports that no coordinator has confirmed, in order, on disk.
 
-    def __init__(self, path: Path):
-        """Raises StateError when the file is not one of ours."""
+    Sequence numbers continue where they stopped, also after a restart.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. Raises StateError when it is not a spool."""
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(
-                "CREATE TABLE IF NOT EXISTS report (seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL)"
+                "CREATE TABLE IF NOT EXISTS report "
+                "(seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT NOT NULL)"
             )
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -82,16 +97,17 @@ class Spool:
                 f"{path} cannot be used ({error}); remove it: only unsent reports are lost"
             ) from None
 
-    def add(self, report: Report) -> None:
-        """Gives the report its number: one more than any before it, dropped ones included."""
+    def append(self, report: Report) -> None:
+        """Store a report under the next number; dropped reports count, too."""
         with transaction(self._db):
             seq = self._db.execute(
                 "INSERT INTO report (body) VALUES (?)", (report.model_dump_json(),)
             ).lastrowid
-            self._db.execute("DELETE FROM report WHERE seq <= ?", (seq - SPOOLED,))
+            assert seq is not None
+            self._db.execute("DELETE FROM report WHERE seq <= ?", (seq - MAX_SPOOLED,))
 
-    def after(self, seq: int, limit: int = BATCH) -> list[Report]:
-        """The oldest reports numbered above `seq`."""
+    def read_after(self, seq: int, limit: int = BATCH_REPORTS) -> list[Report]:
+        """Read the oldest reports with numbers above `seq`."""
         rows = self._db.execute(
             "SELECT seq, body FROM report WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit)
         )
@@ -101,204 +117,261 @@ class Spool:
         ]
 
     @property
-    def last(self) -> int:
-        """The highest number ever given."""
+    def last_seq(self) -> int:
+        """Return the highest number that was ever used."""
         row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'report'").fetchone()
         return row[0] if row else 0
 
-    def begin_after(self, mark: int) -> None:
-        """Numbers start past `mark`: in a new folder, the coordinator knows more reports than the spool does."""
-        if mark > self.last:
+    def skip_to(self, mark: int) -> None:
+        """Continue after number `mark`, if the coordinator knows more reports than a new spool."""
+        if mark > self.last_seq:
             with transaction(self._db):
                 self._db.execute("DELETE FROM sqlite_sequence WHERE name = 'report'")
                 self._db.execute(
                     "INSERT INTO sqlite_sequence (name, seq) VALUES ('report', ?)", (mark,)
                 )
 
-    def drop(self, mark: int) -> None:
+    def drop_through(self, mark: int) -> None:
+        """Delete the reports with numbers up to `mark`."""
         self._db.execute("DELETE FROM report WHERE seq <= ?", (mark,))
 
     def __len__(self) -> int:
         return self._db.execute("SELECT count(*) FROM report").fetchone()[0]
 
     def close(self) -> None:
+        """Close the database."""
         self._db.close()
 
 
 class Reporter:
-    """Sends a report every `directive.report_every` seconds, and whatever was spooled before it.
+    """Send a report every `directive.report_every` seconds, after all that was spooled before it.
 
-    `directive` is the coordinator's latest. `refused` is its sentence when it will not have this machine in the run any
-    more: the loop ends on it. `heeds` are the digests of the verdicts this machine takes out, `witnessed`
-    what goes with the next post alone: the loop's to set.
+    `directive` is the coordinator's latest, `signed_directive` the same as it was received: proof
+    for peers that cannot reach a coordinator. `refused` is the coordinator's sentence once it
+    denies this machine its place in the run; the training loop ends on it.
     """
 
     def __init__(
-        self, coordinator: Coordinator, run: str, machine: str, directive: Directive, spool: Spool
-    ):
+        self,
+        coordinator: CoordinatorClient | FailoverClient,
+        run: str,
+        machine: str,
+        directive: Directive,
+        spool: ReportSpool,
+    ) -> None:
         self.directive = directive
+        self.signed_directive: Signed | None = None
         self.refused: str | None = None
-        self.heeds: tuple[str, ...] = ()
-        self.witnessed: tuple[Attestation, ...] = ()
-        self._coordinator, self._run, self._machine, self._spool = coordinator, run, machine, spool
+        self._coordinator = coordinator
+        self._run = run
+        self._machine = machine
+        self._spool = spool
         self._lock = threading.Lock()
-        self._numbers = Numbers()
-        self._points: deque[LossPoint] = deque(maxlen=4096)
-        self.signed_directive: Signed | None = (
-            None  # as it came: proof, for peers that cannot reach a coordinator
-        )
+        self._figures = WorkerFigures()
+        self._points: deque[LossPoint] = deque(maxlen=QUEUED_POINTS)
+        self._applied_verdicts: tuple[str, ...] = ()
+        self._attestations: tuple[Attestation, ...] = ()
         self._peers: list[Peer] = []
         self._ticket: Signed | None = None
         self._rulings: list[SignedVerdict] = []
-        self._posted = 0  # the last seq posted since this start; the mark lags behind it
-        self._mark = 0
-        self._told = coordinator.turn()  # the mirror that these two are about
-        self._directed_by = ""  # …and the one whose directive is heeded
-        self._heard = self._moved = time.monotonic()
+        self._sent_seq = 0  # the last number sent since this start; the mark lags behind it
+        self._mark = 0  # the coordinator's database holds all reports up to this number
+        self._reporting_to = coordinator.select_mirror()  # the mirror these two numbers are about
+        self._directed_by = ""  # the mirror whose directive is obeyed
+        self._answered_at = time.monotonic()
+        self._mark_moved_at = self._answered_at
         self._wake = threading.Event()
-        self._until: float | None = None  # when to stop trying, once stopped
-        self._thread = threading.Thread(target=self._work, name="reporter", daemon=True)
+        self._give_up_at: float | None = None  # when to stop trying, once stopped
+        self._thread = threading.Thread(target=self._run_thread, name="reporter", daemon=True)
 
     def start(self) -> None:
+        """Start the thread that sends reports."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Spools one last report of what was last noted, and tries for GOODBYE seconds to deliver what waits."""
-        self._until = time.monotonic() + GOODBYE
+        """Spool one last report of the latest figures, and try for a while to deliver the spool."""
+        self._give_up_at = time.monotonic() + GOODBYE_SECONDS
         self._wake.set()
         if self._thread.ident is None:
             self._spool.close()
         else:
-            self._thread.join(
-                timeout=GOODBYE + 1
-            )  # one that waits for an answer is left behind: all is on disk
+            # A thread that still waits for an answer is left behind: everything is on disk.
+            self._thread.join(timeout=GOODBYE_SECONDS + 1)
 
-    def note(self, numbers: Numbers) -> None:
+    def update_figures(self, figures: WorkerFigures) -> None:
+        """Set the figures of the next report; their points are queued."""
         with self._lock:
-            self._numbers = replace(numbers, points=())
-            self._points.extend(numbers.points)
+            self._figures = replace(figures, points=())
+            self._points.extend(figures.points)
 
-    def taken_ticket(self) -> Signed | None:
-        with self._lock:
-            taken, self._ticket = self._ticket, None
-            return taken
-
-    def taken_peers(self) -> list[Peer]:
-        with self._lock:
-            taken, self._peers = self._peers, []
-            return taken
-
-    def taken_rulings(self) -> list[SignedVerdict]:
-        """As they came: whoever heeds them looks at who signed them."""
-        with self._lock:
-            taken, self._rulings = self._rulings, []
-            return taken
+    def set_applied_verdicts(self, digests: Sequence[str]) -> None:
+        """Set the digests of the verdicts this machine applied, for all reports from now on."""
+        self._applied_verdicts = tuple(digests)
 
     @property
-    def orphaned(self) -> bool:
-        return time.monotonic() - self._heard > ORPHANED
+    def has_attestations(self) -> bool:
+        """Return whether attestations wait for the next report."""
+        return bool(self._attestations)
 
-    def _work(self) -> None:
+    def set_attestations(self, attestations: Sequence[Attestation]) -> None:
+        """Send these attestations with the next report, once."""
+        self._attestations = tuple(attestations)
+
+    def pop_ticket(self) -> Signed | None:
+        """Return the ticket that came since the last call, if there is one."""
+        with self._lock:
+            ticket = self._ticket
+            self._ticket = None
+            return ticket
+
+    def pop_peers(self) -> list[Peer]:
+        """Return the peers that the latest answer named since the last call."""
+        with self._lock:
+            peers = self._peers
+            self._peers = []
+            return peers
+
+    def pop_rulings(self) -> list[SignedVerdict]:
+        """Return the signed verdicts since the last call; the caller checks who signed them."""
+        with self._lock:
+            rulings = self._rulings
+            self._rulings = []
+            return rulings
+
+    def unsent_reports(self) -> list[Report]:
+        """Return the oldest spooled reports, those included that are sent but not confirmed."""
+        return self._spool.read_after(0)
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Return whether no coordinator has answered for an hour."""
+        return time.monotonic() - self._answered_at > ORPHANED_SECONDS
+
+    def _run_thread(self) -> None:
         try:
-            self._report_on()
+            self._report_until_stopped()
         finally:
             self._spool.close()
 
-    def _report_on(self) -> None:
+    def _report_until_stopped(self) -> None:
         failures = 0
         while True:
             stopping = self._wake.is_set()
-            self._keep(self._report())
-            try:
-                self._deliver()
-                failures = 0
-            except CoordinatorGone as error:
-                failures += 1
-                if failures == 1:
-                    log.warning("%s; reports wait on disk", error)
-            except CoordinatorError as error:
-                log.error("the coordinator refuses: %s", error)
-                failures += 1
-                if error.status in FINAL:
-                    self.refused = str(error)
-            except sqlite3.Error as error:
-                log.error("the spool of reports cannot be used: %s", error)
-                failures += 1
+            self._spool_report(self._build_report())
+            failures = 0 if self._try_to_deliver(failures) else failures + 1
             if stopping:
                 return
-            every = self.directive.report_every
-            pause = backoff(every, failures)
-            # A report is written every interval even while nobody answers, so that the chart has no hole afterwards.
-            while pause > every and not self._coordinator.ready and not self._wake.wait(every):
-                pause -= every
-                self._keep(self._report())
-            if (
-                failures and self._coordinator.ready
-            ):  # another mirror: soon, and not all machines at once
-                failures, pause = 0, every * random.uniform(0.3, 1.0)
-            self._listen_for(max(0.0, pause), listens=not failures)
+            interval = self.directive.report_every
+            pause = self._spool_while_unreachable(backoff(interval, failures))
+            if failures and self._coordinator.is_reachable:
+                # Another mirror takes over: report soon, but not all machines at once.
+                failures = 0
+                pause = interval * random.uniform(0.3, 1.0)
+            self._wait_for_next_report(max(0.0, pause), fetch_directives=not failures)
 
-    def _listen_for(self, seconds: float, listens: bool) -> None:
-        """Until the next report is due. A revocation does not wait for that, however rare reports are."""
-        while seconds > LISTEN and not self._wake.wait(LISTEN):
-            seconds -= LISTEN
-            if not listens:
+    def _try_to_deliver(self, failures: int) -> bool:
+        """Deliver the spool; return whether that succeeded. `failures`: in a row, so far."""
+        try:
+            self._deliver()
+        except CoordinatorUnreachableError as error:
+            if failures == 0:
+                log.warning("%s; reports wait on disk", error)
+        except CoordinatorError as error:
+            self._handle_refusal(error)
+        except sqlite3.Error as error:
+            log.error("the spool of reports cannot be used: %s", error)
+        else:
+            return True
+        return False
+
+    def _handle_refusal(self, error: CoordinatorError) -> None:
+        log.error("the coordinator refuses: %s", error)
+        if error.status in FINAL_STATUSES:
+            self.refused = str(error)
+
+    def _spool_while_unreachable(self, pause: float) -> float:
+        """Wait for most of `pause`, with a report each interval; return the rest of it.
+
+        The chart then has no hole for the time in which nobody answered.
+        """
+        interval = self.directive.report_every
+        while pause > interval and not self._coordinator.is_reachable:
+            if self._wake.wait(interval):
+                break
+            pause -= interval
+            self._spool_report(self._build_report())
+        return pause
+
+    def _wait_for_next_report(self, seconds: float, fetch_directives: bool) -> None:
+        """Wait, but fetch the directive now and then: a revocation does not wait for a report."""
+        while seconds > DIRECTIVE_SECONDS and not self._wake.wait(DIRECTIVE_SECONDS):
+            seconds -= DIRECTIVE_SECONDS
+            if not fetch_directives:
                 continue
             try:
-                self._take(self._coordinator.listen(self._run))
-                self._heard = time.monotonic()
-            except CoordinatorGone as error:
-                log.debug("%s; the next report says so aloud", error)
+                self._apply_reply(self._coordinator.fetch_directive(self._run))
+                self._answered_at = time.monotonic()
+            except CoordinatorUnreachableError as error:
+                log.debug("%s; the next report warns about it", error)
             except CoordinatorError as error:
-                log.error("the coordinator refuses: %s", error)
-                if error.status in FINAL:
-                    self.refused = str(error)
+                self._handle_refusal(error)
         self._wake.wait(seconds)
 
-    def _keep(self, report: Report) -> None:
-        """A full disk costs this report, and neither the thread nor the training."""
+    def _spool_report(self, report: Report) -> None:
+        """Store a report. A full disk costs this report, and neither the thread nor training."""
         try:
-            self._spool.add(report)
+            self._spool.append(report)
         except sqlite3.Error as error:
-            log.error("a report could not be kept: %s", error)
+            log.error("a report could not be stored: %s", error)
 
-    def _report(self) -> Report:
+    def _build_report(self) -> Report:
         with self._lock:
-            n = self._numbers
-            points = [self._points.popleft() for _ in range(min(POINTS, len(self._points)))]
+            figures = self._figures
+            count = min(REPORT_POINTS, len(self._points))
+            points = [self._points.popleft() for _ in range(count)]
+        values = {f.name: getattr(figures, f.name) for f in fields(figures) if f.name != "points"}
         return Report(
             seq=1,  # the spool numbers it
             at=self._coordinator.now(),
             version=__version__,
             points=points,
-            **{name: getattr(n, name) for name in Numbers.__dataclass_fields__ if name != "points"},
+            **values,
         )
 
     def _deliver(self) -> None:
-        """Posts what was not posted yet; after a restart, or when nothing was confirmed for long, all that waits.
+        """Send what was not sent yet; after a restart, everything that is spooled.
 
-        The mark follows the coordinator's database by seconds. If it stands still, what was posted got lost behind the
-        API (its queue was restarted, say), and is posted again: the database knows each report by its number.
+        The mark follows the coordinator's database by seconds. If it stands still, what was sent
+        got lost behind the API (for example when its queue was restarted) and is sent again: the
+        database recognises each report by its number.
         """
-        if (
-            mirror := self._coordinator.turn()
-        ) != self._told:  # it knows of nothing that only the last one was told
-            self._told, self._posted, self._mark, self._moved = mirror, 0, 0, time.monotonic()
-        if self._posted and time.monotonic() - self._moved > UNCONFIRMED:
-            self._posted, self._moved = 0, time.monotonic()
-        while batch := self._spool.after(self._posted):
-            witnessed, self.witnessed = self.witnessed, ()
-            reply = self._coordinator.report(self._run, batch, self.heeds, witnessed)
-            self._heard = time.monotonic()
-            self._take(reply)
-            if reply.acknowledged > self._mark or reply.acknowledged == self._spool.last:
-                self._mark, self._moved = reply.acknowledged, self._heard
-            self._spool.drop(reply.acknowledged)
-            self._posted = batch[-1].seq
-            if self._until and time.monotonic() > self._until:
+        mirror = self._coordinator.select_mirror()
+        if mirror != self._reporting_to:  # another mirror knows nothing of what the last one has
+            self._reporting_to = mirror
+            self._sent_seq = 0
+            self._mark = 0
+            self._mark_moved_at = time.monotonic()
+        if self._sent_seq and time.monotonic() - self._mark_moved_at > UNCONFIRMED_SECONDS:
+            self._sent_seq = 0
+            self._mark_moved_at = time.monotonic()
+        while batch := self._spool.read_after(self._sent_seq):
+            attestations = self._attestations
+            self._attestations = ()
+            reply = self._coordinator.send_reports(
+                self._run, batch, self._applied_verdicts, attestations
+            )
+            self._answered_at = time.monotonic()
+            self._apply_reply(reply)
+            if reply.acknowledged > self._mark or reply.acknowledged == self._spool.last_seq:
+                self._mark = reply.acknowledged
+                self._mark_moved_at = self._answered_at
+            self._spool.drop_through(reply.acknowledged)
+            self._sent_seq = batch[-1].seq
+            if self._give_up_at and time.monotonic() > self._give_up_at:
                 return
 
-    def _take(self, reply: ReportReply) -> None:
+    def _apply_reply(self, reply: ReportReply) -> None:
+        """Adopt the directive if it is newer, and queue the ticket, peers and rulings."""
         try:
             directive = open_signed(
                 reply.directive, "directive", Directive, self._coordinator.mirror
@@ -306,26 +379,26 @@ class Reporter:
         except MessageError as error:
             log.error("%s", error)
             return
-        if (
-            directive.run == self._run
-            and directive.machine == self._machine
-            and (
-                directive.issued >= self.directive.issued
-                or reply.directive.key != self._directed_by
-            )
-        ):
-            self._directed_by = (
-                reply.directive.key
-            )  # mirrors' clocks differ: only one's own times can be compared
-            self.directive, self.signed_directive = directive, reply.directive
+        is_for_us = directive.run == self._run and directive.machine == self._machine
+        # Mirrors' clocks differ: only the times of one mirror can be compared.
+        is_newer = (
+            directive.issued >= self.directive.issued or reply.directive.key != self._directed_by
+        )
+        if is_for_us and is_newer:
+            self._directed_by = reply.directive.key
+            self.directive = directive
+            self.signed_directive = reply.directive
         with self._lock:
             self._ticket = reply.ticket or self._ticket
             self._peers = reply.peers or self._peers
             self._rulings = reply.verdicts or self._rulings
 
 
-def backoff(every: float, failures: int) -> float:
-    """Seconds until the next try: the interval, doubled by each failure in a row up to SLOWEST, spread a little."""
+def backoff(interval: float, failures: int) -> float:
+    """Return the seconds until the next try.
+
+    Each failure in a row doubles the interval, up to LONGEST_PAUSE, with a random spread.
+    """
     if not failures:
-        return every
-    return min(SLOWEST, every * 2 ** min(failures, 16)) * random.uniform(0.8, 1.2)
+        return interval
+    return min(LONGEST_PAUSE, interval * 2 ** min(failures, 16)) * random.uniform(0.8, 1.2)

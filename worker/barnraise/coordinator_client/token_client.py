@@ -1,4 +1,4 @@
-"""The coordinator's API for a person's scripts: a personal token, plain JSON in and out."""
+"""Call a coordinator's API from a person's scripts: a personal token, plain JSON in and out."""
 
 import json
 import os
@@ -10,76 +10,102 @@ import httpx
 from pydantic import ValidationError
 
 from barnraise import __version__
-from barnraise.coordinator_client.client import MAX_ANSWER, SECONDS
-from barnraise.errors import CoordinatorError, CoordinatorGone, StateError
+from barnraise.coordinator_client.client import (
+    MAX_ANSWER_BYTES,
+    TIMEOUT_SECONDS,
+    describe_problem,
+)
+from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, StateError
 from barnraise.protocol.coordinator_messages import Problem
-from barnraise.state_dir import Home
+from barnraise.state_dir import StateDir
 
-TOKEN, SITE = "BARNRAISE_TOKEN", "BARNRAISE_SITE"
+TOKEN_VARIABLE = "BARNRAISE_TOKEN"
+SITE_VARIABLE = "BARNRAISE_SITE"
 
 
-class Account:
-    """Raises CoordinatorError with the site's sentence, or CoordinatorGone."""
+class TokenClient:
+    """One coordinator, as a person's scripts see it.
 
-    def __init__(self, url: str, token: str):
+    Requests raise CoordinatorError with the site's sentence, or CoordinatorUnreachableError.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
         self.url = (url if "//" in url else f"https://{url}").rstrip("/")
         headers = {"User-Agent": f"barnraise/{__version__}", "Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(timeout=SECONDS, headers=headers)
+        self._http = httpx.Client(timeout=TIMEOUT_SECONDS, headers=headers)
 
     @classmethod
-    def known(cls, home: Home, site: str = "") -> "Account":
-        """By $BARNRAISE_TOKEN; at `site`, $BARNRAISE_SITE, or where this machine is enrolled."""
-        token = os.environ.get(TOKEN, "").strip()
+    def from_environment(cls, state_dir: StateDir, site: str = "") -> "TokenClient":
+        """Return a client that uses the token in $BARNRAISE_TOKEN.
+
+        Args:
+            state_dir: names the site where this machine is enrolled, if nothing else names one.
+            site: the site's address; otherwise $BARNRAISE_SITE.
+
+        Raises:
+            StateError: there is no token.
+        """
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if not token:
             raise StateError(
-                f"make a token on the site, under Account, API tokens, and put it into the variable {TOKEN}"
+                "create a token on the site, under Account → API tokens, "
+                f"and put it into the variable {TOKEN_VARIABLE}"
             )
         if not token.isascii() or not token.isprintable():
-            raise StateError(f"what {TOKEN} holds is not a token")
-        return cls(site or os.environ.get(SITE) or home.membership.url, token)
+            raise StateError(f"the content of {TOKEN_VARIABLE} is not a token")
+        url = site or os.environ.get(SITE_VARIABLE) or state_dir.membership.url
+        return cls(url, token)
 
-    def ask(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
-        """What the site answers, as JSON; each part of the path is quoted."""
-        where = "/api/v1/" + "/".join(quote(part, safe="") for part in path)
-        sent = None if body is None else json.dumps(body).encode()
+    def request(self, method: str, *path: str, body: Any = None, **query: Any) -> Any:
+        """Send one request and return the answer's JSON.
+
+        Args:
+            method: the HTTP method.
+            path: the parts of the path below `/api/v1`; each part is quoted.
+            body: sent as JSON, if it is not None.
+            query: the parameters of the query.
+        """
+        url = f"{self.url}/api/v1/" + "/".join(quote(part, safe="") for part in path)
+        content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "X-Request-ID": secrets.token_hex(16)}
         answer = bytearray()
         try:
             with self._http.stream(
-                method, self.url + where, content=sent, headers=headers, params=query
+                method, url, content=content, headers=headers, params=query
             ) as response:
                 for piece in response.iter_bytes():
                     answer += piece
-                    if len(answer) > MAX_ANSWER:
-                        raise CoordinatorGone(
-                            f"{self.url} sent more than {MAX_ANSWER:,} bytes and was cut off"
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        raise CoordinatorUnreachableError(
+                            f"{self.url} sent more than {MAX_ANSWER_BYTES:,} bytes and was cut off"
                         )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CoordinatorGone(
-                f"{self.url} does not answer ({error or type(error).__name__})"
-            ) from None
+            reason = str(error) or type(error).__name__
+            raise CoordinatorUnreachableError(f"{self.url} does not answer ({reason})") from None
+        status = response.status_code
         try:
-            if response.status_code < 300:
+            if status < 300:
                 return json.loads(answer)
             problem = Problem.model_validate_json(bytes(answer))
         except (ValueError, ValidationError):
-            what = "with something that is not Barnraise's API"
-            raise CoordinatorGone(
-                f"{self.url} answered {response.status_code} {what}", response.status_code
+            raise CoordinatorUnreachableError(
+                f"{self.url} answered {status} with something that is not Barnraise's API", status
             ) from None
-        details = "".join(f"\n  {field}: {sentence}" for field, sentence in problem.fields.items())
-        kind = CoordinatorGone if response.status_code >= 500 else CoordinatorError
-        raise kind(problem.error + details, response.status_code)
+        if status >= 500:
+            raise CoordinatorUnreachableError(describe_problem(problem), status)
+        raise CoordinatorError(describe_problem(problem), status)
 
-    def every(self, *path: str) -> list[dict[str, Any]]:
-        """All items of a list, page after page."""
-        found, after = [], {}
+    def fetch_all(self, *path: str) -> list[dict[str, Any]]:
+        """Fetch all items of a list, page after page."""
+        items: list[dict[str, Any]] = []
+        query: dict[str, Any] = {}
         while True:
-            page = self.ask("GET", *path, **after)
-            found += page["items"]
+            page = self.request("GET", *path, **query)
+            items += page["items"]
             if not page["next"]:
-                return found
-            after = {"after": page["next"]}
+                return items
+            query = {"after": page["next"]}
 
     def close(self) -> None:
+        """Close the connections."""
         self._http.close()

@@ -17,7 +17,7 @@ Rates = tuple[tuple[int, float], ...]  # (a size, a rate at it), ascending in si
 
 
 @dataclass(frozen=True)
-class Products:
+class MatmulRates:
     """FLOP/s of matrix products in one dtype by width d: forward is [1024, d] x [d, 4d] with a bias, backward the mean
     of the two products of its gradient."""
 
@@ -27,7 +27,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Updates:
+class UpdateRate:
     """Parameters/s of AdamW over weights streamed in `dtype` and moments of so many bits."""
 
     where: str  # "host", with all threads, or "device"
@@ -59,16 +59,16 @@ class Hardware:
     adam: float  # parameters/s of fp32 AdamW in RAM, all threads (28 bytes a parameter)
     disk_read: float  # B/s past the page cache, multi-megabyte requests, each with its checksum
     disk_write: float
-    products: tuple[Products, ...] = ()  # every dtype that was measured, float32 first
+    products: tuple[MatmulRates, ...] = ()  # every dtype that was measured, float32 first
     attention_contexts: Rates = ()  # (context, FLOP/s) with heads 64 wide
     attention_heads: Rates = ()  # (head width, FLOP/s) at a context of 1,024
     attention_backward: float = 0.0  # FLOP/s of its gradient, 2.5 x the forward's FLOPs
     logits: Rates = ()  # (vocabulary V, FLOP/s of [256, 512] x [512, V]) in what is trained with here
-    updates: tuple[Updates, ...] = ()  # in every form; `adam` is the host's of fp32
+    updates: tuple[UpdateRate, ...] = ()  # in every form; `adam` is the host's of fp32
 
-    def in_dtype(self, dtype: str) -> Products:
+    def in_dtype(self, dtype: str) -> MatmulRates:
         """The products' rates in `dtype`; the nearest known ones where it was not measured."""
-        unknown = Products(dtype, self.matmul, self.matmul)
+        unknown = MatmulRates(dtype, self.matmul, self.matmul)
         return next((known for known in self.products if known.dtype == dtype), unknown)
 
     def update_rate(self, where: str, dtype: str, bits: int) -> float:
@@ -84,8 +84,8 @@ class Hardware:
         """What `to_json` gave. Raises ValueError for other fields."""
         raw = json.loads(text)
         try:
-            raw["products"] = [Products(**_tuples(each)) for each in raw["products"]]
-            raw["updates"] = [Updates(**each) for each in raw["updates"]]
+            raw["products"] = [MatmulRates(**_tuples(each)) for each in raw["products"]]
+            raw["updates"] = [UpdateRate(**each) for each in raw["updates"]]
             return cls(**_tuples(raw))
         except (TypeError, LookupError, AttributeError) as error:
             raise ValueError(f"not a machine's measurements: {error}") from None

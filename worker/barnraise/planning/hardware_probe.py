@@ -22,9 +22,9 @@ from typing import Any, BinaryIO
 from barnraise.errors import StateError
 from barnraise.planning.hardware import (
     Hardware,
-    Products,
+    MatmulRates,
     Rates,
-    Updates,
+    UpdateRate,
     cpu_name,
     keep_freed_memory,
     memory_bytes,
@@ -169,7 +169,8 @@ def _hardware(
         if what.startswith(("host ", "device "))
     ]
     products = tuple(
-        Products(dtype, table(f"{dtype} forward"), table(f"{dtype} backward")) for dtype in dtypes
+        MatmulRates(dtype, table(f"{dtype} forward"), table(f"{dtype} backward"))
+        for dtype in dtypes
     )
     return Hardware(
         device=device, name=name, cores=torch.get_num_threads(), memory=0, disk=0,
@@ -178,7 +179,7 @@ def _hardware(
         attention=rates["attention", context], attention_backward=backward,
         attention_contexts=table("attention"), attention_heads=table("attention by head"),
         elementwise=rates["elementwise", 0], stream=rates["stream", 0], adam=rates["host float32", 32],
-        updates=tuple(Updates(*form) for form in forms),
+        updates=tuple(UpdateRate(*form) for form in forms),
         to_device=rates["to device", 0], from_device=rates["from device", 0], disk_write=disk[0], disk_read=disk[1],
     )  # fmt: skip
 

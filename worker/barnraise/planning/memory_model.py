@@ -3,7 +3,7 @@ of a step and of what is done between steps. Pure; tested against what is measur
 """
 
 from barnraise.planning import cost_model
-from barnraise.planning.plan import KINDS, Plan, pages
+from barnraise.planning.plan import STATE_KINDS, Plan, round_to_pages
 
 HELD_OUT = 32  # sequences a validation loss is taken over
 OWED = 16  # bytes an element of a tile while a round's step is added to what is owed
@@ -54,56 +54,58 @@ def scratch_bytes(plan: Plan, device: str = "cpu") -> int:
 def _states(plan: Plan, tier: str) -> int:
     """Of the records a tier holds."""
     size = 0
-    for kind in KINDS:
+    for kind in STATE_KINDS:
         tiers = {"weights": plan.weights, "moments": plan.moments}.get(
-            kind, (plan.exchange,) * (plan.last + 1)
+            kind, (plan.exchange,) * (plan.last_fragment + 1)
         )
-        size += sum(plan.total(kind, i) for i in _ends(plan) if tiers[i] == tier)
-        size += tiers[1:-1].count(tier) * plan.total(kind, 1)
+        size += sum(plan.total_bytes(kind, i) for i in _ends(plan) if tiers[i] == tier)
+        size += tiers[1:-1].count(tier) * plan.total_bytes(kind, 1)
     return size
 
 
 def _compute(plan: Plan) -> int:
     """Of the slots and gradients where the blocks are computed."""
     block = plan.fragments[1].size
-    size = plan.slots * plan.record("weights", block)
+    size = plan.slots * plan.record_bytes("weights", block)
     if plan.staged:
         size += sum(
-            plan.record("weights", plan.fragments[i].size)
+            plan.record_bytes("weights", plan.fragments[i].size)
             for i in _ends(plan)
             if plan.weights[i] != "device"
         )
-    if any(not plan.own_gradient(i) for i in plan.blocks):
-        size += plan.gradient_slots * pages(4 * block)
-    size += sum(pages(4 * plan.fragments[i].size) for i in _ends(plan))
-    size += sum(map(plan.own_gradient, plan.blocks)) * pages(4 * block)
-    return size + pages(4 * plan.model.vocabulary * plan.model.width)
+    if any(not plan.has_gradient_buffer(i) for i in plan.blocks):
+        size += plan.gradient_slots * round_to_pages(4 * block)
+    size += sum(round_to_pages(4 * plan.fragments[i].size) for i in _ends(plan))
+    size += sum(map(plan.has_gradient_buffer, plan.blocks)) * round_to_pages(4 * block)
+    return size + round_to_pages(4 * plan.model.vocabulary * plan.model.width)
 
 
 def _ends(plan: Plan) -> tuple[int, int]:
-    return 0, plan.last
+    return 0, plan.last_fragment
 
 
 def _between_tiers(plan: Plan) -> int:
     """Of the ring, of blocks on their way from disk to a device, and of the spare tiles."""
     size = 0
     if plan.staged and "disk" in plan.weights:
-        size += plan.host_slots * plan.record("weights", plan.fragments[1].size)
-    if any(plan.through_ring(i) for i in range(plan.last + 1)):
+        size += plan.host_slots * plan.record_bytes("weights", plan.fragments[1].size)
+    if any(plan.uses_ring(i) for i in range(plan.last_fragment + 1)):
         size += plan.ring * plan.ring_bytes()
     if plan.on_disk:
-        size += 4 * plan.record("anchor", plan.tile) + plan.record("moments", plan.tile)
+        size += 4 * plan.record_bytes("anchor", plan.tile) + plan.record_bytes("moments", plan.tile)
     return size
 
 
 def _waiting(plan: Plan) -> int:
     """Of gradients and boundaries in RAM that a device handed over."""
-    size = plan.host_gradient_slots * pages(4 * plan.fragments[1].size)
+    size = plan.host_gradient_slots * round_to_pages(4 * plan.fragments[1].size)
     size += sum(
-        pages(4 * plan.fragments[i].size) for i in _ends(plan) if plan.weights[i] != "device"
+        round_to_pages(4 * plan.fragments[i].size)
+        for i in _ends(plan)
+        if plan.weights[i] != "device"
     )
     if plan.boundaries == "host":
-        stream = pages(cost_model.stream_bytes(plan.model, plan.sequences))
+        stream = round_to_pages(cost_model.stream_bytes(plan.model, plan.sequences))
         size += (plan.model.layers + 2) * plan.micro_batches * stream
     return size
 
@@ -114,17 +116,19 @@ def activations(plan: Plan) -> int:
     stream = cost_model.stream_bytes(model, plan.sequences)
     inner = 0
     if plan.kept_inputs == "group":
-        kept = len([g for g in plan.backward_groups if g[0] < plan.last - plan.retained])
+        kept = len(
+            [g for g in plan.backward_groups if g[0] < plan.last_fragment - plan.retained_blocks]
+        )
         inner = max(len(group) for group in plan.backward_groups) - 1
     else:
-        kept = layers - plan.retained
+        kept = layers - plan.retained_blocks
     if plan.boundaries == "host":
         kept = min(kept, 2)
     waiting = (kept + 1) * plan.micro_batches * stream
     as_planned = {"dtype": plan.dtype}
     saved = cost_model.saved_bytes(model, plan.sequences, **as_planned)
-    graphs = plan.retained * plan.micro_batches * saved
-    if plan.retained:
+    graphs = plan.retained_blocks * plan.micro_batches * saved
+    if plan.retained_blocks:
         graphs += plan.micro_batches * stream
     backward = cost_model.backward_peak_bytes(
         model, plan.sequences, threads=plan.threads, **as_planned
@@ -132,11 +136,11 @@ def activations(plan: Plan) -> int:
     with_graphs = graphs + max(
         cost_model.head_peak_bytes(model, plan.sequences, device=plan.device, **as_planned),
         cost_model.forward_peak_bytes(model, plan.sequences, threads=plan.threads, **as_planned),
-        backward - saved + stream if plan.retained else 0,
+        backward - saved + stream if plan.retained_blocks else 0,
     )
     again = 0  # blocks that compute again do so when the graphs above them are gone, but for those of their own group
     for group in plan.backward_groups:
-        mine = sum(i >= plan.last - plan.retained for i in group)
+        mine = sum(i >= plan.last_fragment - plan.retained_blocks for i in group)
         if mine < len(group):
             again = max(again, backward + mine * plan.micro_batches * saved)
     transient = max(with_graphs, again)

@@ -12,10 +12,10 @@ from barnraise.spec import Fragment, ModelSpec
 
 PAGE = 4096
 TILE_GRAIN = 2048  # elements: tiles begin on whole pages in every precision, and on whole blocks of 8-bit moments
-KINDS = ("weights", "moments", "anchor", "momentum", "feedback")  # of state, as they are kept
+STATE_KINDS = ("weights", "moments", "anchor", "momentum", "feedback")  # of state, as they are kept
 
 
-def pages(size: int) -> int:
+def round_to_pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
@@ -38,7 +38,7 @@ class Plan:
         tuple[int, ...], ...
     ] = ()  # blocks computed before the next are touched, bottom up
     backward_groups: tuple[tuple[int, ...], ...] = ()  # top down, each ascending within
-    retained: int = (
+    retained_blocks: int = (
         0  # so many of the top blocks keep what backward needs; the others compute it again
     )
     kept_inputs: str = "block"  # what is kept of a forward: the inputs of each "block", or of each backward "group"
@@ -61,8 +61,8 @@ class Plan:
     ring: int = 4  # tiles under way between disk and optimizer
     tile: int = 0  # elements
     # what was predicted
-    seconds: float = 0.0  # of a step
-    binding: str = ""  # the resource that takes longest: "compute", "disk", "link", "optimizer"
+    step_seconds: float = 0.0  # of a step
+    bottleneck: str = ""  # the resource that takes longest: "compute", "disk", "link", "optimizer"
     device_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
@@ -78,7 +78,7 @@ class Plan:
         return range(1, self.model.layers + 1)
 
     @property
-    def last(self) -> int:
+    def last_fragment(self) -> int:
         return self.model.layers + 1
 
     @property
@@ -94,22 +94,22 @@ class Plan:
 
     def update_order(self) -> list[int]:
         """Who is needed first by the next forward comes first."""
-        return [0, self.last, *self.blocks]
+        return [0, self.last_fragment, *self.blocks]
 
-    def spilled(self, i: int) -> bool:
+    def spills_gradient(self, i: int) -> bool:
         """Whether fragment i's gradient waits on disk."""
         waits = self.clipping == "exact" and self.gradients == "disk" and i in self.blocks
         return waits and self.moments[i] == "disk"
 
-    def own_gradient(self, i: int) -> bool:
+    def has_gradient_buffer(self, i: int) -> bool:
         """Whether fragment i's gradient has a buffer of its own where it is computed: the ends, and all that wait."""
         if i not in self.blocks:
             return True
         waits_here = not self.staged or self.weights[i] == "device"
-        return self.clipping == "exact" and waits_here and not self.spilled(i)
+        return self.clipping == "exact" and waits_here and not self.spills_gradient(i)
 
     @property
-    def defers(self) -> bool:
+    def defers_updates(self) -> bool:
         """Whether the updates of a step are made during the next one's forward: exact clipping waits for the last
         gradient, and there is something to hide the updates under."""
         return self.clipping == "exact" and (self.staged or self.on_disk)
@@ -118,7 +118,7 @@ class Plan:
         """Which buffer in memory takes a block's gradient from the device."""
         return i % self.host_gradient_slots
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """What the schedule takes for granted and the planner sees to."""
         ends, moved = (
             (self.weights[0], self.weights[-1]),
@@ -136,7 +136,7 @@ class Plan:
                 f"{self.slots} slots cannot hold the {needed} blocks of a group"
             )
         for group in self.backward_groups:
-            pooled = sum(not self.own_gradient(i) for i in group)
+            pooled = sum(not self.has_gradient_buffer(i) for i in group)
             assert pooled <= self.gradient_slots, (
                 f"{self.gradient_slots} gradient slots are too few for {pooled} blocks"
             )
@@ -151,20 +151,22 @@ class Plan:
         for group in together:  # gradients that wait in memory at the same time
             slots = [self.host_gradient_slot(i) for i in group if i in moved]
             waiting = [
-                self.host_gradient_slot(i) for i in group if i in moved and not self.spilled(i)
+                self.host_gradient_slot(i)
+                for i in group
+                if i in moved and not self.spills_gradient(i)
             ]
             shared = any(slots.count(slot) > 1 for slot in waiting)
             assert not shared, (
                 f"{self.host_gradient_slots} gradient slots in memory are too few for what waits there"
             )
 
-    def through_ring(self, i: int) -> bool:
+    def uses_ring(self, i: int) -> bool:
         return self.moments[i] == "disk"
 
     def tile_count(self, i: int) -> int:
         return -(-self.fragments[i].size // self.tile)
 
-    def bounds(self, i: int, t: int) -> tuple[int, int]:
+    def tile_bounds(self, i: int, t: int) -> tuple[int, int]:
         """[begin, end) of tile t, in elements."""
         return t * self.tile, min((t + 1) * self.tile, self.fragments[i].size)
 
@@ -181,36 +183,41 @@ class Plan:
         """Of one weight as it is streamed."""
         return 2 if self.dtype == "bfloat16" else 4
 
-    def record(self, kind: str, elements: int) -> int:
+    def record_bytes(self, kind: str, elements: int) -> int:
         """Bytes of one tile's record: whole pages."""
         if kind == "weights":
-            return pages(self.streamed_bytes * elements)
+            return round_to_pages(self.streamed_bytes * elements)
         if kind != "moments":
-            return pages(4 * elements)
-        return sum(moments_parts(elements, self.moments_bits, self.dtype))
+            return round_to_pages(4 * elements)
+        return sum(moments_part_bytes(elements, self.moments_bits, self.dtype))
 
-    def records(self, kind: str, i: int) -> list[int]:
+    def tile_record_bytes(self, kind: str, i: int) -> list[int]:
         """Bytes of each tile's record of fragment i."""
         size = self.fragments[i].size
         whole, rest = divmod(size, self.tile)
-        return [self.record(kind, self.tile)] * whole + ([self.record(kind, rest)] if rest else [])
+        return [self.record_bytes(kind, self.tile)] * whole + (
+            [self.record_bytes(kind, rest)] if rest else []
+        )
 
-    def total(self, kind: str, i: int) -> int:
+    def total_bytes(self, kind: str, i: int) -> int:
         """Bytes of all of them."""
-        return self._totals[kind][0 if i == 0 else 2 if i == self.last else 1]
+        return self._totals[kind][0 if i == 0 else 2 if i == self.last_fragment else 1]
 
     @cached_property
     def _totals(self) -> dict[str, list[int]]:
         """By kind: of the embedding, of a block (all are alike), of the final norm."""
-        return {kind: [sum(self.records(kind, i)) for i in (0, 1, self.last)] for kind in KINDS}
+        return {
+            kind: [sum(self.tile_record_bytes(kind, i)) for i in (0, 1, self.last_fragment)]
+            for kind in STATE_KINDS
+        }
 
     def ring_bytes(self) -> int:
         """Of one buffer of the ring: what an update needs of a tile and memory does not hold."""
-        size = self.record("moments", self.tile)
-        if any(self.spilled(i) for i in self.blocks):
-            size += pages(4 * self.tile)
+        size = self.record_bytes("moments", self.tile)
+        if any(self.spills_gradient(i) for i in self.blocks):
+            size += round_to_pages(4 * self.tile)
         if self.staged and "disk" in self.weights:
-            size += self.record("weights", self.tile)
+            size += self.record_bytes("weights", self.tile)
         return size
 
     def file_bytes(self) -> int:
@@ -218,24 +225,29 @@ class Plan:
         if not self.on_disk:
             return 0
         size = 0
-        for kind in KINDS:
-            slots = 2 if self.two_slots(kind) else 1
-            ends = self.total(kind, 0) + self.total(kind, self.last)
-            size += slots * (ends + self.model.layers * self.total(kind, 1))
-        return size + sum(map(self.spilled, self.blocks)) * self.total(
+        for kind in STATE_KINDS:
+            slots = 2 if self.has_two_slots(kind) else 1
+            ends = self.total_bytes(kind, 0) + self.total_bytes(kind, self.last_fragment)
+            size += slots * (ends + self.model.layers * self.total_bytes(kind, 1))
+        return size + sum(map(self.spills_gradient, self.blocks)) * self.total_bytes(
             "anchor", 1
         )  # four bytes an element as well
 
-    def two_slots(self, kind: str) -> bool:
+    def has_two_slots(self, kind: str) -> bool:
         return self.crash_safety == "exact" or kind == "anchor"
 
 
-def moments_parts(elements: int, bits: int, dtype: str) -> list[int]:
+def moments_part_bytes(elements: int, bits: int, dtype: str) -> list[int]:
     """Bytes of the parts of a tile's moments, each in whole pages: m, v, scales where there are any, and the low halves
     of split weights."""
-    scales = [pages(8 * -(-elements // TILE_GRAIN))] if bits == 8 else []
-    low = [pages(2 * elements)] if dtype == "bfloat16" else []
-    return [pages(elements * bits // 8), pages(elements * bits // 8), *scales, *low]
+    scales = [round_to_pages(8 * -(-elements // TILE_GRAIN))] if bits == 8 else []
+    low = [round_to_pages(2 * elements)] if dtype == "bfloat16" else []
+    return [
+        round_to_pages(elements * bits // 8),
+        round_to_pages(elements * bits // 8),
+        *scales,
+        *low,
+    ]
 
 
 @cache

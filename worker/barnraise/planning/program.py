@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from barnraise.planning.plan import Plan
 
 
-class Kind(StrEnum):
+class OperationKind(StrEnum):
     """What an operation does. `blocks` are fragments' indices; `slots` the buffers given to them, in the same order."""
 
     READ = "read"  # a block's weights: disk → memory
@@ -40,7 +40,7 @@ class Kind(StrEnum):
     COMMIT = "commit"  # what is on disk is now the state
 
 
-class Lane(StrEnum):
+class LaneName(StrEnum):
     COMPUTE = "compute"
     IN = "copy in"
     OUT = "copy out"
@@ -53,14 +53,14 @@ Resource = tuple[Any, ...]  # a buffer's name: ("slot", 2), ("ring", 0), ("recor
 
 
 @dataclass(frozen=True)
-class Op:
-    kind: Kind
-    lane: Lane
+class Operation:
+    kind: OperationKind
+    lane: LaneName
     blocks: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()  # weights' slots; -1: the fragment's own buffer
     gradients: tuple[int, ...] = ()  # gradients' slots; -1: the fragment's own buffer
     tile: int = -1  # -1: the whole fragment
-    ring: int = -1  # which buffer of the ring
+    ring_slot: int = -1  # which buffer of the ring
     uses: tuple[Resource, ...] = ()
     changes: tuple[Resource, ...] = ()
 
@@ -73,7 +73,7 @@ class Op:
 class Program:
     """Operations in order, and which block is in which slot afterwards."""
 
-    ops: tuple[Op, ...]
+    operations: tuple[Operation, ...]
     cached: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -85,7 +85,7 @@ class Hazards:
         self._changed: dict[Resource, Any] = {}
         self._used: dict[Resource, list[Any]] = {}
 
-    def before(self, op: Op) -> list[Any]:
+    def dependencies(self, op: Operation) -> list[Any]:
         found: dict[int, Any] = {}
         for resource in op.uses:
             if (token := self._changed.get(resource)) is not None:
@@ -96,7 +96,7 @@ class Hazards:
                     found[id(token)] = token
         return list(found.values())
 
-    def note(self, op: Op, token: Any) -> None:
+    def record(self, op: Operation, token: Any) -> None:
         for resource in op.uses:
             if resource not in op.changes:
                 self._used.setdefault(resource, []).append(token)
@@ -105,13 +105,15 @@ class Hazards:
             self._used[resource] = []
 
 
-def step(plan: "Plan", pending: bool = False, cached: Mapping[int, int] | None = None) -> Program:
+def step_program(
+    plan: "Plan", pending: bool = False, cached: Mapping[int, int] | None = None
+) -> Program:
     """One optimizer step. `pending`: the updates of the step before are still to be made (exact clipping waits for the
     last gradient; the updates then run during this forward). `cached`: what earlier programs left in the slots."""
     return _Writer(plan, cached or {}).step(pending)
 
 
-def flush(plan: "Plan", cached: Mapping[int, int] | None = None) -> Program:
+def flush_program(plan: "Plan", cached: Mapping[int, int] | None = None) -> Program:
     """The pending updates alone."""
     return _Writer(plan, cached or {}).flush()
 
@@ -120,15 +122,15 @@ def flush(plan: "Plan", cached: Mapping[int, int] | None = None) -> Program:
 class _Stage:
     """A stretch that needs some blocks in slots: a forward, a backward, or an update in place."""
 
-    what: Kind
+    what: OperationKind
     blocks: tuple[int, ...]
 
 
 class _Writer:
     def __init__(self, plan: "Plan", cached: Mapping[int, int]):
-        plan.check()
+        plan.validate()
         self.plan = plan
-        self.ops: list[Op] = []
+        self.ops: list[Operation] = []
         self.slot_of = dict(cached)
         self.free = [s for s in range(plan.slots) if s not in self.slot_of.values()]
         self.gradient_of: dict[int, int] = {}
@@ -146,24 +148,24 @@ class _Writer:
         updates = plan.update_order()
         forward: list[_Stage] = []
         if pending and plan.staged:
-            forward += [_Stage(Kind.UPDATE, (i,)) for i in updates]
+            forward += [_Stage(OperationKind.UPDATE, (i,)) for i in updates]
         elif pending:
-            forward += [_Stage(Kind.UPDATE, (i,)) for i in (0, self.last)]
+            forward += [_Stage(OperationKind.UPDATE, (i,)) for i in (0, self.last)]
         for number, group in enumerate(plan.forward_groups):
             if pending and not plan.staged:
-                forward += [_Stage(Kind.UPDATE, (i,)) for i in group]
+                forward += [_Stage(OperationKind.UPDATE, (i,)) for i in group]
             if number == 0:
-                forward.append(_Stage(Kind.EMBED, ()))
-            forward.append(_Stage(Kind.FORWARD, group))
-        backward: list[_Stage] = [_Stage(Kind.HEAD, ())]
+                forward.append(_Stage(OperationKind.EMBED, ()))
+            forward.append(_Stage(OperationKind.FORWARD, group))
+        backward: list[_Stage] = [_Stage(OperationKind.HEAD, ())]
         for group in plan.backward_groups:
-            backward.append(_Stage(Kind.BACKWARD, group))
+            backward.append(_Stage(OperationKind.BACKWARD, group))
             if immediate:
-                backward += [_Stage(Kind.UPDATE, (i,)) for i in reversed(group)]
-        backward.append(_Stage(Kind.EMBED_BACKWARD, ()))
+                backward += [_Stage(OperationKind.UPDATE, (i,)) for i in reversed(group)]
+        backward.append(_Stage(OperationKind.EMBED_BACKWARD, ()))
         if immediate:
-            backward += [_Stage(Kind.UPDATE, (i,)) for i in (self.last, 0)]
-        nearest = [_Stage(Kind.FORWARD, group) for group in plan.forward_groups]
+            backward += [_Stage(OperationKind.UPDATE, (i,)) for i in (self.last, 0)]
+        nearest = [_Stage(OperationKind.FORWARD, group) for group in plan.forward_groups]
         self._run(
             [*forward, *backward],
             [] if plan.staged else nearest,
@@ -174,7 +176,7 @@ class _Writer:
         return Program(tuple(self.ops), self.slot_of)
 
     def flush(self) -> Program:
-        self._run([_Stage(Kind.UPDATE, (i,)) for i in self.plan.update_order()], [])
+        self._run([_Stage(OperationKind.UPDATE, (i,)) for i in self.plan.update_order()], [])
         self._commit()
         return Program(tuple(self.ops), self.slot_of)
 
@@ -183,20 +185,20 @@ class _Writer:
     def _run(self, stages: list[_Stage], after: list[_Stage], commit_after: int = -1) -> None:
         """`after`: what the next program begins with, for foresight."""
         plan = self.plan
-        updated = [stage.blocks[0] for stage in stages if stage.what is Kind.UPDATE]
+        updated = [stage.blocks[0] for stage in stages if stage.what is OperationKind.UPDATE]
         self.tiles = [
-            (i, t) for i in updated if plan.through_ring(i) for t in range(plan.tile_count(i))
+            (i, t) for i in updated if plan.uses_ring(i) for t in range(plan.tile_count(i))
         ]
         horizon = [*stages, *after]
         needs = [[i for i in stage.blocks if self._paged(stage, i)] for stage in horizon]
         first_update = next(
-            (k for k, stage in enumerate(stages) if stage.what is Kind.UPDATE), None
+            (k for k, stage in enumerate(stages) if stage.what is OperationKind.UPDATE), None
         )
         for at, stage in enumerate(stages):
-            if not (plan.staged and stage.what is Kind.UPDATE):
+            if not (plan.staged and stage.what is OperationKind.UPDATE):
                 self._page(needs, at)
             if first_update is not None and (
-                at == first_update or (stage.what is Kind.HEAD and at < first_update)
+                at == first_update or (stage.what is OperationKind.HEAD and at < first_update)
             ):
                 self._fetch(up_to=plan.ring)
             self._emit(stage)
@@ -208,7 +210,7 @@ class _Writer:
         if i in (0, self.last) or self.plan.weights[i] == "device":
             return False
         if self.plan.staged:
-            return stage.what is not Kind.UPDATE  # those work where the master copy lies
+            return stage.what is not OperationKind.UPDATE  # those work where the master copy lies
         return self.plan.weights[i] == "disk"
 
     def _page(self, needs: list[list[int]], at: int) -> None:
@@ -239,48 +241,66 @@ class _Writer:
             if from_disk:
                 source = ("stage", i % plan.host_slots)
                 self._add(
-                    Kind.READ,
-                    Lane.READ,
+                    OperationKind.READ,
+                    LaneName.READ,
                     (i,),
                     (i % plan.host_slots,),
                     uses=[("record", i)],
                     changes=[source],
                 )
-            self._add(Kind.LOAD, Lane.IN, (i,), (slot,), uses=[source], changes=[("slot", slot)])
+            self._add(
+                OperationKind.LOAD,
+                LaneName.IN,
+                (i,),
+                (slot,),
+                uses=[source],
+                changes=[("slot", slot)],
+            )
         else:
             self._add(
-                Kind.READ, Lane.READ, (i,), (slot,), uses=[("record", i)], changes=[("slot", slot)]
+                OperationKind.READ,
+                LaneName.READ,
+                (i,),
+                (slot,),
+                uses=[("record", i)],
+                changes=[("slot", slot)],
             )
 
     def _emit(self, stage: _Stage) -> None:
         blocks = stage.blocks
         match stage.what:
-            case Kind.EMBED:
+            case OperationKind.EMBED:
                 self._add(
-                    Kind.EMBED, Lane.COMPUTE, (0,), uses=[self._end(0)], changes=[("stream",)]
+                    OperationKind.EMBED,
+                    LaneName.COMPUTE,
+                    (0,),
+                    uses=[self._end(0)],
+                    changes=[("stream",)],
                 )
-            case Kind.FORWARD:
+            case OperationKind.FORWARD:
                 uses = [self._weights(i) for i in blocks]
                 self._add(
-                    Kind.FORWARD,
-                    Lane.COMPUTE,
+                    OperationKind.FORWARD,
+                    LaneName.COMPUTE,
                     blocks,
                     self._slots(blocks),
                     uses=uses,
                     changes=[("stream",)],
                 )
-            case Kind.HEAD:
+            case OperationKind.HEAD:
                 ends = [self._end(0), self._end(self.last)]
                 mine = [("stream",), ("head gradient",), ("gradient", "own", self.last)]
-                self._add(Kind.HEAD, Lane.COMPUTE, (self.last,), uses=ends, changes=mine)
-            case Kind.BACKWARD:
+                self._add(
+                    OperationKind.HEAD, LaneName.COMPUTE, (self.last,), uses=ends, changes=mine
+                )
+            case OperationKind.BACKWARD:
                 self._backward(blocks)
-            case Kind.EMBED_BACKWARD:
+            case OperationKind.EMBED_BACKWARD:
                 mine = [("stream",), ("head gradient",), ("gradient", "own", 0)]
-                self._add(Kind.EMBED_BACKWARD, Lane.COMPUTE, (0,), changes=mine)
+                self._add(OperationKind.EMBED_BACKWARD, LaneName.COMPUTE, (0,), changes=mine)
                 for i in (self.last, 0):
                     self._finished(i, ("gradient", "own", i), -1)
-            case Kind.UPDATE:
+            case OperationKind.UPDATE:
                 self._update(blocks[0])
             case _:
                 raise AssertionError(stage)
@@ -288,13 +308,13 @@ class _Writer:
     def _backward(self, blocks: tuple[int, ...]) -> None:
         for i in blocks:
             self.gradient_of[i] = -1
-            if not self.plan.own_gradient(i):
+            if not self.plan.has_gradient_buffer(i):
                 self.gradient_of[i] = self.next_gradient % self.plan.gradient_slots
                 self.next_gradient += 1
         slots = tuple(self.gradient_of[i] for i in blocks)
         gradients = [self._gradient(i) for i in blocks]
         self._add(
-            Kind.BACKWARD, Lane.COMPUTE, blocks, self._slots(blocks), slots,
+            OperationKind.BACKWARD, LaneName.COMPUTE, blocks, self._slots(blocks), slots,
             uses=[self._weights(i) for i in blocks], changes=[("stream",), *gradients],
         )  # fmt: skip
         for i in reversed(blocks):
@@ -304,17 +324,22 @@ class _Writer:
         """A fragment's gradient is whole: its norm is taken, and it goes where it waits for its update."""
         plan = self.plan
         self._add(
-            Kind.NORM, Lane.COMPUTE, (i,), gradients=(slot,), uses=[gradient], changes=[("norm", i)]
+            OperationKind.NORM,
+            LaneName.COMPUTE,
+            (i,),
+            gradients=(slot,),
+            uses=[gradient],
+            changes=[("norm", i)],
         )
         if plan.staged and plan.weights[i] != "device":
             self._add(
-                Kind.OFFLOAD, Lane.OUT, (i,), gradients=(slot,), uses=[gradient], changes=[self._host_gradient(i)]
+                OperationKind.OFFLOAD, LaneName.OUT, (i,), gradients=(slot,), uses=[gradient], changes=[self._host_gradient(i)]
             )  # fmt: skip
-        if plan.spilled(i):
+        if plan.spills_gradient(i):
             source = self._host_gradient(i) if plan.staged else gradient
             self._add(
-                Kind.SPILL,
-                Lane.WRITE,
+                OperationKind.SPILL,
+                LaneName.WRITE,
                 (i,),
                 gradients=(slot,),
                 uses=[source],
@@ -325,23 +350,25 @@ class _Writer:
         plan = self.plan
         slot = self.slot_of.get(i, -1) if not plan.staged else -1
         weights = self._weights(i) if not plan.staged else ("home", i)
-        lane = Lane.OPTIMIZER if plan.staged and plan.weights[i] != "device" else Lane.COMPUTE
+        lane = (
+            LaneName.OPTIMIZER if plan.staged and plan.weights[i] != "device" else LaneName.COMPUTE
+        )
         gradient_slot = self.gradient_of.get(i, -1)
-        if plan.spilled(i):
+        if plan.spills_gradient(i):
             gradient: Resource = ("ring gradient",)  # it comes with the tile
         elif plan.staged and plan.weights[i] != "device":
             gradient = self._host_gradient(i)
         else:
             gradient = self._gradient(i)
         common = {"slots": (slot,), "gradients": (gradient_slot,)}
-        if plan.through_ring(i):
+        if plan.uses_ring(i):
             for t in range(plan.tile_count(i)):
                 self._fetch(up_to=self.stored + 1)
                 ring = ("ring", self.stored % plan.ring)
                 number = self.stored % plan.ring
-                uses = [("norm", i)] if plan.spilled(i) else [("norm", i), gradient]
+                uses = [("norm", i)] if plan.spills_gradient(i) else [("norm", i), gradient]
                 self._add(
-                    Kind.UPDATE,
+                    OperationKind.UPDATE,
                     lane,
                     (i,),
                     tile=t,
@@ -354,27 +381,46 @@ class _Writer:
                 if plan.staged and plan.weights[i] == "disk":
                     kept.append(("record", i))
                 self._add(
-                    Kind.STORE, Lane.WRITE, (i,), tile=t, ring=number, uses=[ring], changes=kept
+                    OperationKind.STORE,
+                    LaneName.WRITE,
+                    (i,),
+                    tile=t,
+                    ring=number,
+                    uses=[ring],
+                    changes=kept,
                 )
                 self.stored += 1
                 self._fetch(up_to=self.stored + plan.ring)
         else:
             moments = ("moments", i)
             self._add(
-                Kind.UPDATE, lane, (i,), uses=[("norm", i), gradient], changes=[weights, moments], **common
+                OperationKind.UPDATE, lane, (i,), uses=[("norm", i), gradient], changes=[weights, moments], **common
             )  # fmt: skip
             if plan.writes_moments(i):
-                self._add(Kind.STORE, Lane.WRITE, (i,), uses=[moments], changes=[("tile", i, 0)])
+                self._add(
+                    OperationKind.STORE,
+                    LaneName.WRITE,
+                    (i,),
+                    uses=[moments],
+                    changes=[("tile", i, 0)],
+                )
         if plan.writes_weights(i) and not (
             plan.staged and plan.weights[i] == "disk"
         ):  # those went with their tiles
             self._add(
-                Kind.WRITE, Lane.WRITE, (i,), (slot,), uses=[weights], changes=[("record", i)]
+                OperationKind.WRITE,
+                LaneName.WRITE,
+                (i,),
+                (slot,),
+                uses=[weights],
+                changes=[("record", i)],
             )
         if not plan.staged or plan.weights[i] == "device":
             return
         if i in (0, self.last):
-            self._add(Kind.LOAD, Lane.IN, (i,), (-1,), uses=[weights], changes=[("end", i)])
+            self._add(
+                OperationKind.LOAD, LaneName.IN, (i,), (-1,), uses=[weights], changes=[("end", i)]
+            )
         elif i in self.slot_of:  # the device's copy is of yesterday
             self.free.append(self.slot_of.pop(i))
 
@@ -384,16 +430,22 @@ class _Writer:
             i, t = self.tiles[self.fetched]
             ring = self.fetched % plan.ring
             uses: list[Resource] = [("tile", i, t)]
-            if plan.spilled(i):
+            if plan.spills_gradient(i):
                 uses.append(("spilled", i))
             self._add(
-                Kind.FETCH, Lane.READ, (i,), tile=t, ring=ring, uses=uses, changes=[("ring", ring)]
+                OperationKind.FETCH,
+                LaneName.READ,
+                (i,),
+                tile=t,
+                ring=ring,
+                uses=uses,
+                changes=[("ring", ring)],
             )
             self.fetched += 1
 
     def _commit(self) -> None:
         if self.plan.commits_steps:
-            self._add(Kind.COMMIT, Lane.WRITE, changes=[("manifest",)])
+            self._add(OperationKind.COMMIT, LaneName.WRITE, changes=[("manifest",)])
 
     # ---- names -----------------------------------------------------------------------------------------------
 
@@ -421,8 +473,8 @@ class _Writer:
 
     def _add(
         self,
-        kind: Kind,
-        lane: Lane,
+        kind: OperationKind,
+        lane: LaneName,
         blocks: tuple[int, ...] = (),
         slots: tuple[int, ...] = (),
         gradients: tuple[int, ...] = (),
@@ -432,5 +484,5 @@ class _Writer:
         changes: Iterable[Resource] = (),
     ) -> None:
         self.ops.append(
-            Op(kind, lane, blocks, slots, gradients, tile, ring, tuple(uses), tuple(changes))
+            Operation(kind, lane, blocks, slots, gradients, tile, ring, tuple(uses), tuple(changes))
         )

@@ -6,9 +6,9 @@ from rich.table import Table
 from rich.text import Text
 
 from barnraise.planning.hardware import Hardware
-from barnraise.planning.plan import KINDS, Plan
-from barnraise.planning.program import Kind, Lane
-from barnraise.planning.simulator import Span, Steps
+from barnraise.planning.plan import STATE_KINDS, Plan
+from barnraise.planning.program import LaneName, OperationKind
+from barnraise.planning.simulator import Span, StepSimulation
 from barnraise.protocol.reports import PlanView
 
 TIERS = {"device": "GPU", "host": "memory", "disk": "disk"}
@@ -18,17 +18,17 @@ SAFETY = {
     "restart": "written in place: a crash costs the round and Adam's moments",
 }
 LANES = (
-    ("copy in", (Lane.IN,)),
-    ("compute", (Lane.COMPUTE,)),
-    ("copy out", (Lane.OUT,)),
-    ("optimizer", (Lane.OPTIMIZER,)),
-    ("disk read", (Lane.READ,)),
-    ("disk write", (Lane.WRITE,)),
+    ("copy in", (LaneName.IN,)),
+    ("compute", (LaneName.COMPUTE,)),
+    ("copy out", (LaneName.OUT,)),
+    ("optimizer", (LaneName.OPTIMIZER,)),
+    ("disk read", (LaneName.READ,)),
+    ("disk write", (LaneName.WRITE,)),
 )
 MARKS = {  # of what a column of the picture is mostly spent on
-    Kind.EMBED: ("e", "cyan"), Kind.FORWARD: ("▓", "cyan"), Kind.HEAD: ("h", "magenta"), Kind.BACKWARD: ("▒", "blue"),
-    Kind.EMBED_BACKWARD: ("e", "blue"), Kind.UPDATE: ("█", "green"), Kind.COMMIT: ("c", "yellow"),
-    Kind.SPILL: ("s", "yellow"),
+    OperationKind.EMBED: ("e", "cyan"), OperationKind.FORWARD: ("▓", "cyan"), OperationKind.HEAD: ("h", "magenta"), OperationKind.BACKWARD: ("▒", "blue"),
+    OperationKind.EMBED_BACKWARD: ("e", "blue"), OperationKind.UPDATE: ("█", "green"), OperationKind.COMMIT: ("c", "yellow"),
+    OperationKind.SPILL: ("s", "yellow"),
 }  # fmt: skip
 HALF = 0.5  # of a column's time: from there on it counts as busy throughout
 
@@ -73,7 +73,7 @@ def sentence(plan: Plan) -> str:
     else:
         state = "the layers come from disk, one group after the other"
     passes = f"in {groups} group{'s' if groups > 1 else ''}, {plan.micro_batches} micro-batches of {plan.sequences}"
-    return f"{layers} layers {where}, {passes}; {state}; what limits is the {plan.binding}."
+    return f"{layers} layers {where}, {passes}; {state}; what limits is the {plan.bottleneck}."
 
 
 def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
@@ -90,8 +90,8 @@ def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
         resident=in_memory(plan),
         clipping=plan.clipping,
         crash_safety=plan.crash_safety,
-        binding=plan.binding[:40],
-        predicted_seconds=plan.seconds,
+        binding=plan.bottleneck[:40],
+        predicted_seconds=plan.step_seconds,
         disk_written_per_day=plan.written_per_day,
         sentence=sentence(plan)[:300],
     )
@@ -103,13 +103,13 @@ def plan_view(plan: Plan, hardware: Hardware) -> PlanView:
 def state_bytes(plan: Plan) -> dict[str, dict[str, int]]:
     """kind of state → tier → bytes there, each record once."""
     found: dict[str, dict[str, int]] = {}
-    for kind in KINDS:
+    for kind in STATE_KINDS:
         tiers = {"weights": plan.weights, "moments": plan.moments}.get(
-            kind, (plan.exchange,) * (plan.last + 1)
+            kind, (plan.exchange,) * (plan.last_fragment + 1)
         )
         for i, tier in enumerate(tiers):
             row = found.setdefault(kind, dict.fromkeys(TIERS, 0))
-            row[tier] += plan.total(kind, i)
+            row[tier] += plan.total_bytes(kind, i)
     return found
 
 
@@ -138,7 +138,7 @@ def figures(plan: Plan) -> Table:
     """How it trains, and how fast."""
     groups, model = len(plan.forward_groups), plan.model
     largest = max(len(group) for group in plan.forward_groups)
-    kept = f", {plan.retained} keep what backward needs" if plan.retained else ""
+    kept = f", {plan.retained_blocks} keep what backward needs" if plan.retained_blocks else ""
     clipping = {
         "exact": "by the whole gradient's norm",
         "layer": "by each layer's own norm",
@@ -166,9 +166,9 @@ def figures(plan: Plan) -> Table:
         ("crash safety", SAFETY[plan.crash_safety]),
         (
             "a step",
-            f"{seconds(plan.seconds)} for {tokens(plan):,} tokens: {tokens(plan) / plan.seconds:,.0f} tokens/s",
+            f"{seconds(plan.step_seconds)} for {tokens(plan):,} tokens: {tokens(plan) / plan.step_seconds:,.0f} tokens/s",
         ),
-        ("what limits", plan.binding),
+        ("what limits", plan.bottleneck),
         ("disk, a day", f"{day} written"),
     ):
         table.add_row(name, value)
@@ -180,7 +180,7 @@ def figures(plan: Plan) -> Table:
 
 def timeline(plan: Plan, hardware: Hardware, width: int = 80) -> list[Text]:
     """One line a lane that does anything, over one step in its stride; a column is mostly what its mark says."""
-    spans = [span for span in Steps(plan, hardware).spans if span.end > span.begin]
+    spans = [span for span in StepSimulation(plan, hardware).spans if span.end > span.begin]
     first, last = min(span.begin for span in spans), max(span.end for span in spans)
     columns = max(20, width - 12)
     lines = []
@@ -198,7 +198,7 @@ LEGEND = "▓ forward ▒ backward h head e embedding █ update ■ moving byte
 def _bar(spans: Iterable[Span], first: float, last: float, columns: int) -> Text:
     """A column's mark is that of what fills most of it; a dot where something is done in it, but not for long."""
     step = (last - first) / columns
-    filled: list[dict[Kind, float]] = [{} for _ in range(columns)]
+    filled: list[dict[OperationKind, float]] = [{} for _ in range(columns)]
     for span in spans:
         for at in range(
             int((span.begin - first) / step), min(columns - 1, int((span.end - first) / step)) + 1

@@ -15,8 +15,8 @@ from barnraise.planning import cost_model, memory_model
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits
 from barnraise.planning.plan import Plan, tile_elements
-from barnraise.planning.program import Kind, Lane, Op
-from barnraise.planning.simulator import Steps
+from barnraise.planning.program import LaneName, Operation, OperationKind
+from barnraise.planning.simulator import StepSimulation
 from barnraise.spec import PRESETS, ModelSpec, preset
 
 RESERVE = 0.15  # of the RAM, left to the system and the program where no limit says otherwise
@@ -79,11 +79,11 @@ class _Search:
             each: self._quickest([plan for plan in fitting if plan.clipping == each])
             for each in clippings
         }
-        quickest = min(best.values(), key=lambda plan: plan.seconds)
+        quickest = min(best.values(), key=lambda plan: plan.step_seconds)
         exact = best.get(
             "exact", quickest
         )  # the recipe's own clipping, where it is nearly as quick
-        return exact if exact.seconds <= EXACT_COSTS * quickest.seconds else quickest
+        return exact if exact.step_seconds <= EXACT_COSTS * quickest.step_seconds else quickest
 
     def _quickest(self, fitting: list[Plan]) -> Plan:
         """Of all with one way of clipping: the most promising are looked at closely, half of them those that were best
@@ -94,9 +94,9 @@ class _Search:
         for which in (0, 1):
             estimates.sort(key=lambda each: each[0][which])
             few += [plan for _, plan in estimates if plan not in few][: SIMULATED // 2]
-        first = min(map(self._timed, few), key=lambda plan: plan.seconds)
+        first = min(map(self._timed, few), key=lambda plan: plan.step_seconds)
         like = [plan for plan in fitting if plan not in few and _shape(plan) == _shape(first)]
-        return min([first, *map(self._timed, like)], key=lambda plan: plan.seconds)
+        return min([first, *map(self._timed, like)], key=lambda plan: plan.step_seconds)
 
     def _candidates(self) -> Iterator[Plan]:
         """Everything at its smallest: what memory is left is given out by `_filled`."""
@@ -206,7 +206,7 @@ class _Search:
 
     def _resident(self, plan: Plan, count: int) -> Plan:
         """`count` fragments with all their training state on the device: the ends first, then the top blocks."""
-        last = plan.last
+        last = plan.last_fragment
         order = [0, last, *range(last - 1, 0, -1)]
         mine = set(order[:count])
         tiers = tuple("device" if i in mine else "host" for i in range(last + 1))
@@ -218,11 +218,15 @@ class _Search:
         if plan.staged or "disk" in plan.weights:
             near = "device" if plan.staged else "host"
             top = next(
-                (k for k in range(plan.model.layers) if plan.weights[plan.last - 1 - k] != near),
+                (
+                    k
+                    for k in range(plan.model.layers)
+                    if plan.weights[plan.last_fragment - 1 - k] != near
+                ),
                 plan.model.layers,
             )
             count = min(count, top)
-        return replace(plan, retained=count)
+        return replace(plan, retained_blocks=count)
 
     def _on_disk(self, plan: Plan) -> Plan | None:
         """Everything on disk, at its smallest."""
@@ -286,21 +290,21 @@ class _Search:
     def _written(self, plan: Plan) -> int:
         """Bytes to disk in a step."""
         size = 0
-        for i in range(plan.last + 1):
-            size += plan.total("weights", i) if plan.writes_weights(i) else 0
-            size += plan.total("moments", i) if plan.writes_moments(i) else 0
-            size += plan.total("anchor", i) if plan.spilled(i) else 0
+        for i in range(plan.last_fragment + 1):
+            size += plan.total_bytes("weights", i) if plan.writes_weights(i) else 0
+            size += plan.total_bytes("moments", i) if plan.writes_moments(i) else 0
+            size += plan.total_bytes("anchor", i) if plan.spills_gradient(i) else 0
         return size
 
     def _estimates(self, plan: Plan) -> tuple[float, float]:
         """Roughly the seconds of a step: the busiest resource's, and all of them one after the other."""
-        steps = Steps(plan, self.hardware)
-        compute = sum(steps.seconds(op) for op in _computing(plan))
+        steps = StepSimulation(plan, self.hardware)
+        compute = sum(steps.operation_seconds(op) for op in _computing(plan))
         read = sum(
-            (2 * plan.total("weights", i) if plan.weights[i] == "disk" else 0)
-            + (plan.total("moments", i) if plan.moments[i] == "disk" else 0)
-            + (plan.total("anchor", i) if plan.spilled(i) else 0)
-            for i in range(plan.last + 1)
+            (2 * plan.total_bytes("weights", i) if plan.weights[i] == "disk" else 0)
+            + (plan.total_bytes("moments", i) if plan.moments[i] == "disk" else 0)
+            + (plan.total_bytes("anchor", i) if plan.spills_gradient(i) else 0)
+            for i in range(plan.last_fragment + 1)
         )
         disk = read / self.hardware.disk_read + self._written(plan) / self.hardware.disk_write
         moved = {"host": 0, "device": 0}
@@ -317,13 +321,13 @@ class _Search:
         return max(lanes), sum(lanes)
 
     def _timed(self, plan: Plan) -> Plan:
-        steps = Steps(plan, self.hardware)
-        busy, seconds, written = steps.busy(), steps.step_seconds, self._written(plan)
+        steps = StepSimulation(plan, self.hardware)
+        busy, seconds, written = steps.busy_seconds(), steps.step_seconds, self._written(plan)
         groups = {
-            "compute": busy[Lane.COMPUTE],
-            "disk": busy[Lane.READ] + busy[Lane.WRITE],
-            "link": max(busy[Lane.IN], busy[Lane.OUT]),
-            "optimizer": busy[Lane.OPTIMIZER],
+            "compute": busy[LaneName.COMPUTE],
+            "disk": busy[LaneName.READ] + busy[LaneName.WRITE],
+            "link": max(busy[LaneName.IN], busy[LaneName.OUT]),
+            "optimizer": busy[LaneName.OPTIMIZER],
         }
         binding = max(groups, key=lambda name: groups[name])
         daily = self.limits.disk_writes_per_day
@@ -331,8 +335,8 @@ class _Search:
             seconds, binding = paced, "disk writes a day"
         return replace(
             plan,
-            seconds=seconds,
-            binding=binding,
+            step_seconds=seconds,
+            bottleneck=binding,
             device_bytes=memory_model.device_bytes(plan),
             host_bytes=memory_model.host_bytes(plan),
             disk_bytes=plan.file_bytes(),
@@ -401,16 +405,16 @@ def _shape(plan: Plan) -> tuple:
     return plan.sequences, plan.forward_groups
 
 
-def _computing(plan: Plan) -> Iterator[Op]:
+def _computing(plan: Plan) -> Iterator[Operation]:
     """The computing of a step."""
     for kind, groups in (
-        (Kind.FORWARD, plan.forward_groups),
-        (Kind.BACKWARD, plan.backward_groups),
+        (OperationKind.FORWARD, plan.forward_groups),
+        (OperationKind.BACKWARD, plan.backward_groups),
     ):
         for group in groups:
-            yield Op(kind, Lane.COMPUTE, group)
-    yield Op(Kind.EMBED, Lane.COMPUTE, (0,))
-    yield Op(Kind.HEAD, Lane.COMPUTE, (plan.last,))
+            yield Operation(kind, LaneName.COMPUTE, group)
+    yield Operation(OperationKind.EMBED, LaneName.COMPUTE, (0,))
+    yield Operation(OperationKind.HEAD, LaneName.COMPUTE, (plan.last_fragment,))
 
 
 def _spread(plan: Plan, kind: str, count: int) -> tuple[str, ...]:

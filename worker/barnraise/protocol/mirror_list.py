@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from blake3 import blake3
 from pydantic import Field, ValidationError
 
-from barnraise.errors import ListError, MessageError
+from barnraise.errors import MessageError, MirrorListError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import Identity, digest, open_signed
 from barnraise.protocol.types import (
@@ -99,9 +99,9 @@ class MirrorLists(Message):
 
 
 def parse_list(signed: SignedMirrorList) -> MirrorList:
-    """What a list says, whoever signed it. Raises ListError for one that contradicts itself."""
+    """What a list says, whoever signed it. Raises MirrorListError for one that contradicts itself."""
     if len(signed.body.encode()) > MAX_LIST_BYTES:
-        raise ListError(
+        raise MirrorListError(
             f"a mirror list of more than {MAX_LIST_BYTES:,} bytes is refused", forged=True
         )
     try:
@@ -109,7 +109,7 @@ def parse_list(signed: SignedMirrorList) -> MirrorList:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
-        raise ListError(
+        raise MirrorListError(
             f"the mirror list is malformed: {where}: {first['msg'][:200]}", forged=True
         ) from None
     what = f"the mirror list {found.version}"
@@ -119,21 +119,23 @@ def parse_list(signed: SignedMirrorList) -> MirrorList:
         ("address", [each.url for each in found.active]),
     ):
         if len(set(values)) < len(values):
-            raise ListError(f"{what} names one {name} twice", forged=True)
+            raise MirrorListError(f"{what} names one {name} twice", forged=True)
     if found.threshold > len(found.roots):
-        raise ListError(
+        raise MirrorListError(
             f"{what} asks for {found.threshold} of {len(found.roots)} roots", forged=True
         )
     if not found.active:
-        raise ListError(f"{what} leaves no mirror", forged=True)
+        raise MirrorListError(f"{what} leaves no mirror", forged=True)
     return found
 
 
 def add_signature(root: Identity, signed: SignedMirrorList) -> SignedMirrorList:
-    """The list with this root's signature on it as well. Raises ListError where it is not one of its roots to sign."""
+    """The list with this root's signature on it as well. Raises MirrorListError where it is not one of its roots to sign."""
     word = root.sign("mirror_list", parse_list(signed))
     if word.body != signed.body:  # an unknown field, say: what is signed is what was read
-        raise ListError("this mirror list was written by another version, which has to sign it")
+        raise MirrorListError(
+            "this mirror list was written by another version, which has to sign it"
+        )
     return signed.model_copy(update={"signatures": {**signed.signatures, root.key: word.signature}})
 
 
@@ -143,26 +145,26 @@ def unsigned_list(found: MirrorList) -> SignedMirrorList:
 
 
 def verify_successor(signed: SignedMirrorList, before: MirrorList) -> MirrorList:
-    """The list that takes the place of `before`, expiry apart. Raises ListError with the reason why it does not."""
+    """The list that takes the place of `before`, expiry apart. Raises MirrorListError with the reason why it does not."""
     found = parse_list(signed)
     if found.version < before.version:
-        raise ListError(
+        raise MirrorListError(
             f"the mirror list {found.version} is older than {before.version}, which is held already"
         )
     if found.version == before.version:
-        raise ListError(
+        raise MirrorListError(
             f"there are two different mirror lists {found.version}: the one that came first is kept"
         )
     _check_signatures(signed, found, before)
     for old in before.mirrors:
         new = found.find(old.key)
         if new is None:
-            raise ListError(
+            raise MirrorListError(
                 f"the mirror list {found.version} says nothing of the mirror {old.key[:8]}",
                 forged=True,
             )
         if old.expelled and new.expelled != old.expelled:
-            raise ListError(
+            raise MirrorListError(
                 f"the mirror list {found.version} takes back that {old.key[:8]} was expelled: it needs a new key",
                 forged=True,
             )
@@ -171,9 +173,9 @@ def verify_successor(signed: SignedMirrorList, before: MirrorList) -> MirrorList
 
 def verify_first(signed: SignedMirrorList, vouched: str) -> MirrorList:
     """The first list that anybody holds: its roots must have signed it, and somebody who is trusted already must have
-    named its digest. Raises ListError."""
+    named its digest. Raises MirrorListError."""
     if signed.digest != vouched:
-        raise ListError(
+        raise MirrorListError(
             f"the mirror list {signed.digest[:8]} is not {vouched[:8]}, which this machine's mirror names"
         )
     found = parse_list(signed)
@@ -188,7 +190,7 @@ def merge_chain(
     vouched: str = "",
 ) -> list[SignedMirrorList]:
     """The chain to hold once `told` was heard: `held` itself where it says nothing new. `vouched`: the digest by which
-    the very first one is known. Raises ListError with the reason for what is refused; then nothing changes."""
+    the very first one is known. Raises MirrorListError with the reason for what is refused; then nothing changes."""
     chain = list(held)
     current = parse_list(chain[-1]) if chain else None
     for signed in told:
@@ -205,7 +207,7 @@ def merge_chain(
         keeps = len(chain) < 2 or _turns(parse_list(chain[-2]), parse_list(chain[-1]))
         chain, current = [*(chain if keeps else chain[:-1]), signed], found
     if current is not None and chain != list(held) and now >= current.expires:
-        raise ListError(
+        raise MirrorListError(
             f"the mirror list {current.version} expired {(now - current.expires) / 86400:.1f} days ago"
         )
     return chain
@@ -233,7 +235,7 @@ def _check_signatures(signed: SignedMirrorList, found: MirrorList, before: Mirro
     what = f"the mirror list {found.version}"
     for key, signature in signed.signatures.items():
         if key not in before.roots and key not in found.roots:
-            raise ListError(
+            raise MirrorListError(
                 f"{what} is signed by {key[:8]}, a stranger to it and to the one before",
                 forged=True,
             )
@@ -242,7 +244,7 @@ def _check_signatures(signed: SignedMirrorList, found: MirrorList, before: Mirro
                 Signed(key=key, body=signed.body, signature=signature), "mirror_list", MirrorList
             )
         except MessageError:
-            raise ListError(
+            raise MirrorListError(
                 f"{what}: the signature of {key[:8]} does not match", forged=True
             ) from None
     for roots, threshold, whose in (
@@ -251,6 +253,6 @@ def _check_signatures(signed: SignedMirrorList, found: MirrorList, before: Mirro
     ):
         signers = len(signed.signatures.keys() & set(roots))
         if signers < threshold:
-            raise ListError(
+            raise MirrorListError(
                 f"{what} is signed by {signers} of {whose}, and {threshold} must", forged=True
             )

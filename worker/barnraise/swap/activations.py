@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from barnraise.planning.program import Lane
+from barnraise.planning.program import LaneName
 from barnraise.swap.lanes import LaneEvent, WorkerLane
 
 
@@ -42,7 +42,7 @@ class HostActivations(Activations):
     next group often needs it at once.
     """
 
-    def __init__(self, lanes: Mapping[Lane, WorkerLane], pool: list[Tensor]) -> None:
+    def __init__(self, lanes: Mapping[LaneName, WorkerLane], pool: list[Tensor]) -> None:
         """Copy on `lanes` into `pool`: fp32 host buffers, each as large as an activation."""
         super().__init__()
         self._lanes, self._pool = lanes, pool
@@ -65,9 +65,9 @@ class HostActivations(Activations):
         place = self._free.pop()
         self._places[i, m] = place, x.shape
         target = self._pool[place][: x.numel()].view(x.shape)
-        event = self._lanes[Lane.OUT].submit(
+        event = self._lanes[LaneName.OUT].submit(
             lambda: target.copy_(x, non_blocking=True),
-            [self._lanes[Lane.COMPUTE].record_event(), *self._copies_before(place)],
+            [self._lanes[LaneName.COMPUTE].record_event(), *self._copies_before(place)],
             f"boundary {i}",
         )
         self._last_copy[place] = event
@@ -81,7 +81,7 @@ class HostActivations(Activations):
         event, x = self._copies_in.pop((i, m), None) or self._copy_in(i, m)
         if (i, m + 1) in self._places and (i, m + 1) not in self._copies_in:
             self._copies_in[i, m + 1] = self._copy_in(i, m + 1)
-        event.wait(self._lanes[Lane.COMPUTE].stream)
+        event.wait(self._lanes[LaneName.COMPUTE].stream)
         return x
 
     def pop(self, i: int, m: int) -> Tensor:
@@ -95,12 +95,12 @@ class HostActivations(Activations):
     def _copy_in(self, i: int, m: int) -> tuple[LaneEvent, Tensor]:
         place, shape = self._places[i, m]
         source = self._pool[place][: shape.numel()].view(shape)
-        stream = self._lanes[Lane.COMPUTE].stream
+        stream = self._lanes[LaneName.COMPUTE].stream
         x = torch.empty(shape, device="cpu" if stream is None else stream.device)
-        event = self._lanes[Lane.IN].submit(
+        event = self._lanes[LaneName.IN].submit(
             lambda: x.copy_(source, non_blocking=True),
             # The compute lane may still use the memory that the allocator has given to x.
-            [self._lanes[Lane.COMPUTE].record_event(), *self._copies_before(place)],
+            [self._lanes[LaneName.COMPUTE].record_event(), *self._copies_before(place)],
             f"boundary {i}",
         )
         self._last_copy[place] = event

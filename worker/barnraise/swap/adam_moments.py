@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from barnraise.planning.plan import Plan, moments_parts
+from barnraise.planning.plan import Plan, moments_part_bytes
 from barnraise.swap import precision
 from barnraise.swap.adamw import AdamWStep, adamw_update
 
@@ -29,7 +29,7 @@ class AdamMoments:
     @classmethod
     def of(cls, plan: Plan, record: Tensor, n: int) -> "AdamMoments":
         """Return views of a record, uint8, that holds the moments of n elements."""
-        sizes = iter(moments_parts(n, plan.moments_bits, plan.dtype))
+        sizes = iter(moments_part_bytes(n, plan.moments_bits, plan.dtype))
         offset = 0
 
         def part(dtype: torch.dtype, count: int) -> Tensor:

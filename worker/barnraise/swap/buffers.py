@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from barnraise.planning.plan import Plan
-from barnraise.planning.program import Op
+from barnraise.planning.program import Operation
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.arena import Arena
 from barnraise.swap.leaves import Leaves
@@ -45,8 +45,8 @@ class Buffers:
     def _allocate_weights(self, compute: Arena) -> None:
         """Allocate the slots of paged blocks, and copies of other fragments to compute with."""
         plan, block = self._plan, self._plan.fragments[1]
-        record = plan.record("weights", block.size)
-        self._slots = [compute.allocate(record) for _ in range(plan.slots)]
+        record_bytes = plan.record_bytes("weights", block.size)
+        self._slots = [compute.allocate(record_bytes) for _ in range(plan.slots)]
         self._slot_leaves = [Leaves(block, self._typed(raw, block.size)) for raw in self._slots]
         self._leaves: dict[int, Leaves] = {}
         for fragment in plan.fragments:
@@ -54,20 +54,20 @@ class Buffers:
             raw = self._store.memory_buffer("weights", i)
             if raw is not None and (not plan.staged or plan.weights[i] == "device"):
                 self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
-            elif i in (0, plan.last):
-                raw = compute.allocate(plan.record("weights", fragment.size))
+            elif i in (0, plan.last_fragment):
+                raw = compute.allocate(plan.record_bytes("weights", fragment.size))
                 self._leaves[i] = Leaves(fragment, self._typed(raw, fragment.size))
 
     def _allocate_gradients(self, compute: Arena) -> None:
         """Allocate the pool of gradients, and gradients of fragments that have one of their own."""
         plan, block = self._plan, self._plan.fragments[1]
-        pooled = any(not plan.own_gradient(i) for i in plan.blocks)
+        pooled = any(not plan.has_gradient_buffer(i) for i in plan.blocks)
         pool_size = plan.gradient_slots if pooled else 0
         self._pool = [compute.allocate(4 * block.size) for _ in range(pool_size)]
         self._gradients = {
             fragment.index: compute.allocate(4 * fragment.size)
             for fragment in plan.fragments
-            if plan.own_gradient(fragment.index)
+            if plan.has_gradient_buffer(fragment.index)
         }
         table = (plan.model.vocabulary, plan.model.width)
         self.head_gradient = compute.allocate_floats(table[0] * table[1]).view(table)
@@ -84,24 +84,24 @@ class Buffers:
             ]
             self._host_end_gradients = {
                 i: host.allocate(4 * plan.fragments[i].size)
-                for i in (0, plan.last)
+                for i in (0, plan.last_fragment)
                 if plan.weights[i] != "device"
             }
         reads_blocks = plan.staged and "disk" in plan.weights
         read_slots = plan.host_slots if reads_blocks else 0
-        record = plan.record("weights", block.size)
-        self._read_slots = [host.allocate(record) for _ in range(read_slots)]
-        uses_ring = any(plan.through_ring(i) for i in range(plan.last + 1))
+        record_bytes = plan.record_bytes("weights", block.size)
+        self._read_slots = [host.allocate(record_bytes) for _ in range(read_slots)]
+        uses_ring = any(plan.uses_ring(i) for i in range(plan.last_fragment + 1))
         ring = plan.ring if uses_ring else 0
         self._ring = [host.allocate(plan.ring_bytes()) for _ in range(ring)]
 
     def _tile_scratch_sizes(self) -> list[int]:
-        """Return the bytes of the tile scratch buffers: the last holds a tile of moments."""
+        """Return the bytes of the tile scratch buffers: the last_fragment holds a tile of moments."""
         plan = self._plan
         if not plan.on_disk:
             return []
-        size = max(plan.record("weights", plan.tile), plan.record("anchor", plan.tile))
-        return [size] * TILE_SCRATCH_BUFFERS + [plan.record("moments", plan.tile)]
+        size = max(plan.record_bytes("weights", plan.tile), plan.record_bytes("anchor", plan.tile))
+        return [size] * TILE_SCRATCH_BUFFERS + [plan.record_bytes("moments", plan.tile)]
 
     def _typed(self, raw: Tensor, n: int) -> Tensor:
         """View the first n elements of a uint8 buffer in the streamed type."""
@@ -117,18 +117,18 @@ class Buffers:
         """Return the leaves of the embedding (0) or final norm, which stay in compute memory."""
         return self._leaves[i]
 
-    def read_target(self, op: Op) -> Tensor:
+    def read_target(self, op: Operation) -> Tensor:
         """Return the buffer, uint8, that a READ fills."""
         (slot,) = op.slots
         return self._read_slots[slot] if self._plan.staged else self._slots[slot]
 
-    def write_source(self, op: Op) -> Tensor:
+    def write_source(self, op: Operation) -> Tensor:
         """Return the buffer, uint8, that a WRITE writes to disk."""
         (i,), (slot,) = op.blocks, op.slots
         raw = self._store.memory_buffer("weights", i)
         return self._slots[slot] if raw is None else raw
 
-    def load_endpoints(self, op: Op) -> tuple[Tensor, Tensor]:
+    def load_endpoints(self, op: Operation) -> tuple[Tensor, Tensor]:
         """Return (target on the device, source in host memory) of a LOAD."""
         (i,), (slot,) = op.blocks, op.slots
         return self.leaves(i, slot).flat, self.host_weights(i)
@@ -174,33 +174,33 @@ class Buffers:
         """Return an int32 [n] buffer for fragment i in memory that is free between steps."""
         if self._plan.staged:
             return torch.empty(self._plan.fragments[i].size, dtype=torch.int32)
-        return self.gradient(i, -1 if self._plan.own_gradient(i) else 0).view(torch.int32)
+        return self.gradient(i, -1 if self._plan.has_gradient_buffer(i) else 0).view(torch.int32)
 
     # ---- updates -------------------------------------------------------------------------------
 
-    def ring_parts(self, op: Op) -> dict[str, Tensor]:
+    def ring_parts(self, op: Operation) -> dict[str, Tensor]:
         """Return the parts (uint8) of a ring buffer, by the kind of state that lies in them."""
         (i,), plan = op.blocks, self._plan
-        begin, end = plan.bounds(i, op.tile)
-        sizes = {"moments": plan.record("moments", end - begin)}
-        if plan.spilled(i):
-            sizes["gradient"] = plan.record("anchor", end - begin)
+        begin, end = plan.tile_bounds(i, op.tile)
+        sizes = {"moments": plan.record_bytes("moments", end - begin)}
+        if plan.spills_gradient(i):
+            sizes["gradient"] = plan.record_bytes("anchor", end - begin)
         if plan.staged and plan.weights[i] == "disk":
-            sizes["weights"] = plan.record("weights", end - begin)
+            sizes["weights"] = plan.record_bytes("weights", end - begin)
         parts: dict[str, Tensor] = {}
         offset = 0
         for kind, size in sizes.items():
-            parts[kind] = self._ring[op.ring][offset : offset + size]
+            parts[kind] = self._ring[op.ring_slot][offset : offset + size]
             offset += size
         return parts
 
-    def update_parts(self, op: Op, t: int) -> tuple[Tile, Tensor]:
+    def update_parts(self, op: Operation, t: int) -> tuple[Tile, Tensor]:
         """Return tile t of an UPDATE and its gradient, fp32 [n], wherever they lie."""
         (i,), (slot,), (gradient_slot,) = op.blocks, op.slots, op.gradients
         plan = self._plan
-        begin, end = plan.bounds(i, t)
+        begin, end = plan.tile_bounds(i, t)
         n = end - begin
-        if op.ring >= 0:
+        if op.ring_slot >= 0:
             parts = self.ring_parts(op)
         else:
             parts = {"moments": self._store.memory_record("moments", i, t)}

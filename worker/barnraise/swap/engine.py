@@ -19,7 +19,7 @@ from torch import Tensor
 from barnraise.errors import StateError
 from barnraise.models import gpt2
 from barnraise.planning import program
-from barnraise.planning.plan import KINDS, Plan
+from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.spec import Recipe
 from barnraise.swap.adam_moments import AdamMoments
 from barnraise.swap.arena import release_free_memory
@@ -189,7 +189,7 @@ class Engine:
         else:
             update.clip_to(norm, self.recipe.clip)
             self._pending = update
-            if not self.plan.defers:
+            if not self.plan.defers_updates:
                 self.flush()
         seconds = time.perf_counter() - started
         return StepStats(loss, 0 if abandoned else sum(tokens), seconds, norm, abandoned)
@@ -225,7 +225,7 @@ class Engine:
         self, passes: ForwardBackward, update: PendingUpdate | None, pending: bool
     ) -> None:
         """Run one step's program, which applies `update` and the arrivals attached to it."""
-        compile_program = partial(program.step, pending=pending)
+        compile_program = partial(program.step_program, pending=pending)
         if update is None or not update.arrivals:
             self.executor.run(compile_program, update, passes)
             return
@@ -276,7 +276,7 @@ class Engine:
         """Apply the pending update now."""
         update = self._pending
         if update is not None:
-            self.executor.run(program.flush, update)
+            self.executor.run(program.flush_program, update)
             self.progress = update.progress
             self._pending = None
 
@@ -451,7 +451,7 @@ class Engine:
             for m, stream in enumerate(streams):
                 streams[m] = gpt2.block(weights, stream, self.plan.model.heads)
             del weights, stream
-        final = self._anchor_weights(self.plan.last)
+        final = self._anchor_weights(self.plan.last_fragment)
         total = 0.0
         count = 0
         for part, stream in zip(parts, streams, strict=True):
@@ -477,7 +477,7 @@ class Engine:
         self.flush()
         self.executor.drain()
         if not self.plan.commits_steps:
-            self.store.write_memory_records(KINDS if closing else ("anchor", *EXCHANGE_KINDS))
+            self.store.write_memory_records(STATE_KINDS if closing else ("anchor", *EXCHANGE_KINDS))
         trains_in_memory = any(
             self.store.memory_buffer(kind, i) is not None
             for kind in TRAINING_KINDS

@@ -12,7 +12,7 @@ from torch import Tensor
 from barnraise.errors import BarnraiseError, StateError
 from barnraise.models.gpt2 import views
 from barnraise.planning.plan import Plan
-from barnraise.planning.program import Hazards, Kind, Lane, Op, Program
+from barnraise.planning.program import Hazards, LaneName, Operation, OperationKind, Program
 from barnraise.spec import Recipe
 from barnraise.swap.activations import Activations, HostActivations
 from barnraise.swap.adamw import AdamWStep, sum_of_squares
@@ -24,7 +24,7 @@ from barnraise.swap.precision import units_to_float
 from barnraise.swap.state_store import FragmentSequence, StateStore
 from barnraise.swap.tiles import Tile
 
-DEVICE_LANES = (Lane.COMPUTE, Lane.IN, Lane.OUT)
+DEVICE_LANES = (LaneName.COMPUTE, LaneName.IN, LaneName.OUT)
 ANCHOR_SCRATCH, MOMENTUM_SCRATCH = 1, 2  # numbers of tile scratch buffers
 
 Task = Callable[[], object]
@@ -135,22 +135,22 @@ class Executor:
         self._failure: BaseException | None = None
         self._running_update: PendingUpdate | None = None
         self._running_passes: ForwardBackward | None = None
-        self.handlers: dict[Kind, Callable[[Op], Task]] = {
-            Kind.READ: self._read,
-            Kind.LOAD: self._load,
-            Kind.EMBED: self._embed,
-            Kind.FORWARD: self._forward,
-            Kind.HEAD: self._head,
-            Kind.BACKWARD: self._backward,
-            Kind.EMBED_BACKWARD: self._embed_backward,
-            Kind.NORM: self._norm,
-            Kind.OFFLOAD: self._offload,
-            Kind.SPILL: self._spill,
-            Kind.FETCH: self._fetch,
-            Kind.UPDATE: self._update,
-            Kind.STORE: self._store_records,
-            Kind.WRITE: self._write,
-            Kind.COMMIT: self._commit,
+        self.handlers: dict[OperationKind, Callable[[Operation], Task]] = {
+            OperationKind.READ: self._read,
+            OperationKind.LOAD: self._load,
+            OperationKind.EMBED: self._embed,
+            OperationKind.FORWARD: self._forward,
+            OperationKind.HEAD: self._head,
+            OperationKind.BACKWARD: self._backward,
+            OperationKind.EMBED_BACKWARD: self._embed_backward,
+            OperationKind.NORM: self._norm,
+            OperationKind.OFFLOAD: self._offload,
+            OperationKind.SPILL: self._spill,
+            OperationKind.FETCH: self._fetch,
+            OperationKind.UPDATE: self._update,
+            OperationKind.STORE: self._store_records,
+            OperationKind.WRITE: self._write,
+            OperationKind.COMMIT: self._commit,
         }
 
     def run(
@@ -170,18 +170,18 @@ class Executor:
         self._running_update, self._running_passes = update, passes
         program = compile_program(self._plan, cached=self._cached)
         self._cached = {}  # valid again when all operations were submitted without a failure
-        for op in program.ops:
+        for op in program.operations:
             task = self.handlers[op.kind](op)
             event = self.lanes[op.lane].submit(
                 self._guarded(op, task),
-                self._hazards.before(op),
+                self._hazards.dependencies(op),
                 label=op,
                 urgency=op.blocks[0] if op.blocks else 0,
             )
-            self._hazards.note(op, event)
+            self._hazards.record(op, event)
         self._cached = dict(program.cached)
 
-    def _guarded(self, op: Op, task: Task) -> Callable[[], None]:
+    def _guarded(self, op: Operation, task: Task) -> Callable[[], None]:
         """Return a task that remembers the first failure, and fails if there was one before."""
 
         def run() -> None:
@@ -200,7 +200,7 @@ class Executor:
 
         return run
 
-    def _subject(self, op: Op) -> str:
+    def _subject(self, op: Operation) -> str:
         return self._plan.fragments[op.blocks[0]].name if op.blocks else "the state"
 
     def drain(self) -> None:
@@ -219,7 +219,7 @@ class Executor:
         """Drop copies of weights in slots and on the device after the masters were changed."""
         self._cached = {}
         if self._plan.staged:
-            for i in (0, self._plan.last):
+            for i in (0, self._plan.last_fragment):
                 if self._plan.weights[i] != "device":
                     self.buffers.end_leaves(i).flat.data.copy_(self.buffers.host_weights(i))
 
@@ -247,7 +247,7 @@ class Executor:
     # ---- handlers ------------------------------------------------------------------------------
     # Each returns what its lane will run. Buffers are chosen on the calling thread, in order.
 
-    def _read(self, op: Op) -> Task:
+    def _read(self, op: Operation) -> Task:
         (i,), target = op.blocks, self.buffers.read_target(op)
 
         def read() -> None:
@@ -257,21 +257,21 @@ class Executor:
 
         return read
 
-    def _load(self, op: Op) -> Task:
+    def _load(self, op: Operation) -> Task:
         target, source = self.buffers.load_endpoints(op)
         return lambda: target.data.copy_(source, non_blocking=True)
 
-    def _embed(self, op: Op) -> Task:
+    def _embed(self, op: Operation) -> Task:
         return lambda: self._active_passes.embed(self.buffers.end_leaves(0))
 
-    def _forward(self, op: Op) -> Task:
+    def _forward(self, op: Operation) -> Task:
         return lambda: self._active_passes.forward(op.blocks, self._leaves(op))
 
-    def _head(self, op: Op) -> Task:
+    def _head(self, op: Operation) -> Task:
         def head() -> None:
             passes = self._active_passes
-            final = self.buffers.end_leaves(self._plan.last)
-            gradient = self.buffers.gradient(self._plan.last, -1)
+            final = self.buffers.end_leaves(self._plan.last_fragment)
+            gradient = self.buffers.gradient(self._plan.last_fragment, -1)
             gradient.zero_()
             self.buffers.head_gradient.zero_()
             final.accumulate_into(gradient)
@@ -282,7 +282,7 @@ class Executor:
 
         return head
 
-    def _backward(self, op: Op) -> Task:
+    def _backward(self, op: Operation) -> Task:
         leaves = self._leaves(op)
 
         def backward() -> None:
@@ -294,10 +294,10 @@ class Executor:
 
         return backward
 
-    def _leaves(self, op: Op) -> list[Leaves]:
+    def _leaves(self, op: Operation) -> list[Leaves]:
         return [self.buffers.leaves(i, slot) for i, slot in zip(op.blocks, op.slots, strict=True)]
 
-    def _embed_backward(self, op: Op) -> Task:
+    def _embed_backward(self, op: Operation) -> Task:
         def backward() -> None:
             gradient = self.buffers.gradient(0, -1)
             gradient.zero_()
@@ -307,7 +307,7 @@ class Executor:
 
         return backward
 
-    def _norm(self, op: Op) -> Task:
+    def _norm(self, op: Operation) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
         norms = self._active_passes.norms
 
@@ -316,12 +316,12 @@ class Executor:
 
         return norm
 
-    def _offload(self, op: Op) -> Task:
+    def _offload(self, op: Operation) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
         source, target = self.buffers.gradient(i, slot), self.buffers.host_gradient(i)
         return lambda: target.copy_(source, non_blocking=True)
 
-    def _spill(self, op: Op) -> Task:
+    def _spill(self, op: Operation) -> Task:
         (i,), (slot,) = op.blocks, op.gradients
         source = self.buffers.spill_source(i, slot)
 
@@ -333,7 +333,7 @@ class Executor:
 
         return spill
 
-    def _fetch(self, op: Op) -> Task:
+    def _fetch(self, op: Operation) -> Task:
         (i,), parts = op.blocks, self.buffers.ring_parts(op)
 
         def fetch() -> None:
@@ -342,7 +342,7 @@ class Executor:
 
         return fetch
 
-    def _update(self, op: Op) -> Task:
+    def _update(self, op: Operation) -> Task:
         (i,), update = op.blocks, self._active_update
         tiles = [op.tile] if op.tile >= 0 else range(self._plan.tile_count(i))
 
@@ -420,9 +420,9 @@ class Executor:
             master.sub_(momentum.to(master.device) * prediction_growth)
         tile.set_master(master)
 
-    def _store_records(self, op: Op) -> Task:
+    def _store_records(self, op: Operation) -> Task:
         (i,), store = op.blocks, self._store
-        if op.ring >= 0:
+        if op.ring_slot >= 0:
             parts = self.buffers.ring_parts(op)
             parts.pop("gradient", None)
 
@@ -438,7 +438,7 @@ class Executor:
 
         return store_moments
 
-    def _write(self, op: Op) -> Task:
+    def _write(self, op: Operation) -> Task:
         (i,), source = op.blocks, self.buffers.write_source(op)
 
         def write() -> None:
@@ -448,23 +448,23 @@ class Executor:
 
         return write
 
-    def _commit(self, op: Op) -> Task:
+    def _commit(self, op: Operation) -> Task:
         header = self._describe_commit(self._active_update)
         return lambda: self._store.commit(header)
 
 
-def _start_lanes(device: torch.device) -> dict[Lane, WorkerLane]:
+def _start_lanes(device: torch.device) -> dict[LaneName, WorkerLane]:
     """Start one lane for each name. Only the optimizer's computes with all of torch's threads."""
     threads = torch.get_num_threads()
     lanes = {
         name: WorkerLane(
             name,
             device if name in DEVICE_LANES else None,
-            inline=name is Lane.COMPUTE,
-            eager=name is Lane.OPTIMIZER,
-            threads=threads if name is Lane.OPTIMIZER else 1,
+            inline=name is LaneName.COMPUTE,
+            eager=name is LaneName.OPTIMIZER,
+            threads=threads if name is LaneName.OPTIMIZER else 1,
         )
-        for name in Lane
+        for name in LaneName
     }
     torch.set_num_threads(threads)  # each lane's thread has set its own number
     return lanes

@@ -76,7 +76,7 @@ class ForwardBackward:
         self.losses: list[Tensor] = []
         self.norms: dict[int, Tensor] = {}
         self._graphs: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._first_retained = plan.last - plan.retained
+        self._first_retained = plan.last_fragment - plan.retained_blocks
         group_starts = {group[0] for group in plan.backward_groups}
         # Blocks whose inputs are stored; the inputs of the others are recomputed.
         self._checkpoints = {
@@ -126,7 +126,7 @@ class ForwardBackward:
             self._activations.store(group[-1] + 1, m, x)
 
     def head(self, final: Leaves, embedding: Leaves, token_gradient: Tensor) -> None:
-        """Compute the losses, and the gradients by the last block's outputs.
+        """Compute the losses, and the gradients by the last_fragment block's outputs.
 
         Args:
             final: the final norm's leaves, whose gradients are added to.
@@ -134,7 +134,7 @@ class ForwardBackward:
             token_gradient: the token table's gradient, fp32 [V, d], added to.
         """
         for m, (batch, share) in enumerate(zip(self._batches, self._shares, strict=True)):
-            x = self._activations.pop(self._plan.last, m)
+            x = self._activations.pop(self._plan.last_fragment, m)
             with self._precision():
                 loss, dx = head_step(
                     final.weights,

@@ -120,7 +120,7 @@ class OuterOptimizer:
         """Return the record of feedback to write to, uint8, without reading it."""
         if self._store.memory_buffer("feedback", i) is not None:
             return self._store.memory_record("feedback", i, t)
-        return self._tile_scratch(MOMENTUM_SCRATCH)[: self._store.plan.record("feedback", n)]
+        return self._tile_scratch(MOMENTUM_SCRATCH)[: self._store.plan.record_bytes("feedback", n)]
 
 
 def predicted_start(anchor: Tensor, momentum: Tensor, prediction: float) -> Tensor:

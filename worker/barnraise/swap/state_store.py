@@ -23,7 +23,7 @@ from torch import Tensor
 
 from barnraise.durable_io import write_atomically
 from barnraise.errors import DamageError, StateError
-from barnraise.planning.plan import KINDS, Plan
+from barnraise.planning.plan import STATE_KINDS, Plan
 from barnraise.swap.arena import Arena, page_aligned
 from barnraise.swap.direct_io import DirectFile, checksum
 
@@ -66,7 +66,7 @@ class StateStore:
             tier = self._tier(kind, i)
             if tier != "disk":
                 arena = self.device if tier == "device" else self.host
-                self._memory[kind, i] = arena.allocate(plan.total(kind, i))
+                self._memory[kind, i] = arena.allocate(plan.total_bytes(kind, i))
         self._newest: dict[Key, Slot] = {}  # what was written last
         self._committed: dict[Key, Slot] = {}  # what the manifest names
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ class StateStore:
             raise
 
     def _kinds_and_fragments(self) -> Iterator[tuple[str, int]]:
-        return ((kind, i) for kind in KINDS for i in range(self.plan.last + 1))
+        return ((kind, i) for kind in STATE_KINDS for i in range(self.plan.last_fragment + 1))
 
     def _tier(self, kind: str, i: int) -> str:
         plan = self.plan
@@ -91,17 +91,19 @@ class StateStore:
         """Decide where each record lies in the file."""
         self._offsets: dict[Key, int] = {}
         self._sizes: dict[Key, int] = {}
-        spilled = [("gradient", i) for i in self.plan.blocks if self.plan.spilled(i)]
+        spills_gradient = [
+            ("gradient", i) for i in self.plan.blocks if self.plan.spills_gradient(i)
+        ]
         offset = 0
-        for kind, i in (*self._kinds_and_fragments(), *spilled):
-            sizes = self.plan.records("anchor" if kind == "gradient" else kind, i)
+        for kind, i in (*self._kinds_and_fragments(), *spills_gradient):
+            sizes = self.plan.tile_record_bytes("anchor" if kind == "gradient" else kind, i)
             for t, size in enumerate(sizes):
                 self._offsets[kind, i, t], self._sizes[kind, i, t] = offset, size
                 offset += size * self._slot_count(kind)
         self._file_size = offset
 
     def _slot_count(self, kind: str) -> int:
-        return 2 if kind != "gradient" and self.plan.two_slots(kind) else 1
+        return 2 if kind != "gradient" and self.plan.has_two_slots(kind) else 1
 
     # ---- memory --------------------------------------------------------------------------------
 
@@ -128,9 +130,9 @@ class StateStore:
 
     def record_slice(self, kind: str, i: int, t: int) -> slice:
         """Return where a tile's record lies among its fragment's records."""
-        begin = t * self.plan.record(kind, self.plan.tile)
-        first, last = self.plan.bounds(i, t)
-        return slice(begin, begin + self.plan.record(kind, last - first))
+        begin = t * self.plan.record_bytes(kind, self.plan.tile)
+        first, last = self.plan.tile_bounds(i, t)
+        return slice(begin, begin + self.plan.record_bytes(kind, last - first))
 
     # ---- disk ----------------------------------------------------------------------------------
 
@@ -188,7 +190,7 @@ class StateStore:
 
     def clear(self, kind: str) -> None:
         """Set a kind of state to zero on every tier."""
-        for i in range(self.plan.last + 1):
+        for i in range(self.plan.last_fragment + 1):
             buffer = self._memory.get((kind, i))
             if buffer is not None:
                 buffer.zero_()
@@ -219,7 +221,7 @@ class StateStore:
     def mark_invalid(self, kind: str) -> None:
         """Mark this kind as invalid in the manifest, with the kinds that are useless without it."""
         with self._lock:
-            group: Sequence[str] = KINDS
+            group: Sequence[str] = STATE_KINDS
             if kind in TRAINING_KINDS:
                 group = TRAINING_KINDS
             elif kind in EXCHANGE_KINDS:
@@ -342,14 +344,14 @@ class FragmentSequence(Sequence[Tensor]):
         self._store, self._kind, self._dtype = store, kind, dtype
 
     def __len__(self) -> int:
-        return self._store.plan.last + 1
+        return self._store.plan.last_fragment + 1
 
     def __getitem__(self, i: int) -> Tensor:
         i = range(len(self))[i]
         store, size = self._store, self._store.plan.fragments[i].size
         buffer = store.memory_buffer(self._kind, i)
         if buffer is None:
-            buffer = page_aligned(sum(store.plan.records(self._kind, i)))
+            buffer = page_aligned(sum(store.plan.tile_record_bytes(self._kind, i)))
             for t in range(store.plan.tile_count(i)):
                 store.read(self._kind, i, t, buffer[store.record_slice(self._kind, i, t)])
         return buffer.view(self._dtype)[:size]
@@ -359,7 +361,7 @@ class FragmentSequence(Sequence[Tensor]):
         store, kind = self._store, self._kind
         buffer = store.memory_buffer(kind, i)
         if buffer is None:
-            buffer = page_aligned(sum(store.plan.records(kind, i)))
+            buffer = page_aligned(sum(store.plan.tile_record_bytes(kind, i)))
         flat = buffer.view(self._dtype)[: tensor.numel()]
         if flat.data_ptr() != tensor.data_ptr():
             flat.copy_(tensor)

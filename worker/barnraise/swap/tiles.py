@@ -77,7 +77,7 @@ class Tiles:
         plan, store = self._plan, self._store
         split = plan.dtype == "bfloat16"
         for t in range(plan.tile_count(i)):
-            begin, end = plan.bounds(i, t)
+            begin, end = plan.tile_bounds(i, t)
             n = end - begin
             weights = self._record("weights", i, t, WEIGHTS_SCRATCH, reads)
             moments = self._record("moments", i, t, MOMENTS_SCRATCH, split and plan.on_disk)
@@ -91,18 +91,18 @@ class Tiles:
     def write_moments(self, i: int, m: Tensor, v: Tensor) -> None:
         """Set Adam's moments of fragment i, fp32 [n] each."""
         for t in range(self._plan.tile_count(i)):
-            begin, end = self._plan.bounds(i, t)
-            record = self._record("moments", i, t, MOMENTS_SCRATCH, reads=False)
-            moments = AdamMoments.of(self._plan, record, end - begin)
+            begin, end = self._plan.tile_bounds(i, t)
+            record_bytes = self._record("moments", i, t, MOMENTS_SCRATCH, reads=False)
+            moments = AdamMoments.of(self._plan, record_bytes, end - begin)
             moments.load_float32(m[begin:end], v[begin:end])
-            self._store.store_tile("moments", i, t, record)
+            self._store.store_tile("moments", i, t, record_bytes)
 
     def _record(self, kind: str, i: int, t: int, scratch: int, reads: bool) -> Tensor:
         """Return a tile's record, uint8; its content is read from disk only if `reads`."""
         if self._store.memory_buffer(kind, i) is not None:
             return self._store.memory_record(kind, i, t)
-        begin, end = self._plan.bounds(i, t)
-        record = self._tile_scratch(scratch)[: self._plan.record(kind, end - begin)]
+        begin, end = self._plan.tile_bounds(i, t)
+        record = self._tile_scratch(scratch)[: self._plan.record_bytes(kind, end - begin)]
         if reads:
             self._store.read(kind, i, t, record)
         return record

@@ -1,0 +1,1 @@
+"""A run's text: its sources, its tokenizer, token shards and batches."""

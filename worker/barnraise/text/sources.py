@@ -1,18 +1,20 @@
-"""Where a run's text comes from, as documents in a fixed order. Read once in a run's life, on its owner's machine.
+"""Read a run's text from its source, as documents in a fixed order.
+
+This happens once in a run's life, on the owner's machine. The sources:
 
     stdlib        this Python's standard library
-    huggingface   the .txt and .jsonl files of a dataset (also gzipped) or, where there are none, its .parquet files;
-                  those named "train" where there are any. A place is owner/name/folder@revision#column, the last three
-                  where they are needed
-    urls          the same kinds of files, from anywhere public
-    files         files and folders of this machine, as `barnraise seed RUN PATH…` names them
+    huggingface   a dataset's .txt and .jsonl files (also gzipped) or, if it has none, its .parquet
+                  files; only those with "train" in their name, if there are any. A location is
+                  owner/name/folder@revision#column; the last three are optional
+    urls          the same kinds of files, from any public address
+    files         files and folders of this machine, as `barnraise prepare RUN PATH…` names them
 
-A .jsonl line is a document: its "text" (or "content"); so is a row of Parquet (`parquet.py`). Any other file is cut at
-the ends of lines into documents of some 64 KiB, so that a part of it can be held out. What came out is pinned by the
-manifest, wherever it came from.
+Each line of a .jsonl file is a document: its "text" or "content". Each row of a Parquet file is a
+document (see `parquet.py`). Any other file is cut at line ends into documents of about 64 KiB, so
+that a part of it can be held out. The manifest pins the result, whatever the source.
 
-Addresses are somebody's input: a name that leads into a private network is refused after it was resolved, and what is
-connected to is the address that was looked at, redirects included.
+Addresses are untrusted input: a host name that resolves into a private network is refused, and the
+connection goes to the very address that was checked. Redirects are checked in the same way.
 """
 
 import gzip
@@ -22,6 +24,7 @@ import json
 import logging
 import os
 import socket
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,50 +33,101 @@ from typing import BinaryIO
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpx
+from blake3 import blake3
 
 from barnraise.errors import TextError
 from barnraise.spec import TextSpec, address_problem
-from barnraise.text import parquet, shards
+from barnraise.text import parquet
 
 log = logging.getLogger("barnraise")
 
-MOST = 2 << 30  # bytes of a run's text: what is prepared lies in memory once
-PIECE = 64 << 10  # bytes of a document cut out of a longer file
-HOPS = 5  # redirects
-SECONDS = 60.0  # between two pieces of an answer
-HUB = "https://huggingface.co"
-ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
-COLUMNS = ".parquet"
-Reach = Callable[[str, int], str]  # (host, port) → the address to connect to
+MAX_TEXT_BYTES = 2 << 30  # of a run's text: while it is prepared, it lies in memory once
+PIECE_BYTES = 64 << 10  # of a document that is cut out of a longer file
+MAX_REDIRECTS = 5
+TIMEOUT_SECONDS = 60.0  # between two pieces of an answer
+HUGGING_FACE_URL = "https://huggingface.co"
+TEXT_ENDINGS = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+PARQUET_ENDING = ".parquet"
+STDLIB_EXCLUDED_FOLDERS = {"test", "tests", "idlelib", "site-packages"}
+ResolveAddress = Callable[[str, int], str]  # (host, port) → the IP address to connect to
+NamedFile = tuple[str, bytes | Path]  # (name, content); of a Parquet file its path
 
 
-def documents(text: TextSpec, paths: Sequence[Path] = ()) -> list[bytes]:
-    """All of the source's documents, each content once. `paths`: for the source "files". Raises TextError."""
+def read_documents(text: TextSpec, paths: Sequence[Path] = ()) -> list[bytes]:
+    """Read all of a source's documents, each content once.
+
+    Args:
+        text: names the source.
+        paths: for the source "files": files and folders of this machine.
+
+    Raises:
+        TextError: the source cannot be read or holds no text.
+    """
     if text.source == "stdlib":
-        return list(shards.documents("stdlib"))
+        return list(read_stdlib())
     if text.source == "files" and not paths:
         raise TextError(
-            "the text of this run is on its owner's machine: run `barnraise seed RUN PATH…` there"
+            "the text of this run is on its owner's machine: "
+            "run `barnraise prepare RUN PATH…` there"
         )
-    with Fetcher() as fetcher:
-        named = {
-            "huggingface": lambda: dataset(fetcher, text.places[0]),
-            "urls": lambda: (
-                each for place in text.places for each in fetched(fetcher, place, place)
-            ),
-            "files": lambda: read(paths),
-        }[text.source]()
-        column = text.places[0].partition("#")[2] if text.source == "huggingface" else ""
-        return once(piece for name, content in named for piece in pieces(name, content, column))
+    with TextFetcher() as fetcher:
+        column = ""
+        match text.source:
+            case "huggingface":
+                files = fetch_dataset(fetcher, text.places[0])
+                column = text.places[0].partition("#")[2]
+            case "urls":
+                files = (
+                    file
+                    for address in text.places
+                    for file in fetch_file(fetcher, address, address)
+                )
+            case "files":
+                files = read_files(paths)
+            case _:
+                raise TextError(f"the source '{text.source}' is not one this version can read")
+        return deduplicate(
+            document for name, content in files for document in split_file(name, content, column)
+        )
 
 
-def once(found: Iterable[bytes]) -> list[bytes]:
-    """Without empty documents and copies, which could sit on both sides of the split; up to MOST bytes."""
+def read_stdlib() -> Iterator[bytes]:
+    """Read the *.py files of this Python's standard library, sorted by path, each content once.
+
+    A copy could otherwise be on both sides of the split. Raises TextError if there are no files.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = (path.relative_to(root) for path in root.rglob("*.py"))
+    included = sorted(
+        (path.as_posix(), path)
+        for path in paths
+        if not STDLIB_EXCLUDED_FOLDERS & set(path.parent.parts)
+    )
+    if not included:
+        raise TextError(
+            f"there are no *.py files under {root}: this Python came without its library's source"
+        )
+    seen: set[bytes] = set()
+    for _, path in included:
+        content = (root / path).read_bytes()
+        digest = blake3(content).digest()
+        if content and digest not in seen:
+            seen.add(digest)
+            yield content
+
+
+def deduplicate(documents: Iterable[bytes]) -> list[bytes]:
+    """Collect documents, without empty ones and copies, up to MAX_TEXT_BYTES.
+
+    A copy could otherwise be on both sides of the split. Raises TextError if nothing is left.
+    """
     seen: dict[bytes, None] = {}
     size = 0
-    for document in found:
-        if size + len(document) > MOST:
-            log.warning("the source holds more than %.1f GB: the first of it are used", MOST / 1e9)
+    for document in documents:
+        if size + len(document) > MAX_TEXT_BYTES:
+            log.warning(
+                "the source holds more than %.1f GB: only the first are used", MAX_TEXT_BYTES / 1e9
+            )
             break
         if document.strip() and document not in seen:
             seen[document] = None
@@ -83,29 +137,38 @@ def once(found: Iterable[bytes]) -> list[bytes]:
     return list(seen)
 
 
-def pieces(name: str, content: bytes | Path, column: str = "") -> Iterator[bytes]:
-    """The documents of one file, by its name: a Parquet file by its path, of which `column`, where that is said. Raises
-    TextError for one that is not what its name says."""
+def split_file(name: str, content: bytes | Path, column: str = "") -> Iterator[bytes]:
+    """Split one file into documents, by its name's ending.
+
+    Args:
+        name: the file's name.
+        content: its bytes; of a Parquet file its path.
+        column: of a Parquet file, the column with the text, if it was named.
+
+    Raises:
+        TextError: the file is not what its name says.
+    """
     if isinstance(content, Path):
-        yield from parquet.texts(content, name, column)
+        yield from parquet.read_texts(content, name, column)
         return
     if name.endswith(".gz"):
         try:
             with gzip.open(io.BytesIO(content)) as file:
-                content, name = file.read(MOST + 1), name.removesuffix(".gz")
+                content = file.read(MAX_TEXT_BYTES + 1)
         except (OSError, EOFError) as error:
             raise TextError(f"{name} is not whole: {error}") from None
+        name = name.removesuffix(".gz")
     if name.endswith(".jsonl"):
-        yield from _lines(name, content)
+        yield from _split_jsonl(name, content)
         return
     begin = 0
     while begin < len(content):
-        end = content.find(b"\n", begin + PIECE) + 1 or len(content)
+        end = content.find(b"\n", begin + PIECE_BYTES) + 1 or len(content)
         yield content[begin:end]
         begin = end
 
 
-def _lines(name: str, content: bytes) -> Iterator[bytes]:
+def _split_jsonl(name: str, content: bytes) -> Iterator[bytes]:
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue
@@ -119,77 +182,85 @@ def _lines(name: str, content: bytes) -> Iterator[bytes]:
         yield text.encode("utf-8", errors="replace")
 
 
-def read(paths: Sequence[Path]) -> Iterator[tuple[str, bytes | Path]]:
-    """(name, content, or of a Parquet file its path) of files; of folders every file in them, by path."""
+def read_files(paths: Sequence[Path]) -> Iterator[NamedFile]:
+    """Read files, and all files inside folders in the order of their paths."""
     for path in paths:
         if not path.exists():
             raise TextError(f"there is no {path}")
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in inside:
-            yield file.name, file if file.name.endswith(COLUMNS) else file.read_bytes()
+            yield file.name, file if file.name.endswith(PARQUET_ENDING) else file.read_bytes()
 
 
-def fetched(fetcher: "Fetcher", name: str, url: str) -> Iterator[tuple[str, bytes | Path]]:
-    """(name, content) of one address; a Parquet file lies on the disk until whoever asked asks for the next."""
-    if urlsplit(url).path.lower().endswith(COLUMNS):
-        with fetcher.kept(url) as path:
+def fetch_file(fetcher: "TextFetcher", name: str, url: str) -> Iterator[NamedFile]:
+    """Fetch one address. A Parquet file stays on the disk only until the next item is requested."""
+    if urlsplit(url).path.lower().endswith(PARQUET_ENDING):
+        with fetcher.fetch_to_file(url) as path:
             yield name, path
     else:
-        yield name, fetcher.get(url)
+        yield name, fetcher.fetch(url)
 
 
-def dataset(fetcher: "Fetcher", place: str) -> Iterator[tuple[str, bytes | Path]]:
-    """(name, content) of a Hugging Face dataset's files, at one commit. HF_TOKEN, where it is set, opens gated ones."""
-    whole, _, revision = place.partition("#")[0].partition("@")
+def fetch_dataset(fetcher: "TextFetcher", location: str) -> Iterator[NamedFile]:
+    """Fetch the text files of a Hugging Face dataset, all at one commit.
+
+    The variable HF_TOKEN, if it is set, opens gated datasets.
+    """
+    whole, _, revision = location.partition("#")[0].partition("@")
     owner, title, *folders = whole.split("/")
-    name, folder = f"{owner}/{title}", "".join(f"{each}/" for each in folders)
-    hub = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    about = fetcher.get(f"{hub}/api/datasets/{name}/revision/{quote(revision or 'main', safe='')}")
+    name = f"{owner}/{title}"
+    folder = "".join(f"{part}/" for part in folders)
+    hub = _hub_url()
+    description = fetcher.fetch(
+        f"{hub}/api/datasets/{name}/revision/{quote(revision or 'main', safe='')}"
+    )
     try:
-        told = json.loads(about)
-        commit, files = (
-            str(told["sha"]),
-            sorted(str(each["rfilename"]) for each in told["siblings"]),
-        )
+        fields = json.loads(description)
+        commit = str(fields["sha"])
+        files = sorted(str(sibling["rfilename"]) for sibling in fields["siblings"])
     except (ValueError, LookupError, TypeError):
         raise TextError(f"{hub} does not describe the dataset {name}") from None
-    fit = chosen(whole, [file for file in files if file.startswith(folder)])
-    for file in fit:
+    for file in choose_files(whole, [file for file in files if file.startswith(folder)]):
         log.info("fetching %s of %s", file, name)
-        yield from fetched(
-            fetcher, file.lower(), f"{hub}/datasets/{name}/resolve/{quote(commit)}/{quote(file)}"
-        )
+        url = f"{hub}/datasets/{name}/resolve/{quote(commit)}/{quote(file)}"
+        yield from fetch_file(fetcher, file.lower(), url)
 
 
-def chosen(name: str, files: Sequence[str]) -> list[str]:
-    """Of a dataset's files those that are its text, once. Raises TextError where nothing is, or more than one text."""
-    fit = [file for file in files if file.lower().endswith(ENDINGS)]
-    fit = fit or [file for file in files if file.lower().endswith(COLUMNS)]
-    fit = [file for file in fit if "train" in file.lower()] or fit
-    if not fit:
+def choose_files(name: str, files: Sequence[str]) -> list[str]:
+    """Choose the files that hold a dataset's text, once. Pure.
+
+    Raises:
+        TextError: no file holds text, or there are several texts to choose from.
+    """
+    chosen = [file for file in files if file.lower().endswith(TEXT_ENDINGS)]
+    chosen = chosen or [file for file in files if file.lower().endswith(PARQUET_ENDING)]
+    chosen = [file for file in chosen if "train" in file.lower()] or chosen
+    if not chosen:
         kinds = ", ".join(sorted({Path(file).suffix for file in files} - {""})) or "nothing"
-        raise TextError(
-            f"the dataset {name} holds {kinds}; this version reads {', '.join((*ENDINGS, COLUMNS))}"
-        )
-    folders = sorted({file.rpartition("/")[0] for file in fit})
-    if len(folders) > 1 and fit[0].lower().endswith(
-        COLUMNS
-    ):  # each is a text of its own, or the same one again
+        readable = ", ".join((*TEXT_ENDINGS, PARQUET_ENDING))
+        raise TextError(f"the dataset {name} holds {kinds}; this version reads {readable}")
+    folders = sorted({file.rpartition("/")[0] for file in chosen})
+    # Parquet files in several folders are separate texts, or the same text several times.
+    if len(folders) > 1 and chosen[0].lower().endswith(PARQUET_ENDING):
         shown = ", ".join(folder or "its top" for folder in folders[:10])
         raise TextError(
             f"the dataset {name} holds several texts: name one as owner/name/folder, of {shown}"
         )
-    return fit
+    return chosen
 
 
-def public(host: str, port: int) -> str:
-    """An address of `host` that anybody can reach. Raises TextError when one of its addresses is in a private range:
-    who names such a host would have this machine read its own network."""
+def resolve_public(host: str, port: int) -> str:
+    """Resolve a host name to an IP address that anybody can reach.
+
+    Raises:
+        TextError: it has no address, or one of them is in a private range. Whoever named such a
+            host would make this machine read its own network.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise TextError(f"{host} has no address: {error}") from None
-    addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
     for address in addresses:
         real = getattr(address, "ipv4_mapped", None) or address
         if not real.is_global or real.is_multicast:
@@ -199,76 +270,84 @@ def public(host: str, port: int) -> str:
     return str(addresses[0])
 
 
-class Fetcher:
-    """HTTP GETs, bounded in size and time, to where `reach` allows."""
+class TextFetcher:
+    """Fetch addresses, bounded in size and time, from where `resolve` allows a connection."""
 
-    def __init__(self, reach: Reach = public):
-        self._reach = reach
+    def __init__(self, resolve: ResolveAddress = resolve_public) -> None:
+        self._resolve = resolve
         self._http = httpx.Client(
-            timeout=SECONDS, trust_env=False, headers={"User-Agent": "barnraise"}
+            timeout=TIMEOUT_SECONDS, trust_env=False, headers={"User-Agent": "barnraise"}
         )
 
-    def __enter__(self) -> "Fetcher":
+    def __enter__(self) -> "TextFetcher":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._http.close()
 
-    def get(self, url: str) -> bytes:
-        """Raises TextError, with the address, for whatever goes wrong."""
+    def fetch(self, url: str) -> bytes:
+        """Fetch an address into memory. Raises TextError, with the address, for any failure."""
         body = io.BytesIO()
-        self._fetch(url, body)
+        self._fetch_into(url, body)
         return body.getvalue()
 
     @contextmanager
-    def kept(self, url: str) -> Iterator[Path]:
-        """The same in a file, which is there for so long."""
+    def fetch_to_file(self, url: str) -> Iterator[Path]:
+        """Fetch an address into a temporary file that exists inside the `with` block."""
         with tempfile.TemporaryDirectory(prefix="barnraise-") as folder:
             path = Path(folder) / "fetched"
             try:
                 with path.open("wb") as file:
-                    self._fetch(url, file)
+                    self._fetch_into(url, file)
             except OSError as error:
                 raise TextError(f"{url} does not fit on the disk: {error}") from None
             yield path
 
-    def _fetch(self, url: str, into: BinaryIO) -> None:
-        asked = url
-        for _ in range(HOPS + 1):
-            if self._reach is public and (problem := address_problem(url)):
+    def _fetch_into(self, url: str, target: BinaryIO) -> None:
+        """Write what `url` holds into `target`, following redirects."""
+        requested_url = url
+        for _ in range(MAX_REDIRECTS + 1):
+            if self._resolve is resolve_public and (problem := address_problem(url)):
                 raise TextError(f"{url} {problem}")
             try:
-                status, onward = self._ask(url, into)
+                status, location = self._request(url, target)
             except httpx.HTTPError as error:
-                raise TextError(
-                    f"{asked} could not be fetched: {error or type(error).__name__}"
-                ) from None
+                reason = str(error) or type(error).__name__
+                raise TextError(f"{requested_url} could not be fetched: {reason}") from None
             if status == 200:
                 return
-            if status not in (301, 302, 303, 307, 308) or not onward:
-                raise TextError(f"{asked} answered {status}")
-            url = urljoin(url, onward)
-        raise TextError(f"{asked} sends from one address to the next without end")
+            if status not in (301, 302, 303, 307, 308) or not location:
+                raise TextError(f"{requested_url} answered {status}")
+            url = urljoin(url, location)
+        raise TextError(f"{requested_url} redirects from one address to the next without end")
 
-    def _ask(self, url: str, into: BinaryIO) -> tuple[int, str]:
-        """(status, where to go on), from the very address that was looked at; the body of a 200 goes `into`."""
+    def _request(self, url: str, target: BinaryIO) -> tuple[int, str]:
+        """Request `url` from the very address that was checked.
+
+        Returns:
+            The status and the `Location` header; the body of a 200 is written into `target`.
+        """
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-        address = self._reach(host, port)
-        place = f"[{address}]" if ":" in address else address
+        host = parts.hostname or ""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        address = self._resolve(host, port)
+        netloc = f"[{address}]" if ":" in address else address
         headers = {"Host": parts.netloc}
-        if (token := os.environ.get("HF_TOKEN")) and url.startswith(
-            os.environ.get("HF_ENDPOINT", HUB).rstrip("/") + "/"
-        ):
+        token = os.environ.get("HF_TOKEN")
+        if token and url.startswith(_hub_url() + "/"):
             headers["Authorization"] = f"Bearer {token}"
-        target = parts._replace(netloc=f"{place}:{port}", fragment="").geturl()
+        checked_url = parts._replace(netloc=f"{netloc}:{port}", fragment="").geturl()
         size = 0
         with self._http.stream(
-            "GET", target, headers=headers, extensions={"sni_hostname": host}
+            "GET", checked_url, headers=headers, extensions={"sni_hostname": host}
         ) as response:
             if response.status_code == 200:
                 for piece in response.iter_bytes():
-                    size += into.write(piece)
-                    if size > MOST:
-                        raise TextError(f"{url} holds more than {MOST / 1e9:.1f} GB")
+                    size += target.write(piece)
+                    if size > MAX_TEXT_BYTES:
+                        raise TextError(f"{url} holds more than {MAX_TEXT_BYTES / 1e9:.1f} GB")
             return response.status_code, response.headers.get("location", "")
+
+
+def _hub_url() -> str:
+    return os.environ.get("HF_ENDPOINT", HUGGING_FACE_URL).rstrip("/")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from barnraise.coordinator_client.client import Coordinator
-from barnraise.coordinator_client.failover import Mirrored
-from barnraise.errors import CoordinatorError, CoordinatorGone, MessageError, StateError
+from barnraise.coordinator_client.client import CoordinatorClient
+from barnraise.coordinator_client.failover import FailoverClient
+from barnraise.errors import CoordinatorError, CoordinatorUnreachableError, MessageError, StateError
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.protocol.coordinator_messages import Directive, JoinReply, RunView, TextManifest
 from barnraise.protocol.enums import RunStatus
@@ -22,7 +22,7 @@ from barnraise.protocol.messages import Peer, Signed
 from barnraise.protocol.reports import HardwareView
 from barnraise.protocol.signing import M, check_ticket, digest, open_signed
 from barnraise.spec import RunSpec
-from barnraise.state_dir import Folder, Home
+from barnraise.state_dir import RunDir, StateDir
 from barnraise.text import shards, sources
 
 log = logging.getLogger("barnraise")
@@ -42,8 +42,8 @@ class JoinedRun:
     run: str
     name: str
     machine: str
-    folder: Folder
-    coordinator: Coordinator | Mirrored
+    folder: RunDir
+    coordinator: CoordinatorClient | FailoverClient
     spec: RunSpec
     spec_digest: str
     manifest: TextManifest
@@ -67,7 +67,7 @@ WeightsSource = Callable[
 
 
 def join_run(
-    home: Home,
+    home: StateDir,
     name: str,
     leaving: threading.Event,
     hardware: HardwareView | None = None,
@@ -79,16 +79,16 @@ def join_run(
     Raises StateError, CoordinatorError or MessageError with a sentence for the person at the keyboard.
     """
     membership = home.membership
-    coordinator = Mirrored.known(home)
+    coordinator = FailoverClient.from_state_dir(home)
     try:
-        run = coordinator.run(name).id
-    except CoordinatorGone as error:
+        run = coordinator.fetch_run(name).id
+    except CoordinatorUnreachableError as error:
         known = find_saved_run(home, name)
         if known is None:
             raise
         run = known.id
         log.warning("%s; going on with the ticket this machine holds", error)
-    folder = home.folder(run)
+    folder = home.open_run(run)
     try:
         reply = _join(coordinator, folder, run, hardware)
         while reply.ticket is None:
@@ -107,7 +107,7 @@ def join_run(
             try:
                 reply = _join(coordinator, folder, run, hardware)
             except (
-                CoordinatorGone
+                CoordinatorUnreachableError
             ) as error:  # who waits for a launch waits for its coordinator, too
                 log.warning("%s; still waiting for the launch", error)
         return _placed(reply, folder, coordinator, membership.machine)
@@ -117,19 +117,19 @@ def join_run(
 
 
 def prepare_text(
-    home: Home, name: str, paths: Sequence[Path], weights: WeightsSource | None = None
+    home: StateDir, name: str, paths: Sequence[Path], weights: WeightsSource | None = None
 ) -> RunView:
     """Prepares a draft's text from files of this machine, its owner's, and posts what came out. The shards lie in the
     run's folder from then on, and a worker there hands them to the others. Raises BarnraiseError."""
-    coordinator = Mirrored.known(home)
-    view = coordinator.run(name)
+    coordinator = FailoverClient.from_state_dir(home)
+    view = coordinator.fetch_run(name)
     if RunSpec.from_json(view.spec).text.source != "files":
         raise StateError(
             f"the text of '{view.name}' does not come from files: any machine of its owner prepares it"
         )
     if view.manifest is not None:
         raise StateError(f"the run '{view.name}' has its text already")
-    folder = home.folder(view.id)
+    folder = home.open_run(view.id)
     try:
         reply = _join(coordinator, folder, view.id, None)
         _ended(reply)
@@ -137,7 +137,7 @@ def prepare_text(
             raise StateError(
                 f"the text of '{view.name}' waits for the weights it begins with: try again"
             )
-        return coordinator.run(view.id)
+        return coordinator.fetch_run(view.id)
     finally:
         folder.close()
 
@@ -150,11 +150,11 @@ def open_manifest(view: RunView) -> TextManifest:
 
 
 def _join(
-    coordinator: Mirrored, folder: Folder, run: str, hardware: HardwareView | None
+    coordinator: FailoverClient, folder: RunDir, run: str, hardware: HardwareView | None
 ) -> JoinReply:
     try:
-        reply = coordinator.join(run, [], hardware)
-    except CoordinatorGone:
+        reply = coordinator.join_run(run, [], hardware)
+    except CoordinatorUnreachableError:
         path = folder.path / JOIN_REPLY_FILE
         if not path.exists():
             raise
@@ -165,13 +165,13 @@ def _join(
             else reply
         )
     if reply.ticket:
-        folder.keep(JOIN_REPLY_FILE, reply)
+        folder.save_message(JOIN_REPLY_FILE, reply)
     return reply
 
 
-def find_saved_run(home: Home, name: str) -> RunView | None:
+def find_saved_run(home: StateDir, name: str) -> RunView | None:
     """A run this machine has had a ticket for, by id or slug."""
-    for path in home.runs():
+    for path in home.run_folders():
         kept = path / JOIN_REPLY_FILE
         if kept.exists():
             view = _kept(kept).run
@@ -190,8 +190,8 @@ def _kept(path: Path, shape: type[M] = JoinReply) -> M:
 
 
 def _prepare(
-    coordinator: Mirrored,
-    folder: Folder,
+    coordinator: FailoverClient,
+    folder: RunDir,
     reply: JoinReply,
     weights: WeightsSource | None,
     paths: Sequence[Path] = (),
@@ -210,14 +210,14 @@ def _prepare(
             )
             return False
     log.info("preparing the text: source %s, tokenizer %s", draft.text.source, draft.text.tokenizer)
-    found = sources.documents(draft.text, paths)
-    manifest = shards.prepare(
-        draft.text, draft.model.vocabulary, reply.run.id, blobs.store, found, taken.tokenizer
+    documents = sources.read_documents(draft.text, paths)
+    manifest = shards.prepare_text(
+        draft.text, draft.model.vocabulary, reply.run.id, blobs.store, documents, taken.tokenizer
     )
     manifest = manifest.model_copy(update={"start": list(taken.fragments)})
     try:
-        coordinator.manifest(reply.run.id, manifest)
-    except CoordinatorGone as error:
+        coordinator.submit_manifest(reply.run.id, manifest)
+    except CoordinatorUnreachableError as error:
         log.warning("%s; the manifest goes out on the next try", error)
     except CoordinatorError as error:
         if error.status != 409:  # another of the owner's machines was quicker
@@ -232,7 +232,7 @@ def _ended(reply: JoinReply) -> None:
         )
 
 
-def _directed(reply: JoinReply, coordinator: Mirrored) -> Directive:
+def _directed(reply: JoinReply, coordinator: FailoverClient) -> Directive:
     """Raises MessageError for one that none of this machine's mirrors signed: a kept one may be of another than today's
     choice."""
     if reply.directive.key not in coordinator.keys:
@@ -242,13 +242,15 @@ def _directed(reply: JoinReply, coordinator: Mirrored) -> Directive:
     return open_signed(reply.directive, "directive", Directive)
 
 
-def _mirrors(spec: RunSpec, coordinator: Mirrored) -> frozenset[str]:
+def _mirrors(spec: RunSpec, coordinator: FailoverClient) -> frozenset[str]:
     """Whose tickets count in the run: its own mirrors', and, where those are of the mirror list, all of the list's."""
-    roots, newest = frozenset(spec.roots), coordinator.newest
+    roots, newest = frozenset(spec.roots), coordinator.newest_list
     return roots | newest.keys if newest and roots & newest.keys else roots
 
 
-def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: str) -> JoinedRun:
+def _placed(
+    reply: JoinReply, folder: RunDir, coordinator: FailoverClient, machine: str
+) -> JoinedRun:
     """Checks by digest and signature that spec, manifest, ticket and directive hang together."""
     run, assigned = reply.run, digest(reply.run.spec)
     spec = RunSpec.from_json(run.spec)
@@ -276,7 +278,7 @@ def _placed(reply: JoinReply, folder: Folder, coordinator: Mirrored, machine: st
         now=0,
         orphaned=False,
     )
-    folder.pin(assigned)
+    folder.pin_spec(assigned)
     return JoinedRun(
         run=run.id,
         name=run.name,

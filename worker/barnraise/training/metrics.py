@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Protocol
 
-from barnraise.coordinator_client.reporter import Numbers
+from barnraise.coordinator_client.reporter import WorkerFigures
 from barnraise.protocol.enums import Activity
 from barnraise.protocol.messages import Update
 from barnraise.protocol.reports import CheckpointView, ExchangeView, LossPoint, PlanView
@@ -151,7 +151,7 @@ class TrainingMetrics:
 
     def numbers(
         self, anchor: SharedWeights, links: Links, incarnation: str, addresses: Sequence[str]
-    ) -> Numbers:
+    ) -> WorkerFigures:
         """For a report; the points go with it and are not told again."""
         vector = anchor_vector_digest(anchor)
         if vector != self._digests[0] or self._digests[1] is None:
@@ -162,7 +162,7 @@ class TrainingMetrics:
         self._neighbours = links.neighbours
         mine = [head for head in anchor.heads.values() if head.peer == self.key]
         others = [head for head in anchor.heads.values() if head.peer != self.key]
-        return Numbers(
+        return WorkerFigures(
             activity=self.activity,
             incarnation=incarnation,
             addresses=tuple(addresses),
@@ -195,7 +195,7 @@ class TrainingMetrics:
         self._next_digest = now + (time.monotonic() - now) / DIGEST_SHARE
         return found
 
-    def status(self, numbers: Numbers) -> dict[str, Any]:
+    def status(self, numbers: WorkerFigures) -> dict[str, Any]:
         """The same figures for people and programs on this machine."""
         return {
             "at": time.time(),

@@ -103,7 +103,9 @@ class SavedState:
         if base is None:
             return False
         anchor = Anchor([], base.heads)
-        anchor.restore(base.heads, base.retracted, [compute_sketch(units) for units in base.fragments])
+        anchor.restore(
+            base.heads, base.retracted, [compute_sketch(units) for units in base.fragments]
+        )
         log.info(
             "taking the peers' anchor at %s tokens in the place of an older one",
             f"{anchor.tokens:,}",
@@ -215,7 +217,7 @@ class DiskState(Mapping[str, Tensor]):
         self._store = StateStore(plan, folder)
         self.header = StateHeader.model_validate_json(self._store.header or "")
         self._names = ["progress"]
-        for i in range(plan.last + 1):
+        for i in range(plan.last_fragment + 1):
             self._names += [f"{kind}.{i}" for kind in ("m", "v", "anchor", "momentum", "feedback")]
 
     def __len__(self) -> int:
@@ -241,10 +243,10 @@ class DiskState(Mapping[str, Tensor]):
 
     def _moment(self, i: int, first: bool) -> Tensor:
         plan, whole = self._store.plan, torch.empty(self._store.plan.fragments[i].size)
-        record = torch.empty(plan.record("moments", plan.tile) + 4096, dtype=torch.uint8)
+        record = torch.empty(plan.record_bytes("moments", plan.tile) + 4096, dtype=torch.uint8)
         record = record[-record.data_ptr() % 4096 :]  # O_DIRECT wants whole pages
         for t in range(plan.tile_count(i)):
-            begin, end = plan.bounds(i, t)
+            begin, end = plan.tile_bounds(i, t)
             part = self._store.load_tile("moments", i, t, record)
             whole[begin:end] = AdamMoments.of(plan, part, end - begin).to_float32()[
                 0 if first else 1

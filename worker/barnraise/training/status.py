@@ -59,11 +59,11 @@ class StatusPublisher:
             return
         incarnation, links = self._place.folder.label.incarnation, exchange.stats
         numbers = progress.numbers(anchor, links, incarnation, exchange.addresses())
-        reporter.note(numbers)
+        reporter.update_figures(numbers)
         if (
             told := self._witnessing.attest_new_updates(anchor.heads, at_once)
-        ) and not reporter.witnessed:
-            reporter.witnessed = told
+        ) and not reporter.set_attestations:
+            reporter.set_attestations = told
         if numbers.anchor:
             exchange.report_anchor_digest(numbers.vector, numbers.anchor)
         exchange.announce_rate(progress.tokens_per_second)
@@ -73,7 +73,7 @@ class StatusPublisher:
             "name": self._place.name,
             "device": self._plan.device,
             "token_budget": self.token_budget,
-            "coordinator_bytes": self._place.coordinator.bytes,
+            "coordinator_bytes": self._place.coordinator.body_bytes,
             "refused": reporter.refused,
             "checksum": {
                 "checked": links.fragments_checked,
@@ -83,7 +83,7 @@ class StatusPublisher:
             },
             **progress.status(numbers),
         }
-        self._place.folder.status(status)
+        self._place.folder.write_status(status)
         self._watch(status)
 
     @property
@@ -93,21 +93,21 @@ class StatusPublisher:
 
     def _hear(self) -> None:
         reporter, exchange = self._reporter, self._exchange
-        if peers := reporter.taken_peers():  # what is no news need not wake the exchange's thread
+        if peers := reporter.pop_peers():  # what is no news need not wake the exchange's thread
             exchange.add_peers(peers)
-        if newer := exchange.set_mirror_lists(self._place.coordinator.chain):
-            self._place.coordinator.heard(newer)
+        if newer := exchange.set_mirror_lists(self._place.coordinator.mirror_lists):
+            self._place.coordinator.receive_mirror_lists(newer)
         if reporter.signed_directive and reporter.directive.revoked != self._revoked:
             self._revoked = reporter.directive.revoked
-            self._place.folder.keep(DIRECTIVE_FILE, reporter.signed_directive)
+            self._place.folder.save_message(DIRECTIVE_FILE, reporter.signed_directive)
         if revoked := reporter.directive.revoked:
             exchange.revoke_keys(revoked, reporter.signed_directive)
-        exchange.set_orphaned(reporter.orphaned)
-        if ticket := reporter.taken_ticket():
+        exchange.set_orphaned(reporter.is_orphaned)
+        if ticket := reporter.pop_ticket():
             exchange.renew_ticket(ticket)
-        for ruling in reporter.taken_rulings():
+        for ruling in reporter.pop_rulings():
             self._rule(ruling)
-        reporter.heeds = tuple(self._ledger.verdicts.rulings)
+        reporter.set_applied_verdicts(tuple(self._ledger.verdicts.rulings))
 
     def _rule(self, ruling: SignedVerdict) -> None:
         """A verdict in the coordinator's answer goes where `barnraise verdict` leaves those of the run's owner."""

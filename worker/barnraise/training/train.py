@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from barnraise.coordinator_client.reporter import Reporter, Spool
+from barnraise.coordinator_client.reporter import Reporter, ReportSpool
 from barnraise.errors import PlanError, StateError
 from barnraise.exchange.compression import codec
 from barnraise.exchange.compression.scheme import QuantizationScheme
@@ -38,7 +38,7 @@ from barnraise.swap import executor
 from barnraise.swap.engine import WARMUP_STEPS, EncodedFragment, Engine
 from barnraise.swap.lr_schedule import learning_rate_scale
 from barnraise.swap.state_store import FragmentSequence
-from barnraise.text.shards import Text
+from barnraise.text.batches import TokenDataset
 from barnraise.training.checkpoint import StateHeader
 from barnraise.training.join import JoinedRun
 from barnraise.training.metrics import TrainingMetrics
@@ -85,8 +85,8 @@ class Worker:
         self.saved_state = SavedState(folder.path, self.plan)
         self.ledger = Ledger(folder.path)
         self.blobs = self.ledger.blobs
-        spool = Spool(folder.path / "spool.sqlite")
-        spool.begin_after(place.acknowledged)
+        spool = ReportSpool(folder.path / "spool.sqlite")
+        spool.skip_to(place.acknowledged)
         self.reporter = Reporter(
             place.coordinator, place.run, place.machine, place.directive, spool
         )
@@ -98,7 +98,7 @@ class Worker:
             ticket=place.ticket,
             mirrors=frozenset(self.spec.roots),
             clock=place.coordinator.now,
-            reincarnate=folder.reincarnate,
+            reincarnate=folder.renew_incarnation,
         )
         self.exchange = Exchange(
             exchange_config, self.ledger, transport or IrohTransport(identity.secret)
@@ -155,7 +155,7 @@ class Worker:
             while not rhythm.is_over(
                 engine.round_tokens // (recipe.step_sequences * context), clock()
             ):
-                batch = self.text.batch(
+                batch = self.text.sample_batch(
                     self.spec.seed, self.key, progress.step, recipe.step_sequences, context
                 )
                 rate_scale = learning_rate_scale(recipe, self.anchor.tokens + engine.round_tokens)
@@ -184,7 +184,7 @@ class Worker:
         )
         parts = _in_order(engine.end_round(encode, weight, due), len(self.plan.fragments))
         self.anchor.record(exchange.publish(parts, tokens))
-        if due is None or self.plan.last in due:
+        if due is None or self.plan.last_fragment in due:
             self.save_checkpoint()
 
     def exchange_updates(self) -> None:
@@ -426,8 +426,8 @@ class Worker:
             self.poll_should_stop,
         ):
             return
-        self.text = Text(manifest, self.blobs.path)
-        self.held_out = self.text.held_out(HELD_OUT, self.spec.model.context)
+        self.text = TokenDataset(manifest, self.blobs.path)
+        self.held_out = self.text.validation_batches(HELD_OUT, self.spec.model.context)
 
     def poll_should_stop(self) -> bool:
         """Asked now and then while something is fetched: tells, hears of new peers, and says whether to give up."""

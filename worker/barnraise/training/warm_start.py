@@ -15,7 +15,7 @@ from barnraise.exchange.ledger.anchor import fragment_to_bytes
 from barnraise.exchange.ledger.blob_store import BlobStore
 from barnraise.planning.hardware import Hardware
 from barnraise.spec import RunSpec
-from barnraise.state_dir import Home
+from barnraise.state_dir import StateDir
 from barnraise.training.checkpoint import Checkpoint
 from barnraise.training.join import InitialWeights, join_run
 from barnraise.training.model_transfer import ModelFetcher
@@ -36,7 +36,7 @@ class WarmStartFetcher(ModelFetcher):
 
 
 def fetch_initial_weights(
-    home: Home,
+    home: StateDir,
     leaving: threading.Event,
     measured: Callable[[], Hardware],
     spec: RunSpec,
@@ -72,14 +72,14 @@ def fetch_initial_weights(
 
 
 def _kept(
-    home: Home, spec: RunSpec, put: Callable[[bytes | memoryview], str]
+    home: StateDir, spec: RunSpec, put: Callable[[bytes | memoryview], str]
 ) -> InitialWeights | None:
     """From this machine's folder of that run; None where it does not stand there, or lacks the tokenizer."""
     start, path = spec.start, home.path / "runs" / spec.start.run
     if not path.exists():
         return None
     with contextlib.closing(
-        home.folder(start.run)
+        home.open_run(start.run)
     ):  # what lies there changes under whoever reads beside a worker
         tokenizer = (
             BlobStore(path / "blobs", sweep=False).read_verified(start.tokenizer)

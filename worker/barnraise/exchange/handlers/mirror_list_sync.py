@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from barnraise.errors import ListError
+from barnraise.errors import MirrorListError
 from barnraise.exchange.ledger.validation import UpdateRules
 from barnraise.exchange.network.connection import Connection
 from barnraise.protocol.messages import PeerState
@@ -67,11 +67,11 @@ class MirrorListSync:
         """Receive a peer's lists; ignore old, expired and unverifiable ones.
 
         Raises:
-            ListError: When they are forged.
+            MirrorListError: When they are forged.
         """
         try:
             chain = merge_chain(self.chain, lists.lists, self._clock())[-MAX_LISTS_PER_MESSAGE:]
-        except ListError as error:
+        except MirrorListError as error:
             if error.forged and self.chain:
                 raise
             log.debug("%s", error)

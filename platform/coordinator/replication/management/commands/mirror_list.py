@@ -15,7 +15,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from pydantic import ValidationError
 
-from barnraise.errors import ListError
+from barnraise.errors import MirrorListError
 from barnraise.protocol.mirror_list import (
     Expulsion,
     MirrorEntry,
@@ -109,7 +109,7 @@ class Command(BaseCommand):
         }
         try:
             steps[action](**options)
-        except (ListError, UserError, OSError) as error:
+        except (MirrorListError, UserError, OSError) as error:
             raise CommandError(str(error)) from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]

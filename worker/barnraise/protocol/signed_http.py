@@ -1,0 +1,186 @@
+"""Send signed requests to a coordinator and check its answers.
+
+Workers and other mirrors use the same client. Each request carries a token that is bound to the
+receiving mirror's key, the method, the path and the body. Answers are bounded in bytes and, where
+`max_seconds` is given, in time. A sender with a wrong clock signs with the mirror's own time, which
+it learns from a signed 401.
+"""
+
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from barnraise.errors import BarnraiseError, MessageError
+from barnraise.protocol.coordinator_messages import Problem, ServerTime
+from barnraise.protocol.messages import Signed
+from barnraise.protocol.signing import Identity, open_signed
+
+API = "/api/v1"
+CLOCK_TOLERANCE = 1.0  # seconds: a smaller correction would not change the answer
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class RequestFailedError(BarnraiseError):
+    """The other side gave no answer that can be used; nothing was read from it.
+
+    `status` is the HTTP status, 0 where there was no answer at all.
+    """
+
+    def __init__(self, sentence: str, status: int = 0):
+        self.status = status
+        super().__init__(sentence)
+
+
+class ProblemError(BarnraiseError):
+    """The other side refuses the request: `problem` says why, `status` is the HTTP status."""
+
+    def __init__(self, problem: Problem, status: int):
+        self.problem = problem
+        self.status = status
+        super().__init__(problem.error)
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """How to send requests, and how long and large an answer may be."""
+
+    user_agent: str = "barnraise"
+    timeout_seconds: float = 15.0  # between two pieces of an answer
+    max_seconds: float | None = None  # for all of an answer
+    max_bytes: int = 1 << 20
+    clock: Callable[[], float] = time.time
+    verify: ssl.SSLContext | bool = True
+
+
+class SignedHttpClient:
+    """Talk to one mirror's API in the name of one identity.
+
+    `key` is the mirror's public key. Requests are addressed to it, so that one mirror cannot pass
+    them on to another; while it is empty, requests are sent without a signature. `name` stands for
+    the mirror in error messages.
+    """
+
+    def __init__(
+        self, url: str, identity: Identity, key: str = "", name: str = "",
+        options: HttpOptions | None = None,
+    ):  # fmt: skip
+        self.url = url.rstrip("/")
+        self.identity = identity
+        self.key = key
+        self.name = name or self.url
+        self.body_bytes = 0  # of requests and answers together
+        self._options = options or HttpOptions()
+        self._clock_offset = 0.0  # the mirror's clock minus ours, in seconds
+        self._http = httpx.Client(
+            timeout=self._options.timeout_seconds,
+            verify=self._options.verify,
+            headers={"User-Agent": self._options.user_agent},
+        )
+
+    def now(self) -> float:
+        """Return seconds since 1970 by the mirror's clock, as far as it is known."""
+        return self._options.clock() + self._clock_offset
+
+    def set_server_time(self, server_time: float) -> None:
+        """Sign from now on with a clock that shows `server_time` at this moment."""
+        self._clock_offset = server_time - self._options.clock()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        message: BaseModel | None,
+        shape: type[Answer],
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send one signed request and return its checked answer.
+
+        Args:
+            method: the HTTP method.
+            path: the path below `/api/v1`, with its query.
+            message: the body, or None.
+            shape: the type that the answer must have.
+            headers: more headers to send.
+
+        Raises:
+            RequestFailedError: no answer came, it was too large or too slow, or it is not of the API.
+            ProblemError: the mirror refuses.
+        """
+        body = b"" if message is None else message.model_dump_json().encode()
+        status, content = self._send(method, API + path, body, headers or {})
+        try:
+            if status < 400:
+                return shape.model_validate_json(content)
+            problem = Problem.model_validate_json(content)
+            if status == 401 and problem.time and self._learn_time(problem.time):
+                status, content = self._send(method, API + path, body, headers or {})
+                if status < 400:
+                    return shape.model_validate_json(content)
+                problem = Problem.model_validate_json(content)
+        except ValidationError:
+            cut_off = content[:1] == b"{" and not content.rstrip().endswith(b"}")
+            raise RequestFailedError(
+                f"{self.name} answered {status} with something that is not Barnraise's API"
+                + (" (it may be cut off)" if cut_off else ""),
+                status,
+            ) from None
+        raise ProblemError(problem, status)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _send(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        """Send one request, signed if the mirror's key is known; return the status and the body of the answer."""
+        sent = dict(headers)
+        if body:
+            sent["Content-Type"] = "application/json"
+        if self.key:
+            token = self.identity.sign_request(self.key, method, path, body, self.now())
+            sent["Authorization"] = f"Barnraise {token}"
+        content = bytearray()
+        try:
+            with self._http.stream(method, self.url + path, content=body, headers=sent) as response:
+                self._read_bounded(response, content)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error) or type(error).__name__
+            raise RequestFailedError(f"{self.name} does not answer ({reason})") from None
+        finally:
+            self.body_bytes += len(body) + len(content)
+        return response.status_code, bytes(content)
+
+    def _read_bounded(self, response: httpx.Response, content: bytearray) -> None:
+        """Append the answer's body to `content`. Raises RequestFailedError when it passes a limit."""
+        options = self._options
+        deadline = None if options.max_seconds is None else time.monotonic() + options.max_seconds
+        for piece in response.iter_bytes():
+            content += piece
+            if len(content) > options.max_bytes:
+                raise RequestFailedError(
+                    f"{self.name} sent more than {options.max_bytes:,} bytes and was cut off",
+                    response.status_code,
+                )
+            if deadline is not None and time.monotonic() > deadline:
+                raise RequestFailedError(
+                    f"{self.name} takes more than {options.max_seconds:g} seconds for one answer "
+                    "and was cut off",
+                    response.status_code,
+                )
+
+    def _learn_time(self, signed: Signed) -> bool:
+        """Adopt the mirror's own signed time; return whether that changes what we would sign."""
+        try:
+            server_time = open_signed(signed, "time", ServerTime, self.key).time
+        except MessageError:
+            return False
+        before = self._clock_offset
+        self.set_server_time(server_time)
+        return abs(self._clock_offset - before) > CLOCK_TOLERANCE
