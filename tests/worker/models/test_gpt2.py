@@ -69,17 +69,17 @@ class PlainGPT(nn.Module):
     def by_slot(self) -> dict[str, torch.Tensor]:
         """Return the parameters under the names of ModelSpec.fragments()."""
         named = dict(self.named_parameters())
-        found = {
+        parameters = {
             "embedding/token": named.pop("token.weight"),
             "embedding/position": named.pop("position.weight"),
         }
         for name, tensor in named.items():
             if name.startswith("block."):
                 _, index, rest = name.split(".", 2)
-                found[f"block.{index}/{rest}"] = tensor
+                parameters[f"block.{index}/{rest}"] = tensor
             else:
-                found[f"final/{name}"] = tensor
-        return found
+                parameters[f"final/{name}"] = tensor
+        return parameters
 
 
 class Flat(list):
@@ -94,7 +94,7 @@ class Flat(list):
             spec.vocabulary, spec.width, device=device
         )  # the head's share of the table's gradient
         self.gradients: list[torch.Tensor] = []
-        theirs, generator = self.plain.by_slot(), torch.Generator().manual_seed(3)
+        plain_parameters, generator = self.plain.by_slot(), torch.Generator().manual_seed(3)
         for fragment in spec.fragments():
             leaves = Leaves(fragment, units_to_float(initial_weights(fragment, 7)).to(device))
             self.gradients.append(torch.zeros(fragment.size, device=device))
@@ -103,8 +103,8 @@ class Flat(list):
             with torch.no_grad():
                 for name, view in leaves.weights.items():
                     view.add_(torch.randn(view.shape, generator=generator).to(device) * 0.05)
-                    theirs.pop(f"{fragment.name}/{name}").copy_(view)
-        assert not theirs
+                    plain_parameters.pop(f"{fragment.name}/{name}").copy_(view)
+        assert not plain_parameters
 
     def stream(self, tokens: torch.Tensor) -> torch.Tensor:
         x = gpt.embed(self[0].weights, tokens)
@@ -131,8 +131,8 @@ def random_text(spec: ModelSpec, sequences: int = 3, seed: int = 0) -> torch.Ten
     )
 
 
-def close(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    return bool((mine - theirs).abs().max() <= TOLERANCE * theirs.abs().max().clamp_min(1e-3))
+def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((actual - expected).abs().max() <= TOLERANCE * expected.abs().max().clamp_min(1e-3))
 
 
 @pytest.mark.parametrize("spec", [TINY, PADDED])
@@ -147,10 +147,10 @@ def test_logits_loss_and_gradients_match_a_plain_torch_gpt(spec, device):
             gpt.head(model[-1].weights, model[0].weights, model.stream(batch[:, :-1])), logits
         )
     assert model.backward(batch).item() == pytest.approx(expected.item(), rel=1e-5)
-    theirs = model.plain.by_slot()
+    plain_parameters = model.plain.by_slot()
     for leaves in model:
         for name, weight in leaves.weights.items():
-            assert close(weight.grad, theirs[f"{leaves.fragment.name}/{name}"].grad), (
+            assert close(weight.grad, plain_parameters[f"{leaves.fragment.name}/{name}"].grad), (
                 f"{leaves.fragment.name}/{name}"
             )
 
@@ -168,7 +168,7 @@ def test_sliced_cross_entropy_matches_the_whole_one(rows, monkeypatch):
     monkeypatch.setattr(loss_module, "CPU_SLICE", rows * TINY.vocabulary)
     monkeypatch.setattr(loss_module, "ROWS", 1)
     targets = random_text(TINY)[:, 1:]
-    found = []
+    results = []
     for sliced in (True, False):
         model = Flat(TINY)
         x = torch.randn(3, 24, 32, generator=torch.Generator().manual_seed(1), requires_grad=True)
@@ -185,10 +185,10 @@ def test_sliced_cross_entropy_matches_the_whole_one(rows, monkeypatch):
             value = 0.25 * value
             value.backward()
             dx, model.table = x.grad, token.grad
-        found.append(
+        results.append(
             (value.detach(), dx, model.table, final["norm.weight"].grad, final["norm.bias"].grad)
         )
-    assert all(close(mine, theirs) for mine, theirs in zip(*found, strict=True))
+    assert all(close(mine, theirs) for mine, theirs in zip(*results, strict=True))
 
 
 def test_loss_of_a_hopeless_prediction_is_finite_and_nan_stays_nan():

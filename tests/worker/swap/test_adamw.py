@@ -91,7 +91,7 @@ def step_all(layers: list[Layer], count: int, divisor: float = 1.0) -> None:
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_adamw_twenty_steps_match_torch_with_decay_on_matrices_only(clip):
     layers = random_layers(ODD)
-    theirs, clones = torch_adamw(layers, foreach=False, fused=False)
+    optimizer, clones = torch_adamw(layers, foreach=False, fused=False)
     for step in range(20):
         set_random_gradient(layers, step)
         for clone, gradient in zip(clones, tensors(layers, "gradient"), strict=True):
@@ -100,7 +100,7 @@ def test_adamw_twenty_steps_match_torch_with_decay_on_matrices_only(clip):
         if clip:
             norm = torch.nn.utils.clip_grad_norm_(clones, clip).item()
             divisor = max(1.0, norm / clip)
-        theirs.step()
+        optimizer.step()
         step_all(layers, step + 1, divisor)
     for clone, weights in zip(clones, tensors(layers, "weights"), strict=True):
         torch.testing.assert_close(weights, clone, rtol=2e-6, atol=2e-6)
@@ -108,12 +108,12 @@ def test_adamw_twenty_steps_match_torch_with_decay_on_matrices_only(clip):
 
 def test_adamw_flat_buffers_have_the_bits_of_torch_fused_adamw():
     layers = random_layers(preset("gpt-nano"))
-    theirs, clones = torch_adamw(layers, fused=True)
+    optimizer, clones = torch_adamw(layers, fused=True)
     for step in range(3):
         set_random_gradient(layers, step)
         for clone, gradient in zip(clones, tensors(layers, "gradient"), strict=True):
             clone.grad = gradient.clone()
-        theirs.step()
+        optimizer.step()
         step_all(layers, step + 1)
     for clone, weights in zip(clones, tensors(layers, "weights"), strict=True):
         assert torch.equal(weights, clone)
@@ -190,11 +190,11 @@ def test_decay_spans_cover_a_fragment_once_and_decay_matrices_only(spec):
 @pytest.mark.parametrize("n", [64, BLOCK, 3 * BLOCK + 64, 1_000_000 // 64 * 64])
 def test_sum_of_squares_is_the_same_on_any_number_of_threads(n):
     gradient = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 1e-3
-    found = set()
+    sums = set()
     for threads in (1, 2, 3, 4):
         torch.set_num_threads(threads)
-        found.add(sum_of_squares(gradient).item())
-    assert len(found) == 1 and found.pop() == pytest.approx(
+        sums.add(sum_of_squares(gradient).item())
+    assert len(sums) == 1 and sums.pop() == pytest.approx(
         gradient.double().square().sum().item(), rel=1e-6
     )
 

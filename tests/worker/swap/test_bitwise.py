@@ -185,14 +185,14 @@ def test_twenty_steps_match_torch_autograd_and_adamw(clipping, staged):
     assert ours == pytest.approx(losses, rel=1e-5)
     assert losses[-1] < losses[0] - 0.5
     for fragment, master, expected in zip(SMALL.fragments(), state[::3], layers, strict=True):
-        mine = torch.cat([t.flatten() for t in views(fragment, master).values()])
-        begun = torch.cat(
+        actual = torch.cat([t.flatten() for t in views(fragment, master).values()])
+        initial = torch.cat(
             [
                 t.flatten()
                 for t in views(fragment, units_to_float(exactness.begun(fragment))).values()
             ]
         )
-        assert (mine - expected).norm() <= 0.02 * (expected - begun).norm()
+        assert (actual - expected).norm() <= 0.02 * (expected - initial).norm()
 
 
 def test_benchmark_cases_are_the_whole_product():

@@ -77,10 +77,10 @@ def test_step_reports_the_norm_before_clipping_and_clips_to_it(clipping, new_eng
         engine.store.memory_record("moments", i, 0).view(torch.float32)[: engine.fragments[i].size]
         for i in range(TINY.layers + 2)
     ]
-    taken = 10 * math.sqrt(
-        sum(float(each.double().square().sum()) for each in m)
+    clipped_norm = 10 * math.sqrt(
+        sum(float(moment.double().square().sum()) for moment in m)
     )  # m = 0.1 g after one step
-    assert taken == pytest.approx(stats.norm if clipping == "none" else 1e-3, rel=1e-3)
+    assert clipped_norm == pytest.approx(stats.norm if clipping == "none" else 1e-3, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,7 +239,7 @@ def test_end_round_of_some_fragments_leaves_a_pending_step_pending(new_engine):
     assert engine.round_tokens == 4 * TINY.context
     engine.flush()
     assert engine.progress.optimizer_steps == 2 and all(
-        torch.isfinite(each).all() for each in weights_of(engine)
+        torch.isfinite(weights).all() for weights in weights_of(engine)
     )
 
 
@@ -368,8 +368,8 @@ def test_prediction_is_dropped_with_the_round_and_with_the_momentum(kind, drop, 
 def progress_of(engine: Engine) -> list[torch.Tensor]:
     replicas = weights_of(engine)
     return [
-        units_to_float(units) - mine
-        for units, mine in zip(exchange_state(engine, "anchor"), replicas, strict=True)
+        units_to_float(units) - replica
+        for units, replica in zip(exchange_state(engine, "anchor"), replicas, strict=True)
     ]
 
 

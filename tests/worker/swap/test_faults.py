@@ -232,8 +232,8 @@ def test_bytes_changed_under_a_running_engine_are_found_before_use(kind, tmp_pat
     again = engine_of(plan_of(), tmp_path)
     assert again.store.invalid_kinds == set() and again.progress.warmup_steps_left > 0
     anchor = engine_of(tiny_plan("resident", MODEL))
-    for mine, theirs in zip(exactness.state(again), exactness.state(anchor), strict=True):
-        assert torch.equal(mine, theirs), "the replica is the anchor, the moments are zero"
+    for recovered, initial in zip(exactness.state(again), exactness.state(anchor), strict=True):
+        assert torch.equal(recovered, initial), "the replica is the anchor, the moments are zero"
     train(again, again.progress.position + 3)
     again.close()
 
@@ -284,9 +284,9 @@ def poison(engine, i: int) -> None:
     engine.flush()
     engine.apply_queued()
     store = engine.store
-    held = store.memory_buffer("weights", i)
-    if held is not None:
-        held.view(torch.float32)[5] = torch.nan
+    buffer = store.memory_buffer("weights", i)
+    if buffer is not None:
+        buffer.view(torch.float32)[5] = torch.nan
     else:
         raw = store.load_tile("weights", i, 0, engine.buffers.tile_scratch(0))
         raw.view(torch.float32)[5] = torch.nan
@@ -300,10 +300,10 @@ def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, tmp_p
     engine = engine_of(plan_of(clipping=clipping), tmp_path)
     engine.step([sample_text(model=MODEL)], position=1)
     handlers = engine.executor.handlers
-    whole = handlers[OperationKind.NORM]
+    original = handlers[OperationKind.NORM]
 
     def overflowing(op):
-        call = whole(op)
+        call = original(op)
 
         def norm() -> None:
             if op.blocks == (1,):
@@ -315,7 +315,7 @@ def test_non_finite_gradient_drops_the_round_with_finite_moments(clipping, tmp_p
     handlers[OperationKind.NORM] = overflowing
     stats = engine.step([sample_text(model=MODEL)], position=2)
     assert stats.abandoned and math.isfinite(stats.loss) and not math.isfinite(stats.norm)
-    handlers[OperationKind.NORM] = whole
+    handlers[OperationKind.NORM] = original
     assert all(torch.isfinite(t).all() for t in exactness.state(engine))
     assert not engine.step([sample_text(model=MODEL)], position=3).abandoned
     engine.close()

@@ -82,8 +82,8 @@ def text() -> torch.Tensor:
 )
 def test_any_grouping_and_recomputation_gives_the_same_bits(forward, backward, recomputation):
     expected, counted = run(planned(31, 31), Activations(), text()), CountedActivations()
-    found = run(planned(forward, backward, **recomputation), counted, text())
-    for ours, theirs in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
+    actual = run(planned(forward, backward, **recomputation), counted, text())
+    for ours, theirs in zip((*actual[0], *actual[1]), (*expected[0], *expected[1]), strict=True):
         assert torch.equal(ours, theirs)
     assert counted.count == 0, "nothing is stored when the step has ended"
 
@@ -119,9 +119,9 @@ def test_host_activations_return_unchanged():
         (0b00100, 0b10010, dict(kept_inputs="group")),
     ):
         activations = HostActivations(lanes, pool)
-        found = run(planned(forward, backward, **recomputation), activations, text())
+        actual = run(planned(forward, backward, **recomputation), activations, text())
         expected = run(planned(forward, backward, **recomputation), Activations(), text())
-        assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(actual[1], expected[1], strict=True))
         assert activations.count == 0, "every buffer is free again"
     for lane in lanes.values():
         lane.close()

@@ -74,13 +74,13 @@ def places(store: StateStore) -> list[tuple[str, int, int]]:
 
 def content(store: StateStore) -> dict[tuple, bytes]:
     """Read all records."""
-    found = {}
+    records = {}
     for place in places(store):
         begin, end = store.plan.tile_bounds(*place[1:])
         into = page_aligned(store.plan.record_bytes(place[0], end - begin))
         store.read(*place, into)
-        found[place] = into.numpy().tobytes()
-    return found
+        records[place] = into.numpy().tobytes()
+    return records
 
 
 WRITES = st.lists(st.one_of(st.integers(0, 1 << 20), st.just("commit")), max_size=30)
@@ -226,11 +226,11 @@ def test_state_with_another_layout_is_refused_with_advice(tmp_path):
 )
 def test_torn_manifest_is_refused(text, tmp_path):
     StateStore(small_plan("exact"), tmp_path).commit("one")
-    whole = (tmp_path / MANIFEST_FILE).read_text()
+    intact = (tmp_path / MANIFEST_FILE).read_text()
     (tmp_path / MANIFEST_FILE).write_text(text)
     with pytest.raises(StateError, match=r"manifest.json is damaged.*remove"):
         StateStore(small_plan("exact"), tmp_path)
-    (tmp_path / MANIFEST_FILE).write_text(whole)
+    (tmp_path / MANIFEST_FILE).write_text(intact)
     assert StateStore(small_plan("exact"), tmp_path).header == "one"
 
 
@@ -285,20 +285,24 @@ def test_altered_byte_is_named_and_reopening_recovers(kind, tmp_path):
 
 
 def test_fragment_sequence_is_equal_in_memory_and_on_disk(tmp_path):
-    held, away = (
+    in_memory, on_disk = (
         StateStore(small_plan("resident", tile=1 << 13)),
         StateStore(small_plan("exact"), tmp_path),
     )
-    shelves = [FragmentSequence(store, "anchor") for store in (held, away)]
+    sequences = [FragmentSequence(store, "anchor") for store in (in_memory, on_disk)]
     for fragment in MODEL.fragments():
         units = exactness.begun(fragment)
-        for shelf in shelves:
-            shelf[fragment.index] = units
-            assert torch.equal(shelf[fragment.index], units)
-    assert all(torch.equal(a, b) for a, b in zip(*shelves, strict=True)) and len(shelves[1]) == 4
-    shelves[0][1].add_(1)
-    shelves[1][1].add_(1)
-    assert not torch.equal(shelves[0][1], shelves[1][1]), "by reference in memory, a copy from disk"
+        for sequence in sequences:
+            sequence[fragment.index] = units
+            assert torch.equal(sequence[fragment.index], units)
+    assert (
+        all(torch.equal(a, b) for a, b in zip(*sequences, strict=True)) and len(sequences[1]) == 4
+    )
+    sequences[0][1].add_(1)
+    sequences[1][1].add_(1)
+    assert not torch.equal(sequences[0][1], sequences[1][1]), (
+        "by reference in memory, a copy from disk"
+    )
 
 
 def test_bytes_written_today_reduce_what_is_left(tmp_path):
@@ -374,7 +378,7 @@ def test_restart_killed_run_begins_at_the_anchor_and_warms_up(tmp_path):
         train_and_kill("restart", tmp_path, 2, {}, dice)
         engine = engine_of(small_plan("restart"), tmp_path)
         fresh = engine_of(tiny_plan("resident", MODEL))
-        for mine, theirs in zip(exactness.state(engine), exactness.state(fresh), strict=True):
-            assert torch.equal(mine, theirs)
+        for recovered, initial in zip(exactness.state(engine), exactness.state(fresh), strict=True):
+            assert torch.equal(recovered, initial)
         assert engine.progress.warmup_steps_left > 0 and engine.progress.optimizer_steps == 0
         engine.close()

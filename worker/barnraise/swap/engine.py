@@ -356,11 +356,16 @@ class Engine:
         `commit`. With `fragments` given, a pending step counts towards their next round, so that it
         may stay pending.
 
-        Δ ← w·(anchor − g·m − replica); m ← μ·m + Δ; s = η·(Δ + μ·m); e ← round(β·e) + round(s /
-        unit); the update is −C(e), and e ← e − C(e). The two roundings are separate, so that with β
-        = 1 everything sent plus the residual is exactly the sum of the rounded steps. (w: `weight`,
-        g: the fragment's prediction, m: outer momentum, μ: `recipe.outer_momentum`, η:
-        `recipe.outer_rate`, e: error feedback, β: `recipe.feedback_decay`, C: `encode`.)
+            Δ ← w · (anchor − g · m − replica)
+            m ← μ · m + Δ
+            s = η · (Δ + μ · m)
+            e ← round(β · e) + round(s / unit)
+            update = −C(e), e ← e − C(e)
+
+        w: `weight`; g: the fragment's prediction; m: outer momentum; μ: `recipe.outer_momentum`;
+        η: `recipe.outer_rate`; e: error feedback; β: `recipe.feedback_decay`; C: `encode`. The two
+        roundings are separate, so that with β = 1 everything sent plus the residual is exactly the
+        sum of the rounded steps.
 
         Args:
             encode: compresses int32 [n] units.
