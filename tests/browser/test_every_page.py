@@ -1,4 +1,4 @@
-"""Every page of the site: axe-core finds nothing in either theme, it fits a phone, and here is its photograph."""
+"""Every page of the site has no axe-core finding in either theme and fits a phone."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from helpers.live_site import log_in
 from helpers.screenshots import UPSTREAM, check_page, open_page
 from playwright.sync_api import Page
 
-# Name of the photograph → address, for who is not signed in…
+# Name of the screenshot → address, for visitors who are not signed in.
 OUTSIDE = {
     "home": "/",
     "runs": "/runs/",
@@ -32,7 +32,7 @@ OUTSIDE = {
     "unsubscribe": "/notifications/unsubscribe/{off}/",
     "nothing-here": "/runs/nothing-here/",
 }
-# …and for Ida, who owns what there is, and is of the staff.
+# The same for Ida, who owns the examples and belongs to the staff.
 INSIDE = {
     "home-inside": "/",
     "mirrors-staff": "/mirrors/",
@@ -70,7 +70,7 @@ INSIDE = {
     "passkeys-none": "/accounts/2fa/webauthn/",
     "passkey-new": "/accounts/2fa/webauthn/add/",
 }
-# The staff's pages are ours inside a frame that is Unfold's.
+# The admin's pages; their frame is Unfold's.
 ADMIN = {
     "admin": "/admin/",
     "admin-runs": "/admin/runs/run/",
@@ -99,7 +99,7 @@ ADMIN = {
     "admin-schedule": "/admin/django_celery_beat/periodictask/",
     "admin-password": "/admin/password_change/",
 }
-# What is no page of its own: a part of one, a deed, a download, or a step that the tests of people take on their way.
+# Routes without a page: fragments, actions, downloads, and steps that test_people.py covers.
 OTHERS = {
     "admin_figures", "machine_pause", "machine_resume", "machine_revoke", "metrics", "healthz", "readyz",
     "mark_notifications_read", "run_checkpoints", "run_clone", "run_control", "run_estimate", "run_fits", "run_invite",
@@ -109,7 +109,7 @@ OTHERS = {
     "mfa_deactivate_totp", "mfa_download_recovery_codes", "mfa_edit_webauthn", "mfa_login_webauthn",
     "mfa_reauthenticate", "mfa_reauthenticate_webauthn", "mfa_remove_webauthn", "mfa_view_recovery_codes",
 }  # fmt: skip
-KEPT_BY_OTHERS = "django_celery_beat"  # of its lists, the one that the staff need is looked at
+THIRD_PARTY_ADMIN = "django_celery_beat"  # only the list that the staff need has a screenshot
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def inside(site, browser) -> Iterator[Page]:
 
 
 def routes(resolver: URLResolver) -> Iterator[str]:
-    """Names of what a person may come upon."""
+    """Yield the names of the routes that a person can open."""
     for each in resolver.url_patterns:
         if isinstance(each, URLPattern):
             yield each.name
@@ -139,8 +139,8 @@ def routes(resolver: URLResolver) -> Iterator[str]:
             yield from routes(each)
 
 
-def looked_at(addresses: Iterable[str]) -> set[str]:
-    """The names of their routes."""
+def route_names(addresses: Iterable[str]) -> set[str]:
+    """Return the names of the routes of these addresses."""
     some = {
         "jonas": UUID(int=0),
         "machine": UUID(int=0),
@@ -157,30 +157,32 @@ def looked_at(addresses: Iterable[str]) -> set[str]:
     }
 
 
-def test_no_page_is_forgotten():
+def test_every_route_has_a_screenshot_or_an_exemption():
     there = set(routes(get_resolver())) - {None}
-    seen = looked_at(each for name, each in {**OUTSIDE, **INSIDE}.items() if name != "nothing-here")
+    seen = route_names(
+        each for name, each in {**OUTSIDE, **INSIDE}.items() if name != "nothing-here"
+    )
     assert there - OTHERS == seen and there >= OTHERS
     lists = {
         f"/admin/{one._meta.app_label}/{one._meta.model_name}/" for one in admin.site._registry
     }
-    assert {each for each in lists if KEPT_BY_OTHERS not in each} <= set(ADMIN.values())
+    assert {each for each in lists if THIRD_PARTY_ADMIN not in each} <= set(ADMIN.values())
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_page_for_everybody(names, outside, name):
+def test_public_page_passes_the_check(names, outside, name):
     answer = outside.goto(OUTSIDE[name].format(**names))
     assert answer.status == (404 if name == "nothing-here" else 200)
     check_page(outside, name)
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_a_page_for_who_is_signed_in(names, inside, name):
+def test_page_of_a_signed_in_person_passes_the_check(names, inside, name):
     assert inside.goto(INSIDE[name].format(**names)).status == 200
     check_page(inside, name)
 
 
 @pytest.mark.parametrize("name", ADMIN)
-def test_a_page_of_the_staff(names, inside, name):
+def test_admin_page_passes_the_check(names, inside, name):
     assert inside.goto(ADMIN[name].format(**names)).status == 200
     check_page(inside, name, not_ours=UPSTREAM, renew=True)

@@ -1,8 +1,9 @@
-"""One person's whole way, with real servers and real workers: from signing up to a model that machines trained."""
+"""A person's whole journey with real servers and real workers: from sign-up to a trained model."""
 
 from itertools import pairwise
 
 from helpers.live_site import Site, enrol, log_in, sign_up, wait_until
+from helpers.navigation import click_and_load
 from helpers.screenshots import DIALOG, UPSTREAM, check_page, open_page
 from playwright.sync_api import Browser, Page, expect
 
@@ -11,14 +12,17 @@ WIDEST = 120_000  # tokens between two points of the curve: more is a hole
 LONG = 240_000  # ms: the machine that tests run on may have others to serve
 
 
-def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
-    """Sign up; create it with a mistake, mend it, launch; enrol three machines; watch the loss come in without a
-    reload; lose the site and get it back; pause and resume; one machine is banned; finish, and the weights are
-    listed."""
+def test_person_signs_up_and_trains_a_run_with_three_machines(site, browser: Browser, page: Page):
+    """Train a run with three machines.
+
+    Sign up; create the run with an error and correct it; launch; enrol three machines; watch the loss
+    without a reload; lose the site and get it back; pause and resume; ban one machine; finish, and find
+    the weights listed.
+    """
     expect.set_options(timeout=LONG)
     sign_up(site, page, "wilma@example.org", "Wilma")
     create_with_a_mistake_and_mend_it(page)
-    page.get_by_role("button", name="Launch").click()
+    click_and_load(page.get_by_role("button", name="Launch"))
     expect(page.get_by_text("Waiting for one of the owner's machines")).to_be_visible()
     slug = page.url.rstrip("/").rsplit("/", 1)[1]
 
@@ -49,7 +53,7 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
     lose_the_site_and_get_it_back(site, run_page)
     check_page(run_page, "run-training")
 
-    run_page.get_by_role("button", name="Pause").click()
+    click_and_load(run_page.get_by_role("button", name="Pause"))
     wait_until(
         lambda: all(site.status(m)["activity"] == "paused" for m in MACHINES),
         "a pause on every machine",
@@ -58,7 +62,7 @@ def test_a_run_is_raised_in_the_browser(site, browser: Browser, page: Page):
     steps = {m: site.status(m)["step"] for m in MACHINES}
     expect(run_page.locator("[data-events] li", has_text="paused the run")).to_have_count(1)
     assert {m: site.status(m)["step"] for m in MACHINES} == steps
-    run_page.get_by_role("button", name="Resume").click()
+    click_and_load(run_page.get_by_role("button", name="Resume"))
     wait_until(
         lambda: all(site.status(m)["step"] > steps[m] for m in MACHINES), "training again", 200
     )
@@ -87,18 +91,18 @@ def create_with_a_mistake_and_mend_it(page: Page) -> None:
     page.locator("[name='model.heads']").fill("5")
     page.locator("[name='report_every']").fill("1")
     page.locator("[name='recipe.learning_rate']").fill("3e-3")
-    page.get_by_role("button", name="Create the draft").click()
+    click_and_load(page.get_by_role("button", name="Create draft"))
     expect(page.get_by_text("must be divisible by the heads").first).to_be_visible()
     expect(page.locator("[name=name]")).to_have_value("First frame")
     expect(page.locator("[name='model.heads']")).to_have_value("5")
     check_page(page, "run-new-mistake")
     page.locator("[name='model.heads']").fill("4")
-    page.get_by_role("button", name="Create the draft").click()
+    click_and_load(page.get_by_role("button", name="Create draft"))
     expect(page.get_by_role("heading", name="First frame")).to_be_visible()
 
 
 def lose_the_site_and_get_it_back(site: Site, page: Page) -> None:
-    """Training goes on without it; what was measured meanwhile arrives afterwards, and the chart has no hole."""
+    """Kill the site: training continues, reports arrive afterwards, and the chart has no gap."""
     site.family.kill("site")
     expect(page.locator("[data-link]")).to_have_attribute("data-link", "reconnecting")
     before = {m: site.status(m)["updates_received"] for m in MACHINES}
@@ -122,7 +126,7 @@ def lose_the_site_and_get_it_back(site: Site, page: Page) -> None:
 
 
 def shown(page: Page) -> list[float]:
-    """Places of the chart in tokens, as the arrow keys lead along it."""
+    """Read the chart's points in tokens by moving along it with the arrow keys."""
     plot = page.locator("[data-loss-chart] [data-plot]")
     plot.press("Home")
     places = []
@@ -138,15 +142,15 @@ def shown(page: Page) -> list[float]:
 
 
 def number(text: str) -> float:
-    """1.23 M → 1,230,000."""
+    """Convert 1.23 M to 1,230,000."""
     value, _, unit = text.partition(" ")
     return float(value) * {"": 1, "K": 1e3, "M": 1e6}[unit]
 
 
 def ban(site: Site, staff: Page, run_page: Page, worker) -> None:
-    """One machine's ticket dies: the site refuses it, and so do its peers."""
+    """Ban a machine: the site refuses it, and so do its peers."""
     staff.goto("/admin/accounts/machine/?q=mill")
-    staff.get_by_role("link", name="mill", exact=True).click()
+    click_and_load(staff.get_by_role("link", name="mill", exact=True))
     staff.get_by_role("link", name="Ban this machine").click()
     dialog = staff.locator("#dialog")
     dialog.locator("[name=reason]").fill("It sends nonsense.")
@@ -173,4 +177,4 @@ def finish(staff: Page, slug: str) -> None:
     staff.locator("tr", has_text="First frame").locator("input[type=checkbox]").first.check()
     staff.locator("select[name=action]").select_option("finish_all")
     check_page(staff, "admin-runs-chosen", not_ours=UPSTREAM)
-    staff.get_by_role("button", name="Run").first.click()
+    click_and_load(staff.get_by_role("button", name="Run").first)

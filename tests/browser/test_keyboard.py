@@ -1,8 +1,9 @@
-"""The same way on a phone's width, and without ever touching a pointer: only keys are pressed."""
+"""The same journey at a phone's width and by keyboard alone."""
 
 import re
 
 from helpers.live_site import CODE, PASSWORD, request_enrolment, wait_until
+from helpers.navigation import new_page_loaded
 from helpers.screenshots import open_page
 from playwright.sync_api import Browser, Locator, Page, expect
 
@@ -11,13 +12,13 @@ EMAIL = "karin@example.org"
 
 
 class Keys:
-    """A person who has a keyboard."""
+    """A person's keyboard."""
 
     def __init__(self, page: Page):
         self.page = page
 
     def to(self, target: Locator, most: int = 150) -> None:
-        """Tab, until the focus is there; where it can be seen."""
+        """Press Tab until the target has the focus, and check that it is in sight."""
         expect(target).to_be_visible()
         for _ in range(most):
             if target.evaluate("it => it === document.activeElement"):
@@ -36,11 +37,23 @@ class Keys:
         self.page.keyboard.press("ControlOrMeta+A")
         self.page.keyboard.type(text)
 
-    def button(self, name: str) -> None:
-        self.press(self.page.get_by_role("button", name=name, exact=True))
+    def follow(self, link: str) -> None:
+        """Press Enter on a link and wait for its page."""
+        with new_page_loaded(self.page):
+            self.press(self.page.get_by_role("link", name=link))
+
+    def submit(self, button: str) -> None:
+        """Press Enter on a button that sends a form and wait for the next page."""
+        with new_page_loaded(self.page):
+            self.press(self.page.get_by_role("button", name=button, exact=True))
+
+    def submit_field(self) -> None:
+        """Send the form by Enter in its field and wait for the next page."""
+        with new_page_loaded(self.page):
+            self.page.keyboard.press("Enter")
 
 
-def test_the_same_way_at_360_pixels_and_by_keyboard_alone(site, browser: Browser):
+def test_person_trains_a_run_at_360_pixels_by_keyboard_alone(site, browser: Browser):
     expect.set_options(timeout=LONG)
     with open_page(browser, site, width=360) as page:
         keys = Keys(page)
@@ -51,17 +64,15 @@ def test_the_same_way_at_360_pixels_and_by_keyboard_alone(site, browser: Browser
         read_the_chart(page, keys)
         expect(page.locator("[data-events] li", has_text="shed joined")).to_have_count(1)
 
-        keys.button("Pause")
+        keys.submit("Pause")
         wait_until(
             lambda: site.status("shed")["activity"] == "paused", "a pause on the machine", 200
         )
         step = site.status("shed")["step"]
         expect(page.locator("[data-status-chip]")).to_have_text("Paused")
-        keys.button("Resume")
+        keys.submit("Resume")
         wait_until(lambda: site.status("shed")["step"] > step, "training again", 200)
-        end = (
-            f"from coordinator.runs.models import Run; assert Run.objects.find('{slug}').finish()"
-        )
+        end = f"from coordinator.runs.models import Run; assert Run.objects.find('{slug}').finish()"
         site.manage("shell", "-v", "0", "-c", end)
         assert joined.wait(240) == 0, site.log("join-shed")
         expect(page.locator("[data-status-chip]")).to_have_text("Finished")
@@ -80,33 +91,33 @@ def fits(page: Page) -> None:
 def sign_up(site, page: Page, keys: Keys) -> None:
     page.goto("/")
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
-    keys.press(page.get_by_role("link", name="Lend a hand"))
+    keys.follow("Lend a hand")
     keys.write(page.get_by_label("Email"), EMAIL)
     keys.write(page.get_by_label("Password"), PASSWORD)
     keys.write(page.get_by_label("Name"), "Karin")
     fits(page)
-    page.keyboard.press("Enter")
+    keys.submit_field()
     keys.write(page.get_by_label("Code"), CODE.search(site.letter(EMAIL))[1])
-    page.keyboard.press("Enter")
+    keys.submit_field()
     expect(page.get_by_text("Karin", exact=True).first).to_be_visible()
 
 
 def create(page: Page, keys: Keys) -> str:
-    """With a mistake, mended; launched."""
-    keys.press(page.get_by_role("link", name="New run"))
+    """Create a run with an error, correct it, and launch it."""
+    keys.follow("New run")
     keys.write(page.locator("[name=name]"), "By keys")
     keys.press(page.locator("summary", has_text="Advanced"))
     keys.write(page.locator("[name='model.heads']"), "5")
     keys.write(page.locator("[name='report_every']"), "1")
-    keys.button("Create the draft")
+    keys.submit("Create draft")
     expect(page.get_by_text("must be divisible by the heads").first).to_be_visible()
     fits(page)
     keys.write(page.locator("[name='model.heads']"), "4")
-    keys.button("Create the draft")
+    keys.submit("Create draft")
     expect(page.get_by_role("heading", name="By keys")).to_be_visible()
-    keys.button("Launch")
+    keys.submit("Launch")
     expect(page.get_by_text("Waiting for one of the owner's machines")).to_be_visible()
     fits(page)
     return page.url.rstrip("/").rsplit("/", 1)[1]
@@ -116,7 +127,7 @@ def lend_a_machine(site, page: Page, keys: Keys, slug: str):
     login, where = request_enrolment(site, "shed")
     page.goto(where)
     fits(page)
-    keys.button("Approve")
+    keys.submit("Approve")
     assert login.wait(120) == 0, site.log("login-shed")
     joined = site.barnraise("shed", "join", slug, "--threads", "1")
     page.goto(f"/runs/{slug}/")
@@ -124,7 +135,7 @@ def lend_a_machine(site, page: Page, keys: Keys, slug: str):
 
 
 def read_the_chart(page: Page, keys: Keys) -> None:
-    """Arrow keys go along it, and what they lead to is said; what it is drawn over is kept for the next visit."""
+    """Move along the chart by arrow keys; its x axis is remembered."""
     plot, over = page.locator("[data-loss-chart] [data-plot]"), page.locator("[data-choice=across]")
     expect(plot).to_have_attribute("aria-valuemax", re.compile(r"[1-9]"))  # two points at least
     keys.press(plot, "Home")

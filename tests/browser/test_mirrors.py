@@ -1,4 +1,4 @@
-"""One of two mirrors is killed under a page: it goes on at the other, says so, and comes back."""
+"""A page whose mirror is killed continues at another one, shows that, and returns."""
 
 import re
 

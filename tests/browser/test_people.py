@@ -1,16 +1,17 @@
-"""People in a browser: signing up, passkeys, teams, being told, being banned, leaving. Every page is photographed."""
+"""People in a browser: sign-up, passkeys, teams, notifications, a ban, deleting the account."""
 
 import re
 
 from helpers.live_site import CODE, log_in, wait_until
+from helpers.navigation import click_and_load
 from helpers.screenshots import DIALOG, check_page
 from playwright.sync_api import Browser, Page, expect
 
 EVE, SECRET = "eve@example.org", "oak-and-spruce-7"
 
 
-def test_a_person_signs_up_adds_a_passkey_founds_a_team_and_leaves(site, browser: Browser):
-    """At `localhost`: browsers bind a passkey to a name, and an address is none."""
+def test_person_signs_up_adds_a_passkey_creates_a_team_and_leaves(site, browser: Browser):
+    """Use `localhost`, because browsers bind a passkey to a host name."""
     where = site.url.replace("127.0.0.1", "localhost")
     context = browser.new_context(base_url=where, viewport={"width": 1280, "height": 900})
     page, complaints = context.new_page(), []
@@ -18,7 +19,7 @@ def test_a_person_signs_up_adds_a_passkey_founds_a_team_and_leaves(site, browser
     sign_up(site, page)
     add_a_passkey(page)
     sign_in_by_it(page)
-    found_a_team(site, page)
+    create_a_team(site, page)
     look_at_the_rest(site, page)
     leave(page)
     context.close()
@@ -30,15 +31,15 @@ def sign_up(site, page: Page) -> None:
     page.get_by_label("Email").fill(EVE)
     page.get_by_label("Password").fill("short")
     page.get_by_label("Name").fill("Eve")
-    page.get_by_role("button", name="Make the account").click()
+    click_and_load(page.get_by_role("button", name="Create account"))
     expect(page.locator(".error")).to_contain_text("too short")
     check_page(page, "signup-mistake")
     page.get_by_label("Password").fill(SECRET)
-    page.get_by_role("button", name="Make the account").click()
-    expect(page.get_by_role("heading", name="Verification Code")).to_be_visible()
+    click_and_load(page.get_by_role("button", name="Create account"))
+    expect(page.get_by_role("heading", name="Check your email")).to_be_visible()
     check_page(page, "verify")
     page.get_by_label("Code").fill(CODE.search(site.letter(EVE))[1])
-    page.get_by_role("button", name="Confirm").click()
+    click_and_load(page.get_by_role("button", name="Confirm"))
     expect(page.get_by_text("Eve", exact=True).first).to_be_visible()
 
 
@@ -49,10 +50,10 @@ def add_a_passkey(page: Page) -> None:
            "isUserVerified": True, "automaticPresenceSimulation": True}  # fmt: skip
     protocol.send("WebAuthn.addVirtualAuthenticator", {"options": key})
     page.goto("/account/")
-    page.get_by_role("link", name="Passkeys, app and recovery codes").click()
+    click_and_load(page.get_by_role("link", name="Passkeys, authenticator app and recovery codes"))
     page.goto("/accounts/2fa/webauthn/add/")
     page.get_by_label("Password").fill(SECRET)
-    page.get_by_role("button", name="Confirm").click()
+    click_and_load(page.get_by_role("button", name="Confirm"))
     page.get_by_label("Name").fill("This laptop")
     page.get_by_label("Passwordless").check()
     page.get_by_role("button", name="Add").click()
@@ -68,24 +69,24 @@ def add_a_passkey(page: Page) -> None:
 def sign_in_by_it(page: Page) -> None:
     page.locator("details.menu summary").click()
     check_page(page, "menu")
-    page.get_by_role("button", name="Sign out").click()
+    click_and_load(page.get_by_role("button", name="Sign out"))
     page.goto("/accounts/login/")
     page.get_by_role("button", name="Use a passkey").click()
     expect(page.get_by_text("Eve", exact=True).first).to_be_visible()
 
 
-def found_a_team(site, page: Page) -> None:
+def create_a_team(site, page: Page) -> None:
     page.goto("/teams/")
     check_page(page, "teams-none")
-    page.get_by_role("link", name="New team").click()
-    page.get_by_role("button", name="Found it").click()
+    click_and_load(page.get_by_role("link", name="New team"))
+    click_and_load(page.get_by_role("button", name="Create team"))
     expect(page.locator(".error")).to_contain_text("1 to 60 characters")
     check_page(page, "team-new-mistake")
     page.get_by_label("Name").fill("The <b>Joiners</b> \u202eof the very long name 🧵")
-    page.get_by_role("button", name="Found it").click()
+    click_and_load(page.get_by_role("button", name="Create team"))
     page.get_by_label("E-mail address").fill("guest@example.org")
-    page.get_by_role("button", name="Send the invitation").click()
-    expect(page.get_by_text("A letter is on its way to guest@example.org")).to_be_visible()
+    click_and_load(page.get_by_role("button", name="Send invitation"))
+    expect(page.get_by_text("An invitation was sent to guest@example.org")).to_be_visible()
     link = re.search(r"/teams/invitations/\S+", site.letter("guest@example.org"))[0]
     page.goto(link)
     expect(page.get_by_role("button", name="Join the team")).to_be_visible()
@@ -97,13 +98,13 @@ def look_at_the_rest(site, page: Page) -> None:
     check_page(page, "notices-none")
     page.goto("/notifications/webhooks/")
     page.get_by_label("URL").fill("https://10.0.0.1/hook")
-    page.get_by_role("button", name="Add the webhook").click()
+    click_and_load(page.get_by_role("button", name="Add webhook"))
     expect(page.locator(".error")).to_contain_text("not a public address")
     check_page(page, "webhooks-mistake")
     page.get_by_label("URL").fill(f"{site.url}/hook")
-    page.get_by_role("button", name="Add the webhook").click()
-    page.get_by_role("button", name="Test it").click()
-    expect(page.get_by_text("A test call is on its way")).to_be_visible()
+    click_and_load(page.get_by_role("button", name="Add webhook"))
+    click_and_load(page.get_by_role("button", name="Send test"))
+    expect(page.get_by_text("A test call was queued")).to_be_visible()
 
     def answered() -> bool:
         page.reload()
@@ -122,33 +123,33 @@ def leave(page: Page) -> None:
     page.goto("/account/delete/")
     if page.get_by_label("Password").count():
         page.get_by_label("Password").fill(SECRET)
-        page.get_by_role("button", name="Confirm").click()
+        click_and_load(page.get_by_role("button", name="Confirm"))
     page.get_by_label("Your e-mail address").fill("wrong@example.org")
-    page.get_by_role("button", name="Delete my account").click()
+    click_and_load(page.get_by_role("button", name="Delete my account"))
     expect(page.locator(".error")).to_contain_text("Your address here is")
     check_page(page, "leave-mistake")
     page.get_by_label("Your e-mail address").fill(EVE)
-    page.get_by_role("button", name="Delete my account").click()
+    click_and_load(page.get_by_role("button", name="Delete my account"))
     expect(page.get_by_text("Your account is deleted")).to_be_visible()
 
 
-def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
+def test_staff_see_the_dashboard_announce_and_ban(site, page: Page):
     log_in(page)
     site.manage(
         "prepare_owner", "--email", "mallory@example.org", "--password", SECRET, "--name", "Mallory"
     )
     page.goto("/admin/")
-    renewed = page.locator("#figures").get_by_text("renewed every five seconds")
+    renewed = page.locator("#figures").get_by_text("refreshed every five seconds")
     first = renewed.inner_text()
     wait_until(lambda: renewed.inner_text() != first, "figures that renew themselves", 20)
     page.goto("/admin/staff/announcement/add/")
     page.locator("[name=text]").fill("The water is off tonight from 22:00.")
-    page.get_by_role("button", name="Save", exact=True).click()
+    click_and_load(page.get_by_role("button", name="Save", exact=True))
     page.goto("/")
     expect(page.get_by_text("The water is off tonight")).to_be_visible()
     check_page(page, "announcement")
     page.goto("/admin/accounts/user/?q=mallory")
-    page.get_by_role("link", name="mallory@example.org").click()
+    click_and_load(page.get_by_role("link", name="mallory@example.org"))
     page.get_by_role("link", name="Ban", exact=True).click()
     dialog = page.locator("#dialog")
     dialog.locator("[name=reason]").fill("Spam, again and again.")
@@ -161,12 +162,12 @@ def test_staff_see_the_site_live_announce_and_ban(site, page: Page):
     banned.goto("/accounts/login/")
     banned.get_by_label("Email").fill("mallory@example.org")
     banned.get_by_label("Password").first.fill(SECRET)
-    banned.get_by_role("button", name="Sign in").last.click()
+    click_and_load(banned.get_by_role("button", name="Sign in").last)
     expect(banned.get_by_text("Spam, again and again.")).to_be_visible()
     check_page(banned, "banned")
     banned.context.close()
     page.goto("/admin/staff/announcement/")
-    page.get_by_role("link", name="The water is off tonight").first.click()
+    click_and_load(page.get_by_role("link", name="The water is off tonight").first)
     page.get_by_role("link", name="Withdraw").click()
     page.locator("#dialog").get_by_role("button", name="Withdraw").click()
     expect(page.get_by_text("Withdrawn.", exact=True)).to_be_visible()

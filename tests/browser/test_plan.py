@@ -1,4 +1,4 @@
-"""How a machine trains, on the run's page: machines that report without training anything tell it."""
+"""Plans of machines on the run's page, reported by machines that do not train."""
 
 import os
 import time
@@ -6,6 +6,7 @@ import time
 import pytest
 from helpers import paths
 from helpers.live_site import EMAIL, log_in
+from helpers.navigation import click_and_load
 from helpers.screenshots import check_page
 from playwright.sync_api import Page, expect
 
@@ -22,26 +23,28 @@ GPU = {
 }  # fmt: skip
 
 
-class Teller:
-    """An enrolled machine that only tells."""
+class ReportingMachine:
+    """An enrolled machine that reports and does not train."""
 
     def __init__(self, site, page: Page, run: str, name: str):
         self.coordinator = CoordinatorClient(site.url, Identity(os.urandom(32)))
         self.coordinator.pin_mirror()
         page.goto(
-            self.coordinator.request_enrolment(coordinator_messages.MachineDescription(hostname=name)).url
+            self.coordinator.request_enrolment(
+                coordinator_messages.MachineDescription(hostname=name)
+            ).url
         )
-        page.get_by_role("button", name="Approve").click()
+        click_and_load(page.get_by_role("button", name="Approve"))
         expect(page.get_by_role("heading", name=f"{name} is yours.")).to_be_visible()
         joined = self.coordinator.join_run(run, [])
         self.run, self.slug, self.seq = joined.run.id, joined.run.slug, joined.acknowledged
 
-    def tell(self, **changed) -> None:
+    def report(self, **changed) -> None:
         self.seq += 1
-        report = REPORT.model_copy(
+        newest = REPORT.model_copy(
             update={"seq": self.seq, "at": time.time(), "points": [], **changed}
         )
-        self.coordinator.send_reports(self.run, [report])
+        self.coordinator.send_reports(self.run, [newest])
 
 
 @pytest.fixture
@@ -50,16 +53,14 @@ def run(site, page) -> str:
     return site.manage("create_run", "--owner", EMAIL, "--name", "Planned", "--report-every", "5")
 
 
-def test_run_page_shows_plans_and_predicted_and_measured_steps(
-    site, page: Page, run
-):
-    """Opened and closed by the keyboard; it stays open while the figures in it move; it fits a phone."""
+def test_run_page_shows_plans_and_predicted_and_measured_steps(site, page: Page, run):
+    """A plan opens by keyboard, stays open while its values change, and fits a phone."""
     laptop, tower, workshop = (
-        Teller(site, page, run, name) for name in ("laptop", "tower", "workshop")
+        ReportingMachine(site, page, run, name) for name in ("laptop", "tower", "workshop")
     )
-    laptop.tell(plan=None, step_seconds=None, exchange=None)
-    tower.tell(plan=REPORT.plan.model_copy(update=GPU), step_seconds=50.0, anchor="c" * 64)
-    workshop.tell()
+    laptop.report(plan=None, step_seconds=None, exchange=None)
+    tower.report(plan=REPORT.plan.model_copy(update=GPU), step_seconds=50.0, anchor="c" * 64)
+    workshop.report()
     page.goto(f"/runs/{workshop.slug}/")
     rows = {
         name: page.locator("tbody tr", has_text=name) for name in ("laptop", "tower", "workshop")
@@ -85,7 +86,7 @@ def test_run_page_shows_plans_and_predicted_and_measured_steps(
     expect(plan.locator("[data-fact=round]")).to_have_text("20 steps")
     expect(plan).to_contain_text("1.6 % of the values, 0.23 bits a parameter")
     expect(plan.get_by_text("GPU memory")).to_be_hidden()
-    workshop.tell(step_seconds=6.6)
+    workshop.report(step_seconds=6.6)
     expect(plan.locator("[data-fact=measured]")).to_have_text("6.6 s")
     expect(opener).to_be_focused()
     expect(opener).to_have_attribute("aria-expanded", "true")

@@ -1,4 +1,4 @@
-"""A coordinator small enough to break at will: real HTTP, signed requests, and answers that a test chooses."""
+"""A fake coordinator: real HTTP and signed requests, with responses that a test chooses."""
 
 import json
 import threading
@@ -26,9 +26,16 @@ MACHINE = "01890000-0000-7000-8000-00000000000a"
 
 
 class FakeCoordinator:
-    """`routes` maps "METHOD /path" to what answers it: (body) → a message, or (status, message). `ahead`: seconds its
-    clock is before ours. `reports`: those that came, by number; `failing`: (status, sentence) for every report;
-    `rulings`: verdicts it sends to whoever does not say that it heeds them; `heeds`: what was last said of that."""
+    """A coordinator on a thread.
+
+    Attributes:
+        routes: "METHOD /path" → a function of the body that returns a message or (status, message).
+        ahead: Seconds by which its clock is ahead.
+        reports: The reports that arrived, by number.
+        failing: (status, sentence) for every report, or None.
+        rulings: Verdicts that it sends until the machine confirms them.
+        heeds: The verdicts that the machine confirmed last.
+    """
 
     def __init__(self, identity: Identity | None = None, run: str = RUN):
         self.identity = identity or Identity(b"s" * 32)
@@ -56,7 +63,7 @@ class FakeCoordinator:
         return time.time() + self.ahead
 
     def open(self) -> None:
-        """(Again) at the same port."""
+        """Start listening, at the same port as before."""
         ours = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A whole site in processes of its own, a browser in front of it, and real workers beside it."""
+"""A whole site in its own processes, with helpers for a browser and for real workers."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import psycopg
+from helpers.navigation import click_and_load
 from helpers.paths import ROOT
 from playwright.sync_api import Page
 
@@ -20,18 +21,18 @@ from coordinator.demo.processes import ProcessGroup, free_port
 
 MEASURED = ROOT / "build" / "hardware.json"
 DATABASE = "barnraise_live"
-CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in a letter
+CODE = re.compile(r"^\s*([A-Z0-9]{3,}-[A-Z0-9]{3,})\s*$", re.M)  # in an email
 EMAIL, PASSWORD = "organiser@example.org", "raise-the-frame-7"
 
 
 class Site:
-    """The site's processes on a database of their own. `kill` and `start` the web server as a crash and a restart."""
+    """The site's processes on their own database."""
 
     def __init__(self, folder: Path):
         self.folder, self.port = (
             folder,
             free_port(random.randrange(20_000, 30_000)),
-        )  # others' tests may run beside ours
+        )  # other test runs may use the machine too
         database = re.sub(r"/barnraise(?=\?|$)", f"/{DATABASE}", os.environ["DATABASE_URL"])
         valkey = re.sub(r"/0$", "/1", os.environ["REDIS_URL"])
         assert database != os.environ["DATABASE_URL"] and valkey != os.environ["REDIS_URL"]
@@ -42,7 +43,7 @@ class Site:
             "DATABASE_URL": database,
             "REDIS_URL": valkey,
             "DJANGO_SETTINGS_MODULE": "coordinator.settings",
-            "EMAIL_URL": f"file://{folder}/letters",
+            "EMAIL_URL": f"file://{folder}/emails",
             "BARNRAISE_NETWORKS": "127.0.0.0/8",  # so that a webhook may reach this very site
         }
 
@@ -77,7 +78,7 @@ class Site:
         return done.stdout.strip()
 
     def furnish(self) -> dict[str, str]:
-        """One of everything, once; the names of what there is."""
+        """Create the examples once and return their names."""
         if not self.furnished:
             there = f"import sys; sys.path.append({str(ROOT / 'tests')!r}); from helpers import page_fixtures; print(page_fixtures.create_examples())"
             self.furnished = json.loads(
@@ -107,7 +108,7 @@ class Site:
         )
 
     def barnraise(self, name: str, *command: str) -> subprocess.Popen:
-        """The real command of a machine called `name`, as a process."""
+        """Start the real `barnraise` command on a machine called `name`."""
         home = str(self.folder / name)
         alike = {
             "OMP_NUM_THREADS": "1",
@@ -128,20 +129,20 @@ class Site:
         return (self.family.logs / f"{name}.log").read_text(errors="replace")
 
     def newest_email(self, to: str, about: str = "") -> str:
-        """The newest letter to an address that says this, once there is one."""
+        """Wait for an email to an address that contains `about`, and return the newest."""
 
         def newest() -> str:
             found = sorted(
-                (self.folder / "letters").glob("*.log"), key=lambda file: file.stat().st_mtime
+                (self.folder / "emails").glob("*.log"), key=lambda file: file.stat().st_mtime
             )
-            letters = [
+            emails = [
                 text
                 for file in found
                 if f"To: {to}\n" in (text := file.read_text()) and about in text
             ]
-            return letters[-1] if letters else ""
+            return emails[-1] if emails else ""
 
-        return wait_until(newest, f"a letter to {to}")
+        return wait_until(newest, f"an email to {to}")
 
     def status(self, name: str) -> dict[str, Any]:
         found = list((self.folder / name / "runs").glob("*/status.json"))
@@ -149,7 +150,7 @@ class Site:
 
 
 class Person:
-    """Somebody logged in to the site, without a browser."""
+    """A person who is signed in without a browser."""
 
     def __init__(self, site: Site):
         self.http = httpx.Client(
@@ -177,26 +178,26 @@ def wait_until(happened: Callable[[], Any], what: str, seconds: float = 120.0) -
 
 def log_in(page: Page) -> None:
     page.goto("/accounts/login/")
-    page.get_by_label("E-mail").or_(page.get_by_label("Email")).first.fill(EMAIL)
+    page.get_by_label("Email").first.fill(EMAIL)
     page.get_by_label("Password").first.fill(PASSWORD)
     page.get_by_role("button", name=re.compile("log in|sign in", re.I)).last.click()
     page.wait_for_url(lambda url: "/accounts/login" not in url)
 
 
 def sign_up(site: Site, page: Page, email: str, name: str) -> None:
-    """With a verified address."""
+    """Sign up and verify the address."""
     page.goto("/accounts/signup/")
     page.get_by_label("Email").fill(email)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_label("Name").fill(name)
-    page.get_by_role("button", name="Make the account").click()
+    click_and_load(page.get_by_role("button", name="Create account"))
     page.get_by_label("Code").fill(CODE.search(site.newest_email(email))[1])
-    page.get_by_role("button", name="Confirm").click()
+    click_and_load(page.get_by_role("button", name="Confirm"))
     page.get_by_text(name, exact=True).first.wait_for()
 
 
 def request_enrolment(site: Site, machine: str) -> tuple[subprocess.Popen, str]:
-    """`barnraise login` on a machine, and the address that it prints for its owner."""
+    """Run `barnraise login` on a machine; return its process and the address that it prints."""
     login, where = (
         site.barnraise(machine, "login", site.url, "--name", machine),
         re.compile(r"http://\S+/enrol/\S+/"),
@@ -210,5 +211,5 @@ def enrol(site: Site, page: Page, machine: str) -> None:
     login, where = request_enrolment(site, machine)
     page.goto(where)
     page.get_by_text(machine).first.wait_for()
-    page.get_by_role("button", name="Approve").click()
+    click_and_load(page.get_by_role("button", name="Approve"))
     assert login.wait(120) == 0, site.log(f"login-{machine}")

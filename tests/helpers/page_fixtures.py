@@ -1,7 +1,8 @@
-"""One of everything that a page shows. `furnish` is called in a process of the site's (see `live_site.Site.furnish`).
+"""Examples of everything that a page shows; `create_examples` runs in a process of the site.
 
-Two people, four machines that reported through a day, a run in training, one that ended, a draft; a team, links, a
-token, a webhook, notices, an announcement. Names are those that a page must bear: markup, right-to-left, emoji, length.
+Two people, four machines that reported for a day, an active run, a finished one, a draft; a team,
+invitations, a token, a webhook, notifications, an announcement. Names contain what a page must be able
+to show: markup, right-to-left text, emoji, and many characters.
 """
 
 import json
@@ -77,7 +78,7 @@ def noisy_loss(tokens: float) -> float:
 
 
 def report_of_a_day(member: Membership, share: float, **last) -> None:
-    """As a machine would tell: a report each ten minutes, with its losses; `last`: what the newest says besides."""
+    """Store a report every ten minutes with losses; `last` are fields of the newest report."""
     reports = []
     for n in range(1, 145):
         at, ledger = TODAY - DAY + n * EVERY - dice.random(), n * TOKENS
@@ -108,7 +109,7 @@ def report_of_a_day(member: Membership, share: float, **last) -> None:
 def attest(
     run: runs.Run, author: Identity, witness: Identity, total: int
 ) -> coordinator_messages.Attestation:
-    """That `witness` has applied what `author` did: `total` tokens."""
+    """Attest that `witness` has applied the updates of `author`: `total` tokens."""
     update = messages.Update(
         run=str(run.pk), peer=author.key, incarnation=REPORT.incarnation, seq=144, previous="0" * 64, tokens=60_000,
         total=total, fragments=[],
@@ -142,7 +143,7 @@ def create_notifications(person: User) -> None:
 
 @transaction.atomic
 def create_examples() -> str:
-    """The names of what there is now, as JSON: for addresses."""
+    """Create the examples and return the names for addresses, as JSON."""
     ida = User.objects.get(name="Ida")
     jonas = User.objects.create_user("jonas@example.org", "oak-and-spruce-7", name=HOSTILE)
     named = ((ida, "barn"), (ida, "loft"), (jonas, "granary"), (jonas, "<i>byre</i>"))

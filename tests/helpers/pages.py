@@ -1,4 +1,4 @@
-"""What a person reads on a page."""
+"""Read a page of the test client as a person does."""
 
 import re
 
@@ -8,6 +8,6 @@ def text(answer) -> str:
 
 
 def field_error(html: str, name: str) -> str:
-    """What the page says at this field, "" for nothing."""
+    """Return the error at a field, or ""."""
     found = re.search(rf'<p class="error" id="id_{re.escape(name)}_error">(.*?)</p>', html)
     return found[1] if found else ""

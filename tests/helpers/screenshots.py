@@ -1,7 +1,7 @@
-"""Looking at a page as people will: photographed in both themes, wide and narrow, and held against axe-core.
+"""Check a page as people see it: screenshots in both themes, wide and narrow, and axe-core.
 
-axe-core is a development dependency of the frontend. It is handed to the page by the browser's own protocol, beside the
-page's policy, which stays as strict as for everybody.
+axe-core is a development dependency of the frontend. The browser's own protocol injects it, so that
+the page's content security policy stays as strict as for everybody.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,11 @@ from playwright.sync_api import Browser, Page
 SHOTS = ROOT / "build" / "screenshots"
 WIDTHS = (1280, 360)
 THEMES = ("light", "dark")
-# Unfold's scrolling sidebar and its scrolling table are two regions of one name (SimpleBar's "scrollable content"):
-# axe-core finds that on pages of the staff, and only Unfold can mend it.
+# Unfold gives its sidebar and its table regions of the same name (SimpleBar's "scrollable content").
+# axe-core reports that on the admin's pages, and only Unfold can fix it.
 UPSTREAM = ("simplebar-content-wrapper",)
-DIALOG = (
-    *UPSTREAM,
-    "region:",
-)  # …and where its dialog is open it leaves the page without landmarks
+# An open dialog of Unfold leaves the page without landmarks.
+DIALOG = (*UPSTREAM, "region:")
 AUDIT = """async (colours) => {
   await document.fonts.ready;
   const only = colours ? { runOnly: { type: 'rule', values: ['color-contrast', 'link-in-text-block'] } } : {};
@@ -33,7 +31,7 @@ AUDIT = """async (colours) => {
 
 @contextmanager
 def open_page(browser: Browser, site, *, width: int = 1280) -> Iterator[Page]:
-    """A fresh one. Anything the page's script complains of fails the test."""
+    """Open a page in a new browser context; an error of its script fails the test."""
     context = browser.new_context(base_url=site.url, viewport={"width": width, "height": 900})
     page, complaints = context.new_page(), []
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -50,7 +48,10 @@ def axe() -> str:
 
 
 def find_violations(page: Page, colours: bool = False) -> list[str]:
-    """What axe-core finds on the page as it stands, a sentence each. `colours`: by its rules on these alone."""
+    """Return what axe-core finds on the page, a sentence each.
+
+    `colours` runs only the rules on colours.
+    """
     if not page.evaluate("'axe' in window"):
         page.evaluate(axe())
     return page.evaluate(AUDIT, colours)
@@ -59,14 +60,20 @@ def find_violations(page: Page, colours: bool = False) -> list[str]:
 def check_page(
     page: Page, name: str, *, not_ours: tuple[str, ...] = (), renew: bool = False
 ) -> None:
-    """Photographs the page, and fails if axe-core finds anything or it is wider than its window. `not_ours`: words in
-    the findings that others have to mend. `renew`: the page must load again to change its theme."""
+    """Take screenshots, and fail if axe-core finds anything or the page is wider than its window.
+
+    Args:
+        page: The page.
+        name: The name of the screenshots.
+        not_ours: Words in findings that only other projects can fix.
+        renew: Whether the page must be reloaded to change its theme.
+    """
     SHOTS.mkdir(parents=True, exist_ok=True)
     wide, found = page.viewport_size, []
     for theme in THEMES:
         page.emulate_media(
             color_scheme=theme, reduced_motion="reduce"
-        )  # nothing is caught half-faded
+        )  # no screenshot in the middle of a transition
         if renew:
             page.reload()
         for width in WIDTHS:

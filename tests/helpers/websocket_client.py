@@ -11,7 +11,7 @@ SECONDS = 8  # that a socket may take
 
 
 class WatcherSocket(ApplicationCommunicator):
-    """A browser's end of /ws/runs/{run}/, spoken to as an ASGI server would."""
+    """A browser's websocket to /ws/runs/{run}/, driven as an ASGI server would."""
 
     def __init__(self, run: object, client: Client | None = None, origin: str = "http://localhost"):
         headers = [(b"host", b"localhost"), (b"origin", origin.encode())]
@@ -30,7 +30,7 @@ class WatcherSocket(ApplicationCommunicator):
         )
 
     async def connect(self) -> dict:
-        """What the site answered: websocket.accept, or websocket.close."""
+        """Connect and return the answer: websocket.accept or websocket.close."""
         await self.send_input({"type": "websocket.connect"})
         return await self.receive_output(SECONDS)
 
@@ -39,7 +39,7 @@ class WatcherSocket(ApplicationCommunicator):
         return self
 
     async def next_frame(self, wanted=lambda frame: True) -> dict:
-        """The next frame that is `wanted`."""
+        """Return the next frame for which `wanted` is true."""
         while True:
             message = await self.receive_output(SECONDS)
             assert message["type"] == "websocket.send", message

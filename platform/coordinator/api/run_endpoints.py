@@ -272,7 +272,8 @@ def withdraw_invitation(request: HttpRequest, name: str, invitation: UUID) -> sc
 def estimate_run(request: HttpRequest, asked: schemas.EstimateIn) -> schemas.EstimateOut:
     """Estimate memory, speed and duration of a run on typical machines of so many volunteers."""
     spec = spec_from_fields({**OFFERED, **asked.fields}, asked.preset)
-    needs = [estimate_out(need) for need in estimate(spec, list(REFERENCE_MACHINES), asked.volunteers)]
+    estimates = estimate(spec, list(REFERENCE_MACHINES), asked.volunteers)
+    needs = [estimate_out(need) for need in estimates]
     return schemas.EstimateOut(parameters=spec.model.parameters, needs=needs)
 
 

@@ -2,8 +2,8 @@
 
 While a process broadcasts the run, every change has a number and the broadcaster stores what a
 snapshot needs. A snapshot is then current until the next number, and a run of thousands of machines
-is read once a second, by one process. While nobody broadcasts, every snapshot is built anew from
-the database.
+is read once a second, by one process. While nobody broadcasts, every snapshot is built from the
+database.
 """
 
 import json

@@ -71,7 +71,7 @@ def detect_finished(now: datetime) -> Iterator[NotificationDraft]:
 
 
 def detect_stalled(now: datetime, since: datetime) -> Iterator[NotificationDraft]:
-    """Detect runs in training of which no machine reports any longer."""
+    """Detect runs in training whose machines have all stopped reporting."""
     if now - since <= STALLED_AFTER:
         return
     runs = Run.objects.filter(status=RunStatus.TRAINING).annotate(

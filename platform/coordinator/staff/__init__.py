@@ -1,1 +1,1 @@
-"""What the staff see and say: a dashboard with live figures, and announcements."""
+"""For the staff: the dashboard, recent errors, announcements, and commands."""

@@ -1,4 +1,6 @@
-"""Announcements, written by the staff."""
+"""The admin of announcements."""
+
+from typing import Any
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
@@ -11,6 +13,8 @@ from coordinator.staff.models import Announcement
 
 @admin.register(Announcement)
 class AnnouncementAdmin(ModelAdmin):
+    """Announcements are published and withdrawn, never deleted."""
+
     list_display = ["text", "tone", "starts", "ends", "by"]
     list_filter = ["tone"]
     search_fields = ["text"]
@@ -22,19 +26,21 @@ class AnnouncementAdmin(ModelAdmin):
     has_decide_permission = ReadOnlyAdmin.has_decide_permission
     decide = ReadOnlyAdmin.decide
 
-    def save_model(self, request: HttpRequest, obj: Announcement, form, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Announcement, form: Any, change: bool) -> None:
+        """Publish the announcement by its model's method."""
         obj.publish(request.user)
 
     @action(
         description="Withdraw",
         permissions=["decide"],
-        dialog=dialog_options("Withdraw", "It is shown no more."),
+        dialog=dialog_options("Withdraw", "It is no longer shown."),
     )
-    def withdraw(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+    def withdraw(self, request: HttpRequest, form: Any, object_id: str) -> HttpResponse:
+        """Stop showing an announcement."""
         return self.decide(
             request,
             object_id,
             lambda said: said.withdraw(request.user),
             "Withdrawn.",
-            "It was over already.",
+            "It had ended already.",
         )

@@ -1,8 +1,8 @@
-"""The site at a glance, in a handful of queries: what the dashboard shows every few seconds."""
+"""The numbers of the staff's dashboard, read with a few queries every few seconds."""
 
 import json
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import redis.exceptions
@@ -29,8 +29,12 @@ counts_cache: TtlCache[None, dict[str, Any]] = TtlCache(
 
 
 def collect_dashboard() -> dict[str, Any]:
-    """{"counts": …, "runs": […], "queues": …, "errors": […], "at": datetime}; what Valkey holds is None while it is
-    gone."""
+    """Collect everything that the dashboard shows.
+
+    Returns:
+        A dict with "counts", "runs", "queues", "errors" and "at"; "queues" and "errors" are None
+        while Valkey is unreachable.
+    """
     try:
         queues, recent = (
             _queues(),
@@ -65,7 +69,7 @@ def _counts() -> dict[str, Any]:
 
 
 def _runs() -> list[dict[str, Any]]:
-    """Those under way, the newest first, with who is alive in them."""
+    """List active runs, the newest first, with their machines and rates."""
     runs = list(
         Run.objects.filter(status__in=BUSY).select_related("owner").order_by("-pk")[:LISTED]
     )
@@ -104,5 +108,5 @@ def _queues() -> dict[str, Any]:
     }
 
 
-def _moment(at: float):
-    return timezone.datetime.fromtimestamp(at, timezone.get_current_timezone())
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, timezone.get_current_timezone())

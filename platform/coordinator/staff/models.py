@@ -1,4 +1,6 @@
-"""What the staff tell everybody."""
+"""Announcements of the staff to everybody."""
+
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.db import models, transaction
@@ -8,20 +10,27 @@ from uuid6 import uuid7
 
 from coordinator.audit.log import record
 
+if TYPE_CHECKING:
+    from coordinator.accounts.models import User
+
 
 class Announcement(models.Model):
     """Shown above every page from `starts` until `ends`."""
 
     class Tone(models.TextChoices):
-        NEWS = "news", "News"
+        """How serious an announcement is."""
+
+        NEWS = "news", "Information"
         WARNING = "warning", "Warning"
-        TROUBLE = "trouble", "Trouble"
+        TROUBLE = "trouble", "Incident"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     text = models.CharField(max_length=300)
     tone = models.CharField(max_length=10, choices=Tone, default=Tone.NEWS)
     starts = models.DateTimeField(default=timezone.now)
-    ends = models.DateTimeField(null=True, blank=True, help_text="Empty: until it is withdrawn.")
+    ends = models.DateTimeField(
+        null=True, blank=True, help_text="Leave empty to show it until it is withdrawn."
+    )
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         null=True,
@@ -37,12 +46,13 @@ class Announcement(models.Model):
         return self.text[:60]
 
     @classmethod
-    def current(cls) -> models.QuerySet:
+    def current(cls) -> "models.QuerySet[Announcement]":
+        """Return up to three announcements that are shown now."""
         now = timezone.now()
         return cls.objects.filter(Q(ends=None) | Q(ends__gt=now), starts__lte=now)[:3]
 
-    def publish(self, actor) -> None:
-        """For the first time, or changed."""
+    def publish(self, actor: "User") -> None:
+        """Publish a new announcement, or a changed one."""
         word = "publish" if self._state.adding else "change"
         with transaction.atomic():
             self.by = actor
@@ -56,8 +66,8 @@ class Announcement(models.Model):
                 ends=self.ends,
             )
 
-    def withdraw(self, actor) -> bool:
-        """False when it was over already."""
+    def withdraw(self, actor: "User") -> bool:
+        """Stop showing it; return False if it had ended already."""
         with transaction.atomic():
             open_still = Announcement.objects.filter(
                 Q(ends=None) | Q(ends__gt=timezone.now()), pk=self.pk

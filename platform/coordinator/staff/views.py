@@ -1,4 +1,4 @@
-"""The admin's first page, and the part of it that comes again every few seconds."""
+"""The dashboard on the admin's index page, and the fragment that refreshes it."""
 
 from typing import Any
 
@@ -10,10 +10,11 @@ from coordinator.staff.dashboard import collect_dashboard
 
 
 def dashboard_callback(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """Unfold asks for what the index shows beyond its list of models."""
+    """Add the dashboard to the context of Unfold's index page."""
     return {**context, "figures": collect_dashboard()}
 
 
 @require_safe
 def show_dashboard(request: HttpRequest) -> HttpResponse:
+    """Render the dashboard alone, for htmx."""
     return render(request, "admin/dashboard.html", {"figures": collect_dashboard()})

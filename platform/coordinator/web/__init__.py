@@ -1,1 +1,1 @@
-"""The pages."""
+"""The pages: views, forms, template tags."""

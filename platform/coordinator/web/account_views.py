@@ -1,4 +1,4 @@
-"""A person's own pages: who they are here, and how they leave."""
+"""The account page, and the deletion of an account."""
 
 from allauth.account.decorators import reauthentication_required
 from allauth.account.models import EmailAddress
@@ -15,7 +15,7 @@ from coordinator.accounts.forms import DeleteAccountForm, NameForm
 
 @login_required
 def show_account(request: HttpRequest) -> HttpResponse:
-    """Their name, and the way to everything else of theirs."""
+    """Show the account, and change its name."""
     form = NameForm(request.POST or None, initial={"name": request.user.name})
     if request.method == "POST" and form.is_valid():
         request.user.rename(form.cleaned_data["name"])
@@ -33,12 +33,13 @@ def show_account(request: HttpRequest) -> HttpResponse:
 @login_required
 @reauthentication_required
 def delete_account(request: HttpRequest) -> HttpResponse:
+    """Delete the account after its email address was typed."""
     person = request.user
     form = DeleteAccountForm(request.POST or None, person=person)
     if request.method == "POST" and form.is_valid():
         deletion.delete_account(person, person)
         logout(request)
-        messages.success(request, "Your account is deleted. Thank you for every hour you lent.")
+        messages.success(request, "Your account is deleted. Thank you for your contributions.")
         return redirect("home")
     context = {
         "form": form,

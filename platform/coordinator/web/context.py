@@ -1,22 +1,28 @@
-"""What every page's template is told of the person."""
+"""Context of every page: the person's unread notifications."""
+
+from typing import Any
 
 from django.http import HttpRequest
 
-MOST = 99
+MAX_UNREAD = 99
 
 
-def unread_notifications(request: HttpRequest) -> dict:
-    """How many notices are new, asked only where a page shows it."""
+def unread_notifications(request: HttpRequest) -> dict[str, Any]:
+    """Return a function that counts unread notifications; templates call it where they show it."""
     person = getattr(request, "user", None)
     if person is None or not person.is_authenticated:
         return {"unread": 0}
-    found: list[int] = []
+    counted: list[int] = []
 
     def count() -> int:
-        if not found:
-            found.append(
-                len(person.notifications.filter(read=None, shown=True).values_list("pk")[:MOST])
+        if not counted:
+            counted.append(
+                len(
+                    person.notifications.filter(read=None, shown=True).values_list("pk")[
+                        :MAX_UNREAD
+                    ]
+                )
             )
-        return found[0]
+        return counted[0]
 
     return {"unread": count}

@@ -1,4 +1,4 @@
-"""Who has done how much: leaderboards, and a volunteer's certificate."""
+"""Credit: the leaderboard and the certificates."""
 
 import uuid
 
@@ -19,7 +19,7 @@ leaders_cache: TtlCache[tuple[str, str], list[credit_leaderboard.LeaderboardRow]
 
 @require_safe
 def show_leaderboard(request: HttpRequest) -> HttpResponse:
-    """An address that makes no sense shows people, of all time."""
+    """Show the leaderboard; unknown parameters mean people and all time."""
     by, period = request.GET.get("by"), request.GET.get("period")
     by, period = by if by in BY else "people", period if period in PERIODS else "all"
     context = {"by": by, "period": period, "kinds": BY.items(), "periods": PERIODS.items()}
@@ -29,7 +29,10 @@ def show_leaderboard(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def show_volunteer(request: HttpRequest, person: uuid.UUID) -> HttpResponse:
-    """A certificate. Who has no credit has no page for others: nobody signs up for a link."""
+    """Show a person's certificate.
+
+    Without credit only the person sees it: a public page would invite sign-ups for the link alone.
+    """
     found = get_object_or_404(User, pk=person, is_active=True)
     record = credit_leaderboard.volunteer_record(found)
     if not record.tokens and request.user != found:

@@ -1,4 +1,6 @@
-"""What a run would take: while its form is filled in, and for who thinks of joining it. htmx fragments."""
+"""Estimates as htmx fragments: for the form of a run, and for people who may join one."""
+
+from collections.abc import Iterable
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
@@ -6,6 +8,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from barnraise.planning.hardware import Hardware
+from coordinator.accounts.models import Machine
 from coordinator.fleet.join import join_refusal, memory_shortfall
 from coordinator.fleet.machine_state import measured_hardware
 from coordinator.runs.estimate import LINE_MEGABITS, MachineEstimate, download_seconds, estimate
@@ -14,19 +17,19 @@ from coordinator.runs.reference_machines import REFERENCE_MACHINES
 from coordinator.web.forms import RunForm
 from coordinator.web.run_views import get_visible_run
 
-OWN_MOST = 4  # of a person's machines, those seen last
+MAX_OWN_MACHINES = 4  # those seen last
 
 
 @login_required
 @require_POST
 def estimate_draft(request: HttpRequest) -> HttpResponse:
-    """Of the form as typed so far; what is wrong with it is said when it is sent, and here only how much."""
+    """Estimate the form as filled in so far; of its errors, show only the number."""
     form = RunForm(request.POST, owner=request.user)
     spec = form.cleaned_data.get("spec") if form.is_valid() or "spec" in form.cleaned_data else None
     if spec is None:
         return render(request, "parts/estimate.html", {"problems": len(form.errors)})
     volunteers = form.volunteers()
-    own = [(machine.name, measured_hardware(machine)) for machine in own_machines(request)]
+    own = [(machine.name, measured_hardware(machine)) for machine in list_own_machines(request)]
     known = [(name, hardware) for name, hardware in own if hardware]
     context = {
         "spec": spec,
@@ -45,11 +48,11 @@ def estimate_draft(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def show_fit(request: HttpRequest, slug: str) -> HttpResponse:
-    """Whether this person's machines would do for the run, or machines that people have."""
+    """Show whether the visitor's machines and typical machines fit the run."""
     run = get_visible_run(request, slug)
     own = [
         estimate_fit(run, machine.name, measured_hardware(machine), join_refusal(run, machine))
-        for machine in own_machines(request)
+        for machine in list_own_machines(request)
     ]
     typical = [
         estimate_fit(run, name, has, memory_shortfall(run, has.memory, has.device_memory))
@@ -61,7 +64,7 @@ def show_fit(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def estimate_fit(run: Run, name: str, hardware: Hardware | None, refused: str) -> MachineEstimate:
-    """One that has not measured itself yet is neither refused nor given a rate: nobody knows of its GPU."""
+    """Estimate one machine; one that is not measured yet has neither a refusal nor a rate."""
     if hardware is None:
         return MachineEstimate(name)
     return (
@@ -69,9 +72,9 @@ def estimate_fit(run: Run, name: str, hardware: Hardware | None, refused: str) -
     )
 
 
-def own_machines(request: HttpRequest):
-    """Nobody's, of who is not signed in."""
+def list_own_machines(request: HttpRequest) -> Iterable[Machine]:
+    """List the visitor's machines; empty for anonymous visitors."""
     if not request.user.is_authenticated:
         return []
     found = request.user.machines.filter(revoked=None).select_related("measured")
-    return found.order_by("-last_seen", "-enrolled")[:OWN_MOST]
+    return found.order_by("-last_seen", "-enrolled")[:MAX_OWN_MACHINES]

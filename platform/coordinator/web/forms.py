@@ -1,5 +1,4 @@
-"""The forms of a run: a name, a preset, a text and a budget, everything else folded away with a default; and its terms,
-which may change at any time."""
+"""The forms of a run: its draft, its access and notes, and its budget."""
 
 import dataclasses
 from typing import Any
@@ -9,6 +8,7 @@ from django import forms
 
 from barnraise.errors import SpecError
 from barnraise.spec import AUTO, PRESETS, RunSpec, preset
+from coordinator.accounts.models import User
 from coordinator.lib.exceptions import UserError
 from coordinator.runs.join_policy import JoinPolicy
 from coordinator.runs.models import Run
@@ -34,6 +34,8 @@ VOLUNTEERS = 10
 
 @dataclasses.dataclass(frozen=True)
 class PresetCard:
+    """A preset as the form shows it."""
+
     name: str
     parameters: int
     shape: dict[str, int]
@@ -41,10 +43,10 @@ class PresetCard:
 
 
 class ProblemForm(forms.Form):
-    """Puts what a run says is wrong at the fields it is about."""
+    """A form that shows the problems of a run or spec at the fields they concern."""
 
     def add_problems(self, error: SpecError) -> None:
-        """Each problem at its field; what has no field here, above the form."""
+        """Show each problem at its field, or above the form if it has no field here."""
         for name, text in error.problems.items():
             if name in self.fields:
                 if name not in self._errors:
@@ -53,7 +55,7 @@ class ProblemForm(forms.Form):
                 self.add_error(None, f"{name}: {text}")
 
     def problems(self) -> list[tuple[str, str]]:
-        """(id of the field, sentence): the list above the form."""
+        """List (id of the field, sentence) for the summary above the form."""
         return [
             (self[name].auto_id, next(iter(self.errors[name])))
             for name in self.fields
@@ -61,6 +63,7 @@ class ProblemForm(forms.Form):
         ]
 
     def parse_number(self, name: str, kind: type, default: float) -> float:
+        """Return a typed number; return the default, with an error at the field, if it is none."""
         text = normalise_number(self.cleaned_data.get(name) or "")
         try:
             return kind(text) if text else default
@@ -70,12 +73,12 @@ class ProblemForm(forms.Form):
             return default
 
     def parse_terms(self) -> JoinPolicy:
-        """Gigabytes are typed, and bytes are meant. Their ranges are the terms' to check."""
+        """Return the join policy with gigabytes converted to bytes; it checks the ranges."""
         sizes = {}
         for name in ("least_memory", "least_device_memory"):
             gigabytes = self.parse_number(name, float, 0.0)
             if not -1e9 < gigabytes < 1e9:  # NaN neither
-                self.add_error(name, "This is not a size that a machine could have.")
+                self.add_error(name, "This is not a memory size.")
                 gigabytes = 0.0
             sizes[name] = round(gigabytes * 1e9)
         said = self.cleaned_data
@@ -86,46 +89,49 @@ class ProblemForm(forms.Form):
 
 
 class TermsForm(ProblemForm):
-    """Who may join a run, and its notes."""
+    """Who can join a run, and its notes."""
 
-    def __init__(self, *args, run: Run, **kwargs):
+    def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
         super().__init__(*args, initial=terms_as_typed(run.join_policy), **kwargs)
         self.run = run
         self.fields.update(words.terms_fields(run.owner))
 
     def clean(self) -> dict[str, Any]:
+        """Convert the numbers and check them."""
         cleaned = super().clean()
         cleaned["terms"] = terms = self.parse_terms()
         if found := terms.problems():
             self.add_problems(SpecError(found))
         return cleaned
 
-    def save(self, actor) -> None:
+    def save(self, actor: User) -> None:
+        """Store the join policy."""
         self.run.update_join_policy(self.cleaned_data["terms"], actor=actor)
 
 
 class ExtendForm(ProblemForm):
-    """More tokens for a run under way."""
+    """More tokens for an active run."""
 
     tokens = number_field(
-        "Tokens more",
-        "While some of its budget are left: once it is spent, copy the run instead.",
+        "Additional tokens",
+        "Possible until the budget is spent; after that, copy the run.",
         "",
     )
 
-    def __init__(self, *args, run: Run, **kwargs):
+    def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.run = run
 
     def clean(self) -> dict[str, Any]:
+        """Convert the numbers and check them."""
         cleaned = super().clean()
         cleaned["tokens"] = tokens = int(self.parse_number("tokens", int, 0))
         if "tokens" not in self.errors and (problem := self.run.extension_problem(tokens)):
             self.add_error("tokens", problem)
         return cleaned
 
-    def save(self, actor) -> bool:
-        """False when it changed meanwhile, which is then said at the field."""
+    def save(self, actor: User) -> bool:
+        """Add the tokens; return False, with an error at the field, if the run has changed."""
         try:
             self.run.extend(self.cleaned_data["tokens"], actor=actor)
         except UserError as error:
@@ -135,20 +141,22 @@ class ExtendForm(ProblemForm):
 
 
 class RunForm(ProblemForm):
-    """Numbers are text here: 1e6, 1_000_000 and 1,000,000 all mean a million, and what was typed stays as typed."""
+    """The draft of a run. Numbers are text, so that 1e6 and 1,000,000 are accepted and kept."""
 
     name = forms.CharField(
         required=False,
         max_length=200,
         label="Name",
-        help_text="Others see it, and it becomes the run's address.",
+        help_text="Public; it becomes the run's address.",
     )
     preset = forms.ChoiceField(
         choices=[(name, name) for name in PRESETS], initial=START, label="Model"
     )
 
-    def __init__(self, *args, run: Run | None = None, owner=None, **kwargs):
-        """`owner`: whose run it would be; of one that is edited it is known."""
+    def __init__(
+        self, *args: Any, run: Run | None = None, owner: User | None = None, **kwargs: Any
+    ) -> None:
+        """Build the fields; `owner` is needed for a new run only."""
         self.run = run
         if run:
             kwargs["initial"] = _run_as_typed(run)
@@ -156,21 +164,21 @@ class RunForm(ProblemForm):
         defaults = _flat(RunSpec(model=preset(START)))
         self.fields["recipe.token_budget"] = number_field(
             "Token budget",
-            "Training ends when all machines together have trained on so many.",
+            "Training ends after this many tokens, all machines together.",
             BUDGET,
         )
         self.fields["text.source"] = words.choice_field("Text", words.SOURCE_LABELS)
         self.fields["text.places"] = words.text_field(
-            "From where",
-            "A dataset as owner/name (and /folder, @revision, #column where it has several), or addresses of .txt, "
-            ".jsonl and .parquet files, one a line. A machine of yours fetches them; "
-            "files of your own it takes from barnraise seed.",
+            "Dataset or addresses",
+            "A dataset as owner/name (with /folder, @revision, #column), or one address of "
+            "a .txt, .jsonl or .parquet file per line; "
+            "for your own files run barnraise seed.",
             2,
             9_000,
         )
         self.fields["text.tokenizer"] = words.choice_field("Tokenizer", words.TOKENIZER_LABELS)
         self.fields.update(words.terms_fields(run.owner if run else owner))
-        self.fields["volunteers"] = number_field("Volunteers you hope for", "", str(VOLUNTEERS))
+        self.fields["volunteers"] = number_field("Expected volunteers", "", str(VOLUNTEERS))
         for section in ADVANCED.values():
             for name, (label, note) in section.items():
                 if run and name in RUN_FIELDS:
@@ -186,6 +194,7 @@ class RunForm(ProblemForm):
                 self.fields[name] = number_field(label, note, hint)
 
     def clean(self) -> dict[str, Any]:
+        """Convert the numbers and check them."""
         cleaned = super().clean()
         typed = {
             name: value.strip() if isinstance(value, str) else value
@@ -209,8 +218,8 @@ class RunForm(ProblemForm):
         cleaned.update(own)
         return cleaned
 
-    def save(self, owner) -> Run | None:
-        """The run, made or changed; None when the run itself found problems, which are then at their fields."""
+    def save(self, owner: User) -> Run | None:
+        """Create or change the run; return None, with errors at the fields, if it refuses."""
         cleaned = self.cleaned_data
         try:
             if self.run is None:
@@ -220,7 +229,7 @@ class RunForm(ProblemForm):
                 )
             if not self.run.edit(cleaned["name"], cleaned["spec"], actor=owner):
                 self.add_error(
-                    None, "The run was launched or changed meanwhile: go back and look at it again."
+                    None, "The run was launched or changed in the meantime: reload its page."
                 )
                 return None
             self.run.update_join_policy(cleaned["terms"], actor=owner)
@@ -229,9 +238,10 @@ class RunForm(ProblemForm):
             self.add_problems(error)
             return None
 
-    # ---- for the template --------------------------------------------------------------------------------------
+    # ---- for the template ---------------------------------------------------------------------
 
     def preset_cards(self) -> list[PresetCard]:
+        """List the presets with their sizes."""
         chosen = self["preset"].value()
         models = {name: preset(name) for name in PRESETS}
         return [
@@ -245,19 +255,22 @@ class RunForm(ProblemForm):
         ]
 
     def basic_fields(self) -> list[forms.BoundField]:
+        """List the fields of text and budget."""
         return [self[name] for name in BASIC_FIELDS]
 
     def terms_fields(self) -> list[forms.BoundField]:
+        """List the fields of access and notes."""
         return [self[name] for name in TERMS_FIELDS if name in self.fields]
 
     def sections(self) -> list[tuple[str, list[forms.BoundField]]]:
+        """List the advanced fields by section."""
         return [
             (title, [self[name] for name in names if name in self.fields])
             for title, names in ADVANCED.items()
         ]
 
     def has_advanced_values(self) -> bool:
-        """Whether something folded away has a value or a problem."""
+        """Return whether an advanced field has a value or an error."""
         folded = [field for _, fields in self.sections() for field in fields]
         typed = self.data if self.is_bound else self.initial
         usual = {name: known[0][0] for name, known in CHOICES.items()}
@@ -267,7 +280,7 @@ class RunForm(ProblemForm):
         )
 
     def volunteers(self) -> int:
-        """How many the estimate is for, whatever was typed."""
+        """Return the number of volunteers for the estimate, whatever was typed."""
         text = normalise_number(self.data.get("volunteers") or "")
         return max(1, min(int(text), 10_000)) if text.isascii() and text.isdigit() else VOLUNTEERS
 
@@ -294,7 +307,7 @@ def _flat(spec: RunSpec) -> dict[str, Any]:
 
 
 def _run_as_typed(run: Run) -> dict[str, Any]:
-    """A draft as somebody would have typed it: only what differs from the preset and the defaults."""
+    """Return a draft as form values: only what differs from the preset and the defaults."""
     spec = run.spec
     shape = dataclasses.asdict(spec.model)
     near = [

@@ -1,10 +1,10 @@
-"""A person's machines: enrolled, named, looked at, paused, resumed, revoked."""
+"""A person's machines: list, page, rename, pause, resume, revoke, enrol."""
 
 import uuid
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.db.models import F, Prefetch
+from django.db.models import F, Prefetch, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
@@ -16,11 +16,11 @@ from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.web.run_views import UNFINISHED, site_url
 
-LONGEST = 60  # characters of a name
+MAX_NAME = 60  # characters
 
 
-def own_machines(request: HttpRequest):
-    """This person's machines with what the pages show of them, those that were revoked last."""
+def list_own_machines(request: HttpRequest) -> QuerySet[Machine]:
+    """Query the person's machines with everything their pages show, revoked ones last."""
     member = Membership.everywhere.newest().select_related("run").order_by("-last_seen")
     found = request.user.machines.select_related("pause", "measured").prefetch_related(
         Prefetch("memberships", member)
@@ -31,22 +31,26 @@ def own_machines(request: HttpRequest):
 @login_required
 @require_safe
 def list_machines(request: HttpRequest) -> HttpResponse:
+    """List the person's machines."""
     return render(
-        request, "machines.html", {"machines": own_machines(request), "site": site_url(request)}
+        request,
+        "machines.html",
+        {"machines": list_own_machines(request), "site": site_url(request)},
     )
 
 
 @login_required
 def show_machine(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
-    """One machine; a POST gives it another name."""
-    found, problem, typed = get_object_or_404(own_machines(request), pk=machine), "", None
+    """Show one machine; a POST renames it."""
+    found, problem, typed = get_object_or_404(list_own_machines(request), pk=machine), "", None
     if request.method == "POST":
         typed = request.POST.get("name", "")
-        if len(" ".join(typed.split())) > LONGEST:
-            problem = f"Call it something of {LONGEST} characters or fewer; this has {len(' '.join(typed.split()))}."
+        length = len(" ".join(typed.split()))
+        if length > MAX_NAME:
+            problem = f"A name has at most {MAX_NAME} characters; this has {length}."
         else:
             found.rename(typed, actor=request.user)
-            messages.success(request, f"It is called {found.name} now.")
+            messages.success(request, f"Renamed to {found.name}.")
             return redirect("machine", machine=found.pk)
     context = {
         "machine": found,
@@ -61,20 +65,20 @@ def show_machine(request: HttpRequest, machine: uuid.UUID) -> HttpResponse:
 @login_required
 @require_POST
 def control_machine(request: HttpRequest, machine: uuid.UUID, action: str) -> HttpResponse:
-    """ "pause", "resume" or "revoke", as the addresses have them."""
+    """Pause, resume or revoke a machine."""
     found = get_object_or_404(Machine, pk=machine, owner=request.user)
     done, said = {
         "pause": (
             lambda: MachinePause.start(found, actor=request.user),
-            "pauses with its next report, and keeps its state.",
+            "pauses with its next report and keeps its state.",
         ),
         "resume": (
             lambda: MachinePause.end(found, actor=request.user),
-            "goes on with its next report.",
+            "resumes with its next report.",
         ),
         "revoke": (
             lambda: found.revoke(actor=request.user),
-            "is revoked: this site refuses it, and its peers hear of that.",
+            "is revoked: this site and its peers refuse it.",
         ),
     }[action]
     if done():
@@ -88,7 +92,7 @@ def control_machine(request: HttpRequest, machine: uuid.UUID, action: str) -> Ht
 @login_required
 @require_safe
 def find_enrolment(request: HttpRequest) -> HttpResponse:
-    """For a code that is typed rather than followed."""
+    """Find an enrolment by a code that is typed instead of its link."""
     typed = request.GET.get("code", "").strip()
     if typed and (found := Enrolment.find(typed)):
         return redirect("enrol", code=found.code)
@@ -97,6 +101,7 @@ def find_enrolment(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def decide_enrolment(request: HttpRequest, code: str) -> HttpResponse:
+    """Show an enrolment; a POST approves or refuses it."""
     found = Enrolment.find(code)
     if found is None or found.decided_by_id not in (
         None,

@@ -1,4 +1,7 @@
-"""The mirrors' page: which sites are one, and whether they know the same. Staff see each log and each fault."""
+"""The mirrors page: which sites there are, and whether they are in sync.
+
+Staff also see each log and the last errors.
+"""
 
 from datetime import UTC, datetime
 
@@ -12,6 +15,7 @@ from coordinator.replication import comparison, mirror_list
 
 @require_safe
 def show_mirrors(request: HttpRequest) -> HttpResponse:
+    """Show all mirrors."""
     rows, found = comparison.compare_mirrors(), mirror_list.newest_list()
     context = {
         "rows": rows,

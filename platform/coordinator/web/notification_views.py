@@ -1,4 +1,4 @@
-"""What a person was told, what they want to be told, and their webhooks."""
+"""Notifications, their settings, and webhooks."""
 
 import uuid
 
@@ -17,12 +17,13 @@ from coordinator.notify.models import Notification, NotificationPreference, Webh
 from coordinator.notify.notification_types import NotificationType
 from coordinator.notify.tasks import UNSUBSCRIBE
 
-PAGE = 30  # notices
+PAGE = 30  # notifications
 
 
 @login_required
 @require_safe
 def list_notifications(request: HttpRequest) -> HttpResponse:
+    """List the person's notifications."""
     page = Paginator(request.user.notifications.filter(shown=True), PAGE).get_page(
         request.GET.get("page")
     )
@@ -32,12 +33,14 @@ def list_notifications(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def mark_notifications_read(request: HttpRequest) -> HttpResponse:
+    """Mark all notifications as read."""
     Notification.mark_read(request.user)
     return redirect("notifications")
 
 
 @login_required
 def edit_preferences(request: HttpRequest) -> HttpResponse:
+    """Edit where the person wants notifications."""
     form = PreferencesForm(request.POST if request.method == "POST" else None, person=request.user)
     if form.is_valid():
         form.save()
@@ -46,9 +49,12 @@ def edit_preferences(request: HttpRequest) -> HttpResponse:
     return render(request, "notification_settings.html", {"form": form})
 
 
-@csrf_exempt  # mail programs post here by themselves (RFC 8058): the address holds a secret of its own
+@csrf_exempt  # mail programs post here (RFC 8058); the address contains a signed token
 def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
-    """No more letters. Looking at the page changes nothing: mail scanners follow links."""
+    """Unsubscribe a person from emails by a POST.
+
+    A GET changes nothing, because mail scanners follow links.
+    """
     try:
         person = get_object_or_404(User, pk=signing.loads(token, salt=UNSUBSCRIBE), left=None)
     except signing.BadSignature:
@@ -62,9 +68,10 @@ def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
 
 @login_required
 def list_webhooks(request: HttpRequest) -> HttpResponse:
+    """List the person's webhooks; a POST adds one."""
     form = WebhookForm(request.POST or None)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
-        messages.success(request, "Added. Try it with a test call.")
+        messages.success(request, "Webhook added. Send a test call to try it.")
         return redirect("webhooks")
     return _render_webhooks(request, form)
 
@@ -72,7 +79,7 @@ def list_webhooks(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def edit_webhook_types(request: HttpRequest, webhook: uuid.UUID) -> HttpResponse:
-    """Of what one hears."""
+    """Change the notification types that a webhook receives."""
     form = WebhookTypesForm(
         request.POST, hook=get_object_or_404(Webhook, pk=webhook, person=request.user)
     )
@@ -86,7 +93,7 @@ def edit_webhook_types(request: HttpRequest, webhook: uuid.UUID) -> HttpResponse
 def _render_webhooks(
     request: HttpRequest, form: WebhookForm, changed: WebhookTypesForm | None = None
 ) -> HttpResponse:
-    """The page, with what was typed into either of its forms."""
+    """Render the page with the submitted form, if any."""
     rows = [
         (hook, changed if changed and changed.hook == hook else WebhookTypesForm(hook=hook))
         for hook in request.user.webhooks.all()
@@ -98,16 +105,19 @@ def _render_webhooks(
 @login_required
 @require_POST
 def control_webhook(request: HttpRequest, webhook: uuid.UUID, action: str) -> HttpResponse:
+    """Remove, test, enable or disable a webhook."""
     hook = get_object_or_404(Webhook, pk=webhook, person=request.user)
     if action == "remove":
         hook.remove()
-        messages.success(request, "The webhook is gone.")
+        messages.success(request, "Webhook removed.")
     elif action == "test":
         hook.create_delivery(None, {"greeting": "Hello from Barnraise."})
-        messages.success(request, "A test call is on its way; look here again in some seconds.")
+        messages.success(
+            request, "A test call was queued; reload in a few seconds to see the response."
+        )
     elif action in ("on", "off"):
         hook.set_active(action == "on")
-        messages.success(request, f"The webhook is {action}.")
+        messages.success(request, "Webhook enabled." if action == "on" else "Webhook disabled.")
     else:
         raise Http404
     return redirect("webhooks")

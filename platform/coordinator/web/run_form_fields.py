@@ -1,8 +1,9 @@
-"""What the form of a run asks: each field's words, its choices and its place."""
+"""The fields of the form of a run: labels, help texts, choices and sections."""
 
 from django import forms
 
 from barnraise.spec import AUTO, SCHEDULES, STRATEGIES
+from coordinator.accounts.models import User
 from coordinator.runs.join_policy import Access
 
 SOURCE_LABELS = {
@@ -12,83 +13,92 @@ SOURCE_LABELS = {
     "files": "Files on my own machine",
 }
 TOKENIZER_LABELS = {
-    "bpe": "Byte-pair encoding, learnt from the text",
+    "bpe": "Byte-pair encoding, trained on the text",
     "bytes": "Bytes (256 tokens)",
 }
 ACCESS_LABELS = {
     Access.ANYONE: "Anyone",
-    Access.INVITATION: "People I invite by a link",
-    Access.TEAM: "A team of mine",
+    Access.INVITATION: "People I invite by link",
+    Access.TEAM: "One of my teams",
 }
 STRATEGY_LABELS = {
-    "streams": "As said below; rounds end together by the clock, and are said a part at a time",
-    "windows": "As said below, and rounds end together by the clock",
-    "async": "As said below, and rounds end in each machine's own time",
+    "streams": "Streams: fixed settings, rounds end by the clock, published in parts",
+    "windows": "Windows: fixed settings, rounds end by the clock",
+    "async": "Async: fixed settings, each machine ends its rounds itself",
 }
 CODEC_LABELS = {
-    "auto": "As each machine's line allows",
+    "auto": "Automatic",
     "dense8": "Every value, 8 bits",
     "dense4": "Every value, 4 bits",
     "dense2": "Every value, 2 bits",
-    "top256x2": "The largest sixteenth, 2 bits",
-    "top64x2": "The largest sixty-fourth, 2 bits",
+    "top256x2": "Top 1/16 of values, 2 bits each",
+    "top64x2": "Top 1/64 of values, 2 bits each",
 }
 
-# dotted field → (label, help). Those without a default elsewhere show the spec's own as placeholder.
+# Section → dotted field → (label, help); the placeholder shows the default.
 ADVANCED: dict[str, dict[str, tuple[str, str]]] = {
-    "Shape of the model": {
+    "Model": {
         "model.layers": ("Layers", ""),
-        "model.width": ("Width", "divisible by the heads"),
+        "model.width": ("Width", "Must be divisible by the heads."),
         "model.heads": ("Heads", ""),
-        "model.context": ("Context", "tokens the model looks back"),
-        "model.vocabulary": ("Vocabulary", "tokens it knows"),
+        "model.context": ("Context", "Tokens the model attends to."),
+        "model.vocabulary": ("Vocabulary", "Number of tokens in the tokenizer."),
     },
-    "How it learns": {
-        "recipe.learning_rate": ("Learning rate", "at its highest"),
-        "recipe.schedule": ("Schedule", "of the learning rate"),
-        "recipe.warmup_tokens": ("Warm-up", "tokens until the learning rate is full"),
+    "Optimizer": {
+        "recipe.learning_rate": ("Learning rate", "Peak value."),
+        "recipe.schedule": ("Learning rate schedule", ""),
+        "recipe.warmup_tokens": ("Warm-up", "Tokens until the learning rate reaches its peak."),
         "recipe.weight_decay": ("Weight decay", ""),
-        "recipe.clip": ("Clip", "norm of the gradient"),
-        "recipe.step_sequences": ("Sequences a step", "on each machine"),
-        "recipe.evaluate_every": ("Validate every", "tokens of the whole run"),
+        "recipe.clip": ("Gradient clipping", "Maximum gradient norm."),
+        "recipe.step_sequences": ("Sequences per step", "On each machine."),
+        "recipe.evaluate_every": ("Validation interval", "Tokens of the whole run."),
     },
-    "How machines agree": {
-        "recipe.strategy": ("Strategy", "nobody waits for anybody in any of them"),
-        "recipe.codec": ("Updates say", "less of each update on slower lines"),
+    "Exchange": {
+        "recipe.strategy": ("Strategy", "No machine waits for another in any strategy."),
+        "recipe.codec": ("Compression", "Slower uplinks send smaller updates."),
         "recipe.round_steps": (
-            "Steps a round",
-            "between two updates of a machine; its line decides where updates do",
+            "Steps per round",
+            "Between two updates of a machine; automatic compression decides it too.",
         ),
-        "recipe.outer_rate": ("Outer rate", "how much of a round goes into its update"),
+        "recipe.outer_rate": ("Outer learning rate", "Share of a round that goes into its update."),
         "recipe.outer_momentum": ("Outer momentum", ""),
         "recipe.speculation": (
-            "Speculation",
-            "trust in a guess of the updates that are under way; 0: none is made",
+            "Delay compensation",
+            "Weight of the prediction for updates in flight; 0 disables it.",
         ),
-        "recipe.feedback_decay": ("Error feedback", "how much of what compression dropped is kept"),
+        "recipe.feedback_decay": (
+            "Error feedback",
+            "Share of the compression error that is carried over.",
+        ),
     },
-    "The text and the rest": {
-        "text.held_out": ("Held out", "share of the text kept for validation"),
-        "text.shard_tokens": ("Tokens a shard", ""),
-        "seed": ("Seed", "random, when left empty"),
-        "quorum": ("Machines to wait for", "before training starts"),
-        "report_every": ("Seconds between reports", "of each machine to this site"),
+    "Text and run": {
+        "text.held_out": ("Validation split", "Share of the text held out for validation."),
+        "text.shard_tokens": ("Tokens per shard", ""),
+        "seed": ("Seed", "Random if left empty."),
+        "quorum": ("Minimum machines", "Training starts once this many have joined."),
+        "report_every": ("Report interval", "Seconds between two reports of a machine."),
     },
 }
 CHOICES = {  # the first is the default
     "recipe.schedule": [(name, name.capitalize()) for name in SCHEDULES],
-    "recipe.strategy": [(AUTO, "Auto: rounds and updates as each machine's line allows")]
+    "recipe.strategy": [(AUTO, "Auto: adapted to each machine's uplink")]
     + [(name, STRATEGY_LABELS.get(name, name)) for name in STRATEGIES],
     "recipe.codec": list(CODEC_LABELS.items()),
 }
-RUN_FIELDS = {"quorum": 1, "report_every": 5.0}  # of the run rather than of its spec
+RUN_FIELDS = {"quorum": 1, "report_every": 5.0}  # belong to the run, not to its spec
 BASIC_FIELDS = ("recipe.token_budget", "text.source", "text.places", "text.tokenizer")
 TERMS_FIELDS = ("access", "team", "least_memory", "least_device_memory", "notes")
-NON_SPEC_FIELDS = ("name", "preset", "volunteers", *RUN_FIELDS, *TERMS_FIELDS)  # not of the spec
+NON_SPEC_FIELDS = (
+    "name",
+    "preset",
+    "volunteers",
+    *RUN_FIELDS,
+    *TERMS_FIELDS,
+)  # not part of the spec
 
 
 def number_field(label: str, note: str, placeholder: str) -> forms.CharField:
-    """Numbers are text: 1e6, 1_000_000 and 1,000,000 all mean a million, and what was typed stays as typed."""
+    """Build a text field for a number, so that 1e6 and 1,000,000 are accepted and kept."""
     attrs = {
         "placeholder": placeholder,
         "autocomplete": "off",
@@ -105,7 +115,7 @@ def number_field(label: str, note: str, placeholder: str) -> forms.CharField:
 
 
 def choice_field(label: str, words: dict[str, str], note: str = "") -> forms.ChoiceField:
-    """Radio buttons; the first is chosen."""
+    """Build radio buttons with the first one selected."""
     return forms.ChoiceField(
         required=False,
         choices=list(words.items()),
@@ -117,14 +127,15 @@ def choice_field(label: str, words: dict[str, str], note: str = "") -> forms.Cho
 
 
 def text_field(label: str, note: str, rows: int, longest: int) -> forms.CharField:
+    """Build a field for several lines."""
     widget = forms.Textarea(attrs={"rows": rows, "spellcheck": "false"})
     return forms.CharField(
         required=False, max_length=longest, label=label, help_text=note, widget=widget, strip=False
     )
 
 
-def terms_fields(owner) -> dict[str, forms.Field]:
-    """Who may join, and the notes. A team is one of the owner's."""
+def terms_fields(owner: User | None) -> dict[str, forms.Field]:
+    """Build the fields for access and notes; the teams are the owner's."""
     teams = [(str(team.pk), team.name) for team in owner.teams.all()] if owner else []
     known = {
         str(name): word for name, word in ACCESS_LABELS.items() if teams or name != Access.TEAM
@@ -135,17 +146,21 @@ def terms_fields(owner) -> dict[str, forms.Field]:
         else {"team": forms.ChoiceField(required=False, choices=[("", "–"), *teams], label="Team")}
     )
     return {
-        "access": choice_field("Who may join", known),
+        "access": choice_field("Who can join", known),
         **team,
-        "least_memory": number_field("Least memory, GB", "of a machine that joins; empty: any", ""),
-        "least_device_memory": number_field("Least GPU memory, GB", "empty: none is needed", ""),
-        "notes": text_field("Notes", "For everybody who looks at the run, in Markdown.", 6, 40_000),
+        "least_memory": number_field("Minimum RAM (GB)", "Leave empty for any.", ""),
+        "least_device_memory": number_field(
+            "Minimum GPU memory (GB)", "Leave empty if no GPU is needed.", ""
+        ),
+        "notes": text_field("Notes", "Public, in Markdown.", 6, 40_000),
     }
 
 
 def as_sentence(text: str) -> str:
+    """Capitalise a text and end it with a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?")) else ".")
 
 
 def normalise_number(text: str) -> str:
+    """Remove spaces, commas and underscores."""
     return text.strip().replace(",", "").replace("_", "")

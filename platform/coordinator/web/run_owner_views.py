@@ -1,4 +1,4 @@
-"""What an organiser does with a run besides starting and stopping it: its terms, copies, invitations."""
+"""Pages for the owner of a run: access, removed updates, budget, copies, invitations."""
 
 import uuid
 
@@ -20,7 +20,7 @@ from coordinator.web.verdict_form import RunVerdictForm
 
 @login_required
 def edit_terms(request: HttpRequest, slug: str) -> HttpResponse:
-    """Who may join, and the notes: of any run, whatever its state."""
+    """Edit who can join and the notes, in any status of the run."""
     run = get_owned_run(request, slug)
     form = TermsForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid():
@@ -34,12 +34,12 @@ def edit_terms(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 def list_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
-    """What was taken out of a run again, and a form that takes out more."""
+    """List the removed updates, and remove more."""
     run = get_owned_run(request, slug)
     form = RunVerdictForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
         messages.success(
-            request, "Signed. Machines hear of it with their next reports, and from each other."
+            request, "Signed. Machines receive it with their next reports and from each other."
         )
         return redirect("run_verdicts", slug=run.slug)
     context = {"form": form, "run": run, "verdicts": run.verdicts.select_related("by")[:100]}
@@ -48,13 +48,13 @@ def list_verdicts(request: HttpRequest, slug: str) -> HttpResponse:
 
 @login_required
 def extend_run(request: HttpRequest, slug: str) -> HttpResponse:
-    """More tokens than its budget had, while some of it are left."""
+    """Add tokens to the budget while some are left."""
     run = get_owned_run(request, slug)
     form = ExtendForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
         messages.success(
             request,
-            f"{form.cleaned_data['tokens']:,} tokens more: its machines hear of it in seconds.",
+            f"{form.cleaned_data['tokens']:,} tokens added; machines receive this within seconds.",
         )
         return redirect(run)
     return render(
@@ -65,7 +65,7 @@ def extend_run(request: HttpRequest, slug: str) -> HttpResponse:
 @login_required
 @require_POST
 def clone_run(request: HttpRequest, slug: str) -> HttpResponse:
-    """Anybody who sees a run may make one like it, from the start or from a `checkpoint`."""
+    """Copy a visible run as a draft, optionally with the weights of a `checkpoint`."""
     run = get_visible_run(request, slug)
     if not request.user.may_create_runs:
         raise PermissionDenied(ORGANISERS)
@@ -78,13 +78,13 @@ def clone_run(request: HttpRequest, slug: str) -> HttpResponse:
         messages.error(request, f"This run cannot be copied as it is: {error}.")
         return redirect(run)
     messages.success(
-        request, f"A draft with the rules of {run.name}: change what you like, then launch it."
+        request, f"A draft with the configuration of {run.name}: edit it, then launch it."
     )
     return redirect("run_edit", slug=copy.slug)
 
 
 def get_checkpoint(run: Run, pk: str) -> Checkpoint:
-    """One of this run's. Raises Http404."""
+    """Return a checkpoint of the run, or raise Http404."""
     try:
         return get_object_or_404(Checkpoint, pk=uuid.UUID(pk), run=run)
     except ValueError:
@@ -94,36 +94,34 @@ def get_checkpoint(run: Run, pk: str) -> Checkpoint:
 @login_required
 @require_POST
 def create_invitation(request: HttpRequest, slug: str) -> HttpResponse:
+    """Create an invitation link."""
     run = get_owned_run(request, slug)
     RunInvitation.create(run, request.POST.get("note", "").strip(), actor=request.user)
-    messages.success(
-        request, "Here is a link. Whoever follows it, signed in, may join with their machines."
-    )
+    messages.success(request, "Link created. People who accept it can join with their machines.")
     return redirect(f"{run.get_absolute_url()}#invitations")
 
 
 @login_required
 @require_POST
 def withdraw_invitation(request: HttpRequest, slug: str, invitation: uuid.UUID) -> HttpResponse:
+    """Revoke an invitation link."""
     run = get_owned_run(request, slug)
     found = get_object_or_404(RunInvitation, pk=invitation, run=run)
     if found.withdraw(actor=request.user):
-        messages.success(request, "The link leads nowhere any more. Who came by it stays.")
+        messages.success(request, "Link revoked. People who have accepted it stay.")
     return redirect(f"{run.get_absolute_url()}#invitations")
 
 
 @login_required
 def accept_invitation(request: HttpRequest, slug: str, token: str) -> HttpResponse:
-    """Where an invitation's link leads: a page with a button, so that a link alone changes nothing."""
+    """Show an invitation; only its button accepts it, so that following a link changes nothing."""
     invitation = RunInvitation.find_by_token(token)
     if invitation is None or invitation.run.slug != slug:
         raise Http404
     run = invitation.run
     if request.method == "POST":
         if invitation.accept(request.user):
-            messages.success(request, f"Your machines may join {run.name}.")
+            messages.success(request, f"Your machines can join {run.name}.")
             return redirect(run if run.may_see(request.user) else "runs")
-        messages.error(
-            request, "This link has brought as many people as it may: ask the owner for another."
-        )
+        messages.error(request, "This link was used too many times: ask the owner for another.")
     return render(request, "run_invitation.html", {"run": run, "invitation": invitation})

@@ -1,4 +1,4 @@
-"""The pages of runs: the list, one run, its form. Machines have theirs in `machines.py`."""
+"""Pages of runs: the home page, the list, one run, and its form."""
 
 import json
 from datetime import UTC, datetime
@@ -20,14 +20,15 @@ from coordinator.runs.models import Run
 from coordinator.telemetry import checkpoints
 from coordinator.web.forms import RunForm
 
-LISTED, ENDED = 50, 10  # runs on one page; of those that ended, beside the ones under way
+LISTED = 50  # runs on one page
+ENDED = 10  # finished runs on the first page, after the active ones
 CONTROLS = {
-    "launch": "Launched. Training starts once a machine of yours has prepared the text.",
+    "launch": "Launched. Training starts once one of your machines has prepared the text.",
     "pause": "Paused. Machines keep their state and wait.",
-    "resume": "Training goes on.",
-    "cancel": "The run is cancelled.",
-    "archive": "Put away: it is in no list any more, and stays at this address.",
-    "unarchive": "It is in the lists again.",
+    "resume": "Resumed.",
+    "cancel": "Cancelled.",
+    "archive": "Archived: the run is no longer listed and stays at this address.",
+    "unarchive": "Unarchived: the run is listed again.",
 }
 ORGANISERS = "Only organisers create runs here: ask the staff to make you one."
 UNFINISHED = [
@@ -39,6 +40,7 @@ UNFINISHED = [
 
 @require_safe
 def show_home(request: HttpRequest) -> HttpResponse:
+    """Show the home page with some active runs."""
     visible = (
         Run.objects.visible_to(request.user).filter(status__in=UNFINISHED).select_related("owner")
     )
@@ -69,20 +71,22 @@ def list_runs(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def create_run(request: HttpRequest) -> HttpResponse:
+    """Create a draft."""
     if not request.user.may_create_runs:
         raise PermissionDenied(ORGANISERS)
     form = RunForm(request.POST or None, owner=request.user)
     if request.method == "POST" and form.is_valid() and (run := form.save(request.user)):
-        messages.success(request, "Here is your draft. Look it over, then launch it.")
+        messages.success(request, "Draft created. Check it, then launch it.")
         return redirect(run)
     return render(request, "run_form.html", {"form": form}, status=422 if form.is_bound else 200)
 
 
 @login_required
 def edit_run(request: HttpRequest, slug: str) -> HttpResponse:
+    """Edit a draft."""
     run = get_owned_run(request, slug)
     if not run.allows_action("edit"):
-        messages.error(request, "A launched run's rules never change.")
+        messages.error(request, "The configuration of a launched run cannot be changed.")
         return redirect(run)
     form = RunForm(request.POST or None, run=run)
     if request.method == "POST" and form.is_valid() and form.save(request.user):
@@ -95,6 +99,7 @@ def edit_run(request: HttpRequest, slug: str) -> HttpResponse:
 
 @require_safe
 def show_run(request: HttpRequest, slug: str) -> HttpResponse:
+    """Show a run's page; its script then follows the run live."""
     run = get_visible_run(request, slug)
     spec, snapshot, mirrors = run.spec, RunSnapshot.capture(run), mirror_sites()
     public = run.may_see(AnonymousUser())
@@ -137,7 +142,7 @@ def show_run(request: HttpRequest, slug: str) -> HttpResponse:
 
 @require_safe
 def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
-    """The list of checkpoints alone, for htmx."""
+    """Render the list of checkpoints alone, for htmx."""
     run = get_visible_run(request, slug)
     return render(
         request,
@@ -149,6 +154,7 @@ def show_checkpoints(request: HttpRequest, slug: str) -> HttpResponse:
 @login_required
 @require_POST
 def control_run(request: HttpRequest, slug: str, action: str) -> HttpResponse:
+    """Launch, pause, resume, cancel, archive or unarchive a run."""
     run = get_owned_run(request, slug)
     if action not in CONTROLS:
         raise Http404
@@ -160,7 +166,7 @@ def control_run(request: HttpRequest, slug: str, action: str) -> HttpResponse:
 
 
 def join_problem(request: HttpRequest, run: Run) -> str:
-    """What keeps this person from joining, as far as people go; "" for nothing."""
+    """Return why this person cannot join the run, whatever their machines; "" if they can."""
     if run.is_over:
         return f"The run is {run.status}; nobody can join it any more."
     if run.access != "anyone" and not (
@@ -171,6 +177,7 @@ def join_problem(request: HttpRequest, run: Run) -> str:
 
 
 def parse_uuid(text: str) -> UUID | None:
+    """Parse a UUID; return None if it is none."""
     try:
         return UUID(text)
     except ValueError:
@@ -178,7 +185,7 @@ def parse_uuid(text: str) -> UUID | None:
 
 
 def get_visible_run(request: HttpRequest, slug: str) -> Run:
-    """A draft that is not theirs does not exist for a visitor."""
+    """Return a run that the visitor can see, or raise Http404."""
     run = Run.objects.select_related("owner").find(slug)
     if run is None or not run.may_see(request.user):
         raise Http404
@@ -186,6 +193,7 @@ def get_visible_run(request: HttpRequest, slug: str) -> Run:
 
 
 def get_owned_run(request: HttpRequest, slug: str) -> Run:
+    """Return a run that the visitor may control; raise Http404 or PermissionDenied otherwise."""
     run = get_visible_run(request, slug)
     if not run.may_control(request.user):
         raise PermissionDenied("Only the run's owner can do this.")
@@ -193,5 +201,5 @@ def get_owned_run(request: HttpRequest, slug: str) -> Run:
 
 
 def site_url(request: HttpRequest) -> str:
-    """The address that `barnraise login` takes."""
+    """Return this site's address, as `barnraise login` takes it."""
     return f"{request.scheme}://{request.get_host()}"

@@ -1,4 +1,7 @@
-"""What the pages draw of themselves: a timber frame that stands for progress, a barn quilt that stands for a run."""
+"""Drawings of the pages: a timber frame that shows progress, and a barn quilt for each run.
+
+Pure.
+"""
 
 import hashlib
 import itertools
@@ -23,7 +26,7 @@ Point = tuple[float, float, float]  # x to the right, y up, z away
 
 @dataclass(frozen=True)
 class Timber:
-    """One timber, in drawing units; `order` is when it is raised."""
+    """One timber in drawing units; `order` is its place in the order of raising."""
 
     order: int
     x1: float
@@ -35,6 +38,8 @@ class Timber:
 
 @dataclass(frozen=True)
 class Drawing:
+    """The timbers with the size of the drawing."""
+
     width: float
     height: float
     members: tuple[Timber, ...]
@@ -42,7 +47,7 @@ class Drawing:
 
 @lru_cache(maxsize=1)
 def timber_frame() -> Drawing:
-    """A gambrel barn, raised as one is: sills, then bent after bent, then what ties them, then the roof."""
+    """Draw a gambrel barn; timbers are in the order in which a barn is raised."""
     depths = [BAY * i for i in reversed(range(BENTS))]
     timbers: list[tuple[Point, Point, bool]] = []
 
@@ -93,7 +98,10 @@ def timber_frame() -> Drawing:
 
 
 def count_raised(share: float, members: int) -> int:
-    """How many timbers stand: the first with the first token, the last only with the last. As src/views/frame.ts."""
+    """Count the raised timbers: one from the first token on, all only at the end.
+
+    The frontend has the same formula.
+    """
     if share <= 0:
         return 0
     return members if share >= 1 else min(members - 1, 1 + int(share * (members - 1)))
@@ -101,9 +109,9 @@ def count_raised(share: float, members: int) -> int:
 
 @lru_cache(maxsize=500)
 def quilt(name: str) -> tuple[tuple[str, str], ...]:
-    """(css class, polygon points) of a block of 6 × 6 patches, the same for the same name for ever.
+    """Return (CSS class, polygon points) of a block of 6 × 6 patches, determined by the name.
 
-    One quarter of 3 × 3 patches, each a square or two triangles in one of three colours, turned four times.
+    One quarter has 3 × 3 patches, each a square or two triangles; it is drawn four times, rotated.
     """
     bits = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "big")
 

@@ -1,4 +1,4 @@
-"""The pages of teams and of invitations to them."""
+"""Pages of teams and of invitations to them."""
 
 from uuid import UUID
 
@@ -19,6 +19,7 @@ LISTED = 200  # teams on one page
 
 @require_safe
 def list_teams(request: HttpRequest) -> HttpResponse:
+    """List all teams, the visitor's first."""
     teams = Team.objects.annotate(size=Count("members"))
     mine = (
         teams.filter(pk__in=request.user.teams.all())
@@ -32,6 +33,7 @@ def list_teams(request: HttpRequest) -> HttpResponse:
 
 @login_required
 def create_team(request: HttpRequest) -> HttpResponse:
+    """Create a team."""
     form = TeamForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
@@ -43,12 +45,14 @@ def create_team(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def show_team(request: HttpRequest, slug: str) -> HttpResponse:
+    """Show a team."""
     return _render_team(request, get_object_or_404(Team, slug=slug))
 
 
 @login_required
 @require_POST
 def rename_team(request: HttpRequest, slug: str) -> HttpResponse:
+    """Rename a team."""
     team = get_led_team(request, slug)
     form = TeamForm(request.POST, auto_id="id_rename_%s")
     if form.is_valid():
@@ -63,7 +67,7 @@ def rename_team(request: HttpRequest, slug: str) -> HttpResponse:
 @login_required
 @require_POST
 def invite_member(request: HttpRequest, slug: str) -> HttpResponse:
-    """Whether the address has an account is not told: the letter reads the same."""
+    """Invite an email address; the page does not reveal whether it has an account."""
     team = get_led_team(request, slug)
     form = TeamInvitationForm(request.POST, auto_id="id_invite_%s")
     if form.is_valid():
@@ -73,7 +77,7 @@ def invite_member(request: HttpRequest, slug: str) -> HttpResponse:
             form.add_error("email", error.sentence)
         else:
             emails.send_invitation(made, request.build_absolute_uri(f"/teams/invitations/{token}/"))
-            messages.success(request, f"A letter is on its way to {made.email}.")
+            messages.success(request, f"An invitation was sent to {made.email}.")
             return redirect(team)
     return _render_team(request, team, invite=form)
 
@@ -81,6 +85,7 @@ def invite_member(request: HttpRequest, slug: str) -> HttpResponse:
 @login_required
 @require_POST
 def withdraw_invitation(request: HttpRequest, slug: str) -> HttpResponse:
+    """Revoke an invitation to a team."""
     team = get_led_team(request, slug)
     get_object_or_404(team.invitations, pk=_uuid(request)).withdraw(request.user)
     return redirect(team)
@@ -89,12 +94,12 @@ def withdraw_invitation(request: HttpRequest, slug: str) -> HttpResponse:
 @login_required
 @require_POST
 def leave_team(request: HttpRequest, slug: str) -> HttpResponse:
-    """Leave, or with `id` send somebody else away."""
+    """Leave the team, or remove the member with `id`."""
     team = get_object_or_404(Team, slug=slug)
     whose = {"pk": _uuid(request)} if "id" in request.POST else {"person": request.user}
     person = get_object_or_404(team.members, **whose).person
     if person != request.user and not team.may_lead(request.user):
-        raise PermissionDenied("Only who leads the team can do this.")
+        raise PermissionDenied("Only a leader of the team can do this.")
     if team.remove_member(person, request.user):
         who = "You have" if person == request.user else f"{person.shown_name} has"
         messages.success(request, f"{who} left {team.name}.")
@@ -104,15 +109,17 @@ def leave_team(request: HttpRequest, slug: str) -> HttpResponse:
 @login_required
 @require_POST
 def promote_member(request: HttpRequest, slug: str) -> HttpResponse:
+    """Make a member a leader."""
     team = get_led_team(request, slug)
     person = get_object_or_404(team.members, pk=_uuid(request)).person
     if team.promote(person, request.user):
-        messages.success(request, f"{person.shown_name} leads {team.name} too.")
+        messages.success(request, f"{person.shown_name} is now a leader of {team.name}.")
     return redirect(team)
 
 
 @login_required
 def answer_invitation(request: HttpRequest, token: str) -> HttpResponse:
+    """Show an invitation to a team; a POST accepts or declines it."""
     found = TeamInvitation.find(token)
     if found is None:
         return render(request, "team_invitation.html", {"invitation": None}, status=404)
@@ -121,10 +128,10 @@ def answer_invitation(request: HttpRequest, token: str) -> HttpResponse:
         try:
             if request.POST.get("answer") == "join":
                 found.accept(request.user)
-                messages.success(request, f"You are in {found.team.name} now.")
+                messages.success(request, f"You joined {found.team.name}.")
                 return redirect(found.team)
             found.withdraw(request.user)
-            messages.success(request, "The invitation is gone.")
+            messages.success(request, "Invitation declined.")
             return redirect("teams")
         except UserError as error:
             refusal = error.sentence
@@ -137,10 +144,10 @@ def answer_invitation(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def get_led_team(request: HttpRequest, slug: str) -> Team:
-    """A team that this person leads."""
+    """Return a team that the visitor leads; raise Http404 or PermissionDenied otherwise."""
     team = get_object_or_404(Team, slug=slug)
     if not team.may_lead(request.user):
-        raise PermissionDenied("Only who leads the team can do this.")
+        raise PermissionDenied("Only a leader of the team can do this.")
     return team
 
 

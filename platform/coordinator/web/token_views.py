@@ -1,4 +1,4 @@
-"""A person's API tokens: made, shown once, revoked."""
+"""A person's API tokens: create, show once, revoke."""
 
 import uuid
 
@@ -12,44 +12,47 @@ from django.views.decorators.http import require_POST
 
 from coordinator.tokens.models import MAX_DAYS, SCOPES, Token
 
-MOST = 50  # good ones a person
+MAX_TOKENS = 50  # not revoked, of one person
 
 
 class TokenForm(forms.Form):
+    """A new token."""
+
     name = forms.CharField(
         max_length=60,
         label="Name",
-        help_text="What it is for, so that you know which to revoke.",
+        help_text="What the token is for.",
         required=True,
     )
     days = forms.IntegerField(
         min_value=1,
         max_value=MAX_DAYS,
         initial=90,
-        label="Days it is good for",
+        label="Expires after (days)",
         widget=forms.TextInput,
     )
     scopes = forms.MultipleChoiceField(
         choices=[(name, f"{name}: {words}") for name, words in SCOPES.items()],
         initial=["runs:read"],
-        label="It may",
+        label="Permissions",
         widget=forms.CheckboxSelectMultiple,
-        error_messages={"required": "Let it do at least one thing."},
+        error_messages={"required": "Choose at least one permission."},
     )
 
     def clean_name(self) -> str:
+        """Remove unprintable characters."""
         return "".join(c for c in self.cleaned_data["name"] if c.isprintable())
 
 
 @login_required
 @never_cache
 def list_tokens(request: HttpRequest) -> HttpResponse:
-    """The tokens; a POST makes one, and shows its text here and nowhere else."""
+    """List the tokens; a POST creates one and shows its text, which is not stored."""
     form, text = TokenForm(request.POST or None), ""
     good = request.user.tokens.filter(revoked=None)
     if request.method == "POST" and form.is_valid():
-        if good.count() >= MOST:
-            form.add_error(None, f"You have {MOST} tokens: revoke one first.")
+        if good.count() >= MAX_TOKENS:
+            form.add_error(None, f"You have {MAX_TOKENS} tokens: revoke one first.")
         else:
             said = form.cleaned_data
             _, text = Token.create(request.user, said["name"], said["scopes"], said["days"])
@@ -61,7 +64,8 @@ def list_tokens(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def revoke_token(request: HttpRequest, token: uuid.UUID) -> HttpResponse:
+    """Revoke a token."""
     found = get_object_or_404(Token, pk=token, user=request.user)
     if found.revoke(actor=request.user):
-        messages.success(request, f"{found.name} is revoked: whatever shows it is refused.")
+        messages.success(request, f"{found.name} is revoked.")
     return redirect("tokens")

@@ -1,3 +1,5 @@
+"""Addresses of the pages."""
+
 from django.urls import path
 
 from coordinator.web import (

@@ -1,10 +1,11 @@
-"""The form that takes updates out of a run again."""
+"""The form that removes updates from a run."""
 
 from typing import Any
 
 from django import forms
 
 from barnraise.errors import SpecError
+from coordinator.accounts.models import User
 from coordinator.fleet.verdicts import (
     RetractionRequest,
     VerdictRecord,
@@ -18,34 +19,35 @@ from coordinator.web.run_form_fields import number_field
 
 
 class RunVerdictForm(ProblemForm):
-    """Of one machine: everything from a number on, or single updates, or both."""
+    """Updates of one machine: all from a number on, single ones, or both."""
 
     author = forms.ChoiceField(
-        label="Whose updates", help_text="Each of its lives numbers its updates anew."
+        label="Machine", help_text="Numbering restarts when a machine starts from scratch."
     )
     first = number_field(
-        "From this update on",
-        "All of them come out, and nothing more is taken of it. 1: every one.",
+        "First update",
+        "Removes this update and all later ones; 1 removes all.",
         "",
     )
     updates = forms.CharField(
         required=False,
         max_length=4000,
-        label="Or single updates",
-        help_text="Numbers, with commas. With its tokens, like 7:40960, one leaves the run's count as well.",
+        label="Single updates",
+        help_text="Numbers, separated by commas; 7:40960 also subtracts its tokens from the count.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
     reason = forms.CharField(
-        required=False, max_length=100, label="Why", help_text="Everybody may read it.",
+        required=False, max_length=100, label="Reason", help_text="Public.",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )  # fmt: skip
 
-    def __init__(self, *args, run: Run, **kwargs):
+    def __init__(self, *args: Any, run: Run, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.run = run
         self.fields["author"].choices = [(each.author, str(each)) for each in list_authors(run)]
 
     def clean(self) -> dict[str, Any]:
+        """Check what is to be removed."""
         cleaned = super().clean()
         if "author" not in cleaned:
             return cleaned
@@ -61,8 +63,8 @@ class RunVerdictForm(ProblemForm):
             self.add_problems(SpecError(retraction_problems(self.run, [cleaned["charge"]])))
         return cleaned
 
-    def save(self, actor) -> bool:
-        """False when the run has changed meanwhile: what is wrong is then at the fields."""
+    def save(self, actor: User) -> bool:
+        """Issue the verdict; return False, with errors at the fields, if it is refused."""
         try:
             VerdictRecord.issue(
                 self.run, [self.cleaned_data["charge"]], self.cleaned_data["reason"], actor=actor

@@ -78,7 +78,7 @@ def test_who_holds_the_letter_joins_once(signed_in, post, valkey):
     assert "Join Weavers?" in page(client.get(link)) and team.members.count() == 1, (
         "looking joins nobody"
     )
-    assert "You are in Weavers" in page(client.post(link, {"answer": "join"}, follow=True))
+    assert "You joined Weavers" in page(client.post(link, {"answer": "join"}, follow=True))
     assert team.members.filter(person=bob, leads=False).exists()
     eve, _ = signed_in("eve@example.org")
     assert eve.post(link, {"answer": "join"}).status_code == 404, "a link is good once"

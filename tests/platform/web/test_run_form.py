@@ -131,7 +131,7 @@ def test_a_draft_can_be_edited_until_it_is_launched(signed_in):
     assert run.spec.model.layers == 6 and run.spec.model.vocabulary == 256
 
     run.launch()
-    assert "never change" in text(
+    assert "cannot be changed" in text(
         client.post(f"/runs/{run.slug}/edit/", sent | {"name": "Again"}, follow=True)
     )
     run.refresh_from_db()

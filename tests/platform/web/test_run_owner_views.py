@@ -317,13 +317,13 @@ def test_a_run_made_with_senseless_terms_is_refused_whoever_makes_it(person):
 def test_run_form_offers_auto_strategy_by_default(signed_in):
     client, _ = signed_in()
     page = client.get("/runs/new/").content.decode()
-    assert re.search(r'<option value="auto"( selected)?>Auto: rounds and updates', page)
+    assert re.search(r'<option value="auto"( selected)?>Auto: adapted', page)
     sent = {"name": "Auto", "preset": "gpt-nano", "recipe.strategy": "auto"}
     assert client.post("/runs/new/", sent).status_code == 302
     recipe = Run.objects.get().spec.recipe
     assert (recipe.strategy, recipe.codec) == ("streams", "auto")
     page = client.get(f"/runs/{Run.objects.get().slug}/edit/").content.decode()
-    assert '<option value="auto" selected>Auto: rounds' in page
+    assert '<option value="auto" selected>Auto: adapted' in page
     said = client.post("/runs/estimate/", {**sent, "volunteers": "25"}).content.decode()
     assert (
         said.count("Auto: exchange every") >= 2

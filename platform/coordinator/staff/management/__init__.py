@@ -1,0 +1,1 @@
+"""Django management of the staff app."""

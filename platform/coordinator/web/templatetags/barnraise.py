@@ -1,10 +1,11 @@
-"""What the templates need beyond Django: built files, the theme, drawings, and numbers as people read them."""
+"""Template tags and filters: built files, the theme, drawings, and readable numbers."""
 
 import json
 import math
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from django import template
 from django.conf import settings
@@ -28,15 +29,16 @@ FONTS = (
 
 
 class FrontendNotBuiltError(Exception):
-    """frontend/dist is not there: `make setup` builds it."""
+    """Raised when frontend/dist is missing; `make setup` builds it."""
 
 
 @lru_cache(maxsize=4)
-def _manifest(path: Path, changed: int) -> dict:
+def _manifest(path: Path, changed: int) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def load_manifest() -> dict:
+def load_manifest() -> dict[str, Any]:
+    """Read Vite's manifest, or the cached one if the file has not changed."""
     path = settings.DIST / "manifest.json"
     try:
         return _manifest(path, path.stat().st_mtime_ns)
@@ -46,7 +48,7 @@ def load_manifest() -> dict:
 
 @register.simple_tag
 def frontend_assets() -> SafeString:
-    """The page's style sheets, script and first fonts, by the hashed names Vite gave them."""
+    """Link the style sheets, the script and the first fonts by their hashed names."""
     files = load_manifest()
     entry = files["src/main.ts"]
     fonts = [(static(part["file"]),) for name, part in files.items() if name.endswith(FONTS)]
@@ -63,13 +65,13 @@ def frontend_assets() -> SafeString:
 
 @register.simple_tag
 def other_mirrors() -> list[MirrorEntry]:
-    """Of the list; none where there is no list."""
+    """List the other mirrors; none where there is no mirror list."""
     return mirror_list.other_mirrors() if mirror_list.current_version()[0] else []
 
 
 @register.simple_tag(takes_context=True)
-def theme(context) -> SafeString:
-    """The attribute for <html> when the visitor chose a theme; the system decides otherwise."""
+def theme(context: dict[str, Any]) -> SafeString:
+    """Render the attribute of <html> for the chosen theme; without it the system decides."""
     request = context.get("request")
     chosen = request.COOKIES.get("theme") if request else None
     return (
@@ -79,12 +81,13 @@ def theme(context) -> SafeString:
 
 @register.simple_tag
 def timber_frame(share: float = 1.0, label: str = "") -> SafeString:
-    """The barn, raised as far as `share` (0 to 1) says. `label` is what it says to those who do not see it."""
+    """Draw the barn, raised to `share` (0 to 1); `label` is its text for screen readers."""
     plan = svg_art.timber_frame()
     standing = svg_art.count_raised(float(share), len(plan.members))
     lines = format_html_join(
         "",
-        '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/><line class="timber" {}/></g>',
+        '<g data-member="{}" class="{}"><line class="plan" {}/><line class="edge" {}/>'
+        '<line class="timber" {}/></g>',
         ((m.order, _classes(m, standing), _ends(m), _ends(m, 5), _ends(m)) for m in plan.members),
     )
     role = (
@@ -102,7 +105,10 @@ def _classes(member: svg_art.Timber, standing: int) -> str:
 
 
 def _ends(m: svg_art.Timber, short: float = 0) -> SafeString:
-    """`short`: how far from each end the line stops; a gap around a timber must not cut those it is joined to."""
+    """Render the ends of a line that stops `short` units before them.
+
+    The gap around a timber must not cut the timbers that it joins.
+    """
     across, down = m.x2 - m.x1, m.y2 - m.y1
     part = short / max(1.0, math.hypot(across, down))
     ends = (m.x1 + across * part, m.y1 + down * part, m.x2 - across * part, m.y2 - down * part)
@@ -111,7 +117,7 @@ def _ends(m: svg_art.Timber, short: float = 0) -> SafeString:
 
 @register.simple_tag
 def quilt(name: object) -> SafeString:
-    """The barn quilt that stands for a run, by its id."""
+    """Draw the barn quilt of a run, by its id."""
     return _quilt(str(name))
 
 
@@ -126,7 +132,7 @@ def _quilt(name: str) -> SafeString:
 
 @register.filter
 def count(value: float) -> str:
-    """1234567 → "1.23 M": as src/format.ts."""
+    """Format a count, such as 1234567 → "1.23 M", as src/format.ts does."""
     value = float(value)
     for unit in ("", " K", " M", " B", " T"):
         if value < 999.5:
@@ -138,13 +144,13 @@ def count(value: float) -> str:
 
 @register.filter
 def size(value: float) -> str:
-    """Bytes in GiB or MiB."""
+    """Format bytes in GiB or MiB."""
     return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
 @register.filter
 def percent(share: float) -> str:
-    """As src/format.ts: never 100 % before it is."""
+    """Format a share as src/format.ts does; 100 % only when it is complete."""
     value = max(0.0, min(1.0, float(share))) * 100
     return (
         f"{value:.0f} %"
@@ -163,12 +169,13 @@ def codec_label(codec: str) -> str:
 
 @register.filter
 def status_word(status: str) -> str:
+    """Capitalise a run's status."""
     return RunStatus(status).value.capitalize()
 
 
 @register.filter
 def span(seconds: float) -> str:
-    """How long, in the one unit that says it best: 0.42 s, 35 s, 12 min, 3.4 h, 5.2 days, 8 years."""
+    """Format a duration in one unit: 0.42 s, 35 s, 12 min, 3.4 h, 5.2 days, 8 years."""
     seconds = float(seconds)
     if not math.isfinite(seconds):
         return "for ever"
@@ -182,22 +189,23 @@ def span(seconds: float) -> str:
 
 @register.filter
 def skew(ahead: float) -> str:
-    """Of a clock, in seconds: "right" within one."""
+    """Format a clock's offset in seconds; "right" within one second."""
     return "right" if abs(ahead) < 1 else f"{ahead:+,.0f} s"
 
 
 @register.filter
 def gigabytes(size: int) -> str:
+    """Format bytes in GB."""
     return f"{size / 1e9:.3g} GB"
 
 
 @register.filter
 def ago(then: datetime) -> str:
-    """As timesince, without its "0 minutes"."""
+    """Format how long ago something was; "just now" within a minute."""
     return f"{timesince(then)} ago" if (timezone.now() - then).total_seconds() >= 60 else "just now"
 
 
 @register.filter
 def rate(value: float, unit: str) -> str:
-    """1.83e11, "FLOP" → "183 GFLOP/s": with the letters that rates have, which are not those of counts."""
+    """Format a rate, such as 1.83e11, "FLOP" → "183 GFLOP/s", with SI prefixes."""
     return f"{count(value).replace(' B', ' G') if value >= 1000 else f'{value:.0f} '}{unit}/s"

@@ -1,19 +1,24 @@
-"""Keeps the site in a folder: its database and its keys. The site goes on meanwhile."""
+"""Back up the site's database and keys to a folder, while the site runs."""
 
 from pathlib import Path
+from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from coordinator.lib import backup
 
 
 class Command(BaseCommand):
-    help = __doc__
+    """See the module."""
 
-    def add_arguments(self, parser) -> None:
-        parser.add_argument("folder", type=Path, help="a new one")
+    help = __doc__ or ""
 
-    def handle(self, *, folder: Path, **options) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the arguments."""
+        parser.add_argument("folder", type=Path, help="a new folder")
+
+    def handle(self, *, folder: Path, **options: Any) -> None:
+        """Run the command."""
         try:
             for path in backup.backup(folder):
                 self.stdout.write(f"{path}  {path.stat().st_size:,} bytes")

@@ -1,10 +1,10 @@
-"""The settings as a table in Markdown, from where they are written down: settings.py. --write FILE puts it between the
-file's marks."""
+"""Print the settings as a Markdown table; --write FILE inserts it into a document."""
 
 import re
 from pathlib import Path
+from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from coordinator import settings
 
@@ -13,7 +13,7 @@ LINE = re.compile(r"([A-Z][A-Z_]+)\s+(\S.*)")
 
 
 def settings_table() -> str:
-    """One line a variable, in the order of settings.py."""
+    """Build the table with one line per variable, in the order of settings.py."""
     rows: list[list[str]] = []
     for line in (settings.__doc__ or "").partition("\n\n")[2].splitlines():
         if found := LINE.fullmatch(line.strip()):
@@ -21,11 +21,11 @@ def settings_table() -> str:
         elif line.strip():
             rows[-1][1] += f" {line.strip()}"
     lines = [f"| `{name}` | {text.replace('|', '/')} |" for name, text in rows]
-    return "\n".join(["| variable | what it says |", "|---|---|", *lines])
+    return "\n".join(["| variable | meaning |", "|---|---|", *lines])
 
 
 def insert_table(text: str) -> str:
-    """The text with a fresh table between its marks. Raises ValueError where it has none."""
+    """Replace the table between a document's markers; raise ValueError if it has none."""
     before, begun, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)
     if not begun or not ended:
@@ -34,13 +34,17 @@ def insert_table(text: str) -> str:
 
 
 class Command(BaseCommand):
-    help = __doc__
+    """See the module."""
+
+    help = __doc__ or ""
     requires_system_checks = []
 
-    def add_arguments(self, parser) -> None:
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the arguments."""
         parser.add_argument("--write", type=Path, metavar="FILE")
 
-    def handle(self, *, write: Path | None, **options) -> None:
+    def handle(self, *, write: Path | None, **options: Any) -> None:
+        """Run the command."""
         if write is None:
             self.stdout.write(settings_table())
             return
