@@ -43,19 +43,19 @@ test-all: setup
 
 # The swap engine against its targets, 40 minutes; QUICK=1: 5 minutes. Leave the machine alone meanwhile.
 bench-swap: .venv/.installed
-	@$(BIN)/python benchmarks/swap.py $(if $(QUICK),--quick)
+	@$(BIN)/python benchmarks/swap/bench_swap.py $(if $(QUICK),--quick)
 
 bench-swap-cuda: .venv/.installed
-	@$(BIN)/python benchmarks/swap_cuda.py $(if $(QUICK),--quick)
+	@$(BIN)/python benchmarks/swap/bench_swap_cuda.py $(if $(QUICK),--quick)
 
 # What one site bears with 2,000 workers and 2,000 watchers, 15 minutes. QUICK=1: a tenth, 3 minutes.
 bench-site: setup
-	@PYTHONPATH=platform $(BIN)/python benchmarks/site.py $(if $(QUICK),--quick)
+	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/site/bench_site.py $(if $(QUICK),--quick)
 
 # How fast a new mirror takes in 100,000 events, how late the others are at 50 changes a second, what a worker's day adds to
 # the log; 6 minutes. QUICK=1: a tenth of it, 2 minutes.
 bench-mirrors: setup
-	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/mirrors.py $(if $(QUICK),--quick)
+	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/mirrors/bench_mirrors.py $(if $(QUICK),--quick)
 
 # Known weaknesses of what we build on; says so where a registry does not answer.
 audit: setup
@@ -63,20 +63,20 @@ audit: setup
 
 # What the exchange survives: kills, partitions, flipped bits, hostile peers, poison; some 15 minutes. QUICK=1: five.
 drill-exchange: .venv/.installed
-	@$(BIN)/python benchmarks/drill_exchange.py $(if $(QUICK),--quick)
+	@$(BIN)/python benchmarks/exchange/drill_exchange.py $(if $(QUICK),--quick)
 
 # What a site of three mirrors survives, some 15 minutes; as root on Linux, where a mirror can be cut off. QUICK=1: five.
 drill-mirrors: setup
-	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/drill_mirrors.py $(if $(QUICK),--quick)
+	@PYTHONPATH=platform:worker $(BIN)/python benchmarks/mirrors/drill_mirrors.py $(if $(QUICK),--quick)
 
 # What the exchange costs in loss and saves in bytes, 75 minutes on two cores; goes on where it stopped. KNOWN=1:
 # only what docs/benchmarks/exchange_study.jsonl lacks. QUICK=1: three minutes.
 study-exchange: .venv/.installed
-	@$(BIN)/python benchmarks/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
+	@$(BIN)/python benchmarks/exchange/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
 
 # The same with 32 M parameters, against what they are held against alone; for a GPU.
 study-exchange-cuda: .venv/.installed
-	@BARNRAISE_STUDY=large $(BIN)/python benchmarks/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
+	@BARNRAISE_STUDY=large $(BIN)/python benchmarks/exchange/study_exchange.py $(if $(QUICK),--quick) $(if $(KNOWN),--known)
 
 clean:
 	rm -rf .venv .state build frontend/dist frontend/node_modules

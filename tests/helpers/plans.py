@@ -1,4 +1,4 @@
-"""Plans and engines for tests of the engine; `benchmarks/exactness.py` defines "the same bits"."""
+"""Plans and engines for tests of the engine; `benchmarks/swap/bitwise.py` defines "the same bits"."""
 
 import dataclasses
 import hashlib
@@ -20,13 +20,13 @@ from barnraise.swap.engine import Engine
 from barnraise.swap.executor import EngineProgress
 from barnraise.swap.state_store import FragmentSequence, StateStore
 
-_PATH = ROOT / "benchmarks" / "exactness.py"
-if (exactness := sys.modules.get("exactness")) is None:
-    _spec = importlib.util.spec_from_file_location("exactness", _PATH)
-    exactness = sys.modules["exactness"] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(exactness)
+_PATH = ROOT / "benchmarks" / "swap" / "bitwise.py"
+if (bitwise := sys.modules.get("bitwise")) is None:
+    _spec = importlib.util.spec_from_file_location("bitwise", _PATH)
+    bitwise = sys.modules["bitwise"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(bitwise)
 
-groups, resident, from_disk = exactness.groups, exactness.resident, exactness.from_disk
+groups, resident, from_disk = bitwise.groups, bitwise.resident, bitwise.from_disk
 
 TINY = ModelSpec(layers=2, width=32, heads=4, context=16, vocabulary=300)
 RECIPE = Recipe(learning_rate=3e-3, clip=1.0)
@@ -67,12 +67,12 @@ def engine_of(plan: Plan, folder: Path | None = None, recipe: Recipe = RECIPE) -
 
 def sample_text(sequences: int = 4, seed: int = 0, model: ModelSpec = TINY) -> torch.Tensor:
     """Return learnable text: each token is the last one plus one."""
-    return exactness.text(model, sequences, seed)
+    return bitwise.text(model, sequences, seed)
 
 
 def weights_of(engine: Engine) -> list[torch.Tensor]:
     """Return fp32 copies of the replica's fragments, with the pending update applied."""
-    return exactness.state(engine)[::3]
+    return bitwise.state(engine)[::3]
 
 
 def exchange_state(engine: Engine, kind: str) -> list[torch.Tensor]:
@@ -90,7 +90,7 @@ def state_digest(engine: Engine) -> str:
         for kind in ("anchor", "momentum", "feedback")
         for tensor in exchange_state(engine, kind)
     ]
-    for tensor in exactness.state(engine) + exchanged:
+    for tensor in bitwise.state(engine) + exchanged:
         hasher.update(tensor.numpy().tobytes())
     return hasher.hexdigest()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.plans import exactness, from_disk, resident
+from helpers.plans import bitwise, from_disk, resident
 
 from barnraise.models import gpt2 as gpt
 from barnraise.models.gpt2 import views
@@ -16,13 +16,11 @@ from barnraise.spec import ModelSpec
 from barnraise.swap.adamw import BETA1, BETA2, EPSILON
 from barnraise.swap.precision import units_to_float
 
-COMBINATIONS = list(
-    itertools.product(exactness.TIERS, exactness.CLIPPINGS, exactness.MICRO_BATCHES)
-)
-GROUPINGS = 1 << exactness.MODEL.layers - 1
+COMBINATIONS = list(itertools.product(bitwise.TIERS, bitwise.CLIPPINGS, bitwise.MICRO_BATCHES))
+GROUPINGS = 1 << bitwise.MODEL.layers - 1
 CHEAP = itertools.cycle([each for each in COMBINATIONS if each[2] <= 2])
 SAMPLE = [  # every grouping of forward and of backward, and every combination
-    exactness.Case(m, tier, clipping, forward=(37 * k + 11) % GROUPINGS, backward=k)
+    bitwise.Case(m, tier, clipping, forward=(37 * k + 11) % GROUPINGS, backward=k)
     for k, (tier, clipping, m) in enumerate(
         itertools.islice(itertools.chain(COMBINATIONS, CHEAP), GROUPINGS)
     )
@@ -48,21 +46,21 @@ def test_sample_covers_every_grouping_and_every_combination():
     assert {(case.tier, case.clipping, case.micro_batches) for case in SAMPLE} == set(COMBINATIONS)
     for parts in zip(*((c.tier, c.clipping, c.micro_batches) for c in LONG), strict=True):
         assert set(parts) in (
-            set(exactness.TIERS),
-            set(exactness.CLIPPINGS),
-            set(exactness.MICRO_BATCHES),
+            set(bitwise.TIERS),
+            set(bitwise.CLIPPINGS),
+            set(bitwise.MICRO_BATCHES),
         )
 
 
 @pytest.mark.parametrize("quarter", range(4))
 def test_swapped_run_has_the_bits_of_the_resident_run(quarter):
     for case in SAMPLE[quarter::4]:
-        assert exactness.compare(case, steps=3), case
+        assert bitwise.compare(case, steps=3), case
 
 
 @pytest.mark.parametrize("case", LONG, ids=str)
 def test_swapped_run_has_the_same_bits_after_twenty_steps(case):
-    assert exactness.compare(case, steps=20)
+    assert bitwise.compare(case, steps=20)
 
 
 KEPT = [
@@ -76,13 +74,11 @@ KEPT = [
 @pytest.mark.parametrize("more", KEPT, ids=str)
 def test_recomputation_and_activation_offload_change_no_bit(more):
     plan = replace(
-        exactness.Case(2, "memory", "exact", 5, 9).plan(),
+        bitwise.Case(2, "memory", "exact", 5, 9).plan(),
         staged=more.get("boundaries") == "host",
         **more,
     )
-    assert exactness.same(
-        exactness.run(plan, 4), exactness.reference(exactness.MODEL, 2, "exact", 4)
-    )
+    assert bitwise.same(bitwise.run(plan, 4), bitwise.reference(bitwise.MODEL, 2, "exact", 4))
 
 
 MIXED = [
@@ -106,10 +102,8 @@ MIXED = [
 
 @pytest.mark.parametrize("more", MIXED, ids=range(len(MIXED)))
 def test_mixed_tiers_have_the_same_bits(more):
-    plan = replace(exactness.Case(2, "disk exact", "exact", 3, 85).plan(), **more)
-    assert exactness.same(
-        exactness.run(plan, 4), exactness.reference(exactness.MODEL, 2, "exact", 4)
-    )
+    plan = replace(bitwise.Case(2, "disk exact", "exact", 3, 85).plan(), **more)
+    assert bitwise.same(bitwise.run(plan, 4), bitwise.reference(bitwise.MODEL, 2, "exact", 4))
 
 
 # ---- fewer bits ----------------------------------------------------------------------------------
@@ -122,20 +116,20 @@ NARROW = [dict(dtype="bfloat16"), dict(moments_bits=8), dict(dtype="bfloat16", m
 @pytest.mark.parametrize("bits", NARROW, ids=str)
 def test_split_weights_and_8bit_moments_swap_with_the_same_bits(bits, clipping):
     """Compare staged, from disk, and staged from disk with the resident run."""
-    expected = exactness.run(resident(clipping=clipping, micro_batches=2, **bits), 6)
+    expected = bitwise.run(resident(clipping=clipping, micro_batches=2, **bits), 6)
     for tier in ("memory", "disk exact", "staged disk"):
-        plan = replace(exactness.Case(2, tier, clipping, 9, 20).plan(), **bits)
-        assert exactness.same(exactness.run(plan, 6), expected), tier
+        plan = replace(bitwise.Case(2, tier, clipping, 9, 20).plan(), **bits)
+        assert bitwise.same(bitwise.run(plan, 6), expected), tier
 
 
 @pytest.mark.parametrize("bits", NARROW, ids=str)
 def test_loss_falls_nearly_as_fast_with_fewer_bits(bits):
-    narrow, wide = (exactness.run(resident(SMALL, **kind), 20)[0] for kind in (bits, {}))
+    narrow, wide = (bitwise.run(resident(SMALL, **kind), 20)[0] for kind in (bits, {}))
     assert wide[-1] < wide[0] - 0.5 and narrow[-1] == pytest.approx(wide[-1], abs=0.1)
 
 
 def test_split_weights_differ_only_by_the_rounding_of_products():
-    wide, split = (exactness.run(resident(dtype=dtype), 6) for dtype in ("float32", "bfloat16"))
+    wide, split = (bitwise.run(resident(dtype=dtype), 6) for dtype in ("float32", "bfloat16"))
     assert wide[0] == pytest.approx(split[0], rel=5e-3) and wide[0] != split[0]
 
 
@@ -144,8 +138,8 @@ def test_split_weights_differ_only_by_the_rounding_of_products():
 
 def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tensor]]:
     """Train by one graph a step, `F.cross_entropy` on whole logits, and torch.optim.AdamW."""
-    recipe = exactness.RECIPE
-    layers = [views(f, units_to_float(exactness.begun(f))) for f in SMALL.fragments()]
+    recipe = bitwise.RECIPE
+    layers = [views(f, units_to_float(bitwise.begun(f))) for f in SMALL.fragments()]
     layers = [{name: t.clone().requires_grad_() for name, t in layer.items()} for layer in layers]
     embedding, *blocks, final = layers
     every = [t for layer in layers for t in layer.values()]
@@ -156,7 +150,7 @@ def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tens
     optimizer = torch.optim.AdamW(kinds, lr=recipe.learning_rate, betas=(BETA1, BETA2), eps=EPSILON)
     losses = []
     for step in range(steps):
-        batch = exactness.text(SMALL, exactness.SEQUENCES, seed=step)
+        batch = bitwise.text(SMALL, bitwise.SEQUENCES, seed=step)
         x = gpt.embed(embedding, batch[:, :-1])
         for block in blocks:
             x = gpt.block(block, x, SMALL.heads)
@@ -173,7 +167,7 @@ def by_autograd(clipping: str, steps: int) -> tuple[list[float], list[torch.Tens
 
 
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("clipping", exactness.CLIPPINGS)
+@pytest.mark.parametrize("clipping", bitwise.CLIPPINGS)
 def test_twenty_steps_match_torch_autograd_and_adamw(clipping, staged):
     """Compare losses within 1e-5, and each layer's weights within 2 % of the distance they moved.
 
@@ -181,21 +175,18 @@ def test_twenty_steps_match_torch_autograd_and_adamw(clipping, staged):
     """
     losses, layers = by_autograd(clipping, 20)
     plan = replace(from_disk(resident(SMALL, 4, clipping)), gradient_slots=2, staged=staged)
-    ours, state = exactness.run(plan, 20)
+    ours, state = bitwise.run(plan, 20)
     assert ours == pytest.approx(losses, rel=1e-5)
     assert losses[-1] < losses[0] - 0.5
     for fragment, master, expected in zip(SMALL.fragments(), state[::3], layers, strict=True):
         actual = torch.cat([t.flatten() for t in views(fragment, master).values()])
         initial = torch.cat(
-            [
-                t.flatten()
-                for t in views(fragment, units_to_float(exactness.begun(fragment))).values()
-            ]
+            [t.flatten() for t in views(fragment, units_to_float(bitwise.begun(fragment))).values()]
         )
         assert (actual - expected).norm() <= 0.02 * (expected - initial).norm()
 
 
 def test_benchmark_cases_are_the_whole_product():
-    cases = list(exactness.cases())
+    cases = list(bitwise.cases())
     assert len(cases) == len(set(cases)) == GROUPINGS * len(COMBINATIONS)
-    assert Path(exactness.__file__).name == "exactness.py"
+    assert Path(bitwise.__file__).name == "bitwise.py"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from swap_child import BUILD, Child, Payloads
+from engine_child import BUILD, Child, Payloads
 
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits

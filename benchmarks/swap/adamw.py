@@ -1,4 +1,4 @@
-"""AdamW's rate over what memory streams: `python benchmarks/adam.py`.
+"""AdamW's rate over what memory streams: `python benchmarks/swap/adamw.py`.
 
 Bytes are counted as an update reads and writes them: 28 a parameter in fp32 (weights 8, gradient 4, m and v 16) and in
 halves (4 + 4 of weights), 16 in bytes (8 of weights, 4 of gradient, 4 of moments). The stream is STREAM's triad, 12 an

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from swap_child import BUILD, Child
+from engine_child import BUILD, Child
 
 from barnraise.planning.hardware import Hardware
 from barnraise.planning.limits import Limits

@@ -1,4 +1,4 @@
-"""One peer in this process, for peers.py: `train.py '[peer, model, micro-tokens, micro-batches, steps, loss]'`."""
+"""One peer in this process, for baselines.py: `baseline_train.py '[peer, model, micro-tokens, micro-batches, steps, loss]'`."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from peers import SEED, batches
+from baselines import SEED, batches
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

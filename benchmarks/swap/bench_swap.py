@@ -1,4 +1,4 @@
-"""The swap engine against its targets, on this machine: `make bench-swap`, `python benchmarks/swap.py --only xl`.
+"""The swap engine against its targets, on this machine: `make bench-swap`, `python benchmarks/swap/bench_swap.py --only xl`.
 
     exact       swapped runs have the bits of unswapped ones
     memory      peaks of each tier against the plan's
@@ -23,12 +23,12 @@ from dataclasses import replace
 from functools import cache
 from statistics import median
 
-import exactness
-import peers
-import swap_memory
-import swap_xl
+import baselines
+import bitwise
+import gpt2_xl
+import memory_peaks
 import torch
-from swap_child import BUILD, Child, turns
+from engine_child import BUILD, Child, turns
 
 from barnraise.errors import PlanError
 from barnraise.planning.hardware import Hardware
@@ -44,7 +44,7 @@ STRIDE, QUICK_STRIDE = (
     83,
     473,
 )  # through the product of 6,144 cases, which takes two hours: prime to its factors, so
-# that by the first each tier, way of clipping and number of micro-batches meets each other; exactness.py runs them all
+# that by the first each tier, way of clipping and number of micro-batches meets each other; bitwise.py runs them all
 
 
 @cache
@@ -59,9 +59,7 @@ def machine() -> Hardware:
 def exact(quick: bool) -> bool:
     """Whether all cases have the bits of their reference."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    return exactness.tell(
-        list(exactness.cases())[:: QUICK_STRIDE if quick else STRIDE], folder=BUILD
-    )
+    return bitwise.tell(list(bitwise.cases())[:: QUICK_STRIDE if quick else STRIDE], folder=BUILD)
 
 
 # ---- speed ---------------------------------------------------------------------------------------------------------
@@ -69,7 +67,7 @@ def exact(quick: bool) -> bool:
 
 def resident(plan: Plan) -> Plan:
     """The same micro-batches, clipping and recompute with everything where it is computed."""
-    bare = exactness.resident(plan.model, clipping=plan.clipping, sequences=plan.sequences)
+    bare = bitwise.resident(plan.model, clipping=plan.clipping, sequences=plan.sequences)
     return replace(bare, micro_batches=plan.micro_batches)
 
 
@@ -170,7 +168,7 @@ def budgets(hardware: Hardware, model: ModelSpec, sequences: int = 2) -> list[tu
 
 
 def adam(quick: bool) -> dict[str, float]:
-    import adam as rates
+    import adamw as rates
 
     found = rates.measure(5) if quick else rates.measure()
     return {name: round(found[name], 4) for name in ("of_stream", "of_stream_split")}
@@ -195,12 +193,12 @@ def against_peers(quick: bool) -> dict[str, dict]:
         ours = child.ask("steps", count=2)["seconds"]
         for peer in ("fsdp2", "deepspeed"):
             try:
-                theirs = peers.measure(peer, name, micro_tokens, micro_batches, steps)
+                theirs = baselines.measure(peer, name, micro_tokens, micro_batches, steps)
                 found[peer] = {
                     "theirs": theirs["tokens_per_second"],
                     "memory": theirs["peak_rss_mb"] * 1.048576,
                 }
-            except peers.PeerError as error:
+            except baselines.PeerError as error:
                 print(f"  {peer}: {error}")
                 found[peer] = {"ratio": None, "memory_ratio": None, "why": str(error)}
             ours += child.ask("steps", count=2)["seconds"]
@@ -221,8 +219,8 @@ def against_peers(quick: bool) -> dict[str, dict]:
 
 PARTS: dict[str, Callable[[bool], object]] = {
     "exact": exact,
-    "memory": lambda quick: swap_memory.measure(machine(), quick),
-    "xl": lambda quick: swap_xl.measure(machine(), quick),
+    "memory": lambda quick: memory_peaks.measure(machine(), quick),
+    "xl": lambda quick: gpt2_xl.measure(machine(), quick),
     "efficiency": efficiency,
     "plan_error": plan_error,
     "adam": adam,

@@ -1,8 +1,8 @@
 """Whether a swapped run has the bits of the same run with everything resident: weights, both moments and losses.
 
-    python benchmarks/exactness.py                                     # the whole product, 6,144 cases
-    python benchmarks/exactness.py --tier memory --tier "disk exact"   # those of two tiers, 3,072
-    python benchmarks/exactness.py --every 10                          # each tenth case
+    python benchmarks/swap/bitwise.py                                     # the whole product, 6,144 cases
+    python benchmarks/swap/bitwise.py --tier memory --tier "disk exact"   # those of two tiers, 3,072
+    python benchmarks/swap/bitwise.py --every 10                          # each tenth case
 
 "The same run" is the same engine, micro-batches in the same order, and recompute (DESIGN section 4). Needs torch alone.
 """
@@ -26,7 +26,7 @@ from torch import Tensor
 try:
     import barnraise  # noqa: F401  (installed, or on the path already)
 except ImportError:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 
 from barnraise.planning.plan import Plan, tile_elements
 from barnraise.spec import UNIT_BITS, Fragment, ModelSpec, Recipe

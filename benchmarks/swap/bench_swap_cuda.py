@@ -1,5 +1,5 @@
 """The swap engine on a GPU whose memory is capped, beside everything in its memory, FSDP2 and DeepSpeed ZeRO-3 offload:
-`make bench-swap-cuda`, or with a bare torch `python benchmarks/swap_cuda.py [--quick] [--model gpt3-1.3b] [--cap 8]`.
+`make bench-swap-cuda`, or with a bare torch `python benchmarks/swap/bench_swap_cuda.py [--quick] [--model gpt3-1.3b] [--cap 8]`.
 
 GPT-3 1.3B, 2.7B and 6.7B, at micro-batches of 1,024 and 2,048 tokens and steps of 4k, 16k and 64k, with 8, 12 and 24 GB
 of GPU memory. What does not fit is refused by the plan, in a sentence. One line a case, then one JSON object.
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from swap_child import BUILD, PATHS, Child, ChildError
+from engine_child import BUILD, PATHS, Child, ChildError
 
 from barnraise.errors import PlanError
 from barnraise.planning.hardware import Hardware
@@ -32,7 +32,7 @@ GB = 10**9
 MODELS = ("gpt3-1.3b", "gpt3-2.7b", "gpt3-6.7b")
 MICRO_TOKENS, STEP_TOKENS, CAPS = (1024, 2048), (4096, 16384, 65536), (8, 12, 24)
 PEERS = ("fsdp2", "deepspeed")
-PEER = Path(__file__).with_name("swap_cuda_peer.py")
+PEER = Path(__file__).with_name("cuda_baseline.py")
 PEER_SECONDS = 1800
 
 

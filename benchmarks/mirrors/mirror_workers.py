@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mirrors_site import Site, until
+from mirror_site import Site, until
 
 from coordinator.demo.processes import ProcessGroup
 
@@ -87,7 +87,7 @@ class Workers:
 
     def start(self, number: int, slug: str) -> None:
         command = (
-            HERE / "mirrors_volunteer.py",
+            HERE / "volunteer.py",
             "join",
             slug,
             "--home",

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from mirrors_site import Site
+from mirror_site import Site
 
 KINDS = ("account", "account", "rename", "ban", "unban", "run", "settings", "settings")
 ELSEWHERE = (

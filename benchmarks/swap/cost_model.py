@@ -1,4 +1,4 @@
-"""Predicted against measured seconds of the model's parts on this machine: `python benchmarks/costs.py`.
+"""Predicted against measured seconds of the model's parts on this machine: `python benchmarks/swap/cost_model.py`.
 
 Prints a table, then one JSON object as its last line. About a minute on two cores; leave the machine alone meanwhile.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "worker"))
 
 from barnraise.models import gpt2 as gpt
 from barnraise.planning import cost_model

@@ -1,7 +1,7 @@
 """FSDP2 or DeepSpeed with CPU offload on a GPU, in this process, as swap_cuda.py calls it:
-`swap_cuda_peer.py '[peer, model, micro-tokens, micro-batches, steps, bytes of GPU memory]'`.
+`cuda_baseline.py '[peer, model, micro-tokens, micro-batches, steps, bytes of GPU memory]'`.
 
-The layers, tokens, clipping and recompute of peers/train.py, with bf16 products and fp32 masters: FSDP2 by its
+The layers, tokens, clipping and recompute of baseline_train.py, with bf16 products and fp32 masters: FSDP2 by its
 MixedPrecisionPolicy, DeepSpeed by its bf16 mode with its own CPUAdam.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import replace
 from statistics import median
 
 import torch
-from peers import batches
+from baseline_train import BETAS, CLIP, DECAY, EPSILON, GPT, RATE, groups, torch_step
+from baselines import batches
 from torch import nn
-from train import BETAS, CLIP, DECAY, EPSILON, GPT, RATE, groups, torch_step
 
 from barnraise.spec import ModelSpec, preset
 

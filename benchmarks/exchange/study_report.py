@@ -14,7 +14,7 @@ from study_case import Case
 from study_model import NAME, SIZE, STEP_TOKENS
 from study_plan import KINDS, SPEEDS, Plan, Results
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (
     ROOT
     / "docs"

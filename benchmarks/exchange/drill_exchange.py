@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from drill_hostile import Attacker
 from drill_machine import FORK, UPLINK, Machine, World, added_up, flip, forked, last
 from drill_worker import MIRROR, RUN
+from hostile_peer import Attacker
 
 from barnraise.cli.verdict import judged
 from barnraise.durable_io import write_atomically

@@ -22,17 +22,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from mirrors_changes import Changes
-from mirrors_faults import QUICK, Faults, Span
-from mirrors_network import Loopback, Network, possible
-from mirrors_site import Site, until
-from mirrors_watchers import Watchers
-from mirrors_workers import Workers
+from faults import QUICK, Faults, Span
+from mirror_site import Site, until
+from mirror_watchers import Watchers
+from mirror_workers import Workers
+from network import Loopback, Network, possible
+from random_changes import Changes
 
 from coordinator.demo.mirrors import build_mirror_list, common_state_hash
 from coordinator.demo.processes import free_port
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MIRRORS, WORKERS, WATCHERS = 3, 6, 20
 NAMES = ("North", "East", "South")
 EVERY = 0.7  # seconds between two changes

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import psycopg
-from mirrors_site import Site, until
+from mirror_site import Site, until
 
 from coordinator.demo.mirrors import build_mirror_list
 from coordinator.demo.processes import free_port
@@ -39,9 +39,9 @@ AWAKE = 15.0  # …until both have pulled and rest
 
 
 def work(site: Site, what: str, *numbers: float) -> dict[str, Any]:
-    """A part of `mirrors_filling.py`, there: its last line."""
+    """A part of `seed_data.py`, there: its last line."""
     asked = ", ".join(map(repr, (what, *numbers)))
-    code = f"import sys; sys.path.append({str(HERE)!r}); import mirrors_filling; mirrors_filling.work({asked})"
+    code = f"import sys; sys.path += [{str(HERE)!r}, {str(HERE.parent / 'site')!r}]; import seed_data; seed_data.work({asked})"
     return json.loads(site.manage("shell", "-v", "0", "-c", code).strip().splitlines()[-1])
 
 

@@ -52,7 +52,7 @@ ENDS = [0, *accumulate(fragment.size for fragment in FRAGMENTS)]
 PIECES = [slice(begin, end) for begin, end in pairwise(ENDS)]
 SIZE = ENDS[-1]
 CLIP, DECAY, WARM_UP = 1.0, 0.1, 20
-FOLDER = Path(__file__).resolve().parents[1] / "build" / "study"
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "study"
 RUN = "01890000-0000-7000-8000-000000000001"
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from django.db import connection, transaction
 from django.utils import timezone
-from site_filling import identity, launched
+from seed_site import identity, launched
 from uuid6 import uuid7
 
 from barnraise.protocol import messages

@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "bench"
 PATIENCE = 3600.0  # seconds without an answer: it is stuck
 SEED, RATE = 11, 3e-4
 
-PATHS = [str(ROOT / "worker"), str(Path(__file__).parent), str(Path(__file__).parent / "peers")]
+PATHS = [str(ROOT / "worker"), str(Path(__file__).parent)]
 sys.path[:0] = PATHS[:2]
 
 
@@ -148,8 +148,8 @@ class Trainee:
             resource.setrlimit(resource.RLIMIT_DATA, (data_limit, data_limit))
         started = time.perf_counter()
         import torch
-        from exactness import Known
-        from peers import batches
+        from baselines import batches
+        from bitwise import Known
 
         from barnraise.spec import Recipe
         from barnraise.swap.engine import Engine

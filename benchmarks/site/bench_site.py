@@ -172,19 +172,19 @@ def main() -> None:
 
 
 def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) -> dict[str, Any]:
-    import site_filling
+    import seed_site
     from site_pages import pages, table
     from site_workers import Worker
 
     from coordinator.lib import site_identity
     from coordinator.runs.models import Run
 
-    like = site_filling.launched("The first", 30.0)
+    like = seed_site.launched("The first", 30.0)
     result: dict[str, Any] = {}
     if told.only in (None, "pages"):
         began = time.monotonic()
         many = (100, 10_000) if told.quick else (1000, 100_000)
-        site_filling.runs(like, *many)
+        seed_site.runs(like, *many)
         print(
             f"{many[0]:,} runs and {many[1]:,} machines in {time.monotonic() - began:.0f} s",
             flush=True,
@@ -195,7 +195,7 @@ def measured(site: Site, told: argparse.Namespace, workers: int, watchers: int) 
         print(table(found), flush=True)
         every_one = sorted(ms for took in found.values() for ms in took)
         result["page_p95_ms"] = round(every_one[int(0.95 * len(every_one))], 1)
-    hands = site_filling.hands(like, workers) if told.only != "pages" else []
+    hands = seed_site.hands(like, workers) if told.only != "pages" else []
     crew: list[Worker] = []
     crew.extend(Worker(hand, crew, like, site_identity.identity().key, site.port) for hand in hands)
     gc.collect()

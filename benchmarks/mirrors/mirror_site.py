@@ -18,8 +18,9 @@ import psutil
 from coordinator.demo.mirrors import CELERY, SERVERS, SITE, DemoMirror
 
 HERE = Path(__file__).resolve().parent
-MANAGE = (sys.executable, str(HERE.parent / "manage.py"))
-CLERK = f"import sys; sys.path.append({str(HERE)!r}); import mirrors_clerk; mirrors_clerk.main()"
+ROOT = HERE.parents[1]
+MANAGE = (sys.executable, str(ROOT / "manage.py"))
+CLERK = f"import sys; sys.path.append({str(HERE)!r}); import load_driver; load_driver.main()"
 
 
 class Site(DemoMirror):
@@ -31,7 +32,7 @@ class Site(DemoMirror):
     @property
     def _told(self) -> dict[str, str]:
         """What its commands find in their environment."""
-        paths = os.pathsep.join(str(HERE.parent / source) for source in ("platform", "worker"))
+        paths = os.pathsep.join(str(ROOT / source) for source in ("platform", "worker"))
         return {**os.environ, **self.environment, "PYTHONPATH": paths}
 
     def manage(self, *command: str) -> str:

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mirrors_changes import Changes
-from mirrors_network import Network
-from mirrors_site import Site, until
+from mirror_site import Site, until
+from network import Network
+from random_changes import Changes
 
 from barnraise.protocol.signing import digest
 from coordinator.demo.mirrors import CELERY, SITE, common_state_hash

@@ -7,7 +7,7 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from site_filling import Hand
+from seed_site import Hand
 
 from barnraise.protocol import coordinator_messages, enums, messages, reports
 from barnraise.protocol.signing import digest

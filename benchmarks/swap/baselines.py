@@ -1,9 +1,9 @@
 """What a user would otherwise pick, measured on this machine: FSDP2 and DeepSpeed with CPU offload, and plain torch.
 
-    python benchmarks/peers.py --peer fsdp2 --model gpt2-124m --micro-tokens 1024 --micro-batches 2 --steps 6
+    python benchmarks/swap/baselines.py --peer fsdp2 --model gpt2-124m --micro-tokens 1024 --micro-batches 2 --steps 6
 
 prints one line of JSON. `measure` is the same for other benchmarks, and `batches` gives them the very tokens;
-peers/train.py is what runs in the child.
+baseline_train.py is what runs in the child.
 
 The same for all, and to be the same for ours beside them: the layers (`barnraise.models.gpt2`), fp32, tokens by seed,
 sequences of min(context, micro-tokens), M micro-batches accumulated into a mean gradient, every block recomputed from
@@ -26,7 +26,7 @@ Not the same, because it is what that system does:
 * Without an accelerator "offload" moves weights from RAM to RAM in both; neither puts them on disk this way. Where RAM
   does not hold the training state they do not run at all.
 
-DeepSpeed lives in build/peers-venv, made on first use beside the project's own torch, with requirements-peers.txt. That
+DeepSpeed lives in build/peers-venv, made on first use beside the project's own torch, with requirements-baselines.txt. That
 takes a C++ compiler, Python's headers, a minute or two and the package registry.
 """
 
@@ -55,10 +55,10 @@ BESIDES = 1 << 30  # …next to torch itself, a layer under way and its activati
 INSTALL_SECONDS = 900  # each part of it; compiling takes about one minute
 START_SECONDS, STEP_SECONDS = 300, 600  # more than this and the peer is stuck
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / "build" / "peers-venv"
-REQUIREMENTS = Path(__file__).with_name("requirements-peers.txt")
-TRAIN = Path(__file__).with_name("peers") / "train.py"
+REQUIREMENTS = Path(__file__).with_name("requirements-baselines.txt")
+TRAIN = Path(__file__).with_name("baseline_train.py")
 PATHS = [
     str(Path(module.__file__).parents[1]) for module in (spec, torch)
 ]  # where the project and its torch lie

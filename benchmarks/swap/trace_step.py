@@ -1,6 +1,6 @@
 """Draws docs/swap-trace.png: the lanes of one real step from disk, as they ran.
 
-python benchmarks/trace.py [--model gpt2-124m] [--memory 1400MB] [--out docs/swap-trace.png]
+python benchmarks/swap/trace_step.py [--model gpt2-124m] [--memory 1400MB] [--out docs/swap-trace.png]
 """
 
 import argparse
