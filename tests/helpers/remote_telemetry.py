@@ -42,7 +42,7 @@ def page(*machines, **rows) -> TelemetryPage:
         "frames": [],
         "sums": [],
         "points": [],
-        "comings": [],
+        "events": [],
         "places": TelemetryPosition(),
         "more": False,
     }

@@ -139,7 +139,9 @@ def test_the_schedule_stays_where_postgres_is_away_when_it_is_to_be_read_again(b
 def test_a_clock_that_was_ahead_and_is_put_right_holds_nothing_up(beat, monkeypatch):
     """Neither in a beat that runs through it, nor in one that starts afterwards and reads of runs still to come."""
     hour, ran = timedelta(hours=1), []
-    monkeypatch.setattr(ResilientScheduler, "apply_entry", lambda self, entry, **_: ran.append(entry.name))
+    monkeypatch.setattr(
+        ResilientScheduler, "apply_entry", lambda self, entry, **_: ran.append(entry.name)
+    )
     schedule = beat()
     schedule.tick()
     schedule._ahead += hour.total_seconds()  # as it is after some time with a clock an hour ahead

@@ -218,18 +218,18 @@ TABLE = {
 }
 SAID = "_form_submitted=1&reason=because&tokens=1000&first=5"
 DECISIONS = {  # each a dialog to look at, and a POST that decides
-    "accounts/user/{person}": ["make_organiser", "unmake_organiser", "ban", "unban", "erase"],
+    "accounts/user/{person}": ["make_organiser", "remove_organiser", "ban", "unban", "erase"],
     "accounts/machine/{machine}": ["revoke"],
     "accounts/team/{team_id}": ["disband"],
     "runs/run/{run_id}": ["pause", "resume", "extend", "finish", "cancel"],
-    "fleet/membership/{membership}": ["take_out"],
+    "fleet/membership/{membership}": ["remove_updates"],
     "staff/announcement/{said}": ["withdraw"],
 }
 for where, actions in DECISIONS.items():
     for action in actions:
         TABLE[f"GET /admin/{where}/{action}/"] = DESK
         TABLE[f"POST /admin/{where}/{action}/ {SAID}"] = "login login login login done"
-for action in ("make_staff", "unmake_staff"):  # answered with a refusal: only superusers may
+for action in ("make_staff", "remove_staff"):  # answered with a refusal: only superusers may
     TABLE[f"POST /admin/accounts/user/{{person}}/{action}/ {SAID}"] = "login login login login done"
 LOOKED = {  # model → a row of it
     "audit/auditentry": "{entry}",

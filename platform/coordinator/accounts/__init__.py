@@ -1,1 +1,1 @@
-"""People, and the machines they have enrolled."""
+"""People, their teams and the machines they have enrolled."""

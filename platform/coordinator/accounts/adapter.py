@@ -1,5 +1,10 @@
-"""How allauth does things here: its letters go out by Celery, who is banned is told why, and nobody is let in before
-what protects their account has come from the mirror where they set it up."""
+"""How allauth behaves here.
+
+It sends e-mail by Celery, shows banned people the reason, and lets nobody in before this site has
+received what protects their account from the mirror where they set it up.
+"""
+
+from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.internal.stagekit import clear_login
@@ -13,36 +18,46 @@ from coordinator.replication import mirror_list
 
 
 class AccountAdapter(DefaultAccountAdapter):
-    def send_mail(self, template_prefix: str, email: str, context: dict) -> None:
-        """Queued: how long a mail server takes must say nothing about whether an address is known."""
-        site = {"name": settings.MIRROR_NAME, "domain": self.request.get_host()}
-        told = {"request": self.request, "email": email, "current_site": site, **context}
-        letter = self.render_mail(template_prefix, email, told)
-        tasks.send_email.delay(letter.subject, letter.body, email)
+    """The adapter that the settings name."""
+
+    def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
+        """Queue an e-mail.
+
+        The time that a mail server takes must not reveal whether an address has an account.
+        """
+        request: Any = self.request
+        site = {"name": settings.MIRROR_NAME, "domain": request.get_host()}
+        context = {"request": request, "email": email, "current_site": site, **context}
+        message = self.render_mail(template_prefix, email, context)
+        send_email: Any = tasks.send_email
+        send_email.delay(message.subject, message.body, email)
 
     def format_email_subject(self, subject: str) -> str:
+        """Begin every subject with the site's name."""
         return f"{settings.MIRROR_NAME}: {subject}"
 
-    def respond_user_inactive(self, request: HttpRequest, user) -> HttpResponse:
-        """Reached only by who knows the password."""
+    def respond_user_inactive(self, request: HttpRequest, user: Any) -> HttpResponse:
+        """Show a banned person, who has typed the right password, the reason."""
         return render(
             request, "account/account_inactive.html", {"reason": user.ban_reason}, status=403
         )
 
-    def pre_login(self, request: HttpRequest, user, **rest) -> HttpResponse | None:
-        refused = super().pre_login(request, user, **rest)
+    def pre_login(self, request: HttpRequest, user: Any, **kwargs: Any) -> HttpResponse | None:
+        """Refuse people whose credentials have not been received yet."""
+        refused = super().pre_login(request, user, **kwargs)
         if refused is None:
             credential_sync.record_credentials(user.pk)
-            refused = self._not_yet(request, user)
+            refused = self._refuse_until_complete(request, user)
         return refused
 
-    def login(self, request: HttpRequest, user) -> None:
-        """The last step of every way in: whatever came meanwhile counts."""
-        if refused := self._not_yet(request, user):
+    def login(self, request: HttpRequest, user: Any) -> None:
+        """Check once more, as the last step of every log-in: events may have come meanwhile."""
+        refused = self._refuse_until_complete(request, user)
+        if refused:
             raise ImmediateHttpResponse(refused)
         super().login(request, user)
 
-    def _not_yet(self, request: HttpRequest, user) -> HttpResponse | None:
+    def _refuse_until_complete(self, request: HttpRequest, user: Any) -> HttpResponse | None:
         if not (what := credential_sync.missing_credentials(user)):
             return None
         clear_login(request)

@@ -1,85 +1,132 @@
-"""People, teams and enrolments for the staff. Machines are with the runs they are in (`fleet/admin.py`)."""
+"""People, teams, enrolments and site settings for the staff. Machines are in `fleet/admin.py`."""
 
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
 from allauth.usersessions.models import UserSession
+from django import forms
 from django.contrib import admin
 from django.contrib.auth.models import Group
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from unfold.admin import ModelAdmin
-from unfold.decorators import action
 from unfold.enums import ActionVariant
 
 from coordinator.accounts.deletion import delete_account
 from coordinator.accounts.models import Enrolment, SiteSettings, Team, User
-from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, dialog_options
+from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, decision, dialog_options
 
+# These modules register models; addresses and secrets are only their owners' business.
 for app in ("django.contrib.auth", "allauth.account", "allauth.mfa", "allauth.usersessions"):
-    import_module(f"{app}.admin")  # registers what the next line takes out again
-admin.site.unregister(
-    [Group, EmailAddress, Authenticator, UserSession]
-)  # addresses and secrets are their owner's alone
-
-DECIDE = ["decide"]
-RIGHTS = (  # (dialog, right, given, its title, what follows of it)
-    ("make_organiser", "organiser", True, "Make organiser", "They may create runs, whatever the site's rules say."),
-    ("unmake_organiser", "organiser", False, "No organiser any more",
-     "Their runs stay theirs. New ones are up to the site's rules."),
-    ("make_staff", "is_staff", True, "Make staff", "They may use this panel: see every address, ban people, end runs."),
-    ("unmake_staff", "is_staff", False, "No staff any more", "This panel is closed to them."),
-)  # fmt: skip
+    import_module(f"{app}.admin")
+admin.site.unregister([Group, EmailAddress, Authenticator, UserSession])
 
 
-def grants(name: str, right: str, given: bool, title: str, follows: str):
-    """A dialog that gives a right, or takes it."""
+def _right_action(
+    name: str, right: str, given: bool, title: str, consequence: str
+) -> Callable[..., HttpResponse]:
+    """Build the admin action that gives a right, or withdraws it.
 
-    def grant(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
-        done, otherwise = "Done: {name}.", "{name}: it is so already."
+    Args:
+        name: the action's name, part of its URL.
+        right: "organiser" or "is_staff".
+        given: False withdraws the right.
+        title: the button's label.
+        consequence: what the dialog explains.
+    """
+
+    def change_right(
+        self: ReadOnlyAdmin, request: HttpRequest, form: forms.Form, object_id: str
+    ) -> HttpResponse:
         return self.decide(
-            request, object_id, lambda user: user.grant(right, request.user, given), done, otherwise
+            request,
+            object_id,
+            lambda user: user.grant(right, request.user, given),
+            "Done: {name}.",
+            "Nothing changed: this was already so for {name}.",
         )
 
-    grant.__name__ = name  # its address
-    return action(
-        description=title.removesuffix(" any more"),
-        permissions=DECIDE,
-        dialog=dialog_options(title, follows),
-    )(grant)
+    change_right.__name__ = name
+    return decision(title, dialog_options(title, consequence))(change_right)
 
 
 @admin.register(User)
 class UserAdmin(ReadOnlyAdmin):
+    """People, whom the staff may give rights, ban and delete."""
+
     list_display = ["email", "name", "is_staff", "organiser", "is_active", "date_joined"]
     list_filter = ["is_staff", "organiser", "is_active", ("banned", admin.EmptyFieldListFilter)]
     search_fields = ["email", "name", "=id"]
-    ordering = ["-id"]  # as they came
-    fields = ["email", "name", "id", "role", "in_teams", "is_superuser", "date_joined", "last_login", "banned",
-              "ban_reason", "left"]  # fmt: skip
+    ordering = ["-id"]  # the newest first
+    fields = [
+        "email",
+        "name",
+        "id",
+        "role",
+        "in_teams",
+        "is_superuser",
+        "date_joined",
+        "last_login",
+        "banned",
+        "ban_reason",
+        "left",
+    ]
     actions_detail = [
-        "make_organiser", "unmake_organiser", "ban", "unban",
-        {"title": "More", "items": ["make_staff", "unmake_staff", "erase"]},
-    ]  # fmt: skip
+        "make_organiser",
+        "remove_organiser",
+        "ban",
+        "unban",
+        {"title": "More", "items": ["make_staff", "remove_staff", "erase"]},
+    ]
 
-    make_organiser, unmake_organiser, make_staff, unmake_staff = (grants(*each) for each in RIGHTS)
+    make_organiser = _right_action(
+        "make_organiser",
+        "organiser",
+        True,
+        "Make organiser",
+        "They may create runs, whatever the site settings are.",
+    )
+    remove_organiser = _right_action(
+        "remove_organiser",
+        "organiser",
+        False,
+        "Remove as organiser",
+        "They keep their runs. Whether they may create new ones depends on the site settings.",
+    )
+    make_staff = _right_action(
+        "make_staff",
+        "is_staff",
+        True,
+        "Make staff",
+        "They may use this panel: see every address, ban people, end runs.",
+    )
+    remove_staff = _right_action(
+        "remove_staff", "is_staff", False, "Remove from staff", "They may not use this panel."
+    )
 
-    def get_queryset(self, request: HttpRequest):
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
+        """Load teams with the people."""
         return super().get_queryset(request).prefetch_related("teams")
 
     @admin.display(description="teams")
     def in_teams(self, user: User) -> str:
+        """List the person's teams."""
         return ", ".join(team.name for team in user.teams.all()) or "none"
 
-    @action(
-        description="Ban",
-        permissions=DECIDE,
-        variant=ActionVariant.DANGER,
-        dialog=dialog_options(
-            "Ban", "They cannot sign in, and all their machines are revoked for good.", ReasonForm
+    @decision(
+        "Ban",
+        dialog_options(
+            "Ban",
+            "They cannot sign in, and all their machines are revoked permanently.",
+            ReasonForm,
         ),
+        ActionVariant.DANGER,
     )
-    def ban(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+    def ban(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
+        """Ban the person."""
         reason = form.cleaned_data["reason"]
         return self.decide(
             request,
@@ -89,42 +136,45 @@ class UserAdmin(ReadOnlyAdmin):
             "{name} was banned.",
         )
 
-    @action(
-        description="Lift the ban",
-        permissions=DECIDE,
-        dialog=dialog_options(
-            "Lift the ban", "They may sign in again. Their machines enrol anew, with new keys."
+    @decision(
+        "Lift the ban",
+        dialog_options(
+            "Lift the ban", "They may sign in again. Their machines must enrol with new keys."
         ),
     )
-    def unban(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+    def unban(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
+        """Lift the ban."""
         return self.decide(
             request,
             object_id,
             lambda user: user.unban(request.user),
-            "{name} may come back.",
+            "{name} may sign in again.",
             "{name} is not banned.",
         )
 
-    @action(
-        description="Delete the account",
-        permissions=DECIDE,
-        variant=ActionVariant.DANGER,
-        dialog=dialog_options(
+    @decision(
+        "Delete the account",
+        dialog_options(
             "Delete the account",
-            "As if they had done it themselves: what is personal goes, for good.",
+            "As if they had deleted it themselves: personal data is deleted permanently.",
         ),
+        ActionVariant.DANGER,
     )
-    def erase(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+    def erase(self, request: HttpRequest, form: forms.Form, object_id: str) -> HttpResponse:
+        """Delete the account."""
+        actor: Any = request.user
         return self.decide(
             request,
             object_id,
-            lambda user: delete_account(user, request.user),
+            lambda user: delete_account(user, actor),
             "The account is deleted.",
         )
 
 
 @admin.register(Enrolment)
 class EnrolmentAdmin(ReadOnlyAdmin):
+    """Requests of machines."""
+
     list_display = ["code", "decision", "decided_by", "created", "expires"]
     list_filter = ["decision"]
     list_select_related = ["decided_by"]
@@ -132,31 +182,34 @@ class EnrolmentAdmin(ReadOnlyAdmin):
 
 @admin.register(Team)
 class TeamAdmin(ReadOnlyAdmin):
+    """Teams, which the staff may disband."""
+
     list_display = ["name", "size", "created"]
     search_fields = ["name", "slug", "people__email", "people__name"]
-    fields = ["name", "id", "slug", "created", "who"]
+    fields = ["name", "id", "slug", "created", "member_names"]
     actions_detail = ["disband"]
 
-    def get_queryset(self, request: HttpRequest):
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Team]:
+        """Load members with the teams."""
         return super().get_queryset(request).prefetch_related("members__person")
 
     @admin.display(description="members")
     def size(self, team: Team) -> int:
+        """Count the members."""
         return len(team.members.all())
 
     @admin.display(description="members")
-    def who(self, team: Team) -> str:
+    def member_names(self, team: Team) -> str:
+        """List the members' names."""
         return ", ".join(f"{m.person}{' (leads)' if m.leads else ''}" for m in team.members.all())
 
-    @action(
-        description="Disband",
-        permissions=DECIDE,
-        variant=ActionVariant.DANGER,
-        dialog=dialog_options(
-            "Disband", "The team is no more. Its people and machines stay.", ReasonForm
-        ),
+    @decision(
+        "Disband",
+        dialog_options("Disband", "The team is deleted. Its people and machines stay.", ReasonForm),
+        ActionVariant.DANGER,
     )
-    def disband(self, request: HttpRequest, form, object_id: str) -> HttpResponse:
+    def disband(self, request: HttpRequest, form: ReasonForm, object_id: str) -> HttpResponse:
+        """Disband the team."""
         reason = form.cleaned_data["reason"]
         return self.decide(
             request,
@@ -167,20 +220,26 @@ class TeamAdmin(ReadOnlyAdmin):
 
 
 @admin.register(SiteSettings)
-class SiteRulesAdmin(ModelAdmin):
-    """One row, always there."""
+class SiteSettingsAdmin(ModelAdmin):
+    """The one row of settings, which always exists."""
 
     list_display = ["__str__", "organisers"]
 
-    def get_queryset(self, request: HttpRequest):
+    def get_queryset(self, request: HttpRequest) -> QuerySet[SiteSettings]:
+        """Create the row before anybody looks for it."""
         SiteSettings.objects.get_or_create(pk=SiteSettings.current().pk)
         return super().get_queryset(request)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
+        """Allow no second row."""
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj=None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Keep the row."""
         return False
 
-    def save_model(self, request: HttpRequest, obj: SiteSettings, form, change: bool) -> None:
+    def save_model(
+        self, request: HttpRequest, obj: SiteSettings, form: forms.ModelForm, change: bool
+    ) -> None:
+        """Save by the model's own method, which writes the audit log."""
         SiteSettings.set_organisers(obj.organisers, request.user)

@@ -1,11 +1,16 @@
+"""The Django app `accounts`."""
+
 from django.apps import AppConfig
 
 
 class AccountsConfig(AppConfig):
+    """People, their teams and their machines."""
+
     name = "coordinator.accounts"
     label = "accounts"
 
     def ready(self) -> None:
+        """Register the replicated types and connect signals."""
         from coordinator.accounts import auth_audit
         from coordinator.accounts import credential_sync as opening
         from coordinator.accounts.replicated import credentials, machines, people, teams

@@ -1,5 +1,6 @@
-"""What happens to the keys of an account, as allauth tells it, into the audit log."""
+"""Write allauth's events, such as a changed password, into the audit log."""
 
+from collections.abc import Callable
 from typing import Any
 
 from allauth.account import signals as account
@@ -20,14 +21,15 @@ AUDIT_ACTIONS = {
 
 
 def connect_signals() -> None:
+    """Connect to allauth's signals."""
     for signal, action in AUDIT_ACTIONS.items():
-        signal.connect(_noter(action), weak=False, dispatch_uid=f"audit {action}")
+        signal.connect(_recorder(action), weak=False, dispatch_uid=f"audit {action}")
 
 
-def _noter(action: str):
-    def note(sender: Any, user: Any, authenticator: Any = None, **rest: Any) -> None:
+def _recorder(action: str) -> Callable[..., None]:
+    def record_action(sender: Any, user: Any, authenticator: Any = None, **kwargs: Any) -> None:
         record(
             action, user, actor=user, **({"factor": authenticator.type} if authenticator else {})
         )
 
-    return note
+    return record_action

@@ -1,9 +1,10 @@
-"""What opens an account besides its password: verified addresses and second factors, the same at every mirror.
+"""Replicate verified addresses and second factors, so that a log-in works alike at every mirror.
 
-allauth keeps the rows and writes them in many places. After each of these the rows are compared with what the log says,
-and the difference is recorded; secrets go into particulars."""
+allauth stores them in rows that it writes in many places. After each write the rows are compared
+with the event log, and the difference is recorded. Secrets are private data, beside the log.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -17,138 +18,150 @@ from uuid6 import uuid7
 
 from coordinator.accounts.machines import strip_unprintable
 from coordinator.accounts.models import User
-from coordinator.eventlog import private_data
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import private_data, writer
 from coordinator.eventlog.models import PrivateData
 from coordinator.eventlog.projection import current_state
 
-STRONG_FACTORS = (
-    Authenticator.Type.TOTP,
-    Authenticator.Type.WEBAUTHN,
-)  # recovery codes alone ask nobody for anything
+# Recovery codes alone make nobody enter a second factor.
+STRONG_FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
 NO_CREDENTIALS: dict[str, Any] = {"addresses": None, "factors": {}, "spent": {}}
-_told: ContextVar[bool] = ContextVar("told", default=True)
+_is_recording: ContextVar[bool] = ContextVar("is_recording", default=True)
 
 
 @contextmanager
 def recording_suspended() -> Iterator[None]:
-    """Rows change because the log says so."""
-    before = _told.set(False)
+    """Record nothing within this context: rows are written because of an event."""
+    before = _is_recording.set(False)
     try:
         yield
     finally:
-        _told.reset(before)
+        _is_recording.reset(before)
 
 
 def connect_signals() -> None:
-    pre_save.connect(_named, sender=Authenticator, dispatch_uid="access named")
-    for model, tell in ((EmailAddress, record_addresses), (Authenticator, record_factors)):
+    """Record credentials whenever allauth writes or deletes their rows."""
+    pre_save.connect(_add_factor_id, sender=Authenticator, dispatch_uid="access named")
+    for model, record in ((EmailAddress, record_addresses), (Authenticator, record_factors)):
         for signal in (post_save, post_delete):
             signal.connect(
-                _teller(tell),
+                _change_handler(record),
                 sender=model,
                 weak=False,
                 dispatch_uid=f"access {model.__name__} {signal!r}",
             )
 
 
-def _named(sender: Any, instance: Authenticator, **rest: Any) -> None:
-    """A factor goes by an id of its own: its row's number is this site's alone."""
+def _add_factor_id(sender: Any, instance: Authenticator, **kwargs: Any) -> None:
+    """Give a factor an id of its own, because its row's number is only known to this site."""
     instance.data.setdefault("id", str(uuid7()))
 
 
 def ensure_factor_id(row: Authenticator) -> None:
-    """One from before mirrors shared them gets its id."""
+    """Give a factor an id if it was created before mirrors replicated factors."""
     if "id" not in row.data:
-        _named(Authenticator, row)
+        _add_factor_id(Authenticator, row)
         Authenticator.objects.filter(pk=row.pk).update(data=row.data)
 
 
-def _teller(tell: Any) -> Any:
-    def changed(
-        signal: Any, instance: Any, origin: Any = None, update_fields: Any = None, **rest: Any
+def _change_handler(record: Callable[[UUID, Any], None]) -> Callable[..., None]:
+    def on_change(
+        signal: Any, instance: Any, origin: Any = None, update_fields: Any = None, **kwargs: Any
     ) -> None:
-        whole = (
-            origin.model if isinstance(origin, QuerySet) else type(origin)
-        )  # what somebody deleted
-        if _told.get() and whole is not User and update_fields != frozenset({"last_used_at"}):
-            tell(instance.user_id, instance if signal is post_delete else None)
+        # The model that somebody deleted rows of; a deleted person takes their credentials along.
+        deleted_model = origin.model if isinstance(origin, QuerySet) else type(origin)
+        is_use_only = update_fields == frozenset({"last_used_at"})
+        if _is_recording.get() and deleted_model is not User and not is_use_only:
+            record(instance.user_id, instance if signal is post_delete else None)
 
-    return changed
+    return on_change
 
 
-def record_addresses(person: UUID, gone: EmailAddress | None = None) -> None:
-    """All of a person's addresses as they are now, where that is news. While another mirror's word on them has not
-    come, what is here is less than they have, and says nothing."""
-    with mirrors.log_transaction():
-        known = _known(person)
-        if not _exists(person) or _missing([known["addresses"]] if known["addresses"] else []):
+def record_addresses(person: UUID, deleted: EmailAddress | None = None) -> None:
+    """Record all of a person's addresses, if they changed.
+
+    While this site has not received the addresses that another mirror recorded, its rows are
+    incomplete, and it records nothing.
+    """
+    with writer.log_transaction():
+        state = _recorded_state(person)
+        recorded = [state["addresses"]] if state["addresses"] else []
+        if not _exists(person) or _missing(recorded):
             return
         rows = (
             EmailAddress.objects.filter(user=person)
             .order_by("email")
             .values("email", "verified", "primary")
         )
-        if not known["addresses"] and not rows:
+        if not recorded and not rows:
             return
         about = private_data.store(f"access:{person}", {"addresses": list(rows)})
-        if about != known["addresses"]:
-            mirrors.record("access.addresses", person, {"about": about})
+        if about != state["addresses"]:
+            writer.record("access.addresses", person, {"about": about})
 
 
-def record_factors(person: UUID, gone: Authenticator | None = None) -> None:
-    """Second factors that came or have another name, the one that went, and recovery codes that were used. One that has
-    merely no row here was not removed: it may not have come, or make no sense to this version."""
-    with mirrors.log_transaction():
+def record_factors(person: UUID, deleted: Authenticator | None = None) -> None:
+    """Record new, renamed and deleted second factors, and recovery codes that were used.
+
+    A factor without a row here does not count as deleted: this site may not have received it, or
+    not understand it.
+    """
+    with writer.log_transaction():
         if not _exists(person):
             return
-        known = _known(person)
-        here = {
+        state = _recorded_state(person)
+        rows = {
             row.data["id"]: row
             for row in Authenticator.objects.filter(user=person)
             if "id" in row.data
         }
-        if gone and gone.data.get("id") in known["factors"]:
-            mirrors.record("access.remove", person, {"factors": [gone.data["id"]]})
-        for name, row in sorted(here.items()):
+        if deleted and deleted.data.get("id") in state["factors"]:
+            writer.record("access.remove", person, {"factors": [deleted.data["id"]]})
+        for factor, row in sorted(rows.items()):
             about = private_data.store(f"access:{person}", factor_payload(row))
-            if known["factors"].get(name, [None, None])[1] != about:
-                mirrors.record(
-                    "access.add", person, {"factor": name, "type": row.type, "about": about}
-                )
-            if used := sorted(used_code_numbers(row) - {*known["spent"].get(name, [])}):
-                mirrors.record("access.spend", person, {"factor": name, "codes": used})
+            if state["factors"].get(factor, [None, None])[1] != about:
+                payload = {"factor": factor, "type": row.type, "about": about}
+                writer.record("access.add", person, payload)
+            used = sorted(used_code_numbers(row) - {*state["spent"].get(factor, [])})
+            if used:
+                writer.record("access.spend", person, {"factor": factor, "codes": used})
 
 
 def record_credentials(person: UUID) -> None:
-    """At each log-in, in case this site died between a row and its event."""
-    if not _known(person)["addresses"]:
+    """Record at each log-in what is missing, in case the site died between a row and its event."""
+    if not _recorded_state(person)["addresses"]:
         record_addresses(person)
     record_factors(person)
 
 
 def factor_payload(row: Authenticator) -> dict[str, Any]:
-    """A factor's particulars."""
-    about = {name: row.data[name] for name in ("secret", "seed", "credential") if name in row.data}
-    called = {"name": strip_unprintable(row.data["name"])[:100]} if "name" in row.data else {}
-    return {"created": row.created_at.timestamp(), **about, **called}
+    """Return a factor's private data."""
+    content = {
+        name: row.data[name] for name in ("secret", "seed", "credential") if name in row.data
+    }
+    if "name" in row.data:
+        content["name"] = strip_unprintable(row.data["name"])[:100]
+    return {"created": row.created_at.timestamp(), **content}
 
 
 def used_code_numbers(row: Authenticator) -> set[int]:
-    """Numbers of the recovery codes that were used."""
+    """Return the numbers of the recovery codes that were used."""
     mask = row.data.get("used_mask", 0)
     return {number for number in range(mask.bit_length()) if mask >> number & 1}
 
 
 def missing_credentials(person: User) -> str:
-    """What the log says they have and has not come here: while that is so they are not let in. "" for nothing."""
-    known = current_state(f"access:{person.pk}")
-    if known is None:
+    """Return what the event log names and this site has not received; "" for nothing.
+
+    The person may not log in as long as something is missing.
+    """
+    state = current_state(f"access:{person.pk}")
+    if state is None:
         return ""
-    if known["addresses"] and _missing([known["addresses"]]):
+    if state["addresses"] and _missing([state["addresses"]]):
         return "Your addresses have"
-    asked = any(kind in STRONG_FACTORS for kind, _ in known["factors"].values())
-    if asked and not Authenticator.objects.filter(user=person, type__in=STRONG_FACTORS).exists():
+    needs_factor = any(type_ in STRONG_FACTORS for type_, _ in state["factors"].values())
+    factors = Authenticator.objects.filter(user=person, type__in=STRONG_FACTORS)
+    if needs_factor and not factors.exists():
         return "Your second factor has"
     return ""
 
@@ -157,11 +170,10 @@ def _exists(person: UUID) -> bool:
     return User.objects.filter(pk=person, left=None).exists()
 
 
-def _known(person: UUID) -> dict[str, Any]:
+def _recorded_state(person: UUID) -> dict[str, Any]:
     return current_state(f"access:{person}") or NO_CREDENTIALS
 
 
 def _missing(digests: list[str]) -> set[str]:
-    return {*digests} - {
-        *PrivateData.objects.filter(pk__in=digests).exclude(body="").values_list("pk", flat=True)
-    }
+    received = PrivateData.objects.filter(pk__in=digests).exclude(body="")
+    return {*digests} - {*received.values_list("pk", flat=True)}

@@ -1,8 +1,9 @@
-"""A person deletes their account: what is personal goes, what others rely on stays without a name.
+"""Delete an account: personal data is deleted, and what others rely on stays without a name.
 
-Others' charts, ledgers and credit rest on what this person's machines did, and a run they launched may be training: the
-rows that hold those together stay, empty of who it was. Each app that holds something personal receives `account_deleted`,
-within the transaction."""
+Others' charts, ledgers and credit depend on what this person's machines did, and a run they
+launched may be training. Those rows stay, without the person's data. Each app with personal data
+receives the signal `account_deleted` within the transaction.
+"""
 
 from datetime import datetime
 from uuid import UUID
@@ -17,32 +18,40 @@ from coordinator.accounts.machines import BLANK_DESCRIPTION
 from coordinator.accounts.models import Enrolment, TeamInvitation, User
 from coordinator.accounts.signals import account_deleted
 from coordinator.audit.log import anonymise, record
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import writer
 from coordinator.lib.exceptions import UserError
 
 
 def delete_account(person: User, actor: User) -> None:
-    """For good. Runs under way pass into the staff's hands; machines are revoked, and their peers hear of that. Raises
-    UserError."""
+    """Delete a person's account permanently.
+
+    The staff take over active runs. Machines are revoked, and their peers are informed.
+
+    Raises:
+        UserError: the actor may not delete this account.
+    """
     if person.left:
         return
     if actor != person and person.is_staff and not actor.is_superuser:
         raise UserError("only a superuser deletes the account of somebody of the staff")
-    with mirrors.log_transaction():
+    with writer.log_transaction():
         for team in list(person.teams.all()):
             team.remove_member(person, actor)
         for machine in list(person.machines.all()):
             machine.revoke(actor=actor, reason="its owner left")
-            mirrors.record("machine.about", machine.key, {"about": None})
+            writer.record("machine.about", machine.key, {"about": None})
         now = timezone.now()
         erase_personal_data(person, now)
-        mirrors.record("access.forget", person.pk, {})
-        mirrors.record("person.leave", person.pk, {"at": now})
+        writer.record("access.forget", person.pk, {})
+        writer.record("person.leave", person.pk, {"at": now})
         record("user.leave", person, actor=actor)
 
 
 def erase_personal_data(person: User, left: datetime) -> None:
-    """What is personal goes, here; also when they left at another mirror. Within `writer.log_transaction`."""
+    """Delete personal data from this site, within `log_transaction`.
+
+    It runs also when the person deleted the account at another mirror.
+    """
     addresses = [
         person.email,
         *EmailAddress.objects.filter(user=person).values_list("email", flat=True),
@@ -52,10 +61,10 @@ def erase_personal_data(person: User, left: datetime) -> None:
     for session in UserSession.objects.filter(user=person):
         session.end()
     with recording_suspended():
-        for kind in (EmailAddress, Authenticator):
-            kind.objects.filter(user=person).delete()
-    for each in addresses:
-        TeamInvitation.objects.filter(email__iexact=each).delete()
+        for model in (EmailAddress, Authenticator):
+            model.objects.filter(user=person).delete()
+    for address in addresses:
+        TeamInvitation.objects.filter(email__iexact=address).delete()
     TeamInvitation.objects.filter(by=person).delete()
     Enrolment.objects.filter(decided_by=person).delete()
     Enrolment.objects.filter(key__in=[machine.key for machine in machines]).delete()
@@ -71,5 +80,5 @@ def erase_personal_data(person: User, left: datetime) -> None:
 
 
 def placeholder_address(person: UUID) -> str:
-    """What stands where an address was."""
+    """Return what replaces a deleted address."""
     return f"{person.hex}@left.invalid"

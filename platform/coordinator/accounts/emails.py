@@ -1,4 +1,6 @@
-"""The letters that are not allauth's."""
+"""E-mails that allauth does not send."""
+
+from typing import Any
 
 from django.conf import settings
 from django.template.loader import render_to_string
@@ -7,9 +9,21 @@ from coordinator.accounts import tasks
 from coordinator.accounts.teams import INVITATION_DAYS, TeamInvitation
 
 
-def send_invitation(made: TeamInvitation, link: str) -> None:
-    told = {"made": made, "link": link, "days": INVITATION_DAYS, "site": settings.MIRROR_NAME}
-    body = render_to_string("emails/invitation.txt", told)
-    tasks.send_email.delay(
-        f"{made.by.shown_name} invites you to {made.team.name}", body, made.email
+def send_invitation(invitation: TeamInvitation, link: str) -> None:
+    """Queue the e-mail that invites somebody into a team.
+
+    Args:
+        invitation: the invitation.
+        link: the absolute URL to accept it at.
+    """
+    context = {
+        "made": invitation,
+        "link": link,
+        "days": INVITATION_DAYS,
+        "site": settings.MIRROR_NAME,
+    }
+    body = render_to_string("emails/invitation.txt", context)
+    send_email: Any = tasks.send_email
+    send_email.delay(
+        f"{invitation.by.shown_name} invites you to {invitation.team.name}", body, invitation.email
     )

@@ -86,8 +86,8 @@ class Enrolment(models.Model):
         """Make the machine this person's.
 
         Raises:
-            UserError: the code was decided on or expired, the key was revoked, or the machine belongs
-                to somebody else.
+            UserError: the code was decided on or expired, the key was revoked, or the machine
+                belongs to somebody else.
         """
         about = coordinator_messages.MachineDescription.model_validate(self.about).model_dump()
         with writer.log_transaction():

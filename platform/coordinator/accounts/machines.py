@@ -1,6 +1,7 @@
 """People's machines: what they are called, what is in them, and whether their key was revoked."""
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from django.conf import settings
 from django.db import models
@@ -41,6 +42,10 @@ def machine_name(hostname: str, key: str) -> str:
 class Machine(models.Model):
     """One of a person's computers, identified by its Ed25519 key."""
 
+    if TYPE_CHECKING:
+        owner_id: UUID
+        memberships: Any
+
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     key = models.CharField(max_length=64, unique=True, editable=False)
     owner = models.ForeignKey(
@@ -80,7 +85,7 @@ class Machine(models.Model):
             writer.record("machine.enrol", self.key, self.event_payload())
 
     def event_payload(self) -> dict[str, Any]:
-        """Build the payload of "machine.enrol", within `log_transaction`; store its private data."""
+        """Build the payload of "machine.enrol", within `log_transaction`."""
         description = {field: getattr(self, field) for field in BLANK_DESCRIPTION}
         return {
             "about": private_data.store(f"machine:{self.key}", description),
@@ -90,7 +95,7 @@ class Machine(models.Model):
         }
 
     def record_description(self) -> None:
-        """Record name and hardware as they are now in the event log, within `log_transaction`."""
+        """Record the present name and hardware, within `log_transaction`."""
         writer.record("machine.about", self.key, {"about": self.event_payload()["about"]})
 
     @property

@@ -1,6 +1,7 @@
-"""People."""
+"""People; re-exports the other models of this app for Django."""
 
 from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
 from django.apps import apps
@@ -11,13 +12,12 @@ from django.utils import timezone
 from django.utils.functional import cached_property
 from uuid6 import uuid7
 
-from coordinator.accounts.enrolment import Enrolment as Enrolment
+from coordinator.accounts.enrolment import Enrolment
 from coordinator.accounts.machines import Machine, machine_name, strip_unprintable
 from coordinator.accounts.site_settings import SiteSettings
 from coordinator.accounts.teams import Team, TeamInvitation, TeamMember
 from coordinator.audit.log import record
-from coordinator.eventlog import private_data
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import private_data, writer
 from coordinator.eventlog.projection import current_state
 from coordinator.lib.exceptions import UserError
 
@@ -32,55 +32,69 @@ __all__ = [
     "UserError",
     "machine_name",
     "shown_name",
-]  # fmt: skip
+]
 
 
 def shown_name(pk: UUID | str, name: str, left: datetime | None) -> str:
-    """Of a person, where only these columns were read."""
-    return "somebody who left" if left else name or f"volunteer {str(pk)[-4:]}"
+    """Return what others see of a person, from these columns alone."""
+    if left:
+        return "somebody who left"
+    return name or f"volunteer {str(pk)[-4:]}"
 
 
-class UserManager(BaseUserManager):
-    def create_user(self, email: str, password: str | None = None, **fields) -> "User":
+class UserManager(BaseUserManager["User"]):
+    """Creates people."""
+
+    def create_user(self, email: str, password: str | None = None, **fields: Any) -> "User":
+        """Create a person."""
         if not email:
-            raise ValueError("a person needs an e-mail address")
+            raise ValueError("a person needs an email address")
         user = self.model(email=self.normalize_email(email).lower(), **fields)
         user.set_password(password)
         user.save()
         return user
 
-    def create_superuser(self, email: str, password: str | None = None, **fields) -> "User":
+    def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> "User":
+        """Create a person with every permission."""
         return self.create_user(
             email, password, **{**fields, "is_staff": True, "is_superuser": True}
         )
 
     def get_by_natural_key(self, email: str) -> "User":
+        """Find a person by address, whatever its case."""
         return self.get(email__iexact=email)
 
 
 class User(AbstractBaseUser, PermissionsMixin):
-    """A person, known by an e-mail address. `name` is what others see.
+    """A person, known by an email address; others see the `name`.
 
-    Who is logged in is a volunteer; an organiser may create runs; staff may use the admin. Somebody who left is a row
-    without a name or an address, kept for the runs and machines that others still see."""
+    A person who is signed in is a volunteer; an organiser may create runs; staff may use the admin.
+    A person whose account was deleted stays as a row without name and address, for the runs and
+    machines that others still see.
+    """
+
+    if TYPE_CHECKING:
+        machines: Any
+        teams: Any
+        team_places: Any
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
-    email = models.EmailField(unique=True)
-    name = models.CharField(max_length=60, blank=True, help_text="Shown to others.")
-    is_active = models.BooleanField(default=True)
-    is_staff = models.BooleanField(default=False)
+    email = models.EmailField("email address", unique=True)
+    name = models.CharField(max_length=60, blank=True, help_text="Visible to others.")
+    is_active = models.BooleanField("active", default=True)
+    is_staff = models.BooleanField("staff", default=False)
     organiser = models.BooleanField(
-        default=False, help_text="May create runs where the staff grant that."
+        default=False, help_text="May create runs where only organisers may."
     )
     ban_reason = models.CharField(max_length=300, blank=True)
     banned = models.DateTimeField(null=True, blank=True)
-    left = models.DateTimeField(null=True, blank=True)
-    date_joined = models.DateTimeField(default=timezone.now)
+    left = models.DateTimeField("account deleted", null=True, blank=True)
+    date_joined = models.DateTimeField("joined", default=timezone.now)
 
     USERNAME_FIELD = "email"
     EMAIL_FIELD = "email"
     REQUIRED_FIELDS = []
-    objects = UserManager()
+    objects: ClassVar[Any] = UserManager()
 
     class Meta:
         constraints = [models.UniqueConstraint(Lower("email"), name="one_person_an_address")]
@@ -88,31 +102,33 @@ class User(AbstractBaseUser, PermissionsMixin):
     def __str__(self) -> str:
         return self.shown_name
 
-    def save(self, *args, **kwargs) -> None:
-        """However somebody comes to be, or changes a password or an address, other mirrors hear of it."""
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save, and record a new person or a changed name, address or password in the event log."""
         fields = kwargs.get("update_fields")
         if fields is not None and not {*fields} & {"name", "email", "password"}:
             return super().save(*args, **kwargs)
-        with mirrors.log_transaction():
-            fresh = self._state.adding
+        with writer.log_transaction():
+            is_new = self._state.adding
             super().save(*args, **kwargs)
-            if fresh:
-                mirrors.record("person.join", self.pk, self.event_payload())
+            if is_new:
+                writer.record("person.join", self.pk, self.event_payload())
             else:
                 self.record_profile()
 
     def record_profile(self) -> None:
-        """Name, address and password as they are now, where that is news; within `writer.log_transaction`."""
-        known = current_state(f"person:{self.pk}")
-        if known and not self.left and known["about"] != (about := self.event_payload()["about"]):
-            mirrors.record("person.about", self.pk, {"about": about})
+        """Record name, address and password if they changed, within `log_transaction`."""
+        state = current_state(f"person:{self.pk}")
+        if not state or self.left:
+            return
+        about = self.event_payload()["about"]
+        if state["about"] != about:
+            writer.record("person.about", self.pk, {"about": about})
 
-    def event_payload(self) -> dict:
-        """To other writer; within `writer.log_transaction`."""
-        kept = {"name": self.name, "email": self.email, "password": self.password}
-        about = private_data.store(f"person:{self.pk}", kept)
+    def event_payload(self) -> dict[str, Any]:
+        """Build the payload of "person.join", within `log_transaction`; store its private data."""
+        profile = {"name": self.name, "email": self.email, "password": self.password}
         return {
-            "about": about,
+            "about": private_data.store(f"person:{self.pk}", profile),
             "joined": self.date_joined,
             "organiser": self.organiser,
             "is_staff": self.is_staff,
@@ -125,37 +141,40 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     @property
     def role(self) -> str:
-        """ "staff", "organiser" or "volunteer"; who is not logged in is a visitor."""
-        return "staff" if self.is_staff else "organiser" if self.may_create_runs else "volunteer"
+        """One of "staff", "organiser" and "volunteer"."""
+        if self.is_staff:
+            return "staff"
+        return "organiser" if self.may_create_runs else "volunteer"
 
-    # ---- what they may do ------------------------------------------------------------------------------------
+    # ---- permissions -------------------------------------------------------------------------
 
     @cached_property
     def may_create_runs(self) -> bool:
-        granted = (
-            self.is_staff
-            or self.organiser
-            or SiteSettings.current().organisers == SiteSettings.Organisers.EVERYBODY
-        )
-        return self.is_active and granted
+        """Whether the person may create runs on this site."""
+        if not self.is_active:
+            return False
+        if self.is_staff or self.organiser:
+            return True
+        return SiteSettings.current().organisers == SiteSettings.Organisers.EVERYBODY
 
-    def has_perm(self, perm: str, obj=None) -> bool:
-        """Staff may do in the admin whatever concerns this site; what Django and its helpers keep is for superusers."""
-        return self._staff_of(perm.partition(".")[0]) or super().has_perm(perm, obj)
+    def has_perm(self, perm: str, obj: Any = None) -> bool:
+        """Allow staff whatever concerns this site's own apps; the rest is for superusers."""
+        return self._is_staff_for(perm.partition(".")[0]) or super().has_perm(perm, obj)
 
     def has_module_perms(self, app_label: str) -> bool:
-        return self._staff_of(app_label) or super().has_module_perms(app_label)
+        """Allow staff this site's own apps."""
+        return self._is_staff_for(app_label) or super().has_module_perms(app_label)
 
-    def _staff_of(self, app_label: str) -> bool:
-        ours = apps.is_installed(f"coordinator.{app_label}")
-        return self.is_active and self.is_staff and ours
+    def _is_staff_for(self, app_label: str) -> bool:
+        is_own_app = apps.is_installed(f"coordinator.{app_label}")
+        return self.is_active and self.is_staff and is_own_app
 
-    # ---- what is decided about them --------------------------------------------------------------------------
+    # ---- decisions about the person ----------------------------------------------------------
 
     def rename(self, name: str) -> bool:
-        """By the person alone: nobody else names people."""
+        """Change the name, which only the person does; False if it is the same."""
         name = " ".join(strip_unprintable(name).split())[:60]
-        with mirrors.log_transaction():
+        with writer.log_transaction():
             changed = User.objects.filter(pk=self.pk).exclude(name=name).update(name=name) == 1
             self.name = name
             if changed:
@@ -163,52 +182,71 @@ class User(AbstractBaseUser, PermissionsMixin):
                 record("user.rename", self, actor=self)
         return changed
 
-    def grant(self, right: str, actor, given: bool = True) -> bool:
-        """`right`: "organiser" or "is_staff". False when it was so before. Raises UserError."""
+    def grant(self, right: str, actor: Any, given: bool = True) -> bool:
+        """Give the person a right, or withdraw it.
+
+        Args:
+            right: "organiser" or "is_staff".
+            actor: who decided it.
+            given: False withdraws the right.
+
+        Returns:
+            False if nothing changed.
+
+        Raises:
+            UserError: the actor may not decide this.
+        """
         assert right in ("organiser", "is_staff")
         if right == "is_staff" and not actor.is_superuser:
             raise UserError("only a superuser makes people staff, or takes that from them")
         if right == "is_staff" and self == actor:
             raise UserError("nobody takes that from themselves: ask another superuser")
-        with mirrors.log_transaction():
-            changed = (
-                User.objects.filter(pk=self.pk, **{right: not given}).update(**{right: given}) == 1
-            )
+        with writer.log_transaction():
+            rows = User.objects.filter(pk=self.pk, **{right: not given})
+            changed = rows.update(**{right: given}) == 1
             if changed:
-                mirrors.record("person.grant", self.pk, {"right": right, "given": given})
-                word = right.removeprefix("is_")
-                record(f"user.{word if given else f'not_{word}'}", self, actor=actor)
+                writer.record("person.grant", self.pk, {"right": right, "given": given})
+                label = right.removeprefix("is_")
+                record(f"user.{label if given else f'not_{label}'}", self, actor=actor)
         self.refresh_from_db(fields=[right])
-        self.__dict__.pop("may_create_runs", None)
+        vars(self).pop("may_create_runs", None)
         return changed
 
-    def ban(self, actor, reason: str) -> bool:
-        """Out at once: sessions end, and their machines are revoked for good. False when they were banned before.
-        Raises UserError."""
+    def ban(self, actor: Any, reason: str) -> bool:
+        """Ban the person at once: sessions end, and their machines are revoked permanently.
+
+        Returns:
+            False if they are banned already.
+
+        Raises:
+            UserError: the actor may not decide this.
+        """
         if self == actor or (self.is_staff and not actor.is_superuser):
             raise UserError("nobody bans themselves, and only a superuser bans staff")
-        with mirrors.log_transaction():
-            still, now = User.objects.filter(pk=self.pk, banned=None, left=None), timezone.now()
-            if still.update(is_active=False, banned=now, ban_reason=reason[:300]) != 1:
+        with writer.log_transaction():
+            now = timezone.now()
+            rows = User.objects.filter(pk=self.pk, banned=None, left=None)
+            if rows.update(is_active=False, banned=now, ban_reason=reason[:300]) != 1:
                 return False
-            mirrors.record("person.ban", self.pk, {"at": now})
+            writer.record("person.ban", self.pk, {"at": now})
             record("user.ban", self, actor=actor, reason=reason)
             for machine in self.machines.filter(revoked=None):
                 machine.revoke(actor=actor, reason=reason)
         self.refresh_from_db()
         return True
 
-    def unban(self, actor) -> bool:
-        """They may log in again; revoked keys stay revoked, and machines enrol with new ones."""
-        with mirrors.log_transaction():
+    def unban(self, actor: Any) -> bool:
+        """Lift the ban; revoked keys stay revoked, so machines enrol again with new keys.
+
+        Returns:
+            False if the person is not banned.
+        """
+        with writer.log_transaction():
             banned = User.objects.filter(pk=self.pk, banned__isnull=False, left=None)
             changed = banned.update(is_active=True, banned=None, ban_reason="") == 1
             if changed:
-                mirrors.record(
-                    "person.unban",
-                    self.pk,
-                    {"lifts": (current_state(f"person:{self.pk}") or {}).get("bans", [])},
-                )
+                state = current_state(f"person:{self.pk}") or {}
+                writer.record("person.unban", self.pk, {"lifts": state.get("bans", [])})
                 record("user.unban", self, actor=actor)
         self.refresh_from_db()
         return changed

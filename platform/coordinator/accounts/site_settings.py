@@ -1,5 +1,6 @@
-"""What the staff decide for the whole site: one row."""
+"""Settings of the whole site that the staff change: one row."""
 
+from typing import Any
 from uuid import UUID
 
 from django.db import models, transaction
@@ -10,11 +11,13 @@ SETTINGS_ID = UUID(int=0)
 
 
 class SiteSettings(models.Model):
-    """Other mirrors have rows of their own: who may create runs here is this site's affair."""
+    """The settings, which are not replicated: each mirror has its own."""
 
     class Organisers(models.TextChoices):
-        EVERYBODY = "everybody", "Everybody who has an account"
-        GRANTED = "granted", "Those whom the staff made organisers"
+        """Who may create runs."""
+
+        EVERYBODY = "everybody", "Everybody with an account"
+        GRANTED = "granted", "Organisers only"
 
     id = models.UUIDField(primary_key=True, default=SETTINGS_ID, editable=False)
     organisers = models.CharField(
@@ -22,23 +25,25 @@ class SiteSettings(models.Model):
     )
 
     class Meta:
-        verbose_name = verbose_name_plural = "site rules"
+        verbose_name = verbose_name_plural = "site settings"
 
     def __str__(self) -> str:
-        return "The rules of this site"
+        return "Site settings"
 
     @classmethod
     def current(cls) -> "SiteSettings":
+        """Return the settings in force."""
         return cls.objects.filter(pk=SETTINGS_ID).first() or cls()
 
     @classmethod
-    def set_organisers(cls, organisers: str, actor) -> bool:
-        """False when that was the rule already."""
+    def set_organisers(cls, organisers: str, actor: Any) -> bool:
+        """Change who may create runs; False if that is the setting already."""
         with transaction.atomic():
-            rules, _ = cls.objects.select_for_update().get_or_create(pk=SETTINGS_ID)
-            before, rules.organisers = rules.organisers, cls.Organisers(organisers)
+            row, _ = cls.objects.select_for_update().get_or_create(pk=SETTINGS_ID)
+            before = row.organisers
+            row.organisers = cls.Organisers(organisers)
             if before == organisers:
                 return False
-            rules.save()
-            record("site.rules", rules, actor=actor, before=before, after=organisers)
+            row.save()
+            record("site.settings", row, actor=actor, before=before, after=organisers)
         return True

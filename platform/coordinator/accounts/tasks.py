@@ -1,4 +1,4 @@
-"""Letters on their way out."""
+"""Send e-mail, and delete expired sessions."""
 
 from smtplib import SMTPException, SMTPRecipientsRefused
 
@@ -18,7 +18,10 @@ from django.core.mail import EmailMessage
     time_limit=60,
 )
 def send_email(subject: str, body: str, to: str, headers: dict[str, str] | None = None) -> None:
-    """One letter to one address. Tried again for about half a day; twice in the box is better than never."""
+    """Send one e-mail to one address, with retries for about half a day.
+
+    Twice in the mailbox is better than never.
+    """
     EmailMessage(
         " ".join(subject.split()), body, settings.DEFAULT_FROM_EMAIL, [to], headers=headers or {}
     ).send()
@@ -26,5 +29,5 @@ def send_email(subject: str, body: str, to: str, headers: dict[str, str] | None 
 
 @shared_task(name="accounts.clear_expired_sessions", time_limit=120)
 def clear_expired_sessions() -> None:
-    """Sessions that ran out: a log-in that was never finished names an address too."""
+    """Delete expired sessions; one of an unfinished log-in holds an address too."""
     SessionStore.clear_expired()

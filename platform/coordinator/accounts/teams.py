@@ -1,8 +1,10 @@
-"""Teams: people who lend their machines together, and the letters that invite others in."""
+"""Teams of people who lend their machines together, and invitations into them."""
 
 import hashlib
 import secrets
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, models, transaction
@@ -13,17 +15,23 @@ from uuid6 import uuid7
 
 from coordinator.audit.log import record
 from coordinator.audit.models import AuditEntry
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import writer
 from coordinator.eventlog.projection import current_state
 from coordinator.lib.exceptions import UserError
 
-MAX_TEAMS_PER_PERSON = 20  # a person may be in
-MAX_INVITATIONS_PER_DAY = 20  # a person may send in a day: the site is nobody's spam cannon
+MAX_TEAMS_PER_PERSON = 20
+MAX_INVITATIONS_PER_DAY = 20  # by one person, so that nobody sends spam through the site
 INVITATION_DAYS = 14
-RESERVED_SLUGS = ("new", "invitations")  # addresses beside the teams' own
+RESERVED_SLUGS = ("new", "invitations")  # /teams/new/ and /teams/invitations/ are pages
 
 
 class Team(models.Model):
+    """A team."""
+
+    if TYPE_CHECKING:
+        members: Any
+        invitations: Any
+
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     slug = models.SlugField(max_length=80, unique=True, editable=False)
     name = models.CharField(max_length=60)
@@ -40,11 +48,16 @@ class Team(models.Model):
         return self.name
 
     def get_absolute_url(self) -> str:
+        """Return the path of the team's page."""
         return f"/teams/{self.slug}/"
 
     @classmethod
-    def create(cls, name: str, actor) -> "Team":
-        """A team with one member, who leads it. Raises UserError."""
+    def create(cls, name: str, actor: Any) -> "Team":
+        """Create a team with one member, who leads it.
+
+        Raises:
+            UserError: the name is not valid or in use, or the person is in too many teams.
+        """
         name, pk = clean_team_name(name), uuid7()
         slug = slugify(name)[:60] or "team"
         if slug in RESERVED_SLUGS or cls.objects.filter(slug=slug).exists():
@@ -52,7 +65,7 @@ class Team(models.Model):
         if actor.team_places.count() >= MAX_TEAMS_PER_PERSON:
             raise UserError(f"nobody is in more than {MAX_TEAMS_PER_PERSON} teams: leave one first")
         try:
-            with mirrors.log_transaction():
+            with writer.log_transaction():
                 team = cls.objects.create(id=pk, slug=slug, name=name)
                 first = team.members.create(person=actor, leads=True)
                 founded = {
@@ -61,51 +74,64 @@ class Team(models.Model):
                     "created": team.created,
                     **first.event_payload(),
                 }
-                mirrors.record("team.found", pk, founded)
+                writer.record("team.found", pk, founded)
                 record("team.found", team, actor=actor)
         except IntegrityError:
             raise UserError(f"there is a team called {name} already: choose another name") from None
         return team
 
-    def rename(self, name: str, actor) -> None:
-        """The address stays: others may have it. Raises UserError."""
+    def rename(self, name: str, actor: Any) -> None:
+        """Change the name; the URL stays.
+
+        Raises:
+            UserError: the name is not valid, or in use.
+        """
         name, before = clean_team_name(name), self.name
         try:
-            with mirrors.log_transaction():
+            with writer.log_transaction():
                 Team.objects.filter(pk=self.pk).update(name=name)
                 self.name = name
-                mirrors.record("team.rename", self.pk, {"name": name})
+                writer.record("team.rename", self.pk, {"name": name})
                 record("team.rename", self, actor=actor, before=before)
         except IntegrityError:
             self.name = before
             raise UserError(f"there is a team called {name} already: choose another name") from None
 
-    def may_lead(self, person) -> bool:
-        """Rename it, invite, remove."""
+    def may_lead(self, person: Any) -> bool:
+        """Return whether this person may rename the team, invite and remove people."""
         return (
             bool(getattr(person, "pk", None))
             and self.members.filter(person=person, leads=True).exists()
         )
 
-    def add_member(self, person, actor) -> bool:
-        """False when the person is in it already. Raises UserError."""
+    def add_member(self, person: Any, actor: Any) -> bool:
+        """Add a person; False if they are in it already.
+
+        Raises:
+            UserError: the person is in too many teams.
+        """
         if person.team_places.count() >= MAX_TEAMS_PER_PERSON:
             raise UserError(f"nobody is in more than {MAX_TEAMS_PER_PERSON} teams: leave one first")
-        with mirrors.log_transaction():
+        with writer.log_transaction():
             member, fresh = TeamMember.objects.get_or_create(team=self, person=person)
             if fresh:
-                mirrors.record("team.join", self.pk, member.event_payload())
+                writer.record("team.join", self.pk, member.event_payload())
                 record("team.join", self, actor=actor, person=person.pk)
         return fresh
 
-    def remove_member(self, person, actor) -> bool:
-        """The person leaves, or is sent away. The last to lead hands on to who has been here longest; a team that
-        nobody is in is no more. False when the person was not in it."""
-        with mirrors.log_transaction():  # two who leave at once take turns
+    def remove_member(self, person: Any, actor: Any) -> bool:
+        """Remove a person, at their own wish or not.
+
+        If nobody leads the team then, the longest member does. A team without members is disbanded.
+
+        Returns:
+            False if the person is not in the team.
+        """
+        with writer.log_transaction():
             places = self._places(person)
             if not self.members.filter(person=person).delete()[0]:
                 return False
-            mirrors.record("team.part", self.pk, {"places": places})
+            writer.record("team.part", self.pk, {"places": places})
             record(
                 "team.leave" if actor == person else "team.remove",
                 self,
@@ -118,23 +144,28 @@ class Team(models.Model):
                 self.promote(self.members.order_by("joined", "pk").first().person, actor)
         return True
 
-    def promote(self, person, actor) -> bool:
-        with mirrors.log_transaction():
+    def promote(self, person: Any, actor: Any) -> bool:
+        """Let a member lead the team too; False if they do already."""
+        with writer.log_transaction():
             changed = self.members.filter(person=person, leads=False).update(leads=True) == 1
             if changed:
-                mirrors.record("team.promote", self.pk, {"places": self._places(person)})
+                writer.record("team.promote", self.pk, {"places": self._places(person)})
                 record("team.promote", self, actor=actor, person=person.pk)
         return changed
 
-    def disband(self, actor, reason: str = "") -> None:
-        with mirrors.log_transaction():
+    def disband(self, actor: Any, reason: str = "") -> None:
+        """Delete the team; its people and machines stay."""
+        with writer.log_transaction():
             record("team.disband", self, actor=actor, reason=reason)
             pk = self.pk
             self.delete()
-            mirrors.record("team.disband", pk, {})
+            writer.record("team.disband", pk, {})
 
-    def _places(self, person) -> list[str]:
-        """Those by which this person is in it: one, or more where mirrors let them in at the same time."""
+    def _places(self, person: Any) -> list[str]:
+        """List the ids of the person's places.
+
+        There are several if several mirrors added the person at the same time.
+        """
         members = (current_state(f"team:{self.pk}") or {}).get("members", [])
         return [
             place
@@ -146,6 +177,9 @@ class Team(models.Model):
 
 class TeamMember(models.Model):
     """A person's place in a team."""
+
+    if TYPE_CHECKING:
+        person_id: UUID
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="members")
@@ -162,8 +196,8 @@ class TeamMember(models.Model):
     def __str__(self) -> str:
         return f"{self.person} in {self.team}"
 
-    def event_payload(self) -> dict:
-        """To other mirrors."""
+    def event_payload(self) -> dict[str, Any]:
+        """Build the payload of "team.join"."""
         return {
             "place": self.pk,
             "person": self.person_id,
@@ -173,8 +207,10 @@ class TeamMember(models.Model):
 
 
 class TeamInvitation(models.Model):
-    """A letter to an address: whoever holds its link, and has an account, may join once. The row holds the address and
-    the link's digest, and goes with the answer."""
+    """An emailed invitation: one person with its link and an account may join, once.
+
+    The row stores the address and the digest of the link's secret, and is deleted with the answer.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="invitations")
@@ -194,12 +230,17 @@ class TeamInvitation(models.Model):
         return f"an invitation to {self.team}"
 
     @classmethod
-    def send(cls, team: Team, email: str, actor) -> tuple["TeamInvitation", str]:
-        """(the invitation, the secret of its link). A newer one to the same address replaces an older. Raises
-        UserError."""
-        today = timezone.now() - timedelta(
-            days=1
-        )  # counted in the log: an answered invitation leaves no row here
+    def send(cls, team: Team, email: str, actor: Any) -> tuple["TeamInvitation", str]:
+        """Create an invitation, in place of an older one to the same address.
+
+        Returns:
+            The invitation, and the secret of its link.
+
+        Raises:
+            UserError: the person has sent too many today.
+        """
+        # The audit log counts them, because an answered invitation has no row.
+        today = timezone.now() - timedelta(days=1)
         if (
             AuditEntry.objects.filter(action="team.invite", actor=actor, at__gt=today).count()
             >= MAX_INVITATIONS_PER_DAY
@@ -211,25 +252,29 @@ class TeamInvitation(models.Model):
         with transaction.atomic():
             team.invitations.filter(email__iexact=email).delete()
             expires = timezone.now() + timedelta(days=INVITATION_DAYS)
-            made = cls.objects.create(
+            invitation = cls.objects.create(
                 team=team,
                 email=email.lower(),
                 token_digest=_digest(token),
                 by=actor,
                 expires=expires,
             )
-            record("team.invite", team, actor=actor, invitation=made.pk)
-        return made, token
+            record("team.invite", team, actor=actor, invitation=invitation.pk)
+        return invitation, token
 
     @classmethod
     def find(cls, token: str) -> "TeamInvitation | None":
-        """By the secret of its link, while it is good."""
-        found = cls.objects.filter(token_digest=_digest(token[:100]), expires__gt=timezone.now())
-        return found.select_related("team", "by").first()
+        """Find a valid invitation by the secret of its link."""
+        valid = cls.objects.filter(token_digest=_digest(token[:100]), expires__gt=timezone.now())
+        return valid.select_related("team", "by").first()
 
-    def accept(self, person) -> None:
-        """Raises UserError."""
-        with mirrors.log_transaction():
+    def accept(self, person: Any) -> None:
+        """Add the person to the team.
+
+        Raises:
+            UserError: the invitation is not valid.
+        """
+        with writer.log_transaction():
             if not TeamInvitation.objects.filter(pk=self.pk, expires__gt=timezone.now()).delete()[
                 0
             ]:
@@ -238,15 +283,19 @@ class TeamInvitation(models.Model):
                 )
             self.team.add_member(person, person)
 
-    def withdraw(self, actor) -> None:
-        """By the team that sent it, or by who got it and does not want it."""
+    def withdraw(self, actor: Any) -> None:
+        """Delete it: the team withdraws it, or the receiver declines."""
         with transaction.atomic():
             if TeamInvitation.objects.filter(pk=self.pk).delete()[0]:
                 record("team.uninvite", self.team, actor=actor, invitation=self.pk)
 
 
 def clean_team_name(name: str) -> str:
-    """As it is kept. Raises UserError."""
+    """Normalise a team's name.
+
+    Raises:
+        UserError: it is empty or too long.
+    """
     name = " ".join("".join(c for c in name if c.isprintable() or c.isspace()).split())
     if not 1 <= len(name) <= 60:
         raise UserError("give the team a name of 1 to 60 characters")

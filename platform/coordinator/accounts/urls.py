@@ -1,5 +1,8 @@
-"""allauth's pages. Where e-mail addresses or second factors change, the change and its events are one transaction,
-which takes the log's lock before any row's."""
+"""allauth's pages.
+
+Where addresses or second factors change, the change and its events are one transaction, which takes
+the log's lock before any row's lock.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -10,7 +13,8 @@ from allauth.mfa.base import views as mfa
 from allauth.mfa.recovery_codes import views as codes
 from allauth.mfa.totp import views as totp
 from allauth.mfa.webauthn import views as passkeys
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.urls import include, path
 
 from coordinator.eventlog.writer import log_transaction
@@ -19,16 +23,16 @@ View = Callable[..., HttpResponseBase]
 
 
 def atomic_post(view: View) -> View:
-    """All of a POST, or nothing of it."""
+    """Run a POST of this view in one log transaction."""
 
     @wraps(view)
-    def together(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
+    def in_transaction(request: HttpRequest, *args: Any, **named: Any) -> HttpResponseBase:
         if request.method != "POST":
             return view(request, *args, **named)
         with log_transaction():
             return view(request, *args, **named)
 
-    return together
+    return in_transaction
 
 
 urlpatterns = [

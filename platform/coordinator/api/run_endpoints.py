@@ -122,7 +122,7 @@ def create_run(request: HttpRequest, asked: schemas.RunIn) -> schemas.RunOut:
         spec,
         report_every=asked.report_every,
         quorum=asked.quorum,
-        terms=merge_terms(OPEN_TO_ALL, asked.terms),
+        join_policy=merge_terms(OPEN_TO_ALL, asked.terms),
     )
     if asked.launch:
         run.launch(actor=requesting_user(request))

@@ -181,7 +181,7 @@ def post_reports(
         ) from None
     update_addresses(membership, list(sent.reports[-1].addresses))
     verdicts = []
-    if membership.judged:
+    if membership.has_verdicts:
         verdicts = VerdictRecord.unacknowledged_by(membership.run_id, sent.applied_verdicts)
     return coordinator_messages.ReportReply(
         acknowledged=membership.mark,

@@ -4,17 +4,21 @@ A decision against somebody requires a reason.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from django import forms
 from django.contrib import messages
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from unfold.admin import ModelAdmin
+from unfold.decorators import action
+from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 from unfold.widgets import UnfoldAdminTextareaWidget
 
 from coordinator.lib.exceptions import UserError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ReasonForm(BaseDialogForm):
@@ -37,6 +41,21 @@ def dialog_options(
         "form_class": form,
         "form_submit_text": submit or title,
     }
+
+
+def decision(
+    description: str, dialog: dict[str, Any], variant: ActionVariant = ActionVariant.DEFAULT
+) -> Callable[[F], F]:
+    """Declare a decision of the staff: a button on an object's page that opens a dialog.
+
+    Args:
+        description: the button's label.
+        dialog: from `dialog_options`.
+        variant: how the button looks.
+    """
+    return cast(Any, action)(
+        description=description, permissions=["decide"], variant=variant, dialog=dialog
+    )
 
 
 class ReadOnlyAdmin(ModelAdmin):

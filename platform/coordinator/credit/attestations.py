@@ -1,10 +1,10 @@
 """Turn attestations in reports into credit: tokens of updates that another person's machine applied.
 
-Nobody confirms their own work. A machine's report brings the signed headers of authors whose updates it
-holds, each with its own signature that it holds them. What is new in a header extends the author's range
-of that day, which keeps the last of both signatures. The site counts no more tokens than the author itself
-has reported (or, where the site is one of several mirrors, has signed), and no more for each update than
-the run's spec allows.
+Nobody confirms their own work. A machine's report brings the signed headers of authors whose
+updates it holds, each with its own signature that it holds them. What is new in a header extends
+the author's range of that day, which keeps the last of both signatures. The site counts no more
+tokens than the author itself has reported (or, where the site is one of several mirrors, has
+signed), and no more for each update than the run's spec allows.
 """
 
 import json
@@ -74,7 +74,8 @@ def record_attestations(attestations: Attestations) -> None:
     It takes at most four statements, however many machines report.
 
     Args:
-        attestations: each reporting machine with the attestations it sent, whose signatures are checked.
+        attestations: each reporting machine with the attestations it sent, whose signatures are
+            checked.
     """
     claims = _newest_claims(attestations)
     if not claims:

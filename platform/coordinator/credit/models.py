@@ -10,9 +10,10 @@ from coordinator.runs.models import Run
 class Credit(models.Model):
     """Credit for the updates `first` to `last` of one incarnation of a machine, confirmed on one day.
 
-    `published_last` and `published_tokens` say up to which update, and for how many of these tokens,
-    mirrors have exchanged receipts. `author_header` and `witness_signature` are the two signed parts of
-    a `coordinator_messages.Attestation` for the last update, so that anybody can check the claim.
+    `published_last` and `published_tokens` say up to which update, and for how many of these
+    tokens, mirrors have exchanged receipts. `author_header` and `witness_signature` are the two
+    signed parts of a `coordinator_messages.Attestation` for the last update, so that anybody can
+    check the claim.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)

@@ -25,9 +25,7 @@ from coordinator.eventlog.writer import (
 from coordinator.lib.exceptions import UserError
 
 # SQL: the aggregate type in an aggregate's name.
-AGGREGATE_TYPE = Func(
-    "name", Value(":"), Value(1), function="split_part", output_field=TextField()
-)
+AGGREGATE_TYPE = Func("name", Value(":"), Value(1), function="split_part", output_field=TextField())
 
 
 @dataclass

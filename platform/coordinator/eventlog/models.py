@@ -184,7 +184,9 @@ class PrivateData(models.Model):
     class Meta:
         verbose_name_plural = "private data"
         indexes = [
-            models.Index(fields=["digest"], condition=models.Q(body=""), name="private_data_missing")
+            models.Index(
+                fields=["digest"], condition=models.Q(body=""), name="private_data_missing"
+            )
         ]
 
     def __str__(self) -> str:

@@ -58,9 +58,7 @@ def mark_stale(names: Collection[str]) -> None:
     bulk_upsert(rows, update=["stale"])
 
 
-def refold(
-    names: Sequence[str], log_state: LogState, *, store: bool, defer: bool = False
-) -> int:
+def refold(names: Sequence[str], log_state: LogState, *, store: bool, defer: bool = False) -> int:
     """Fold aggregates again from all their accepted events, in a `log_transaction`.
 
     Args:

@@ -75,9 +75,7 @@ def list_fork_proofs() -> list[tuple[Signed, Signed]]:
     ]
 
 
-def accept_fork_proof(
-    first: Signed, second: Signed, *, keys: Container[str] | None = None
-) -> bool:
+def accept_fork_proof(first: Signed, second: Signed, *, keys: Container[str] | None = None) -> bool:
     """Verify another mirror's proof of a fork and act on it.
 
     Args:

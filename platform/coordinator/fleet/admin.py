@@ -1,4 +1,4 @@
-"""Machines, the runs they are in, and what was taken out of these, for the staff."""
+"""Machines, their memberships in runs, and verdicts, for the staff."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ from django import forms
 from django.contrib import admin
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
-from unfold.decorators import action
 from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 from unfold.widgets import (
@@ -17,88 +16,111 @@ from unfold.widgets import (
 
 from barnraise.errors import SpecError
 from coordinator.accounts.models import Machine
-from coordinator.audit.admin_actions import ReadOnlyAdmin, ReasonForm, dialog_options
+from coordinator.audit.admin_actions import (
+    ReadOnlyAdmin,
+    ReasonForm,
+    decision,
+    dialog_options,
+)
 from coordinator.fleet.models import Membership, VerdictRecord
 from coordinator.fleet.verdicts import (
     ACTIVE_STATUSES,
+    MAX_UPDATE_NUMBER,
     RetractionRequest,
     parse_single_updates,
     retraction_problems,
 )
 
-DECIDE = ["decide"]
+
+def _first_update_field(help_text: str) -> forms.IntegerField:
+    return forms.IntegerField(
+        min_value=1,
+        max_value=MAX_UPDATE_NUMBER,
+        required=False,
+        label="From update",
+        widget=UnfoldAdminIntegerFieldWidget,
+        help_text=help_text,
+    )
 
 
 class BanForm(ReasonForm):
-    """With a run, what this machine has done to it is taken out again."""
+    """Ask for the reason, and for a run from which to remove the machine's updates."""
 
     membership = forms.ModelChoiceField(
-        Membership.objects.none(), required=False, label="Take updates out of", empty_label="Leave them all in",
-        widget=UnfoldAdminSelectWidget, help_text="One of the runs under way that it is in.",
-    )  # fmt: skip
-    first = forms.IntegerField(
-        min_value=1, max_value=(1 << 53) - 1, required=False, label="From this update on",
-        widget=UnfoldAdminIntegerFieldWidget, help_text="Of its present life there; empty or 1: all, of every life.",
-    )  # fmt: skip
+        Membership.objects.none(),
+        required=False,
+        label="Remove updates from",
+        empty_label="No run",
+        widget=UnfoldAdminSelectWidget,
+        help_text="An active run of this machine.",
+    )
+    first = _first_update_field(
+        "The number where removal starts. Empty or 1 removes all, also those of earlier lives."
+    )
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        under_way = Membership.objects.filter(
+        active = Membership.objects.filter(
             machine=self.object_id, run__status__in=ACTIVE_STATUSES
         ).exclude(incarnation="")
-        field = self.fields["membership"]
-        field.queryset = under_way.select_related("run", "machine")
+        field: Any = self.fields["membership"]
+        field.queryset = active.select_related("run", "machine")
         field.label_from_instance = lambda m: (
             f"{m.run.name}: {m.lives.get(m.incarnation, 0)} updates"
         )
 
-    def charges(self) -> list[RetractionRequest]:
-        member, first = self.cleaned_data["membership"], self.cleaned_data.get("first") or 1
-        lives = [
-            member.incarnation,
-            *(life for life in member.lives if life != member.incarnation and first == 1),
+    def retraction_requests(self) -> list[RetractionRequest]:
+        """Return what to retract, one request for each incarnation."""
+        member = self.cleaned_data["membership"]
+        first = self.cleaned_data.get("first") or 1
+        earlier = [life for life in member.lives if life != member.incarnation and first == 1]
+        return [
+            RetractionRequest(f"{member.machine.key}.{life}", first)
+            for life in (member.incarnation, *earlier)
         ]
-        return [RetractionRequest(f"{member.machine.key}.{life}", first) for life in lives]
 
     def clean(self) -> dict[str, Any]:
-        cleaned = super().clean()
+        """Check that the updates can be retracted."""
+        cleaned = super().clean() or {}
         member = cleaned.get("membership")
-        if (
-            member
-            and "first" in cleaned
-            and (found := retraction_problems(member.run, self.charges()))
-        ):
-            self.add_error("first", next(iter(found.values())))
+        if member and "first" in cleaned:
+            found = retraction_problems(member.run, self.retraction_requests())
+            if found:
+                self.add_error("first", next(iter(found.values())))
         return cleaned
 
 
 class VerdictForm(BaseDialogForm):
-    """Of a machine's present life in a run."""
+    """Ask which updates of a machine's present incarnation to remove from a run."""
 
-    first = forms.IntegerField(
-        min_value=1, max_value=(1 << 53) - 1, required=False, label="From this update on",
-        widget=UnfoldAdminIntegerFieldWidget, help_text="All of them come out, and nothing more is taken of it.",
-    )  # fmt: skip
+    first = _first_update_field(
+        "All updates from this number on are removed, and no new ones accepted."
+    )
     updates = forms.CharField(
-        max_length=4000, required=False, label="Or single ones", widget=UnfoldAdminTextInputWidget,
-        help_text="Numbers, with commas. With its tokens, like 7:40960, one leaves the run's count as well.",
-    )  # fmt: skip
+        max_length=4000,
+        required=False,
+        label="Single updates",
+        widget=UnfoldAdminTextInputWidget,
+        help_text="Numbers, separated by commas. Write 7:40960 to subtract the 40,960 tokens of update "
+        "7 from the run's count too.",
+    )
     reason = forms.CharField(
         max_length=100,
-        label="Why",
+        label="Reason",
         widget=UnfoldAdminTextInputWidget,
-        help_text="Everybody may read it.",
+        help_text="Everybody can read it.",
     )
 
     def clean(self) -> dict[str, Any]:
-        cleaned = super().clean()
+        """Check that the updates can be retracted."""
+        cleaned = super().clean() or {}
         member = Membership.objects.select_related("run", "machine").get(pk=self.object_id)
         author = f"{member.machine.key}.{member.incarnation}"
         try:
-            cleaned["charge"] = RetractionRequest(
+            cleaned["request"] = RetractionRequest(
                 author, cleaned.get("first"), parse_single_updates(cleaned.get("updates") or "")
             )
-            found = {} if self.errors else retraction_problems(member.run, [cleaned["charge"]])
+            found = {} if self.errors else retraction_problems(member.run, [cleaned["request"]])
         except SpecError as error:
             found = error.problems
         for name, sentence in found.items():
@@ -108,75 +130,82 @@ class VerdictForm(BaseDialogForm):
 
 @admin.register(Machine)
 class MachineAdmin(ReadOnlyAdmin):
+    """Machines, which the staff may ban."""
+
     list_display = ["name", "owner", "system", "accelerator", "enrolled", "last_seen", "revoked"]
     list_filter = [("revoked", admin.EmptyFieldListFilter)]
-    ordering = ["-id"]  # as they were enrolled
+    ordering = ["-id"]  # the most recently enrolled first
     search_fields = ["hostname", "key", "owner__email", "owner__name", "=id"]
     list_select_related = ["owner"]
     actions_detail = ["revoke"]
 
-    @action(
-        description="Ban this machine",
-        permissions=DECIDE,
-        variant=ActionVariant.DANGER,
-        dialog=dialog_options(
+    @decision(
+        "Ban this machine",
+        dialog_options(
             "Ban this machine",
-            "Its tickets die: this site and its peers refuse it, for good.",
+            "Its key is revoked permanently: this site and its peers refuse it.",
             BanForm,
         ),
+        ActionVariant.DANGER,
     )
     def revoke(self, request: HttpRequest, form: BanForm, object_id: str) -> HttpResponse:
+        """Revoke the machine's key and, if asked to, retract its updates from a run."""
+        member = form.cleaned_data["membership"]
+
         def ban(machine: Machine) -> bool:
             reason = form.cleaned_data["reason"]
             with transaction.atomic():
                 changed = machine.revoke(actor=request.user, reason=reason)
-                if member := form.cleaned_data["membership"]:
-                    why = " ".join(reason.split())[:100]
-                    VerdictRecord.issue(member.run, form.charges(), why, actor=request.user)
+                if member:
+                    VerdictRecord.issue(
+                        member.run,
+                        form.retraction_requests(),
+                        " ".join(reason.split())[:100],
+                        actor=request.user,
+                    )
             return changed or bool(member)
 
-        out = ", and its updates come out" if form.cleaned_data["membership"] else ""
-        done = f"{{name}} is revoked: its peers hear of that{out}."
-        return self.decide(request, object_id, ban, done, "{name} was revoked before.")
+        removal = " and its updates are removed" if member else ""
+        done = f"{{name}} is banned{removal}. Its peers are informed."
+        return self.decide(request, object_id, ban, done, "{name} was banned before.")
 
 
 @admin.register(Membership)
 class MembershipAdmin(ReadOnlyAdmin):
+    """Machines in runs, whose updates the staff may remove."""
+
     list_display = ["machine", "run", "activity", "last_seen", "tokens", "mark"]
     list_filter = ["activity"]
     search_fields = ["machine__hostname", "machine__key", "run__name", "run__slug"]
     list_select_related = ["machine", "run"]
-    actions_detail = ["take_out"]
+    actions_detail = ["remove_updates"]
 
-    @action(
-        description="Take updates out",
-        permissions=DECIDE,
-        variant=ActionVariant.DANGER,
-        dialog=dialog_options(
-            "Take updates out",
-            "On every machine of the run, for good. Its own is not banned.",
+    @decision(
+        "Remove updates",
+        dialog_options(
+            "Remove updates",
+            "Permanently, on every machine of the run. The machine itself is not banned.",
             VerdictForm,
         ),
+        ActionVariant.DANGER,
     )
-    def take_out(self, request: HttpRequest, form: VerdictForm, object_id: str) -> HttpResponse:
-        def judge(member: Membership) -> None:
-            VerdictRecord.issue(
-                member.run,
-                [form.cleaned_data["charge"]],
-                form.cleaned_data["reason"],
-                actor=request.user,
-            )
+    def remove_updates(
+        self, request: HttpRequest, form: VerdictForm, object_id: str
+    ) -> HttpResponse:
+        """Issue a verdict."""
 
-        return self.decide(
-            request,
-            object_id,
-            judge,
-            "{name}: signed. Machines hear of it with their next reports.",
-        )
+        def issue_verdict(member: Membership) -> None:
+            request_, reason = form.cleaned_data["request"], form.cleaned_data["reason"]
+            VerdictRecord.issue(member.run, [request_], reason, actor=request.user)
+
+        done = "{name}: signed. Machines receive the verdict with their next reports."
+        return self.decide(request, object_id, issue_verdict, done)
 
 
 @admin.register(VerdictRecord)
 class VerdictAdmin(ReadOnlyAdmin):
+    """Signed verdicts."""
+
     list_display = ["run", "given", "by", "proven", "short_digest"]
     search_fields = ["run__name", "run__slug", "=digest"]
     list_select_related = ["run", "by"]
@@ -184,4 +213,5 @@ class VerdictAdmin(ReadOnlyAdmin):
 
     @admin.display(description="digest")
     def short_digest(self, verdict: VerdictRecord) -> str:
+        """Return the first characters of the digest."""
         return f"{verdict.digest[:16]}…"

@@ -19,7 +19,8 @@ def renew_ticket(membership: Membership, *, always: bool = False) -> messages.Si
         always: sign one in any case.
 
     Returns:
-        The signed ticket; None if the last one is fresh enough, or while the run is a draft or cancelled.
+        The signed ticket; None if the last one is fresh enough, or while the run is a draft or
+        cancelled.
     """
     run = membership.run
     if not run.spec_text or run.state is enums.RunStatus.CANCELLED:
@@ -48,8 +49,8 @@ def build_directive(membership: Membership) -> messages.Signed:
 def should_prepare_text(membership: Membership) -> bool:
     """Decide whether this machine should prepare the run's text.
 
-    While the run is a draft without a manifest, one machine of its owner prepares the text: the one that
-    is alive and joined first.
+    While the run is a draft without a manifest, one machine of its owner prepares the text: the one
+    that is alive and joined first.
     """
     run = membership.run
     if run.state is not enums.RunStatus.DRAFT or run.manifest is not None:

@@ -39,8 +39,8 @@ def admit_machine(
 def join_refusal(run: Run, machine: Machine, hardware: reports.HardwareView | None = None) -> str:
     """Return why this machine may not join, as a sentence for its owner; "" if it may.
 
-    The run owner's machines always may: one of them prepares the text. A machine that has joined stays in,
-    whatever the join policy has become since.
+    The run owner's machines always may: one of them prepares the text. A machine that has joined
+    stays in, whatever the join policy has become since.
 
     Args:
         run: the run.

@@ -1,4 +1,4 @@
-"""What the site knows of a run, gathered for the lifecycle's pure `tick`."""
+"""Gather what the site knows of a run, for the run lifecycle, which is pure."""
 
 import statistics
 import time
@@ -10,38 +10,47 @@ from coordinator.fleet.models import Membership, is_alive
 from coordinator.runs.lifecycle import LifecycleFacts
 from coordinator.runs.models import Run
 
-ACTIVITIES_WITH_LEDGER = (
+ACTIVITIES_WITH_LEDGER = (  # machines with these activities have the ledger
     Activity.TRAINING,
     Activity.PAUSED,
     Activity.FINISHING,
     Activity.FINISHED,
-)  # these have the ledger
+)
+COLUMNS = (
+    "machine",
+    "machine__owner",
+    "tokens",
+    "safe",
+    "ledger_tokens",
+    "activity",
+    "last_seen",
+    "heard",
+)
 
 
 def gather_facts(run: Run) -> LifecycleFacts:
-    """Of its machines wherever they report: another mirror's word counts as ours does, for it could sign what follows
-    from it as well."""
+    """Gather the facts of a run's machines, at all mirrors.
+
+    Another mirror's figures count as this site's own do: that mirror could sign what follows from
+    them as well.
+    """
     members = Membership.everywhere.filter(run=run, machine__revoked=None)
-    rows = list(members.values("machine", "machine__owner", "tokens", "safe", "ledger_tokens", "activity",
-                               "last_seen", "heard"))  # fmt: skip
+    rows = list(members.values(*COLUMNS))
     now = time.time()
     alive = [
         row
         for row in rows
         if is_alive(row["last_seen"].timestamp(), row["activity"], run.report_every, now)
     ]
-    others = {
-        row["machine__owner"]
-        for row in rows
-        if row["machine__owner"] != run.owner_id and row["tokens"]
-    }
+    contributors = {row["machine__owner"] for row in rows if row["tokens"]}
+    others = contributors - {run.owner_id}
     safe = {row["machine__owner"] for row in rows if row["safe"]}
     return LifecycleFacts(
         launch_requested=run.launch_requested,
         manifest=run.manifest is not None,
         quorum=run.quorum,
         alive=len({row["machine"] for row in alive}),
-        ledger_tokens=max(run.ledger_tokens, _ledger(alive)),
+        ledger_tokens=max(run.ledger_tokens, _ledger_tokens(alive)),
         token_budget=run.token_budget,
         owner_safe=not run.owner.is_active or run.owner_id in safe,
         others_safe=len(safe & others),
@@ -49,19 +58,19 @@ def gather_facts(run: Run) -> LifecycleFacts:
     )
 
 
-def _ledger(alive: list[dict[str, Any]]) -> int:
-    """Tokens in the ledger as most machines that work on it see it: one that lies moves nothing."""
+def _ledger_tokens(alive: list[dict[str, Any]]) -> int:
+    """Return the median of the machines' ledgers: one machine that lies changes nothing."""
     newest: dict[Any, tuple[datetime, int]] = {}
     for row in alive:
         if row["activity"] in ACTIVITIES_WITH_LEDGER:
-            said = row["heard"], row["ledger_tokens"]
-            newest[row["machine"]] = max(said, newest.get(row["machine"], said))
+            report = row["heard"], row["ledger_tokens"]
+            newest[row["machine"]] = max(report, newest.get(row["machine"], report))
     return statistics.median_high(tokens for _, tokens in newest.values()) if newest else 0
 
 
 def advance_run(run: Run) -> bool:
-    """Brings the run's count of tokens and its status up to what is known. Whether the status changed."""
-    known = gather_facts(run)
-    if known.ledger_tokens > run.ledger_tokens:
-        run.record_ledger_tokens(known.ledger_tokens)
-    return run.advance(known)
+    """Bring the run's token count and status up to date; return whether the status changed."""
+    facts = gather_facts(run)
+    if facts.ledger_tokens > run.ledger_tokens:
+        run.record_ledger_tokens(facts.ledger_tokens)
+    return run.advance(facts)

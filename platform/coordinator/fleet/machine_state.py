@@ -1,6 +1,7 @@
-"""What the site knows of a machine beyond its key: whether its owner paused it, and what it measured."""
+"""What the site knows of a machine: whether its owner paused it, and what it measured."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import models
@@ -16,9 +17,12 @@ from coordinator.eventlog import writer
 class MachinePause(models.Model):
     """A pause that the owner of a machine ordered; it lasts as long as the row exists.
 
-    The machine takes no steps in any run: its directives have the status "paused". It keeps its state, stays
-    connected, and continues by itself once the row is deleted.
+    The machine takes no steps in any run: its directives have the status "paused". It keeps its
+    state, stays connected, and continues by itself once the row is deleted.
     """
+
+    if TYPE_CHECKING:
+        by_id: UUID | None
 
     machine = models.OneToOneField(
         Machine, primary_key=True, on_delete=models.CASCADE, related_name="pause"

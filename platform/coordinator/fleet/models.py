@@ -1,6 +1,8 @@
-"""A machine's part in a run."""
+"""A machine's membership in a run."""
 
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID
 
 from django.db import models
 from django.db.models import Exists, ExpressionWrapper, F, OuterRef, Q
@@ -14,34 +16,40 @@ from coordinator.fleet.machine_state import MachinePause as MachinePause
 from coordinator.fleet.verdicts import VerdictRecord as VerdictRecord
 from coordinator.runs.models import Run
 
-MAX_MISSED_REPORTS = 3  # reports a machine may miss…
-GRACE_SECONDS = 5.0  # …and seconds more, before it counts as gone
+# A machine counts as gone when it has missed so many reports and these seconds have passed as well.
+MAX_MISSED_REPORTS = 3
+GRACE_SECONDS = 5.0
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class MembershipQuerySet(models.QuerySet):
+class MembershipQuerySet(models.QuerySet["Membership"]):
+    """Memberships, here or at all mirrors."""
+
     def alive(self) -> "MembershipQuerySet":
-        every = ExpressionWrapper(
+        """Select machines that report, are not revoked and have not left."""
+        silence = ExpressionWrapper(
             F("run__report_every") * MAX_MISSED_REPORTS * timedelta(seconds=1)
             + timedelta(seconds=GRACE_SECONDS),
             output_field=models.DurationField(),
         )
-        since = ExpressionWrapper(timezone.now() - every, output_field=models.DateTimeField())
+        since = ExpressionWrapper(timezone.now() - silence, output_field=models.DateTimeField())
         return self.filter(last_seen__gt=since, machine__revoked=None).exclude(
             activity=Activity.LEFT
         )
 
     def alive_in(self, run: Run) -> "MembershipQuerySet":
-        """Those of one run: as `alive`, without asking each row for its run."""
-        since = timezone.now() - timedelta(
-            seconds=MAX_MISSED_REPORTS * run.report_every + GRACE_SECONDS
-        )
+        """Select those that are alive in one run, without a join with runs."""
+        silence = timedelta(seconds=MAX_MISSED_REPORTS * run.report_every + GRACE_SECONDS)
+        since = timezone.now() - silence
         return self.filter(run=run, last_seen__gt=since, machine__revoked=None).exclude(
             activity=Activity.LEFT
         )
 
     def newest(self) -> "MembershipQuerySet":
-        """Of several mirrors' rows of a machine in a run the one that heard a report last; of two alike ours."""
+        """Select, of several mirrors' rows of one machine in a run, the one with the latest report.
+
+        Of two rows with the same time this site's own is selected.
+        """
         later = Q(heard__gt=OuterRef("heard")) | Q(
             heard=OuterRef("heard"), mirror__lt=OuterRef("mirror")
         )
@@ -52,36 +60,42 @@ class MembershipQuerySet(models.QuerySet):
 
 
 class LocalMembershipManager(models.Manager.from_queryset(MembershipQuerySet)):
-    """What machines told this site themselves."""
+    """Memberships whose reports this site received itself."""
 
-    def get_queryset(self) -> MembershipQuerySet:
+    def get_queryset(self) -> Any:
+        """Leave out other mirrors' rows."""
         return super().get_queryset().filter(mirror="")
 
 
 class Membership(models.Model):
-    """Numbers are from the machine's latest report that reached Postgres; `mark` is the highest report number up to
-    which Postgres holds everything; `plan` is the last it told, a `wire.PlanView`, and `step_seconds` belongs to it;
-    `exchange` the last `ExchangeView`.
+    """A machine in a run, with the numbers of its latest report that Postgres holds.
 
-    Where another mirror tells of it (`mirror`, its key) the row says what was reported *there*, and stands apart from
-    ours: `objects` are ours alone, `everywhere` are all, and `newest` chooses."""
+    A row with a `mirror` (its key) holds what was reported to that mirror. `objects` are this
+    site's own rows, `everywhere` are all rows, and `newest` selects one for each machine.
+    """
+
+    if TYPE_CHECKING:
+        run_id: UUID
+        machine_id: UUID
+        receipts: Any
+        has_verdicts: bool  # set by `report_queries.membership_for_run`
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="memberships")
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="memberships")
     mirror = models.CharField(max_length=64, blank=True, default="", db_default="")
     joined = models.DateTimeField(default=timezone.now)
+    # When the site last received anything from the machine, and when its last report.
     last_seen = models.DateTimeField(default=timezone.now)
-    heard = models.DateTimeField(
-        default=NEVER, db_default=NEVER
-    )  # its last report; it may be seen without one
+    heard = models.DateTimeField(default=NEVER, db_default=NEVER)
     addresses = models.JSONField(default=list)
     version = models.CharField(max_length=40, blank=True)
     activity = models.CharField(
         max_length=10, choices=[(a.value, a.value) for a in Activity], default="joining"
     )
     incarnation = models.CharField(max_length=16, blank=True)
-    lives = models.JSONField(default=dict)  # incarnation → how many updates it has published
+    # Each incarnation of the machine in this run → how many updates it has published.
+    lives = models.JSONField(default=dict)
     ticket_expires = models.DateTimeField(null=True)
     step = models.BigIntegerField(default=0)
     tokens = models.BigIntegerField(default=0)
@@ -94,21 +108,21 @@ class Membership(models.Model):
     peer_bytes_received = models.BigIntegerField(default=0)
     vector = models.CharField(max_length=64, blank=True)
     anchor = models.CharField(max_length=64, blank=True)
-    plan = models.JSONField(null=True)
-    step_seconds = models.FloatField(null=True)
-    exchange = models.JSONField(null=True)
-    safe = models.DateTimeField(null=True)  # when it said that it holds the final checkpoint whole
+    plan = models.JSONField(null=True)  # the last `reports.PlanView`
+    step_seconds = models.FloatField(null=True)  # as measured under that plan
+    exchange = models.JSONField(null=True)  # the last `reports.ExchangeView`
+    # When the machine first reported that it holds the whole final checkpoint.
+    safe = models.DateTimeField(null=True)
+    # High-water mark: Postgres holds every report up to this number.
     mark = models.BigIntegerField(default=0)
-    latest = models.BigIntegerField(default=0)  # the highest report number whose numbers these are
-    changed = models.BigIntegerField(
-        null=True, default=0, db_default=0
-    )  # `telemetry.moments`; null: not ours to tell
-    planned = models.BigIntegerField(
-        default=0, db_default=0
-    )  # when its plan was another one the last time
+    latest = models.BigIntegerField(default=0)  # the number of the report these figures are from
+    # The change stamp for other mirrors (`rollup.next_change_stamp`); null on another mirror's row.
+    changed = models.BigIntegerField(null=True, default=0, db_default=0)
+    # The change stamp at which `plan` last became another one.
+    planned = models.BigIntegerField(default=0, db_default=0)
 
-    objects = LocalMembershipManager()
-    everywhere = MembershipQuerySet.as_manager()
+    objects: ClassVar[Any] = LocalMembershipManager()
+    everywhere: ClassVar[Any] = MembershipQuerySet.as_manager()
 
     class Meta:
         constraints = [
@@ -121,7 +135,7 @@ class Membership(models.Model):
             models.Index(
                 fields=["changed", "id"],
                 condition=Q(changed__isnull=False),
-                name="memberships_to_tell",
+                name="memberships_to_publish",
             ),
         ]
 
@@ -130,6 +144,7 @@ class Membership(models.Model):
 
     @property
     def is_alive(self) -> bool:
+        """Whether the machine reports."""
         return is_alive(
             self.last_seen.timestamp(),
             self.activity,
@@ -139,8 +154,13 @@ class Membership(models.Model):
 
 
 def is_alive(last_seen: float, activity: str, report_every: float, now: float) -> bool:
-    """Times in seconds since 1970. A machine that said it left is gone at once."""
-    return (
-        activity != Activity.LEFT
-        and now - last_seen < MAX_MISSED_REPORTS * report_every + GRACE_SECONDS
-    )
+    """Return whether a machine counts as alive; one that has left is gone at once.
+
+    Args:
+        last_seen: seconds since 1970.
+        activity: what the machine last reported.
+        report_every: seconds between two reports.
+        now: seconds since 1970.
+    """
+    silence = MAX_MISSED_REPORTS * report_every + GRACE_SECONDS
+    return activity != Activity.LEFT and now - last_seen < silence

@@ -1,12 +1,13 @@
-"""Who asks, and their part in a run: the two statements behind every report, written by hand.
+"""The two hand-written SQL statements behind every report: who sent it, and the membership.
 
-Thousands come in a minute, and putting these together anew each time was two fifths of what a report cost. What comes
-of them are models with those columns alone; another one that is looked at is read then.
+Thousands of reports arrive in a minute, and building these queries with the ORM took two fifths of
+a report's cost. The results are model instances with only the columns named here; any other column
+is read on access.
 """
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from django.db import connection
 from django.db.models import Model
@@ -22,20 +23,21 @@ M = TypeVar("M", bound=Model)
 
 
 class ColumnReader(Generic[M]):
-    """The named columns of a model and its key, in the model's order; `sql` calls the table `alias`."""
+    """Some columns of a model, and its key, in the model's order; in `sql` the table is called `alias`."""
 
-    def __init__(self, model: type[M], alias: str, *names: str):
+    def __init__(self, model: type[M], alias: str, *names: str) -> None:
         fields = [
-            each
-            for each in model._meta.concrete_fields
-            if each.primary_key or each.attname in names
+            field
+            for field in model._meta.concrete_fields
+            if field.primary_key or field.attname in names
         ]
-        self.model, self.names = model, [each.attname for each in fields]
-        self.sql = ", ".join(f'{alias}."{each.column}"' for each in fields)
-        self._fields = [(each, each.get_db_converters(connection)) for each in fields]
+        self.model = model
+        self.names = [field.attname for field in fields]
+        self.sql = ", ".join(f'{alias}."{field.column}"' for field in fields)
+        self._fields = [(field, field.get_db_converters(connection)) for field in fields]
 
     def read(self, row: Iterator[Any]) -> M:
-        """From the next values of a row."""
+        """Build an instance from the next values of a row."""
         values = []
         for field, converters in self._fields:
             value = next(row)
@@ -52,8 +54,9 @@ def _machine_query() -> tuple[str, ColumnReader[Machine], ColumnReader[User]]:
     )
     owner = ColumnReader(User, "u", "name", "is_active", "left")
     return (
-        f"SELECT {machine.sql}, {owner.sql}, r.since FROM {Machine._meta.db_table} m "
-        f"JOIN {User._meta.db_table} u ON u.id = m.owner_id LEFT JOIN {MachinePause._meta.db_table} r ON r.machine_id = m.id "
+        f"SELECT {machine.sql}, {owner.sql}, p.since FROM {Machine._meta.db_table} m "
+        f"JOIN {User._meta.db_table} u ON u.id = m.owner_id "
+        f"LEFT JOIN {MachinePause._meta.db_table} p ON p.machine_id = m.id "
         "WHERE m.key = %s",
         machine,
         owner,
@@ -61,14 +64,17 @@ def _machine_query() -> tuple[str, ColumnReader[Machine], ColumnReader[User]]:
 
 
 def machine_for_key(key: str) -> Machine | None:
-    """The machine of this key, with its owner and whether it rests."""
+    """Return the machine with this key, with its owner and its pause."""
     sql, machines, owners = _machine_query()
-    if (row := _row(sql, key)) is None:
+    row = _fetch_row(sql, key)
+    if row is None:
         return None
-    found, found.owner = machines.read(row), owners.read(row)
+    machine = machines.read(row)
+    machine.owner = owners.read(row)
     since = next(row)
-    found._state.fields_cache["pause"] = MachinePause(machine=found, since=since) if since else None
-    return found
+    pause = MachinePause(machine=machine, since=since) if since else None
+    cast(Any, machine._state).fields_cache["pause"] = pause
+    return machine
 
 
 @cache
@@ -88,9 +94,10 @@ def _membership_query(column: str) -> tuple[str, ColumnReader[Membership], Colum
         "ledger_tokens",
         "extra_tokens",
     )
+    verdicts = VerdictRecord._meta.db_table
     return (
         f"SELECT {member.sql}, {run.sql}, "
-        f"EXISTS (SELECT 1 FROM {VerdictRecord._meta.db_table} v WHERE v.run_id = r.id AND v.proven) "
+        f"EXISTS (SELECT 1 FROM {verdicts} v WHERE v.run_id = r.id AND v.proven) "
         f"FROM {Membership._meta.db_table} m JOIN {Run._meta.db_table} r ON r.id = m.run_id "
         f"WHERE m.machine_id = %s AND m.mirror = '' AND r.{column} = %s",
         member,
@@ -99,19 +106,31 @@ def _membership_query(column: str) -> tuple[str, ColumnReader[Membership], Colum
 
 
 def membership_for_run(machine: Machine, name: str) -> Membership | None:
-    """A machine's part in the run of this id or slug, with that run, and whether there are verdicts (`judged`)."""
-    if (named := lookup_for_name(name)) is None:
+    """Return a machine's membership in a run, with that run.
+
+    Args:
+        machine: the machine.
+        name: the run's id or slug.
+
+    Returns:
+        The membership, whose `has_verdicts` says whether the run has proven verdicts.
+    """
+    lookup = lookup_for_name(name)
+    if lookup is None:
         return None
-    ((column, value),) = named.items()
+    ((column, value),) = lookup.items()
     sql, members, runs = _membership_query("id" if column == "pk" else column)
-    if (row := _row(sql, machine.pk, value)) is None:
+    row = _fetch_row(sql, machine.pk, value)
+    if row is None:
         return None
-    found, found.run = members.read(row), runs.read(row)
-    found.machine, found.judged = machine, next(row)
-    return found
+    membership = members.read(row)
+    membership.run = runs.read(row)
+    membership.machine = machine
+    membership.has_verdicts = next(row)
+    return membership
 
 
-def _row(sql: str, *values: object) -> Iterator[Any] | None:
+def _fetch_row(sql: str, *values: Any) -> Iterator[Any] | None:
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
         row = cursor.fetchone()

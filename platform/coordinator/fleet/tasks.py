@@ -8,18 +8,19 @@ from django.utils import timezone
 from barnraise.protocol.enums import Activity
 from coordinator.fleet.models import Membership
 
-SILENT = timedelta(days=1)  # after which a machine that said no goodbye counts as gone for good
-ADDRESSES_KEPT = timedelta(
-    hours=1
-)  # where a machine was reached is nobody's business once it is away
+LEFT_AFTER = timedelta(days=1)  # a machine that is silent for so long has left
+ADDRESSES_KEPT = timedelta(hours=1)  # the addresses of a silent machine are deleted after this
 
 
 @shared_task(name="fleet.expire_memberships")
 def expire_memberships() -> int:
-    """Liveness: who has been silent for a day has left; who is away is not to be reached. How many rows changed."""
+    """Mark machines that have been silent for a day as left, and delete addresses of absent ones.
+
+    Returns:
+        How many rows changed.
+    """
     now = timezone.now()
-    left = Membership.everywhere.filter(last_seen__lt=now - SILENT).exclude(activity=Activity.LEFT)
-    away = Membership.objects.filter(last_seen__lt=now - ADDRESSES_KEPT).exclude(addresses=[])
-    return left.exclude(activity=Activity.FINISHED).update(activity=Activity.LEFT) + away.update(
-        addresses=[]
-    )
+    silent = Membership.everywhere.filter(last_seen__lt=now - LEFT_AFTER)
+    silent = silent.exclude(activity__in=[Activity.LEFT, Activity.FINISHED])
+    absent = Membership.objects.filter(last_seen__lt=now - ADDRESSES_KEPT).exclude(addresses=[])
+    return silent.update(activity=Activity.LEFT) + absent.update(addresses=[])

@@ -1,12 +1,16 @@
-"""Verdicts: what staff, or a run's owner, take out of it again. This site signs them; its answers to reports carry them
-to the machines, which look at the signature, subtract what is named, and hand them on to each other."""
+"""Verdicts: what staff or a run's owner retract from the run.
+
+This site signs a verdict; its replies to reports carry the verdict to the machines. They verify the
+signature, subtract the named updates and gossip the verdict to their peers.
+"""
 
 import math
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import models
@@ -19,19 +23,25 @@ from barnraise.protocol import enums, verdicts
 from barnraise.protocol.signing import digest
 from barnraise.protocol.verdicts import MAX_AUTHORS, MAX_SINGLE_UPDATES, MAX_VERDICTS
 from coordinator.audit.log import record
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import writer
 from coordinator.lib import site_identity
 from coordinator.runs.models import Run
 
 ACTIVE_STATUSES = (enums.RunStatus.RECRUITING, enums.RunStatus.TRAINING, enums.RunStatus.PAUSED)
-LAST = (1 << 53) - 1  # the highest number of an update
+MAX_UPDATE_NUMBER = (1 << 53) - 1
 AUTHOR = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
 class RetractionRequest:
-    """Against one author (KEY.LIFE): its updates from number `first` on, where there is one, and single `updates`, by
-    number with the tokens that they claim to be of; 0 where nobody knows: those stay in the run's count."""
+    """What to retract of one author.
+
+    Attributes:
+        author: KEY.INCARNATION of a machine.
+        first: retract its updates from this number on; None for no such range.
+        updates: single updates to retract: number → the tokens it claims. With 0 tokens, where the
+            number is unknown, the update's tokens stay in the run's count.
+    """
 
     author: str
     first: int | None = None
@@ -39,8 +49,14 @@ class RetractionRequest:
 
 
 class VerdictRecord(models.Model):
-    """`body` is the exact text of a `wire.Verdict`, `signatures` those of mirrors, by key. Machines are told of it once
-    it is `proven`: as many mirrors have signed as the run's rules ask for."""
+    """A verdict: the exact text of a `verdicts.Verdict`, and mirrors' signatures of it by key.
+
+    Machines receive it once it is `proven`: as many mirrors have signed as the run's spec demands.
+    """
+
+    if TYPE_CHECKING:
+        run_id: UUID
+        by_id: UUID | None
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="verdicts")
@@ -48,7 +64,7 @@ class VerdictRecord(models.Model):
     digest = models.CharField(max_length=64, editable=False)
     signatures = models.JSONField(editable=False)
     proven = models.BooleanField(default=False, editable=False)
-    given = models.DateTimeField(default=timezone.now, editable=False)
+    given = models.DateTimeField("signed", default=timezone.now, editable=False)
     by = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         null=True,
@@ -60,21 +76,23 @@ class VerdictRecord(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [models.UniqueConstraint(fields=["run", "digest"], name="one_verdict_a_text")]
+        verbose_name = "verdict"
 
     def __str__(self) -> str:
         return f"{self.digest[:12]} on {self.run}"
 
     @property
     def message(self) -> verdicts.Verdict:
+        """The parsed text."""
         return verdicts.Verdict.model_validate_json(self.body)
 
     @property
     def aggregate_name(self) -> str:
-        """By which mirrors know it."""
+        """The name by which the event log knows it."""
         return f"{self.run_id}:{self.digest}"
 
-    def event_payload(self) -> dict:
-        """To other mirrors."""
+    def event_payload(self) -> dict[str, Any]:
+        """Build the payload of "verdict.give"."""
         return {
             "id": self.pk,
             "body": self.body,
@@ -84,34 +102,39 @@ class VerdictRecord(models.Model):
         }
 
     @property
-    def ruling(self) -> verdicts.SignedVerdict:
-        """As machines take it."""
+    def signed_verdict(self) -> verdicts.SignedVerdict:
+        """The form in which machines receive it."""
         return verdicts.SignedVerdict(body=self.body, signatures=self.signatures)
 
     @classmethod
     def issue(
-        cls, run: Run, charges: Sequence[RetractionRequest], reason: str = "", *, actor=None
+        cls,
+        run: Run,
+        requests: Sequence[RetractionRequest],
+        reason: str = "",
+        *,
+        actor: Any = None,
     ) -> "VerdictRecord":
-        """Signed by this mirror, and noted. Raises SpecError, with a sentence for each field ("run", "author", "first",
-        "updates", "reason") that makes no sense."""
-        with mirrors.log_transaction():
+        """Sign a verdict with this site's key and store it.
+
+        Args:
+            run: the run.
+            requests: what to retract.
+            reason: why, one line that everybody may read.
+            actor: who decided it.
+
+        Raises:
+            SpecError: with a sentence for each field ("run", "author", "first", "updates",
+                "reason") that is not valid.
+        """
+        with writer.log_transaction():
             run = Run.objects.select_for_update(of=("self",)).get(pk=run.pk)
-            if found := retraction_problems(run, charges):
+            found = retraction_problems(run, requests)
+            if found:
                 raise SpecError(found)
-            try:
-                said = verdicts.Verdict(
-                    run=str(run.pk),
-                    after={each.author: each.first - 1 for each in charges if each.first},
-                    updates={each.author: dict(each.updates) for each in charges if each.updates},
-                    reason=reason.strip(),
-                    issued=time.time(),
-                )
-            except ValidationError:
-                raise SpecError(
-                    {"reason": "say why in 100 characters or fewer, on one line"}
-                ) from None
-            signed = site_identity.identity().sign("verdict", said)
-            made = cls.objects.create(
+            verdict = _build_verdict(run, requests, reason)
+            signed = site_identity.identity().sign("verdict", verdict)
+            row = cls.objects.create(
                 run=run,
                 body=signed.body,
                 digest=digest(signed.body),
@@ -119,29 +142,50 @@ class VerdictRecord(models.Model):
                 proven=run.spec.threshold == 1,
                 by=actor if getattr(actor, "pk", None) else None,
             )
-            mirrors.record("verdict.give", made.aggregate_name, made.event_payload())
-            told = {
-                "after": said.after,
-                "updates": said.updates,
-                "reason": said.reason,
-                "digest": made.digest,
-            }
-            record("run.verdict", run, actor=actor, **told)
-        return made
+            writer.record("verdict.give", row.aggregate_name, row.event_payload())
+            record(
+                "run.verdict",
+                run,
+                actor=actor,
+                after=verdict.after,
+                updates=verdict.updates,
+                reason=verdict.reason,
+                digest=row.digest,
+            )
+        return row
 
     @classmethod
     def unacknowledged_by(
-        cls, run: object, heeds: list[str], most: int = 2
+        cls, run: object, acknowledged: list[str], most: int = 2
     ) -> list[verdicts.SignedVerdict]:
-        """Of a run's (by its id), some that a machine which heeds those digests has not heard of."""
-        found = (
-            cls.objects.filter(run=run, proven=True).exclude(digest__in=heeds).order_by("pk")[:most]
+        """List some proven verdicts that a machine has not acknowledged yet, the oldest first.
+
+        Args:
+            run: the run's id.
+            acknowledged: digests of the verdicts that the machine has applied.
+            most: how many to list.
+        """
+        rows = cls.objects.filter(run=run, proven=True).exclude(digest__in=acknowledged)
+        return [row.signed_verdict for row in rows.order_by("pk")[:most]]
+
+
+def _build_verdict(
+    run: Run, requests: Sequence[RetractionRequest], reason: str
+) -> verdicts.Verdict:
+    try:
+        return verdicts.Verdict(
+            run=str(run.pk),
+            after={item.author: item.first - 1 for item in requests if item.first},
+            updates={item.author: dict(item.updates) for item in requests if item.updates},
+            reason=reason.strip(),
+            issued=time.time(),
         )
-        return [each.ruling for each in found]
+    except ValidationError:
+        raise SpecError({"reason": "say why in 100 characters or fewer, on one line"}) from None
 
 
-def retraction_problems(run: Run, charges: Sequence[RetractionRequest]) -> dict[str, str]:
-    """What keeps these charges from becoming a verdict: field → sentence."""
+def retraction_problems(run: Run, requests: Sequence[RetractionRequest]) -> dict[str, str]:
+    """Return why these requests cannot become a verdict: field → sentence."""
     found: dict[str, str] = {}
     if run.state not in ACTIVE_STATUSES:
         found["run"] = f"the run {run.name} is {run.status}: verdicts are for one that is under way"
@@ -153,127 +197,153 @@ def retraction_problems(run: Run, charges: Sequence[RetractionRequest]) -> dict[
         found["run"] = (
             f"{run.name} has its {MAX_VERDICTS} verdicts: go on from a checkpoint, as a new run"
         )
-    if not 1 <= len(charges) <= MAX_AUTHORS:
+    if not 1 <= len(requests) <= MAX_AUTHORS:
         found["author"] = f"name 1 to {MAX_AUTHORS} machines"
-    for each in charges if not found else ():
-        found |= _senseless(run, each)
+    for request in requests if not found else ():
+        found |= _request_problems(run, request)
     return found
 
 
-def _senseless(run: Run, charge: RetractionRequest) -> dict[str, str]:
-    key, _, life = charge.author.partition(".")
-    member = (
-        run.memberships.filter(machine__key=key).first()
-        if AUTHOR.fullmatch(charge.author)
-        else None
-    )
+def _request_problems(run: Run, request: RetractionRequest) -> dict[str, str]:
+    key, _, incarnation = request.author.partition(".")
+    member = None
+    if AUTHOR.fullmatch(request.author):
+        member = run.memberships.filter(machine__key=key).first()
     if member is None:
         return {"author": "name one life of a machine that has been in the run, as KEY.LIFE"}
-    if charge.first is None and not charge.updates:
+    if request.first is None and not request.updates:
         return {"first": "say from which update on, or name single ones"}
-    if charge.first is not None and not 1 <= charge.first <= LAST:
+    if request.first is not None and not 1 <= request.first <= MAX_UPDATE_NUMBER:
         return {"first": "updates are numbered from 1"}
-    if len(charge.updates) > MAX_SINGLE_UPDATES or not all(
-        1 <= seq <= LAST for seq in charge.updates
-    ):
+    numbers_valid = all(1 <= number <= MAX_UPDATE_NUMBER for number in request.updates)
+    if len(request.updates) > MAX_SINGLE_UPDATES or not numbers_valid:
         return {"updates": f"name at most {MAX_SINGLE_UPDATES}, each a number from 1"}
-    most = run.spec.max_tokens_per_update
-    if not all(0 <= tokens <= most for tokens in charge.updates.values()):
-        return {"updates": f"an update of this run has {most:,} tokens at most"}
-    named = {"first": charge.first or LAST, "updates": min(charge.updates, default=LAST)}
-    oldest = _oldest(run, member, member.lives.get(life, 0))
-    for name, seq in named.items():
-        if seq < oldest:
+    max_tokens = run.spec.max_tokens_per_update
+    if not all(0 <= tokens <= max_tokens for tokens in request.updates.values()):
+        return {"updates": f"an update of this run has {max_tokens:,} tokens at most"}
+    earliest = {
+        "first": request.first or MAX_UPDATE_NUMBER,
+        "updates": min(request.updates, default=MAX_UPDATE_NUMBER),
+    }
+    oldest = _oldest_retractable(run, member, member.lives.get(incarnation, 0))
+    for name, number in earliest.items():
+        if number < oldest:
             return {
-                name: f"update {seq} is too old to come out: verdicts reach back {run.spec.verdict_horizon} rounds, "
-                f"here to update {oldest}. Go on from a checkpoint before it, as a new run"
+                name: f"update {number} is too old to come out: verdicts reach back "
+                f"{run.spec.verdict_horizon} rounds, here to update {oldest}. "
+                "Go on from a checkpoint before it, as a new run"
             }
     return {}
 
 
-def _oldest(run: Run, member: Any, last: int) -> int:
-    """The first update, of `last` in its author's life, whose bytes machines must still have. Reckoned from what they
-    report: a round is one update of everybody, and all keep pace with each other."""
+def _oldest_retractable(run: Run, member: Any, last: int) -> int:
+    """Estimate the first update of an author that machines must still have the payload of.
+
+    Machines keep payloads for `verdict_horizon` rounds. A round is one update of everybody, whose
+    mean sizes follow from what the machines report.
+
+    Args:
+        run: the run.
+        member: the author's membership.
+        last: the number of the author's last update.
+    """
     trained = run.memberships.filter(updates_sent__gt=0).values_list("tokens", "updates_sent")
-    everybody = sum(tokens / updates for tokens, updates in trained)
-    if not everybody:
+    round_tokens = sum(tokens / updates for tokens, updates in trained)
+    if not round_tokens:
         return 0
-    passed = (
-        max(0, run.ledger_tokens - member.ledger_tokens) / everybody
-    )  # rounds since it was last heard of
-    return last - math.floor(run.spec.verdict_horizon - passed)
+    # Rounds that have passed since the site last received a report of the author.
+    rounds_since = max(0, run.ledger_tokens - member.ledger_tokens) / round_tokens
+    return last - math.floor(run.spec.verdict_horizon - rounds_since)
 
 
-# ---- whose ---------------------------------------------------------------------------------------------------------
+# ---- authors ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AuthorChoice:
-    """One of a machine's in a run: its updates are numbered from 1. `present`: the one it is at."""
+    """One incarnation of a machine in a run, to choose from; its updates are numbered from 1.
+
+    `is_present`: the machine trains as this incarnation now.
+    """
 
     author: str
     machine: str
     person: str
     updates: int
-    present: bool
+    is_present: bool
 
     def __str__(self) -> str:
-        which = "" if self.present else f", its earlier life {self.author[-16:-8]}…"
-        return f"{self.machine} of {self.person}{which}: {self.updates} update{'s' * (self.updates != 1)}"
+        which = "" if self.is_present else f", its earlier life {self.author[-16:-8]}…"
+        plural = "" if self.updates == 1 else "s"
+        return f"{self.machine} of {self.person}{which}: {self.updates} update{plural}"
 
 
 def list_authors(run: Run, most: int = 500) -> list[AuthorChoice]:
-    """Of the machines that were heard of last."""
+    """List the authors of a run, the most recently seen machines first."""
     members = (
         run.memberships.exclude(incarnation="")
         .select_related("machine__owner")
         .order_by("-last_seen")[:most]
     )
-    return [
+    authors = [
         AuthorChoice(
-            f"{m.machine.key}.{life}",
-            m.machine.name,
-            m.machine.owner.shown_name,
-            updates,
-            life == m.incarnation,
+            author=f"{member.machine.key}.{incarnation}",
+            machine=member.machine.name,
+            person=member.machine.owner.shown_name,
+            updates=updates,
+            is_present=incarnation == member.incarnation,
         )
-        for m in members
-        for life, updates in sorted(
-            m.lives.items(), key=lambda each: (each[0] != m.incarnation, each)
-        )
-    ][:most]
+        for member in members
+        for incarnation, updates in _present_first(member.lives, member.incarnation)
+    ]
+    return authors[:most]
 
 
-def resolve_author(run: Run, said: str) -> str:
-    """KEY.LIFE of a machine that is called so: by that, its id, the beginning of its key, or its name; where no life is
-    said, the one it is at. Raises SpecError."""
-    if AUTHOR.fullmatch(said):
-        return said
-    which = models.Q(machine__hostname=said)
-    if re.fullmatch(r"[0-9a-f]{8,64}", said):
-        which |= models.Q(machine__key__startswith=said)
-    if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", said):
-        which |= models.Q(machine=said)
-    found = list(
-        run.memberships.filter(which).exclude(incarnation="").select_related("machine")[:2]
-    )
+def _present_first(lives: Mapping[str, int], present: str) -> list[tuple[str, int]]:
+    return sorted(lives.items(), key=lambda item: (item[0] != present, item))
+
+
+def resolve_author(run: Run, name: str) -> str:
+    """Return the author, KEY.INCARNATION, that a person means.
+
+    Args:
+        run: the run.
+        name: an author; or a machine's id, name, or the beginning of its key, for its present
+            incarnation.
+
+    Raises:
+        SpecError: no machine of the run, or more than one, is called so.
+    """
+    if AUTHOR.fullmatch(name):
+        return name
+    matches = models.Q(machine__hostname=name)
+    if re.fullmatch(r"[0-9a-f]{8,64}", name):
+        matches |= models.Q(machine__key__startswith=name)
+    if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name):
+        matches |= models.Q(machine=name)
+    members = run.memberships.filter(matches).exclude(incarnation="").select_related("machine")
+    found = list(members[:2])
     if len(found) != 1:
+        count = len(found) or "no"
         raise SpecError(
-            {
-                "author": f"{len(found) or 'no'} machines of this run are called '{said[:60]}': give its key"
-            }
+            {"author": f"{count} machines of this run are called '{name[:60]}': give its key"}
         )
     return f"{found[0].machine.key}.{found[0].incarnation}"
 
 
 def parse_single_updates(text: str) -> dict[int, int]:
-    """ "7, 9:40960" as number → tokens. Raises SpecError."""
+    """Parse "7, 9:40960" to number → tokens.
+
+    Raises:
+        SpecError: a part is not a number.
+    """
     found = {}
-    for each in text.replace(",", " ").split():
-        number, _, tokens = each.partition(":")
-        if not (number + tokens).isdecimal() or not each.isascii() or not number or len(each) > 40:
+    for part in text.replace(",", " ").split():
+        number, _, tokens = part.partition(":")
+        is_numeric = (number + tokens).isdecimal() and part.isascii()
+        if not is_numeric or not number or len(part) > 40:
             raise SpecError(
-                {"updates": f"'{each[:40]}' is not a number, nor one with its tokens, like 7:40960"}
+                {"updates": f"'{part[:40]}' is not a number, nor one with its tokens, like 7:40960"}
             )
         found[int(number)] = int(tokens or 0)
     return found
@@ -282,8 +352,16 @@ def parse_single_updates(text: str) -> dict[int, int]:
 def count_incarnation_updates(
     before: Mapping[str, int], incarnation: str, updates: int, most: int = 64
 ) -> dict[str, int]:
-    """The lives of a machine's state folder in a run, each with its number of updates, once a report of the present one
-    has told of so many all told. At most so many lives."""
-    others = {life: count for life, count in before.items() if life != incarnation}
+    """Return how many updates each incarnation of a machine has published, after a new report.
+
+    A report counts the updates of all incarnations together; the earlier ones' are known.
+
+    Args:
+        before: incarnation → updates, before the report.
+        incarnation: the present one.
+        updates: the total that the report states.
+        most: how many incarnations to keep.
+    """
+    others = {name: count for name, count in before.items() if name != incarnation}
     count = max(before.get(incarnation, 0), updates - sum(others.values()))
     return dict(sorted(others.items())[: most - 1]) | {incarnation: count}

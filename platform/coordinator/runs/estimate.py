@@ -1,7 +1,7 @@
-"""Estimate what a run takes: on one machine, and on many alike machines together. Pure, without torch.
+"""Estimate what a run takes, on one machine and on many alike ones. Pure, without torch.
 
-One machine is planned by the planner that the machine itself would use. How long all of them take follows
-from how often, and how much compressed, machines would exchange updates over their lines.
+One machine is planned by the planner that the machine itself would use. How long all of them take
+follows from how often, and how much compressed, machines would exchange updates over their lines.
 """
 
 import math
@@ -106,9 +106,10 @@ def estimate_run_time(
 ) -> RunTimeEstimate:
     """Estimate the time of a run of alike machines.
 
-    Each update reaches all other machines and is forwarded over their lines: in every round each line
-    carries, each way, the updates of all machines but one. The machines choose rounds and compression for
-    that traffic. If the strongest compression is still too much, rounds wait for the line.
+    Each update reaches all other machines and is forwarded over their lines: in every round each
+    line carries, each way, the updates of all machines but one. The machines choose rounds and
+    compression for that traffic. If the strongest compression is still too much, rounds wait for
+    the line.
 
     Args:
         spec: the run.

@@ -1,7 +1,8 @@
 """Invitation links to a run, for people whom its owner lets join."""
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django.conf import settings
 from django.core.signing import BadSignature, Signer
@@ -18,9 +19,13 @@ MAX_GUESTS = 1000  # people who may join by one invitation
 class RunInvitation(models.Model):
     """A link that lets people who are signed in join a run with their machines.
 
-    Its token is the id, signed: the site can show the link again, and a copy of the database alone, without
-    the site's secret, contains no usable link.
+    Its token is the id, signed: the site can show the link again, and a copy of the database alone,
+    without the site's secret, contains no usable link.
     """
+
+    if TYPE_CHECKING:
+        run_id: UUID
+        guests: Any
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="invitations")

@@ -1,12 +1,15 @@
 """A run's lifecycle. Pure: the present status and what is known decide the next status.
 
-DRAFT       The owner edits it. It ends when the owner has launched the run *and* a worker has posted the
+DRAFT       The owner edits it. It ends when the owner has launched the run *and* a worker has
+posted the
             manifest of the text.
 RECRUITING  The spec is fixed. The run waits until `quorum` machines are alive.
-TRAINING    Workers train. The owner may pause. It ends by itself when the budget is spent and the final
+TRAINING    Workers train. The owner may pause. It ends by itself when the budget is spent and the
+final
             checkpoint is safe.
 PAUSED      Workers keep their state and take no steps, until the owner resumes.
-FINISHED    The budget is spent and enough machines hold the whole final checkpoint, or an admin finished
+FINISHED    The budget is spent and enough machines hold the whole final checkpoint, or an admin
+finished
             the run.
 CANCELLED   The owner gave the run up.
 
@@ -83,7 +86,8 @@ def missing_confirmations(facts: LifecycleFacts) -> str:
         missing.append(f"machines of {others} other people")
     if not missing:
         return ""
-    return f"The final model is not safe yet: waiting for {' and '.join(missing)} to confirm it."
+    machines = " and ".join(missing)
+    return f"The final model is not safe yet: waiting for {machines} to confirm it."
 
 
 def waiting_reason(status: RunStatus, facts: LifecycleFacts) -> str:
@@ -96,7 +100,7 @@ def waiting_reason(status: RunStatus, facts: LifecycleFacts) -> str:
         return missing_confirmations(facts)
     if status is RunStatus.TRAINING and not facts.alive:
         return (
-            "No machine is reporting. Machines keep training on their own and will report when they "
-            "can."
+            "No machine is reporting. "
+            "Machines keep training on their own and will report when they can."
         )
     return ""

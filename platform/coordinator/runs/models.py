@@ -1,8 +1,10 @@
-"""A run: one model being trained, its owner, and where it is in its life."""
+"""A run: one model being trained, its owner, and its lifecycle."""
 
 import dataclasses
 import json
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, models, transaction
@@ -14,9 +16,9 @@ from uuid6 import uuid7
 from barnraise.errors import SpecError
 from barnraise.protocol import coordinator_messages, enums, messages
 from barnraise.protocol.signing import digest
-from barnraise.spec import RunSpec, Start, problems
+from barnraise.spec import RunSpec, Start, TextSpec, problems
 from coordinator.audit.log import record
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import writer
 from coordinator.lib import site_identity
 from coordinator.lib.exceptions import UserError
 from coordinator.runs import lifecycle
@@ -28,13 +30,27 @@ from coordinator.runs.querysets import ID, RunQuerySet
 from coordinator.runs.replicated import run_events
 
 Status = enums.RunStatus
-MAX_TOKEN_BUDGET = 10**15  # as a spec's budget
-RESERVED_SLUGS = ("new", "estimate")  # addresses beside the runs' own
+MAX_TOKEN_BUDGET = 10**15
+RESERVED_SLUGS = ("new", "estimate")  # /runs/new/ and /runs/estimate/ are pages
 
 
 class Run(models.Model):
-    """`draft` is the spec as the owner last wrote it; at launch it is completed (mirrors' keys, the manifest and its
-    signer) and kept as `spec_text`, exact bytes that never change again."""
+    """A run.
+
+    `draft` is the spec as the owner last wrote it. The launch completes it (mirrors' keys, the
+    manifest and its signer) and stores it as `spec_text`, exact bytes that never change again.
+    """
+
+    if TYPE_CHECKING:
+        owner_id: UUID
+        parent_id: UUID | None
+        team_id: UUID | None
+        memberships: Any
+        verdicts: Any
+        checkpoints: Any
+        credits: Any
+        guests: Any
+        invitations: Any
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     slug = models.SlugField(max_length=100, unique=True, editable=False)
@@ -52,36 +68,42 @@ class Run(models.Model):
     draft = models.JSONField(editable=False)
     spec_text = models.TextField(blank=True, editable=False)
     spec_digest = models.CharField(max_length=64, blank=True, editable=False)
-    manifest = models.JSONField(null=True, blank=True, editable=False)  # wire.Signed
+    manifest = models.JSONField(null=True, blank=True, editable=False)  # a `messages.Signed`
     quorum = models.PositiveIntegerField(
-        default=1, help_text="Machines that must be alive before training starts."
+        "machines to start with",
+        default=1,
+        help_text="Training starts when this many machines are alive.",
     )
     report_every = models.FloatField(
-        default=10.0, help_text="Seconds between two reports of a machine."
+        "report interval", default=10.0, help_text="Seconds between a machine's reports."
     )
-    ledger_tokens = models.BigIntegerField(default=0, editable=False)
-    extra_tokens = models.BigIntegerField(
-        default=0, editable=False
-    )  # what it was given beyond its spec's budget
+    ledger_tokens = models.BigIntegerField("tokens trained", default=0, editable=False)
+    # Tokens that were added to the spec's budget.
+    extra_tokens = models.BigIntegerField("added tokens", default=0, editable=False)
     created = models.DateTimeField(default=timezone.now, editable=False)
     launched = models.DateTimeField(null=True, editable=False)
     started = models.DateTimeField(null=True, editable=False)
     finished = models.DateTimeField(null=True, editable=False)
-    archived = models.DateTimeField(
-        null=True, editable=False
-    )  # put away: in no list, yet at its address
+    archived = models.DateTimeField(null=True, editable=False)  # in no list, but still at its URL
     parent = models.ForeignKey(
-        "self", null=True, editable=False, on_delete=models.SET_NULL, related_name="copies"
+        "self",
+        null=True,
+        editable=False,
+        on_delete=models.SET_NULL,
+        related_name="copies",
+        verbose_name="copied from",
     )
-    access = models.CharField(max_length=12, choices=Access, default=Access.ANYONE)
-    least_memory = models.BigIntegerField(default=0)
-    least_device_memory = models.BigIntegerField(default=0)
+    access = models.CharField("who may join", max_length=12, choices=Access, default=Access.ANYONE)
+    least_memory = models.BigIntegerField("minimum RAM", default=0, help_text="Bytes; 0 for any.")
+    least_device_memory = models.BigIntegerField(
+        "minimum GPU memory", default=0, help_text="Bytes; 0 for any."
+    )
     notes = models.TextField(blank=True)
     team = models.ForeignKey(
         "accounts.Team", null=True, on_delete=models.SET_NULL, related_name="runs"
     )
 
-    objects = RunQuerySet.as_manager()
+    objects: ClassVar[Any] = RunQuerySet.as_manager()
 
     class Meta:
         ordering = ["-created"]
@@ -91,38 +113,46 @@ class Run(models.Model):
         return self.name
 
     def get_absolute_url(self) -> str:
+        """Return the path of the run's page."""
         return f"/runs/{self.slug}/"
 
-    # ---- what it is ------------------------------------------------------------------------------------------
+    # ---- what it is --------------------------------------------------------------------------
 
     @property
     def state(self) -> Status:
+        """The status as an enum."""
         return Status(self.status)
 
     @property
     def spec(self) -> RunSpec:
+        """The spec: the final one, or the draft."""
         return RunSpec.from_json(self.spec_text or json.dumps(self.draft))
 
     @property
     def token_budget(self) -> int:
-        """Without reading the whole spec."""
-        pinned = (
-            _pinned_budget(self.spec_text)
-            if self.spec_text
-            else int(self.draft["recipe"]["token_budget"])
-        )
-        return pinned + self.extra_tokens
+        """The tokens to train, read without parsing the whole spec."""
+        if self.spec_text:
+            budget = _pinned_budget(self.spec_text)
+        else:
+            budget = int(self.draft["recipe"]["token_budget"])
+        return budget + self.extra_tokens
 
     @property
     def max_plausible_tokens(self) -> int:
-        """A loss measured past so many is a lie or a mistake, and would squeeze all others into a corner."""
+        """The bound on token counts in reports.
+
+        A loss measured later than that is a lie or a mistake, and would squeeze all others into a
+        corner of the chart.
+        """
         return 2 * max(self.ledger_tokens, self.token_budget)
 
     @property
     def is_over(self) -> bool:
+        """Whether it is finished or cancelled."""
         return self.state in (Status.FINISHED, Status.CANCELLED)
 
     def to_message(self) -> coordinator_messages.RunView:
+        """Return the run as workers receive it."""
         signed = messages.Signed.model_validate(self.manifest) if self.manifest else None
         spec = self.spec_text or RunSpec.to_json(self.spec)
         return coordinator_messages.RunView(
@@ -136,23 +166,25 @@ class Run(models.Model):
 
     @property
     def join_policy(self) -> JoinPolicy:
+        """Who may join, with what, and the notes."""
         return JoinPolicy(
             self.access, self.least_memory, self.least_device_memory, self.notes, self.team_id
         )
 
-    # ---- who may do what -------------------------------------------------------------------------------------
+    # ---- who may do what ---------------------------------------------------------------------
 
-    def may_see(self, user) -> bool:
+    def may_see(self, user: Any) -> bool:
+        """Return whether this person may see the run."""
         return bool(self.spec_text) or self.may_control(user)
 
-    def may_control(self, user) -> bool:
-        """Edit, launch, pause, resume, cancel."""
-        return bool(getattr(user, "is_active", False)) and (
-            self.owner_id == user.pk or user.is_staff
-        )
+    def may_control(self, user: Any) -> bool:
+        """Return whether this person may edit, launch, pause, resume or cancel it."""
+        if not getattr(user, "is_active", False):
+            return False
+        return self.owner_id == user.pk or user.is_staff
 
-    def accepts_machines_of(self, user) -> bool:
-        """Whether this person's machines may join, as far as people go."""
+    def accepts_machines_of(self, user: Any) -> bool:
+        """Return whether this person's machines may join, whatever their hardware."""
         if self.access == Access.ANYONE or self.owner_id == user.pk:
             return True
         if self.access == Access.TEAM:
@@ -161,234 +193,287 @@ class Run(models.Model):
 
     @property
     def access_description(self) -> str:
-        """Whom it takes, to follow its name in a sentence."""
+        """Whose machines may join, to follow the run's name in a sentence."""
         if self.access == Access.TEAM:
-            return (
-                f"takes the machines of the team {self.team}"
-                if self.team
-                else "takes the machines of a team that is gone"
-            )
-        return (
-            "takes anybody's machines"
-            if self.access == Access.ANYONE
-            else "takes the machines of who was invited"
-        )
+            if self.team:
+                return f"takes the machines of the team {self.team}"
+            return "takes the machines of a team that is gone"
+        if self.access == Access.ANYONE:
+            return "takes anybody's machines"
+        return "takes the machines of invited people"
 
     def allows_action(self, action: str) -> bool:
-        """Whether "launch", "edit", "pause", "resume", "cancel", "finish", "archive" or "unarchive" makes sense now."""
-        if "archive" in action:
+        """Return whether an action makes sense in the present status.
+
+        Args:
+            action: "launch", "edit", "pause", "resume", "cancel", "finish", "archive" or
+                "unarchive".
+        """
+        if action in ("archive", "unarchive"):
             return self.is_over and (self.archived is None) == (action == "archive")
         if action in ("launch", "edit"):
             return self.state is Status.DRAFT and not self.launch_requested
         return self.state in lifecycle.TRANSITIONS[action][0]
 
-    # ---- what happens to it ----------------------------------------------------------------------------------
+    # ---- what happens to it ------------------------------------------------------------------
 
     @classmethod
     def create(
         cls,
-        owner,
+        owner: Any,
         name: str,
         spec: RunSpec,
         *,
         report_every: float = 10.0,
         quorum: int = 1,
-        terms: JoinPolicy = OPEN_TO_ALL,
+        join_policy: JoinPolicy = OPEN_TO_ALL,
         parent: "Run | None" = None,
     ) -> "Run":
-        """A draft. Raises SpecError, with a sentence for each field that makes no sense."""
+        """Create a draft.
+
+        Args:
+            owner: the person who may edit and control it.
+            name: what people call it.
+            spec: what to train, and how.
+            report_every: seconds between a machine's reports.
+            quorum: machines that must be alive before training starts.
+            join_policy: who may join.
+            parent: the run that this one is a copy of.
+
+        Raises:
+            SpecError: with a sentence for each field that is not valid.
+        """
         name = _clean_name(name)
-        if found := _draft_problems(name, spec, report_every, quorum) | terms.problems():
+        found = _draft_problems(name, spec, report_every, quorum) | join_policy.problems()
+        if found:
             raise SpecError(found)
         pk = uuid7()
         slug = slugify(name)[:60] or "run"
-        own = f"{slug}-{pk.hex[-8:]}"
-        if slug in RESERVED_SLUGS or ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists():
-            slug = own
-        fields = {
+        unique_slug = f"{slug}-{pk.hex[-8:]}"
+        is_taken = ID.fullmatch(slug) or cls.objects.filter(slug=slug).exists()
+        if slug in RESERVED_SLUGS or is_taken:
+            slug = unique_slug
+        columns = {
+            "id": pk,
+            "owner": owner,
+            "parent": parent,
             "name": name,
             "draft": dataclasses.asdict(spec),
             "report_every": report_every,
             "quorum": quorum,
+            **join_policy.to_columns(),
         }
-        fields |= terms.to_columns() | {"id": pk, "owner": owner, "parent": parent}
-        with mirrors.log_transaction():
+        with writer.log_transaction():
             try:
                 with transaction.atomic():
-                    made = cls.objects.create(slug=slug, **fields)
-            except IntegrityError:  # another run of this name was made at the same moment
-                made = cls.objects.create(slug=own, **fields)
-            mirrors.record("run.create", pk, run_events.creation_payload(made))
-            record("run.create", made, actor=owner, parent=parent and parent.pk)
-        return made
+                    run = cls.objects.create(slug=slug, **columns)
+            except IntegrityError:  # another run of this name was created at the same moment
+                run = cls.objects.create(slug=unique_slug, **columns)
+            writer.record("run.create", pk, run_events.creation_payload(run))
+            record("run.create", run, actor=owner, parent=parent and parent.pk)
+        return run
 
-    def edit(self, name: str, spec: RunSpec, *, actor=None) -> bool:
-        """While it is the draft that was read, and nobody launched it; else False. A new text needs a new manifest."""
+    def edit(self, name: str, spec: RunSpec, *, actor: Any = None) -> bool:
+        """Change name and spec of a draft; a new text needs a new manifest.
+
+        Returns:
+            False if the draft was changed since it was read, or launched.
+
+        Raises:
+            SpecError: with a sentence for each field that is not valid.
+        """
         name = _clean_name(name)
-        if found := _draft_problems(name, spec, self.report_every, self.quorum):
+        found = _draft_problems(name, spec, self.report_every, self.quorum)
+        if found:
             raise SpecError(found)
         before = self.spec
         spec = dataclasses.replace(spec, start=before.start)
-        if found := _start_fields_changed(before, spec):
+        found = _start_fields_changed(before, spec)
+        if found:
             raise SpecError(found)
-        fields = {"name": name, "draft": dataclasses.asdict(spec)}
+        columns: dict[str, Any] = {"name": name, "draft": dataclasses.asdict(spec)}
         if _manifest_inputs(before) != _manifest_inputs(spec):
-            fields["manifest"] = None
-        return self._decide(
-            "edit",
-            Q(status=Status.DRAFT, launch_requested=False, draft=self.draft),
-            actor=actor,
-            **fields,
-        )
+            columns["manifest"] = None
+        unchanged = Q(status=Status.DRAFT, launch_requested=False, draft=self.draft)
+        return self._decide("edit", unchanged, actor=actor, **columns)
 
-    def launch(self, *, actor=None) -> bool:
-        """The owner is done editing. Training can start as soon as a worker has posted the manifest."""
-        return self._decide(
-            "launch",
-            Q(status=Status.DRAFT, launch_requested=False),
-            actor=actor,
-            launch_requested=True,
-        )
+    def launch(self, *, actor: Any = None) -> bool:
+        """End editing: training can start once a worker has posted the manifest."""
+        editable = Q(status=Status.DRAFT, launch_requested=False)
+        return self._decide("launch", editable, actor=actor, launch_requested=True)
 
-    def pause(self, *, actor=None) -> bool:
+    def pause(self, *, actor: Any = None) -> bool:
+        """Let workers take no steps; False if it is not training."""
         return self._control("pause", actor)
 
-    def resume(self, *, actor=None) -> bool:
+    def resume(self, *, actor: Any = None) -> bool:
+        """Let workers continue; False if it is not paused."""
         return self._control("resume", actor)
 
-    def cancel(self, *, actor=None) -> bool:
+    def cancel(self, *, actor: Any = None) -> bool:
+        """Give the run up; False if it is over."""
         return self._control("cancel", actor, finished=timezone.now())
 
-    def finish(self, *, actor=None) -> bool:
-        """An admin's word that this is it, whatever the budget says."""
+    def finish(self, *, actor: Any = None) -> bool:
+        """Finish the run whatever its budget; False if it cannot be finished now."""
         return self._control("finish", actor, finished=timezone.now())
 
     def extension_problem(self, tokens: int = 1) -> str:
-        """Why it cannot get so many tokens more, as a sentence; "" where it can. Once its budget is spent a run is
-        never opened again: its machines have agreed on the final weights, and some are gone with them."""
-        anew = "Copy the run instead: the copy may begin with this one's weights"
+        """Return why the budget cannot grow by so many tokens, as a sentence; "" if it can.
+
+        A run whose budget is spent is never reopened: its machines have agreed on the final
+        weights, and some have left with them.
+        """
+        advice = "Copy the run instead: the copy may begin with this one's weights"
         if self.state is Status.DRAFT:
             return "A draft has its budget in its own form: edit the draft."
         if self.is_over:
-            return f"The run is {self.status}, and what is over is never opened again. {anew}."
+            return f"The run is {self.status}, and what is over is never opened again. {advice}."
         if self.ledger_tokens >= self.token_budget:
-            return f"Its budget is spent, and its machines are settling the final model. {anew}."
-        if not 1 <= tokens <= MAX_TOKEN_BUDGET - self.token_budget:
-            return f"Type a number from 1 to {MAX_TOKEN_BUDGET - self.token_budget:,}: no run has more than 10^15 tokens."
+            return f"Its budget is spent, and its machines are settling the final model. {advice}."
+        most = MAX_TOKEN_BUDGET - self.token_budget
+        if not 1 <= tokens <= most:
+            return f"Type a number from 1 to {most:,}: no run has more than 10^15 tokens."
         return ""
 
-    def extend(self, tokens: int, *, actor=None) -> None:
-        """So many tokens more than it had. The spec stays as it is: workers hear of it with their next directive, and
-        train on at the rate where the schedule ends. Raises UserError, with the sentence of `extension_problem`."""
-        if sentence := self.extension_problem(tokens):
-            raise UserError(sentence)
-        under_way = [Status.RECRUITING, Status.TRAINING, Status.PAUSED]
+    def extend(self, tokens: int, *, actor: Any = None) -> None:
+        """Add tokens to the budget.
+
+        The spec stays as it is: workers receive the budget with their next directive, and continue
+        with the learning rate at which the schedule ends.
+
+        Raises:
+            UserError: with the sentence of `extension_problem`.
+        """
+        problem = self.extension_problem(tokens)
+        if problem:
+            raise UserError(problem)
         unchanged = Q(
-            status__in=under_way,
+            status__in=[Status.RECRUITING, Status.TRAINING, Status.PAUSED],
             extra_tokens=self.extra_tokens,
             ledger_tokens__lt=self.token_budget,
         )
-        with mirrors.log_transaction():
+        with writer.log_transaction():
             if not self._change(unchanged, extra_tokens=self.extra_tokens + tokens):
                 raise UserError(
                     self.extension_problem(tokens)
                     or "Somebody else extended it just now: look again."
                 )
-            mirrors.record("run.extend", self.pk, {"tokens": tokens})
+            writer.record("run.extend", self.pk, {"tokens": tokens})
             record("run.extend", self, actor=actor, tokens=tokens)
 
-    def update_join_policy(self, terms: JoinPolicy, *, actor=None) -> bool:
-        """Who may join with what, and the notes. Raises SpecError, with a sentence for each field; False when nothing
-        differs."""
-        if found := terms.problems():
+    def update_join_policy(self, policy: JoinPolicy, *, actor: Any = None) -> bool:
+        """Change who may join, with what, and the notes; False if nothing differs.
+
+        Raises:
+            SpecError: with a sentence for each field that is not valid.
+        """
+        found = policy.problems()
+        if found:
             raise SpecError(found)
-        columns = terms.to_columns()
+        columns = policy.to_columns()
         return self._decide("arrange", ~Q(**columns), actor=actor, **columns)
 
-    def clone(self, owner, name: str = "", start: Start | None = None) -> "Run":
-        """A draft with the same rules and terms, for somebody to change: what is launched never does. `start`: weights
-        of this run that it begins with. Raises SpecError."""
+    def clone(self, owner: Any, name: str = "", start: Start | None = None) -> "Run":
+        """Create a draft with the same spec and join policy.
+
+        Args:
+            owner: whose the draft is.
+            name: what it is called; "" for this run's name and "(copy)".
+            start: weights of this run that the copy begins with.
+
+        Raises:
+            SpecError: with a sentence for each field that is not valid.
+        """
         start = dataclasses.replace(start or self.spec.start, fragments=())
         spec = dataclasses.replace(
             self.spec, roots=(), threshold=1, owner="", manifest="", start=start
         )
-        known = {
-            "report_every": self.report_every,
-            "quorum": self.quorum,
-            "terms": self.join_policy,
-        }
-        return Run.create(owner, name or f"{self.name[:72]} (copy)", spec, parent=self, **known)
+        return Run.create(
+            owner,
+            name or f"{self.name[:72]} (copy)",
+            spec,
+            parent=self,
+            report_every=self.report_every,
+            quorum=self.quorum,
+            join_policy=self.join_policy,
+        )
 
-    def archive(self, *, actor=None) -> bool:
-        """Out of every list; its page stays. Only once it is over."""
+    def archive(self, *, actor: Any = None) -> bool:
+        """Remove a run that is over from every list; its page stays."""
         over = Q(status__in=[Status.FINISHED, Status.CANCELLED], archived=None)
         return self._decide("archive", over, actor=actor, archived=timezone.now())
 
-    def unarchive(self, *, actor=None) -> bool:
+    def unarchive(self, *, actor: Any = None) -> bool:
+        """Return a run to the lists."""
         return self._decide("unarchive", Q(archived__isnull=False), actor=actor, archived=None)
 
-    def accept_manifest(self, signed: messages.Signed, *, machine=None) -> bool:
-        """Only the draft it was checked against takes one, and only the first."""
-        open_still = Q(status=Status.DRAFT, manifest__isnull=True, draft=self.draft)
+    def accept_manifest(self, signed: messages.Signed, *, machine: Any = None) -> bool:
+        """Store the manifest that a worker posted.
+
+        Only the draft that the manifest was checked against accepts one, and only the first.
+        """
+        unchanged = Q(status=Status.DRAFT, manifest__isnull=True, draft=self.draft)
         return self._decide(
-            "accept_manifest", open_still, machine=machine, manifest=signed.model_dump()
+            "accept_manifest", unchanged, machine=machine, manifest=signed.model_dump()
         )
 
     def record_ledger_tokens(self, tokens: int) -> None:
-        """The ledger only grows."""
+        """Store how many tokens the ledger has, which only grows."""
         self._change(Q(ledger_tokens__lt=tokens), ledger_tokens=tokens)
 
     def advance(self, facts: LifecycleFacts) -> bool:
-        """One tick. Whether anything changed."""
-        before, after = self.state, lifecycle.next_status(self.state, facts)
+        """Move the run at most one status on; return whether it changed."""
+        before = self.state
+        after = lifecycle.next_status(before, facts)
         if after is before:
             return False
-        fields: dict = {"status": after}
+        columns: dict[str, Any] = {"status": after}
         now = timezone.now()
         if after is Status.RECRUITING:
-            spec = self._pinned()
-            fields |= {
-                "spec_text": spec.to_json(),
-                "spec_digest": digest(spec.to_json()),
-                "launched": now,
-            }
+            spec_text = self._final_spec().to_json()
+            columns["spec_text"] = spec_text
+            columns["spec_digest"] = digest(spec_text)
+            columns["launched"] = now
         elif after is Status.TRAINING:
-            fields["started"] = now
+            columns["started"] = now
         elif after is Status.FINISHED:
-            fields["finished"] = now
-        return self._decide(f"becomes_{after}", Q(status=before), **fields)
+            columns["finished"] = now
+        return self._decide(f"becomes_{after}", Q(status=before), **columns)
 
-    def _pinned(self) -> RunSpec:
-        signed, spec = messages.Signed.model_validate(self.manifest), self.spec
-        start = dataclasses.replace(
-            spec.start, fragments=tuple(json.loads(signed.body).get("start", ()))
-        )
+    def _final_spec(self) -> RunSpec:
+        """Complete the draft's spec with this site's key, the manifest and its signer."""
+        signed = messages.Signed.model_validate(self.manifest)
+        spec = self.spec
+        fragments = tuple(json.loads(signed.body).get("start", ()))
         return dataclasses.replace(
             spec,
             roots=(site_identity.identity().key,),
             threshold=1,
             owner=signed.key,
             manifest=digest(signed.body),
-            start=start,
+            start=dataclasses.replace(spec.start, fragments=fragments),
         )
 
-    def _control(self, action: str, actor, **fields) -> bool:
+    def _control(self, action: str, actor: Any, **columns: Any) -> bool:
         allowed, after = lifecycle.TRANSITIONS[action]
-        return self._decide(
-            action, Q(status__in=[s.value for s in allowed]), actor=actor, status=after, **fields
-        )
+        condition = Q(status__in=[status.value for status in allowed])
+        return self._decide(action, condition, actor=actor, status=after, **columns)
 
-    def _decide(self, action: str, condition: Q, *, actor=None, machine=None, **fields) -> bool:
-        """A change that another mirror has to know of: made, told and noted together, or not at all."""
-        with mirrors.log_transaction():
-            if changed := self._change(condition, **fields):
+    def _decide(
+        self, action: str, condition: Q, *, actor: Any = None, machine: Any = None, **columns: Any
+    ) -> bool:
+        """Change columns and record the event and the audit entry, all together or not at all."""
+        with writer.log_transaction():
+            changed = self._change(condition, **columns)
+            if changed:
                 run_events.record_run_event(self, action)
                 record(f"run.{action}", self, actor=actor, machine=machine)
         return changed
 
-    def _change(self, condition: Q, **fields) -> bool:
-        """One conditional UPDATE settles every race: whoever comes second finds the condition false."""
-        changed = Run.objects.filter(condition, pk=self.pk).update(**fields) == 1
+    def _change(self, condition: Q, **columns: Any) -> bool:
+        """Change columns by one conditional UPDATE; of two racing changes only one succeeds."""
+        changed = Run.objects.filter(condition, pk=self.pk).update(**columns) == 1
         self.refresh_from_db()
         return changed
 
@@ -399,27 +484,27 @@ def _pinned_budget(spec_text: str) -> int:
 
 
 def _clean_name(name: str) -> str:
-    """Nothing in a name hides, or turns text around."""
+    """Remove characters that are invisible or reverse the direction of the text."""
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())
 
 
 def _start_fields_changed(before: RunSpec, spec: RunSpec) -> dict[str, str]:
-    """What a run that begins with another's weights must leave as it is, and does not."""
+    """Return a sentence for each field that a warm-started run must keep and does not."""
     if not spec.start.run:
         return {}
-    shape, because = dataclasses.asdict(before.model), "this run begins with another's weights"
+    reason = "this run begins with another's weights"
     found = {
-        f"model.{name}": f"must stay {value:,}: {because}"
-        for name, value in shape.items()
+        f"model.{name}": f"must stay {value:,}: {reason}"
+        for name, value in dataclasses.asdict(before.model).items()
         if getattr(spec.model, name) != value
     }
     if before.text.tokenizer != spec.text.tokenizer:
-        found["text.tokenizer"] = f"must stay {before.text.tokenizer}: {because}"
+        found["text.tokenizer"] = f"must stay {before.text.tokenizer}: {reason}"
     return found
 
 
-def _manifest_inputs(spec: RunSpec) -> tuple:
-    """What a manifest was made for, and checked against."""
+def _manifest_inputs(spec: RunSpec) -> tuple[TextSpec, int, int]:
+    """Return what a manifest is built from and checked against."""
     return spec.text, spec.model.vocabulary, spec.model.context
 
 

@@ -17,8 +17,8 @@ class RunQuerySet(models.QuerySet):
     def visible_to(self, user: Any) -> "RunQuerySet":
         """Select what a person may see.
 
-        Everybody sees launched runs. Only the owner and staff see a draft, or a run that was cancelled as a
-        draft.
+        Everybody sees launched runs. Only the owner and staff see a draft, or a run that was
+        cancelled as a draft.
         """
         if getattr(user, "is_staff", False):
             return self
@@ -26,7 +26,7 @@ class RunQuerySet(models.QuerySet):
         return self.filter(own | ~Q(spec_text=""))
 
     def visible_to_machine(self, machine: Machine) -> "RunQuerySet":
-        """Select what a machine may see: launched runs, and its owner's drafts even if that is staff."""
+        """Select what a machine may see: launched runs, and only its owner's drafts."""
         return self.filter(Q(owner=machine.owner_id) | ~Q(spec_text=""))
 
     def listed(self) -> "RunQuerySet":

@@ -1,5 +1,6 @@
 """Three kinds of machines that volunteers have, for the estimate. Their rates are what such machines sustain, not what
-their boxes say; every machine measures its own when it joins."""
+their boxes say; every machine measures its own when it joins.
+"""
 
 from barnraise.planning.hardware import Hardware, UpdateRate
 
@@ -19,7 +20,16 @@ _CPU_UPDATES = (
 def _gpu(
     name: str, memory: int, device_memory: int, flops: float, bandwidth: float, link: float
 ) -> Hardware:
-    """A GPU of so many FLOP/s in bf16, `bandwidth` B/s of memory of its own and `link` B/s to the PC's."""
+    """Describe a computer with a GPU.
+
+    Args:
+        name: what it is called.
+        memory: bytes of RAM.
+        device_memory: bytes of GPU memory.
+        flops: sustained FLOP/s in bf16.
+        bandwidth: bytes per second of the GPU's memory.
+        link: bytes per second between GPU and RAM.
+    """
     updates = tuple(
         UpdateRate("device", dtype, bits, bandwidth / bytes_)
         for dtype, bits, bytes_ in (

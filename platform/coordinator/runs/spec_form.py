@@ -1,4 +1,4 @@
-"""Build a run's spec from flat fields, as forms and command lines have them: preset, text, recipe. Pure."""
+"""Build a run's spec from flat fields, as forms and command lines have them. Pure."""
 
 import dataclasses
 import secrets
@@ -8,7 +8,8 @@ from typing import Any
 from barnraise.errors import SpecError
 from barnraise.spec import AUTO, ModelSpec, Recipe, RunSpec, TextSpec, preset, problems
 
-# An update may claim the tokens of so many rounds: enough for longer rounds, not for a whole budget at once.
+# An update may claim the tokens of so many rounds: enough for longer rounds, not for a whole budget
+# at once.
 UPDATE_ROUNDS = 16
 OFFERED = {"recipe.codec": AUTO}  # what forms preselect; the spec's own default is older
 # With the strategy "auto" rounds end together by the clock, and fragments are published one by one.
@@ -21,12 +22,12 @@ TYPE_LABELS = {int: "a whole number", float: "a number", str: "a text"}
 def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -> RunSpec:
     """Build a spec.
 
-    The strategy "auto" leaves round length and compression to each machine and its line; in a spec that is the
-    codec "auto".
+    The strategy "auto" leaves round length and compression to each machine and its line; in a spec
+    that is the codec "auto".
 
     Args:
-        fields: dotted names ("model.layers", "recipe.learning_rate", "seed") → values, or their text. A field
-            that is absent, None or "" keeps its default.
+        fields: dotted names ("model.layers", "recipe.learning_rate", "seed") → values, or their
+            text. A field that is absent, None or "" keeps its default.
         preset_name: the preset whose model shape the fields change.
 
     Raises:
@@ -54,7 +55,10 @@ def spec_from_fields(fields: Mapping[str, Any], preset_name: str = "gpt-nano") -
         recipe = dataclasses.replace(recipe, warmup_tokens=warmup_tokens)
     round_tokens = max(1, recipe.step_sequences * model.context * recipe.round_steps)
     max_tokens = min(UPDATE_ROUNDS * round_tokens, RunSpec.max_tokens_per_update)
-    top = {"seed": secrets.randbits(63), "max_tokens_per_update": max_tokens} | values[""]
+    top: dict[str, Any] = {
+        "seed": secrets.randbits(63),
+        "max_tokens_per_update": max_tokens,
+    } | values[""]
     spec = RunSpec(model=model, text=text, recipe=recipe, **top)
     found = {**problems(spec), **found}
     if found:
@@ -66,8 +70,8 @@ def _parse_fields(fields: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]],
     """Parse dotted fields.
 
     Returns:
-        The values by part ("model", "text", "recipe"; "" for the spec's own fields) and name, and a sentence
-        for each field that is not valid.
+        The values by part ("model", "text", "recipe"; "" for the spec's own fields) and name, and a
+        sentence for each field that is not valid.
     """
     values: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "")}
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Sign what a site sends to a machine of a run: tickets, shown to its peers, and directives for itself."""
+"""Sign tickets, which a machine shows to its peers, and directives for the machine itself."""
 
 import time
 from collections.abc import Sequence
@@ -50,7 +50,8 @@ def sign_directive(
         machine: the machine.
         revoked: keys of machines whose tickets are not valid any longer.
         prepare: the machine should prepare the run's text.
-        paused: the owner has paused this one machine. A run that ends still ends for this machine too.
+        paused: the owner has paused this one machine. A run that ends still ends for this machine
+            too.
     """
     version, mirror_list_digest = mirror_list.current_version()
     directive = coordinator_messages.Directive(

@@ -1,11 +1,14 @@
-"""Checkpoints: which shared weights machines say they hold, by digest and never by byte, and who else says the same.
+"""Checkpoints: which shared weights machines hold, by digest and never by byte, and which machines confirm them.
 
-A machine announces those it made at the run's milestones and at its end; every report that names the same weights at
-the same updates confirms them. Two digests at one version vector mean that somebody is wrong: both are shown.
+A machine announces the checkpoints that it wrote at the run's milestones and at its end. Every
+report that names the same weights at the same updates confirms one. Two digests at one version
+vector mean that a machine is wrong; both are shown.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import models, transaction
@@ -16,16 +19,24 @@ from barnraise.protocol import coordinator_messages, messages
 from barnraise.protocol import reports as reports_module
 from barnraise.spec import Start
 from coordinator.accounts.models import Machine
-from coordinator.eventlog import writer as mirrors
+from coordinator.eventlog import writer
 from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 
 ROWS_SHOWN = 20  # on the run's page
-MAX_CHECKPOINTS = 500  # a run: past that the oldest that nobody else confirmed are forgotten
+MAX_CHECKPOINTS = 500  # of a run; beyond that the oldest unconfirmed ones are deleted
 
 
 class Checkpoint(models.Model):
-    """`vector` names the updates in it, `digest` is the BLAKE3 of its `size` bytes, `checksum` its sketch."""
+    """Announced weights.
+
+    `vector` identifies the updates in them, `digest` is the BLAKE3 of their `size` bytes,
+    `checksum` their sketch.
+    """
+
+    if TYPE_CHECKING:
+        run_id: UUID
+        holdings: Any
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
@@ -35,7 +46,7 @@ class Checkpoint(models.Model):
     checksum = models.CharField(max_length=16)
     size = models.BigIntegerField()
     announced = models.DateTimeField(default=timezone.now)
-    told = models.BooleanField(default=False)  # to other mirrors
+    published = models.BooleanField(default=False)  # in the event log
 
     class Meta:
         ordering = ["-tokens", "-id"]
@@ -51,11 +62,11 @@ class Checkpoint(models.Model):
 
     @property
     def aggregate_name(self) -> str:
-        """By which mirrors know it."""
+        """The name by which the event log knows it."""
         return f"{self.run_id}:{self.vector}:{self.digest}"
 
     def to_start(self) -> Start:
-        """For a run that begins here."""
+        """Return the warm start of a run that begins with these weights."""
         manifest = coordinator_messages.TextManifest.model_validate_json(
             messages.Signed.model_validate(self.run.manifest).body
         )
@@ -63,13 +74,16 @@ class Checkpoint(models.Model):
 
 
 class CheckpointHolder(models.Model):
-    """A machine said that it had exactly these weights."""
+    """A machine reported that it has exactly these weights."""
+
+    if TYPE_CHECKING:
+        checkpoint_id: UUID
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     checkpoint = models.ForeignKey(Checkpoint, on_delete=models.CASCADE, related_name="holdings")
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="+")
-    said = models.DateTimeField(default=timezone.now)
-    told = models.BooleanField(default=False)  # to other mirrors
+    reported = models.DateTimeField(default=timezone.now)
+    published = models.BooleanField(default=False)  # in the event log
 
     class Meta:
         constraints = [
@@ -80,21 +94,27 @@ class CheckpointHolder(models.Model):
         return f"{self.machine} has {self.checkpoint}"
 
 
-def record_announcements(heard: Iterable[tuple[Membership, list[reports_module.Report]]]) -> None:
-    """What these reports of machines announce, and confirm. Twice says no more than once, and costs nothing: every
-    report carries the last announcement."""
-    wanted: dict[tuple, list[Membership]] = {}  # (run, vector, digest) → who names it
-    for member, reports in heard:
-        said = {
-            r.checkpoint
-            for r in reports
-            if r.checkpoint and 0 < r.checkpoint.tokens <= member.run.max_plausible_tokens
+def record_announcements(
+    received: Iterable[tuple[Membership, list[reports_module.Report]]],
+) -> None:
+    """Store what reports announce and confirm.
+
+    Every report repeats the last announcement; what this process has seen committed costs nothing.
+
+    Args:
+        received: each machine's membership with its reports.
+    """
+    named_by: dict[tuple[UUID, str, str], list[Membership]] = {}  # (run, vector, digest) → by whom
+    for member, reports in received:
+        announced = {
+            report.checkpoint
+            for report in reports
+            if report.checkpoint and 0 < report.checkpoint.tokens <= member.run.max_plausible_tokens
         }
-        named = {(view.vector, view.digest) for view in said} | {
-            (r.vector, r.anchor) for r in reports if r.anchor
-        }
-        named = {pair for pair in named if (member.pk, *pair) not in _noted}
-        for view in said:
+        named = {(view.vector, view.digest) for view in announced}
+        named |= {(report.vector, report.anchor) for report in reports if report.anchor}
+        named = {pair for pair in named if (member.pk, *pair) not in _committed}
+        for view in announced:
             if (view.vector, view.digest) in named:
                 Checkpoint.objects.get_or_create(
                     run=member.run,
@@ -103,98 +123,116 @@ def record_announcements(heard: Iterable[tuple[Membership, list[reports_module.R
                     defaults={"tokens": view.tokens, "checksum": view.checksum, "size": view.size},
                 )
         for pair in named:
-            wanted.setdefault((member.run_id, *pair), []).append(member)
-    if not wanted:
+            named_by.setdefault((member.run_id, *pair), []).append(member)
+    if not named_by:
         return
-    known = Checkpoint.objects.filter(
-        run__in={run for run, _, _ in wanted}, vector__in={v for _, v, _ in wanted}
+    checkpoints = Checkpoint.objects.filter(
+        run__in={run for run, _, _ in named_by}, vector__in={vector for _, vector, _ in named_by}
     )
-    held = [
-        (member, each)
-        for each in known
-        for member in wanted.get((each.run_id, each.vector, each.digest), ())
+    confirmed = [
+        (member, checkpoint)
+        for checkpoint in checkpoints
+        for member in named_by.get((checkpoint.run_id, checkpoint.vector, checkpoint.digest), ())
     ]
     CheckpointHolder.objects.bulk_create(
-        [CheckpointHolder(checkpoint=each, machine_id=member.machine_id) for member, each in held],
+        [
+            CheckpointHolder(checkpoint=checkpoint, machine_id=member.machine_id)
+            for member, checkpoint in confirmed
+        ],
         ignore_conflicts=True,
     )
     transaction.on_commit(
-        lambda: _remember((member.pk, each.vector, each.digest) for member, each in held)
+        lambda: _remember_committed(
+            (member.pk, checkpoint.vector, checkpoint.digest) for member, checkpoint in confirmed
+        )
     )
 
 
-_noted: dict[
-    tuple[UUID, str, str], None
-] = {}  # what this process has seen committed, the oldest first
-NOTED = 50_000
+# (membership, vector, digest) that this process has seen committed, the oldest first.
+_committed: dict[tuple[UUID, str, str], None] = {}
+MAX_COMMITTED = 50_000
 
 
-def _remember(pairs: Iterable[tuple[UUID, str, str]]) -> None:
-    for pair in pairs:
-        _noted[pair] = None
-    while len(_noted) > NOTED:
-        del _noted[next(iter(_noted))]
+def _remember_committed(confirmations: Iterable[tuple[UUID, str, str]]) -> None:
+    for confirmation in confirmations:
+        _committed[confirmation] = None
+    while len(_committed) > MAX_COMMITTED:
+        del _committed[next(iter(_committed))]
 
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """One checkpoint as pages and the API show it. `others`: at the same updates, with other weights."""
+    """One checkpoint as pages and the API show it.
+
+    Attributes:
+        checkpoint: the checkpoint.
+        machines: how many machines hold it.
+        people: how many people these belong to.
+        holders: names of the machines, those that are alive first.
+        alive: how many of them are alive.
+        others: how many checkpoints have the same updates and other weights.
+    """
 
     checkpoint: Checkpoint
     machines: int
     people: int
-    holders: tuple[str, ...]  # machines' names, those that can still be asked first
-    alive: int  # of them
+    holders: tuple[str, ...]
+    alive: int
     others: int
 
     @property
     def confirmed(self) -> bool:
-        """Whether machines of two people say the same, and none otherwise."""
+        """Whether machines of two people hold it and none has other weights."""
         return self.people > 1 and not self.others
 
 
 def list_checkpoint_rows(run: Run, most: int = ROWS_SHOWN) -> list[CheckpointRow]:
-    """The newest first; four queries however many there are."""
-    found = list(run.checkpoints.all()[:most])
-    holdings = (
-        CheckpointHolder.objects.filter(checkpoint__in=found)
+    """List the newest checkpoints, the newest first, by four queries."""
+    checkpoints = list(run.checkpoints.all()[:most])
+    holders = (
+        CheckpointHolder.objects.filter(checkpoint__in=checkpoints)
         .select_related("machine")
-        .order_by("said", "pk")
+        .order_by("reported", "pk")
     )
-    here = set(Membership.everywhere.alive().filter(run=run).values_list("machine_id", flat=True))
-    by: dict[object, list[Machine]] = {each.pk: [] for each in found}
-    for holding in holdings:
-        by[holding.checkpoint_id].append(holding.machine)
-    vectors = [
-        each.vector for each in run.checkpoints.filter(vector__in={each.vector for each in found})
-    ]
-    told = []
-    for each in found:
-        machines = sorted(by[each.pk], key=lambda machine: machine.pk not in here)
-        people = {machine.owner_id for machine in machines}
-        names = tuple(machine.name for machine in machines)
-        alive = sum(machine.pk in here for machine in machines)
-        told.append(
+    alive = set(Membership.everywhere.alive().filter(run=run).values_list("machine_id", flat=True))
+    machines: dict[object, list[Machine]] = {checkpoint.pk: [] for checkpoint in checkpoints}
+    for holder in holders:
+        machines[holder.checkpoint_id].append(holder.machine)
+    same_vector = run.checkpoints.filter(vector__in={row.vector for row in checkpoints})
+    vectors = Counter(same_vector.values_list("vector", flat=True))
+    rows = []
+    for checkpoint in checkpoints:
+        alive_first = sorted(machines[checkpoint.pk], key=lambda machine: machine.pk not in alive)
+        rows.append(
             CheckpointRow(
-                each, len(machines), len(people), names, alive, vectors.count(each.vector) - 1
+                checkpoint,
+                machines=len(alive_first),
+                people=len({machine.owner_id for machine in alive_first}),
+                holders=tuple(machine.name for machine in alive_first),
+                alive=sum(machine.pk in alive for machine in alive_first),
+                others=vectors[checkpoint.vector] - 1,
             )
         )
-    return told
+    return rows
 
 
 def prune_checkpoints(run: Run) -> int:
-    """Of a run with more than KEPT checkpoints, the oldest beyond them that only one machine ever spoke of."""
+    """Delete a run's oldest checkpoints beyond `MAX_CHECKPOINTS` that at most one machine held.
+
+    Returns:
+        How many were deleted.
+    """
     beyond = run.checkpoints.order_by("-tokens", "-pk").values("pk")[MAX_CHECKPOINTS:]
-    alone = (
+    unconfirmed = (
         Checkpoint.objects.filter(pk__in=beyond)
         .annotate(count=models.Count("holdings"))
         .filter(count__lt=2)
     )
-    gone = 0
-    for checkpoint in alone:
-        with mirrors.log_transaction():
-            place, told = checkpoint.aggregate_name, checkpoint.told
-            gone += checkpoint.delete()[0]
-            if told:
-                mirrors.record("checkpoint.forget", place, {})
-    return gone
+    deleted = 0
+    for checkpoint in unconfirmed:
+        with writer.log_transaction():
+            name, published = checkpoint.aggregate_name, checkpoint.published
+            deleted += checkpoint.delete()[0]
+            if published:
+                writer.record("checkpoint.forget", name, {})
+    return deleted

@@ -1,7 +1,9 @@
-"""Machines coming and going in a run, as their reports tell: one row each time, for the run's page."""
+"""Record when machines join, pause, finish and leave a run, one row each time, for the run's page."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from django.db import models
 from django.utils import timezone
@@ -15,19 +17,24 @@ from coordinator.runs.models import Run
 
 AWAY = (Activity.PREPARING, Activity.JOINING, Activity.LEFT)
 HERE = (Activity.TRAINING, Activity.PAUSED, Activity.FINISHING)
-AWAY_AT_MOST = timedelta(
-    minutes=15
-)  # between its last report to one mirror and its first to another
+# A machine that changes mirrors reports to the new one within this time.
+AWAY_AT_MOST = timedelta(minutes=15)
 
 
 class RunEvent(models.Model):
-    """A machine `kind` at a moment. Its name is the machine's to keep, and to lose."""
+    """A machine did `kind` at some time. The machine's name is not copied: it may change or be deleted."""
+
+    if TYPE_CHECKING:
+        run_id: UUID
+        machine_id: UUID
 
     class Kind(models.TextChoices):
+        """What a machine did."""
+
         JOINED = "joined"
-        PAUSED = "paused"  # it alone: what a whole run does is in the audit log
+        PAUSED = "paused"  # this machine alone; the audit log has pauses of runs
         RESUMED = "resumed"
-        FINISHED = "finished"  # it holds the final weights
+        FINISHED = "finished"
         LEFT = "left"
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
@@ -35,12 +42,9 @@ class RunEvent(models.Model):
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="+")
     kind = models.CharField(max_length=10, choices=Kind)
     at = models.DateTimeField(default=timezone.now)
-    mirror = models.CharField(
-        max_length=64, blank=True, default="", db_default=""
-    )  # whose word it is; "": ours
-    changed = models.BigIntegerField(
-        null=True, default=0, db_default=0
-    )  # see `moments`; null: not ours to tell
+    mirror = models.CharField(max_length=64, blank=True, default="", db_default="")  # "": this site
+    # See `rollup.next_change_stamp`; null on another mirror's row.
+    changed = models.BigIntegerField(null=True, default=0, db_default=0)
 
     class Meta:
         ordering = ["-at", "-id"]
@@ -50,7 +54,7 @@ class RunEvent(models.Model):
             models.Index(
                 fields=["changed", "id"],
                 condition=models.Q(changed__isnull=False),
-                name="events_to_tell",
+                name="events_to_publish",
             ),
         ]
 
@@ -59,25 +63,40 @@ class RunEvent(models.Model):
 
 
 def detect_events(
-    member: Membership, reports: Sequence[Report], at: Sequence[float], moment: int
+    member: Membership, reports: Sequence[Report], at: Sequence[float], stamp: int
 ) -> list[RunEvent]:
-    """What these reports of one machine tell beyond what was known, `reports` ascending by seq, each measured `at` so
-    many seconds since 1970; asked before the reports' numbers are taken over. To be saved, as of this `moment`."""
-    known, found = member.activity, []
+    """Return the events that a machine's reports imply, not saved yet.
+
+    It must run before the reports' figures are stored in the membership.
+
+    Args:
+        member: the machine in its run.
+        reports: its new reports, in ascending order of their numbers.
+        at: when each was measured, in seconds since 1970.
+        stamp: the change stamp of the rows.
+    """
+    activity = member.activity
+    found: list[RunEvent] = []
     for report, when in zip(reports, at, strict=True):
-        if (
-            report.seq > member.latest
-        ):  # one that fills a gap says what the machine did before what is known
-            if kind := event_kind_of_change(known, report.activity, member.run.state):
-                found.append(_event(member, kind, when, moment))
-            known = report.activity
-    if found and found[0].kind == RunEvent.Kind.RESUMED and not _rested(member):
-        del found[0]  # the whole run rested, and it with it
+        # A report that fills a gap is older than the activity that is known.
+        if report.seq > member.latest:
+            kind = event_kind_of_change(activity, report.activity, member.run.state)
+            if kind:
+                found.append(_build_event(member, kind, when, stamp))
+            activity = report.activity
+    if found and found[0].kind == RunEvent.Kind.RESUMED and not _was_paused(member):
+        del found[0]  # the whole run was paused, not this machine
     return found
 
 
 def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Kind | None:
-    """What it is called that a machine went from one activity to another, while its run was in this state."""
+    """Return the event that a change of activity means; None for none.
+
+    Args:
+        before: the earlier activity.
+        after: the present one.
+        run: the run's status.
+    """
     if before == after:
         return None
     if before in AWAY and after in HERE:
@@ -89,15 +108,13 @@ def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Ki
     return {Activity.FINISHED: RunEvent.Kind.FINISHED, Activity.LEFT: RunEvent.Kind.LEFT}.get(after)
 
 
-def _event(member: Membership, kind: RunEvent.Kind, at: float, moment: int) -> RunEvent:
+def _build_event(member: Membership, kind: RunEvent.Kind, at: float, stamp: int) -> RunEvent:
     when = datetime.fromtimestamp(at, UTC)
-    return RunEvent(
-        run=member.run, machine_id=member.machine_id, kind=kind, at=when, changed=moment
-    )
+    return RunEvent(run=member.run, machine_id=member.machine_id, kind=kind, at=when, changed=stamp)
 
 
 def drop_mirror_moves(found: list[RunEvent]) -> list[RunEvent]:
-    """Without those of machines that were at work all along, and joined nothing but this mirror. One question."""
+    """Drop joins of machines that trained all along and only changed mirrors, by one query."""
     joined = {
         (event.run_id, event.machine_id): event
         for event in reversed(found)
@@ -106,16 +123,19 @@ def drop_mirror_moves(found: list[RunEvent]) -> list[RunEvent]:
     if not joined:
         return found
     elsewhere = Membership.everywhere.exclude(mirror="").filter(
-        run__in={run for run, _ in joined}, machine__in={machine for _, machine in joined},
-        activity__in=HERE, heard__gt=timezone.now() - AWAY_AT_MOST,
-    )  # fmt: skip
+        run__in={run for run, _ in joined},
+        machine__in={machine for _, machine in joined},
+        activity__in=HERE,
+        heard__gt=timezone.now() - AWAY_AT_MOST,
+    )
     moved = {
         joined[place].pk for place in elsewhere.values_list("run", "machine") if place in joined
     }
     return [event for event in found if event.pk not in moved]
 
 
-def _rested(member: Membership) -> bool:
+def _was_paused(member: Membership) -> bool:
+    """Return whether the machine's last event was a pause."""
     last = (
         RunEvent.objects.filter(run=member.run, machine=member.machine_id)
         .values_list("kind", flat=True)

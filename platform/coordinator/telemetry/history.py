@@ -1,4 +1,4 @@
-"""A run's past from Postgres, thinned to what a chart can show."""
+"""A run's history from Postgres, thinned to what a chart can show."""
 
 import math
 from typing import Any
@@ -11,19 +11,23 @@ from coordinator.fleet.models import Membership
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS
 
-SERIES = 600  # points at most…
-LINE = 200  # …and of one machine's own line
-LINES = 8  # machines that get one
+MAX_POINTS = 600  # of a curve
+MAX_MACHINE_POINTS = 200  # of one machine's curve
+MAX_MACHINES = 8  # with a curve of their own
 
 
 def load_history(run: Run) -> dict[str, list[list[float]]]:
-    """{"train": [[ledger tokens, nats a token]…], "validation": […], "clock": [[ledger tokens, seconds since 1970]…],
-    "rate": [[seconds since 1970, tokens/s]…]}.
+    """Load a run's curves.
 
-    Losses are means over all machines, binned by ledger tokens; the clock says when those of training were measured.
-    The rate is the sum over machines of each one's mean, over at least one and a half report intervals, so that every
-    machine that is there is in every sum. A machine that went from one mirror to another has rows of both: what it told
-    to both weighs twice in a mean, and it is one machine in every sum.
+    Losses are means over all machines, in bins of ledger tokens; "clock" says when the training
+    losses were measured. "rate" is the sum over machines of each one's mean, over at least one and
+    a half report intervals, so that every machine that is alive is in every sum. A machine that
+    changed mirrors has rows of both: its losses then weigh twice in a mean, but it counts once in
+    every sum of rates.
+
+    Returns:
+        {"train": [[ledger tokens, nats per token], …], "validation": […], "clock": [[ledger tokens,
+        seconds since 1970], …], "rate": [[seconds since 1970, tokens per second], …]}.
     """
     train, validation = _losses(run, "train"), _losses(run, "validation")
     return {
@@ -35,19 +39,22 @@ def load_history(run: Run) -> dict[str, list[list[float]]]:
 
 
 def load_machine_curves(run: Run) -> list[dict[str, Any]]:
-    """{"id", "name", "points": [[ledger tokens, nats a token]…]} of the machines that trained most, they first: what
-    each measured in training."""
+    """Load the training losses of the machines that trained most, these first.
+
+    Returns:
+        For each {"id", "name", "points": [[ledger tokens, nats per token], …]}.
+    """
     trained = Membership.everywhere.filter(run=run).values("machine").annotate(most=Max("tokens"))
-    most = [row["machine"] for row in trained.order_by("-most", "machine")[:LINES]]
+    most = [row["machine"] for row in trained.order_by("-most", "machine")[:MAX_MACHINES]]
     machines, points = Machine.objects.in_bulk(most), {machine: [] for machine in most}
     with connection.cursor() as cursor:
         rows = (
-            "telemetry_losspoint p JOIN fleet_membership m ON m.id = membership_id "  # of whichever mirror
+            "telemetry_losspoint p JOIN fleet_membership m ON m.id = membership_id "
             "WHERE m.run_id = %s AND m.machine_id = ANY(%s) AND kind = 'train' AND p.tokens <= %s"
         )
         wanted = [run.pk, most, run.max_plausible_tokens]
         cursor.execute(f"SELECT max(p.tokens) FROM {rows}", wanted)
-        width = max(1, math.ceil(((cursor.fetchone()[0] or 0) + 1) / LINE))
+        width = max(1, math.ceil(((cursor.fetchone()[0] or 0) + 1) / MAX_MACHINE_POINTS))
         means = f"SELECT machine_id, avg(p.tokens), avg(loss) FROM {rows} GROUP BY machine_id, p.tokens / %s ORDER BY 2"
         cursor.execute(means, [*wanted, width])
         for machine, tokens, loss in cursor.fetchall():
@@ -61,13 +68,13 @@ _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)
 
 
 def _losses(run: Run, kind: str) -> list[tuple[int, float, float]]:
-    """(ledger tokens, nats a token, seconds since 1970), each a mean."""
+    """Return (ledger tokens, nats per token, seconds since 1970), each a mean."""
     with connection.cursor() as cursor:
         points = f"telemetry_losspoint WHERE {_MEMBERS} AND kind = %s AND tokens <= %s"
         wanted = [run.pk, kind, run.max_plausible_tokens]
         cursor.execute(f"SELECT max(tokens) FROM {points}", wanted)
         most = cursor.fetchone()[0]
-        width = max(1, math.ceil(((most or 0) + 1) / SERIES))
+        width = max(1, math.ceil(((most or 0) + 1) / MAX_POINTS))
         means = (
             f"SELECT avg(tokens), avg(loss), avg(at) FROM {points} GROUP BY tokens / %s ORDER BY 1"
         )
@@ -94,7 +101,7 @@ def _rates(run: Run) -> list[list[float]]:
             return []
         width, first, last = _finest(ranges)
         narrow = math.ceil(narrow / width) * width
-        wide = narrow * max(1, math.ceil((last - first + 1) / narrow / (SERIES - 1)))
+        wide = narrow * max(1, math.ceil((last - first + 1) / narrow / (MAX_POINTS - 1)))
         cursor.execute(
             """
             WITH machine AS (
@@ -110,7 +117,7 @@ def _rates(run: Run) -> list[list[float]]:
 
 
 def _finest(ranges: dict[int, tuple[int, int]]) -> tuple[int, int, int]:
-    """(width, first, last) of the finest rows that still go back to the beginning."""
+    """Return (width, first, last) of the finest rollups that go back to the beginning."""
     beginning = min(first for first, _ in ranges.values())
     for width in BUCKET_WIDTHS:
         if width in ranges and ranges[width][0] < beginning + max(BUCKET_WIDTHS):

@@ -1,4 +1,8 @@
-"""What reports become in Postgres: sums over ten seconds, and every measured loss."""
+"""What reports become in Postgres: sums over intervals, and every measured loss."""
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from django.db import models
 from django.utils import timezone
@@ -7,16 +11,25 @@ from coordinator.fleet.models import Membership
 from coordinator.telemetry.checkpoints import Checkpoint as Checkpoint
 from coordinator.telemetry.checkpoints import CheckpointHolder as CheckpointHolder
 from coordinator.telemetry.events import RunEvent as RunEvent
-from coordinator.telemetry.remote.cursor import RemoteCursor as RemoteCursor
+from coordinator.telemetry.remote.protocol import TelemetryPosition
 
-BUCKET_SECONDS = 10  # seconds the finest Rollup covers
-BUCKET_WIDTHS = (BUCKET_SECONDS, 60, 3600)  # …and each of the kinds there are
+# After failures another mirror is left alone for so many seconds.
+MIN_BACKOFF_SECONDS = 4
+MAX_BACKOFF_SECONDS = 120
+BUCKET_SECONDS = 10  # the finest rollup
+BUCKET_WIDTHS = (BUCKET_SECONDS, 60, 3600)  # seconds
 OURS = models.Q(changed__isnull=False)
 
 
 class Rollup(models.Model):
-    """One machine's reports of `width` seconds, by the time they were measured: each report is in a row of every width.
-    `rate_sum` / `reports` is the mean rate; the others are how much the totals grew."""
+    """One machine's reports of an interval, by the time they were measured.
+
+    Each report is in one row of every width. `rate_sum` / `reports` is the mean rate; the other
+    figures are the growth of totals.
+    """
+
+    if TYPE_CHECKING:
+        membership_id: UUID
 
     membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="rollups")
     width = models.PositiveSmallIntegerField(default=BUCKET_SECONDS)
@@ -28,9 +41,8 @@ class Rollup(models.Model):
     updates_received = models.BigIntegerField(default=0)
     peer_bytes_sent = models.BigIntegerField(default=0)
     peer_bytes_received = models.BigIntegerField(default=0)
-    changed = models.BigIntegerField(
-        null=True, default=0, db_default=0
-    )  # see `moments`; null: another mirror's
+    # See `rollup.next_change_stamp`; null on another mirror's row.
+    changed = models.BigIntegerField(null=True, default=0, db_default=0)
 
     class Meta:
         constraints = [
@@ -40,7 +52,7 @@ class Rollup(models.Model):
         ]
         indexes = [
             models.Index(fields=["width", "bucket"], name="rollups_by_age"),
-            models.Index(fields=["changed", "id"], condition=OURS, name="rollups_to_tell"),
+            models.Index(fields=["changed", "id"], condition=OURS, name="rollups_to_publish"),
         ]
 
     def __str__(self) -> str:
@@ -48,11 +60,11 @@ class Rollup(models.Model):
 
 
 class LossPoint(models.Model):
-    """One measured loss, in nats a token; `tokens` is the ledger's count then."""
+    """One measured loss in nats per token; `tokens` is the ledger's count at that time."""
 
     membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="points")
-    seq = models.BigIntegerField()  # of the report it came in…
-    position = models.PositiveSmallIntegerField()  # …and where in it
+    seq = models.BigIntegerField()  # the number of its report
+    position = models.PositiveSmallIntegerField()  # within the report
     kind = models.CharField(max_length=10)  # "train" or "validation"
     tokens = models.BigIntegerField()
     loss = models.FloatField()
@@ -68,7 +80,7 @@ class LossPoint(models.Model):
         indexes = [
             models.Index(fields=["membership", "kind", "tokens"]),
             models.Index(fields=["at"], name="points_by_age"),
-            models.Index(fields=["changed", "id"], condition=OURS, name="points_to_tell"),
+            models.Index(fields=["changed", "id"], condition=OURS, name="points_to_publish"),
         ]
 
     def __str__(self) -> str:
@@ -76,7 +88,13 @@ class LossPoint(models.Model):
 
 
 class ReportReceipt(models.Model):
-    """A report that is in although one before it is missing: it lies above the mark, and must not count twice."""
+    """A stored report that lies above the mark, because an earlier one is missing.
+
+    It keeps the report from being counted twice.
+    """
+
+    if TYPE_CHECKING:
+        membership_id: UUID
 
     membership = models.ForeignKey(Membership, on_delete=models.CASCADE, related_name="receipts")
     seq = models.BigIntegerField()
@@ -89,3 +107,37 @@ class ReportReceipt(models.Model):
 
     def __str__(self) -> str:
         return f"{self.membership_id} report {self.seq}"
+
+
+class RemoteCursor(models.Model):
+    """How far this site has pulled another mirror's figures.
+
+    `after` is a `TelemetryPosition`. `waits`: since when that mirror names a run or machine of
+    which no event has arrived here. `why`: what was wrong with the last attempt; "" for nothing.
+    """
+
+    key = models.CharField(max_length=64, primary_key=True)
+    after = models.JSONField(default=dict)
+    tried = models.DateTimeField(default=timezone.now)
+    heard = models.DateTimeField(null=True)
+    failures = models.PositiveSmallIntegerField(default=0)  # in a row
+    waits = models.DateTimeField(null=True)
+    why = models.CharField(max_length=300, blank=True)
+
+    def __str__(self) -> str:
+        return self.key[:8]
+
+    @property
+    def position(self) -> TelemetryPosition:
+        """The position of the last row received."""
+        return TelemetryPosition.model_validate(self.after)
+
+    def is_backing_off(self, now: datetime) -> bool:
+        """Return whether the mirror is left alone for now, after failures.
+
+        An attempt in the future was made by a clock that has been corrected since.
+        """
+        seconds = 0
+        if self.failures:
+            seconds = min(MAX_BACKOFF_SECONDS, MIN_BACKOFF_SECONDS * 2 ** min(self.failures, 16))
+        return self.tried <= now < self.tried + timedelta(seconds=seconds)

@@ -1,10 +1,11 @@
-"""Reports on their way: a durable queue in Valkey, and live copies of the newest for whoever watches.
+"""Queue reports durably in Valkey, and serve live copies of the newest figures to watchers.
 
-    reports:pending        list: what machines posted and Postgres does not hold yet, oldest first
-    live:{run}:workers     hash: machine id → its newest numbers, as JSON
+    reports:pending        list: posted reports that Postgres does not hold yet, oldest first
+    live:{run}:workers     hash: machine id → its newest figures, as JSON
     live:{run}:points      stream: the newest measured losses; its ids are cursors
 
-Losing all of Valkey loses nothing for good: a machine keeps every report until Postgres holds it, and posts it again.
+Nothing is lost for good if all of Valkey is lost: a machine keeps every report until Postgres holds
+it, and posts it again.
 """
 
 import json
@@ -12,6 +13,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from redis.commands.core import Script
 
@@ -21,29 +23,53 @@ from coordinator.fleet.models import Membership
 from coordinator.lib.valkey import valkey_client
 
 PENDING_KEY = "reports:pending"
-MAX_PENDING = 20_000  # entries; past this the site is too far behind to take more
-MAX_LIVE_POINTS = 5_000  # a run
-READ = 16  # runs whose rows a process keeps as it read them last
-LIVE_TTL_SECONDS = 7 * 86_400  # live copies of a run nobody reports from any more
+MAX_PENDING = 20_000  # entries; beyond that the site is too far behind to accept more
+MAX_LIVE_POINTS = 5_000  # of a run
+SHOWN_FIELDS = (
+    "seq",
+    "activity",
+    "version",
+    "tokens",
+    "ledger_tokens",
+    "rate",
+    "step",
+    "updates_sent",
+    "updates_received",
+    "peers",
+    "vector",
+    "anchor",
+)
+MAX_CACHED_RUNS = 16  # runs whose parsed rows a process keeps
+LIVE_TTL_SECONDS = 7 * 86_400  # of live figures after the last report of a run
 
 
 def workers_key(run: object) -> str:
+    """Return the key of the hash with machines' newest figures."""
     return f"live:{run}:workers"
 
 
 def points_key(run: object) -> str:
+    """Return the key of the stream of losses."""
     return f"live:{run}:points"
 
 
 class QueueFullError(Exception):
-    """The queue is full: whatever drains it does not run."""
+    """The queue is full, because no process drains it."""
 
 
 def queue_reports(
     membership: Membership, reports: list[Report], witnessed: Sequence[Attestation] = ()
 ) -> None:
-    """Queues what Postgres does not hold, and shows it to watchers. `reports` ascend by seq, and the testimonies were
-    checked. Raises Behind."""
+    """Queue what Postgres does not hold yet, and show it to watchers.
+
+    Args:
+        membership: the machine in its run.
+        reports: its reports, in ascending order of their numbers.
+        witnessed: its attestations, whose signatures are checked.
+
+    Raises:
+        QueueFullError: the queue has `MAX_PENDING` entries.
+    """
     fresh = [r for r in reports if r.seq > membership.mark]
     if not fresh:
         return
@@ -54,7 +80,7 @@ def queue_reports(
         "membership": str(membership.pk),
         "received": now,
         "reports": [r.model_dump(mode="json") for r in fresh],
-        "attestations": [told.model_dump(mode="json") for told in witnessed],
+        "attestations": [attestation.model_dump(mode="json") for attestation in witnessed],
     }
     points = [
         {"machine": machine, **point.model_dump(), "at": min(report.at, now)}
@@ -62,10 +88,10 @@ def queue_reports(
         for point in report.points
         if point.tokens <= most
     ]
-    told = [json.dumps(each) for each in (entry, _row(newest, now), *points)]
+    values = [json.dumps(value) for value in (entry, _row(newest, now), *points)]
     keys = [PENDING_KEY, workers_key(run), points_key(run)]
     if not _ingest_script()(
-        keys, [MAX_PENDING, LIVE_TTL_SECONDS, MAX_LIVE_POINTS, machine, newest.seq, *told]
+        keys, [MAX_PENDING, LIVE_TTL_SECONDS, MAX_LIVE_POINTS, machine, newest.seq, *values]
     ):
         raise QueueFullError
 
@@ -75,7 +101,8 @@ def _ingest_script() -> Script:
     return valkey_client().register_script(_INGEST_LUA)
 
 
-# One trip for a post: whether the queue has room, the entry, the machine's row unless a newer one is shown, its points.
+# One round trip for a post: check that the queue has room, append the entry, update the machine's
+# row unless a newer one is shown, and append its losses.
 _INGEST_LUA = """
 local most, seconds, kept, machine, seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if redis.call('llen', KEYS[1]) >= tonumber(most) then return 0 end
@@ -89,8 +116,14 @@ return 1
 """
 
 
-def publish_point(run: object, machine: object, point: dict) -> None:
-    """One {kind, tokens, loss, at} that another mirror tells of, to watchers here."""
+def publish_point(run: object, machine: object, point: dict[str, Any]) -> None:
+    """Show a loss to watchers here that another mirror sent.
+
+    Args:
+        run: the run's id.
+        machine: the machine's id.
+        point: {kind, tokens, loss, at}.
+    """
     key = points_key(run)
     with valkey_client().pipeline(transaction=False) as pipe:
         pipe.xadd(
@@ -103,49 +136,57 @@ def publish_point(run: object, machine: object, point: dict) -> None:
         pipe.execute()
 
 
-def _row(report: Report, now: float) -> dict:
-    """What of a report the table of workers shows."""
-    kept = ("seq", "activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received",
-            "peers", "vector", "anchor")  # fmt: skip
-    told = {"plan", "step_seconds"} if report.plan else set()  # without one, what is stored stands
-    told |= {"exchange"} if report.exchange else set()
-    return {**report.model_dump(mode="json", include=told.union(kept)), "last_seen": now}
+def _row(report: Report, now: float) -> dict[str, Any]:
+    """Select what the machines' table shows of a report."""
+    # A report without a plan or exchange figures leaves the stored ones valid.
+    names = {*SHOWN_FIELDS}
+    if report.plan:
+        names |= {"plan", "step_seconds"}
+    if report.exchange:
+        names |= {"exchange"}
+    return {**report.model_dump(mode="json", include=names), "last_seen": now}
 
 
-_read: dict[
-    str, dict[str, tuple[str, dict]]
-] = {}  # run → machine → its row as it came, and what it says
+# run → machine → its row as JSON, and parsed.
+_parsed_rows: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
 
 
-def live_rows(run: object) -> dict[str, dict]:
-    """Machine id → its newest live numbers, which nobody may change: a run of thousands is looked at once a second, and
-    only what changed since is read anew."""
-    told, before = valkey_client().hgetall(workers_key(run)), _read.pop(str(run), {})
-    now = {
-        machine: kept
-        if (kept := before.get(machine)) and kept[0] == row
-        else (row, json.loads(row))
-        for machine, row in told.items()
-    }
-    for oldest in list(_read)[: max(0, len(_read) - READ + 1)]:
-        _read.pop(oldest, None)
-    _read[str(run)] = now
+def live_rows(run: object) -> dict[str, dict[str, Any]]:
+    """Return each machine's newest live figures, by its id; callers must not change them.
+
+    A run of thousands of machines is read once a second, so only rows that changed are parsed
+    again.
+    """
+    texts: Any = valkey_client().hgetall(workers_key(run))
+    before = _parsed_rows.pop(str(run), {})
+    now = {}
+    for machine, text in texts.items():
+        cached = before.get(machine)
+        is_same = cached is not None and cached[0] == text
+        now[machine] = cached if cached and is_same else (text, json.loads(text))
+    for oldest in list(_parsed_rows)[: max(0, len(_parsed_rows) - MAX_CACHED_RUNS + 1)]:
+        _parsed_rows.pop(oldest, None)
+    _parsed_rows[str(run)] = now
     return {machine: row for machine, (_, row) in now.items()}
 
 
 def newest_report_number(run: object, machine: object) -> int:
-    """The number of a machine's newest report; 0 before the first, or once Valkey has forgotten."""
+    """Return the number of a machine's newest report; 0 if Valkey holds none."""
     row = valkey_client().hget(workers_key(run), str(machine))
     return json.loads(row)["seq"] if row else 0
 
 
 def points_cursor(run: object) -> str:
-    """Where the stream of points ends now."""
+    """Return the cursor at the end of the stream of losses."""
     last = valkey_client().xrevrange(points_key(run), count=1)
     return last[0][0] if last else "0-0"
 
 
-def points_since(run: object, after: str, most: int = 2000) -> tuple[list[dict], str]:
-    """Points past a cursor, oldest first, each {machine, kind, tokens, loss, at}; and the cursor past them."""
+def points_since(run: object, after: str, most: int = 2000) -> tuple[list[dict[str, Any]], str]:
+    """Read losses past a cursor.
+
+    Returns:
+        The losses, oldest first, each {machine, kind, tokens, loss, at}; and the cursor after them.
+    """
     found = valkey_client().xrange(points_key(run), min=f"({after}", count=most)
     return [json.loads(fields["point"]) for _, fields in found], found[-1][0] if found else after

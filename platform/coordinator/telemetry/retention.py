@@ -1,7 +1,8 @@
-"""What is kept for how long. Every step can be cut off and begun again: what is left is done the next time."""
+"""Delete old rows. Every step may be interrupted: the next run continues."""
 
 import time
 from datetime import timedelta
+from typing import Any
 
 from django.db import connection
 from django.db.models import Count
@@ -12,42 +13,53 @@ from coordinator.telemetry import checkpoints
 from coordinator.telemetry.models import ReportReceipt, Rollup, RunEvent
 
 DAY = 86_400
-ROLLUPS_KEPT = {10: 2 * DAY, 60: 30 * DAY}  # seconds of each width; rows of an hour stay
-POINTS_WHOLE = (
-    30 * DAY
-)  # after which one training loss of a machine stays an hour, and every validation
+ROLLUPS_KEPT = {10: 2 * DAY, 60: 30 * DAY}  # width → seconds; rows of an hour are kept
+# Then one training loss of a machine is kept for each hour, and every validation loss.
+ALL_POINTS_KEPT = 30 * DAY
 EVENTS_KEPT = timedelta(days=90)
-AT_ONCE = 20_000  # rows a statement
-RECEIPTS_KEPT = timedelta(days=7)  # of machines that never came back to close a gap
+BATCH_ROWS = 20_000
+RECEIPTS_KEPT = timedelta(days=7)  # of machines that never closed a gap
 
 
 def delete_old_rows(now: float | None = None, seconds: float = 60.0) -> int:
-    """How many rows went. Stops after so many seconds."""
+    """Delete old rows for at most so many seconds.
+
+    Args:
+        now: seconds since 1970.
+        seconds: when to stop.
+
+    Returns:
+        How many rows were deleted.
+    """
     now, ends = time.time() if now is None else now, time.monotonic() + seconds
-    gone = sum(
-        _by_batches(Rollup, ends, width=width, bucket__lt=now - kept)
+    deleted = sum(
+        _delete_in_batches(Rollup, ends, width=width, bucket__lt=now - kept)
         for width, kept in ROLLUPS_KEPT.items()
     )
-    while (thinned := _thin(now - POINTS_WHOLE)) and time.monotonic() < ends:
-        gone += thinned
-    gone += thinned
-    gone += _by_batches(RunEvent, ends, at__lt=timezone.now() - EVENTS_KEPT)
-    gone += ReportReceipt.objects.filter(received__lt=timezone.now() - RECEIPTS_KEPT).delete()[0]
-    return gone + sum(checkpoints.prune_checkpoints(run) for run in _with_many_checkpoints())
-
-
-def _by_batches(model, ends: float, **which) -> int:
-    gone = 0
-    while time.monotonic() < ends:
-        batch = list(model.objects.filter(**which).values_list("pk", flat=True)[:AT_ONCE])
-        gone += model.objects.filter(pk__in=batch).delete()[0] if batch else 0
-        if len(batch) < AT_ONCE:
+    while True:
+        thinned = _thin(now - ALL_POINTS_KEPT)
+        deleted += thinned
+        if not thinned or time.monotonic() >= ends:
             break
-    return gone
+    deleted += _delete_in_batches(RunEvent, ends, at__lt=timezone.now() - EVENTS_KEPT)
+    deleted += ReportReceipt.objects.filter(received__lt=timezone.now() - RECEIPTS_KEPT).delete()[0]
+    return deleted + sum(
+        checkpoints.prune_checkpoints(run) for run in _runs_with_many_checkpoints()
+    )
+
+
+def _delete_in_batches(model: Any, ends: float, **condition: Any) -> int:
+    deleted = 0
+    while time.monotonic() < ends:
+        batch = list(model.objects.filter(**condition).values_list("pk", flat=True)[:BATCH_ROWS])
+        deleted += model.objects.filter(pk__in=batch).delete()[0] if batch else 0
+        if len(batch) < BATCH_ROWS:
+            break
+    return deleted
 
 
 def _thin(before: float) -> int:
-    """Of each machine's training losses of an hour, the first stays."""
+    """Keep the first training loss of each machine and hour."""
     with connection.cursor() as cursor:
         cursor.execute(
             """
@@ -58,12 +70,12 @@ def _thin(before: float) -> int:
                 ) AS placed WHERE place > 1 LIMIT %s
             )
             """,
-            [before, AT_ONCE],
+            [before, BATCH_ROWS],
         )
         return cursor.rowcount
 
 
-def _with_many_checkpoints():
+def _runs_with_many_checkpoints() -> Any:
     return Run.objects.annotate(count=Count("checkpoints")).filter(
         count__gt=checkpoints.MAX_CHECKPOINTS
     )

@@ -1,9 +1,10 @@
-"""The queue into Postgres: rows and the high-water mark commit together, so nothing is lost and nothing counts twice.
+"""Move the queue into Postgres: rows and high-water marks commit together, so that nothing is lost or counted twice.
 
-An entry leaves the queue only after its transaction has committed. Dying in between means that it is read again, and
-known by its numbers. A machine's mark is the number up to which Postgres holds *everything*; a report beyond a gap is
-kept at once and remembered by a receipt. Machines post all above a mark that stands still again, which closes gaps; one
-that stays open nevertheless (the machine lost those reports itself) is given up after ten minutes.
+An entry leaves the queue only after its transaction has committed. If the process dies in between,
+the entry is read again and recognised by its reports' numbers. A machine's mark is the number up to
+which Postgres holds every report; a report beyond a gap is stored at once and remembered by a
+receipt. Machines post everything above a mark that does not move, which closes gaps. A gap that
+stays open for ten minutes is given up: the machine has lost those reports itself.
 """
 
 import json
@@ -16,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from django.db import DataError, IntegrityError, connection, transaction
+from django.db.models import Max
 from django.dispatch import Signal
 from django.utils import timezone
 from pydantic import ValidationError
@@ -29,21 +31,21 @@ from coordinator.lib import counters
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import checkpoints, events
 from coordinator.telemetry.models import BUCKET_SECONDS, BUCKET_WIDTHS, LossPoint, ReportReceipt
-from coordinator.telemetry.remote.change_stamp import next_change_stamp
 from coordinator.telemetry.report_queue import PENDING_KEY
 
 log = logging.getLogger("coordinator.telemetry")
 
-# Sent within the transaction that stores reports. `attestations`: each membership with its attestations.
+# Sent within the transaction that stores reports. `attestations`: each membership with its
+# attestations.
 attestations_received = Signal()
 
-LOCK = 0x62726E72  # of the one process that drains; any number will do
-ENTRIES = 1000  # a transaction
+LOCK = 0x62726E72  # an arbitrary number for the advisory lock of the draining process
+MAX_ENTRIES = 1000  # in one transaction
 GAP_MINUTES = 10
 WAIT_SECONDS = 5.0
 TOTALS = ("tokens", "updates_sent", "updates_received", "peer_bytes_sent", "peer_bytes_received")
 GROWN = ("reports", "rate_sum", *TOTALS)
-MOST = 1 << 50  # of what a total may grow by in one report: sums stay within 63 bits
+MAX_GROWTH = 1 << 50  # of a total in one report, so that sums stay within 63 bits
 Sums = dict[tuple, dict[str, float]]  # (membership, its finest bucket) → how much grew there
 FIXED = ("id", "run", "machine", "mirror", "joined")
 CHANGING = [f.name for f in Membership._meta.concrete_fields if f.name not in FIXED]
@@ -52,10 +54,17 @@ LATEST = ("version", "activity", "incarnation", "step", "tokens", "ledger_tokens
 
 
 def drain_queue(*, wait: bool = False) -> int:
-    """Moves what is queued into Postgres; how many entries that were. While another process does it: 0, or `wait`."""
+    """Move the queued reports into Postgres.
+
+    Args:
+        wait: wait a few seconds if another process drains the queue now, instead of returning 0.
+
+    Returns:
+        How many entries were moved.
+    """
     moved = 0
     with _alone(wait) as mine:
-        while mine and (raw := valkey_client().lrange(PENDING_KEY, 0, ENTRIES - 1)):
+        while mine and (raw := valkey_client().lrange(PENDING_KEY, 0, MAX_ENTRIES - 1)):
             with transaction.atomic():
                 _store_all(raw)
             with valkey_client().pipeline(transaction=False) as pipe:
@@ -71,7 +80,11 @@ def drain_queue(*, wait: bool = False) -> int:
 
 @contextmanager
 def _alone(wait: bool) -> Iterator[bool]:
-    """Whether this process drains. The lock is the session's: it outlives transactions, and dies with its process."""
+    """Yield whether this process may drain the queue.
+
+    The lock belongs to the database session: it outlives transactions, and is released when the
+    process dies.
+    """
     patience = time.monotonic() + (WAIT_SECONDS if wait else 0)
     while not (mine := _try_lock()) and time.monotonic() < patience:
         time.sleep(0.05)
@@ -102,17 +115,17 @@ def _store_all(raw: list[str]) -> None:
             entry = json.loads(text)
             pk, when = UUID(entry["membership"]), float(entry["received"])
             parsed = [Report.model_validate(r) for r in entry["reports"]]
-            told = [Attestation.model_validate(t) for t in entry.get("attestations", ())]
+            attested = [Attestation.model_validate(t) for t in entry.get("attestations", ())]
         except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
             log.error(
                 "an entry of the queue is unreadable and was dropped: %.200s: %.200s", error, text
             )
             continue
         reports[pk] += parsed
-        witnessed[pk] += told
+        witnessed[pk] += attested
         received[pk] = when
     sent = {pk: (reports[pk], witnessed[pk], received[pk]) for pk in sorted(reports)}
-    if sent and not _stored(sent):  # one machine's numbers must not cost the others theirs
+    if sent and not _stored(sent):
         for pk, theirs in sent.items():
             if not _stored({pk: theirs}):
                 log.error("reports of membership %s were dropped: Postgres refuses them", pk)
@@ -129,8 +142,11 @@ def _stored(sent: Sent) -> bool:
 
 
 def store_reports(sent: Sent) -> None:
-    """Machines' reports, in any order and any duplication, within the caller's transaction. So many statements however
-    many machines there are: at hundreds of reports a second a dozen for each would keep two cores busy."""
+    """Store machines' reports, in any order and duplication, within the caller's transaction.
+
+    The number of statements does not depend on the number of machines: at hundreds of reports a
+    second a dozen statements for each would keep two cores busy.
+    """
     # In one order everywhere: row locks cannot meet head on.
     locked = Membership.objects.select_for_update().filter(pk__in=sent).order_by("pk")
     members = list(locked.prefetch_related("run", "machine"))
@@ -153,10 +169,10 @@ def store_reports(sent: Sent) -> None:
     sums: Sums = defaultdict(lambda: defaultdict(float))
     receipts: list[ReportReceipt] = []
     happened: list[events.RunEvent] = []
-    heard: list[tuple[Membership, list[Report]]] = []
-    testified: list[tuple[Membership, list[Attestation]]] = []
+    announcements: list[tuple[Membership, list[Report]]] = []
+    attestations: list[tuple[Membership, list[Attestation]]] = []
     for member in members:
-        reports, told, received = sent[member.pk]
+        reports, attested, received = sent[member.pk]
         fresh = {r.seq: r for r in reports if r.seq > member.mark and r.seq not in held[member.pk]}
         again = any(r.seq in held[member.pk] for r in reports)
         points += [
@@ -181,8 +197,8 @@ def store_reports(sent: Sent) -> None:
         when = datetime.fromtimestamp(received, UTC)
         member.last_seen, member.heard = max(member.last_seen, when), max(member.heard, when)
         member.changed = changed
-        heard.append((member, list(fresh.values())))
-        testified.append((member, told))
+        announcements.append((member, list(fresh.values())))
+        attestations.append((member, attested))
     LossPoint.objects.bulk_create(points)
     ReportReceipt.objects.bulk_create(receipts)
     events.RunEvent.objects.bulk_create(events.drop_mirror_moves(happened))
@@ -191,14 +207,34 @@ def store_reports(sent: Sent) -> None:
     Membership.objects.bulk_create(
         members, update_conflicts=True, unique_fields=["pk"], update_fields=CHANGING
     )
-    checkpoints.record_announcements(heard)
-    attestations_received.send(None, attestations=testified)
+    checkpoints.record_announcements(announcements)
+    attestations_received.send(None, attestations=attestations)
+
+
+def next_change_stamp() -> int:
+    """Return the stamp of the rows that this transaction changes, by which other mirrors follow changes.
+
+    It is milliseconds since 1970 by this site's clock, but always greater than every earlier stamp.
+    Unlike row numbers it keeps rising after a restore from a backup. Only the one process that
+    drains the queue takes stamps, within its transactions, so these commit in the stamps' order:
+    each of them changes a membership.
+    """
+    rows = Membership.everywhere.filter(changed__isnull=False)
+    last = rows.aggregate(last=Max("changed"))["last"] or 0
+    return max(int(time.time() * 1000), last + 1)
 
 
 def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> dict[UUID, int]:
-    """Membership → a number up to which another mirror holds everything, where what is `here` (numbers of reports)
-    begins right behind it: what a machine told there it has dropped, and it will not come any more. No mirror's word
-    reaches further: none can make us drop what a machine has yet to tell."""
+    """Return, by membership, up to which number another mirror holds every report.
+
+    A machine that reported to another mirror has dropped those reports and will not send them here.
+    A mirror's statement counts only if this site's first new report follows right behind it, so no
+    mirror can make this site skip a report that is still to come.
+
+    Args:
+        members: the memberships.
+        here: the numbers of the reports above their marks that are here.
+    """
     firsts = {
         m.pk: min(here[m.pk]) - 1 for m in members if here[m.pk] and min(here[m.pk]) > m.mark + 1
     }
@@ -207,10 +243,10 @@ def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> di
     }
     if not behind:
         return {}
-    told = Membership.everywhere.exclude(mirror="").filter(
+    elsewhere = Membership.everywhere.exclude(mirror="").filter(
         run__in={run for run, _ in behind}, machine__in={machine for _, machine in behind}
     )
-    marks = told.values_list("run", "machine", "mark")
+    marks = elsewhere.values_list("run", "machine", "mark")
     known = [
         (behind[run, machine], mark) for run, machine, mark in marks if (run, machine) in behind
     ]
@@ -218,14 +254,18 @@ def _safe_elsewhere(members: list[Membership], here: dict[UUID, set[int]]) -> di
 
 
 def _measured(member: Membership, report: Report, received: float) -> float:
-    """When, in seconds since 1970. A machine's clock may be wrong, but not by more than the run is old."""
+    """Return when a report was measured, in seconds since 1970.
+
+    A machine's clock may be wrong, but a report is neither older than the run nor newer than its
+    arrival.
+    """
     return min(max(report.at, member.run.created.timestamp()), received)
 
 
 def _add_rollups(
     member: Membership, reports: list[Report], received: float, sums: Sums, changed: int
 ) -> None:
-    """Adds each report to its bucket, and takes the newest's numbers over into the membership."""
+    """Add reports to their buckets, and copy the newest one's figures into the membership."""
     for report in reports:
         into = sums[
             member.pk, int(_measured(member, report, received)) // BUCKET_SECONDS * BUCKET_SECONDS
@@ -241,7 +281,7 @@ def _add_rollups(
         for name in TOTALS:
             before, now = getattr(member, name), getattr(report, name)
             into[name] += min(
-                now - before if now >= before else now, MOST
+                now - before if now >= before else now, MAX_GROWTH
             )  # less than before: a new state folder
         for name in LATEST:
             setattr(member, name, getattr(report, name))
@@ -262,7 +302,7 @@ def _add_rollups(
 
 
 def _grow(sums: Sums, changed: int) -> None:
-    """Adds to the rows of every width, in one statement."""
+    """Add to the rollups of every width, in one statement."""
     wider: dict[tuple, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (member, bucket), grown in sums.items():
         for width in BUCKET_WIDTHS:
@@ -291,8 +331,15 @@ def _grow(sums: Sums, changed: int) -> None:
 def _move_mark(
     member: Membership, held: dict[int, datetime], fresh: set[int], again: bool
 ) -> list[ReportReceipt]:
-    """What is held beyond the mark, to be remembered. `again`: the machine has posted what is held a second time, so it
-    would have posted what is missing."""
+    """Move the mark over everything contiguous, and return receipts for the reports beyond it.
+
+    Args:
+        member: the membership.
+        held: reports beyond the mark that are stored already → when they arrived.
+        fresh: the numbers of the new reports.
+        again: the machine has posted a stored report once more, so it would have posted a missing
+            one too.
+    """
     beyond = fresh | set(held)
     member.mark = _contiguous(member.mark, beyond)
     waited = timezone.now() - min(held.values(), default=timezone.now())

@@ -1,4 +1,4 @@
-"""A run as its page shows it right now: the run's own line and a row for each machine, live over stored numbers."""
+"""Build the table of a run's page from live and stored figures."""
 
 import statistics
 import time
@@ -18,29 +18,65 @@ from coordinator.telemetry import report_queue
 
 
 class EpochSeconds(Func):
-    """A time as seconds since 1970, which Postgres tells sooner than a date is parsed here."""
+    """A time as seconds since 1970, which Postgres computes faster than Python parses a date."""
 
     template = "extract(epoch FROM %(expressions)s)::float8"
     output_field = FloatField()
 
     def get_db_converters(self, connection: object) -> list:
-        """None: it comes as a float."""
+        """Return no converters: the value is a float."""
         return []
 
 
-# Columns of a membership, in one query without a model each: a run of thousands is looked at every second.
-WHO = (Cast("pk", TextField()), "mirror", Cast("machine", TextField()), EpochSeconds("last_seen"), EpochSeconds("heard"),
-       "latest", "machine__revoked", "machine__key", "machine__hostname", Cast("machine__owner", TextField()),
-       "machine__owner__name", "machine__owner__left")  # fmt: skip
-KEPT = ("activity", "version", "tokens", "ledger_tokens", "rate", "step", "updates_sent", "updates_received", "peers",
-        "vector", "anchor", "plan", "step_seconds", "exchange")  # fmt: skip
+# Columns of a membership, read by one query without model instances: a run of thousands is read
+# every second.
+COLUMNS = (
+    Cast("pk", TextField()),
+    "mirror",
+    Cast("machine", TextField()),
+    EpochSeconds("last_seen"),
+    EpochSeconds("heard"),
+    "latest",
+    "machine__revoked",
+    "machine__key",
+    "machine__hostname",
+    Cast("machine__owner", TextField()),
+    "machine__owner__name",
+    "machine__owner__left",
+)
+FIGURES = (
+    "activity",
+    "version",
+    "tokens",
+    "ledger_tokens",
+    "rate",
+    "step",
+    "updates_sent",
+    "updates_received",
+    "peers",
+    "vector",
+    "anchor",
+    "plan",
+    "step_seconds",
+    "exchange",
+)
 
 
 def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
-    """One row a machine, wherever it reports: id, name, person, activity, alive, last_seen, version, tokens, rate
-    (tokens/s; 0 when gone), step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind (tokens),
-    plan and exchange (a `PlanView`, an `ExchangeView`, or None), agrees (see `agreement`, of this machine); and
-    vector, anchor. Of what several mirrors know of a machine its newest report counts."""
+    """Build one row for each machine, wherever it reports.
+
+    If several mirrors have figures of a machine, those of its newest report count.
+
+    Args:
+        run: the run.
+        now: seconds since 1970.
+
+    Returns:
+        Rows with id, name, person, activity, alive, last_seen, version, tokens, rate (tokens/s; 0
+        when gone), step, step_seconds, updates_sent, updates_received, peers, ledger_tokens, behind
+        (tokens), plan and exchange (a `PlanView` and an `ExchangeView`, or None), agrees
+        (`weights_agree`, of this machine), vector and anchor.
+    """
     now = time.time() if now is None else now
     live = report_queue.live_rows(run.pk)
     members = _newest(run, live)
@@ -92,12 +128,14 @@ def machine_rows(run: Run, now: float | None = None) -> list[dict[str, Any]]:
 
 
 def _newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
-    """Of each machine's rows (`WHO`) the one of the mirror that heard it report last, of two alike ours."""
+    """Select each machine's row with the latest report; of two alike this site's own."""
     newest: dict[str, tuple[float, tuple]] = {}
-    for row in Membership.everywhere.filter(run=run).order_by("joined", "mirror").values_list(*WHO):
-        _, mirror, machine, _, heard, *_ = row
-        told = live.get(machine, {}) if not mirror else {}
-        at = max(heard, told.get("last_seen", 0.0))
+    for row in (
+        Membership.everywhere.filter(run=run).order_by("joined", "mirror").values_list(*COLUMNS)
+    ):
+        _, mirror, machine, _, last_report, *_ = row
+        live_row = live.get(machine, {}) if not mirror else {}
+        at = max(last_report, live_row.get("last_seen", 0.0))
         if (
             machine not in newest
             or at > newest[machine][0]
@@ -108,16 +146,24 @@ def _newest(run: Run, live: dict[str, dict[str, Any]]) -> list[tuple]:
 
 
 def _is_whole(row: dict[str, Any] | None, latest: int) -> bool:
-    """Whether a live row says all that Postgres would, and nothing older."""
+    """Return whether a live row has everything that Postgres has, and nothing older."""
     return row is not None and row["seq"] >= latest and "plan" in row and "exchange" in row
 
 
 def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run's own line; `rows` as `workers` gave them. Times in seconds since 1970."""
-    tokens, alive = max(run.ledger_tokens, _ledger(rows)), sum(row["alive"] for row in rows)
-    goes_on = (
-        run.state is RunStatus.TRAINING and alive and tokens < run.token_budget
-    )  # what is waited for takes a query
+    """Build the run's own line. Times are in seconds since 1970.
+
+    Args:
+        run: the run.
+        rows: what `machine_rows` returned.
+    """
+    tokens = max(run.ledger_tokens, _ledger(rows))
+    alive = sum(row["alive"] for row in rows)
+    # Only a run that does not train on needs the query for what it waits for.
+    is_training = run.state is RunStatus.TRAINING and alive and tokens < run.token_budget
+    waiting = None
+    if not is_training:
+        waiting = lifecycle.waiting_reason(run.state, gather_facts(run)) or None
     return {
         "id": str(run.pk),
         "name": run.name,
@@ -130,38 +176,38 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "workers_known": len(rows),
         "workers_alive": alive,
         "agree": weights_agree(rows),
-        "waiting": None
-        if goes_on
-        else lifecycle.waiting_reason(run.state, gather_facts(run)) or None,
+        "waiting": waiting,
     }
 
 
 def weights_agree(rows: list[dict[str, Any]]) -> bool | None:
-    """Whether live machines that hold the same updates hold the same weights; None while no two can be compared."""
+    """Return whether live machines with the same updates have the same weights; None if none can be compared."""
     comparable = _at_one_vector(rows).values()
     return all(len(set(anchors)) == 1 for anchors in comparable) if comparable else None
 
 
 def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Version vector → the anchors of live machines at it, where two or more can be compared."""
-    told = [(row["vector"], row["anchor"]) for row in rows if row["alive"] and row["anchor"]]
-    many = Counter(vector for vector, _ in told)
+    """Return version vector → anchors of the live machines at it, where two or more can be compared."""
+    known = [(row["vector"], row["anchor"]) for row in rows if row["alive"] and row["anchor"]]
+    counts = Counter(vector for vector, _ in known)
     groups: dict[str, list[str]] = {}
-    for vector, anchor in told:
-        if many[vector] > 1:
+    for vector, anchor in known:
+        if counts[vector] > 1:
             groups.setdefault(vector, []).append(anchor)
     return groups
 
 
 def _commonest(anchors: list[str]) -> str | None:
-    """The one that most have, which those who have it agree with; None where two are as common: of two machines that
-    differ neither is right."""
+    """Return the most common anchor.
+
+    None if two are equally common: of two machines that differ neither is known to be right.
+    """
     (anchor, most), *others = Counter(anchors).most_common(2)
     return None if others and others[0][1] == most else anchor
 
 
 def _ledger(rows: list[dict[str, Any]]) -> int:
-    """As most live machines that work on it see it."""
+    """Return the median of the ledgers of live machines."""
     known = [
         row["ledger_tokens"]
         for row in rows
@@ -171,6 +217,6 @@ def _ledger(rows: list[dict[str, Any]]) -> int:
 
 
 def _stored(pks: list[str]) -> dict[str, dict[str, Any]]:
-    """Membership → its numbers as Postgres holds them."""
-    rows = Membership.everywhere.filter(pk__in=pks).values("pk", *KEPT)
+    """Return membership → its figures in Postgres."""
+    rows = Membership.everywhere.filter(pk__in=pks).values("pk", *FIGURES)
     return {str(row.pop("pk")): row | {"anchor": row["anchor"] or None} for row in rows}

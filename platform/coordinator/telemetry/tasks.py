@@ -1,4 +1,4 @@
-"""What Celery does every few seconds. Each is safe to run twice, late, or at the same time as itself."""
+"""What Celery does every few seconds. Each task is safe to run twice, late, or at the same time as itself."""
 
 import logging
 from datetime import timedelta
@@ -18,38 +18,43 @@ from coordinator.telemetry.remote import pull
 from coordinator.telemetry.rollup import drain_queue
 
 log = logging.getLogger("coordinator.telemetry")
-LATELY = timedelta(minutes=2)  # ago, at most, somebody reported in a run that may change
-LONGER = timedelta(
-    hours=1
-)  # the same, where nothing waits for it: a last report may have been long in the queue,
-LONGER_EVERY = 300  # seconds, and whom a run waited for may have been revoked since
+# A run may change if a machine reported within `RECENT`. Every `LONG_LOOK_SECONDS` seconds runs
+# with reports within `LONG_AGO` are looked at as well: a last report may have been in the queue for
+# long, and a machine that a run waited for may have been revoked.
+RECENT = timedelta(minutes=2)
+LONG_AGO = timedelta(hours=1)
+LONG_LOOK_SECONDS = 300
 
 
 @shared_task(name="telemetry.drain_reports", max_retries=0)
 def drain_reports() -> int:
-    """The queue of reports into Postgres."""
+    """Move the queue of reports into Postgres; return the number of entries."""
     return drain_queue()
 
 
 @shared_task(name="telemetry.pull_remote_telemetry", max_retries=0)
 def pull_remote_telemetry() -> int:
-    """What is new of machines that report to other mirrors. How many rows."""
+    """Pull figures of machines that report to other mirrors; return the number of rows."""
     return pull.pull_all()
 
 
 @shared_task(name="telemetry.advance_runs", max_retries=0)
 def advance_runs() -> int:
-    """Every run that can change by itself, one step on. How many did. What is known of a run changes with what its
-    machines say, and when its owner leaves: the others, thousands perhaps, are not looked at, or now and then."""
+    """Advance every run that can change by itself by one status; return how many changed.
+
+    What is known of a run changes with its machines' reports and when its owner leaves. Thousands
+    of other runs may exist, so they are left out most of the time.
+    """
     changed = 0
-    since = timezone.now() - (LONGER if cache.add("telemetry:looked", 1, LONGER_EVERY) else LATELY)
-    complete = Q(
-        status=RunStatus.DRAFT, launch_requested=True, manifest__isnull=False
-    )  # other drafts wait for people
-    lately = Membership.everywhere.filter(run=OuterRef("pk"), last_seen__gt=since)
-    heard = Q(Exists(lately)) | Q(owner__is_active=False)
-    under_way = Q(status__in=[RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED])
-    for run in Run.objects.filter(complete | under_way & heard).select_related("owner"):
+    since = timezone.now() - (
+        LONG_AGO if cache.add("telemetry:looked", 1, LONG_LOOK_SECONDS) else RECENT
+    )
+    # Other drafts wait for people.
+    complete = Q(status=RunStatus.DRAFT, launch_requested=True, manifest__isnull=False)
+    recent = Membership.everywhere.filter(run=OuterRef("pk"), last_seen__gt=since)
+    may_change = Q(Exists(recent)) | Q(owner__is_active=False)
+    active = Q(status__in=[RunStatus.RECRUITING, RunStatus.TRAINING, RunStatus.PAUSED])
+    for run in Run.objects.filter(complete | active & may_change).select_related("owner"):
         before = run.status
         if advance_run(run):
             changed += 1
@@ -59,14 +64,19 @@ def advance_runs() -> int:
 
 @shared_task(name="telemetry.delete_old_telemetry")
 def delete_old_telemetry() -> int:
-    """Old rows go, finer ones sooner. How many."""
+    """Delete old rows, finer ones sooner; return how many."""
     return retention.delete_old_rows()
 
 
 @shared_task(name="telemetry.delete_expired_rows")
 def delete_expired_rows() -> int:
-    """Forgets enrolments that nobody decided on, invitations that nobody answered, and where revoked machines were (a
-    report that was still on its way may have said it again)."""
+    """Delete expired enrolments and team invitations, and addresses of revoked machines.
+
+    A report that was on its way when a machine was revoked may have stored its addresses again.
+
+    Returns:
+        How many enrolments and invitations were deleted.
+    """
     old = Enrolment.objects.filter(
         decision=Enrolment.Decision.PENDING, expires__lt=timezone.now() - timedelta(days=1)
     )

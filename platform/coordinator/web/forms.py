@@ -225,7 +225,7 @@ class RunForm(ProblemForm):
             if self.run is None:
                 own = {name: cleaned[name] for name in RUN_FIELDS}
                 return Run.create(
-                    owner, cleaned["name"], cleaned["spec"], terms=cleaned["terms"], **own
+                    owner, cleaned["name"], cleaned["spec"], join_policy=cleaned["terms"], **own
                 )
             if not self.run.edit(cleaned["name"], cleaned["spec"], actor=owner):
                 self.add_error(

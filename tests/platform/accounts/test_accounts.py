@@ -158,7 +158,7 @@ def test_everybody_creates_runs_until_the_staff_say_otherwise(known):
     assert ada.grant("organiser", root, given=False)
     assert client.get("/runs/new/").status_code == 403
     actions = set(AuditEntry.objects.values_list("action", flat=True))
-    assert {"site.rules", "user.organiser", "user.not_organiser"} <= actions
+    assert {"site.settings", "user.organiser", "user.not_organiser"} <= actions
 
 
 def test_only_a_superuser_makes_staff_and_nobody_unmakes_themselves(known):

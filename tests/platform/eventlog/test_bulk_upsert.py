@@ -27,13 +27,18 @@ NAMES = st.text(
 )
 def test_whatever_text_is_put_is_there_as_django_would_write_it(rows, update):
     Aggregate.objects.all().delete()
-    before = [Aggregate(name=name, state="before", missing_references=name) for name in sorted(rows)[::2]]
+    before = [
+        Aggregate(name=name, state="before", missing_references=name) for name in sorted(rows)[::2]
+    ]
     Aggregate.objects.bulk_create(before)
     bulk_upsert(
         [Aggregate(name=name, state=text, stale=stale) for name, (text, stale) in rows.items()],
         update=sorted(update),
     )
-    found = {each.name: (each.state, each.stale, each.missing_references) for each in Aggregate.objects.all()}
+    found = {
+        each.name: (each.state, each.stale, each.missing_references)
+        for each in Aggregate.objects.all()
+    }
     for name, (text, stale) in rows.items():
         if name in sorted(rows)[::2]:
             assert found.pop(name) == (

@@ -188,7 +188,9 @@ def test_teams_are_the_same_elsewhere(person, proven):
 def test_a_runs_whole_life_is_the_same_elsewhere(person, launched, proven):
     ada = person()
     team = Team.create("Weavers", ada)
-    run, _ = launched(ada, terms=JoinPolicy(access="team", team=team.pk, least_memory=1 << 30))
+    run, _ = launched(
+        ada, join_policy=JoinPolicy(access="team", team=team.pk, least_memory=1 << 30)
+    )
     run.pause(actor=ada)
     run.resume(actor=ada)
     run.extend(5_000, actor=ada)
@@ -272,7 +274,7 @@ def test_what_is_taken_out_of_a_run_is_the_same_elsewhere(person, launched, numb
     here = proven("verdict.give")["VerdictRecord"]
     assert [row["proven"] for row in here] == [
         True
-    ] and VerdictRecord.objects.get().ruling == given.ruling
+    ] and VerdictRecord.objects.get().signed_verdict == given.signed_verdict
 
 
 def test_a_machine_rests_whichever_mirror_it_reports_to(person, volunteer, proven):

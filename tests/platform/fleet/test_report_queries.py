@@ -60,7 +60,7 @@ def test_a_part_is_read_with_its_run_by_id_and_by_slug(members, django_assert_nu
     for name in (str(run.pk), run.slug):
         with django_assert_num_queries(1):
             found = membership_for_run(ada, name)
-            assert found.machine is ada and found.run.pk == run.pk and found.judged is False
+            assert found.machine is ada and found.run.pk == run.pk and found.has_verdicts is False
             assert (found.mark, found.addresses) == (7, ["192.0.2.1:41000", "[2001:db8::1]:9"])
             assert (
                 found.run.max_plausible_tokens == 2 * found.run.token_budget
@@ -87,6 +87,6 @@ def test_verdicts_are_told_of_with_the_run_they_are_on(members):
     VerdictRecord.objects.create(run=run, body="{}", digest="1" * 64, signatures={}, proven=True)
     VerdictRecord.objects.create(run=other, body="{}", digest="2" * 64, signatures={}, proven=False)
     assert (
-        membership_for_run(ada, run.slug).judged is True
-        and membership_for_run(ada, other.slug).judged is False
+        membership_for_run(ada, run.slug).has_verdicts is True
+        and membership_for_run(ada, other.slug).has_verdicts is False
     )

@@ -63,21 +63,21 @@ def test_a_verdict_is_believed_by_the_exchange_noted_and_sent_until_it_is_heeded
     run, ada, bob = world
     made = VerdictRecord.issue(run, [charge(bob, 3)], "noise", actor=run.owner)
     rules = UpdateRules.from_spec(run.spec, str(run.pk), frozenset(run.spec.roots))
-    found = verify_proof(made.ruling, rules)
+    found = verify_proof(made.signed_verdict, rules)
     author = f"{bob.identity.key}.{LIFE}"
-    assert found.limits == {author: 2} and list(found.rulings) == [made.digest]
+    assert found.limits == {author: 2} and list(found.signed_verdicts) == [made.digest]
     entry = AuditEntry.objects.get(action="run.verdict")
     assert (
         entry.detail["after"] == {author: 2}
         and entry.detail["reason"] == "noise"
         and entry.actor == run.owner
     )
-    assert replied(ada, run, numbers(5)).verdicts == [made.ruling]
-    assert replied(ada, run, numbers(6)).verdicts == [made.ruling], (
+    assert replied(ada, run, numbers(5)).verdicts == [made.signed_verdict]
+    assert replied(ada, run, numbers(6)).verdicts == [made.signed_verdict], (
         "it has not said that it heeds it"
     )
     assert replied(ada, run, numbers(7), [made.digest]).verdicts == []
-    assert replied(bob, run, numbers(5), ["0" * 64]).verdicts == [made.ruling]
+    assert replied(bob, run, numbers(5), ["0" * 64]).verdicts == [made.signed_verdict]
 
 
 def test_many_verdicts_come_two_at_a_time_the_oldest_first(world, numbers):
@@ -98,10 +98,10 @@ def test_a_run_without_verdicts_costs_its_reports_no_further_query(
 ):
     run, ada, bob = world
     member = membership_for_run(ada.machine, run.slug)
-    assert member.judged is False
+    assert member.has_verdicts is False
     VerdictRecord.issue(run, [charge(bob)])
     with django_assert_num_queries(1):
-        assert membership_for_run(ada.machine, run.slug).judged
+        assert membership_for_run(ada.machine, run.slug).has_verdicts
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_machines_lives_are_told_apart_and_named_as_people_would(world, number
     bob.report(run, numbers(5, incarnation=EARLIER, updates_sent=6))
     drain_queue()
     told = [
-        (each.author[-16:], each.updates, each.present)
+        (each.author[-16:], each.updates, each.is_present)
         for each in list_authors(run)
         if each.person == "Bob"
     ]
@@ -282,7 +282,7 @@ def test_staff_ban_a_machine_in_mid_run_and_take_out_what_it_did(world, client, 
 def test_staff_take_updates_out_by_the_admin(world, client, person):
     run, _, bob = world
     client.force_login(person("root@example.org", is_staff=True, is_superuser=True))
-    path = f"/admin/fleet/membership/{run.memberships.get(machine=bob.machine).pk}/take_out/"
+    path = f"/admin/fleet/membership/{run.memberships.get(machine=bob.machine).pk}/remove_updates/"
     for said in ({"first": "", "updates": "x"}, {"first": ""}, {"first": "0"}):
         assert (
             client.post(path, {"_form_submitted": "1", "reason": "noise", **said}).status_code

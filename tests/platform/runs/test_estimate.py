@@ -162,7 +162,7 @@ def test_who_thinks_of_joining_is_told_whether_their_machines_fit(
 ):
     run, _ = launched(
         person("owner@example.org"),
-        terms=JoinPolicy(least_memory=10 * 10**9, least_device_memory=16 * 10**9),
+        join_policy=JoinPolicy(least_memory=10 * 10**9, least_device_memory=16 * 10**9),
     )
     seen = fits(Client(), run)
     assert seen["8 GB laptop"][0] == "no" and "asks for 10.0 GB of memory" in seen["8 GB laptop"][1]

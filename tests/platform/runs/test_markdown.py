@@ -61,6 +61,6 @@ def test_what_hides_or_turns_text_around_is_taken_out_of_notes_and_emoji_stay():
 
 
 def test_the_run_page_shows_notes_to_everybody(person, launched):
-    run, _ = launched(person(), terms=JoinPolicy(notes="Bring <b>coffee</b> & *cake*"))
+    run, _ = launched(person(), join_policy=JoinPolicy(notes="Bring <b>coffee</b> & *cake*"))
     page = Client().get(f"/runs/{run.slug}/").content.decode()
     assert "Bring &lt;b&gt;coffee&lt;/b&gt; &amp; <em>cake</em>" in page

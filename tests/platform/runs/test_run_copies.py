@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 def test_a_launched_run_is_copied_into_a_draft_that_can_be_changed(person, launched, signed_in):
     run, _ = launched(
-        person("owner@example.org"), terms=JoinPolicy(least_memory=10**9, notes="hello")
+        person("owner@example.org"), join_policy=JoinPolicy(least_memory=10**9, notes="hello")
     )
     client, bob = signed_in("bob@example.org")
     answer = client.post(f"/runs/{run.slug}/clone/")

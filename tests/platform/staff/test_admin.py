@@ -141,7 +141,7 @@ def test_staff_change_the_sites_rules_and_disband_a_team(staff, person):
     rules = SiteSettings.objects.get()
     staff.post(f"/admin/accounts/sitesettings/{rules.pk}/change/", {"organisers": "granted"})
     assert SiteSettings.current().organisers == "granted"
-    assert AuditEntry.objects.get(action="site.rules").detail == {
+    assert AuditEntry.objects.get(action="site.settings").detail == {
         "before": "everybody",
         "after": "granted",
     }

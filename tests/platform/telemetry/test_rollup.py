@@ -380,6 +380,8 @@ def test_of_a_runs_live_rows_only_those_that_changed_are_read_anew(valkey):
     assert after["oak"] is before["oak"]
     valkey.hdel(report_queue.workers_key(run), "oak")
     assert set(report_queue.live_rows(run)) == {"elm", "ash"}, "who is gone is not remembered"
-    for _ in range(2 * report_queue.READ):
+    for _ in range(2 * report_queue.MAX_CACHED_RUNS):
         report_queue.live_rows(uuid4())
-    assert len(report_queue._read) == report_queue.READ, "nor are runs without end"
+    assert len(report_queue._parsed_rows) == report_queue.MAX_CACHED_RUNS, (
+        "nor are runs without end"
+    )

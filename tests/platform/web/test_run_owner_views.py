@@ -114,7 +114,7 @@ def test_another_text_needs_another_manifest(person, draft, manifest, volunteer)
 def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
     person, launched, volunteer, signed_in
 ):
-    run, _ = launched(person("owner@example.org", name="Olga"), terms=INVITED)
+    run, _ = launched(person("owner@example.org", name="Olga"), join_policy=INVITED)
     guest, bob = signed_in("bob@example.org")
     machine = volunteer(bob, 2)
     refused = join(machine, run)
@@ -134,10 +134,8 @@ def test_invitation_run_admits_machines_of_owner_and_accepted_guests(
     ]
 
 
-def test_invitation_link_revoked_expired_or_wrong_is_not_found(
-    person, launched, signed_in
-):
-    run, _ = launched(person("owner@example.org"), terms=INVITED)
+def test_invitation_link_revoked_expired_or_wrong_is_not_found(person, launched, signed_in):
+    run, _ = launched(person("owner@example.org"), join_policy=INVITED)
     client, _ = signed_in()
     withdrawn, old, good = (RunInvitation.create(run) for _ in range(3))
     assert withdrawn.withdraw() and not withdrawn.withdraw()
@@ -169,7 +167,7 @@ def test_a_machine_that_is_too_small_is_told_what_the_run_asks_for(
 ):
     run, _ = launched(
         person("owner@example.org"),
-        terms=JoinPolicy(least_memory=16 * 10**9, least_device_memory=24 * 10**9),
+        join_policy=JoinPolicy(least_memory=16 * 10**9, least_device_memory=24 * 10**9),
     )
     bob = volunteer(person("bob@example.org"), 2)
     assert "asks for 16.0 GB of memory; this machine has 0.0 GB" in sentence(join(bob, run))
@@ -274,7 +272,7 @@ TABLE = [
     ("method", "path", "expected"), TABLE, ids=[f"{m} {p}" for m, p, _ in TABLE]
 )
 def test_each_page_of_an_organiser_knows_who_may(person, launched, method, path, expected):
-    run, _ = launched(person("owner@example.org"), terms=INVITED)
+    run, _ = launched(person("owner@example.org"), join_policy=INVITED)
     invitation = RunInvitation.create(run)
     people = {
         "stranger": person("eve@example.org"), "owner": run.owner, "staff": person("root@example.org", is_staff=True),
@@ -305,7 +303,7 @@ def test_a_run_made_with_senseless_terms_is_refused_whoever_makes_it(person):
             person(),
             "x",
             spec_from_fields({}),
-            terms=JoinPolicy("nobody", -1, 1 << 60, "x" * 30_000),
+            join_policy=JoinPolicy("nobody", -1, 1 << 60, "x" * 30_000),
         )
     assert set(refused.value.problems) == {"access", "least_memory", "least_device_memory", "notes"}
     assert json.dumps(refused.value.problems)
@@ -351,9 +349,7 @@ def test_fixed_rounds_are_refused_with_auto_and_accepted_otherwise(signed_in):
 # ---- the budget ----------------------------------------------------------------------------------------------------
 
 
-def test_owner_extends_run_only_while_tokens_are_left(
-    signed_in, launched, draft, numbers
-):
+def test_owner_extends_run_only_while_tokens_are_left(signed_in, launched, draft, numbers):
     client, ada = signed_in()
     run, machine = launched(ada)
     before, at = run.token_budget, f"/runs/{run.slug}/extend/"

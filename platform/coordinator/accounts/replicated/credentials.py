@@ -1,5 +1,8 @@
-"""The kind "access", by person: that there are verified addresses and second factors. Which ones, and their secrets, is
-in particulars: sealed between mirrors, and gone with the person or the factor."""
+"""The aggregate type "access", by person: verified addresses and second factors.
+
+The events say that they exist. The addresses and secrets themselves are private data: encrypted
+between mirrors, and deleted with the person or the factor.
+"""
 
 from base64 import b32decode
 from collections import Counter
@@ -30,24 +33,30 @@ TOTP, CODES, PASSKEY = (
     Authenticator.Type.RECOVERY_CODES,
     Authenticator.Type.WEBAUTHN,
 )
-FIELDS = {TOTP.value: ["secret"], CODES.value: ["seed"], PASSKEY.value: ["name", "credential"]}
-ONE = (TOTP.value, CODES.value)  # nobody has two of these
+SECRET_FIELDS = {
+    TOTP.value: ["secret"],
+    CODES.value: ["seed"],
+    PASSKEY.value: ["name", "credential"],
+}
+SINGLE_TYPES = (TOTP.value, CODES.value)  # a person has at most one factor of these types
 
 
 class EmailAddressContent(Message):
+    """One address, within private data."""
+
     email: str = Field(max_length=254, pattern=r"^[^@\s\x00-\x1fA-Z]+@[^@\s\x00-\x1fA-Z]+$")
     verified: bool
     primary: bool
 
 
 class AddressListContent(Message):
-    """Particulars: all of a person's addresses."""
+    """Private data: all of a person's addresses."""
 
     addresses: list[EmailAddressContent] = Field(max_length=50)
 
 
 class FactorContent(Message):
-    """Particulars of one factor; which fields depends on its type."""
+    """Private data of one factor; its type decides which fields are set."""
 
     created: UnixTime
     secret: str = Field("", pattern=r"^[A-Z2-7]{0,64}=*$")
@@ -57,32 +66,44 @@ class FactorContent(Message):
 
 
 class AddressesChanged(Message):
+    """The person has these addresses."""
+
     about: Digest
 
 
 class FactorAdded(Message):
+    """The person added or renamed a factor."""
+
     factor: Id
     type: Literal["totp", "recovery_codes", "webauthn"]
     about: Digest
 
 
 class FactorsRemoved(Message):
+    """The person removed factors."""
+
     factors: list[Id] = Field(max_length=100)
 
 
 class RecoveryCodesUsed(Message):
+    """The person used recovery codes."""
+
     factor: Id
     codes: list[int] = Field(max_length=64)
 
 
 class CredentialsErased(Message):
-    pass
+    """The person deleted their account."""
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """Of addresses the last word counts. A factor that was removed anywhere is removed for good, whoever added or named
-    it at the same time; of two apps, and of two sheets of recovery codes, the last. A code that was used anywhere is
-    used. Whoever leaves leaves nothing."""
+    """Merge the events of a person.
+
+    Of addresses the last event counts. A factor that was removed at any mirror is removed for good,
+    even if another mirror added or named it at the same time. Of two apps, and of two sheets of
+    recovery codes, the last counts. A code that was used at any mirror is used. Nothing is left of
+    a person who deleted their account.
+    """
     if not facts or any(fact.action == "forget" for fact in facts):
         return None
     removed = {
@@ -97,14 +118,15 @@ def fold(facts: Sequence[Fact]) -> State | None:
             factors[fact.payload.factor] = [fact.payload.type, fact.payload.about]
         elif fact.action == "spend":
             spent.setdefault(fact.payload.factor, set()).update(fact.payload.codes)
-    for kind in ONE:
-        for earlier in [name for name, (type, _) in factors.items() if type == kind][:-1]:
+    for kind in SINGLE_TYPES:
+        for earlier in [name for name, (type_, _) in factors.items() if type_ == kind][:-1]:
             del factors[earlier]
     used = {name: sorted(codes) for name, codes in spent.items() if name in factors}
     return {"addresses": addresses, "factors": factors, "spent": used}
 
 
 def private_digests(state: State) -> list[str]:
+    """Name the private data of addresses and factors."""
     return [
         *([state["addresses"]] if state["addresses"] else []),
         *(about for _, about in state["factors"].values()),
@@ -112,7 +134,11 @@ def private_digests(state: State) -> list[str]:
 
 
 def store(which: str, state: State | None) -> None:
-    """What has not come yet leaves the rows as they are; a factor that the log names no more goes at once."""
+    """Write addresses and factors.
+
+    Private data that this site has not received leaves the rows as they are; factors that are not
+    in the state are deleted at once.
+    """
     if state is not None and not User.objects.filter(pk=which).exists():
         raise DependencyMissingError(f"person:{which}")
     with credential_sync.recording_suspended():
@@ -126,7 +152,7 @@ def store(which: str, state: State | None) -> None:
 
 
 def _store_addresses(which: str, wanted: list[dict]) -> None:
-    """An address that somebody else has verified here stays theirs."""
+    """Write addresses, except those that somebody else has verified here."""
     emails = [each["email"] for each in wanted]
     others = EmailAddress.objects.filter(email__in=emails, verified=True).exclude(user=which)
     taken = set(others.values_list("email", flat=True))
@@ -145,13 +171,13 @@ def _store_factors(which: str, state: State) -> None:
         Authenticator.objects.filter(pk__in=stale).delete()
     for name, (kind, about) in state["factors"].items():
         secret = private_data.load(about, FactorContent)
-        if secret is None or not _sound(kind, secret):
+        if secret is None or not _is_readable(kind, secret):
             continue
         row, created = rows.get(name), datetime.fromtimestamp(secret.pop("created"), UTC)
         data = {
             **(row.data if row else {}),
             "id": name,
-            **{field: secret[field] for field in FIELDS[kind]},
+            **{field: secret[field] for field in SECRET_FIELDS[kind]},
         }
         if kind == CODES:
             data["used_mask"] = sum(
@@ -166,7 +192,11 @@ def _store_factors(which: str, state: State) -> None:
 
 
 def store_batch(states: dict[str, State]) -> set[str]:
-    """Of people who are here and have nothing yet: those with addresses that nobody else has, and no second factor."""
+    """Write, all at once, people who have a row but no addresses or factors yet.
+
+    Only people without a second factor are written, and only if nobody else has one of their
+    addresses.
+    """
     lists = private_data.load_many(
         [state["addresses"] for state in states.values() if state["addresses"]], AddressListContent
     )
@@ -191,8 +221,8 @@ def store_batch(states: dict[str, State]) -> set[str]:
     return done
 
 
-def _sound(kind: str, secret: dict) -> bool:
-    """Another mirror wrote it: what the pages of two-factor sign-in could not read is not taken over."""
+def _is_readable(kind: str, secret: dict) -> bool:
+    """Return whether the pages of two-factor sign-in can read what another mirror recorded."""
     try:
         if kind == TOTP:
             return len(b32decode(secret["secret"])) > 0
@@ -207,6 +237,7 @@ def _sound(kind: str, secret: dict) -> bool:
 
 
 def existing_events() -> Iterable[EventDraft]:
+    """Describe the rows of a site that is older than its log."""
     for person in User.objects.filter(left=None):
         rows = (
             EmailAddress.objects.filter(user=person)
@@ -214,17 +245,24 @@ def existing_events() -> Iterable[EventDraft]:
             .values("email", "verified", "primary")
         )
         if rows:
-            yield "access.addresses", person.pk, {"about": _keep(person, {"addresses": list(rows)})}
+            yield (
+                "access.addresses",
+                person.pk,
+                {"about": _store_private(person, {"addresses": list(rows)})},
+            )
         for row in Authenticator.objects.filter(user=person).order_by("pk"):
             credential_sync.ensure_factor_id(row)
-            factor, about = row.data["id"], _keep(person, credential_sync.factor_payload(row))
+            factor, about = (
+                row.data["id"],
+                _store_private(person, credential_sync.factor_payload(row)),
+            )
             yield "access.add", person.pk, {"factor": factor, "type": row.type, "about": about}
             if used := sorted(credential_sync.used_code_numbers(row)):
                 yield "access.spend", person.pk, {"factor": factor, "codes": used}
 
 
-def _keep(person: User, said: dict) -> str:
-    return private_data.store(f"access:{person.pk}", said)
+def _store_private(person: User, content: dict[str, Any]) -> str:
+    return private_data.store(f"access:{person.pk}", content)
 
 
 shapes = {

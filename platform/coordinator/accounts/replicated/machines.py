@@ -1,5 +1,7 @@
-"""The kind "machine", by its key: whose it is, and whether it was revoked. What it is called and what is in it is in
-particulars: that goes when its owner goes."""
+"""The aggregate type "machine", by key: its owner, and whether it was revoked.
+
+Its name and hardware are private data, which is deleted with the owner's account.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,6 +26,8 @@ from coordinator.lib.bulk_upsert import bulk_upsert
 
 
 class MachineEnrolled(Message):
+    """The owner approved the machine."""
+
     about: Digest
     id: Id
     owner: Id
@@ -31,7 +35,7 @@ class MachineEnrolled(Message):
 
 
 class MachineContent(Message):
-    """Particulars."""
+    """Private data: what the machine is called, and its hardware."""
 
     hostname: PlainText = Field(max_length=100)
     system: PlainText = Field(max_length=100)
@@ -42,18 +46,27 @@ class MachineContent(Message):
 
 
 class MachineDescribed(Message):
-    """`about`: the digest of its name and what is in it; None once its owner has left."""
+    """The machine has another name or hardware.
+
+    `about` is the digest of the private data; None once the owner's account is deleted.
+    """
 
     about: Digest | None
 
 
 class MachineRevoked(Message):
+    """The key was revoked."""
+
     at: AwareDatetime
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """A key that was enrolled at two mirrors at once is whose the lowest (hlc, id) says: its signatures cannot be two
-    people's. Revoked once is revoked for good: the machine may be in other hands, and a new key costs nothing."""
+    """Merge the events of a key.
+
+    A key that was enrolled at two mirrors at once belongs to the person of the lowest (hlc, id),
+    because its signatures cannot be two people's. A revocation is final: the machine may be in
+    other hands, and a new key costs nothing.
+    """
     enrolled = [fact.payload for fact in facts if fact.action == "enrol"]
     if not enrolled:
         return None
@@ -70,11 +83,16 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 
 def private_digests(state: State) -> list[str]:
+    """Name the private data of name and hardware."""
     return [state["about"]] if state["about"] else []
 
 
 def store(which: str, state: State | None) -> None:
-    """A key that no event vouches for any more is refused, as a revoked one; the row stays for what hangs on it."""
+    """Write the machine's row.
+
+    A key without an event is refused like a revoked one; its row stays because other rows refer to
+    it.
+    """
     found = Machine.objects.filter(key=which)
     if state is None:
         found.filter(revoked=None).update(revoked=datetime.fromtimestamp(0).astimezone())
@@ -84,7 +102,7 @@ def store(which: str, state: State | None) -> None:
     fields = _fields(state, private_data.load(state["about"], MachineContent))
     known = found.first()
     if known and str(known.pk) != state["id"]:
-        known = _renumbered(known, state["id"])
+        known = _change_id(known, state["id"])
     if not found.update(**fields):
         Machine.objects.bulk_create([Machine(id=state["id"], key=which, **fields)])
 
@@ -100,8 +118,10 @@ def _fields(state: State, about: dict | None) -> dict:
 
 
 def store_batch(states: dict[str, State]) -> set[str]:
-    """Of people who are here, those that are not, or are and keep their number. One that is here and whose particulars
-    are not keeps what it was called."""
+    """Write, all at once, machines whose owner has a row and that are new or keep their id.
+
+    A machine that has a row, and whose private data this site has not received, keeps its name.
+    """
     abouts = private_data.load_many(
         [state["about"] for state in states.values() if state["about"]], MachineContent
     )
@@ -123,9 +143,11 @@ def store_batch(states: dict[str, State]) -> set[str]:
     return set(rows)
 
 
-def _renumbered(machine: Machine, pk: str) -> Machine:
-    """It enrolled at two mirrors at once, and the other one's row is the one that counts: all that hangs on this one
-    moves over."""
+def _change_id(machine: Machine, pk: str) -> Machine:
+    """Change the id of a row, and move everything that refers to it.
+
+    The machine enrolled at two mirrors at once, and the other mirror's event won.
+    """
     before, key = machine.pk, machine.key
     Machine.objects.filter(pk=before).update(key=f"was {before}")
     machine.pk = UUID(pk)
@@ -138,6 +160,7 @@ def _renumbered(machine: Machine, pk: str) -> Machine:
 
 
 def existing_events() -> Iterable[EventDraft]:
+    """Describe the rows of a site that is older than its log."""
     for machine in Machine.objects.all().iterator():
         yield "machine.enrol", machine.key, machine.event_payload()
         if machine.revoked:

@@ -1,5 +1,8 @@
-"""The kind "person": that there is somebody, what the staff granted, bans, and that they left. Who it is (name, address
-and the password's hash) is in particulars, which go with them; why they were banned stays where that was decided."""
+"""The aggregate type "person": that the person exists, rights, bans, and the account's deletion.
+
+Name, address and password hash are private data, which is deleted with the account. The reason of a
+ban stays at the mirror where it was decided.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,7 +25,7 @@ RIGHTS = ("organiser", "is_staff")
 
 
 class ProfileContent(Message):
-    """Particulars."""
+    """Private data: name, address and password hash."""
 
     name: PlainText = Field(max_length=60)
     email: str = Field(max_length=254, pattern=r"^[^@\s\x00-\x1f]+@[^@\s\x00-\x1f]+$")
@@ -30,34 +33,46 @@ class ProfileContent(Message):
 
 
 class ProfileChanged(Message):
-    """`about`: the digest of their name, address and password's hash."""
+    """The person has another name, address or password; `about` is the private data's digest."""
 
     about: Digest
 
 
 class PersonJoined(ProfileChanged):
+    """The person created an account."""
+
     joined: AwareDatetime
     organiser: bool = False
     is_staff: bool = False
 
 
 class RightChanged(Message):
+    """The staff gave or withdrew a right."""
+
     right: Literal["organiser", "is_staff"]
     given: bool
 
 
 class PersonBannedOrLeft(Message):
+    """The staff banned the person, or the account was deleted."""
+
     at: AwareDatetime
 
 
 class PersonUnbanned(Message):
-    lifts: list[Id] = Field(max_length=1000)  # ids of events "person.ban"
+    """The staff lifted bans; `lifts` are ids of events "person.ban"."""
+
+    lifts: list[Id] = Field(max_length=1000)
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """Of a right the last word counts, by (hlc, id): whoever decides knows what was decided before. A ban counts until
-    an unban *names* it: whoever lifted one ban did not know of another that was given at the same time elsewhere, and
-    to keep somebody out too long is mended sooner than to let them in. Leaving is for good, and takes every right."""
+    """Merge the events of a person.
+
+    Of a right the last event by (hlc, id) counts, because its author knew the earlier decision. A
+    ban counts until an unban names it: a ban that was decided elsewhere at the same time was
+    unknown, and to keep somebody out too long is easier to repair than to let them in. A deleted
+    account is final and has no rights.
+    """
     joins = [fact.payload for fact in facts if fact.action == "join"]
     if not joins:
         return None
@@ -78,9 +93,12 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 
 def store(which: str, state: State | None) -> None:
-    """A person from elsewhere has a row without a name or an address, which nobody logs in to, until those come by
-    their own way. An address that somebody else has here stays theirs. Whom no event vouches for any more is kept out,
-    not erased: what others did hangs on the row."""
+    """Write the person's row.
+
+    Until the private data arrives the row has neither name nor address, and nobody can log in to
+    it. An address that somebody else has here stays theirs. A person without an event is
+    deactivated, not deleted: others' rows refer to the row.
+    """
     found = User.objects.filter(pk=which)
     if state is None:
         found.update(is_active=False)
@@ -121,7 +139,7 @@ def _fields(state: State, about: dict | None) -> dict:
 
 
 def store_batch(states: dict[str, State]) -> set[str]:
-    """Who is not here, has not left, and has an address that nobody else has."""
+    """Write, all at once, new people whose address nobody else has."""
     abouts = private_data.load_many(
         [state["about"] for state in states.values() if state["about"]], ProfileContent
     )
@@ -147,6 +165,7 @@ def store_batch(states: dict[str, State]) -> set[str]:
 
 
 def existing_events() -> Iterable[EventDraft]:
+    """Describe the rows of a site that is older than its log."""
     for person in User.objects.all().iterator():
         yield "person.join", str(person.pk), person.event_payload()
         if person.banned:
@@ -156,11 +175,23 @@ def existing_events() -> Iterable[EventDraft]:
 
 
 def private_digests(state: State) -> list[str]:
+    """Name the private data of the profile."""
     return [state["about"]] if state["about"] else []
 
 
 AGGREGATE_TYPE = AggregateType(
     "person",
-    {"join": PersonJoined, "about": ProfileChanged, "grant": RightChanged, "ban": PersonBannedOrLeft, "unban": PersonUnbanned, "leave": PersonBannedOrLeft},
-    fold, store, private_digests=private_digests, existing_events=existing_events, store_batch=store_batch,
-)  # fmt: skip
+    {
+        "join": PersonJoined,
+        "about": ProfileChanged,
+        "grant": RightChanged,
+        "ban": PersonBannedOrLeft,
+        "unban": PersonUnbanned,
+        "leave": PersonBannedOrLeft,
+    },
+    fold,
+    store,
+    private_digests=private_digests,
+    existing_events=existing_events,
+    store_batch=store_batch,
+)

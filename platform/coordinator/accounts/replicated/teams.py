@@ -1,4 +1,7 @@
-"""The kind "team": its name, and who is in it. Invitations stay where they were sent from: they hold an address."""
+"""The aggregate type "team": its name and members.
+
+Invitations are not replicated, because they contain an address.
+"""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -21,6 +24,8 @@ from coordinator.eventlog.registry import UniqueValues as Claimed
 
 
 class TeamJoined(Message):
+    """A person joined: they have a new place in the team."""
+
     place: Id
     person: Id
     joined: AwareDatetime
@@ -28,27 +33,37 @@ class TeamJoined(Message):
 
 
 class TeamCreated(TeamJoined):
+    """A person created the team and has its first place."""
+
     name: PlainText = Field(max_length=60)
     slug: str = Field(pattern=r"^[0-9a-z_-]{1,80}$")
     created: AwareDatetime
 
 
 class TeamRenamed(Message):
+    """The team has another name."""
+
     name: PlainText = Field(max_length=60)
 
 
 class TeamPlaces(Message):
+    """The people with these places left, or lead the team now."""
+
     places: list[Id] = Field(max_length=100)
 
 
 class TeamDisbanded(Message):
-    pass
+    """The team was disbanded."""
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """Who parts gives up the places that are *named*: whoever joined again elsewhere meanwhile stays. Of two places of
-    one person the earlier counts. A team that nobody is in is no more, and one that nobody leads is led by whoever has
-    been in it longest: mirrors that each let one of the last two go agree without asking. The last name counts."""
+    """Merge the events of a team.
+
+    A person who leaves gives up the places that the event names; one who joined again elsewhere
+    meanwhile stays. Of two places of one person the earlier counts. A team without members is
+    deleted, and one without a leader is led by its longest member: mirrors that each removed one of
+    the last two leaders agree without asking each other. Of names the last counts.
+    """
     founded = next((fact for fact in facts if fact.action == "found"), None)
     if founded is None or any(fact.action == "disband" for fact in facts):
         return None
@@ -92,6 +107,7 @@ def _member(places: list[TeamJoined], promoted: set[str]) -> State:
 
 
 def unique_values(state: State) -> Claimed:
+    """Claim slug and name."""
     return {
         "team.slug": (state["slug"], *state["founded"]),
         "team.name": (state["name"].lower(), *state["named"]),
@@ -99,6 +115,7 @@ def unique_values(state: State) -> Claimed:
 
 
 def store(which: str, state: State | None) -> None:
+    """Write the team's row and its members."""
     if state is None:
         Team.objects.filter(pk=which).delete()
         return
@@ -140,6 +157,7 @@ def store(which: str, state: State | None) -> None:
 
 
 def existing_events() -> Iterable[EventDraft]:
+    """Describe the rows of a site that is older than its log."""
     for team in Team.objects.prefetch_related("members").iterator(chunk_size=200):
         if not team.members.all():
             continue
@@ -152,6 +170,16 @@ def existing_events() -> Iterable[EventDraft]:
 
 AGGREGATE_TYPE = AggregateType(
     "team",
-    {"found": TeamCreated, "join": TeamJoined, "rename": TeamRenamed, "part": TeamPlaces, "promote": TeamPlaces, "disband": TeamDisbanded},
-    fold, store, unique_values, existing_events=existing_events,
-)  # fmt: skip
+    {
+        "found": TeamCreated,
+        "join": TeamJoined,
+        "rename": TeamRenamed,
+        "part": TeamPlaces,
+        "promote": TeamPlaces,
+        "disband": TeamDisbanded,
+    },
+    fold,
+    store,
+    unique_values,
+    existing_events=existing_events,
+)

@@ -1,0 +1,1 @@
+"""Event types of the app `credit` that mirrors replicate."""

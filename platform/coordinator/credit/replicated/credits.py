@@ -24,7 +24,8 @@ NO_TOTAL = -1  # where no total was signed
 
 class CreditReceipt(Message):
     """`tokens` of updates `first` to `last`; `witness`: the machine of another person that said it has the last.
-    `total`: of all updates up to the last, as the author signed it with that one."""
+    `total`: of all updates up to the last, as the author signed it with that one.
+    """
 
     day: date
     first: int = Field(ge=1, lt=1 << 53)
@@ -38,7 +39,8 @@ def fold(facts: Sequence[Fact]) -> State | None:
     """The union of all ranges. Mirrors hear of the same updates from different witnesses, so ranges overlap: they are
     laid along each other by (first, longest, fewest tokens), and of each only what the ones before it leave open
     counts: by what the author signed at both ends of that, or else by its share of updates. No update counts twice,
-    whoever told of it and how often, and none for more than was signed."""
+    whoever told of it and how often, and none for more than was signed.
+    """
     told = {_placed(fact.payload) for fact in facts}
     days: dict[str, dict[str, Any]] = {}
     reach, before, counted = (
@@ -69,7 +71,8 @@ def _placed(said: CreditReceipt) -> tuple[int, int, int, date, str, int]:
 
 def store(which: str, state: State | None) -> None:
     """What this site has heard and nobody has told yet stays on top of what the state says. It is not told because of
-    that: mirrors that answered each other's receipts with their own would never come to rest."""
+    that: mirrors that answered each other's receipts with their own would never come to rest.
+    """
     run, key, incarnation = which.split(":")
     machine = Machine.objects.filter(key=key).first()
     if machine is None or not Run.objects.filter(pk=run).exists():
@@ -126,7 +129,8 @@ class UnpublishedRange(NamedTuple):
 
 def _unpublished_ranges(rows: Sequence[Credit]) -> list[UnpublishedRange]:
     """Of one author's rows, in the order of their days. What is heard on a day comes after all that was heard before,
-    also where another mirror told of the same at the day's beginning and has not told of all of it."""
+    also where another mirror told of the same at the day's beginning and has not told of all of it.
+    """
     untold, before = [], 0  # the last update of the days so far
     for row in rows:
         untold.append(
@@ -143,7 +147,8 @@ def _unpublished_ranges(rows: Sequence[Credit]) -> list[UnpublishedRange]:
 def remaining(untold: Sequence[UnpublishedRange], reach: int, covered: int) -> list[int]:
     """Of each of these ranges, in their order, the tokens of updates after `reach`, up to which all is told now.
     `covered`: tokens that were told since these ranges were heard; of a range that was told in part they are what the
-    ranges before it leave of them."""
+    ranges before it leave of them.
+    """
     rest = []
     for each in untold:
         in_part = min(each.tokens, max(0, covered)) if each.first <= reach else 0

@@ -6,127 +6,207 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='LogState',
+            name="LogState",
             fields=[
-                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
-                ('state_sum', models.CharField(default='0000000000000000000000000000000000000000000000000000000000000000', max_length=64)),
-                ('hlc', models.BigIntegerField(default=0)),
-                ('restore_pending', models.BooleanField(default=False)),
+                (
+                    "id",
+                    models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False),
+                ),
+                (
+                    "state_sum",
+                    models.CharField(
+                        default="0000000000000000000000000000000000000000000000000000000000000000",
+                        max_length=64,
+                    ),
+                ),
+                ("hlc", models.BigIntegerField(default=0)),
+                ("restore_pending", models.BooleanField(default=False)),
             ],
         ),
         migrations.CreateModel(
-            name='PeerClock',
+            name="PeerClock",
             fields=[
-                ('key', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('offset_seconds', models.FloatField()),
-                ('measured_at', models.DateTimeField(default=django.utils.timezone.now)),
-                ('uptime', models.FloatField(db_default=0, default=0)),
-                ('boot_id', models.CharField(blank=True, db_default='', default='', max_length=36)),
+                ("key", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("offset_seconds", models.FloatField()),
+                ("measured_at", models.DateTimeField(default=django.utils.timezone.now)),
+                ("uptime", models.FloatField(db_default=0, default=0)),
+                ("boot_id", models.CharField(blank=True, db_default="", default="", max_length=36)),
             ],
         ),
         migrations.CreateModel(
-            name='Aggregate',
+            name="Aggregate",
             fields=[
-                ('name', models.CharField(max_length=210, primary_key=True, serialize=False)),
-                ('state', models.TextField(blank=True)),
-                ('stale', models.BooleanField(default=False)),
-                ('projected', models.BooleanField(default=True)),
-                ('missing_references', models.TextField(blank=True, default='')),
+                ("name", models.CharField(max_length=210, primary_key=True, serialize=False)),
+                ("state", models.TextField(blank=True)),
+                ("stale", models.BooleanField(default=False)),
+                ("projected", models.BooleanField(default=True)),
+                ("missing_references", models.TextField(blank=True, default="")),
             ],
             options={
-                'indexes': [models.Index(condition=models.Q(('stale', True)), fields=['name'], name='aggregates_to_be_folded'), models.Index(condition=models.Q(('projected', False)), fields=['name'], name='aggregates_not_projected'), models.Index(condition=models.Q(('missing_references', ''), _negated=True), fields=['name'], name='aggregates_lacking_another')],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("stale", True)),
+                        fields=["name"],
+                        name="aggregates_to_be_folded",
+                    ),
+                    models.Index(
+                        condition=models.Q(("projected", False)),
+                        fields=["name"],
+                        name="aggregates_not_projected",
+                    ),
+                    models.Index(
+                        condition=models.Q(("missing_references", ""), _negated=True),
+                        fields=["name"],
+                        name="aggregates_lacking_another",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Origin',
+            name="Origin",
             fields=[
-                ('id', models.CharField(max_length=32, primary_key=True, serialize=False)),
-                ('key', models.CharField(db_index=True, max_length=64)),
-                ('head_seq', models.BigIntegerField(default=0)),
-                ('head_digest', models.CharField(default='0000000000000000000000000000000000000000000000000000000000000000', max_length=64)),
-                ('head_hlc', models.BigIntegerField(default=0)),
-                ('ours', models.BooleanField(default=False)),
-                ('last_valid_seq', models.BigIntegerField(null=True)),
-                ('truncation_reason', models.CharField(blank=True, max_length=300)),
-                ('first_seen', models.DateTimeField(default=django.utils.timezone.now)),
+                ("id", models.CharField(max_length=32, primary_key=True, serialize=False)),
+                ("key", models.CharField(db_index=True, max_length=64)),
+                ("head_seq", models.BigIntegerField(default=0)),
+                (
+                    "head_digest",
+                    models.CharField(
+                        default="0000000000000000000000000000000000000000000000000000000000000000",
+                        max_length=64,
+                    ),
+                ),
+                ("head_hlc", models.BigIntegerField(default=0)),
+                ("ours", models.BooleanField(default=False)),
+                ("last_valid_seq", models.BigIntegerField(null=True)),
+                ("truncation_reason", models.CharField(blank=True, max_length=300)),
+                ("first_seen", models.DateTimeField(default=django.utils.timezone.now)),
             ],
             options={
-                'ordering': ['first_seen', 'id'],
-                'constraints': [models.UniqueConstraint(condition=models.Q(('ours', True)), fields=('ours',), name='one_origin_of_our_own')],
+                "ordering": ["first_seen", "id"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("ours", True)),
+                        fields=("ours",),
+                        name="one_origin_of_our_own",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='PrivateData',
+            name="PrivateData",
             fields=[
-                ('digest', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('aggregate', models.CharField(db_index=True, max_length=210)),
-                ('salt', models.CharField(blank=True, max_length=32)),
-                ('body', models.TextField(blank=True)),
+                ("digest", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("aggregate", models.CharField(db_index=True, max_length=210)),
+                ("salt", models.CharField(blank=True, max_length=32)),
+                ("body", models.TextField(blank=True)),
             ],
             options={
-                'verbose_name_plural': 'private data',
-                'indexes': [models.Index(condition=models.Q(('body', '')), fields=['digest'], name='private_data_missing')],
+                "verbose_name_plural": "private data",
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("body", "")),
+                        fields=["digest"],
+                        name="private_data_missing",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='UniquenessClaim',
+            name="UniquenessClaim",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('namespace', models.CharField(max_length=30)),
-                ('value', models.CharField(max_length=200)),
-                ('aggregate', models.CharField(max_length=210)),
-                ('hlc', models.BigIntegerField()),
-                ('uuid', models.UUIDField()),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("namespace", models.CharField(max_length=30)),
+                ("value", models.CharField(max_length=200)),
+                ("aggregate", models.CharField(max_length=210)),
+                ("hlc", models.BigIntegerField()),
+                ("uuid", models.UUIDField()),
             ],
             options={
-                'ordering': ['hlc', 'uuid', 'aggregate'],
-                'indexes': [models.Index(fields=['namespace', 'value'], name='claims_by_value')],
-                'constraints': [models.UniqueConstraint(fields=('aggregate', 'namespace'), name='one_claim_an_aggregate')],
+                "ordering": ["hlc", "uuid", "aggregate"],
+                "indexes": [models.Index(fields=["namespace", "value"], name="claims_by_value")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("aggregate", "namespace"), name="one_claim_an_aggregate"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='LogEvent',
+            name="LogEvent",
             fields=[
-                ('digest', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('uuid', models.UUIDField()),
-                ('seq', models.BigIntegerField()),
-                ('hlc', models.BigIntegerField()),
-                ('type', models.CharField(max_length=60)),
-                ('aggregate', models.CharField(max_length=210)),
-                ('body', models.TextField()),
-                ('key', models.CharField(max_length=64)),
-                ('signature', models.CharField(max_length=128)),
-                ('accepted', models.BooleanField(default=True)),
-                ('understood', models.BooleanField(default=False)),
-                ('origin', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='eventlog.origin')),
+                ("digest", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("uuid", models.UUIDField()),
+                ("seq", models.BigIntegerField()),
+                ("hlc", models.BigIntegerField()),
+                ("type", models.CharField(max_length=60)),
+                ("aggregate", models.CharField(max_length=210)),
+                ("body", models.TextField()),
+                ("key", models.CharField(max_length=64)),
+                ("signature", models.CharField(max_length=128)),
+                ("accepted", models.BooleanField(default=True)),
+                ("understood", models.BooleanField(default=False)),
+                (
+                    "origin",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="events",
+                        to="eventlog.origin",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['origin', 'seq'],
-                'indexes': [models.Index(fields=['aggregate'], name='events_of_an_aggregate'), models.Index(condition=models.Q(('accepted', True), ('understood', False)), fields=['type'], name='events_not_understood')],
-                'constraints': [models.UniqueConstraint(fields=('origin', 'seq'), name='one_event_a_number')],
+                "ordering": ["origin", "seq"],
+                "indexes": [
+                    models.Index(fields=["aggregate"], name="events_of_an_aggregate"),
+                    models.Index(
+                        condition=models.Q(("accepted", True), ("understood", False)),
+                        fields=["type"],
+                        name="events_not_understood",
+                    ),
+                ],
+                "constraints": [
+                    models.UniqueConstraint(fields=("origin", "seq"), name="one_event_a_number")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='ForkProof',
+            name="ForkProof",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('seq', models.BigIntegerField()),
-                ('first', models.JSONField()),
-                ('second', models.JSONField()),
-                ('found', models.DateTimeField(default=django.utils.timezone.now)),
-                ('origin', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='proofs', to='eventlog.origin')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("seq", models.BigIntegerField()),
+                ("first", models.JSONField()),
+                ("second", models.JSONField()),
+                ("found", models.DateTimeField(default=django.utils.timezone.now)),
+                (
+                    "origin",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="proofs",
+                        to="eventlog.origin",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['origin', 'seq'],
-                'constraints': [models.UniqueConstraint(fields=('origin', 'seq'), name='one_proof_a_number')],
+                "ordering": ["origin", "seq"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("origin", "seq"), name="one_proof_a_number")
+                ],
             },
         ),
     ]

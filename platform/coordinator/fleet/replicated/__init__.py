@@ -1,0 +1,1 @@
+"""Event types of the fleet that mirrors replicate."""

@@ -1,4 +1,4 @@
-"""The kind "rest", by a machine's key: its owner lets it take no steps, whichever mirror it reports to."""
+"""The aggregate type "pause", by a machine's key: its owner paused it, at every mirror."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -18,25 +18,26 @@ from coordinator.fleet.models import MachinePause
 
 
 class MachinePauseStarted(Message):
+    """The owner paused the machine."""
+
     at: AwareDatetime
     by: Id | None = None
 
 
 class MachinePauseEnded(Message):
-    pass
+    """The owner let the machine continue."""
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """The last word counts: to rest or not is its owner's whim, and either is undone at once."""
-    said = facts[-1]
-    return (
-        None
-        if said.action == "end"
-        else {"since": said.payload.at.isoformat(), "by": said.payload.by}
-    )
+    """Return the pause if the last event started one: the owner can undo either at once."""
+    last = facts[-1]
+    if last.action == "end":
+        return None
+    return {"since": last.payload.at.isoformat(), "by": last.payload.by}
 
 
 def store(which: str, state: State | None) -> None:
+    """Write the pause's row, or delete it."""
     if state is None:
         MachinePause.objects.filter(machine__key=which).delete()
         return
@@ -49,8 +50,9 @@ def store(which: str, state: State | None) -> None:
 
 
 def existing_events() -> Iterable[EventDraft]:
-    for rest in MachinePause.objects.select_related("machine").iterator():
-        yield "pause.start", rest.machine.key, rest.event_payload()
+    """Describe the rows of a site that is older than its log."""
+    for pause in MachinePause.objects.select_related("machine").iterator():
+        yield "pause.start", pause.machine.key, pause.event_payload()
 
 
 AGGREGATE_TYPE = AggregateType(

@@ -1,4 +1,4 @@
-"""The kind "verdict", by run and digest of its text: what is taken out of a run again, and who has signed that."""
+"""The aggregate type "verdict", by run and digest: what is retracted, and who signed."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,7 @@ from barnraise.errors import MessageError
 from barnraise.protocol.messages import Signed
 from barnraise.protocol.signing import digest, open_signed
 from barnraise.protocol.types import Id, Message, PublicKey, Signature
-from barnraise.protocol.verdicts import MAX_VERDICT_BYTES
-from barnraise.protocol.verdicts import Verdict as Said
+from barnraise.protocol.verdicts import MAX_VERDICT_BYTES, Verdict
 from coordinator.accounts.models import User
 from coordinator.eventlog.registry import (
     AggregateType,
@@ -27,6 +26,8 @@ log = logging.getLogger("coordinator.fleet")
 
 
 class VerdictIssued(Message):
+    """A mirror signed the verdict."""
+
     id: Id
     body: str = Field(max_length=MAX_VERDICT_BYTES)
     signatures: dict[PublicKey, Signature] = Field(min_length=1, max_length=16)
@@ -35,15 +36,18 @@ class VerdictIssued(Message):
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """Signatures add up: each mirror that agrees gives the same text with its own, and none is ever taken back. A
-    verdict cannot be undone either: machines have subtracted what it names."""
+    """Collect the signatures of all mirrors that signed the text.
+
+    Signatures accumulate and none is ever withdrawn. A verdict is final too: machines have subtracted what it
+    names.
+    """
     first = facts[0].payload
-    given = [fact.payload for fact in reversed(facts) if fact.payload.body == first.body]
+    issued = [fact.payload for fact in reversed(facts) if fact.payload.body == first.body]
     return {
         "id": first.id,
         "body": first.body,
         "signatures": {
-            key: signature for each in given for key, signature in each.signatures.items()
+            key: signature for event in issued for key, signature in event.signatures.items()
         },
         "given": first.given.isoformat(),
         "by": first.by,
@@ -51,21 +55,20 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 
 def store(which: str, state: State | None) -> None:
-    run_id, _, named = which.partition(":")
+    """Write the verdict's row."""
+    run_id, _, body_digest = which.partition(":")
     if state is None:
-        VerdictRecord.objects.filter(run=run_id, digest=named).delete()
+        VerdictRecord.objects.filter(run=run_id, digest=body_digest).delete()
         return
-    if digest(state["body"]) != named:
-        log.error("an event tells of a verdict %s, and its text is another", named[:12])
+    if digest(state["body"]) != body_digest:
+        log.error("the event of verdict %s has a text with another digest", body_digest[:12])
         return
     run = Run.objects.filter(pk=run_id).first()
     if run is None:
         raise DependencyMissingError(f"run:{run_id}")
-    by = (
-        User.objects.filter(pk=state["by"]).values_list("pk", flat=True).first()
-        if state["by"]
-        else None
-    )
+    by = None
+    if state["by"]:
+        by = User.objects.filter(pk=state["by"]).values_list("pk", flat=True).first()
     fields = {
         "body": state["body"],
         "signatures": state["signatures"],
@@ -73,32 +76,32 @@ def store(which: str, state: State | None) -> None:
         "given": datetime.fromisoformat(state["given"]),
         "by_id": by,
     }
-    if not VerdictRecord.objects.filter(run=run, digest=named).update(**fields):
+    if not VerdictRecord.objects.filter(run=run, digest=body_digest).update(**fields):
         VerdictRecord.objects.bulk_create(
-            [VerdictRecord(id=state["id"], run=run, digest=named, **fields)]
+            [VerdictRecord(id=state["id"], run=run, digest=body_digest, **fields)]
         )
 
 
 def is_proven(run: Run, state: State) -> bool:
-    """Whether as many of the run's mirrors have signed as its rules ask for."""
+    """Return whether as many of the run's mirrors have signed as its spec demands."""
     spec = run.spec
-    held = [key for key in spec.roots if _holds(key, state)]
-    return len(held) >= spec.threshold
+    signers = [key for key in spec.roots if _has_signed(key, state)]
+    return len(signers) >= spec.threshold
 
 
-def _holds(key: str, state: State) -> bool:
+def _has_signed(key: str, state: State) -> bool:
     if key not in state["signatures"]:
         return False
+    signed = Signed(key=key, body=state["body"], signature=state["signatures"][key])
     try:
-        open_signed(
-            Signed(key=key, body=state["body"], signature=state["signatures"][key]), "verdict", Said
-        )
+        open_signed(signed, "verdict", Verdict)
     except MessageError:
         return False
     return True
 
 
 def existing_events() -> Iterable[EventDraft]:
+    """Describe the rows of a site that is older than its log."""
     for verdict in VerdictRecord.objects.order_by("pk").iterator():
         yield "verdict.give", verdict.aggregate_name, verdict.event_payload()
 

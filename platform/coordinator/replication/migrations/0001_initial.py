@@ -5,40 +5,38 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='MirrorListVersion',
+            name="MirrorListVersion",
             fields=[
-                ('version', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('body', models.TextField()),
-                ('signatures', models.JSONField()),
-                ('received_at', models.DateTimeField(default=django.utils.timezone.now)),
+                ("version", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("body", models.TextField()),
+                ("signatures", models.JSONField()),
+                ("received_at", models.DateTimeField(default=django.utils.timezone.now)),
             ],
             options={
-                'verbose_name': 'mirror list',
-                'ordering': ['version'],
+                "verbose_name": "mirror list",
+                "ordering": ["version"],
             },
         ),
         migrations.CreateModel(
-            name='PeerStatus',
+            name="PeerStatus",
             fields=[
-                ('key', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('last_attempt', models.DateTimeField(default=django.utils.timezone.now)),
-                ('last_seen', models.DateTimeField(null=True)),
-                ('last_error', models.CharField(blank=True, max_length=300)),
-                ('failures', models.PositiveSmallIntegerField(default=0)),
-                ('unreachable', models.BooleanField(db_default=False, default=False)),
-                ('state_hash', models.CharField(blank=True, max_length=64)),
-                ('list_version', models.BigIntegerField(default=0)),
-                ('diverged_since', models.DateTimeField(null=True)),
-                ('protocols', models.JSONField(default=list)),
-                ('heads', models.JSONField(default=dict)),
+                ("key", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("last_attempt", models.DateTimeField(default=django.utils.timezone.now)),
+                ("last_seen", models.DateTimeField(null=True)),
+                ("last_error", models.CharField(blank=True, max_length=300)),
+                ("failures", models.PositiveSmallIntegerField(default=0)),
+                ("unreachable", models.BooleanField(db_default=False, default=False)),
+                ("state_hash", models.CharField(blank=True, max_length=64)),
+                ("list_version", models.BigIntegerField(default=0)),
+                ("diverged_since", models.DateTimeField(null=True)),
+                ("protocols", models.JSONField(default=list)),
+                ("heads", models.JSONField(default=dict)),
             ],
         ),
     ]

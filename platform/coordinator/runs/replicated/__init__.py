@@ -1,0 +1,1 @@
+"""Event types of the app `runs` that mirrors replicate."""

@@ -1,10 +1,10 @@
-"""A run's row as events of the kind "run" say it: what each of its changes tells other mirrors."""
+"""Build the events of the aggregate type "run" from a run's row."""
 
 import base64
 import json
 import secrets
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -16,12 +16,12 @@ from barnraise.spec import RunSpec
 from coordinator.eventlog import private_data, writer
 from coordinator.eventlog.projection import current_state
 
-Said = tuple[str, dict[str, Any]]  # (type, payload)
-MAX_MANIFEST_BYTES = 400_000  # bytes that a packed manifest may become
+TypeAndPayload = tuple[str, dict[str, Any]]
+MAX_MANIFEST_BYTES = 400_000  # after decompression
 
 
 class DraftContent(Message):
-    """Particulars of a run: what its owner wrote, until the launch makes it public."""
+    """Private data of a run: what its owner wrote, until the launch publishes it."""
 
     slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
     name: PlainText = Field(max_length=80)
@@ -29,18 +29,26 @@ class DraftContent(Message):
 
     @field_validator("draft")
     @classmethod
-    def sensible(cls, draft: dict) -> dict:
+    def check_draft(cls, draft: dict[str, Any]) -> dict[str, Any]:
+        """Refuse what is not a spec."""
         RunSpec.from_json(json.dumps(draft))
         return draft
 
 
 def record_run_event(run: Any, action: str) -> None:
-    """Records what `action` made of this run, whose row says so already; within `writer.log_transaction`."""
-    known = current_state(f"run:{run.pk}") or {}
-    writer.record(f"run.{EVENT_NAMES[action]}", run.pk, PAYLOADS[EVENT_NAMES[action]](run, known))
+    """Record the event of an action, within `log_transaction`.
+
+    Args:
+        run: the run, whose row is changed already.
+        action: what was done, a key of `EVENT_NAMES`.
+    """
+    name = EVENT_NAMES[action]
+    state = current_state(f"run:{run.pk}") or {}
+    writer.record(f"run.{name}", run.pk, PAYLOADS[name](run, state))
 
 
 def creation_payload(run: Any) -> dict[str, Any]:
+    """Build the payload of "run.create"."""
     return {
         "word": slug_digest(run.slug),
         "owner": str(run.owner_id),
@@ -53,33 +61,31 @@ def creation_payload(run: Any) -> dict[str, Any]:
     }
 
 
-def draft_payload(run: Any, known: dict) -> dict[str, Any]:
-    fresh = secrets.token_hex(8) if known else run.pk.hex[-16:]
-    before = private_data.load(known.get("about"), DraftContent)
-    text = (
-        known["text"]
-        if before and manifest_inputs(before["draft"]) == manifest_inputs(run.draft)
-        else fresh
-    )
-    about = private_data.store(
-        f"run:{run.pk}", {"slug": run.slug, "name": run.name, "draft": run.draft}
-    )
-    return {"version": known.get("version", -1) + 1, "about": about, "text": text}
+def draft_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Build the payload of "run.edit"; `text` changes whenever a new manifest is needed."""
+    text = secrets.token_hex(8) if state else run.pk.hex[-16:]
+    before = private_data.load(state.get("about"), DraftContent)
+    if before and manifest_inputs(before["draft"]) == manifest_inputs(run.draft):
+        text = state["text"]
+    content = {"slug": run.slug, "name": run.name, "draft": run.draft}
+    about = private_data.store(f"run:{run.pk}", content)
+    return {"version": state.get("version", -1) + 1, "about": about, "text": text}
 
 
 def slug_digest(slug: str) -> str:
-    """What a draft claims: two slugs can be compared, and none be read."""
+    """Return what a draft claims: mirrors can compare two slugs without reading them."""
     return digest(f"run.slug {slug}")
 
 
-def manifest_inputs(draft: dict) -> list:
-    """What a manifest is made for."""
+def manifest_inputs(draft: dict[str, Any]) -> list[Any]:
+    """Return what a manifest is built from."""
     return [draft["text"], draft["model"]["vocabulary"], draft["model"]["context"]]
 
 
-def join_policy_payload(run: Any, known: dict) -> dict[str, Any]:
+def join_policy_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Build the payload of "run.arrange"."""
     return {
-        "version": known.get("terms", {}).get("version", -1) + 1,
+        "version": state.get("terms", {}).get("version", -1) + 1,
         "access": run.access,
         "least_memory": run.least_memory,
         "least_device_memory": run.least_device_memory,
@@ -87,44 +93,54 @@ def join_policy_payload(run: Any, known: dict) -> dict[str, Any]:
     }
 
 
-def manifest_payload(run: Any, known: dict) -> dict[str, Any]:
-    return {"text": known.get("text", run.pk.hex[-16:]), "packed": pack_manifest(run.manifest)}
+def manifest_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Build the payload of "run.manifest"."""
+    return {"text": state.get("text", run.pk.hex[-16:]), "packed": pack_manifest(run.manifest)}
 
 
-def launch_payload(run: Any, known: dict) -> dict[str, Any]:
-    pinned = {"spec": run.spec_text, "manifest": run.spec.manifest, "at": run.launched}
-    return {"slug": run.slug, "name": run.name, **pinned}
-
-
-def status_payload(run: Any, known: dict) -> dict[str, Any]:
-    """Who resumes raises the epoch: that wins over the pause they saw."""
-    resumed = (
-        run.status == enums.RunStatus.TRAINING and known.get("status") == enums.RunStatus.PAUSED
-    )
-    when = {enums.RunStatus.TRAINING: run.started}.get(run.status, run.finished)
+def launch_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Build the payload of "run.launch"."""
     return {
-        "status": run.status,
-        "epoch": known.get("epoch", 0) + resumed,
-        "at": when or run.launched or run.created,
+        "slug": run.slug,
+        "name": run.name,
+        "spec": run.spec_text,
+        "manifest": run.spec.manifest,
+        "at": run.launched,
     }
 
 
-def pack_manifest(signed: dict) -> str:
+def status_payload(run: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Build the payload of "run.becomes".
+
+    A resume raises the epoch, so that it wins over the pause that the owner saw.
+    """
+    is_resumed = (
+        run.status == enums.RunStatus.TRAINING and state.get("status") == enums.RunStatus.PAUSED
+    )
+    at = run.started if run.status == enums.RunStatus.TRAINING else run.finished
+    return {
+        "status": run.status,
+        "epoch": state.get("epoch", 0) + is_resumed,
+        "at": at or run.launched or run.created,
+    }
+
+
+def pack_manifest(signed: dict[str, Any]) -> str:
+    """Compress a signed manifest to base 64."""
     return base64.b64encode(zlib.compress(json.dumps(signed).encode(), 9)).decode()
 
 
 def unpack_manifest(text: str) -> messages.Signed | None:
-    """None where it is no signed text, or one that is made to burst."""
+    """Decompress a signed manifest; None if it is not one, or a decompression bomb."""
     try:
-        signed = messages.Signed.model_validate_json(
-            zlib.decompressobj().decompress(base64.b64decode(text), MAX_MANIFEST_BYTES)
-        )
+        data = zlib.decompressobj().decompress(base64.b64decode(text), MAX_MANIFEST_BYTES)
+        signed = messages.Signed.model_validate_json(data)
     except (ValueError, zlib.error):
         return None
     return None if "\0" in signed.body else signed
 
 
-EVENT_NAMES = {
+EVENT_NAMES = {  # what is done to a run → the event that records it
     "edit": "edit",
     "launch": "request",
     "arrange": "arrange",
@@ -132,23 +148,26 @@ EVENT_NAMES = {
     "becomes_recruiting": "launch",
     "archive": "archive",
     "unarchive": "archive",
-    **dict.fromkeys(
-        ("pause", "resume", "cancel", "finish", "becomes_training", "becomes_finished"), "becomes"
-    ),
-}  # what is done to a run → what is told of it
-PAYLOADS = {
+    "pause": "becomes",
+    "resume": "becomes",
+    "cancel": "becomes",
+    "finish": "becomes",
+    "becomes_training": "becomes",
+    "becomes_finished": "becomes",
+}
+PAYLOADS: dict[str, Callable[[Any, dict[str, Any]], dict[str, Any]]] = {
     "edit": draft_payload,
-    "request": lambda run, known: {},
+    "request": lambda run, state: {},
     "arrange": join_policy_payload,
     "manifest": manifest_payload,
     "launch": launch_payload,
     "becomes": status_payload,
-    "archive": lambda run, known: {"at": run.archived},
+    "archive": lambda run, state: {"at": run.archived},
 }
 
 
-def events_of_existing_run(run: Any) -> Iterable[Said]:
-    """Of a run that was there before there was a log."""
+def events_of_existing_run(run: Any) -> Iterable[TypeAndPayload]:
+    """Describe a run that is older than the site's log."""
     yield "run.create", creation_payload(run)
     if run.manifest:
         yield "run.manifest", manifest_payload(run, {})
@@ -157,16 +176,14 @@ def events_of_existing_run(run: Any) -> Iterable[Said]:
     if run.spec_text:
         yield "run.launch", launch_payload(run, {})
     if run.started:
-        yield (
-            "run.status",
-            {"status": enums.RunStatus.TRAINING, "epoch": 0, "at": run.started},
-        )
+        started = {"status": enums.RunStatus.TRAINING, "epoch": 0, "at": run.started}
+        yield "run.becomes", started
     if run.status not in (
         enums.RunStatus.DRAFT,
         enums.RunStatus.RECRUITING,
         enums.RunStatus.TRAINING,
     ):
-        yield "run.status", status_payload(run, {})
+        yield "run.becomes", status_payload(run, {})
     if run.extra_tokens:
         yield "run.extend", {"tokens": run.extra_tokens}
     if run.archived:

@@ -1,6 +1,9 @@
-"""The kind "run": what it is, who may join, where it is in its life. A draft is its owner's alone, and goes with them:
-its name and text are in particulars until the launch makes them public. Notes stay with the mirror they were written
-at; what machines report is each mirror's to gather."""
+"""The aggregate type "run": what it is, who may join, and its status.
+
+A draft belongs to its owner alone and is deleted with their account: its name and spec are private
+data until the launch publishes them. Notes stay at the mirror where they were written. Each mirror
+gathers machines' reports itself.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -22,8 +25,8 @@ from coordinator.eventlog.registry import (
     EventDraft,
     Fact,
     State,
+    UniqueValues,
 )
-from coordinator.eventlog.registry import UniqueValues as Claimed
 from coordinator.runs.join_policy import MAX_MEMORY_BYTES
 from coordinator.runs.models import MAX_TOKEN_BUDGET, Run
 from coordinator.runs.replicated import run_events
@@ -41,8 +44,11 @@ OVER = (Status.CANCELLED, Status.FINISHED)
 
 
 class RunDraftEdited(Message):
-    """`about`: the digest of slug, name and draft. `text`: drawn anew whenever the text to be prepared is another; a
-    manifest names it."""
+    """The owner edited the draft.
+
+    `about` is the digest of slug, name and draft. `text` is random and changes whenever another
+    text must be prepared; a manifest names it.
+    """
 
     version: int = Field(ge=0, lt=1 << 31)
     about: Digest
@@ -50,6 +56,8 @@ class RunDraftEdited(Message):
 
 
 class RunJoinPolicyChanged(Message):
+    """The owner changed who may join."""
+
     version: int = Field(ge=0, lt=1 << 31)
     access: Literal["anyone", "invitation", "team"] = "anyone"
     least_memory: int = Field(default=0, ge=0, le=MAX_MEMORY_BYTES)
@@ -58,6 +66,8 @@ class RunJoinPolicyChanged(Message):
 
 
 class RunCreated(Message):
+    """Somebody created a draft; `word` is the digest of its slug."""
+
     word: Digest
     owner: Id
     parent: Id | None = None
@@ -69,18 +79,22 @@ class RunCreated(Message):
 
 
 class EmptyPayload(Message):
-    pass
+    """The owner requested the launch, or deleted their account with the draft."""
 
 
 class RunManifestPosted(Message):
-    """`packed`: the signed manifest (`wire.Signed`), deflated, in base 64; a long one is digests and little else."""
+    """A worker posted the manifest.
+
+    `packed` is the `messages.Signed`, compressed, in base 64. A long manifest consists of little
+    but digests.
+    """
 
     text: str = Field(pattern=r"^[0-9a-f]{16}$")
     packed: str = Field(max_length=95_000)
 
 
 class RunLaunched(Message):
-    """`spec` is the exact text that never changes again; `manifest` the digest it pins."""
+    """The run was launched: `spec` is its final text, `manifest` the digest in it."""
 
     slug: str = Field(pattern=r"^[0-9A-Za-z_-]{1,100}$")
     name: PlainText = Field(max_length=80)
@@ -90,182 +104,227 @@ class RunLaunched(Message):
 
     @field_validator("spec")
     @classmethod
-    def sensible(cls, spec: str) -> str:
+    def check_spec(cls, spec: str) -> str:
+        """Refuse what is not a spec."""
         RunSpec.from_json(spec)
         return spec
 
 
 class RunStatusChanged(Message):
+    """The run's status changed."""
+
     status: Status
     epoch: int = Field(ge=0, lt=1 << 31)
     at: AwareDatetime
 
 
 class RunBudgetExtended(Message):
+    """The owner added tokens."""
+
     tokens: int = Field(ge=1, le=MAX_TOKEN_BUDGET)
 
 
 class RunArchived(Message):
+    """The owner archived the run, or (`at` is None) returned it to the lists."""
+
     at: AwareDatetime | None
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """* Settings, and terms, count by version, then by (hlc, id): who edits states the version they saw plus one, so an
-      edit made with another in view wins over it whatever the clocks say; two made blindly are told apart alike.
-    * The first manifest of the winning text counts, as it did where it was posted; after the launch, the one it pins.
-    * Of two launches the first: peers judge updates by its spec.
-    * Status only climbs (draft, recruiting, training, paused, cancelled, finished) within an epoch. The owner's
-      "resume" raises the epoch: it wins over every pause it knew of, and no late "training" undoes a pause. What is
-      over is over in every epoch: machines agreed on final weights. Finished beats cancelled: the weights are safe.
+    """Merge the events of a run.
+
+    * Of drafts and join policies the one with the highest version counts, then the latest by (hlc,
+    id). An editor
+      states the version that they saw plus one, so a deliberate edit wins over the edit that it
+      replaces, whatever the clocks say.
+    * The first manifest for the winning text counts; after the launch, the one that the spec pins.
+    * Of two launches the first counts: peers validate updates by its spec.
+    * The status only climbs (draft, recruiting, training, paused, cancelled, finished) within an
+    epoch. The owner's
+      resume raises the epoch: it wins over every pause that they saw, and a late "training" undoes
+      no pause. A run that is over is over in every epoch, because machines have agreed on the final
+      weights. Finished wins over cancelled, because the weights are safe.
     * Budget extensions add up: each was granted.
-    * What is archived goes by the last word. A draft that went with its owner is gone for good."""
-    made = next((fact for fact in facts if fact.action == "create"), None)
-    if made is None or any(fact.action == "forget" for fact in facts):
+    * Of archivings the last counts. A draft that was deleted with its owner's account is deleted
+    for good.
+    """
+    creation = next((fact for fact in facts if fact.action == "create"), None)
+    if creation is None or _payloads(facts, "forget"):
         return None
-    create: RunCreated = made.payload
-    settings: RunDraftEdited = _newest(
-        made, create.settings, [fact for fact in facts if fact.action == "edit"]
-    )
-    terms: RunJoinPolicyChanged = _newest(
-        made, create.terms, [fact for fact in facts if fact.action == "arrange"]
-    )
-    launch = next((fact.payload for fact in facts if fact.action == "launch"), None)
-    archived = [fact.payload.at for fact in facts if fact.action == "archive"]
+    created: RunCreated = creation.payload
+    draft: RunDraftEdited = _highest_version(creation, created.settings, facts, "edit")
+    policy: RunJoinPolicyChanged = _highest_version(creation, created.terms, facts, "arrange")
+    launch = next(iter(_payloads(facts, "launch")), None)
+    archived = [payload.at for payload in _payloads(facts, "archive")]
+    extra_tokens = sum(payload.tokens for payload in _payloads(facts, "extend"))
     return {
-        "word": create.word,
-        "born": [made.hlc, str(made.id)],
-        "owner": create.owner,
-        "parent": create.parent,
-        "report_every": create.report_every,
-        "quorum": create.quorum,
-        "created": create.created.isoformat(),
-        **settings.model_dump(),
-        "terms": terms.model_dump(),
-        "manifest": _manifest(
-            [fact.payload for fact in facts if fact.action == "manifest"], settings, launch
-        ),
-        "requested": any(fact.action == "request" for fact in facts),
+        "word": created.word,
+        "born": [creation.hlc, str(creation.id)],
+        "owner": created.owner,
+        "parent": created.parent,
+        "report_every": created.report_every,
+        "quorum": created.quorum,
+        "created": created.created.isoformat(),
+        **draft.model_dump(),
+        "terms": policy.model_dump(),
+        "manifest": _manifest(_payloads(facts, "manifest"), draft, launch),
+        "requested": bool(_payloads(facts, "request")),
         "launch": launch and launch.model_dump(mode="json"),
-        **_life([fact.payload for fact in facts if fact.action == "becomes"], launch),
-        "extra": min(
-            MAX_TOKEN_BUDGET, sum(fact.payload.tokens for fact in facts if fact.action == "extend")
-        ),
+        **_lifecycle(_payloads(facts, "becomes"), launch),
+        "extra": min(MAX_TOKEN_BUDGET, extra_tokens),
         "archived": archived[-1].isoformat() if archived and archived[-1] else None,
     }
 
 
-def _newest(made: Fact, first: Any, changes: list[Fact]) -> Any:
-    said = [
-        (first.version, made.order_key, first),
-        *((fact.payload.version, fact.order_key, fact.payload) for fact in changes),
+def _payloads(facts: Sequence[Fact], action: str) -> list[Any]:
+    return [fact.payload for fact in facts if fact.action == action]
+
+
+def _highest_version(creation: Fact, first: Any, facts: Sequence[Fact], action: str) -> Any:
+    versions = [
+        (first.version, creation.order_key, first),
+        *(
+            (fact.payload.version, fact.order_key, fact.payload)
+            for fact in facts
+            if fact.action == action
+        ),
     ]
-    return max(said, key=lambda each: each[:2])[2]
+    return max(versions, key=lambda item: item[:2])[2]
 
 
 def _manifest(
-    posted: list[RunManifestPosted], settings: RunDraftEdited, launch: RunLaunched | None
-) -> dict | None:
-    for each in posted:
-        signed = run_events.unpack_manifest(each.packed)
-        if signed and (
-            launch.manifest == digest(signed.body) if launch else each.text == settings.text
-        ):
+    posted: list[RunManifestPosted], draft: RunDraftEdited, launch: RunLaunched | None
+) -> dict[str, Any] | None:
+    for manifest in posted:
+        signed = run_events.unpack_manifest(manifest.packed)
+        if signed is None:
+            continue
+        is_pinned = launch is not None and launch.manifest == digest(signed.body)
+        if is_pinned or (launch is None and manifest.text == draft.text):
             return signed.model_dump()
     return None
 
 
-def _life(told: list[RunStatusChanged], launch: RunLaunched | None) -> State:
-    known = [(Status.DRAFT, 0), *([(Status.RECRUITING, 0)] if launch else [])]
-    known += [(each.status, each.epoch) for each in told]
+def _lifecycle(changes: list[RunStatusChanged], launch: RunLaunched | None) -> State:
+    candidates = [(Status.DRAFT, 0), *([(Status.RECRUITING, 0)] if launch else [])]
+    candidates += [(change.status, change.epoch) for change in changes]
     status, _ = max(
-        known, key=lambda each: (each[0] in OVER, each[0] in OVER or each[1], RANK.index(each[0]))
+        candidates,
+        key=lambda item: (item[0] in OVER, item[0] in OVER or item[1], RANK.index(item[0])),
     )
-    first = {each.status: each.at.isoformat() for each in reversed(told)}
+    first_at = {change.status: change.at.isoformat() for change in reversed(changes)}
     return {
         "status": status.value,
-        "epoch": max(epoch for _, epoch in known),
-        "started": first.get(Status.TRAINING),
-        "finished": first.get(status) if status in OVER else None,
+        "epoch": max(epoch for _, epoch in candidates),
+        "started": first_at.get(Status.TRAINING),
+        "finished": first_at.get(status) if status in OVER else None,
     }
 
 
-def unique_values(state: State) -> Claimed:
+def unique_values(state: State) -> UniqueValues:
+    """Claim the slug."""
     return {"run.slug": (state["word"], *state["born"])}
 
 
 def private_digests(state: State) -> list[str]:
+    """Name the private data: slug, name and draft."""
     return [state["about"]]
 
 
 def store(which: str, state: State | None) -> list[str] | None:
+    """Write the run's row.
+
+    Returns:
+        Names of aggregates that the row would refer to and that do not exist yet.
+    """
     if state is None:
         Run.objects.filter(pk=which).delete()
         return None
     if not User.objects.filter(pk=state["owner"]).exists():
         raise DependencyMissingError(f"person:{state['owner']}")
-    terms, launch, about = (
-        state["terms"],
-        state["launch"],
-        private_data.load(state["about"], run_events.DraftContent),
-    )
-    if about is None and launch is None:
-        raise DependencyMissingError("its particulars")
-    about = (about or {"draft": json.loads(launch["spec"])}) | (launch or {})
-    slug, spec = about["slug"], launch["spec"] if launch else ""
-    if not uniqueness.owns_value(f"run:{which}", "run.slug", state["word"]):
+    launch = state["launch"]
+    draft = private_data.load(state["about"], run_events.DraftContent)
+    if draft is None and launch is None:
+        raise DependencyMissingError("its private data")
+    content = (draft or {"draft": json.loads(launch["spec"])}) | (launch or {})
+    missing: list[str] = []
+    columns = _columns(state, content, missing)
+    columns["slug"] = _resolve_slug(which, content["slug"], state["word"])
+    if not Run.objects.filter(pk=which).update(**columns):
+        Run.objects.bulk_create([Run(pk=which, **columns)])
+    return missing
+
+
+def _resolve_slug(which: str, slug: str, word: str) -> str:
+    """Lengthen the slug if another run owns it, or the other run's slug if it does not."""
+    if not uniqueness.owns_value(f"run:{which}", "run.slug", word):
         slug = f"{slug[:91]}-{UUID(which).hex[-8:]}"
     for other in Run.objects.filter(slug=slug).exclude(pk=which):
         Run.objects.filter(pk=other.pk).update(slug=f"{other.slug[:91]}-{other.pk.hex[-8:]}")
         uniqueness.mark_for_rewrite(f"run:{other.pk}")
-    lacks: list[str] = []
-    team = terms["team"] if terms["access"] == "team" else None
-    fields = {
-        "slug": slug,
-        "name": about["name"],
+    return slug
+
+
+def _columns(state: State, content: dict[str, Any], missing: list[str]) -> dict[str, Any]:
+    policy, launch = state["terms"], state["launch"]
+    spec_text = launch["spec"] if launch else ""
+    team = policy["team"] if policy["access"] == "team" else None
+    columns = {
+        "name": content["name"],
         "owner_id": state["owner"],
         "status": state["status"],
         "launch_requested": state["requested"],
-        "draft": about["draft"],
-        "spec_text": spec,
-        "spec_digest": digest(spec) if spec else "",
+        "draft": content["draft"],
+        "spec_text": spec_text,
+        "spec_digest": digest(spec_text) if spec_text else "",
         "manifest": state["manifest"],
         "quorum": state["quorum"],
         "report_every": state["report_every"],
         "extra_tokens": state["extra"],
-        "parent_id": _known(lacks, "run", Run, state["parent"]),
-        "access": terms["access"],
-        "least_memory": terms["least_memory"],
-        "least_device_memory": terms["least_device_memory"],
-        "team_id": _known(lacks, "team", Team, team),
+        "parent_id": _existing_or_none(missing, "run", Run, state["parent"]),
+        "access": policy["access"],
+        "least_memory": policy["least_memory"],
+        "least_device_memory": policy["least_device_memory"],
+        "team_id": _existing_or_none(missing, "team", Team, team),
     }
     for name in ("created", "started", "finished", "archived"):
-        fields[name] = state[name] and datetime.fromisoformat(state[name])
-    fields["launched"] = launch and datetime.fromisoformat(launch["at"])
-    if not Run.objects.filter(pk=which).update(**fields):
-        Run.objects.bulk_create([Run(pk=which, **fields)])
-    return lacks
+        columns[name] = state[name] and datetime.fromisoformat(state[name])
+    columns["launched"] = launch and datetime.fromisoformat(launch["at"])
+    return columns
 
 
-def _known(lacks: list[str], kind: str, model: Any, pk: str | None) -> str | None:
-    """What a run can do without: named while it is there."""
+def _existing_or_none(missing: list[str], kind: str, model: Any, pk: str | None) -> str | None:
+    """Return an optional reference if its row exists; otherwise add its name to `missing`."""
     if pk is None or model.objects.filter(pk=pk).exists():
         return pk
-    lacks.append(f"{kind}:{pk}")
+    missing.append(f"{kind}:{pk}")
     return None
 
 
 def existing_events() -> Iterable[EventDraft]:
+    """Describe the rows of a site that is older than its log."""
     for run in Run.objects.order_by("created", "pk").iterator():
-        yield from (
-            (type, str(run.pk), said) for type, said in run_events.events_of_existing_run(run)
-        )
+        for type_, payload in run_events.events_of_existing_run(run):
+            yield type_, str(run.pk), payload
 
 
 AGGREGATE_TYPE = AggregateType(
     "run",
     {
-        "create": RunCreated, "edit": RunDraftEdited, "arrange": RunJoinPolicyChanged, "request": EmptyPayload, "manifest": RunManifestPosted,
-        "launch": RunLaunched, "becomes": RunStatusChanged, "extend": RunBudgetExtended, "archive": RunArchived, "forget": EmptyPayload,
+        "create": RunCreated,
+        "edit": RunDraftEdited,
+        "arrange": RunJoinPolicyChanged,
+        "request": EmptyPayload,
+        "manifest": RunManifestPosted,
+        "launch": RunLaunched,
+        "becomes": RunStatusChanged,
+        "extend": RunBudgetExtended,
+        "archive": RunArchived,
+        "forget": EmptyPayload,
     },
-    fold, store, unique_values, private_digests, existing_events,
-)  # fmt: skip
+    fold,
+    store,
+    unique_values,
+    private_digests,
+    existing_events,
+)

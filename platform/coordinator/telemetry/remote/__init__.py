@@ -1,0 +1,1 @@
+"""Figures of machines that report to other mirrors."""

@@ -1,4 +1,4 @@
-"""What this mirror tells another of the machines that report to it: what changed since a place, a page at a time."""
+"""Serve the figures of machines that report to this mirror: what changed since a position, in pages."""
 
 import time
 from collections.abc import Iterable
@@ -37,22 +37,27 @@ FIRST = {UUIDField: str(UUID(int=0)), BigAutoField: "0"}  # what is before every
 
 
 class RowValue(Func):
-    """Compared column by column, as an index is sorted."""
+    """A row value, which Postgres compares column by column, as an index is sorted."""
 
     function, output_field = "ROW", BooleanField()
 
 
 def build_signed_page(wanted: TelemetryRequest, to: str) -> SignedTelemetryPage:
-    """For the mirror `to`, by its key; signed by ours."""
+    """Build a page for another mirror and sign it.
+
+    Args:
+        wanted: the request.
+        to: the key of the requesting mirror.
+    """
     text = build_page(wanted.after).model_dump_json()
-    said = PageSignature(
+    signature = PageSignature(
         mirror=site_identity.identity().key, to=to, nonce=wanted.nonce, digest=digest(text)
     )
-    return SignedTelemetryPage(word=site_identity.identity().sign("news", said), text=text)
+    return SignedTelemetryPage(word=site_identity.identity().sign("news", signature), text=text)
 
 
 def build_page(after: TelemetryPosition) -> TelemetryPage:
-    """Four questions to Postgres, each answered from an index, however much there is."""
+    """Build the page after a position, by four queries, each answered from an index."""
     machines: dict[tuple[str, str], int] = {}
 
     def of(run: UUID, key: str) -> int:
@@ -66,14 +71,14 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
     sums = _beyond(Rollup.objects.all(), after.sums, MAX_ROLLUPS, *THEIRS, *OF_SUM)
     points = _beyond(LossPoint.objects.all(), after.points, MAX_LOSSES, *THEIRS, *OF_POINT)
     events = _beyond(
-        RunEvent.objects.all(), after.comings, MAX_EVENTS, "run", "machine__key", "kind", "at"
+        RunEvent.objects.all(), after.events, MAX_EVENTS, "run", "machine__key", "kind", "at"
     )
     now = time.time()
     return TelemetryPage(
         frames=[_frame(m, of(m.run_id, m.machine.key), now, after.frames.moment) for m in members],
-        sums=[RollupRow(of(run, key), *told) for _, _, run, key, *told in sums],
-        points=[LossRow(of(run, key), *told) for _, _, run, key, *told in points],
-        comings=[
+        sums=[RollupRow(of(run, key), *figures) for _, _, run, key, *figures in sums],
+        points=[LossRow(of(run, key), *figures) for _, _, run, key, *figures in points],
+        events=[
             EventRow(of(run, key), str(pk), kind, at.timestamp())
             for _, pk, run, key, kind, at in events
         ],
@@ -81,7 +86,7 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
             frames=_place(((m.changed, m.pk) for m in members), after.frames),
             sums=_place(sums, after.sums),
             points=_place(points, after.points),
-            comings=_place(events, after.comings),
+            events=_place(events, after.events),
         ),
         more=len(members) == MAX_MACHINE_ROWS
         or len(sums) == MAX_ROLLUPS
@@ -92,15 +97,22 @@ def build_page(after: TelemetryPosition) -> TelemetryPage:
 
 
 def _beyond(rows: QuerySet[M], after: RowPosition, most: int, *names: str) -> list[Any]:
-    """The first `most` rows of ours past a place: (changed, id, *names) each, or whole ones without names."""
+    """Select the first rows after a position.
+
+    Args:
+        rows: the table.
+        after: the position.
+        most: how many rows to select.
+        names: columns to select after (changed, id); none for whole rows.
+    """
     pk = rows.model._meta.pk
     last = after.id or FIRST[type(pk)]
     beyond = GreaterThan(
         RowValue(F("changed"), F("id")),
         RowValue(Value(after.moment), Value(pk.to_python(last), type(pk)())),
     )
-    found = rows.filter(beyond, changed__isnull=False).order_by("changed", "id")[:most]
-    return list(found.values_list("changed", "id", *names) if names else found)
+    selected = rows.filter(beyond, changed__isnull=False).order_by("changed", "id")[:most]
+    return list(selected.values_list("changed", "id", *names) if names else selected)
 
 
 def _place(rows: Iterable[Any], before: RowPosition) -> RowPosition:
@@ -109,7 +121,14 @@ def _place(rows: Iterable[Any], before: RowPosition) -> RowPosition:
 
 
 def _frame(member: Membership, of: int, now: float, known: int) -> MachineRow:
-    """`known`: the moment up to which the asker knows of plans."""
+    """Build a machine's row.
+
+    Args:
+        member: the membership.
+        of: its index in the page's machines.
+        now: seconds since 1970.
+        known: the change stamp up to which the receiver has plans.
+    """
     return MachineRow(
         of=of,
         age=max(0.0, now - member.heard.timestamp()),

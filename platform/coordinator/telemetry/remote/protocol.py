@@ -1,6 +1,7 @@
-"""What mirrors tell each other of machines that report to them: no event of it, only numbers as they are.
+"""Messages by which mirrors exchange figures of the machines that report to them, outside the event log.
 
-A page is what changed since a place that the asker names. Rows are absolute: a page that comes twice changes nothing.
+A page contains what has changed since a position that the requesting mirror names. Rows are
+absolute, so a page that arrives twice changes nothing.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -33,32 +34,41 @@ Which = Annotated[int, Field(ge=0, lt=MACHINES)]  # of the page's `machines`
 
 
 class RowPosition(NamedTuple):
-    """Up to which row somebody has come: in the order of (moment, id)."""
+    """The position of a row in the order of (change stamp, id)."""
 
     moment: Seq = 0
     id: Annotated[str, Field(pattern=r"^([0-9]{1,19}|[0-9a-f-]{36})$")] | None = None
 
 
 class TelemetryPosition(Message):
+    """Positions of the last rows received, one for each kind of row."""
+
     frames: RowPosition = RowPosition()
     sums: RowPosition = RowPosition()
     points: RowPosition = RowPosition()
-    comings: RowPosition = RowPosition()
+    events: RowPosition = RowPosition()
 
 
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class TelemetryRequest(Message):
-    """`nonce`: drawn for this one request, so that no older answer passes for the one to it."""
+    """A request for the rows after a position.
+
+    `nonce` is random, so that no older reply passes for the reply to this request.
+    """
 
     after: TelemetryPosition = TelemetryPosition()
     nonce: Nonce
 
 
 class MachineRow(Message):
-    """A machine's newest report in a run, heard so many seconds ago: mirrors' clocks differ. `mark`: all reports up to
-    this one are stored there. `plan`: only where it is another than at the asker's place."""
+    """A machine's newest report in a run.
+
+    `age` is how long ago it arrived, because mirrors' clocks differ. `mark`: all reports up to this
+    number are stored there. `safe`: the machine reported that it holds the final weights. `plan` is
+    set only if it changed after the requested position.
+    """
 
     of: Which
     age: Seconds
@@ -76,19 +86,33 @@ class MachineRow(Message):
     peers: int = Field(ge=0, le=100_000)
     vector: Digest
     anchor: Digest | None
-    safe: bool  # it said that it holds the final weights
+    safe: bool
     step_seconds: Seconds | None
     exchange: ExchangeView | None
     plan: PlanView | None = None
 
 
-MEMBERSHIP_FIELDS = ("latest", "mark", "activity", "version", "incarnation", "step", "tokens", "ledger_tokens", "rate",
-           "updates_sent", "updates_received", "peers", "vector", "step_seconds")  # fmt: skip
-"""Of a frame, what is called and said alike in a membership."""
+# Fields of a machine's row that a membership has under the same name.
+MEMBERSHIP_FIELDS = (
+    "latest",
+    "mark",
+    "activity",
+    "version",
+    "incarnation",
+    "step",
+    "tokens",
+    "ledger_tokens",
+    "rate",
+    "updates_sent",
+    "updates_received",
+    "peers",
+    "vector",
+    "step_seconds",
+)
 
 
 class RollupRow(NamedTuple):
-    """A row of `telemetry.Rollup`."""
+    """A row of `models.Rollup`."""
 
     of: Which
     width: Literal[10, 60, 3600]
@@ -103,7 +127,7 @@ class RollupRow(NamedTuple):
 
 
 class LossRow(NamedTuple):
-    """A measured loss: the `position`-th of report `seq`."""
+    """A measured loss, at a position in report `seq`."""
 
     of: Which
     seq: Seq
@@ -115,7 +139,7 @@ class LossRow(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """A machine joined, paused, went on, finished or left."""
+    """A machine joined, paused, resumed, finished or left."""
 
     of: Which
     id: Id
@@ -124,27 +148,31 @@ class EventRow(NamedTuple):
 
 
 class TelemetryPage(Message):
-    """`machines`: (run, key) by which the rows name theirs. `places`: up to where this page reaches; `more`: there is
-    more beyond."""
+    """One page of rows.
+
+    `machines` are the (run, machine key) that the rows refer to by index. `places` is the position
+    after this page; `more`: there are rows after it.
+    """
 
     machines: list[tuple[Id, PublicKey]] = Field(max_length=MACHINES)
     frames: list[MachineRow] = Field(max_length=MAX_MACHINE_ROWS)
     sums: list[RollupRow] = Field(max_length=MAX_ROLLUPS)
     points: list[LossRow] = Field(max_length=MAX_LOSSES)
-    comings: list[EventRow] = Field(max_length=MAX_EVENTS)
+    events: list[EventRow] = Field(max_length=MAX_EVENTS)
     places: TelemetryPosition
     more: bool
 
     @model_validator(mode="after")
     def names_its_own(self) -> "TelemetryPage":
-        rows = (*self.frames, *self.sums, *self.points, *self.comings)
+        """Check that every row refers to a machine of the page."""
+        rows = (*self.frames, *self.sums, *self.points, *self.events)
         if max((row.of for row in rows), default=-1) >= len(self.machines):
             raise ValueError("a row is of a machine that the page does not name")
         return self
 
 
 class PageSignature(Message):
-    """What a mirror signs of a page (kind "news"): for whom and for which request it is, and its BLAKE3."""
+    """What a mirror signs of a page (kind "news"): its receiver, the request's nonce and the page's BLAKE3."""
 
     mirror: PublicKey
     to: PublicKey
@@ -153,7 +181,7 @@ class PageSignature(Message):
 
 
 class SignedTelemetryPage(Message):
-    """`text`: News, as JSON, exactly as it was signed."""
+    """A signed page; `text` is the `TelemetryPage` as JSON, exactly as it was signed."""
 
     word: Signed
     text: str = Field(max_length=PAGE_BYTES)

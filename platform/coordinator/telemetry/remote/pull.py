@@ -1,4 +1,4 @@
-"""Other mirrors are asked, every few seconds, what is new of the machines that report to them."""
+"""Pull figures from the other mirrors every few seconds."""
 
 import logging
 import secrets
@@ -15,9 +15,8 @@ from coordinator.lib import site_identity
 from coordinator.replication import mirror_list
 from coordinator.replication.client import MirrorClient, PeerError
 from coordinator.replication.models import PeerStatus
-from coordinator.telemetry.events import RunEvent
+from coordinator.telemetry.models import RemoteCursor, RunEvent
 from coordinator.telemetry.remote import ingest
-from coordinator.telemetry.remote.cursor import RemoteCursor
 from coordinator.telemetry.remote.protocol import (
     PageSignature,
     SignedTelemetryPage,
@@ -28,56 +27,65 @@ from coordinator.telemetry.remote.protocol import (
 
 log = logging.getLogger("coordinator.telemetry")
 
-PAGES = 20  # taken of one mirror in one go: a new site has much to hear
+PAGES = 20  # of one mirror at a time: a new site has much to receive
 
 
 def pull_all() -> int:
-    """From every other mirror what is new there. How many rows came."""
+    """Pull new rows from every other mirror; return how many arrived."""
     others = mirror_list.other_mirrors()
-    delete_delisted_mirrors({each.key for each in others})
-    gone = set(
+    delete_delisted_mirrors({mirror.key for mirror in others})
+    unreachable = set(
         PeerStatus.objects.filter(failures__gt=0).values_list("key", flat=True)
     )  # their logs cannot be had either
-    return sum(pull_from(each) for each in others if each.key not in gone)
+    return sum(pull_from(mirror) for mirror in others if mirror.key not in unreachable)
 
 
-def delete_delisted_mirrors(believed: set[str]) -> None:
-    """Whatever mirrors told that are not of the list any more."""
-    for ear in RemoteCursor.objects.exclude(key__in=believed):
+def delete_delisted_mirrors(listed_keys: set[str]) -> None:
+    """Delete the rows of mirrors that are not in the mirror list."""
+    for cursor in RemoteCursor.objects.exclude(key__in=listed_keys):
         with transaction.atomic():
-            Membership.everywhere.filter(mirror=ear.key).delete()
-            RunEvent.objects.filter(mirror=ear.key).delete()
-            ear.delete()
+            Membership.everywhere.filter(mirror=cursor.key).delete()
+            RunEvent.objects.filter(mirror=cursor.key).delete()
+            cursor.delete()
 
 
 def pull_from(listed: MirrorEntry) -> int:
-    """To one mirror, unless it is left alone just now: until there is nothing more, or it was enough for once. How many
-    rows came."""
-    ear, came, why = RemoteCursor.objects.get_or_create(key=listed.key)[0], 0, ""
-    if ear.is_backing_off(timezone.now()):
+    """Pull from one mirror until it has nothing more, for at most `PAGES` pages.
+
+    Returns:
+        How many rows arrived; 0 while the mirror is left alone after a failure.
+    """
+    cursor, _ = RemoteCursor.objects.get_or_create(key=listed.key)
+    rows = 0
+    why = ""
+    if cursor.is_backing_off(timezone.now()):
         return 0
-    said: dict[str, object] = {}
+    outcome: dict[str, object] = {}
     try:
         with MirrorClient.for_listed(listed) as peer:
             for _ in range(PAGES):
-                after = ear.position
-                taken = ingest.store_page(listed.key, after, fetch_page(peer, after))
-                came += taken.rows
-                why = taken.left_out and f"{listed.name} {taken.left_out}"
-                if not taken.more:
+                after = cursor.position
+                result = ingest.store_page(listed.key, after, fetch_page(peer, after))
+                rows += result.rows
+                why = result.left_out and f"{listed.name} {result.left_out}"
+                if not result.more:
                     break
-                ear.refresh_from_db()
-        said = {"heard": timezone.now(), "failures": 0}
+                cursor.refresh_from_db()
+        outcome = {"heard": timezone.now(), "failures": 0}
     except PeerError as error:
-        why, said = error.sentence[:300], {"failures": min(100, ear.failures + 1)}
-    RemoteCursor.objects.filter(pk=listed.key).update(tried=timezone.now(), why=why, **said)
-    if why and why != ear.why:
+        why, outcome = error.sentence[:300], {"failures": min(100, cursor.failures + 1)}
+    RemoteCursor.objects.filter(pk=listed.key).update(tried=timezone.now(), why=why, **outcome)
+    if why and why != cursor.why:
         log.warning("%s", why)
-    return came
+    return rows
 
 
 def fetch_page(peer: MirrorClient, after: TelemetryPosition) -> TelemetryPage:
-    """What it has past a place. Raises PeerError."""
+    """Request the rows after a position.
+
+    Raises:
+        PeerError: the mirror does not answer, or not with a valid page.
+    """
     wanted = TelemetryRequest(after=after, nonce=secrets.token_hex(16))
     page = peer.request("POST", "/mirrors/news", wanted, SignedTelemetryPage)
     try:

@@ -1,0 +1,1 @@
+"""Event types of the app `telemetry` that mirrors replicate."""

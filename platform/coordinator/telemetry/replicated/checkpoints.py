@@ -1,5 +1,4 @@
-"""The kind "checkpoint", by run, version vector and digest: that such weights were announced, and which machines said
-that they had exactly these."""
+"""The aggregate type "checkpoint", by run, version vector and digest: announced weights and the machines that hold them."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -15,10 +14,12 @@ from coordinator.eventlog.registry import AggregateType, DependencyMissingError,
 from coordinator.runs.models import Run
 from coordinator.telemetry.models import Checkpoint, CheckpointHolder
 
-HOLDERS = 200  # that one event names
+MAX_HOLDERS = 200  # in one event
 
 
 class CheckpointAnnounced(Message):
+    """A machine announced the weights."""
+
     id: Id
     tokens: Count
     checksum: str = Field(pattern=r"^[0-9a-f]{16}$")
@@ -27,17 +28,22 @@ class CheckpointAnnounced(Message):
 
 
 class CheckpointConfirmed(Message):
-    holders: dict[PublicKey, AwareDatetime] = Field(min_length=1, max_length=HOLDERS)
+    """Machines reported, at these times, that they hold exactly these weights."""
+
+    holders: dict[PublicKey, AwareDatetime] = Field(min_length=1, max_length=MAX_HOLDERS)
 
 
 class CheckpointDeleted(Message):
-    pass
+    """A mirror deleted it, because only one machine ever held it."""
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """What was said of one digest at one vector cannot differ but by a lie: the first announcement counts. Holders add
-    up, each with the earliest time. A checkpoint that a mirror forgot, because only one machine ever spoke of it, is
-    gone until a second one does."""
+    """Merge the events of one digest at one vector.
+
+    Announcements can differ only by a lie, so the first counts. Holders accumulate, each with the
+    earliest time. A checkpoint that a mirror deleted, because only one machine ever held it, is
+    deleted until a second machine holds it.
+    """
     first = next((fact.payload for fact in facts if fact.action == "announce"), None)
     holders: dict[str, datetime] = {}
     for fact in facts:
@@ -52,6 +58,11 @@ def fold(facts: Sequence[Fact]) -> State | None:
 
 
 def store(which: str, state: State | None) -> list[str] | None:
+    """Write the checkpoint and its holders.
+
+    Returns:
+        Names of the machines that do not exist here yet.
+    """
     run, vector, named = which.split(":")
     found = Checkpoint.objects.filter(run=run, vector=vector, digest=named)
     if state is None:
@@ -70,7 +81,9 @@ def store(which: str, state: State | None) -> list[str] | None:
     CheckpointHolder.objects.bulk_create(
         [
             CheckpointHolder(
-                checkpoint=checkpoint, machine_id=machine, said=datetime.fromisoformat(holders[key])
+                checkpoint=checkpoint,
+                machine_id=machine,
+                reported=datetime.fromisoformat(holders[key]),
             )
             for key, machine in machines.items()
         ],
@@ -80,36 +93,38 @@ def store(which: str, state: State | None) -> list[str] | None:
 
 
 def record_checkpoint_events() -> int:
-    """What no event has told yet. How many events that took."""
-    told = 0
-    quiet = Q(told=False) | Q(holdings__told=False)
-    for checkpoint in Checkpoint.objects.filter(quiet).distinct().order_by("pk")[:1000]:
+    """Record what no event has recorded yet; return the number of events."""
+    count = 0
+    unpublished = Q(published=False) | Q(holdings__published=False)
+    for checkpoint in Checkpoint.objects.filter(unpublished).distinct().order_by("pk")[:1000]:
         with writer.log_transaction():
-            for what, said in _news(checkpoint):
-                writer.record(f"checkpoint.{what}", checkpoint.aggregate_name, said)
-                told += 1
-    return told
+            for action, payload in _new_events(checkpoint):
+                writer.record(f"checkpoint.{action}", checkpoint.aggregate_name, payload)
+                count += 1
+    return count
 
 
-def _news(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
-    known = current_state(f"checkpoint:{checkpoint.aggregate_name}")
-    if known is None:
-        kept = {
+def _new_events(checkpoint: Checkpoint) -> Iterable[tuple[str, dict]]:
+    state = current_state(f"checkpoint:{checkpoint.aggregate_name}")
+    if state is None:
+        announcement = {
             name: getattr(checkpoint, name)
             for name in ("id", "tokens", "checksum", "size", "announced")
         }
-        yield "announce", kept
+        yield "announce", announcement
     rows = list(
-        checkpoint.holdings.filter(told=False)
+        checkpoint.holdings.filter(published=False)
         .order_by("pk")
-        .values_list("pk", "machine__key", "said")
+        .values_list("pk", "machine__key", "reported")
     )
-    Checkpoint.objects.filter(pk=checkpoint.pk).update(told=True)
-    CheckpointHolder.objects.filter(pk__in=[pk for pk, _, _ in rows]).update(told=True)
-    fresh = {key: said for _, key, said in rows if key not in (known or {}).get("holders", {})}
+    Checkpoint.objects.filter(pk=checkpoint.pk).update(published=True)
+    CheckpointHolder.objects.filter(pk__in=[pk for pk, _, _ in rows]).update(published=True)
+    fresh = {
+        key: reported for _, key, reported in rows if key not in (state or {}).get("holders", {})
+    }
     keys = sorted(fresh)
-    for start in range(0, len(keys), HOLDERS):
-        yield "hold", {"holders": {key: fresh[key] for key in keys[start : start + HOLDERS]}}
+    for start in range(0, len(keys), MAX_HOLDERS):
+        yield "hold", {"holders": {key: fresh[key] for key in keys[start : start + MAX_HOLDERS]}}
 
 
 AGGREGATE_TYPE = AggregateType(

@@ -77,7 +77,7 @@ def test_only_what_changed_is_told_and_a_plan_once(busy, numbers, plan):
     first = export.build_page(TelemetryPosition())
     assert len(first.frames) == 2 and first.frames[0].plan == plan and not first.more
     nothing = export.build_page(first.places)
-    assert (nothing.machines, nothing.frames, nothing.sums, nothing.points, nothing.comings) == (
+    assert (nothing.machines, nothing.frames, nothing.sums, nothing.points, nothing.events) == (
         [],
         [],
         [],
@@ -126,7 +126,7 @@ def test_what_another_mirror_told_is_not_passed_on(busy):
     rows = {
         "sums": [RollupRow(0, 10, now // 10 * 10, 1, 1.0, 1, 1, 1, 1, 1)],
         "points": [LossRow(0, 77, 0, "train", 5, 1.0, now)],
-        "comings": [EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", now)],
+        "events": [EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", now)],
     }
     assert told(page(elsewhere(run, ada), frames=[frame()], **rows)).rows == 4
     after = export.build_page(TelemetryPosition())

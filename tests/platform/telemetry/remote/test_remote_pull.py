@@ -136,7 +136,7 @@ def html(query, who):
         ({"digest": "0" * 64}, "news that is not for this request"),
         ({"signer": Identity(b"y" * 32)}, "is signed by"),
         ({"text": '{"machines": 7}'}, "its news is malformed: machines"),
-        ({"text": page().model_dump_json().replace('"comings":[]', '"comings":[[0,"x","left",1]]')}, "comings"),
+        ({"text": page().model_dump_json().replace('"events":[]', '"events":[[0,"x","left",1]]')}, "events"),
         (html, "something that no mirror says"),
     ],
 )  # fmt: skip
@@ -178,7 +178,7 @@ def test_a_clock_that_was_an_hour_ahead_and_is_put_right_makes_nobody_wait_for_t
 def test_an_expelled_mirrors_rows_go(small, busy):
     run, ada, _ = busy
     at = EventRow(0, "0192f0c1-4d3e-7f40-8a5b-6c7d8e9f0a1c", "left", time.time())
-    answering(small, page(elsewhere(run, ada), frames=[frame()], comings=[at]))
+    answering(small, page(elsewhere(run, ada), frames=[frame()], events=[at]))
     pull.pull_all()
     assert RunEvent.objects.filter(mirror=small.identity.key).exists()
     gone = small.list_entry.model_copy(update={"expelled": Expulsion(at=2.0, last={})})

@@ -1,8 +1,10 @@
-"""Makes sure that a person exists, with this password and a confirmed address. Run again, it changes nothing else."""
+"""Ensure that a person exists, with this password and a verified address."""
+
+from typing import Any
 
 from allauth.account.models import EmailAddress
 from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.validators import validate_email
 
 from coordinator.accounts.models import User
@@ -10,9 +12,12 @@ from coordinator.eventlog import writer as mirrors
 
 
 class Command(BaseCommand):
-    help = __doc__
+    """The command; to run it again changes nothing."""
 
-    def add_arguments(self, parser) -> None:
+    help = __doc__ or ""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
         parser.add_argument("--email", required=True)
         parser.add_argument("--password", required=True)
         parser.add_argument("--name", default="")
@@ -20,17 +25,19 @@ class Command(BaseCommand):
             "--staff", action="store_true", help="may use the admin, with every permission"
         )
 
-    def handle(self, *, email: str, password: str, name: str, staff: bool, **options) -> None:
-        email = email.strip().lower()
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Create or update the person, and print their id."""
+        password, staff = options["password"], options["staff"]
+        email = options["email"].strip().lower()
         try:
             validate_email(email)
         except ValidationError:
-            raise CommandError(f"'{email}' is not an e-mail address") from None
+            raise CommandError(f"'{email}' is not an email address") from None
         with mirrors.log_transaction():
             user = User.objects.filter(email__iexact=email).first() or User.objects.create_user(
                 email, password
             )
-            user.name = name or user.name
+            user.name = options["name"] or user.name
             if staff and not user.is_staff:
                 mirrors.record("person.grant", user.pk, {"right": "is_staff", "given": True})
             if staff:

@@ -1,6 +1,8 @@
-"""Creates a run from the command line and prints its id."""
+"""Create a run from the command line and print its id."""
 
-from django.core.management.base import BaseCommand, CommandError
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from barnraise.errors import SpecError
 from barnraise.spec import PRESETS
@@ -10,15 +12,24 @@ from coordinator.runs.spec_form import spec_from_fields
 
 
 class Command(BaseCommand):
-    help = __doc__
+    """The command."""
 
-    def add_arguments(self, parser) -> None:
+    help = __doc__ or ""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
         parser.add_argument("--owner", required=True, metavar="EMAIL")
         parser.add_argument("--name", required=True)
         parser.add_argument("--preset", default="gpt-nano", choices=PRESETS)
         parser.add_argument("--tokens", help="the token budget")
-        parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="fields",
-                            help="any field of the spec, such as recipe.learning_rate=0.001; repeatable")  # fmt: skip
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="FIELD=VALUE",
+            dest="fields",
+            help="any field of the spec, such as recipe.learning_rate=0.001; repeatable",
+        )
         parser.add_argument(
             "--report-every", type=float, default=10.0, help="seconds between a machine's reports"
         )
@@ -30,32 +41,32 @@ class Command(BaseCommand):
         )
         parser.add_argument("--launch", action="store_true", help="launch it too")
 
-    def handle(
-        self, *, owner, name, preset, tokens, fields, report_every, quorum, launch, **options
-    ) -> None:
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Create the run."""
+        owner = options["owner"]
         user = User.objects.filter(email__iexact=owner).first()
         if user is None:
             raise CommandError(
                 f"there is nobody with the address {owner}; see the command prepare_owner"
             )
         values = {}
-        for field in fields:
+        for field in options["fields"]:
             key, equals, value = field.partition("=")
             if not equals:
                 raise CommandError(f"--set takes FIELD=VALUE, not '{field}'")
             values[key.strip()] = value.strip()
-        if tokens:
-            values["recipe.token_budget"] = tokens
+        if options["tokens"]:
+            values["recipe.token_budget"] = options["tokens"]
         try:
             run = Run.create(
                 user,
-                name,
-                spec_from_fields(values, preset),
-                report_every=report_every,
-                quorum=quorum,
+                options["name"],
+                spec_from_fields(values, options["preset"]),
+                report_every=options["report_every"],
+                quorum=options["quorum"],
             )
         except SpecError as error:
             raise CommandError(str(error)) from None
-        if launch:
+        if options["launch"]:
             run.launch()
         self.stdout.write(str(run.pk))
