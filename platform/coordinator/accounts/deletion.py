@@ -73,9 +73,17 @@ def erase_personal_data(person: User, left: datetime) -> None:
     person.user_permissions.clear()
     person.set_unusable_password()
     User.objects.filter(pk=person.pk).update(
-        email=placeholder_address(person.pk), name="", password=person.password, ban_reason="", last_login=None,
-        is_active=False, is_staff=False, is_superuser=False, organiser=False, left=left,
-    )  # fmt: skip
+        email=placeholder_address(person.pk),
+        name="",
+        password=person.password,
+        ban_reason="",
+        last_login=None,
+        is_active=False,
+        is_staff=False,
+        is_superuser=False,
+        organiser=False,
+        left=left,
+    )
     person.refresh_from_db()
 
 

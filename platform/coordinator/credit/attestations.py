@@ -1,4 +1,4 @@
-"""Turn attestations in reports into credit: tokens of updates that another person's machine applied.
+"""Turn attestations into credit: tokens of updates that another person's machine applied.
 
 Nobody confirms their own work. A machine's report brings the signed headers of authors whose
 updates it holds, each with its own signature that it holds them. What is new in a header extends
@@ -173,9 +173,11 @@ def _extend_ranges(ranges: list[Credit]) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             f"INSERT INTO {table} ({', '.join(COLUMNS)}) VALUES {marks} "
-            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET last = excluded.last, "
+            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET "
+            "last = excluded.last, "
             f"tokens = {table}.tokens + excluded.tokens, witness_id = excluded.witness_id, "
-            "author_header = excluded.author_header, witness_signature = excluded.witness_signature",
+            "author_header = excluded.author_header, "
+            "witness_signature = excluded.witness_signature",
             [_column_value(row, name) for row in ranges for name in COLUMNS],
         )
 

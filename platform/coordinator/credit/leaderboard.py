@@ -85,7 +85,7 @@ def _row(rank: int, ranked: models.Model, tokens: int) -> LeaderboardRow:
 
 @dataclass(frozen=True)
 class VolunteerRecord:
-    """What one person's machines have trained. `runs` are with the tokens in each, the most first."""
+    """What one person's machines have trained; `runs` have their tokens, the most first."""
 
     tokens: int
     updates: int

@@ -1,5 +1,8 @@
 """Credit rows: ranges of a machine's updates that machines of other people have confirmed."""
 
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
 from django.db import models
 from uuid6 import uuid7
 
@@ -8,13 +11,18 @@ from coordinator.runs.models import Run
 
 
 class Credit(models.Model):
-    """Credit for the updates `first` to `last` of one incarnation of a machine, confirmed on one day.
+    """Credit for the updates `first` to `last` of one incarnation, confirmed on one day.
 
     `published_last` and `published_tokens` say up to which update, and for how many of these
     tokens, mirrors have exchanged receipts. `author_header` and `witness_signature` are the two
     signed parts of a `coordinator_messages.Attestation` for the last update, so that anybody can
     check the claim.
     """
+
+    if TYPE_CHECKING:
+        run_id: UUID
+        machine_id: UUID
+        witness_id: UUID | None
 
     id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="credits")
@@ -28,8 +36,8 @@ class Credit(models.Model):
     published_tokens = models.BigIntegerField(default=0, db_default=0)
     # The machine that confirmed the last update of the range.
     witness = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL, related_name="+")
-    author_header = models.JSONField(null=True)
-    witness_signature = models.JSONField(null=True)
+    author_header: Any = models.JSONField(null=True)
+    witness_signature: Any = models.JSONField(null=True)
 
     class Meta:
         constraints = [

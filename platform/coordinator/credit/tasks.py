@@ -1,4 +1,4 @@
-"""What Celery does for credit. The task is safe to run twice, late, or at the same time as itself."""
+"""What Celery does for credit. The task is safe to run twice, late, or concurrently."""
 
 from celery import shared_task
 

@@ -101,8 +101,8 @@ class VerdictForm(BaseDialogForm):
         required=False,
         label="Single updates",
         widget=UnfoldAdminTextInputWidget,
-        help_text="Numbers, separated by commas. Write 7:40960 to subtract the 40,960 tokens of update "
-        "7 from the run's count too.",
+        help_text="Numbers, separated by commas. Write 7:40960 to subtract the 40,960 tokens of "
+        "update 7 from the run's count too.",
     )
     reason = forms.CharField(
         max_length=100,

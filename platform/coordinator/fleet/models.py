@@ -108,9 +108,9 @@ class Membership(models.Model):
     peer_bytes_received = models.BigIntegerField(default=0)
     vector = models.CharField(max_length=64, blank=True)
     anchor = models.CharField(max_length=64, blank=True)
-    plan = models.JSONField(null=True)  # the last `reports.PlanView`
+    plan: Any = models.JSONField(null=True)  # the last `reports.PlanView`
     step_seconds = models.FloatField(null=True)  # as measured under that plan
-    exchange = models.JSONField(null=True)  # the last `reports.ExchangeView`
+    exchange: Any = models.JSONField(null=True)  # the last `reports.ExchangeView`
     # When the machine first reported that it holds the whole final checkpoint.
     safe = models.DateTimeField(null=True)
     # High-water mark: Postgres holds every report up to this number.

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Model)
 
 
 class ColumnReader(Generic[M]):
-    """Some columns of a model, and its key, in the model's order; in `sql` the table is called `alias`."""
+    """Some columns of a model, and its key, in the model's order, for a table alias."""
 
     def __init__(self, model: type[M], alias: str, *names: str) -> None:
         fields = [

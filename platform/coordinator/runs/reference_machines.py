@@ -1,5 +1,7 @@
-"""Three kinds of machines that volunteers have, for the estimate. Their rates are what such machines sustain, not what
-their boxes say; every machine measures its own when it joins.
+"""Three typical machines of volunteers, for the estimate.
+
+The rates are what such machines sustain, not what vendors state. Every machine measures its own
+when it joins.
 """
 
 from barnraise.planning.hardware import Hardware, UpdateRate
@@ -33,24 +35,48 @@ def _gpu(
     updates = tuple(
         UpdateRate("device", dtype, bits, bandwidth / bytes_)
         for dtype, bits, bytes_ in (
-            ("float32", 32, 28), ("bfloat16", 32, 30), ("float32", 8, 48), ("bfloat16", 8, 56),
+            ("float32", 32, 28),
+            ("bfloat16", 32, 30),
+            ("float32", 8, 48),
+            ("bfloat16", 8, 56),
         )
-    )  # fmt: skip
+    )
     return Hardware(
-        device="cuda", name=name, cores=8, memory=memory, device_memory=device_memory, dtype="bfloat16",
-        matmul=((256, 0.3 * flops), (1024, 0.85 * flops), (4096, flops)), attention=0.4 * flops,
+        device="cuda",
+        name=name,
+        cores=8,
+        memory=memory,
+        device_memory=device_memory,
+        dtype="bfloat16",
+        matmul=((256, 0.3 * flops), (1024, 0.85 * flops), (4096, flops)),
+        attention=0.4 * flops,
         elementwise=0.8 * bandwidth,
-        to_device=link, from_device=link, adam=0.9e9, attention_backward=0.35 * flops,
-        updates=(*_CPU_UPDATES, *updates), **_HOST,
-    )  # fmt: skip
+        to_device=link,
+        from_device=link,
+        adam=0.9e9,
+        attention_backward=0.35 * flops,
+        updates=(*_CPU_UPDATES, *updates),
+        **_HOST,
+    )
 
 
 LAPTOP = Hardware(
-    device="cpu", name="a laptop with 8 GB", cores=4, memory=8 * GB, device_memory=0, dtype="float32",
-    matmul=((256, 0.09 * T), (1024, 0.15 * T)), attention=0.05 * T, elementwise=12e9, to_device=12e9, from_device=12e9,
-    adam=0.6e9, attention_backward=0.05 * T, updates=(UpdateRate("host", "float32", 32, 0.6e9),),
+    device="cpu",
+    name="a laptop with 8 GB",
+    cores=4,
+    memory=8 * GB,
+    device_memory=0,
+    dtype="float32",
+    matmul=((256, 0.09 * T), (1024, 0.15 * T)),
+    attention=0.05 * T,
+    elementwise=12e9,
+    to_device=12e9,
+    from_device=12e9,
+    adam=0.6e9,
+    attention_backward=0.05 * T,
+    updates=(UpdateRate("host", "float32", 32, 0.6e9),),
     **_HOST | {"disk": 100 * GB, "stream": 20e9, "disk_read": 1.5e9, "disk_write": 0.8e9},
-)  # fmt: skip
+)
 REFERENCE_MACHINES = (
     ("8 GB laptop", LAPTOP),
     ("12 GB GPU", _gpu("a GPU with 12 GB", 32 * GB, 12 * GB, 25 * T, 360e9, 12e9)),

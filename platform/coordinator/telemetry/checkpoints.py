@@ -1,4 +1,4 @@
-"""Checkpoints: which shared weights machines hold, by digest and never by byte, and which machines confirm them.
+"""Checkpoints: which shared weights machines hold, by digest and never by byte.
 
 A machine announces the checkpoints that it wrote at the run's milestones and at its end. Every
 report that names the same weights at the same updates confirms one. Two digests at one version
@@ -107,15 +107,15 @@ def record_announcements(
     named_by: dict[tuple[UUID, str, str], list[Membership]] = {}  # (run, vector, digest) → by whom
     for member, reports in received:
         announced = {
-            report.checkpoint
-            for report in reports
+            (report.checkpoint.vector, report.checkpoint.digest): report.checkpoint
+            for report in reversed(reports)
             if report.checkpoint and 0 < report.checkpoint.tokens <= member.run.max_plausible_tokens
         }
-        named = {(view.vector, view.digest) for view in announced}
+        named = {*announced}
         named |= {(report.vector, report.anchor) for report in reports if report.anchor}
         named = {pair for pair in named if (member.pk, *pair) not in _committed}
-        for view in announced:
-            if (view.vector, view.digest) in named:
+        for pair, view in announced.items():
+            if pair in named:
                 Checkpoint.objects.get_or_create(
                     run=member.run,
                     vector=view.vector,

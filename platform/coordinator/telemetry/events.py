@@ -1,4 +1,4 @@
-"""Record when machines join, pause, finish and leave a run, one row each time, for the run's page."""
+"""Record when machines join, pause, finish and leave a run, for the run's page."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ AWAY_AT_MOST = timedelta(minutes=15)
 
 
 class RunEvent(models.Model):
-    """A machine did `kind` at some time. The machine's name is not copied: it may change or be deleted."""
+    """A machine did `kind` at some time. Its name is not copied: it may change or be deleted."""
 
     if TYPE_CHECKING:
         run_id: UUID
@@ -105,7 +105,9 @@ def event_kind_of_change(before: str, after: str, run: RunStatus) -> RunEvent.Ki
         return RunEvent.Kind.PAUSED
     if before == Activity.PAUSED and after == Activity.TRAINING:
         return RunEvent.Kind.RESUMED
-    return {Activity.FINISHED: RunEvent.Kind.FINISHED, Activity.LEFT: RunEvent.Kind.LEFT}.get(after)
+    if after == Activity.FINISHED:
+        return RunEvent.Kind.FINISHED
+    return RunEvent.Kind.LEFT if after == Activity.LEFT else None
 
 
 def _build_event(member: Membership, kind: RunEvent.Kind, at: float, stamp: int) -> RunEvent:

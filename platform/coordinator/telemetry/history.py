@@ -54,14 +54,22 @@ def load_machine_curves(run: Run) -> list[dict[str, Any]]:
         )
         wanted = [run.pk, most, run.max_plausible_tokens]
         cursor.execute(f"SELECT max(p.tokens) FROM {rows}", wanted)
-        width = max(1, math.ceil(((cursor.fetchone()[0] or 0) + 1) / MAX_MACHINE_POINTS))
-        means = f"SELECT machine_id, avg(p.tokens), avg(loss) FROM {rows} GROUP BY machine_id, p.tokens / %s ORDER BY 2"
+        width = max(1, math.ceil(((_first_value(cursor) or 0) + 1) / MAX_MACHINE_POINTS))
+        means = (
+            f"SELECT machine_id, avg(p.tokens), avg(loss) FROM {rows} "
+            "GROUP BY machine_id, p.tokens / %s ORDER BY 2"
+        )
         cursor.execute(means, [*wanted, width])
         for machine, tokens, loss in cursor.fetchall():
             points[machine].append([round(float(tokens)), round(loss, 5)])
     return [
         {"id": str(m), "name": machines[m].name, "points": points[m]} for m in most if points[m]
     ]
+
+
+def _first_value(cursor: Any) -> Any:
+    """Return the value of a statement that always returns one row."""
+    return cursor.fetchone()[0]
 
 
 _MEMBERS = "membership_id IN (SELECT id FROM fleet_membership WHERE run_id = %s)"
@@ -73,7 +81,7 @@ def _losses(run: Run, kind: str) -> list[tuple[int, float, float]]:
         points = f"telemetry_losspoint WHERE {_MEMBERS} AND kind = %s AND tokens <= %s"
         wanted = [run.pk, kind, run.max_plausible_tokens]
         cursor.execute(f"SELECT max(tokens) FROM {points}", wanted)
-        most = cursor.fetchone()[0]
+        most = _first_value(cursor)
         width = max(1, math.ceil(((most or 0) + 1) / MAX_POINTS))
         means = (
             f"SELECT avg(tokens), avg(loss), avg(at) FROM {points} GROUP BY tokens / %s ORDER BY 1"
@@ -93,7 +101,8 @@ def _rates(run: Run) -> list[list[float]]:
     )
     with connection.cursor() as cursor:
         cursor.execute(
-            f"SELECT width, min(bucket), max(bucket) FROM telemetry_rollup WHERE {_MEMBERS} GROUP BY width",
+            "SELECT width, min(bucket), max(bucket) FROM telemetry_rollup "
+            f"WHERE {_MEMBERS} GROUP BY width",
             [run.pk],
         )
         ranges = {width: (first, last) for width, first, last in cursor.fetchall()}
@@ -108,7 +117,9 @@ def _rates(run: Run) -> list[list[float]]:
                 SELECT bucket / %s AS slot, sum(rate_sum) / sum(reports) AS rate
                 FROM telemetry_rollup JOIN fleet_membership m ON m.id = membership_id
                 WHERE m.run_id = %s AND width = %s GROUP BY slot, m.machine_id
-            ), everybody AS (SELECT slot * %s AS second, sum(rate) AS rate FROM machine GROUP BY slot)
+            ), everybody AS (
+                SELECT slot * %s AS second, sum(rate) AS rate FROM machine GROUP BY slot
+            )
             SELECT second / %s * %s AS at, avg(rate) FROM everybody GROUP BY at ORDER BY at
             """,
             [narrow, run.pk, width, narrow, wide, wide],

@@ -108,7 +108,9 @@ local most, seconds, kept, machine, seq = ARGV[1], ARGV[2], ARGV[3], ARGV[4], AR
 if redis.call('llen', KEYS[1]) >= tonumber(most) then return 0 end
 redis.call('rpush', KEYS[1], ARGV[6])
 local shown = redis.call('hget', KEYS[2], machine)
-if not shown or cjson.decode(shown)['seq'] < tonumber(seq) then redis.call('hset', KEYS[2], machine, ARGV[7]) end
+if not shown or cjson.decode(shown)['seq'] < tonumber(seq) then
+  redis.call('hset', KEYS[2], machine, ARGV[7])
+end
 for n = 8, #ARGV do redis.call('xadd', KEYS[3], 'MAXLEN', '~', kept, '*', 'point', ARGV[n]) end
 redis.call('expire', KEYS[2], seconds)
 redis.call('expire', KEYS[3], seconds)
@@ -178,7 +180,7 @@ def newest_report_number(run: object, machine: object) -> int:
 
 def points_cursor(run: object) -> str:
     """Return the cursor at the end of the stream of losses."""
-    last = valkey_client().xrevrange(points_key(run), count=1)
+    last: Any = valkey_client().xrevrange(points_key(run), count=1)
     return last[0][0] if last else "0-0"
 
 
@@ -188,5 +190,5 @@ def points_since(run: object, after: str, most: int = 2000) -> tuple[list[dict[s
     Returns:
         The losses, oldest first, each {machine, kind, tokens, loss, at}; and the cursor after them.
     """
-    found = valkey_client().xrange(points_key(run), min=f"({after}", count=most)
+    found: Any = valkey_client().xrange(points_key(run), min=f"({after}", count=most)
     return [json.loads(fields["point"]) for _, fields in found], found[-1][0] if found else after

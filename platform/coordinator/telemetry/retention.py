@@ -65,7 +65,9 @@ def _thin(before: float) -> int:
             """
             DELETE FROM telemetry_losspoint WHERE id IN (
                 SELECT id FROM (
-                    SELECT id, row_number() OVER (PARTITION BY membership_id, floor(at / 3600) ORDER BY at, id) AS place
+                    SELECT id, row_number() OVER (
+                        PARTITION BY membership_id, floor(at / 3600) ORDER BY at, id
+                    ) AS place
                     FROM telemetry_losspoint WHERE kind = 'train' AND at < %s
                 ) AS placed WHERE place > 1 LIMIT %s
             )

@@ -1,4 +1,6 @@
-"""Move the queue into Postgres: rows and high-water marks commit together, so that nothing is lost or counted twice.
+"""Move the queue into Postgres, so that nothing is lost or counted twice.
+
+Rows and high-water marks commit together.
 
 An entry leaves the queue only after its transaction has committed. If the process dies in between,
 the entry is read again and recognised by its reports' numbers. A machine's mark is the number up to
@@ -14,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from django.db import DataError, IntegrityError, connection, transaction
@@ -49,8 +52,21 @@ MAX_GROWTH = 1 << 50  # of a total in one report, so that sums stay within 63 bi
 Sums = dict[tuple, dict[str, float]]  # (membership, its finest bucket) → how much grew there
 FIXED = ("id", "run", "machine", "mirror", "joined")
 CHANGING = [f.name for f in Membership._meta.concrete_fields if f.name not in FIXED]
-LATEST = ("version", "activity", "incarnation", "step", "tokens", "ledger_tokens", "rate", "updates_sent",
-          "updates_received", "peers", "peer_bytes_sent", "peer_bytes_received", "vector")  # fmt: skip
+LATEST = (
+    "version",
+    "activity",
+    "incarnation",
+    "step",
+    "tokens",
+    "ledger_tokens",
+    "rate",
+    "updates_sent",
+    "updates_received",
+    "peers",
+    "peer_bytes_sent",
+    "peer_bytes_received",
+    "vector",
+)
 
 
 def drain_queue(*, wait: bool = False) -> int:
@@ -64,7 +80,10 @@ def drain_queue(*, wait: bool = False) -> int:
     """
     moved = 0
     with _alone(wait) as mine:
-        while mine and (raw := valkey_client().lrange(PENDING_KEY, 0, MAX_ENTRIES - 1)):
+        while mine:
+            raw: Any = valkey_client().lrange(PENDING_KEY, 0, MAX_ENTRIES - 1)
+            if not raw:
+                break
             with transaction.atomic():
                 _store_all(raw)
             with valkey_client().pipeline(transaction=False) as pipe:
@@ -99,11 +118,16 @@ def _alone(wait: bool) -> Iterator[bool]:
 def _try_lock() -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [LOCK])
-        return cursor.fetchone()[0]
+        return bool(_first_row(cursor)[0])
 
 
 # membership → its reports of a batch, what it witnessed, and when the last of them came
 Sent = dict[UUID, tuple[list[Report], list[Attestation], float]]
+
+
+def _first_row(cursor: Any) -> tuple[Any, ...]:
+    """Return the first row of a statement that always returns one."""
+    return cursor.fetchone()
 
 
 def _store_all(raw: list[str]) -> None:
@@ -212,7 +236,7 @@ def store_reports(sent: Sent) -> None:
 
 
 def next_change_stamp() -> int:
-    """Return the stamp of the rows that this transaction changes, by which other mirrors follow changes.
+    """Return the stamp of the rows that this transaction changes, for the other mirrors.
 
     It is milliseconds since 1970 by this site's clock, but always greater than every earlier stamp.
     Unlike row numbers it keeps rising after a restore from a backup. Only the one process that
@@ -322,8 +346,10 @@ def _grow(sums: Sums, changed: int) -> None:
     adding = ", ".join(f"{name} = telemetry_rollup.{name} + excluded.{name}" for name in GROWN)
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO telemetry_rollup (membership_id, width, bucket, changed, {', '.join(GROWN)}) VALUES {marks} "
-            f"ON CONFLICT (membership_id, width, bucket) DO UPDATE SET changed = excluded.changed, {adding}",
+            "INSERT INTO telemetry_rollup "
+            f"(membership_id, width, bucket, changed, {', '.join(GROWN)}) VALUES {marks} "
+            "ON CONFLICT (membership_id, width, bucket) "
+            f"DO UPDATE SET changed = excluded.changed, {adding}",
             [value for row in rows for value in row],
         )
 

@@ -21,7 +21,7 @@ class EpochSeconds(Func):
     """A time as seconds since 1970, which Postgres computes faster than Python parses a date."""
 
     template = "extract(epoch FROM %(expressions)s)::float8"
-    output_field = FloatField()
+    output_field: Any = FloatField()
 
     def get_db_converters(self, connection: object) -> list:
         """Return no converters: the value is a float."""
@@ -181,13 +181,16 @@ def run_summary(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def weights_agree(rows: list[dict[str, Any]]) -> bool | None:
-    """Return whether live machines with the same updates have the same weights; None if none can be compared."""
+    """Return whether live machines with the same updates have the same weights.
+
+    None if no two can be compared.
+    """
     comparable = _at_one_vector(rows).values()
     return all(len(set(anchors)) == 1 for anchors in comparable) if comparable else None
 
 
 def _at_one_vector(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return version vector → anchors of the live machines at it, where two or more can be compared."""
+    """Return version vector → anchors of live machines, where two or more can be compared."""
     known = [(row["vector"], row["anchor"]) for row in rows if row["alive"] and row["anchor"]]
     counts = Counter(vector for vector, _ in known)
     groups: dict[str, list[str]] = {}

@@ -1,4 +1,7 @@
-"""What Celery does every few seconds. Each task is safe to run twice, late, or at the same time as itself."""
+"""What Celery does every few seconds.
+
+Each task is safe to run twice, late, or at the same time as itself.
+"""
 
 import logging
 from datetime import timedelta

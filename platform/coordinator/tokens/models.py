@@ -15,7 +15,8 @@ from coordinator.audit.log import record
 TOKEN_PREFIX = "brn_"  # people, and scanners for leaked secrets, recognise a token by it
 SCOPES = {
     "runs:read": "See the runs you may see, their machines and checkpoints",
-    "runs:write": "Create, launch, pause, resume, cancel, copy and archive runs, remove updates, and invite people",
+    "runs:write": "Create, launch, pause, resume, cancel, copy and archive runs, remove updates, "
+    "and invite people",
     "machines:read": "See your machines",
     "machines:write": "Rename, pause, resume and revoke your machines",
 }

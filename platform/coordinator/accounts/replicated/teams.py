@@ -148,12 +148,19 @@ def store(which: str, state: State | None) -> None:
     TeamMember.objects.filter(pk__in=stale).delete()
     TeamMember.objects.bulk_create(
         [
-            TeamMember(pk=place, team_id=which, person_id=member["person"], leads=member["leads"],
-                       joined=datetime.fromisoformat(member["joined"]))
+            TeamMember(
+                pk=place,
+                team_id=which,
+                person_id=member["person"],
+                leads=member["leads"],
+                joined=datetime.fromisoformat(member["joined"]),
+            )
             for place, member in wanted.items()
         ],
-        update_conflicts=True, unique_fields=["id"], update_fields=["team", "person", "leads", "joined"],
-    )  # fmt: skip
+        update_conflicts=True,
+        unique_fields=["id"],
+        update_fields=["team", "person", "leads", "joined"],
+    )
 
 
 def existing_events() -> Iterable[EventDraft]:

@@ -1,4 +1,4 @@
-"""The kind "credit", by run, peer and incarnation: receipts, each of a range of one author's updates."""
+"""The aggregate type "credit", by run, peer and incarnation: receipts of ranges of updates."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -19,12 +19,16 @@ from coordinator.eventlog.registry import AggregateType, DependencyMissingError,
 from coordinator.lib.bulk_upsert import bulk_upsert
 from coordinator.runs.models import Run
 
-NO_TOTAL = -1  # where no total was signed
+NO_TOTAL = -1  # the author signed no total
+MAX_AUTHORS = 2000  # whose credit is recorded in one go
+Days = dict[str, dict[str, Any]]  # day → {"first", "last", "tokens", "witness"}
 
 
 class CreditReceipt(Message):
-    """`tokens` of updates `first` to `last`; `witness`: the machine of another person that said it has the last.
-    `total`: of all updates up to the last, as the author signed it with that one.
+    """Credit for the updates `first` to `last` of one author.
+
+    `witness` is the machine of another person that has applied the last one. `total`: the tokens of
+    all updates up to the last, as the author signed them with it.
     """
 
     day: date
@@ -36,91 +40,116 @@ class CreditReceipt(Message):
 
 
 def fold(facts: Sequence[Fact]) -> State | None:
-    """The union of all ranges. Mirrors hear of the same updates from different witnesses, so ranges overlap: they are
-    laid along each other by (first, longest, fewest tokens), and of each only what the ones before it leave open
-    counts: by what the author signed at both ends of that, or else by its share of updates. No update counts twice,
-    whoever told of it and how often, and none for more than was signed.
+    """Merge the receipts of all mirrors into one range a day.
+
+    Mirrors receive attestations of the same updates from different witnesses, so ranges overlap.
+    They are laid along each other by (first, longest, fewest tokens), and of each only the part
+    that earlier ranges leave open counts: by the totals that the author signed at both ends of that
+    part, or else by its share of the updates. No update counts twice, however often receipts name
+    it, and none for more than was signed.
     """
-    told = {_placed(fact.payload) for fact in facts}
-    days: dict[str, dict[str, Any]] = {}
-    reach, before, counted = (
-        0,
-        NO_TOTAL,
-        0,
-    )  # the last update that counted, the author's total there, and all that counts
-    for first, end, tokens, day, witness, total in sorted(told):
-        last, begin = -end, max(first, reach + 1)
+    receipts = {_sort_key(fact.payload) for fact in facts}
+    days: Days = {}
+    reach = 0  # the last update that counted
+    reach_total = NO_TOTAL  # the author's total at that update
+    counted = 0  # tokens that counted
+    for first, negative_last, tokens, day, witness, total in sorted(receipts):
+        last = -negative_last
+        begin = max(first, reach + 1)
         if last < begin:
             continue
         share = tokens * (last - begin + 1) // (last - first + 1)
-        if begin > first and NO_TOTAL not in (before, total):
-            share = min(tokens, max(0, total - before))
+        if begin > first and NO_TOTAL not in (reach_total, total):
+            share = min(tokens, max(0, total - reach_total))
         if total != NO_TOTAL:
             share = min(share, max(0, total - counted))
         row = days.setdefault(day.isoformat(), {"first": begin, "tokens": 0})
         row.update(last=last, tokens=row["tokens"] + share, witness=witness or None)
-        reach, before, counted = last, total, counted + share
+        reach = last
+        reach_total = total
+        counted += share
     return {"days": days}
 
 
-def _placed(said: CreditReceipt) -> tuple[int, int, int, date, str, int]:
-    """As ranges are laid along each other."""
-    total = NO_TOTAL if said.total is None else said.total
-    return said.first, -said.last, said.tokens, said.day, said.witness or "", total
+def _sort_key(receipt: CreditReceipt) -> tuple[int, int, int, date, str, int]:
+    """Return the key by which ranges are laid along each other."""
+    total = NO_TOTAL if receipt.total is None else receipt.total
+    return (
+        receipt.first,
+        -receipt.last,
+        receipt.tokens,
+        receipt.day,
+        receipt.witness or "",
+        total,
+    )
 
 
 def store(which: str, state: State | None) -> None:
-    """What this site has heard and nobody has told yet stays on top of what the state says. It is not told because of
-    that: mirrors that answered each other's receipts with their own would never come to rest.
+    """Write the days' rows.
+
+    What this site has counted and not yet published stays on top of the state. That is not
+    published because of this write: mirrors that answered each other's receipts with their own
+    would never come to rest.
     """
     run, key, incarnation = which.split(":")
     machine = Machine.objects.filter(key=key).first()
-    if machine is None or not Run.objects.filter(pk=run).exists():
-        raise DependencyMissingError(f"machine:{key}" if machine is None else f"run:{run}")
-    _write(run, machine, incarnation, state["days"] if state else {})
+    if machine is None:
+        raise DependencyMissingError(f"machine:{key}")
+    if not Run.objects.filter(pk=run).exists():
+        raise DependencyMissingError(f"run:{run}")
+    _write_days(run, machine, incarnation, state["days"] if state else {})
 
 
-def _write(run: str, machine: Machine, incarnation: str, days: dict[str, dict[str, Any]]) -> None:
+def _write_days(run: str, machine: Machine, incarnation: str, days: Days) -> None:
     rows = Credit.objects.filter(run=run, machine=machine, incarnation=incarnation)
     locked = list(rows.order_by("day").select_for_update(of=("self",)))
     reach = _reach(days)
-    covered = sum(said["tokens"] for said in days.values()) - sum(
-        row.published_tokens for row in locked
-    )
-    told = dict.fromkeys(
+    covered = sum(values["tokens"] for values in days.values())
+    covered -= sum(row.published_tokens for row in locked)
+    published_last = dict.fromkeys(
         days, reach
-    )  # day → up to which update nothing is to be told of it any more
-    untold = _unpublished_ranges(locked)
-    for row, heard, rest in zip(locked, untold, remaining(untold, reach, covered), strict=True):
-        mine, day = Credit.objects.filter(pk=row.pk), row.day.isoformat()
-        before = max(heard.first - 1, reach) if rest else reach
+    )  # day → up to which update nothing is left to publish
+    unpublished = _unpublished_ranges(locked)
+    rest = remaining(unpublished, reach, covered)
+    for row, range_, tokens in zip(locked, unpublished, rest, strict=True):
+        own = Credit.objects.filter(pk=row.pk)
+        day = row.day.isoformat()
+        before = max(range_.first - 1, reach) if tokens else reach
         if day in days:
-            told[day] = before
-            if rest != heard.tokens:
-                mine.update(
-                    tokens=row.published_tokens + rest,
-                    last=row.last if rest else row.published_last,
-                )
-        elif rest:
-            mine.update(first=before + 1, tokens=rest, published_tokens=0, published_last=before)
+            published_last[day] = before
+            if tokens != range_.tokens:
+                last = row.last if tokens else row.published_last
+                own.update(tokens=row.published_tokens + tokens, last=last)
+        elif tokens:
+            own.update(first=before + 1, tokens=tokens, published_tokens=0, published_last=before)
         else:
-            mine.delete()
-    witnesses = dict(
-        Machine.objects.filter(key__in=[d["witness"] for d in days.values()]).values_list(
-            "key", "pk"
+            own.delete()
+    witness_keys = [values["witness"] for values in days.values()]
+    witnesses = dict(Machine.objects.filter(key__in=witness_keys).values_list("key", "pk"))
+    for day, values in days.items():
+        _upsert_day(
+            Credit(
+                run_id=run,
+                machine=machine,
+                incarnation=incarnation,
+                day=day,
+                first=values["first"],
+                last=values["last"],
+                tokens=values["tokens"],
+                published_last=published_last[day],
+                published_tokens=values["tokens"],
+                witness_id=witnesses.get(values["witness"]),
+            )
         )
-    )
-    for day, said in days.items():
-        _put(run, machine, incarnation, day, said, told[day], witnesses.get(said["witness"]))
 
 
-def _reach(days: dict[str, dict[str, Any]]) -> int:
-    """The last update that any of them has; 0 where receipts were of nothing."""
-    return max((said["last"] for said in days.values()), default=0)
+def _reach(days: Days) -> int:
+    """Return the last update of all days; 0 if there is none."""
+    return max((values["last"] for values in days.values()), default=0)
 
 
 class UnpublishedRange(NamedTuple):
-    """Updates `first` to `last`, of so many tokens."""
+    """The updates `first` to `last`, with their tokens, that no receipt of this site names yet."""
 
     first: int
     last: int
@@ -128,147 +157,163 @@ class UnpublishedRange(NamedTuple):
 
 
 def _unpublished_ranges(rows: Sequence[Credit]) -> list[UnpublishedRange]:
-    """Of one author's rows, in the order of their days. What is heard on a day comes after all that was heard before,
-    also where another mirror told of the same at the day's beginning and has not told of all of it.
+    """Return the unpublished range of each of one author's rows, in the order of their days.
+
+    What is counted on a day comes after everything that was counted before, even if another mirror
+    published part of it at the beginning of the day.
     """
-    untold, before = [], 0  # the last update of the days so far
+    ranges = []
+    before = 0  # the last update of the days so far
     for row in rows:
-        untold.append(
-            UnpublishedRange(
-                max(row.first, row.published_last + 1, before + 1),
-                row.last,
-                row.tokens - row.published_tokens,
-            )
-        )
+        first = max(row.first, row.published_last + 1, before + 1)
+        ranges.append(UnpublishedRange(first, row.last, row.tokens - row.published_tokens))
         before = max(before, row.last)
-    return untold
+    return ranges
 
 
-def remaining(untold: Sequence[UnpublishedRange], reach: int, covered: int) -> list[int]:
-    """Of each of these ranges, in their order, the tokens of updates after `reach`, up to which all is told now.
-    `covered`: tokens that were told since these ranges were heard; of a range that was told in part they are what the
-    ranges before it leave of them.
+def remaining(ranges: Sequence[UnpublishedRange], reach: int, covered: int) -> list[int]:
+    """Return, of each range, the tokens of updates that are still unpublished.
+
+    Args:
+        ranges: an author's unpublished ranges, in their order.
+        reach: the last update that is published now.
+        covered: tokens that were published since these ranges were counted. A range that was
+            published in part loses what the ranges before it leave of them.
     """
     rest = []
-    for each in untold:
-        in_part = min(each.tokens, max(0, covered)) if each.first <= reach else 0
-        gone = each.tokens if each.last <= reach else in_part
-        covered -= gone
-        rest.append(each.tokens - gone)
+    for range_ in ranges:
+        in_part = min(range_.tokens, max(0, covered)) if range_.first <= reach else 0
+        published = range_.tokens if range_.last <= reach else in_part
+        covered -= published
+        rest.append(range_.tokens - published)
     return rest
 
 
 def store_batch(states: dict[str, State]) -> set[str]:
-    """Of machines and runs that are here, those with no row at all."""
+    """Write, all at once, authors that have no row yet and whose machine and run exist."""
     places = {which: which.split(":") for which in states}
     keys = {key for _, key, _ in places.values()}
-    keys |= {said["witness"] for state in states.values() for said in state["days"].values()}
+    for state in states.values():
+        keys |= {values["witness"] for values in state["days"].values()}
     machines = dict(Machine.objects.filter(key__in=keys - {None}).values_list("key", "pk"))
-    runs = set(
-        map(
-            str,
-            Run.objects.filter(pk__in={run for run, _, _ in places.values()}).values_list(
-                "pk", flat=True
-            ),
-        )
-    )
-    mine = [machines[key] for _, key, _ in places.values() if key in machines]
-    there = Credit.objects.filter(run__in=runs, machine__in=mine).values_list(
-        "run_id", "machine_id", "incarnation"
-    )
-    known = {(str(run), machine, incarnation) for run, machine, incarnation in there}
-    rows, done = [], set()
+    run_ids = {run for run, _, _ in places.values()}
+    runs = {str(pk) for pk in Run.objects.filter(pk__in=run_ids).values_list("pk", flat=True)}
+    authors = [machines[key] for _, key, _ in places.values() if key in machines]
+    existing = {
+        (str(run), machine, incarnation)
+        for run, machine, incarnation in Credit.objects.filter(
+            run__in=runs, machine__in=authors
+        ).values_list("run_id", "machine_id", "incarnation")
+    }
+    rows = []
+    written = set()
     for which, (run, key, incarnation) in places.items():
-        if run not in runs or key not in machines or (run, machines[key], incarnation) in known:
+        if run not in runs or key not in machines or (run, machines[key], incarnation) in existing:
             continue
-        done.add(which)
-        reach = _reach(states[which]["days"])
-        for day, said in states[which]["days"].items():
-            told = {
-                "published_last": reach,
-                "published_tokens": said["tokens"],
-                "witness_id": machines.get(said["witness"]),
-            }
-            place = {
-                "run_id": run,
-                "machine_id": machines[key],
-                "incarnation": incarnation,
-                "day": day,
-            }
-            rows.append(
-                Credit(
-                    **place, **told, **{name: said[name] for name in ("first", "last", "tokens")}
-                )
+        written.add(which)
+        days = states[which]["days"]
+        reach = _reach(days)
+        rows += [
+            Credit(
+                run_id=run,
+                machine_id=machines[key],
+                incarnation=incarnation,
+                day=day,
+                first=values["first"],
+                last=values["last"],
+                tokens=values["tokens"],
+                published_last=reach,
+                published_tokens=values["tokens"],
+                witness_id=machines.get(values["witness"]),
             )
+            for day, values in days.items()
+        ]
     bulk_upsert(rows)
-    return done
+    return written
 
 
-def _put(
-    run: str, machine: Machine, incarnation: str, day: str, said: dict, told: int, witness: Any
-) -> None:
-    """One statement: reports are rolled up meanwhile, and what they add must not be lost."""
+UPSERT_COLUMNS = (
+    "id",
+    "run_id",
+    "machine_id",
+    "incarnation",
+    "day",
+    "first",
+    "last",
+    "tokens",
+    "published_last",
+    "published_tokens",
+    "witness_id",
+)
+
+
+def _upsert_day(row: Credit) -> None:
+    """Write one day in one statement: what concurrent reports add must not be lost."""
+    table = Credit._meta.db_table
+    marks = ", ".join(["%s"] * len(UPSERT_COLUMNS))
+    row.id = uuid7()
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO credit_credit AS mine (id, run_id, machine_id, incarnation, day, first, last, tokens, "
-            "published_last, published_tokens, witness_id) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) "
-            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET first = excluded.first, "
-            "last = CASE WHEN mine.last > mine.published_last THEN greatest(mine.last, excluded.last) "
-            "ELSE excluded.last END, "
-            "tokens = excluded.tokens + mine.tokens - mine.published_tokens, published_last = excluded.published_last, "
-            "published_tokens = excluded.tokens, witness_id = excluded.witness_id",
-            [uuid7(), run, machine.pk, incarnation, day, said["first"], said["last"], said["tokens"], told,
-             said["tokens"], witness],
-        )  # fmt: skip
+            f"INSERT INTO {table} AS old ({', '.join(UPSERT_COLUMNS)}) VALUES ({marks}) "
+            "ON CONFLICT (run_id, machine_id, incarnation, day) DO UPDATE SET "
+            "first = excluded.first, "
+            "last = CASE WHEN old.last > old.published_last "
+            "THEN greatest(old.last, excluded.last) ELSE excluded.last END, "
+            "tokens = excluded.tokens + old.tokens - old.published_tokens, "
+            "published_last = excluded.published_last, "
+            "published_tokens = excluded.published_tokens, witness_id = excluded.witness_id",
+            [getattr(row, name) for name in UPSERT_COLUMNS],
+        )
 
 
 def record_credit_events() -> int:
-    """What was witnessed here since the last time, and no other mirror has told meanwhile. How many events."""
-    told = 0
-    quiet = Credit.objects.exclude(tokens=F("published_tokens")).order_by(
-        "run", "machine", "incarnation"
+    """Record what was counted here and no mirror has published yet; return the number of events."""
+    recorded = 0
+    unpublished = Credit.objects.exclude(tokens=F("published_tokens"))
+    authors = unpublished.order_by("run", "machine", "incarnation").values_list(
+        "run", "machine__key", "incarnation"
     )
-    for run, key, incarnation in list(
-        quiet.values_list("run", "machine__key", "incarnation").distinct()[:2000]
-    ):
+    for run, key, incarnation in list(authors.distinct()[:MAX_AUTHORS]):
         which = f"{run}:{key}:{incarnation}"
         with writer.log_transaction():
             rows = Credit.objects.filter(run=run, machine__key=key, incarnation=incarnation)
-            told += _tell(which, list(rows.order_by("day").select_for_update(of=("self",))))
-            store(
-                which, current_state(f"credit:{which}")
-            )  # which may be less, where others told of the same
-    return told
+            locked = list(rows.order_by("day").select_for_update(of=("self",)))
+            recorded += _record_receipts(which, locked)
+            # The state may be less than these rows, where other mirrors published the same updates.
+            store(which, current_state(f"credit:{which}"))
+    return recorded
 
 
-def _tell(which: str, rows: list[Credit]) -> int:
-    """`rows`: in the order of their days."""
+def _record_receipts(which: str, rows: list[Credit]) -> int:
+    """Record the unpublished ranges of one author's rows, which are in the order of their days."""
     fresh = [
-        (row, untold)
-        for row, untold in zip(rows, _unpublished_ranges(rows), strict=True)
-        if untold.tokens
+        (row, range_)
+        for row, range_ in zip(rows, _unpublished_ranges(rows), strict=True)
+        if range_.tokens
     ]
     for row, (first, last, tokens) in fresh:
         if last >= first:
-            witness = row.witness.key if row.witness else None
-            said = {"day": row.day, "first": first, "last": last, "tokens": max(0, tokens)}
-            writer.record(
-                "credit.receipt", which, said | {"witness": witness, "total": _signed(row)}
-            )
+            receipt = {
+                "day": row.day,
+                "first": first,
+                "last": last,
+                "tokens": max(0, tokens),
+                "witness": row.witness.key if row.witness else None,
+                "total": _signed_total(row),
+            }
+            writer.record("credit.receipt", which, receipt)
         Credit.objects.filter(pk=row.pk).update(
             published_last=row.last, published_tokens=row.tokens
         )
     return len(fresh)
 
 
-def _signed(row: Credit) -> int | None:
-    """The author's total at the row's last update, where the header that is kept is of that one."""
-    head = (
-        messages.Update.model_validate_json(row.author_header["body"])
-        if row.author_header
-        else None
-    )
-    return head.total if head and head.seq == row.last else None
+def _signed_total(row: Credit) -> int | None:
+    """Return the author's total at the row's last update, if the stored header is of it."""
+    if not row.author_header:
+        return None
+    header = messages.Update.model_validate_json(row.author_header["body"])
+    return header.total if header.seq == row.last else None
 
 
 AGGREGATE_TYPE = AggregateType(

@@ -38,8 +38,8 @@ class VerdictIssued(Message):
 def fold(facts: Sequence[Fact]) -> State | None:
     """Collect the signatures of all mirrors that signed the text.
 
-    Signatures accumulate and none is ever withdrawn. A verdict is final too: machines have subtracted what it
-    names.
+    Signatures accumulate and none is ever withdrawn. A verdict is final too: machines have
+    subtracted what it names.
     """
     first = facts[0].payload
     issued = [fact.payload for fact in reversed(facts) if fact.payload.body == first.body]

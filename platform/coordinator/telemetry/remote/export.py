@@ -1,4 +1,4 @@
-"""Serve the figures of machines that report to this mirror: what changed since a position, in pages."""
+"""Serve the figures of machines that report to this mirror, in pages of what changed."""
 
 import time
 from collections.abc import Iterable
@@ -39,7 +39,8 @@ FIRST = {UUIDField: str(UUID(int=0)), BigAutoField: "0"}  # what is before every
 class RowValue(Func):
     """A row value, which Postgres compares column by column, as an index is sorted."""
 
-    function, output_field = "ROW", BooleanField()
+    function = "ROW"
+    output_field: Any = BooleanField()
 
 
 def build_signed_page(wanted: TelemetryRequest, to: str) -> SignedTelemetryPage:
@@ -105,7 +106,7 @@ def _beyond(rows: QuerySet[M], after: RowPosition, most: int, *names: str) -> li
         most: how many rows to select.
         names: columns to select after (changed, id); none for whole rows.
     """
-    pk = rows.model._meta.pk
+    pk: Any = rows.model._meta.pk
     last = after.id or FIRST[type(pk)]
     beyond = GreaterThan(
         RowValue(F("changed"), F("id")),

@@ -108,7 +108,7 @@ def _left_out(
 
 
 def _members(key: str, news: TelemetryPage) -> list[Membership | None]:
-    """Return the membership of each of the page's machines, in its order; new ones are not saved yet.
+    """Return the memberships of the page's machines, in its order; new ones are not saved yet.
 
     None stands for a machine or run that this site does not know.
     """

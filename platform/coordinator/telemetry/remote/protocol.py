@@ -1,4 +1,4 @@
-"""Messages by which mirrors exchange figures of the machines that report to them, outside the event log.
+"""Messages by which mirrors exchange figures of their machines, outside the event log.
 
 A page contains what has changed since a position that the requesting mirror names. Rows are
 absolute, so a page that arrives twice changes nothing.
@@ -172,7 +172,7 @@ class TelemetryPage(Message):
 
 
 class PageSignature(Message):
-    """What a mirror signs of a page (kind "news"): its receiver, the request's nonce and the page's BLAKE3."""
+    """What a mirror signs of a page (kind "news"): receiver, nonce and the page's BLAKE3."""
 
     mirror: PublicKey
     to: PublicKey

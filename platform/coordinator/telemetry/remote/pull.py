@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
@@ -60,7 +61,7 @@ def pull_from(listed: MirrorEntry) -> int:
     why = ""
     if cursor.is_backing_off(timezone.now()):
         return 0
-    outcome: dict[str, object] = {}
+    outcome: dict[str, Any] = {}
     try:
         with MirrorClient.for_listed(listed) as peer:
             for _ in range(PAGES):
@@ -73,7 +74,8 @@ def pull_from(listed: MirrorEntry) -> int:
                 cursor.refresh_from_db()
         outcome = {"heard": timezone.now(), "failures": 0}
     except PeerError as error:
-        why, outcome = error.sentence[:300], {"failures": min(100, cursor.failures + 1)}
+        why = error.sentence[:300]
+        outcome = {"failures": min(100, cursor.failures + 1)}
     RemoteCursor.objects.filter(pk=listed.key).update(tried=timezone.now(), why=why, **outcome)
     if why and why != cursor.why:
         log.warning("%s", why)

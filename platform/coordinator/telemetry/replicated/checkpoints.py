@@ -1,4 +1,4 @@
-"""The aggregate type "checkpoint", by run, version vector and digest: announced weights and the machines that hold them."""
+"""The aggregate type "checkpoint", by run, version vector and digest: weights and holders."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
