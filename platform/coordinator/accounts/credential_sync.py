@@ -1,7 +1,7 @@
 """Replicate verified addresses and second factors, so that a log-in works alike at every mirror.
 
 allauth stores them in rows that it writes in many places. After each write the rows are compared
-with the event log, and the difference is recorded. Secrets are private data, beside the log.
+with the event log, and the difference is recorded. Secrets are private data, outside the log.
 """
 
 from collections.abc import Callable, Iterator

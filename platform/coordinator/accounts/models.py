@@ -68,7 +68,7 @@ class UserManager(BaseUserManager["User"]):
 class User(AbstractBaseUser, PermissionsMixin):
     """A person, known by an email address; others see the `name`.
 
-    A person who is signed in is a volunteer; an organiser may create runs; staff may use the admin.
+    A signed-in person is a volunteer; an organiser may create runs; staff may use the admin.
     A person whose account was deleted stays as a row without name and address, for the runs and
     machines that others still see.
     """

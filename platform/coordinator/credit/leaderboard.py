@@ -1,4 +1,4 @@
-"""Leaderboards and badges: who has trained how many confirmed tokens."""
+"""Leaderboards and badges, by confirmed tokens."""
 
 from dataclasses import dataclass
 from datetime import date, timedelta

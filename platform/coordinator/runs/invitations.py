@@ -17,7 +17,7 @@ MAX_GUESTS = 1000  # people who may join by one invitation
 
 
 class RunInvitation(models.Model):
-    """A link that lets people who are signed in join a run with their machines.
+    """A link that lets signed-in people join a run with their machines.
 
     Its token is the id, signed: the site can show the link again, and a copy of the database alone,
     without the site's secret, contains no usable link.

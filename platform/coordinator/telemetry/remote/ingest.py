@@ -49,7 +49,7 @@ class PageIngestResult(NamedTuple):
 def store_page(key: str, after: TelemetryPosition, news: TelemetryPage) -> PageIngestResult:
     """Store a page of the mirror `key`, all or nothing; a page that arrives twice changes nothing.
 
-    If the page names a machine or run of which no event has arrived yet, the rest is stored and the
+    If the page names a machine or run whose event has not arrived yet, the rest is stored and the
     same page is requested again, for a while.
 
     Args:
