@@ -18,7 +18,7 @@ from coordinator.fleet.models import Membership
 from coordinator.lib import embedded_servers
 from coordinator.lib.valkey import valkey_client
 from coordinator.telemetry import report_queue, run_table
-from coordinator.telemetry.history import SERIES, load_history
+from coordinator.telemetry.history import MAX_POINTS, load_history
 from coordinator.telemetry.models import BUCKET_WIDTHS, LossPoint, ReportReceipt, Rollup
 from coordinator.telemetry.rollup import drain_queue, store_reports
 from coordinator.telemetry.tasks import drain_reports
@@ -266,10 +266,10 @@ def test_history_is_thinned_to_what_a_chart_shows_and_averages_machines(person, 
         Rollup(membership=member, bucket=i * 10, reports=2, rate_sum=20.0) for i in range(5000)
     )
     known = load_history(run)
-    assert 300 < len(known["train"]) <= SERIES and {loss for _, loss in known["train"]} == {3.0}
+    assert 300 < len(known["train"]) <= MAX_POINTS and {loss for _, loss in known["train"]} == {3.0}
     assert known["train"] == sorted(known["train"])
     assert known["validation"] == []
-    assert len(known["rate"]) <= SERIES and {rate for _, rate in known["rate"]} == {10.0}
+    assert len(known["rate"]) <= MAX_POINTS and {rate for _, rate in known["rate"]} == {10.0}
 
 
 def test_rates_of_machines_add_up(person, launched, numbers, volunteer):
